@@ -1,0 +1,51 @@
+# Everything runs in a virtual environment of its own, made on first use.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+.PHONY: help demo test check chaos bench clean
+
+help:
+	@echo "make demo   train the digits example on three tasks of this machine"
+	@echo "make test   run all tests"
+	@echo "make check  formatting, lint, types"
+	@echo "make chaos  200 trials of killing things at random times"
+	@echo "make bench  benchmarks beside their peers (installs those too)"
+
+demo: $(VENV)/.ready-demo
+	$(BIN)/tfcluster launch configs/digits.yaml
+
+test: $(VENV)/.ready-test
+	$(BIN)/python -m pytest
+
+check: $(VENV)/.ready-test
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+chaos: $(VENV)/.ready-test
+	TFCLUSTER_CHAOS_TRIALS=200 $(BIN)/python -m pytest -m chaos -p no:cacheprovider
+
+bench: $(VENV)/.ready-bench
+	$(BIN)/python -m benchmarks
+
+# pip's own cache makes the second of these cheap.
+$(VENV)/.ready-demo: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet -e '.[tf,examples]'
+	@touch $@
+
+$(VENV)/.ready-test: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet -e '.[tf,examples,test]'
+	@touch $@
+
+$(VENV)/.ready-bench: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet -e '.[tf,examples,bench]'
+	@touch $@
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
