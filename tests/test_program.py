@@ -1,0 +1,69 @@
+"""Command lines taken apart."""
+
+from __future__ import annotations
+
+import pytest
+
+from tfcluster.program import Program, parse
+
+PY = "/opt/venv/bin/python"
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "program"),
+    [
+        ("python train.py --epochs 3", (), ("train.py", "--epochs", "3")),
+        ("python -u train.py -v", ("-u",), ("train.py", "-v")),
+        ("python -OB -u t.py", ("-OB", "-u"), ("t.py",)),
+        ("python -W error t.py", ("-W", "error"), ("t.py",)),
+        ("python -Werror t.py", ("-W", "error"), ("t.py",)),
+        (
+            "python -uW error -m pkg.mod a",
+            ("-u", "-W", "error"),
+            ("-m", "pkg.mod", "a"),
+        ),
+        ("python -m pkg.mod -c x", (), ("-m", "pkg.mod", "-c", "x")),
+        ("python -c pass a b", (), ("-c", "pass", "a", "b")),
+        ("python -uc pass a", ("-u",), ("-c", "pass", "a")),
+        ("python -cpass a", (), ("-c", "pass", "a")),
+        ("python -X dev -- t.py", None, None),
+        ("python", None, None),
+        ("python -", None, None),
+        ("python -c", None, None),
+        ("python -W", None, None),
+        ("python --version", None, None),
+        ("python -Z t.py", None, None),
+    ],
+)
+def test_python_commands(
+    command: str, options: tuple[str, ...] | None, program: tuple[str, ...] | None
+) -> None:
+    words = command.split()
+    parsed = parse(words, PY)
+    assert parsed.argv == (PY, *words[1:])
+    assert parsed.python == PY
+    assert parsed.program == (program or ())
+    assert parsed.options == (options or ())
+    assert parsed.injectable == (program is not None)
+
+
+def test_only_the_plain_word_means_the_configured_interpreter() -> None:
+    assert parse(["python3.11", "a.py"], PY).python == "python3.11"
+    assert parse(["/usr/bin/python", "a.py"], PY).python == "/usr/bin/python"
+
+
+def test_other_commands_stay_as_they_are() -> None:
+    assert parse(["bash", "-c", "python a.py"], PY) == Program(
+        argv=("bash", "-c", "python a.py")
+    )
+    assert not parse(["pythonista", "a.py"], PY).injectable
+
+
+def test_a_warm_interpreter_takes_only_programs_without_interpreter_options() -> None:
+    assert parse(["python", "-u", "a.py"], PY).forkable
+    assert not parse(["python", "-O", "a.py"], PY).forkable
+
+
+def test_the_script_is_known_by_its_path() -> None:
+    assert parse(["python", "-u", "a.py", "-m"], PY).script == "a.py"
+    assert parse(["python", "-m", "a"], PY).script is None

@@ -1,0 +1,109 @@
+"""The errors that tfcluster raises for people to read.
+
+    TfclusterError            a message, a hint (what to do next), an exit code
+      ConfigError         2   bad configuration or usage: every problem at once
+      HostError           3   a host that is not reachable or not trusted
+      StartError          4   start-up failed
+      ContactLostError    5   contact to a host or an agent was lost
+      NoProgressError     6   the run hangs
+      ActiveRunError      7   that run is already active
+      ResourceError       8   the launcher's own resources
+
+They are raised anywhere and caught once, in ``cli``. Exit codes are part of the
+contract: never 99 (Grid Engine would requeue the job) and never 255 (ssh's own).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """What the command's exit status means."""
+
+    OK = 0
+    TASK_FAILED = 1
+    USAGE = 2
+    HOST = 3
+    START = 4
+    CONTACT_LOST = 5
+    NO_PROGRESS = 6
+    ACTIVE_RUN = 7
+    RESOURCES = 8
+    PREEMPTED = 75
+    TIME_LIMIT = 124
+    HANGUP = 129
+    INTERRUPTED = 130
+    TERMINATED = 143
+
+
+class TfclusterError(Exception):
+    """A failure that a person can act on: what happened, and what to do next."""
+
+    exit_code: ExitCode = ExitCode.TASK_FAILED
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def lines(self) -> list[str]:
+        """The error as a person sees it, one entry for each line."""
+        lines = [f"error: {self.message}"]
+        if self.hint:
+            lines.append(f"  hint: {self.hint}")
+        return lines
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One finding in a configuration: ``where`` is ``file:line:column`` or a flag."""
+
+    where: str
+    message: str
+    hint: str | None = None
+    warning: bool = False
+
+    def __str__(self) -> str:
+        kind = "warning" if self.warning else "error"
+        hint = f" ({self.hint})" if self.hint else ""
+        return f"{self.where}: {kind}: {self.message}{hint}"
+
+
+class ConfigError(TfclusterError):
+    """Every problem of a configuration or command line, found in one pass."""
+
+    exit_code = ExitCode.USAGE
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(map(str, self.problems)))
+
+    def lines(self) -> list[str]:
+        return [str(problem) for problem in self.problems]
+
+
+class HostError(TfclusterError):
+    exit_code = ExitCode.HOST
+
+
+class StartError(TfclusterError):
+    exit_code = ExitCode.START
+
+
+class ContactLostError(TfclusterError):
+    exit_code = ExitCode.CONTACT_LOST
+
+
+class NoProgressError(TfclusterError):
+    exit_code = ExitCode.NO_PROGRESS
+
+
+class ActiveRunError(TfclusterError):
+    exit_code = ExitCode.ACTIVE_RUN
+
+
+class ResourceError(TfclusterError):
+    exit_code = ExitCode.RESOURCES

@@ -1,0 +1,41 @@
+"""How another interpreter gets to run a module of this very package.
+
+The interpreter may have no tfcluster, or another version of it, and its own
+site-packages must stay as they are: so the package alone is loaded from where this one
+lies, and nothing else becomes importable. Knows nothing of what the modules do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+PACKAGE_ROOT = str(Path(__file__).resolve().parent.parent)
+
+# sys.path loses '' first: `-c` puts the working directory there, and nothing may be
+# picked up from it by accident.
+_LOAD = """\
+import sys
+sys.path[:] = [p for p in sys.path if p]
+import importlib, importlib.util
+root, module = sys.argv[1:3]
+del sys.argv[1:3]
+spec = importlib.util.spec_from_file_location(
+    "tfcluster", root + "/tfcluster/__init__.py",
+    submodule_search_locations=[root + "/tfcluster"])
+package = importlib.util.module_from_spec(spec)
+sys.modules["tfcluster"] = package
+spec.loader.exec_module(package)
+sys.exit(importlib.import_module(module).main(sys.argv[1:]))
+"""
+
+
+def module_argv(
+    python: str,
+    module: str,
+    *args: str,
+    options: Sequence[str] = (),
+    root: str = PACKAGE_ROOT,
+) -> tuple[str, ...]:
+    """The argv that runs ``module.main(args)`` of this package under ``python``."""
+    return (python, *options, "-c", _LOAD, root, module, *args)
