@@ -1,0 +1,371 @@
+"""Values that are well formed and still cannot be meant, or not together."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from tests.config.files import SMALLEST, Bad, check_bad, problems
+
+TASKS = "tasks: {worker: 2}\n"
+
+BAD = [
+    Bad(
+        f"{SMALLEST}hosts: [a, b, a]\n",
+        "3:15",
+        "'a' is already listed at 3:9 (for ",
+    ),
+    Bad(
+        f"{SMALLEST}hosts: ['n[1-4]', n3]\n",
+        "3:19",
+        "'n3' is already listed at 3:9",
+    ),
+    Bad("command: a\ntasks: {ps: 2}\n", "2:8", "needs at least one worker or chief"),
+    Bad("command: a\ntasks: {}\n", "2:8", "needs at least one worker or chief"),
+    Bad("command: a\ntasks: {chief: 2}\n", "2:16", "only one chief is possible; fou"),
+    Bad(
+        f"{SMALLEST}runtime: {{strategy: replicated}}\n",
+        "3:21",
+        "strategy replicated needs ps tasks",
+    ),
+    Bad(
+        "command: a\ntasks: {worker: 1, ps: 2}\nruntime: {strategy: collective}\n",
+        "2:24",
+        "ps tasks do nothing under collective (remove them, or set strategy: param",
+    ),
+    Bad(
+        f"{SMALLEST}hosts: ['-oProxyCommand=touch X']\n",
+        "3:9",
+        "'-oProxyCommand=tou",
+    ),
+    Bad(f"{SMALLEST}hosts: ['a b']\n", "3:9", "'a b' is not a host name"),
+    Bad(f"{SMALLEST}hosts: ['a;b']\n", "3:9", "'a;b' is not a host name"),
+    Bad(f"{SMALLEST}hosts: ['$(id)']\n", "3:9", "'$(id)' is not a host name"),
+    Bad(f'{SMALLEST}hosts: ["a\\nb"]\n', "3:9", "'hosts[0]' must be one line"),
+    Bad(
+        f"{SMALLEST}hosts: [{'a' * 254}]\n",
+        "3:9",
+        "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
+    ),
+    Bad(
+        f"{SMALLEST}hosts: [me@a]\n",
+        "3:9",
+        "'me@a' is not a host name (write {host",
+    ),
+    Bad(
+        f"{SMALLEST}ssh: {{user: -l}}\n",
+        "3:13",
+        "'user' must be a user name; found",
+    ),
+    Bad(
+        f"{SMALLEST}hosts: [{{host: a, address: -x}}]\n",
+        "3:28",
+        "'-x' is not a host",
+    ),
+    Bad(
+        f"{SMALLEST}hosts: ['[::1:22']\n",
+        "3:10",
+        "'[::1:22': write IPv6 as \"[::1]",
+    ),
+    Bad(
+        f"{SMALLEST}hosts: ['::1:22']\n",
+        "3:10",
+        "'::1:22': write IPv6 as \"[::1]\"",
+    ),
+    Bad(f"{SMALLEST}hosts: ['node[1-3']\n", "3:14", "'node[1-3': ']' is missing"),
+    Bad(f"{SMALLEST}hosts: ['n[3-1]']\n", "3:12", "'n[3-1]': range 3-1 is reversed"),
+    Bad(
+        f"{SMALLEST}hosts: ['n[1-1000000000]']\n",
+        "3:10",
+        "'n[1-1000000000]': expand",
+    ),
+    Bad(f"{SMALLEST}env: {{TF_CONFIG: x}}\n", "3:7", "TF_CONFIG is set by tfcluster"),
+    Bad(f"{SMALLEST}env: {{TFCLUSTER_RANK: x}}\n", "3:7", "TFCLUSTER_RANK is set by"),
+    Bad(f"{SMALLEST}env: {{1A: x}}\n", "3:7", "'1A' is not the name of a variable ("),
+    Bad(f'{SMALLEST}env: {{A: "x\\ny"}}\n', "3:10", "a variable's value must be one"),
+    Bad(
+        "command: a\ntasks: {worker: {env: {CUDA_VISIBLE_DEVICES: '0'}}}\n",
+        "2:24",
+        "CUDA_VISIBLE_DEVICES is set by tfcluster (say how many with gpus: under",
+    ),
+    Bad(
+        f"{SMALLEST}env: {{A: {'x' * 140000}}}\n",
+        "3:10",
+        "a variable is longer than",
+    ),
+    Bad(
+        f"{SMALLEST}env: {{A: b}}\nsecrets: {{A: {{env: HOME}}}}\n",
+        "4:14",
+        "A is set under 'env:' too",
+    ),
+    Bad(
+        f"{SMALLEST}env: {{A: 'x/${{NOPE}}'}}\n",
+        "3:13",
+        "$NOPE is not set here (use ${NOPE:-default}",
+    ),
+    Bad(
+        f"{SMALLEST}env: {{A: $DATA}}\n",
+        "3:10",
+        "$DATA is not filled in: only ${DATA",
+    ),
+    Bad(f"{SMALLEST}env: {{A: '${{A B}}'}}\n", "3:11", "${A B} is not a reference"),
+    Bad(
+        f"{SMALLEST}secrets: {{A: {{env: NOPE}}}}\n",
+        "3:20",
+        "$NOPE is not set here",
+    ),
+    Bad(f"{TASKS}command: a ${{NOPE}}\n", "2:12", "$NOPE is not set here"),
+    Bad(
+        f"{SMALLEST}workdir: /no/such/folder\n",
+        "3:10",
+        "'/no/such/folder' does not",
+    ),
+    Bad(f"{SMALLEST}workdir: /etc/passwd\n", "3:10", "'/etc/passwd' is not a folder"),
+    Bad(
+        f"{SMALLEST}workdir: {{path: /no/such, sync: x}}\nbackend: ssh\nhosts: [a]\n",
+        "3:17",
+        "'/no/such' does not exist",
+    ),
+    Bad(
+        f"{SMALLEST}workdir: {{sync: '~'}}\n",
+        "3:17",
+        "'~' is no folder of its own on the hosts",
+    ),
+    Bad(
+        "command: a\ntasks: {worker: {count: 2, min: 3}}\nrestart: {max: 1}\n",
+        "2:33",
+        "min is 3, but there are 2",
+    ),
+    Bad(
+        "command: a\ntasks: {worker: {count: 2, min: 1}}\n",
+        "2:33",
+        "'min' does nothing without restarts",
+    ),
+    Bad(
+        "command: a\ntasks: {worker: 1, chief: {min: 1}}\nrestart: {max: 1}\n",
+        "2:33",
+        "'min' is for worker, not for chief",
+    ),
+    Bad(
+        "command: a\ntasks: {worker: {count: 2, min: 1}}\nrestart: {max: 1}\n"
+        "runtime: {strategy: none}\n",
+        "2:33",
+        "'min' is for strategy collective, not for none",
+    ),
+    Bad(f"{SMALLEST}workdir: {{sync: /}}\n", "3:17", "'/' is no folder of its own"),
+    Bad(f"{SMALLEST}workdir: {{sync: ../x}}\n", "3:17", "'../x' is no folder"),
+    Bad(f"{SMALLEST}workdir: {{sync: ~b/x}}\n", "3:17", "'~b/x' is no folder"),
+    Bad(f"{SMALLEST}workdir: {{exclude: [a]}}\n", "3:20", "'exclude' is for 'sync'"),
+    Bad(f"{SMALLEST}workdir: ~b/x\n", "3:10", "'~user' is not filled in"),
+    Bad(
+        f"{SMALLEST}grace: 10\n",
+        "3:8",
+        "'grace' must be a duration; found 10 (write",
+    ),
+    Bad(
+        f"{SMALLEST}start_timeout: 5 min\n",
+        "3:16",
+        "'start_timeout' must be a duration; found 5 min (write 5m)",
+    ),
+    Bad(f"{SMALLEST}grace: -1s\n", "3:8", "'grace' must be a duration; found -1s"),
+    Bad(f"{SMALLEST}grace: 1e9h\n", "3:8", "'grace' must be a duration; found 1e9h"),
+    Bad(
+        f"{SMALLEST}grace: 999999h\n",
+        "3:8",
+        "'grace' must be at most 366d; found 9",
+    ),
+    Bad(f"{SMALLEST}grace: off\n", "3:8", "'grace' must be a duration; found off"),
+    Bad(
+        f"{SMALLEST}start_timeout: 0s\n",
+        "3:16",
+        "'start_timeout' must be longer th",
+    ),
+    Bad(
+        f"{SMALLEST}progress_timeout: on\n",
+        "3:19",
+        "'progress_timeout' must be a du",
+    ),
+    Bad(
+        f"{SMALLEST}backend: slrum\n",
+        "3:10",
+        "unknown backend 'slrum' (did you mean",
+    ),
+    Bad(f"{SMALLEST}partition: gpu\n", "3:1", "'partition' belongs under 'slurm:'"),
+    Bad(
+        f"{SMALLEST}slurm: {{command: a}}\n",
+        "3:9",
+        "'command' belongs at the top le",
+    ),
+    Bad(f"{SMALLEST}name: a/b\n", "3:7", "'name' must be at most 64 letters, digits"),
+    Bad(f"{SMALLEST}name: ..\n", "3:7", "'name' must be at most 64 letters"),
+    Bad(f'{SMALLEST}name: "a\\nb"\n', "3:7", "'name' must be at most 64 letters"),
+    Bad(f"{SMALLEST}name: '#SBATCH'\n", "3:7", "'name' must be at most 64 letters"),
+    Bad(f"{SMALLEST}name: {'a' * 65}\n", "3:7", "'name' must be at most 64 letters"),
+    Bad(f"{TASKS}command: a 'b c\n", "2:12", "a quote is not closed"),
+    Bad(
+        f"{TASKS}command: a | b\n",
+        "2:12",
+        "'|' needs a shell (no shell runs the co",
+    ),
+    Bad(f"{TASKS}command: cd a && b\n", "2:15", "'&&' needs a shell"),
+    Bad(f"{TASKS}command: a $X\n", "2:12", "$X is not filled in (write ${X}, or"),
+    Bad(
+        f"{TASKS}command: A=1 b\n",
+        "2:10",
+        "A=... before a command needs a shell (wr",
+    ),
+    Bad(f"{TASKS}command: a ~/b\n", "2:12", "'~' is not expanded (write ${HOME})"),
+    Bad(
+        "command: a\ntasks: {worker: 1, ps: {command: b}}\n",
+        "2:34",
+        "ps tasks run a",
+    ),
+    Bad(
+        "command: a\ntasks: {worker: 1, ps: {gpus: 1}}\n",
+        "2:31",
+        "ps tasks take no G",
+    ),
+    Bad(
+        "command: a\ntasks: {worker: 1, evaluator: {server: true}}\n",
+        "2:40",
+        "'server' is for chief and worker, not for evaluator",
+    ),
+    Bad(
+        "command: a\ntasks: {worker: {server: true, command: b}}\n",
+        "2:41",
+        "a server runs no command",
+    ),
+    Bad(
+        f"{SMALLEST}slurm: {{options: [x]}}\n",
+        "3:19",
+        "'x' is not an option: it does",
+    ),
+    Bad(
+        f"{SMALLEST}slurm: {{options: [--wrap=x]}}\n",
+        "3:19",
+        "option --wrap is not a",
+    ),
+    Bad(
+        f'{SMALLEST}slurm: {{options: ["--a=\\nb"]}}\n',
+        "3:19",
+        "'options[0]' must be",
+    ),
+    Bad(
+        f'{SMALLEST}slurm: {{partition: "a\\nb"}}\n',
+        "3:20",
+        "'partition' must be wor",
+    ),
+    Bad(f"{SMALLEST}sge: {{options: [-V]}}\n", "3:17", "option -V is not allowed"),
+    Bad(f"{SMALLEST}sge: {{queue: -x}}\n", "3:14", "'queue' must be words of letters"),
+    Bad(
+        f"{SMALLEST}sge: {{resources: {{h_rt: 'a,b'}}}}\n",
+        "3:25",
+        "'h_rt' must be one",
+    ),
+    Bad(
+        f"{SMALLEST}sge: {{resources: {{'a b': x}}}}\n",
+        "3:19",
+        "'a b' must be one word",
+    ),
+    Bad(
+        f"{SMALLEST}restart: {{scope: task}}\n",
+        "3:18",
+        "under collective one task alo",
+    ),
+    Bad(
+        f"{SMALLEST}runtime: {{strategy: local_sgd, sync_every: 5, sync_seconds: 2}}\n",
+        "3:61",
+        "'sync_every' and 'sync_seconds' are both set",
+    ),
+    Bad(
+        f"{SMALLEST}backend: ssh\nhosts: [a]\nssh: {{identity_file: /no/such}}\n",
+        "5:22",
+        "'/no/such' does not exist",
+    ),
+    Bad(
+        f"{SMALLEST}hosts: [{{host: 'a[1-2]', address: x}}]\n",
+        "3:35",
+        "one address for",
+    ),
+]
+
+
+@pytest.mark.parametrize("bad", BAD, ids=lambda bad: bad.words)
+def test_bad_meaning(bad: Bad, tmp_path: Path) -> None:
+    check_bad(bad, tmp_path)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_a_workdir_that_someone_else_put_into_a_shared_folder(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    (shared / "x").mkdir()
+    os.chown(shared / "x", 12345, -1)
+    (problem,) = problems(tmp_path, f"{SMALLEST}workdir: shared/x\n")
+    assert problem.where == "cluster.yaml:3:10"
+    assert "belongs to uid 12345" in problem.message
+
+
+# What is only warned of.
+
+
+def test_one_machine_under_two_names(tmp_path: Path) -> None:
+    hosts = "hosts: [{host: a, address: 10.9.0.1}, 10.9.0.1]\n"
+    (problem,) = problems(tmp_path, f"{SMALLEST}{hosts}")
+    assert problem.warning
+    assert problem.where == "cluster.yaml:3:39"
+    assert problem.message == "a and 10.9.0.1 are one machine: 10.9.0.1"
+
+
+def test_a_secret_under_env(tmp_path: Path) -> None:
+    content = f"{SMALLEST}env: {{WANDB_API_KEY: abc, KEYBOARD: us}}\n"
+    (problem,) = problems(tmp_path, content)
+    assert problem.warning
+    assert problem.where == "cluster.yaml:3:22"
+    assert problem.message == (
+        "WANDB_API_KEY looks like a secret, and what is under 'env:' is shown"
+    )
+    assert "abc" not in str(problem)
+
+
+@pytest.mark.parametrize("key", ["sync_every: 5", "synchronous: true"])
+def test_what_does_nothing_under_the_strategy(key: str, tmp_path: Path) -> None:
+    (problem,) = problems(tmp_path, f"{SMALLEST}runtime: {{{key}}}\n")
+    assert problem.warning
+    assert "does nothing under collective" in problem.message
+
+
+# Secrets.
+
+
+def test_a_secret_file_must_be_closed_to_others(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("x")
+    secret.chmod(0o644)
+    content = f"{SMALLEST}secrets: {{A: {{file: secret}}}}\n"
+    (problem,) = problems(tmp_path, content)
+    assert problem.where == "cluster.yaml:3:21"
+    assert problem.message == f"'{secret}' is open to others (0644)"
+    assert problem.hint == f"chmod 600 {secret}"
+    secret.chmod(0o600)
+    assert problems(tmp_path, content) == []
+
+
+def test_a_secret_file_that_is_not_here_is_warned_of(tmp_path: Path) -> None:
+    content = f"{SMALLEST}secrets: {{A: {{file: ~/none}}}}\n"
+    (problem,) = problems(tmp_path, content)
+    assert problem.warning
+    assert problem.message == "'/home/a/none' does not exist here"
+
+
+def test_a_secret_is_never_opened(tmp_path: Path) -> None:
+    """A pipe would block whoever opens it."""
+    os.mkfifo(tmp_path / "secret", 0o600)
+    assert stat.S_ISFIFO((tmp_path / "secret").stat().st_mode)
+    content = f"{SMALLEST}secrets: {{A: {{file: secret}}}}\n"
+    (problem,) = problems(tmp_path, content)
+    assert "is not a plain file" in problem.message

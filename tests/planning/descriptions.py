@@ -1,0 +1,59 @@
+"""Descriptions for tests, with only what matters spelled out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tfcluster.model import (
+    Allocation,
+    Description,
+    Host,
+    Restart,
+    Runtime,
+    Sge,
+    Slurm,
+    Ssh,
+    TaskGroup,
+)
+
+
+def describe(tasks: dict[str, int | TaskGroup], **given: Any) -> Description:
+    """``tasks``: counts or groups by type."""
+    groups = {
+        kind: group if isinstance(group, TaskGroup) else TaskGroup(count=group)
+        for kind, group in tasks.items()
+    }
+    values: dict[str, Any] = {
+        "name": "test",
+        "named": False,
+        "backend": "local",
+        "command": ("python", "train.py"),
+        "workdir": Path("/data/project"),
+        "python": "/opt/venv/bin/python",
+        "env": {},
+        "secrets": {},
+        "runtime": Runtime(),
+        "hosts": (),
+        "ssh": Ssh(),
+        "slurm": Slurm(),
+        "sge": Sge(),
+        "launcher": "auto",
+        "ports": None,
+        "restart": Restart(),
+        "start_timeout_s": 300.0,
+        "progress_timeout_s": None,
+        "grace_s": 10.0,
+    }
+    return Description(tasks=groups, **{**values, **given})
+
+
+def hosts(*slots: int | None, gpus: int | None = None) -> Allocation:
+    """Hosts h1, h2, ... with so many slots each."""
+    devices = None if gpus is None else tuple(map(str, range(gpus)))
+    return Allocation(
+        hosts=tuple(
+            Host(name=f"h{i}", address=f"10.0.0.{i}", slots=count, gpus=devices)
+            for i, count in enumerate(slots, start=1)
+        )
+    )

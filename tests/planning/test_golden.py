@@ -1,0 +1,90 @@
+"""Plans word for word. TFCLUSTER_GOLDEN=write writes them anew: read the diff."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+GOLDEN = Path(__file__).parent / "golden"
+NAMES = sorted(path.stem for path in GOLDEN.glob("*.yaml"))
+
+
+def tfcluster_plan(folder: Path, config: str, *words: str) -> str:
+    """What the command prints, with the folder written as HERE."""
+    env = {
+        "PATH": os.environ["PATH"],
+        "HOME": "/home/u",
+        "WANDB_API_KEY": "canary",
+        "CUDA_VISIBLE_DEVICES": "0,1",
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "tfcluster", "plan", config, *words],
+        cwd=folder,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stderr == ""
+    return done.stdout.replace(str(folder), "HERE").replace(sys.executable, "PYTHON")
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("kind", ["txt", "json"])
+def test_plans_are_word_for_word(name: str, kind: str, tmp_path: Path) -> None:
+    config = tmp_path / f"{name}.yaml"
+    config.write_text((GOLDEN / config.name).read_text())
+    words = ["--json"] if kind == "json" else []
+    said = tfcluster_plan(tmp_path, config.name, *words)
+    assert "canary" not in said
+    golden = GOLDEN / f"{name}.{kind}"
+    if os.environ.get("TFCLUSTER_GOLDEN") == "write":
+        golden.write_text(said)
+    assert said == golden.read_text()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_json_has_what_the_contract_promises(name: str) -> None:
+    plan = json.loads((GOLDEN / f"{name}.json").read_text())
+    assert set(plan) >= {"name", "backend", "hosts", "tasks"}
+    for host in plan["hosts"]:
+        assert set(host) == {"host", "slots", "gpus"}
+    ranks = [task["rank"] for task in plan["tasks"]]
+    ranked = [rank for rank in ranks if rank is not None]
+    assert ranks == [*range(len(ranked)), *[None] * (len(ranks) - len(ranked))]
+    for task in plan["tasks"]:
+        assert set(task) >= {
+            *("task", "rank", "host", "address", "argv", "cwd", "env"),
+            *("tf_config", "device_filters", "log"),
+        }
+        kind, _, index = task["task"].partition(":")
+        assert task["tf_config"]["task"] == {"type": kind, "index": int(index)}
+        assert "evaluator" not in task["tf_config"]["cluster"]
+
+
+def test_a_plan_of_3000_tasks_takes_a_moment(tmp_path: Path) -> None:
+    """A loose bound: the benchmark has the figure. TF_CONFIG alone is 150 MB here."""
+    (tmp_path / "big.yaml").write_text(
+        "backend: ssh\ncommand: python train.py\n"
+        'hosts: ["node[0001-1000]"]\n'
+        "tasks: {chief: 1, worker: 2949, ps: 50}\n"
+    )
+    begin = time.process_time()
+    with (tmp_path / "out").open("wb") as out:
+        subprocess.run(
+            [sys.executable, "-m", "tfcluster", "plan", "big.yaml", "--json"],
+            cwd=tmp_path,
+            stdout=out,
+            check=True,
+            timeout=30,
+        )
+    assert time.process_time() - begin < 5
+    tasks = json.loads((tmp_path / "out").read_bytes())["tasks"]
+    assert len(tasks) == 3000
+    assert len(tasks[7]["tf_config"]["cluster"]["worker"]) == 2949

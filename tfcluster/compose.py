@@ -1,0 +1,287 @@
+"""From a placement to what each task is started with: argv, environment, TF_CONFIG.
+
+Pure: ports, secrets and the run's identity are handed in. What the tasks of a group
+share is made once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+from tfcluster import program
+from tfcluster.loading import PACKAGE_ROOT, module_argv
+from tfcluster.model import BUILT_IN_SERVERS, Description, Runtime, Strategy, TaskId
+from tfcluster.placement import Place
+from tfcluster.program import Program
+from tfcluster.tfconfig import Cluster, cluster, device_filters
+
+BOOTSTRAP = "tfcluster.runtime.bootstrap"
+WARM = "tfcluster.runtime.warm"
+
+UNKNOWN_PORT = "auto"
+"""Stands for the port in addresses of a plan: the agents choose when they start."""
+
+NO_PORT = ("evaluator",)
+"""Task types that nobody connects to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskSpec:
+    """One task, as far as it is known before the hosts are asked."""
+
+    task: TaskId
+    place: Place
+    argv: tuple[str, ...]
+    """The command as a person would run it by hand."""
+    arguments: tuple[str, ...]
+    """For the bootstrap; empty: ``argv`` is executed as it is."""
+    warm: str | None
+    """The warm interpreter that forks it; None: it is executed."""
+    python: str | None
+    options: tuple[str, ...]
+    cwd: str
+    server: bool
+    """A built-in server: it runs until it is stopped."""
+    strategy: Strategy
+    shared_env: Mapping[str, str]
+    """What all tasks of the group get; one object for all of them."""
+    own_env: Mapping[str, str]
+    device_filters: tuple[str, ...]
+
+    @property
+    def needs_port(self) -> bool:
+        return self.task.type not in NO_PORT
+
+    def at(self, place: Place) -> TaskSpec:
+        """The same task in another place, with the GPUs of that."""
+        return replace(self, place=place, own_env={**self.own_env, **_gpus_env(place)})
+
+    def cold_argv(self, root: str = PACKAGE_ROOT) -> tuple[str, ...]:
+        """The argv that starts it without a warm interpreter."""
+        plain = self.strategy is Strategy.NONE and not self.server
+        if plain or not self.arguments or self.python is None:
+            return self.argv
+        return module_argv(
+            self.python, BOOTSTRAP, *self.arguments, options=self.options, root=root
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarmSpec:
+    """One warm interpreter of a host."""
+
+    key: str
+    python: str
+    env: Mapping[str, str]
+    cwd: str
+
+
+UsesTensorFlow = Callable[[Program], bool]
+
+
+def compose(
+    description: Description,
+    places: Sequence[Place],
+    uses_tensorflow: UsesTensorFlow,
+) -> tuple[TaskSpec, ...]:
+    """What each task is started with, in listing order.
+
+    ``uses_tensorflow`` says whether a program is worth a warm interpreter.
+    """
+    size = sum(place.rank is not None for place in places)
+    groups = {
+        kind: _Group.of(description, kind, uses_tensorflow)
+        for kind in description.tasks
+    }
+    has_ps = "ps" in description.tasks
+    return tuple(groups[p.task.type].spec(p, size=size, has_ps=has_ps) for p in places)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Group:
+    """What all tasks of one type share."""
+
+    program: Program
+    python: str
+    """What a leading ``python`` of commands means."""
+    server: bool
+    warm: str | None
+    strategy: Strategy
+    env: Mapping[str, str]
+    cwd: str
+
+    @classmethod
+    def of(
+        cls, description: Description, kind: str, uses_tensorflow: UsesTensorFlow
+    ) -> _Group:
+        group = description.tasks[kind]
+        python = description.python
+        server = group.server or kind in BUILT_IN_SERVERS
+        if server:
+            parsed = Program(
+                argv=(python, "-m", BOOTSTRAP, "server"),
+                python=python,
+                program=("server",),
+            )
+        else:
+            parsed = program.parse(group.command or description.command, python)
+        strategy = (
+            Strategy.NONE if kind == "evaluator" else description.runtime.strategy
+        )
+        env = {
+            **description.env,
+            **group.env,
+            "TFCLUSTER_STRATEGY": str(strategy),
+            "TFCLUSTER_RUNTIME": _runtime_json(description.runtime),
+            "TF_GRPC_REUSE_PORT": "true",
+        }
+        env.setdefault("PYTHONUNBUFFERED", "1")
+        if strategy is not Strategy.NONE:
+            # A set of strings must have the same order on every rank, or ranks that
+            # number its members train on different data without anybody noticing.
+            env.setdefault("PYTHONHASHSEED", "0")
+        warm = None
+        if (
+            description.runtime.warm_start
+            and parsed.forkable
+            and (server or uses_tensorflow(parsed))
+        ):
+            # A fork inherits what its interpreter imported under: tasks with another
+            # interpreter or environment need a warm interpreter of their own.
+            warm = json.dumps([parsed.python, sorted(group.env.items())])
+        return cls(
+            program=parsed,
+            python=python,
+            server=server,
+            warm=warm,
+            strategy=strategy,
+            env=env,
+            cwd=str(description.workdir),
+        )
+
+    def spec(self, place: Place, *, size: int, has_ps: bool) -> TaskSpec:
+        if self.program.program and not self.server:
+            arguments = ("run", *self.program.program)
+        else:
+            arguments = self.program.program
+        filters = tuple(device_filters(place.task, self.strategy, has_ps=has_ps))
+        own = _own_env(place, size)
+        parsed, warm = self.program, self.warm
+        if place.host.python is not None and parsed.python == self.python:
+            # Hosts may keep their interpreters in different places.
+            parsed = replace(
+                parsed,
+                argv=(place.host.python, *parsed.argv[1:]),
+                python=place.host.python,
+            )
+            warm = None if warm is None else f"{place.host.python} {warm}"
+        if filters:
+            own["TFCLUSTER_DEVICE_FILTERS"] = json.dumps(filters)
+        return TaskSpec(
+            task=place.task,
+            place=place,
+            argv=parsed.argv,
+            arguments=arguments,
+            warm=warm,
+            python=parsed.python,
+            options=parsed.options,
+            cwd=self.cwd,
+            server=self.server,
+            strategy=self.strategy,
+            shared_env=self.env,
+            own_env=own,
+            device_filters=filters,
+        )
+
+
+def _own_env(place: Place, size: int) -> dict[str, str]:
+    env = {"TFCLUSTER_TASK": str(place.task)}
+    if place.rank is not None:
+        env |= {
+            "TFCLUSTER_RANK": str(place.rank),
+            "TFCLUSTER_SIZE": str(size),
+            "TFCLUSTER_LOCAL_RANK": str(place.local_rank),
+            "TFCLUSTER_LOCAL_SIZE": str(place.local_size),
+            "TFCLUSTER_CROSS_RANK": str(place.cross_rank),
+            "TFCLUSTER_CROSS_SIZE": str(place.cross_size),
+        }
+    return env | _gpus_env(place)
+
+
+def _gpus_env(place: Place) -> dict[str, str]:
+    if place.gpus is None:
+        return {}
+    return {"CUDA_VISIBLE_DEVICES": ",".join(place.gpus)}
+
+
+@lru_cache(maxsize=8)
+def _runtime_json(runtime: Runtime) -> str:
+    return json.dumps(asdict(runtime), default=str, separators=(",", ":"))
+
+
+def warm_specs(specs: Iterable[TaskSpec]) -> tuple[WarmSpec, ...]:
+    """The warm interpreters that these tasks (of one host) are forked from."""
+    found: dict[str, WarmSpec] = {}
+    for spec in specs:
+        if spec.warm is not None and spec.python is not None:
+            found.setdefault(
+                spec.warm,
+                WarmSpec(
+                    key=spec.warm,
+                    python=spec.python,
+                    env=spec.shared_env,
+                    cwd=spec.cwd,
+                ),
+            )
+    return tuple(found.values())
+
+
+def address(place: Place, port: int | None) -> str:
+    """``host:port`` as TensorFlow takes it; IPv6 in brackets; None: not known yet."""
+    host = place.host.address
+    shown = f"[{host}]" if ":" in host else host
+    return f"{shown}:{UNKNOWN_PORT if port is None else port}"
+
+
+def cluster_of(specs: Sequence[TaskSpec], ports: Mapping[TaskId, int]) -> Cluster:
+    """The ClusterSpec of all tasks, once their ports are held."""
+    return cluster(
+        [
+            (spec.task, address(spec.place, ports.get(spec.task)))
+            for spec in specs
+            if spec.needs_port
+        ]
+    )
+
+
+def provisional_cluster(specs: Sequence[TaskSpec]) -> Cluster:
+    """The ClusterSpec for a plan.
+
+    Raises StartError where TF_CONFIG will not fit, whatever the ports will be.
+    """
+    widest = cluster_of(specs, {spec.task: 65535 for spec in specs})
+    last = {spec.task.type: spec.task for spec in specs}
+    widest.require_fit(tuple(last.values()))
+    return cluster_of(specs, {})
+
+
+def task_json(spec: TaskSpec, *, port: int | None, log: str) -> dict[str, Any]:
+    """One entry of ``plan --json``, without the TF_CONFIG that all entries share."""
+    place = spec.place
+    start = "warm" if spec.warm else "exec"
+    return {
+        "task": str(spec.task),
+        "rank": place.rank,
+        "host": place.host.name,
+        "address": address(place, port) if spec.needs_port else None,
+        "argv": list(spec.argv),
+        "cwd": spec.cwd,
+        "env": {**spec.shared_env, **spec.own_env},
+        "device_filters": list(spec.device_filters),
+        "log": log,
+        "start": f"{start}, built-in server" if spec.server else start,
+    }

@@ -1,0 +1,91 @@
+"""cluster.yaml, or the flags that stand for it, to a checked ``Description``.
+
+Importing this package is cheap: YAML and pydantic are imported on use. Only the
+configuration itself is read; no host is contacted and no name is resolved.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tfcluster.config.loaded import Loaded
+
+__all__ = ["Loaded", "from_command", "load", "schema", "starter"]
+
+
+def load(
+    path: str | os.PathLike[str],
+    *,
+    overrides: Sequence[str] = (),
+    name: str | None = None,
+    arguments: Sequence[str] = (),
+    environ: Mapping[str, str],
+    python: str = sys.executable,
+) -> Loaded:
+    """Reads and checks a configuration file.
+
+    ``overrides`` are raw ``KEY=VALUE`` texts, ``name`` takes the place of the file's,
+    ``arguments`` are appended to every command, ``environ`` fills in ``${VAR}``, and
+    ``python`` is the interpreter where the file names none. Raises ConfigError with
+    every problem, sorted by place.
+    """
+    from tfcluster.config import pipeline
+
+    return pipeline.load(
+        path,
+        overrides=overrides,
+        name=name,
+        arguments=arguments,
+        environ=environ,
+        python=python,
+    )
+
+
+def from_command(
+    command: Sequence[str],
+    *,
+    count: int,
+    ps: int = 0,
+    hosts: str | None = None,
+    overrides: Sequence[str] = (),
+    name: str | None = None,
+    environ: Mapping[str, str],
+    cwd: Path,
+    python: str = sys.executable,
+) -> Loaded:
+    """What flags alone stand for: ``count`` workers that run ``command``.
+
+    ``hosts`` is a hostlist in which ``name:4`` gives slots; without it all tasks run on
+    this host. Raises ConfigError with every problem.
+    """
+    from tfcluster.config import pipeline
+
+    return pipeline.from_command(
+        command,
+        count=count,
+        ps=ps,
+        hosts=hosts,
+        overrides=overrides,
+        name=name,
+        environ=environ,
+        cwd=cwd,
+        python=python,
+    )
+
+
+def schema() -> dict[str, Any]:
+    """The JSON Schema of cluster.yaml."""
+    from tfcluster.config.json_schema import schema as make
+
+    return make()
+
+
+def starter(backend: str) -> str:
+    """A commented cluster.yaml to start from. Raises ValueError: unknown backend."""
+    from tfcluster.config.starters import starter as text
+
+    return text(backend)

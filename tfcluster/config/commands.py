@@ -1,0 +1,80 @@
+"""Splits a command as a POSIX shell would, and says where it would need a shell.
+
+No shell ever runs a command: what only a shell could do is a problem here, not a
+surprise later.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+_WITH_SHELL = 'write ["bash", "-c", "..."]'
+
+_SINGLE = re.compile(r"'[^']*'")
+_QUOTED = re.compile(r"""\\.|'[^']*'|"(?:\\.|[^"\\])*\"""", re.DOTALL)
+_OPERATOR = re.compile(r"\|\|?|&&?|;|[0-9]*[<>]{1,2}&?|`|\$\(|[()]")
+_HOME = re.compile(r"(?:(?<=\s)|^)~(?=/|\s|$)")
+_ASSIGNMENT = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_]*)=")
+
+
+class CommandError(ValueError):
+    """A command that cannot be split; ``offset`` is where the trouble is."""
+
+    def __init__(self, message: str, hint: str | None, offset: int) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.offset = offset
+
+
+def split_command(text: str) -> list[str]:
+    """The words of ``text``. Raises CommandError where quotes are open, where there is
+    no word, or where only a shell would do what is written."""
+    # A backslash at the end of a line goes on with the next one.
+    joined = text.replace("\\\n", "")
+    try:
+        words = shlex.split(joined)
+    except ValueError as error:
+        offset = _open_quote(joined)
+        message = "a quote is not closed" if "quot" in str(error) else str(error)
+        raise CommandError(message, None, offset) from error
+    if not words or not words[0]:
+        raise CommandError("the command is empty", None, 0)
+    _refuse_shell(joined)
+    return words
+
+
+def _open_quote(text: str) -> int:
+    """Where the quote opens that nothing closes."""
+    blank = _blanked(_QUOTED, text)
+    places = [at for at in (blank.find("'"), blank.find('"')) if at >= 0]
+    return min(places, default=len(text) - 1)
+
+
+def _blanked(pattern: re.Pattern[str], text: str) -> str:
+    """``text`` with what matches replaced by as many harmless characters."""
+    return pattern.sub(lambda match: "_" * len(match[0]), text)
+
+
+def _refuse_shell(text: str) -> None:
+    unquoted = _blanked(_QUOTED, text)
+    if assigned := _ASSIGNMENT.match(unquoted):
+        hint = f"env: {{{assigned[1]}: ...}}"
+        message = f"{assigned[1]}=... before a command needs a shell"
+        raise CommandError(message, f"write {hint}", assigned.start(1))
+    if operator := _OPERATOR.search(unquoted):
+        message = f"{operator[0]!r} needs a shell"
+        raise CommandError(
+            message,
+            f"no shell runs the command: quote it, or {_WITH_SHELL}",
+            operator.start(),
+        )
+    if home := _HOME.search(unquoted):
+        message = "'~' is not expanded"
+        raise CommandError(message, "write ${HOME}", home.start())
+    # Within single quotes a shell takes a dollar as it is, and so do we.
+    single = _blanked(re.compile(rf"{_SINGLE.pattern}|\\.|\$\$"), text)
+    if bare := re.search(r"\$([A-Za-z_][A-Za-z0-9_]*)", single):
+        hint = f"write ${{{bare[1]}}}, or {_WITH_SHELL}"
+        raise CommandError(f"{bare[0]} is not filled in", hint, bare.start())

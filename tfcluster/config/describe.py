@@ -1,0 +1,256 @@
+"""From checked values to the description that the rest of tfcluster works on.
+
+Fills in references, splits commands, makes paths absolute, and puts defaults in. What
+cannot be done goes to the findings; the description is then of no use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+
+from tfcluster import model
+from tfcluster.config import paths
+from tfcluster.config.commands import CommandError, split_command
+from tfcluster.config.fill import FillError, fill
+from tfcluster.config.hosts import host_entries
+from tfcluster.config.models import Cluster, SecretSource, Task
+from tfcluster.config.report import Findings
+from tfcluster.config.rules import groups, strategy
+from tfcluster.config.tree import Path as Keys
+from tfcluster.config.tree import Scalar, find, origins
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """Where and for whom a configuration is read."""
+
+    environ: Mapping[str, str]
+    folder: Path
+    """Absolute; what relative paths start from."""
+    stem: str
+    """The name where none is given."""
+    python: str
+    arguments: tuple[str, ...] = ()
+
+
+def describe(
+    cluster: Cluster, findings: Findings, setting: Setting
+) -> model.Description:
+    """The description; problems on the way go to ``findings``."""
+    return _Describer(cluster, findings, setting).description()
+
+
+class _Describer:
+    def __init__(self, cluster: Cluster, findings: Findings, setting: Setting) -> None:
+        self._cluster = cluster
+        self._findings = findings
+        self._setting = setting
+
+    def description(self) -> model.Description:
+        cluster, setting = self._cluster, self._setting
+        return model.Description(
+            name=cluster.name or setting.stem,
+            named=cluster.name is not None,
+            backend=cluster.backend,
+            command=self._command(("command",), cluster.command) or (),
+            workdir=self._workdir(),
+            sync=self._sync(),
+            python=self._python(("python",), cluster.python) or setting.python,
+            env=self._env(("env",), cluster.env),
+            secrets={
+                name: self._secret(name, source)
+                for name, source in cluster.secrets.items()
+            },
+            tasks={
+                kind: self._group(("tasks", kind), task)
+                for kind, task in groups(cluster).items()
+            },
+            runtime=self._runtime(),
+            hosts=self._hosts(),
+            ssh=self._ssh(),
+            slurm=self._slurm(),
+            sge=self._sge(),
+            launcher=cluster.launcher,
+            ports=cluster.ports,
+            restart=model.Restart(**dict(cluster.restart)),
+            start_timeout_s=cluster.start_timeout,
+            progress_timeout_s=cluster.progress_timeout,
+            grace_s=cluster.grace,
+            source=self._findings.report.source,
+            origins=origins(self._findings.root),
+        )
+
+    def _runtime(self) -> model.Runtime:
+        keys = dict(self._cluster.runtime)
+        keys["strategy"] = strategy(self._cluster)
+        keys["stall_warning_s"] = keys.pop("stall_warning")
+        keys["stall_timeout_s"] = keys.pop("stall_timeout")
+        return model.Runtime(**keys)
+
+    def _fill(self, keys: Keys, text: str, *, keep_bare: bool = False) -> str:
+        try:
+            return fill(text, self._setting.environ, keep_bare=keep_bare)
+        except FillError as error:
+            node = find(self._findings.root, keys).node
+            mark = node.mark
+            if isinstance(node, Scalar) and error.reference in node.raw:
+                mark = node.at(node.raw.index(error.reference))
+            self._findings.report.error(mark, error.message, error.hint)
+            return text
+
+    def _command(self, keys: Keys, words: list[str] | None) -> tuple[str, ...] | None:
+        """The arguments, with those of the command line behind them."""
+        if words is None:
+            return None
+        node = find(self._findings.root, keys).node
+        if not isinstance(node, Scalar):
+            filled = [
+                self._fill((*keys, index), word, keep_bare=True)
+                for index, word in enumerate(words)
+            ]
+        else:
+            filled = self._split(keys, node)
+        if filled and not filled[0]:
+            self._findings.error(keys, "the command is empty")
+        return (*filled, *self._setting.arguments)
+
+    def _split(self, keys: Keys, node: Scalar) -> list[str]:
+        try:
+            words = split_command(node.raw)
+        except CommandError as error:
+            mark = node.at(error.offset)
+            self._findings.report.error(mark, error.message, error.hint)
+            return []
+        # Filled in after splitting: a value with spaces stays one argument.
+        return [self._fill(keys, word, keep_bare=True) for word in words]
+
+    def _path(self, keys: Keys, text: str | None) -> Path | None:
+        if text is None:
+            return None
+        setting, filled = self._setting, self._fill(keys, text)
+        try:
+            return paths.absolute(filled, setting.folder, setting.environ)
+        except paths.PathError as error:
+            self._findings.error(keys, str(error))
+            return None
+
+    def _python(self, keys: Keys, text: str | None) -> str | None:
+        """A bare name is looked up on the hosts; all else is a path."""
+        if text is None or not ("/" in text or text.startswith("~")):
+            return text if text is None else self._fill(keys, text)
+        path = self._path(keys, text)
+        return None if path is None else str(path)
+
+    def _workdir(self) -> Path:
+        keys: Keys = ("workdir", "path")
+        workdir = self._cluster.workdir
+        path = self._path(keys, workdir.path)
+        if path is None:
+            return self._setting.folder
+        local = self._cluster.backend == "local" and self._findings.sound("backend")
+        here = local or workdir.sync is not None
+        if here and (problem := paths.folder_problem(path)):
+            self._findings.error(keys, problem)
+        return path
+
+    def _sync(self) -> model.Sync | None:
+        workdir = self._cluster.workdir
+        if workdir.sync is None:
+            if workdir.exclude:
+                message = "'exclude' is for 'sync', which is not given"
+                self._findings.error(("workdir", "exclude"), message)
+            return None
+        # The home is that of each host, and so stays a '~'.
+        folder = self._fill(("workdir", "sync"), workdir.sync).removesuffix("/")
+        bare = folder.removeprefix("~/")
+        parts = PurePosixPath(bare).parts
+        if not parts or parts == ("/",) or ".." in parts or bare.startswith("~"):
+            self._findings.error(
+                ("workdir", "sync"),
+                f"{workdir.sync!r} is no folder of its own on the hosts",
+                "for example ~/digits",
+            )
+        elif not bare.startswith("/"):
+            folder = f"~/{bare}"
+        return model.Sync(folder=folder, exclude=tuple(workdir.exclude))
+
+    def _env(self, keys: Keys, env: Mapping[str, str]) -> dict[str, str]:
+        return {name: self._fill((*keys, name), text) for name, text in env.items()}
+
+    def _secret(self, name: str, source: SecretSource) -> model.Secret:
+        keys: Keys = ("secrets", name)
+        if source.env is not None and source.env not in self._setting.environ:
+            self._findings.error((*keys, "env"), f"${source.env} is not set here")
+        path = self._path((*keys, "file"), source.file)
+        if path is not None:
+            if found := paths.secret_problem(path):
+                self._findings.error((*keys, "file"), *found)
+            elif not paths.exists(path):
+                message = f"{str(path)!r} does not exist here"
+                self._findings.warn((*keys, "file"), message)
+        return model.Secret(file=path, env=source.env)
+
+    def _group(self, keys: Keys, task: Task) -> model.TaskGroup:
+        return model.TaskGroup(
+            count=task.count,
+            gpus=task.gpus,
+            env=self._env((*keys, "env"), task.env),
+            command=self._command((*keys, "command"), task.command),
+            server=task.server,
+            min=task.min,
+        )
+
+    def _hosts(self) -> tuple[model.HostEntry, ...]:
+        entries = host_entries(self._cluster.hosts, self._findings)
+        if all(entry.python is None for entry in entries):
+            return entries
+        return tuple(
+            replace(entry, python=self._python(("hosts",), entry.python))
+            for entry in entries
+        )
+
+    def _ssh(self) -> model.Ssh:
+        ssh = self._cluster.ssh
+        found = {
+            key: self._path(("ssh", key), getattr(ssh, key))
+            for key in ("identity_file", "config_file", "known_hosts")
+        }
+        if self._cluster.backend == "ssh":
+            for key, path in found.items():
+                if path is not None and not paths.exists(path):
+                    self._findings.error(("ssh", key), f"{str(path)!r} does not exist")
+        return model.Ssh(
+            user=ssh.user, port=ssh.port, connect_timeout_s=ssh.connect_timeout, **found
+        )
+
+    def _slurm(self) -> model.Slurm:
+        slurm = dict(self._cluster.slurm)
+        return model.Slurm(**{**slurm, "options": tuple(slurm["options"])})
+
+    def _sge(self) -> model.Sge:
+        sge = dict(self._cluster.sge)
+        return model.Sge(**{**sge, "options": tuple(sge["options"])})
+
+
+def check_ports(description: model.Description, findings: Findings) -> None:
+    """Whether the range has enough ports, where that can be said before placement."""
+    if description.ports is None:
+        return
+    size = len(description.ports)
+    tasks = sum(1 for task in description.task_ids() if task.type != "evaluator")
+    slots = [entry.slots for entry in description.hosts]
+    if description.backend == "local":
+        where, room = "this host", size
+    elif description.backend == "ssh" and slots:
+        where = "1 host" if len(slots) == 1 else f"{len(slots)} hosts"
+        room = sum(size if each is None else min(size, each) for each in slots)
+        if None not in slots and sum(filter(None, slots)) < tasks:
+            return  # Too few slots whatever the ports: placement says so.
+    else:
+        return
+    if room < tasks:
+        ports = "1 port" if size == 1 else f"{size} ports"
+        message = f"range has {ports}, {tasks} tasks on {where} need more"
+        findings.error(("ports",), message, "or ports: auto")

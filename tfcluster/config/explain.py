@@ -1,0 +1,216 @@
+"""Turns what pydantic found into words for the person who wrote the file.
+
+One translator of (kind of error, path, node): the raw text of the node tells where YAML
+read something else than was meant. Knows the shape of cluster.yaml only through the
+models.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic_core import ErrorDetails
+
+from tfcluster.config.models import Cluster, HostItem, SecretSource, Task, Workdir
+from tfcluster.config.report import Findings
+from tfcluster.config.scalars import EMPTY, Misread
+from tfcluster.config.tree import Found, Map, Node, Path, Scalar, Seq, find
+from tfcluster.config.wording import cut, printable
+
+_EXPECTED = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "string_type": "text",
+    "list_type": "a list",
+    "dict_type": "a mapping",
+    "model_type": "a mapping",
+    "model_attributes_type": "a mapping",
+}
+_BOUNDS = {
+    "greater_than_equal": ("ge", "of at least"),
+    "greater_than": ("gt", "greater than"),
+    "less_than_equal": ("le", "of at most"),
+}
+_OTHER_WORDS = {"master": "chief", "parameter_server": "ps", "workers": "worker"}
+"""Words of others for task types."""
+
+
+def explain(error: ErrorDetails, findings: Findings) -> None:
+    """Adds to ``findings`` what one error of pydantic means."""
+    path: Path = tuple(part for part in error["loc"] if part != "[key]")
+    of_key = "[key]" in error["loc"]
+    kind, context = error["type"], error.get("ctx", {})
+    found = find(findings.root, path)
+    place = findings.key_mark(path) if of_key else found.node.mark
+    if kind == "missing":
+        message, hint = _missing(path)
+    elif kind == "extra_forbidden":
+        place = findings.key_mark(path)
+        message, hint = _unknown_key(path)
+    elif kind == "refused":
+        message, hint = context["message"], context["hint"]
+    elif not of_key and (misread := _misread(found)):
+        message, hint = misread
+    elif kind == "literal_error":
+        message, hint = _unknown_word(found, context)
+    else:
+        message, hint = _mismatch(kind, context, found, of_key=of_key)
+    findings.report.error(place, message, hint)
+
+
+_Words = tuple[str, str | None]
+
+
+def _missing(path: Path) -> _Words:
+    inside = f" in {_dotted(path[:-1])!r}" if path[:-1] else ""
+    hint = "tasks: {worker: 2}" if path == ("tasks",) else None
+    return f"missing {str(path[-1])!r}{inside}", hint
+
+
+def _dotted(path: Path) -> str:
+    return ".".join(map(str, path))
+
+
+def _unknown_key(path: Path) -> _Words:
+    key, parent = str(path[-1]), path[:-1]
+    model = _model_at(parent)
+    message = f"unknown key {key!r}"
+    if parent == ("tasks",) and key in _OTHER_WORDS:
+        return message, f"did you mean {_OTHER_WORDS[key]!r}?"
+    if owner := _owner_of(key, model):
+        return f"{key!r} belongs {owner}", None
+    if model is None:
+        return message, None
+    return message, suggestion(key, model.model_fields)
+
+
+def _model_at(path: Path) -> type[BaseModel] | None:
+    match path:
+        case ():
+            return Cluster
+        case ("workdir",):
+            return Workdir
+        case ("tasks", str()):
+            return Task
+        case ("hosts", int()):
+            return HostItem
+        case ("secrets", str()):
+            return SecretSource
+        case (str(section),) if section in _sections():
+            return _sections()[section]
+    return None
+
+
+def _sections() -> Mapping[str, type[BaseModel]]:
+    return {
+        name: field.annotation
+        for name, field in Cluster.model_fields.items()
+        if isinstance(field.annotation, type)
+        and issubclass(field.annotation, BaseModel)
+    }
+
+
+def _owner_of(key: str, model: type[BaseModel] | None) -> str | None:
+    """Where a key that is unknown here is known."""
+    owners = [
+        f"under '{name}:'"
+        for name, section in _sections().items()
+        if key in section.model_fields and section is not model
+    ]
+    if key in Cluster.model_fields and model is not Cluster:
+        owners.insert(0, "at the top level")
+    return " or ".join(owners) or None
+
+
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """A hint for a word that is not among the known ones."""
+    words = list(known)
+    near = difflib.get_close_matches(word[:64], words, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"one of: {', '.join(words)}"
+
+
+def _misread(found: Found) -> _Words | None:
+    """What YAML made of a scalar that people do not mean so."""
+    if not isinstance(found.node, Scalar):
+        return None
+    value = found.node.value
+    if value is EMPTY:
+        return f"{found.name!r} {EMPTY.message}", EMPTY.hint
+    if isinstance(value, Misread):
+        return f"{found.name!r}: {value.message}", value.hint
+    return None
+
+
+def _unknown_word(found: Found, context: Mapping[str, Any]) -> _Words:
+    words = re.findall("'([^']*)'", context["expected"])
+    node = found.node
+    if not isinstance(node, Scalar) or not isinstance(node.value, str):
+        what = f"one of {', '.join(words)}"
+        return f"{found.name!r} must be {what}; found {shown(node)}", None
+    return f"unknown {found.name} {printable(node.raw)!r}", suggestion(node.raw, words)
+
+
+def _mismatch(
+    kind: str, context: Mapping[str, Any], found: Found, *, of_key: bool
+) -> _Words:
+    node, hint = found.node, None
+    if kind == "unfit":
+        what, hint = context["what"], context["hint"]
+    elif kind in _BOUNDS:
+        key, words = _BOUNDS[kind]
+        bound = context[key]
+        noun = "number" if isinstance(bound, float) else "whole number"
+        what = f"a {noun} {words} {bound:g}" if noun == "number" else ""
+        what = what or f"a {noun} {words} {bound}"
+        if bound == 1 and shown(node) == "0":
+            hint = "for none leave the key out"
+    elif kind in ("too_short", "string_too_short"):
+        return f"{found.name!r} {EMPTY.message}", EMPTY.hint
+    else:
+        what = _EXPECTED.get(kind, kind)
+        hint = _quoting_hint(what, node)
+    if of_key and found.key:
+        return f"{printable(found.key.raw)!r} must be {what}", hint
+    return f"{found.name!r} must be {what}; found {shown(node)}", hint
+
+
+def _quoting_hint(what: str, node: Node) -> str | None:
+    if not isinstance(node, Scalar):
+        return None
+    raw, read = printable(node.raw), node.value
+    if what == "text" and isinstance(read, bool):
+        meaning = str(read).lower()
+        note = "" if node.raw == meaning else f"YAML reads {raw} as {meaning}; "
+        return f'{note}quote it: "{raw}"'
+    if what == "text":
+        note = f"YAML reads {raw} as {read}; " if str(read) != raw else ""
+        return f'{note}quote it: "{raw}"'
+    if what == "a list":
+        return f"write: [{raw}]"
+    if what.endswith("number") and isinstance(read, str):
+        return _number_hint(node)
+    return None
+
+
+def _number_hint(node: Scalar) -> str | None:
+    if node.plain and (match := re.fullmatch(r"(-?[0-9]+)(\.?)e(.+)", node.raw)):
+        sign = "" if match[3][0] in "+-" else "+"
+        return f"YAML reads it as text; write {match[1]}.0e{sign}{match[3]}"
+    if not node.plain and re.fullmatch(r"[0-9.]+", node.raw):
+        return "take the quotes away"
+    return None
+
+
+def shown(node: Node) -> str:
+    """A node as a message shows it: short, and on one line."""
+    if isinstance(node, Map):
+        return "a mapping"
+    if isinstance(node, Seq):
+        return "a list"
+    return printable(node.raw) if node.plain else repr(cut(node.raw))

@@ -1,0 +1,37 @@
+"""The JSON Schema of cluster.yaml, for editors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tfcluster.config.models import Cluster
+
+_DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+
+def schema() -> dict[str, Any]:
+    """A schema that refuses unknown keys; what it cannot say, loading checks."""
+    tidy: dict[str, Any] = _tidy(Cluster.model_json_schema())
+    return {"$schema": _DIALECT, **tidy, "title": "cluster.yaml"}
+
+
+def _tidy(node: Any) -> Any:
+    """Without null (a key is left out instead) and without made-up titles."""
+    if isinstance(node, list):
+        return [_tidy(item) for item in node]
+    if not isinstance(node, dict):
+        return node
+    tidy = {
+        key: _tidy(item)
+        for key, item in node.items()
+        if not (key == "title" and isinstance(item, str))
+        and not (key == "default" and item is None)
+    }
+    choices = tidy.get("anyOf")
+    if isinstance(choices, list):
+        choices = [choice for choice in choices if choice != {"type": "null"}]
+        if len(choices) > 1:
+            return {**tidy, "anyOf": choices}
+        del tidy["anyOf"]
+        return {**choices[0], **tidy}
+    return tidy

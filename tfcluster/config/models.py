@@ -1,0 +1,425 @@
+"""The shape of cluster.yaml: which keys there are, what each takes, and what it means.
+
+Descriptions here are what ``tfcluster schema`` prints. How keys belong together is a
+matter of ``rules``; what they come to, of ``describe``.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from tfcluster.config import kinds
+
+
+class _Section(BaseModel):
+    """Unknown keys are errors, and no value is quietly made into another."""
+
+    model_config = ConfigDict(
+        strict=True, extra="forbid", frozen=True, validate_default=True
+    )
+
+
+class SecretSource(_Section):
+    """Where the value of a secret comes from: a file or a variable."""
+
+    file: Annotated[
+        kinds.Line | None,
+        Field(default=None, description="A file that only its owner may read."),
+    ]
+    env: Annotated[
+        kinds.EnvName | None,
+        Field(default=None, description="A variable where tfcluster is started."),
+    ]
+
+
+class Task(_Section):
+    """All tasks of one type. A plain number is their count."""
+
+    count: Annotated[
+        kinds.Count, Field(default=1, description="How many tasks of this type.")
+    ]
+    gpus: Annotated[
+        kinds.Gpus | None,
+        Field(
+            default=None,
+            description="GPUs for each task; left out, a share of what its host has.",
+        ),
+    ]
+    env: Annotated[
+        kinds.Env,
+        Field(default={}, description="Variables for these tasks, over those of all."),
+    ]
+    command: Annotated[
+        kinds.Command | None,
+        Field(default=None, description="What these tasks run instead of `command`."),
+    ]
+    server: Annotated[
+        bool,
+        Field(
+            default=False,
+            description="A built-in TensorFlow server stands in for the command "
+            "(chief and worker only).",
+        ),
+    ]
+    min: Annotated[
+        kinds.Count | None,
+        Field(
+            default=None,
+            description="worker: a restart after the loss of a host may go on with so "
+            "many. Left out, all are needed.",
+        ),
+    ]
+
+
+Group = Annotated[
+    Task,
+    kinds.Shorthand(
+        "count", {"type": "integer", "minimum": 1, "maximum": kinds.MAX_COUNT}
+    ),
+]
+
+
+class Workdir(_Section):
+    """Where tasks run. A plain path is `path`."""
+
+    path: Annotated[
+        kinds.Line | None,
+        Field(default=None, description="Relative to this file. Default: its folder."),
+    ]
+    sync: Annotated[
+        kinds.Line | None,
+        Field(
+            default=None,
+            description="A folder on the hosts, relative to the home there: hosts that "
+            "do not share `path` get a copy of its files in it.",
+        ),
+    ]
+    exclude: Annotated[
+        list[kinds.Line],
+        Field(
+            default=[],
+            description="What is not copied: names or paths, with * and ? (`*.ckpt`).",
+        ),
+    ]
+
+
+class Tasks(_Section):
+    """What the cluster consists of."""
+
+    chief: Annotated[
+        Group | None,
+        Field(default=None, description="Rank 0; left out, worker 0 is the chief."),
+    ]
+    worker: Annotated[
+        Group | None, Field(default=None, description="Tasks that train together.")
+    ]
+    ps: Annotated[
+        Group | None,
+        Field(default=None, description="Parameter servers, built in."),
+    ]
+    evaluator: Annotated[
+        Group | None,
+        Field(
+            default=None,
+            description="Runs the command, stands outside the training cluster.",
+        ),
+    ]
+    data: Annotated[
+        Group | None, Field(default=None, description="tf.data service, built in.")
+    ]
+
+
+class Runtime(_Section):
+    """How the tasks work together."""
+
+    strategy: Annotated[
+        Literal["collective", "parameter_server", "replicated", "local_sgd", "none"]
+        | None,
+        Field(
+            default=None,
+            description="Default: parameter_server where there are ps tasks, else "
+            "collective. none sets TF_CONFIG and leaves the script alone.",
+        ),
+    ]
+    transport: Annotated[
+        Literal["auto", "host", "tensorflow", "mpi"],
+        Field(default="auto", description="What carries the exchange between ranks."),
+    ]
+    bucket_mb: Annotated[
+        float,
+        Field(
+            default=25.0,
+            gt=0,
+            le=4096,
+            description="Gradients are exchanged in portions of so many megabytes.",
+        ),
+    ]
+    compression: Annotated[
+        Literal["none", "fp16", "bf16"],
+        Field(default="none", description="What gradients are sent as."),
+    ]
+    batch: Annotated[
+        Literal["global", "per_worker"],
+        Field(
+            default="global",
+            description="Whether the script's batch is that of all tasks together.",
+        ),
+    ]
+    sync_every: Annotated[
+        int | None,
+        Field(
+            default=None,
+            ge=1,
+            le=10**9,
+            description="local_sgd: steps between averagings; default 100.",
+        ),
+    ]
+    sync_seconds: Annotated[
+        float | None,
+        Field(
+            default=None,
+            gt=0,
+            le=86400,
+            description="local_sgd: seconds between averagings, instead of steps.",
+        ),
+    ]
+    synchronous: Annotated[
+        bool,
+        Field(
+            default=False,
+            description="parameter_server: wait for every worker's gradient.",
+        ),
+    ]
+    warm_start: Annotated[
+        bool,
+        Field(
+            default=True,
+            description="Import TensorFlow once on each host and fork tasks from it.",
+        ),
+    ]
+    stall_warning: Annotated[
+        kinds.DurationOrOff,
+        Field(
+            default="60s",
+            description="A rank that others wait for so long is named, and says where "
+            "it is.",
+        ),
+    ]
+    stall_timeout: Annotated[
+        kinds.DurationOrOff,
+        Field(
+            default="30m",
+            description="Ranks that have waited for another so long end with an error.",
+        ),
+    ]
+
+
+class HostItem(_Section):
+    """One host, or several alike in hostlist syntax. Plain text is the name."""
+
+    host: Annotated[kinds.Line, Field(description="A name, or several: node[01-04,7].")]
+    slots: Annotated[
+        kinds.Count | None,
+        Field(default=None, description="How many tasks it takes."),
+    ]
+    gpus: Annotated[
+        kinds.Gpus | None,
+        Field(default=None, description="How many GPUs it has; left out, it is asked."),
+    ]
+    address: Annotated[
+        kinds.Line | None,
+        Field(default=None, description="What the other hosts reach it by."),
+    ]
+    user: Annotated[
+        kinds.User | None, Field(default=None, description="User name for ssh.")
+    ]
+    port: Annotated[
+        kinds.Port | None, Field(default=None, description="Port of its sshd.")
+    ]
+    python: Annotated[
+        kinds.Line | None, Field(default=None, description="Its Python interpreter.")
+    ]
+
+
+Host = Annotated[HostItem, kinds.Shorthand("host", {"type": "string", "minLength": 1})]
+
+
+class Ssh(_Section):
+    """How hosts are reached over SSH. ~/.ssh/config has its say too."""
+
+    user: Annotated[
+        kinds.User | None, Field(default=None, description="User name on the hosts.")
+    ]
+    port: Annotated[
+        kinds.Port | None, Field(default=None, description="Port of the sshd.")
+    ]
+    identity_file: Annotated[
+        kinds.Line | None, Field(default=None, description="Private key.")
+    ]
+    config_file: Annotated[
+        kinds.Line | None,
+        Field(default=None, description="Client configuration to use."),
+    ]
+    known_hosts: Annotated[
+        kinds.Line | None, Field(default=None, description="Host keys to trust.")
+    ]
+    connect_timeout: Annotated[
+        kinds.Duration,
+        Field(default="10s", description="How long one connection may take."),
+    ]
+
+
+class Slurm(_Section):
+    """What is asked of Slurm."""
+
+    nodes: Annotated[
+        kinds.Count | None, Field(default=None, description="sbatch --nodes.")
+    ]
+    tasks_per_node: Annotated[
+        kinds.Count | None,
+        Field(default=None, description="Tasks on each node."),
+    ]
+    partition: Annotated[
+        kinds.WordList | None, Field(default=None, description="sbatch --partition.")
+    ]
+    time: Annotated[
+        kinds.SlurmTime | None, Field(default=None, description="sbatch --time.")
+    ]
+    gpus_per_node: Annotated[
+        kinds.Gpus | None, Field(default=None, description="sbatch --gpus-per-node.")
+    ]
+    options: Annotated[
+        list[kinds.Line],
+        Field(default=[], description="More options of sbatch, one an item."),
+    ]
+
+
+class Sge(_Section):
+    """What is asked of Grid Engine."""
+
+    parallel_environment: Annotated[
+        kinds.Word | None, Field(default=None, description="qsub -pe: its name.")
+    ]
+    slots: Annotated[
+        kinds.Count | None, Field(default=None, description="qsub -pe: how many.")
+    ]
+    queue: Annotated[kinds.WordList | None, Field(default=None, description="qsub -q.")]
+    resources: Annotated[
+        dict[kinds.Word, kinds.Resource],
+        Field(default={}, description="qsub -l, name and value."),
+    ]
+    options: Annotated[
+        list[kinds.Line],
+        Field(default=[], description="More options of qsub, one word an item."),
+    ]
+
+
+class Restart(_Section):
+    """What happens after a failure."""
+
+    max: Annotated[
+        int,
+        Field(
+            default=0,
+            ge=0,
+            le=kinds.MAX_COUNT,
+            description="How often tasks are started again, in all.",
+        ),
+    ]
+    scope: Annotated[
+        Literal["auto", "job", "task"],
+        Field(default="auto", description="Whether all start again or the failed one."),
+    ]
+
+
+class Cluster(_Section):
+    """A TensorFlow cluster and what runs on it, as `tfcluster launch` reads it."""
+
+    name: Annotated[
+        kinds.Name | None,
+        Field(
+            default=None,
+            description="Held by one active run. Left out, the file's stem serves "
+            "and runs do not conflict.",
+        ),
+    ]
+    backend: Annotated[
+        Literal["local", "ssh", "slurm", "sge"],
+        Field(default="local", description="Where the hosts come from."),
+    ]
+    command: Annotated[
+        kinds.Command | None,
+        Field(
+            default=None,
+            description="What every task runs. A string is split as a POSIX shell "
+            "would, but no shell runs it; or a list.",
+        ),
+    ]
+    workdir: Annotated[
+        Workdir,
+        kinds.Shorthand("path", {"type": "string"}),
+        Field(
+            default={},
+            description="Where tasks run, relative to this file. Default: its folder.",
+        ),
+    ]
+    python: Annotated[
+        kinds.Line | None,
+        Field(
+            default=None,
+            description="Interpreter on the hosts that a leading `python` means.",
+        ),
+    ]
+    env: Annotated[
+        kinds.Env, Field(default={}, description="Variables for every task.")
+    ]
+    secrets: Annotated[
+        dict[kinds.EnvName, SecretSource],
+        Field(
+            default={},
+            description="Variables that are never shown and never in an argument.",
+        ),
+    ]
+    tasks: Annotated[Tasks, Field(description="What the cluster consists of.")]
+    runtime: Annotated[
+        Runtime, Field(default={}, description="How the tasks work together.")
+    ]
+    hosts: Annotated[
+        list[Host], Field(default=[], description="ssh: the hosts, in rank order.")
+    ]
+    ssh: Annotated[Ssh, Field(default={}, description="Backend ssh.")]
+    slurm: Annotated[Slurm, Field(default={}, description="Backend slurm.")]
+    sge: Annotated[Sge, Field(default={}, description="Backend sge: Grid Engine.")]
+    launcher: Annotated[
+        Literal["auto", "local", "ssh", "srun", "qrsh"],
+        Field(default="auto", description="What starts the agents on the hosts."),
+    ]
+    ports: Annotated[
+        kinds.Ports,
+        Field(default="auto", description="auto, or a range to take ports from."),
+    ]
+    restart: Annotated[
+        Restart, Field(default={}, description="What happens after a failure.")
+    ]
+    start_timeout: Annotated[
+        kinds.Duration,
+        Field(default="300s", description="How long each phase of the start may take."),
+    ]
+    progress_timeout: Annotated[
+        kinds.DurationOrOff,
+        Field(
+            default=False,
+            json_schema_extra={"default": "off"},
+            description="A training task without a step for so long ends the run "
+            "with exit code 6.",
+        ),
+    ]
+    grace: Annotated[
+        kinds.DurationOrZero,
+        Field(
+            default="10s",
+            description="Time between asking a task to stop and killing it.",
+        ),
+    ]

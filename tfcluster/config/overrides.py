@@ -1,0 +1,119 @@
+"""Changes to the tree that come from flags: ``--set``, ``--name``, and no file at all.
+
+What a flag sets has the flag as its place, so that problems and origins name it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from tfcluster.config.parse import parse
+from tfcluster.config.report import Report
+from tfcluster.config.tree import Entry, Map, Mark, Node, Scalar, Seq, mapping, text
+from tfcluster.config.wording import printable
+from tfcluster.hostlist import HostlistError, split
+
+COMMAND_LINE = Mark("command line")
+_MAX_KEYS = 8
+"""Dots in a key: more than cluster.yaml is deep."""
+_SLOTS = re.compile(r"(.+?):([0-9]+)", re.DOTALL)
+
+
+def override(root: Map, settings: Sequence[str], report: Report) -> Map:
+    """``root`` with every ``KEY=VALUE`` applied in turn; null takes a key out."""
+    for setting in settings:
+        mark = Mark(f"--set {printable(setting, 80)}")
+        key, equals, written = setting.partition("=")
+        path = key.split(".")
+        if not equals or not all(path) or len(path) > _MAX_KEYS:
+            report.error(mark, "not KEY=VALUE", "like --set tasks.worker=4")
+            continue
+        node = _value(path, written, mark, report)
+        root = _with(root, path, node, mark, report)
+    return root
+
+
+def named(root: Map, name: str) -> Map:
+    """``root`` with the name of ``--name``."""
+    mark = Mark("--name")
+    entry = Entry(text("name", mark), text(name, mark))
+    return Map({**root.entries, "name": entry}, root.mark)
+
+
+def _value(path: Sequence[str], written: str, mark: Mark, report: Report) -> Node:
+    # Environment values are text, and quotes within the shell's quotes are a nuisance.
+    if "env" in path[:-1]:
+        return text(written, mark)
+    node = parse(written, mark, report)
+    return Scalar("", mark, plain=True) if node is None else node
+
+
+def _with(
+    parent: Map, path: Sequence[str], node: Node, mark: Mark, report: Report
+) -> Map:
+    key, rest = path[0], path[1:]
+    entries = dict(parent.entries)
+    old = entries.get(key)
+    if rest:
+        below = _opened(old.node if old else None, mark)
+        if below is None:
+            message = f"{key!r} is not a mapping: {'.'.join(rest)} cannot be set in it"
+            report.error(mark, message, f"set {key!r} as a whole")
+            return parent
+        node = _with(below, rest, node, mark, report)
+    elif isinstance(node, Scalar) and node.plain and node.raw in ("null", "~"):
+        entries.pop(key, None)
+        return Map(entries, parent.mark)
+    entries[key] = Entry(text(key, mark), node)
+    return Map(entries, parent.mark)
+
+
+def _opened(node: Node | None, mark: Mark) -> Map | None:
+    """A node to set keys in: a count alone stands for a mapping with it."""
+    if node is None:
+        return mapping(mark, {})
+    if isinstance(node, Scalar) and isinstance(node.value, int):
+        return mapping(node.mark, {"count": node})
+    return node if isinstance(node, Map) else None
+
+
+def from_flags(
+    command: Sequence[str], *, count: int, ps: int, hosts: str | None, report: Report
+) -> Map:
+    """The tree that ``-n``, ``--ps``, ``--hosts`` and a command stand for."""
+    tasks = {"worker": Scalar(str(count), Mark("-n"), plain=True)}
+    if ps:
+        tasks["ps"] = Scalar(str(ps), Mark("--ps"), plain=True)
+    if any("\0" in word for word in command):
+        raise report.failed(COMMAND_LINE, "an argument cannot hold NUL")
+    # The shell that read the command line has filled in what was to be filled in.
+    words = [text(word.replace("$", "$$"), COMMAND_LINE) for word in command]
+    nodes: dict[str, Node] = {
+        "command": Seq(words, COMMAND_LINE),
+        "tasks": mapping(COMMAND_LINE, tasks),
+    }
+    if hosts is not None:
+        mark = Mark("--hosts")
+        nodes["backend"] = text("ssh", mark)
+        nodes["hosts"] = Seq(_hosts(hosts, mark, report), mark)
+    return mapping(COMMAND_LINE, nodes)
+
+
+def _hosts(written: str, mark: Mark, report: Report) -> list[Node]:
+    try:
+        items = split(written)
+    except HostlistError as error:
+        raise report.failed(mark, f"{printable(written)!r}: {error.message}") from error
+    return [_host(item, mark) for item, _ in items]
+
+
+def _host(item: str, mark: Mark) -> Node:
+    slots = _SLOTS.fullmatch(item)
+    # Several colons without brackets are IPv6 that wants brackets: said elsewhere.
+    if not slots or (":" in slots[1] and not slots[1].endswith("]")):
+        return text(item, mark)
+    return mapping(
+        mark,
+        {"host": text(slots[1], mark), "slots": Scalar(slots[2], mark, plain=True)},
+    )

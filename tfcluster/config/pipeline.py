@@ -1,0 +1,142 @@
+"""The way from a file or from flags to a checked description, all problems in one pass.
+
+File or flags -> tree -> overrides -> shape (pydantic) -> rules -> description.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePath
+
+from pydantic import ValidationError
+
+from tfcluster.config.describe import Setting, check_ports, describe
+from tfcluster.config.explain import explain, shown
+from tfcluster.config.loaded import Loaded
+from tfcluster.config.models import Cluster
+from tfcluster.config.overrides import COMMAND_LINE, from_flags, named, override
+from tfcluster.config.parse import parse
+from tfcluster.config.report import Findings, Report
+from tfcluster.config.rules import check_rules
+from tfcluster.config.scalars import EMPTY
+from tfcluster.config.source import read_file
+from tfcluster.config.tree import Map, Mark, Scalar, value
+from tfcluster.config.wording import MAX_PATH, printable
+
+_SMALLEST = "smallest valid config: {command: python train.py, tasks: {worker: 2}}"
+
+
+def load(
+    path: str | os.PathLike[str],
+    *,
+    overrides: Sequence[str],
+    name: str | None,
+    arguments: Sequence[str],
+    environ: Mapping[str, str],
+    python: str,
+) -> Loaded:
+    """See ``tfcluster.config.load``."""
+    given = os.fspath(path)
+    report = Report(printable(given, MAX_PATH))
+    root = _read(given, report)
+    file = Path(given).absolute()
+    setting = Setting(
+        environ=environ,
+        folder=file.parent,
+        stem=as_name(file.stem),
+        python=python,
+        arguments=tuple(arguments),
+    )
+    return _check(_overridden(root, overrides, name, report), report, setting)
+
+
+def from_command(
+    command: Sequence[str],
+    *,
+    count: int,
+    ps: int,
+    hosts: str | None,
+    overrides: Sequence[str],
+    name: str | None,
+    environ: Mapping[str, str],
+    cwd: Path,
+    python: str,
+) -> Loaded:
+    """See ``tfcluster.config.from_command``."""
+    report = Report(COMMAND_LINE.source)
+    root = from_flags(command, count=count, ps=ps, hosts=hosts, report=report)
+    setting = Setting(
+        environ=environ, folder=cwd, stem=as_name(command_stem(command)), python=python
+    )
+    return _check(_overridden(root, overrides, name, report), report, setting)
+
+
+def _read(path: str, report: Report) -> Map:
+    start = Mark(report.source, 1, 1)
+    root = parse(read_file(path, report), start, report)
+    if root is None or (isinstance(root, Scalar) and root.value is EMPTY):
+        raise report.failed(start, "the file is empty", _SMALLEST)
+    if not isinstance(root, Map):
+        message = f"expected a mapping, found {shown(root)}"
+        raise report.failed(root.mark, message, _SMALLEST)
+    return root
+
+
+def _overridden(
+    root: Map, overrides: Sequence[str], name: str | None, report: Report
+) -> Map:
+    root = override(root, overrides, report)
+    return root if name is None else named(root, name)
+
+
+def _check(root: Map, report: Report, setting: Setting) -> Loaded:
+    findings = Findings(root, report)
+    cluster = _shape(findings)
+    check_rules(cluster, findings)
+    description = describe(cluster, findings, setting)
+    if findings.sound("ports", "tasks", "hosts", "backend"):
+        check_ports(description, findings)
+    report.check()
+    return Loaded(description=description, warnings=report.warnings())
+
+
+def _shape(findings: Findings) -> Cluster:
+    """The values, checked one by one; broken top-level keys are at their defaults."""
+    data = value(findings.root)
+    try:
+        return Cluster.model_validate(data)
+    except ValidationError as error:
+        problems = error.errors(include_url=False, include_input=False)
+    for problem in problems:
+        explain(problem, findings)
+    findings.broken = frozenset(str(problem["loc"][0]) for problem in problems)
+    rest = dict(data) if isinstance(data, dict) else {}
+    for key in findings.broken:
+        rest.pop(key, None)
+    return Cluster.model_validate({"tasks": {"worker": 1}} | rest)
+
+
+def as_name(text: str) -> str:
+    """``text`` with what a name cannot hold replaced."""
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", text).lstrip(".-")[:64]
+    return name or "run"
+
+
+def command_stem(command: Sequence[str]) -> str:
+    """What a run of ``command`` is called: its script or module, else its program."""
+    program = PurePath(command[0]).name if command else ""
+    if not re.fullmatch(r"python[0-9.]*", program):
+        return PurePath(program).stem or program
+    words = iter(command[1:])
+    for word in words:
+        if word == "-m":
+            return next(words, program)
+        if word == "-c":
+            return program
+        if word in ("-W", "-X"):
+            next(words, None)
+        elif not word.startswith("-"):
+            return PurePath(word).stem
+    return program

@@ -1,0 +1,80 @@
+"""Collects the problems of one pass over a configuration, each with its place."""
+
+from __future__ import annotations
+
+from tfcluster.config.tree import Map, Mark, Path, find
+from tfcluster.errors import ConfigError, Problem
+
+MAX_PROBLEMS = 100
+"""More are not printed one by one: nobody reads them."""
+
+
+class Report:
+    """Problems in the order in which they stand: the file first, then flags."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self._found: list[tuple[Mark, Problem]] = []
+
+    def error(self, mark: Mark, message: str, hint: str | None = None) -> None:
+        self._found.append((mark, Problem(str(mark), message, hint)))
+
+    def warn(self, mark: Mark, message: str, hint: str | None = None) -> None:
+        problem = Problem(str(mark), message, hint, warning=True)
+        self._found.append((mark, problem))
+
+    def failed(self, mark: Mark, message: str, hint: str | None = None) -> ConfigError:
+        """An error after which nothing can be read any more, with those before it."""
+        self.error(mark, message, hint)
+        return ConfigError(self.errors())
+
+    def check(self) -> None:
+        """Raises ConfigError where there are errors: warnings then come with them."""
+        if any(not problem.warning for _, problem in self._found):
+            raise ConfigError(self.errors())
+
+    def errors(self) -> tuple[Problem, ...]:
+        problems = self._sorted()
+        if len(problems) <= MAX_PROBLEMS:
+            return problems
+        more = len(problems) - MAX_PROBLEMS
+        rest = Problem(self.source, f"and {more} more problems")
+        return (*problems[:MAX_PROBLEMS], rest)
+
+    def warnings(self) -> tuple[Problem, ...]:
+        return tuple(problem for problem in self._sorted() if problem.warning)
+
+    def _sorted(self) -> tuple[Problem, ...]:
+        ordered = sorted(self._found, key=lambda found: self._order(found[0]))
+        return tuple(dict.fromkeys(problem for _, problem in ordered))
+
+    def _order(self, mark: Mark) -> tuple[bool, int, int]:
+        return mark.source != self.source, mark.line, mark.column
+
+
+class Findings:
+    """A report on one tree: problems are given the path of what they are about."""
+
+    def __init__(self, root: Map, report: Report) -> None:
+        self.root = root
+        self.report = report
+        self.broken: frozenset[str] = frozenset()
+        """Top-level keys that could not be read, so that a default stands for them."""
+
+    def sound(self, *keys: str) -> bool:
+        """Whether what stands under these top-level keys is what was written."""
+        return self.broken.isdisjoint(keys)
+
+    def error(self, path: Path, message: str, hint: str | None = None) -> None:
+        self.report.error(self.mark(path), message, hint)
+
+    def warn(self, path: Path, message: str, hint: str | None = None) -> None:
+        self.report.warn(self.mark(path), message, hint)
+
+    def mark(self, path: Path) -> Mark:
+        """Where the value at ``path`` stands, or what it would stand in."""
+        return find(self.root, path).node.mark
+
+    def key_mark(self, path: Path) -> Mark:
+        found = find(self.root, path)
+        return found.key.mark if found.key else found.node.mark

@@ -1,0 +1,184 @@
+"""How the keys of cluster.yaml belong together: what each alone allows, both may not.
+
+Works on checked values; where a section could not be read, its rules keep silent.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from tfcluster.config.models import Cluster, Task
+from tfcluster.config.report import Findings
+from tfcluster.config.tree import Path
+from tfcluster.model import BUILT_IN_SERVERS, RANKED_TYPES, TASK_TYPES, Strategy
+
+_SECRET = re.compile(
+    r"(?:.*_)?(?:KEY|TOKEN|PASSWORD|PASSWD|SECRET|CREDENTIALS)", re.IGNORECASE
+)
+_NEEDS_PS = (Strategy.PARAMETER_SERVER, Strategy.REPLICATED)
+_WITHOUT_PS = (Strategy.COLLECTIVE, Strategy.LOCAL_SGD)
+_DENIED_OPTIONS = {
+    "slurm": ("--wrap", "--uid", "--gid", "--parsable", "-W", "--wait"),
+    "sge": ("-C", "-@", "-b", "-V", "-terse", "-sync"),
+}
+"""Options that would change what is submitted, as whom, or what is printed."""
+
+
+def groups(cluster: Cluster) -> dict[str, Task]:
+    """The task types that there are, in listing order."""
+    every = {kind: getattr(cluster.tasks, kind) for kind in TASK_TYPES}
+    return {kind: task for kind, task in every.items() if task is not None}
+
+
+def strategy(cluster: Cluster) -> Strategy:
+    if cluster.runtime.strategy is not None:
+        return Strategy(cluster.runtime.strategy)
+    has_ps = cluster.tasks.ps is not None
+    return Strategy.PARAMETER_SERVER if has_ps else Strategy.COLLECTIVE
+
+
+def check_rules(cluster: Cluster, findings: Findings) -> None:
+    if findings.sound("tasks"):
+        _check_tasks(cluster, findings)
+        if findings.sound("command"):
+            _check_commands(cluster, findings)
+    if findings.sound("tasks", "runtime"):
+        _check_strategy(cluster, findings)
+        _check_runtime(cluster, findings)
+    if findings.sound("tasks", "runtime", "restart"):
+        _check_min(cluster, findings)
+        _check_restart(cluster, findings)
+    if findings.sound("env", "secrets"):
+        _check_secrets(cluster, findings)
+    needs_hosts = findings.sound("backend", "hosts") and cluster.backend == "ssh"
+    if needs_hosts and not cluster.hosts:
+        message = "backend ssh needs 'hosts'"
+        findings.error(("backend",), message, "hosts: [node1, node2]")
+    _check_options(cluster, findings)
+
+
+def _check_tasks(cluster: Cluster, findings: Findings) -> None:
+    tasks = groups(cluster)
+    if not any(kind in tasks for kind in RANKED_TYPES):
+        message = "needs at least one worker or chief"
+        findings.error(("tasks",), message, "tasks: {worker: 2}")
+    if "chief" in tasks and tasks["chief"].count > 1:
+        message = f"only one chief is possible; found {tasks['chief'].count}"
+        findings.error(("tasks", "chief", "count"), message, "the others are workers")
+    for kind, task in tasks.items():
+        path = ("tasks", kind)
+        if kind in BUILT_IN_SERVERS:
+            if task.command is not None:
+                message = f"{kind} tasks run a built-in server, not a command"
+                findings.error((*path, "command"), message)
+            if task.gpus:
+                message = f"{kind} tasks take no GPU"
+                findings.error((*path, "gpus"), message)
+        if task.server and kind not in RANKED_TYPES:
+            message = f"'server' is for chief and worker, not for {kind}"
+            findings.error((*path, "server"), message)
+        elif task.server and task.command is not None:
+            message = "a server runs no command"
+            findings.error((*path, "command"), message, "remove it, or server: true")
+
+
+def _check_min(cluster: Cluster, findings: Findings) -> None:
+    for kind, task in groups(cluster).items():
+        if task.min is None:
+            continue
+        path = ("tasks", kind, "min")
+        chosen = strategy(cluster)
+        if kind != "worker":
+            findings.error(path, f"'min' is for worker, not for {kind}")
+        elif task.min > task.count:
+            findings.error(path, f"min is {task.min}, but there are {task.count}")
+        elif chosen != Strategy.COLLECTIVE:
+            message = f"'min' is for strategy collective, not for {chosen}"
+            findings.error(path, message)
+        elif not cluster.restart.max:
+            message = "'min' does nothing without restarts"
+            findings.error(path, message, "restart: {max: 3}")
+
+
+def _check_commands(cluster: Cluster, findings: Findings) -> None:
+    if cluster.command is not None:
+        return
+    without = [
+        kind
+        for kind, task in groups(cluster).items()
+        if kind not in BUILT_IN_SERVERS and not task.server and task.command is None
+    ]
+    if without:
+        message = f"missing 'command': {' and '.join(without)} tasks have none to run"
+        findings.error(("command",), message, "command: python train.py")
+
+
+def _check_strategy(cluster: Cluster, findings: Findings) -> None:
+    chosen = strategy(cluster)
+    has_ps = cluster.tasks.ps is not None
+    if has_ps and chosen in _WITHOUT_PS:
+        message = f"ps tasks do nothing under {chosen}"
+        hint = "remove them, or set strategy: parameter_server"
+        findings.error(("tasks", "ps"), message, hint)
+    if not has_ps and chosen in _NEEDS_PS:
+        message = f"strategy {chosen} needs ps tasks"
+        findings.error(("runtime", "strategy"), message, "tasks: {ps: 1, ...}")
+
+
+def _check_runtime(cluster: Cluster, findings: Findings) -> None:
+    runtime, chosen = cluster.runtime, strategy(cluster)
+    if runtime.sync_every is not None and runtime.sync_seconds is not None:
+        message = "'sync_every' and 'sync_seconds' are both set; choose one"
+        findings.error(("runtime", "sync_seconds"), message)
+    for key, only_under in (
+        ("sync_every", Strategy.LOCAL_SGD),
+        ("sync_seconds", Strategy.LOCAL_SGD),
+        ("synchronous", Strategy.PARAMETER_SERVER),
+    ):
+        if getattr(runtime, key) and chosen is not only_under:
+            message = f"{key!r} does nothing under {chosen}: it is for {only_under}"
+            findings.warn(("runtime", key), message)
+
+
+def _check_restart(cluster: Cluster, findings: Findings) -> None:
+    chosen = strategy(cluster)
+    if cluster.restart.scope == "task" and chosen in _WITHOUT_PS:
+        message = f"under {chosen} one task alone cannot rejoin the others"
+        findings.error(("restart", "scope"), message, "scope: auto restarts all")
+
+
+def _check_secrets(cluster: Cluster, findings: Findings) -> None:
+    for name, source in cluster.secrets.items():
+        path = ("secrets", name)
+        if (source.file is None) == (source.env is None):
+            message = f"secret {name} needs either 'file' or 'env'"
+            findings.error(path, message, f"{name}: {{file: ~/.{name.lower()}}}")
+        if name in cluster.env:
+            findings.error(path, f"{name} is set under 'env:' too", "keep one of them")
+    places: list[tuple[Path, Mapping[str, str]]] = [(("env",), cluster.env)]
+    if findings.sound("tasks"):
+        places += [
+            (("tasks", kind, "env"), task.env) for kind, task in groups(cluster).items()
+        ]
+    for where, env in places:
+        for name in filter(_SECRET.fullmatch, env):
+            findings.warn(
+                (*where, name),
+                f"{name} looks like a secret, and what is under 'env:' is shown",
+                "put it under 'secrets:' ({file: ...} or {env: NAME})",
+            )
+
+
+def _check_options(cluster: Cluster, findings: Findings) -> None:
+    for section, options in (
+        ("slurm", cluster.slurm.options),
+        ("sge", cluster.sge.options),
+    ):
+        if options and not options[0].startswith("-"):
+            message = f"{options[0]!r} is not an option: it does not begin with '-'"
+            findings.error((section, "options", 0), message)
+        for index, option in enumerate(options):
+            if option.partition("=")[0] in _DENIED_OPTIONS[section]:
+                message = f"option {option.partition('=')[0]} is not allowed"
+                findings.error((section, "options", index), message)

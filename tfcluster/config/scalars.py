@@ -1,0 +1,109 @@
+"""What YAML 1.1 makes of unquoted text, and where that is not what was meant.
+
+``NO`` is false, ``22:22`` is 1342 and ``010`` is 8. Values that people hardly ever mean
+become ``Misread``, which no field accepts. Marks and keys are not known here.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_EMPTY = frozenset({"", "~", "null", "Null", "NULL"})
+_WORDS = {
+    "yes": True,
+    "true": True,
+    "on": True,
+    "no": False,
+    "false": False,
+    "off": False,
+}
+_BOOLEANS = {
+    spelled: meaning
+    for word, meaning in _WORDS.items()
+    for spelled in (word, word.capitalize(), word.upper())
+}
+# YAML 1.1, https://yaml.org/type/int.html and float.html, as PyYAML reads them.
+_DECIMAL = re.compile(r"0|-?[1-9][0-9]*")
+_OTHER_INT = re.compile(
+    r"[-+]?(?:0b[01_]+|0x[0-9a-fA-F_]+|0[0-7_]*|[1-9][0-9_]*(?::[0-5]?[0-9])*)"
+)
+_FLOAT = re.compile(r"-?[0-9]+\.[0-9]+(?:[eE][-+][0-9]+)?")
+_OTHER_FLOAT = re.compile(
+    r"[-+]?[0-9][0-9_]*\.[0-9_]*(?:[eE][-+][0-9]+)?"
+    r"|[-+]?\.[0-9_]+(?:[eE][-+][0-9]+)?"
+    r"|[-+]?[0-9][0-9_]*(?::[0-5]?[0-9])+\.[0-9_]*"
+)
+_NOT_FINITE = re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
+_MAX_DIGITS = 18
+"""Any number of more digits is a mistake (and long ones are slow to convert)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Misread:
+    """A value that YAML reads otherwise than it looks; a message says so."""
+
+    message: str
+    hint: str
+
+
+EMPTY = Misread("is empty", "give it a value, or leave the key out")
+
+
+class Lossy(float):
+    """A float that is written in another way than Python would: ``2.10``."""
+
+
+def read(raw: str) -> object:
+    """A str, int, float, bool or Misread. Dates and the like stay text."""
+    if raw in _EMPTY:
+        return EMPTY
+    if raw in _BOOLEANS:
+        return _BOOLEANS[raw]
+    # Text is the rule: everything below begins with one of these.
+    if raw[0] not in "+-.0123456789":
+        return raw
+    if _DECIMAL.fullmatch(raw):
+        return int(raw) if len(raw) <= _MAX_DIGITS else _too_long()
+    if _NOT_FINITE.fullmatch(raw):
+        return Misread(f"{raw} is not finite", "write a number")
+    if _OTHER_INT.fullmatch(raw):
+        return _other_int(raw)
+    if _FLOAT.fullmatch(raw) or _OTHER_FLOAT.fullmatch(raw):
+        return _float(raw)
+    return raw
+
+
+def _too_long() -> Misread:
+    return Misread(f"has more than {_MAX_DIGITS} digits", "write a smaller number")
+
+
+def _other_int(raw: str) -> object:
+    if len(raw) > _MAX_DIGITS:
+        return _too_long()
+    sign, digits = (-1 if raw[0] == "-" else 1), raw.lstrip("+-").replace("_", "")
+    if ":" in digits:
+        number = 0
+        for part in digits.split(":"):
+            number = number * 60 + int(part)
+        hint = f'quote it: "{raw}"'
+        return Misread(f"YAML 1.1 reads {raw} as {sign * number}", hint)
+    if digits.startswith("0") and digits.isdecimal() and len(digits) > 1:
+        number = sign * int(digits, 8)
+        hint = f"write {number} or {sign * int(digits)}, or quote it"
+        return Misread(f"YAML reads {raw} as octal ({number})", hint)
+    try:
+        number = sign * int(digits or "0", 0)
+    except ValueError:
+        return raw
+    hint = f'write {number}, or quote it: "{raw}"'
+    return Misread(f"YAML reads {raw} as {number}", hint)
+
+
+def _float(raw: str) -> object:
+    if ":" in raw or "_" in raw or len(raw) > 40:
+        return Misread(f"YAML 1.1 reads {raw[:40]} as a number", "quote it")
+    number = float(raw)
+    if number in (float("inf"), float("-inf")):
+        return Misread(f"{raw} is not finite", "write a smaller number")
+    return number if repr(number) == raw else Lossy(number)

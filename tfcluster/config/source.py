@@ -1,0 +1,88 @@
+"""Reads the configuration file itself: a plain file, ours, of bounded size, in UTF-8.
+
+The only module of this package that opens a file.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import stat
+
+from tfcluster.config.report import Report
+from tfcluster.config.tree import Mark
+
+MAX_BYTES = 1 << 20
+
+_KINDS = (
+    (stat.S_ISDIR, "a directory"),
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+_UTF16 = (b"\xff\xfe", b"\xfe\xff")
+
+
+def read_file(path: str, report: Report) -> str:
+    """The text of the file. Raises ConfigError where it cannot be used."""
+    mark = Mark(report.source)
+    try:
+        # A pipe must not block us before it is seen to be one.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise report.failed(mark, f"cannot read: {why}") from error
+    try:
+        _check(os.fstat(descriptor), mark, report)
+        data = _read(descriptor)
+    except OSError as error:
+        raise report.failed(mark, f"cannot read: {error.strerror}") from error
+    finally:
+        os.close(descriptor)
+    if len(data) > MAX_BYTES:
+        raise report.failed(mark, f"larger than {MAX_BYTES} bytes")
+    return _decoded(data, mark, report)
+
+
+def _read(descriptor: int) -> bytes:
+    """What is in the file, or one byte more than may be."""
+    data = bytearray()
+    while len(data) <= MAX_BYTES:
+        portion = os.read(descriptor, MAX_BYTES + 1 - len(data))
+        if not portion:
+            break
+        data += portion
+    return bytes(data)
+
+
+def _check(status: os.stat_result, mark: Mark, report: Report) -> None:
+    mode = status.st_mode
+    if not stat.S_ISREG(mode):
+        kinds = (words for test, words in _KINDS if test(mode))
+        why = f"is {next(kinds, 'no plain file')}"
+        raise report.failed(mark, f"cannot read: {why}")
+    if mode & stat.S_IWOTH:
+        message = f"writable by others ({stat.S_IMODE(mode):04o})"
+        report.error(mark, message, f"chmod o-w {shlex.quote(mark.source)}")
+    if status.st_uid not in (0, os.geteuid()):
+        message = f"belongs to another user (uid {status.st_uid})"
+        report.error(mark, message, "what it says would run as you; copy it")
+
+
+def _decoded(data: bytes, mark: Mark, report: Report) -> str:
+    if data.startswith(_UTF16):
+        raise report.failed(
+            mark._replace(line=1, column=1), "is UTF-16", "save it as UTF-8"
+        )
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        # `utf-8-sig` counts from behind a byte order mark.
+        start = error.start + (3 if data.startswith(b"\xef\xbb\xbf") else 0)
+        before = data[:start]
+        line_start = before.rfind(b"\n") + 1
+        column = len(before[line_start:].decode("utf-8", "replace")) + 1
+        place = mark._replace(line=before.count(b"\n") + 1, column=column)
+        message = f"byte 0x{data[start]:02x} is not UTF-8"
+        hint = "a Latin-1 file? save it as UTF-8"
+        raise report.failed(place, message, hint) from error

@@ -1,0 +1,85 @@
+"""The commented cluster.yaml that ``tfcluster init`` prints, one for each backend."""
+
+from __future__ import annotations
+
+_HEAD = """\
+# A TensorFlow cluster and what runs on it: `tfcluster launch cluster.yaml`.
+# What each key means: docs/configuration.md, or `tfcluster schema` for your editor.
+
+"""
+
+_COMMAND = """\
+# Split as a shell would, but no shell runs it. `python` is the interpreter below.
+command: python train.py
+# python: /opt/venv/bin/python   # default: the one that runs tfcluster
+# workdir: .                     # default: the folder of this file
+# env: {OMP_NUM_THREADS: "1"}
+# secrets: {WANDB_API_KEY: {file: ~/.wandb}}
+"""
+
+_TAIL = """\
+
+# runtime:
+#   strategy: collective         # parameter_server, replicated, local_sgd, none
+#   batch: global                # the script's batch is that of all workers together
+
+# restart: {max: 2}              # start again after a failure
+# progress_timeout: 10m          # end a run that makes no step for so long
+"""
+
+_BODIES = {
+    "local": """\
+backend: local                   # all tasks on this machine
+
+tasks:
+  worker: 2                      # rank 0 is worker 0, or a chief
+  # worker: {count: 2, gpus: 1}
+  # ps: 1                        # parameter servers, built in
+  # evaluator: 1                 # runs the command beside the training
+""",
+    "ssh": """\
+backend: ssh
+hosts: [node1, node2]            # or "node[1-4]", or {host: node1, slots: 4, gpus: 4}
+# ssh: {user: me, identity_file: ~/.ssh/id_ed25519}
+
+tasks:
+  worker: 2                      # rank 0 is worker 0, or a chief
+  # worker: {count: 2, gpus: 1}
+  # ps: 1                        # parameter servers, built in
+# ports: 40000-41000             # where a firewall leaves only these open
+""",
+    "slurm": """\
+backend: slurm                   # `tfcluster launch` submits, in a job it runs there
+slurm:
+  nodes: 2
+  tasks_per_node: 1
+  time: "1:00:00"                # quoted: YAML reads 1:00:00 as 3600
+  # partition: gpu
+  # gpus_per_node: 4
+  # options: ["--account=x"]
+
+tasks:
+  worker: 2                      # rank 0 is worker 0, or a chief
+  # ps: 1                        # parameter servers, built in
+""",
+    "sge": """\
+backend: sge                     # `tfcluster launch` submits, in a job it runs there
+sge:
+  parallel_environment: mpi      # one of `qconf -spl`
+  slots: 2
+  resources: {h_rt: "1:00:00"}   # quoted: YAML reads 1:00:00 as 3600
+  # queue: all.q
+  # options: ["-P", "x"]
+
+tasks:
+  worker: 2                      # rank 0 is worker 0, or a chief
+  # ps: 1                        # parameter servers, built in
+""",
+}
+
+
+def starter(backend: str) -> str:
+    """A commented cluster.yaml to start from. Raises ValueError: unknown backend."""
+    if backend not in _BODIES:
+        raise ValueError(f"unknown backend {backend!r}: one of {', '.join(_BODIES)}")
+    return _HEAD + _COMMAND + "\n" + _BODIES[backend] + _TAIL

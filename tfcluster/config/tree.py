@@ -1,0 +1,143 @@
+"""A configuration as a tree of nodes that know where they were written.
+
+Nodes keep the raw text of scalars, so that messages can show what a person wrote. What
+YAML is, and what the keys mean, is not known here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+from tfcluster.config.scalars import read
+
+Path: TypeAlias = tuple[str | int, ...]
+"""Keys and list indices from the top of the tree."""
+
+
+class Mark(NamedTuple):
+    """A place in a file (line and column count from 1), or a whole source (line 0)."""
+
+    source: str
+    line: int = 0
+    column: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.source}:{self.line}:{self.column}" if self.line else self.source
+
+    def shifted(self, columns: int) -> Mark:
+        return self._replace(column=self.column + columns) if self.line else self
+
+
+class Scalar(NamedTuple):
+    raw: str
+    mark: Mark
+    plain: bool = False
+    """Neither quoted nor a block: YAML may read it as something other than text."""
+    inset: int | None = None
+    """Columns from the mark to the text; None: the text is not in the file as it is."""
+
+    @property
+    def value(self) -> object:
+        return read(self.raw) if self.plain else self.raw
+
+    def at(self, offset: int) -> Mark:
+        """Where the character at ``offset`` stands, as well as can be said."""
+        return (
+            self.mark if self.inset is None else self.mark.shifted(self.inset + offset)
+        )
+
+
+class Seq(NamedTuple):
+    items: Sequence[Node]
+    mark: Mark
+
+
+class Entry(NamedTuple):
+    key: Scalar
+    node: Node
+
+
+class Map(NamedTuple):
+    entries: Mapping[str, Entry]
+    mark: Mark
+
+
+Node: TypeAlias = Scalar | Seq | Map
+
+
+def text(raw: str, mark: Mark) -> Scalar:
+    """A scalar that is text whatever YAML would make of it."""
+    return Scalar(raw, mark)
+
+
+def mapping(mark: Mark, nodes: Mapping[str, Node]) -> Map:
+    """A mapping made by us: its keys stand where it stands."""
+    entries = {key: Entry(text(key, mark), node) for key, node in nodes.items()}
+    return Map(entries, mark)
+
+
+def value(node: Node) -> object:
+    """What the tree holds, as Python has it: dicts, lists and scalars.
+
+    Nodes that stand in several places (YAML aliases) become one shared object.
+    """
+    return _value(node, {})
+
+
+def _value(node: Node, known: dict[int, object]) -> object:
+    if isinstance(node, Scalar):
+        return node.value
+    if id(node) in known:
+        return known[id(node)]
+    built: object
+    if isinstance(node, Seq):
+        built = [_value(item, known) for item in node.items]
+    else:
+        built = {key: _value(entry.node, known) for key, entry in node.entries.items()}
+    known[id(node)] = built
+    return built
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """How far a path leads into the tree."""
+
+    node: Node
+    key: Scalar | None
+    """The key that the node stands under; None at the top and for list items."""
+    name: str
+    """What messages call the node: its key, or that of its list with the index."""
+    rest: Path
+    """What of the path leads on from here; empty where all of it was found."""
+
+
+def find(root: Node, path: Path) -> Found:
+    """The node at ``path``, or the deepest one on the way to it."""
+    node, key, name = root, None, ""
+    for depth, part in enumerate(path):
+        if isinstance(node, Map) and isinstance(part, str) and part in node.entries:
+            key, node = node.entries[part]
+            name = part
+        elif isinstance(node, Seq) and isinstance(part, int) and part < len(node.items):
+            key, node = None, node.items[part]
+            name = f"{name}[{part}]"
+        else:
+            return Found(node, key, name, path[depth:])
+    return Found(node, key, name, ())
+
+
+def origins(root: Map) -> dict[str, str]:
+    """Dotted key -> where its value was written. A list is one value."""
+    return {".".join(path): str(node.mark) for path, node in _leaves(root, ())}
+
+
+def _leaves(
+    node: Node, path: tuple[str, ...]
+) -> Iterator[tuple[tuple[str, ...], Node]]:
+    if isinstance(node, Map):
+        for key, entry in node.entries.items():
+            yield from _leaves(entry.node, (*path, key))
+    else:
+        yield path, node

@@ -1,0 +1,244 @@
+"""Which task runs on which host, with which GPUs: pure, and in the hosts' own order.
+
+Knows nothing of how hosts were got or how tasks are started.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+
+from tfcluster.errors import StartError
+from tfcluster.hostlist import fold
+from tfcluster.model import (
+    BUILT_IN_SERVERS,
+    RANKED_TYPES,
+    Allocation,
+    Description,
+    Host,
+    TaskGroup,
+    TaskId,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where one task runs, and who it is among the training tasks there."""
+
+    task: TaskId
+    host: Host
+    rank: int | None
+    local_rank: int | None
+    local_size: int
+    cross_rank: int | None
+    """Index of the host among those with training tasks of this local rank."""
+    cross_size: int
+    gpus: tuple[str, ...] | None
+    """CUDA_VISIBLE_DEVICES; None: leave it as the host has it."""
+
+
+def place(description: Description, allocation: Allocation) -> tuple[Place, ...]:
+    """A place for every task, in listing order.
+
+    Training tasks fill the hosts block by block in rank order: up to a host's slots
+    where it has a number of them, in even blocks where not. The other tasks then
+    fill what is left in the same way.
+
+    Raises StartError where slots or GPUs do not suffice.
+    """
+    tasks = description.task_ids()
+    ranked = [task for task in tasks if task.ranked]
+    others = [task for task in tasks if not task.ranked]
+    taken = [0] * len(allocation.hosts)
+    where = _fill(ranked, allocation.hosts, taken)
+    where.update(_fill(others, allocation.hosts, taken))
+    if len(where) < len(tasks):
+        raise _too_few_slots(len(tasks), allocation.hosts)
+    return _places(description, allocation.hosts, tasks, where)
+
+
+def place_again(
+    description: Description, places: Sequence[Place], hosts: Container[str]
+) -> tuple[Description, tuple[Place, ...]]:
+    """The same cluster on fewer of its hosts, each with as many tasks as before.
+
+    The training tasks of the hosts that are left get new names, chief first, so there
+    are fewer workers; the others stay as they are. Returns the description with that
+    number too. Raises StartError where the GPUs are not enough for that.
+    """
+    left = [each for each in places if each.host.name in hosts]
+    training = [each for each in left if each.task.ranked]
+    others = [each for each in left if not each.task.ranked]
+    tasks = dict(description.tasks)
+    workers = len(training) - ("chief" in tasks)
+    if workers:
+        tasks["worker"] = replace(tasks["worker"], count=workers)
+    else:
+        del tasks["worker"]
+    slots = Counter(each.host.name for each in training)
+    taken = {gpu for each in others for gpu in each.gpus or ()}
+    lent = {each.host.name: each.host for each in training}
+    free = tuple(
+        replace(
+            host,
+            slots=slots[name],
+            gpus=host.gpus and tuple(gpu for gpu in host.gpus if gpu not in taken),
+        )
+        for name, host in lent.items()
+    )
+    smaller = replace(description, tasks=tasks)
+    ranked = {kind: tasks[kind] for kind in RANKED_TYPES if kind in tasks}
+    again = place(replace(smaller, tasks=ranked), Allocation(hosts=free))
+    whole = {each.host.name: each.host for each in left}
+    again = tuple(replace(each, host=whole[each.host.name]) for each in again)
+    return smaller, (*again, *others)
+
+
+def _fill(
+    tasks: Sequence[TaskId], hosts: Sequence[Host], taken: list[int]
+) -> dict[TaskId, int]:
+    """Host indices for as many tasks as there are slots; counts them in ``taken``."""
+    limited = sum(
+        host.slots - used
+        for host, used in zip(hosts, taken, strict=True)
+        if host.slots is not None
+    )
+    open_hosts = sum(host.slots is None for host in hosts)
+    rest = max(0, len(tasks) - limited)
+    where: dict[TaskId, int] = {}
+    queue = iter(tasks)
+    opened = 0
+    for index, host in enumerate(hosts):
+        if host.slots is None:
+            # Rounded up, so that the first hosts get the odd ones.
+            share = -(-rest * (opened + 1) // open_hosts) - -(
+                -rest * opened // open_hosts
+            )
+            opened += 1
+        else:
+            share = host.slots - taken[index]
+        for task in islice(queue, share):
+            where[task] = index
+            taken[index] += 1
+    return where
+
+
+def _too_few_slots(wanted: int, hosts: Sequence[Host]) -> StartError:
+    slots = sum(host.slots or 0 for host in hosts)
+    each = ", ".join(f"{host.name}: {host.slots}" for host in hosts[:8])
+    more = ", ..." if len(hosts) > 8 else ""
+    return StartError(
+        f"{wanted} tasks need {wanted} slots, but the hosts have {slots} "
+        f"({each}{more})",
+        hint="ask for more hosts or slots, or for fewer tasks",
+    )
+
+
+def _places(
+    description: Description,
+    hosts: Sequence[Host],
+    tasks: Sequence[TaskId],
+    where: Mapping[TaskId, int],
+) -> tuple[Place, ...]:
+    on_host: list[list[TaskId]] = [[] for _ in hosts]
+    for task in tasks:
+        on_host[where[task]].append(task)
+    gpus: dict[TaskId, tuple[str, ...] | None] = {}
+    for host, here in zip(hosts, on_host, strict=True):
+        gpus.update(_gpu_shares(host, here, description.tasks))
+    ranked = [[task for task in here if task.ranked] for here in on_host]
+    local_ranks = {task: i for here in ranked for i, task in enumerate(here)}
+    # Hosts that have a training task of the given local rank, in host order.
+    peers: dict[int, dict[int, int]] = {}
+    for index, here in enumerate(ranked):
+        for local_rank in range(len(here)):
+            members = peers.setdefault(local_rank, {})
+            members[index] = len(members)
+    rank_of = {task: rank for rank, task in enumerate(t for t in tasks if t.ranked)}
+    return tuple(
+        Place(
+            task=task,
+            host=hosts[where[task]],
+            rank=rank_of.get(task),
+            local_rank=local,
+            local_size=len(ranked[where[task]]),
+            cross_rank=None if local is None else peers[local][where[task]],
+            cross_size=0 if local is None else len(peers[local]),
+            gpus=gpus[task],
+        )
+        for task in tasks
+        for local in [local_ranks.get(task)]
+    )
+
+
+def share_gpus(description: Description, places: Sequence[Place]) -> tuple[Place, ...]:
+    """The same places, with shares of their hosts' GPUs.
+
+    For hosts that say only when they are asked which ones they have. Raises StartError
+    where these are not enough.
+    """
+    by_host: dict[str, list[Place]] = {}
+    for each in places:
+        by_host.setdefault(each.host.name, []).append(each)
+    shares: dict[TaskId, tuple[str, ...] | None] = {}
+    for here in by_host.values():
+        tasks = [each.task for each in here]
+        shares |= _gpu_shares(here[0].host, tasks, description.tasks)
+    return tuple(replace(each, gpus=shares[each.task]) for each in places)
+
+
+def _gpu_shares(
+    host: Host, tasks: Iterable[TaskId], groups: Mapping[str, TaskGroup]
+) -> dict[TaskId, tuple[str, ...] | None]:
+    """A share of the host's GPUs for each of its tasks.
+
+    Tasks that name a number get so many; the others share the rest evenly, and take
+    turns where there are fewer GPUs than tasks. Servers of ours get none.
+    """
+    shares: dict[TaskId, tuple[str, ...] | None] = {}
+    fixed: list[tuple[TaskId, int]] = []
+    even: list[TaskId] = []
+    for task in tasks:
+        wanted = groups[task.type].gpus
+        if task.type in BUILT_IN_SERVERS and not wanted:
+            shares[task] = ()
+        elif wanted is not None:
+            fixed.append((task, wanted))
+        else:
+            even.append(task)
+    needed = sum(wanted for _, wanted in fixed)
+    if host.gpus is None:
+        if needed:
+            raise StartError(
+                f"{host.name}: its tasks need {needed} GPUs, but nothing says which "
+                "GPUs it has",
+                hint="give the host 'gpus: N' under 'hosts'",
+            )
+        return shares | dict.fromkeys(even, None)
+    if needed > len(host.gpus):
+        raise StartError(
+            f"{host.name}: its tasks need {needed} GPUs, but it has {len(host.gpus)}",
+            hint="lower 'gpus' or place fewer tasks there",
+        )
+    free = list(host.gpus)
+    for task, wanted in fixed:
+        shares[task], free = tuple(free[:wanted]), free[wanted:]
+    for index, task in enumerate(even):
+        if not host.gpus:
+            shares[task] = None
+        elif not free:
+            shares[task] = ()
+        elif len(free) < len(even):
+            shares[task] = (free[index % len(free)],)
+        else:
+            low = index * len(free) // len(even)
+            high = (index + 1) * len(free) // len(even)
+            shares[task] = tuple(free[low:high])
+    return shares
+
+
+def host_summary(hosts: Sequence[Host]) -> str:
+    """The hosts in one short text, folded: ``node[1-4]``."""
+    return fold([host.name for host in hosts])

@@ -1,0 +1,79 @@
+"""The plan as data and as JSON: what ``plan``, ``--dry-run`` and ``plan.json`` show.
+
+TF_CONFIG is by far the largest part and nearly the same for all tasks, so its text is
+put into the output once for each task without being parsed or built again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from tfcluster.compose import TaskSpec, task_json
+from tfcluster.model import Allocation, Description, Secret, TaskId
+from tfcluster.tfconfig import Cluster
+
+Json = dict[str, Any]
+
+
+def plan_document(
+    description: Description,
+    allocation: Allocation,
+    specs: Sequence[TaskSpec],
+    *,
+    logs: str,
+    ports: Mapping[TaskId, int] | None = None,
+) -> Json:
+    """The plan without TF_CONFIG. ``logs`` is the folder of the log files."""
+    known = ports or {}
+    hidden = {name: _hidden(secret) for name, secret in description.secrets.items()}
+    tasks = []
+    for spec in specs:
+        log = f"{logs}/{spec.task.log_name}"
+        task = task_json(spec, port=known.get(spec.task), log=log)
+        if hidden:
+            task["env"] = {**task["env"], **hidden}
+        tasks.append(task)
+    hosts = [
+        {
+            "host": host.name,
+            "slots": host.slots,
+            "gpus": None if host.gpus is None else len(host.gpus),
+        }
+        for host in allocation.hosts
+    ]
+    sync = description.sync
+    return {
+        "name": description.name,
+        "backend": description.backend,
+        "sync": None if sync is None else sync.folder,
+        "hosts": hosts,
+        "tasks": tasks,
+    }
+
+
+def _hidden(secret: Secret) -> str:
+    if secret.file is not None:
+        return f"<secret from file {secret.file}>"
+    return f"<secret from ${secret.env}>"
+
+
+def plan_lines(
+    document: Json, cluster: Cluster, tasks: Sequence[TaskId]
+) -> Iterator[str]:
+    """``plan --json`` in pieces, each task with its whole ``tf_config``."""
+    head = {key: value for key, value in document.items() if key != "tasks"}
+    yield json.dumps(head)[:-1] + ', "tasks": ['
+    # Equal environments are the same but for a few keys; the encoder is what costs.
+    encode = json.JSONEncoder().encode
+    comma = "\n"
+    for entry, task in zip(document["tasks"], tasks, strict=True):
+        yield f'{comma}{encode(entry)[:-1]}, "tf_config": {cluster.tf_config(task)}}}'
+        comma = ",\n"
+    yield "]}\n"
+
+
+def task_parts(document: Json, cluster: Cluster) -> Json:
+    """The document with the cluster once, as ``plan.json`` keeps it."""
+    return {**document, "cluster": {job: list(a) for job, a in cluster.jobs.items()}}
