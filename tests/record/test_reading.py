@@ -1,0 +1,105 @@
+"""A run from its folder: quickly, and whatever is left of it."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.record.programs import MANY_SHORT_RUNS, line_of, program
+from tfcluster.loading import PACKAGE_ROOT
+from tfcluster.record.files import replace_json
+from tfcluster.record.paths import RunPaths, create_run
+from tfcluster.record.reading import read_run, read_summary
+from tfcluster.record.view import RunView
+from tfcluster.record.writer import Writer
+from tfcluster.states import RunState
+
+NOW_S = 1795169700.0
+
+
+@pytest.fixture
+def large_run(tmp_path: Path) -> RunPaths:
+    """3,000 tasks on 1,000 hosts that went through all of their states."""
+    paths = create_run(tmp_path, "large", NOW_S)
+    names = [f"worker:{i}" for i in range(3000)]
+    tasks = [{"task": name, "host": f"n{i // 3}"} for i, name in enumerate(names)]
+    replace_json(paths.plan, {"name": "large", "backend": "ssh", "tasks": tasks})
+    writer = Writer(paths, clock=lambda: NOW_S)
+    writer.append({"type": "run", "run": paths.run, "name": "large", "backend": "ssh"})
+    for state in ("starting", "running", "stopping", "succeeded"):
+        for pid, name in enumerate(names):
+            event = {"type": "task", "task": name, "attempt": 0, "state": state}
+            writer.append({**event, "pid": pid, "address": f"n{pid // 3}:40000"})
+    writer.progress({name: {"step": 7} for name in names})
+    writer.append({"type": "end", "state": "succeeded", "exit_code": 0})
+    assert writer.close(30)
+    return paths
+
+
+def test_a_large_run_is_read_in_no_time(large_run: RunPaths) -> None:
+    began_s = time.monotonic()
+    view = read_run(large_run, now_s=NOW_S)
+    assert time.monotonic() - began_s < 1
+    assert len(view.tasks) == 3000
+    assert {(str(t.state), t.step) for t in view.tasks} == {("succeeded", 7)}
+    began_s = time.monotonic()
+    summary = read_summary(large_run, now_s=NOW_S)
+    assert time.monotonic() - began_s < 0.05
+    for each in (view, summary):
+        assert (each.run, each.name, each.backend) == (large_run.run, "large", "ssh")
+        assert (each.state, each.exit_code) == (RunState.SUCCEEDED, 0)
+        assert each.started_s == NOW_S
+
+
+def test_whatever_is_left_of_a_folder_can_be_read(large_run: RunPaths) -> None:
+    large_run.plan.write_bytes(b"{")
+    large_run.progress.unlink()
+    assert len(read_run(large_run, now_s=NOW_S).tasks) == 3000
+    large_run.events.write_bytes(b"\xff\0\n{}\n")
+    assert read_run(large_run, now_s=time.time() + 60).state is RunState.LOST
+    shutil.rmtree(large_run.root)
+    view = read_run(large_run, now_s=NOW_S)
+    assert (view.run, view.name, view.state) == (large_run.run, "large", RunState.LOST)
+
+
+@pytest.mark.parametrize("read", [read_run, read_summary])
+def test_a_run_that_ends_while_it_is_read_is_not_lost(
+    read: Callable[..., RunView], tmp_path: Path
+) -> None:
+    """Between reading the events and looking at the lock the run may end."""
+    with program(MANY_SHORT_RUNS, tmp_path, "300") as launcher:
+        while root := line_of(launcher):
+            while True:
+                state = read(RunPaths(Path(root)), now_s=time.time()).state
+                assert state is not RunState.LOST
+                if state is RunState.SUCCEEDED:
+                    break
+
+
+def test_importing_what_status_needs_is_instant() -> None:
+    code = """
+import sys, time
+began_s = time.monotonic()
+import tfcluster.record.reading, tfcluster.record.names, tfcluster.record.logs
+import tfcluster.console.screen, tfcluster.console.views
+heavy = {"psutil", "click", "yaml", "pydantic", "tensorflow", "numpy", "asyncio"}
+assert not heavy & set(sys.modules), heavy & set(sys.modules)
+print(time.monotonic() - began_s)
+"""
+    run = [
+        sys.executable,
+        "-I",
+        "-c",
+        f"import sys; sys.path.insert(0, {PACKAGE_ROOT!r})" + code,
+    ]
+    best_s = min(
+        float(subprocess.run(run, check=True, capture_output=True, text=True).stdout)
+        for _ in range(3)
+    )
+    assert best_s < 0.2

@@ -1,0 +1,222 @@
+"""A thread that writes to one place, and the bounded queue before it.
+
+Whoever puts something in never waits. Log lines give way when the queue is full, are
+counted, and the count is shown where they would have stood. Knows nothing of runs.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tfcluster.console.stream import Stream
+from tfcluster.console.text import cut, plural, width
+
+MAX_LINES = 10_000
+MAX_CHARACTERS = 8 << 20
+MAX_TALK = 10_000
+
+_BATCH = 256
+_DRAW_S = 0.1
+"""The live text is drawn ten times a second at most."""
+_LOOK_S = 0.25
+"""How often to look whether the terminal has another size."""
+
+
+@dataclass(slots=True)
+class _Entry:
+    stream: Stream
+    lines: Sequence[str]
+    render: Callable[[Sequence[str]], str] | None
+    """None: the entry stands for ``dropped`` lines."""
+    characters: int = 0
+    dropped: int = 0
+    is_log: bool = False
+
+    def text(self) -> str:
+        if self.render is not None:
+            return self.render(self.lines)
+        lines = plural(self.dropped, "line")
+        return f"… {lines} not shown, see the log files\n"
+
+
+class Lane:
+    """Writes entries in their order, with the live text below the last one."""
+
+    def __init__(self, live_on: Stream | None, name: str) -> None:
+        """``live_on``: the terminal that shows live text; None: there is none."""
+        self._changed = threading.Condition()
+        self._entries: deque[_Entry] = deque()
+        self._log_lines = 0
+        self._log_characters = 0
+        self._dropping = False
+        self._live: str | None = None
+        self._closing = False
+        self._painter = _Painter(live_on) if live_on else None
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._thread.start()
+
+    def put_log(
+        self,
+        stream: Stream,
+        lines: Sequence[str],
+        render: Callable[[Sequence[str]], str],
+        *,
+        skipped: int = 0,
+    ) -> None:
+        """Log lines, which ``render`` makes into text when their turn comes.
+
+        ``skipped`` lines before them are missing already, which ``render`` says.
+        """
+        characters = sum(map(len, lines))
+        with self._changed:
+            if self._closing or stream.closed:
+                return
+            if self._has_room(len(lines), characters):
+                self._entries.append(
+                    _Entry(stream, lines, render, characters, is_log=True)
+                )
+                self._log_lines += len(lines)
+                self._log_characters += characters
+            else:
+                self._drop(stream, len(lines) + skipped)
+            self._changed.notify()
+
+    def put(self, stream: Stream, text: str) -> None:
+        """Talk, which gives way to nothing."""
+        with self._changed:
+            if self._closing or stream.closed:
+                return
+            if len(self._entries) >= MAX_LINES + MAX_TALK:
+                self._drop(stream, text.count("\n"))
+            else:
+                self._entries.append(_Entry(stream, (text,), "".join))
+            self._changed.notify()
+
+    def show(self, live: str | None) -> None:
+        """Keep this text below everything else; None: nothing."""
+        with self._changed:
+            self._live = live
+            self._changed.notify()
+
+    def close(self, deadline_s: float) -> bool:
+        """Write what can be written until then. False if something was left."""
+        with self._changed:
+            self._closing = True
+            self._live = None
+            self._changed.notify()
+        self._thread.join(deadline_s)
+        return not self._thread.is_alive()
+
+    # --- the queue, under the lock ---------------------------------------------------
+
+    def _has_room(self, lines: int, characters: int) -> bool:
+        # Once lines give way, let half of the queue drain first: one long gap is
+        # easier to read than a thousand short ones.
+        share = 2 if self._dropping else 1
+        self._dropping = (
+            self._log_lines + lines > MAX_LINES // share
+            or self._log_characters + characters > MAX_CHARACTERS // share
+        ) and self._log_lines > 0
+        return not self._dropping
+
+    def _drop(self, stream: Stream, count: int) -> None:
+        last = self._entries[-1] if self._entries else None
+        if last is None or last.render is not None or last.stream is not stream:
+            last = _Entry(stream, (), None)
+            self._entries.append(last)
+        last.dropped += count
+
+    def _take(self) -> list[_Entry]:
+        count = min(_BATCH, len(self._entries))
+        taken = [self._entries.popleft() for _ in range(count)]
+        for entry in taken:
+            if entry.is_log:
+                self._log_lines -= len(entry.lines)
+                self._log_characters -= entry.characters
+        return taken
+
+    # --- the thread ------------------------------------------------------------------
+
+    def _work(self) -> None:
+        painter = self._painter
+        while True:
+            with self._changed:
+                while not (self._entries or self._closing or self._must_draw()):
+                    self._changed.wait(self._patience_s())
+                taken, live = self._take(), self._live
+                ended = self._closing and not self._entries
+            pieces = [(entry.stream, entry.text()) for entry in taken]
+            if painter:
+                pieces = painter.around(pieces, live)
+            for stream, text in _joined(pieces):
+                stream.write(text)
+            if ended:
+                return
+
+    def _must_draw(self) -> bool:
+        return self._painter is not None and self._painter.is_due(self._live)
+
+    def _patience_s(self) -> float | None:
+        if self._painter is None or not (self._live or self._painter.drawn):
+            return None
+        return self._painter.wait_s(self._live)
+
+
+class _Painter:
+    """Keeps a few lines at the bottom of a terminal."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self.drawn: tuple[str, ...] = ()
+        self._text: str | None = None
+        self._columns = 0
+        self._drawn_s = 0.0
+
+    def is_due(self, text: str | None) -> bool:
+        changed = text != self._text or (
+            bool(self.drawn) and self._stream.size()[0] != self._columns
+        )
+        return changed and time.monotonic() >= self._drawn_s + _DRAW_S
+
+    def wait_s(self, text: str | None) -> float:
+        if text != self._text:
+            return max(0.001, self._drawn_s + _DRAW_S - time.monotonic())
+        return _LOOK_S
+
+    def around(
+        self, pieces: list[tuple[Stream, str]], text: str | None
+    ) -> list[tuple[Stream, str]]:
+        """``pieces`` with the old text erased before and the new one drawn after."""
+        columns, lines = self._stream.size()
+        erase = self._erase(columns)
+        self._text, self._columns = text, columns
+        self._drawn_s = time.monotonic()
+        shown = text.split("\n")[: max(1, lines - 1)] if text else []
+        self.drawn = tuple(cut(line, columns - 1) for line in shown)
+        return [
+            (self._stream, erase),
+            *pieces,
+            (self._stream, "\n".join(self.drawn)),
+        ]
+
+    def _erase(self, columns: int) -> str:
+        if not self.drawn:
+            return ""
+        # A terminal that became narrower has broken our lines into several.
+        rows = sum(max(1, -(-width(line) // columns)) for line in self.drawn)
+        return "\r\x1b[K" + "\x1b[A\x1b[K" * (rows - 1)
+
+
+def _joined(pieces: list[tuple[Stream, str]]) -> list[tuple[Stream, str]]:
+    """Neighbours of one stream as one piece, so that they are one write."""
+    joined: list[tuple[Stream, str]] = []
+    for stream, text in pieces:
+        if joined and joined[-1][0] is stream:
+            joined[-1] = (stream, joined[-1][1] + text)
+        elif text:
+            joined.append((stream, text))
+    return joined

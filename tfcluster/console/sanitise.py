@@ -1,0 +1,65 @@
+"""Nothing that a task, an agent or a host says can steer a terminal.
+
+What people could not see, or what would move, colour or reorder what they see, becomes
+visible ASCII (``\\x1b``). Log files keep the raw bytes. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+
+# Colours and other renditions are noise rather than news, so they vanish. What such a
+# removal joins together is escaped below like everything else.
+_COLOURS = re.compile("(?:\x1b\\[|\x9b)[0-9;:]*m")
+
+_HOSTILE = re.compile(
+    "["
+    "\x00-\x08\x0b-\x1f\x7f-\x9f"  # C0 but tab and line feed, DEL, C1
+    "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # reorder text (bidi)
+    "\u200b\u2028\u2029\u2060-\u2064\ufeff\ufff9-\ufffb"  # invisible, or new lines
+    "\ud800-\udfff"  # bytes that were not UTF-8, and halves of nothing
+    "\U000e0000-\U000e007f"  # invisible tags
+    "]"
+)
+
+
+def sanitise(text: str) -> str:
+    """Text of any number of lines, as it may be written to a terminal.
+
+    Tabs and line feeds stay; a carriage return ends a line.
+    """
+    if text.isprintable():
+        return text
+    if "\r" in text:
+        text = text.replace("\r\n", "\n").replace("\r", "\n")
+    if "\x1b" in text or "\x9b" in text:
+        text = _COLOURS.sub("", text)
+    return _HOSTILE.sub(_visible, text)
+
+
+def sanitise_word(text: str) -> str:
+    """The same for names, causes and table cells: one line, whatever it was."""
+    if text.isprintable():
+        return text
+    text = text.replace("\r\n", "\n").strip("\r\n")
+    return sanitise(text.replace("\t", " ").replace("\r", "\\r").replace("\n", "\\n"))
+
+
+def settle(line: str) -> str:
+    """What a terminal would show of a line in which carriage returns overwrite.
+
+    Progress bars are such lines: their last state is what counts.
+    """
+    if "\r" not in line:
+        return line
+    states = [state for state in line.split("\r") if state.strip()]
+    return states[-1] if states else ""
+
+
+def _visible(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    if 0xDC80 <= code <= 0xDCFF:
+        return f"\\x{code - 0xDC00:02x}"  # the byte that surrogateescape kept
+    if code <= 0xFF:
+        return f"\\x{code:02x}"
+    return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"

@@ -1,0 +1,132 @@
+"""What a run says, in its places: logs on stdout, talk and live text on stderr.
+
+No method waits for a terminal, whatever state that is in. Knows nothing of runs.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TextIO
+
+from tfcluster.console.lane import Lane
+from tfcluster.console.sanitise import sanitise, sanitise_word, settle
+from tfcluster.console.stream import Stream
+from tfcluster.console.style import Style, style_of
+from tfcluster.console.text import plural
+
+LINE_CHARACTERS = 16 << 10
+PLAIN_LIVE_S = 10.0
+"""Where nothing can be drawn over, live text becomes a line so often at most."""
+
+_NUMBERS = re.compile(r"[\d.,:%]+")
+
+
+class Screen:
+    """One for a process; methods may be called from any thread."""
+
+    def __init__(
+        self,
+        out: TextIO | None,
+        err: TextIO | None,
+        *,
+        environ: Mapping[str, str],
+        tasks: Iterable[str] = (),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``tasks``: those whose lines are to stand flush (see ``line_up``)."""
+        tasks = tuple(tasks)
+        self._out, self._err = Stream(out, environ), Stream(err, environ)
+        self._out_style = style_of(out, environ, tasks)
+        self.style = style_of(err, environ, tasks)
+        """For views that are shown here."""
+        self._plain = None if self._err.is_terminal else _PlainLive(clock)
+        terminal = self._err if self._err.is_terminal else None
+        self._talk = Lane(terminal, "console")
+        shared = self._out.same_as(self._err)
+        self._logs = self._talk if shared else Lane(None, "console-logs")
+
+    @property
+    def log_closed(self) -> bool:
+        """Nobody reads the log lines any more."""
+        return self._out.closed
+
+    def line_up(self, tasks: Iterable[str]) -> None:
+        """Pad prefixes to the widest of these names."""
+        widest = max(map(len, tasks), default=0)
+        self._out_style = Style(self._out_style.colours, widest)
+        self.style = Style(self.style.colours, widest)
+
+    def log(self, task: str, lines: Sequence[str], *, skipped: int = 0) -> None:
+        """A task's lines, raw as they came; ``skipped`` before them did not come."""
+        prefix = self._out_style.prefix(sanitise_word(task))
+
+        def render(lines: Sequence[str]) -> str:
+            gap = f"… {plural(skipped, 'line')} not shown, see its log file"
+            text = [prefix + gap] if skipped else []
+            for line in lines:
+                shown = sanitise(settle(line.rstrip("\r")))
+                if len(shown) > LINE_CHARACTERS:
+                    shown = shown[:LINE_CHARACTERS] + "…"
+                text += [prefix + part for part in shown.split("\n")]
+            return "\n".join(text) + "\n" if text else ""
+
+        self._logs.put_log(self._out, lines, render, skipped=skipped)
+
+    def say(self, text: str) -> None:
+        """Talk for people, with whatever names and versions hosts gave."""
+        self._talk.put(self._err, sanitise(text) + "\n")
+
+    def error(self, lines: Sequence[str]) -> None:
+        """An error, as ``TfclusterError.lines()`` gives it."""
+        shown = [self._marked(sanitise(line)) for line in lines]
+        self._talk.put(self._err, "\n".join(shown) + "\n")
+
+    def show(self, lines: Sequence[str]) -> None:
+        """What a view made: it is safe already, and may have colours."""
+        if lines:
+            self._talk.put(self._err, "\n".join(lines) + "\n")
+
+    def live(self, text: str | None) -> None:
+        """Keep this below everything else until it changes; None: nothing.
+
+        Where nothing can be drawn over, a plain line comes at most every ten seconds,
+        and only if more than numbers has changed.
+        """
+        if self._plain is None:
+            self._talk.show(sanitise(text) if text else None)
+        elif text and self._plain.is_news(text):
+            self.say(text)
+
+    def close(self, deadline_s: float) -> bool:
+        """Write what can be written until then. False if something was left."""
+        until_s = time.monotonic() + deadline_s
+        done = self._talk.close(deadline_s)
+        return self._logs.close(max(0.0, until_s - time.monotonic())) and done
+
+    def _marked(self, line: str) -> str:
+        for word, paint in (
+            ("error:", self.style.red),
+            ("warning:", self.style.yellow),
+        ):
+            if line.startswith(word):
+                return paint(word) + line[len(word) :]
+        return line
+
+
+class _PlainLive:
+    """Decides which live texts are worth a line in a log of a CI job."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._meaning = ""
+        self._next_s = clock() + PLAIN_LIVE_S
+
+    def is_news(self, text: str) -> bool:
+        meaning = _NUMBERS.sub("#", text)
+        if self._clock() < self._next_s or meaning == self._meaning:
+            return False
+        self._meaning = meaning
+        self._next_s = self._clock() + PLAIN_LIVE_S
+        return True

@@ -1,0 +1,78 @@
+"""Colours, where they are wanted, and the prefix of a task's lines.
+
+Knows what a stream is only by asking it whether it is a terminal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TextIO
+
+from tfcluster.model import TASK_TYPES
+
+# Cyan, yellow, green, magenta, blue, and their bright sisters; red is for failures.
+_PALETTE = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
+_BOLD, _DIM, _RED, _GREEN, _YELLOW = 1, 2, 31, 32, 33
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """How to mark text; without colours every method gives back what it got."""
+
+    colours: bool = False
+    width: int = 0
+    """Columns of the widest task's name."""
+
+    def prefix(self, task: str) -> str:
+        """What stands before each line of a task: ``worker:1 | ``."""
+        return self._paint(task.ljust(self.width), _colour(task)) + " | "
+
+    def bold(self, text: str) -> str:
+        return self._paint(text, _BOLD)
+
+    def dim(self, text: str) -> str:
+        return self._paint(text, _DIM)
+
+    def red(self, text: str) -> str:
+        return self._paint(text, _RED)
+
+    def green(self, text: str) -> str:
+        return self._paint(text, _GREEN)
+
+    def yellow(self, text: str) -> str:
+        return self._paint(text, _YELLOW)
+
+    def _paint(self, text: str, colour: int) -> str:
+        return f"\x1b[{colour}m{text}\x1b[0m" if self.colours and text else text
+
+
+PLAIN = Style()
+
+
+def style_of(
+    stream: TextIO | None, environ: Mapping[str, str], tasks: Iterable[str] = ()
+) -> Style:
+    """Colours only for a terminal that has them, and nobody said no."""
+    return Style(
+        colours=is_terminal(stream, environ) and not environ.get("NO_COLOR"),
+        width=max(map(len, tasks), default=0),
+    )
+
+
+def is_terminal(stream: TextIO | None, environ: Mapping[str, str]) -> bool:
+    """A terminal on which lines can be drawn over."""
+    if stream is None or environ.get("TERM") == "dumb":
+        return False
+    try:
+        return stream.isatty()
+    except ValueError:  # closed
+        return False
+
+
+def _colour(task: str) -> int:
+    """The same for a task in every run."""
+    kind, _, index = task.partition(":")
+    first = TASK_TYPES.index(kind) if kind in TASK_TYPES else 0
+    number = int(index) if index.isdecimal() else 0
+    return _PALETTE[(first + number) % len(_PALETTE)]

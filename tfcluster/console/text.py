@@ -1,0 +1,124 @@
+"""Text in columns, and numbers as people write them. Pure."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from tfcluster.model import TASK_TYPES
+
+
+def width(text: str) -> int:
+    """How many columns of a terminal the text takes."""
+    if text.isascii():
+        return len(text)
+    return sum(map(_columns, text))
+
+
+def cut(text: str, columns: int) -> str:
+    """``text``, or as much of its beginning as fits, with an ellipsis."""
+    if width(text) <= columns:
+        return text
+    kept, taken = [], 1
+    for character in text:
+        taken += _columns(character)
+        if taken > columns:
+            break
+        kept.append(character)
+    return "".join(kept) + "…" if columns > 0 else ""
+
+
+def duration(seconds: float) -> str:
+    """``0.4 s``, ``42 s``, ``3 min 05 s``, ``2 h 03 min``, ``5 d 07 h``."""
+    seconds = max(0.0, seconds)
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    for limit, unit, small, smaller in (
+        (3600, 60, "min", "s"),
+        (86_400, 3600, "h", "min"),
+    ):
+        if whole < limit:
+            rest = whole % unit * 60 // unit
+            return f"{whole // unit} {small} {rest:02d} {smaller}"
+    return f"{whole // 86_400} d {whole % 86_400 // 3600:02d} h"
+
+
+def clock(seconds: float) -> str:
+    """A running clock: ``2:31``, ``1:02:31``."""
+    whole = int(max(0.0, seconds))
+    hours, minutes = whole // 3600, whole % 3600 // 60
+    if hours:
+        return f"{hours}:{minutes:02d}:{whole % 60:02d}"
+    return f"{minutes}:{whole % 60:02d}"
+
+
+def plural(count: int, noun: str) -> str:
+    """``1 line``, ``1,234 lines``."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def table(
+    rows: Iterable[Sequence[str]],
+    header: Sequence[str] = (),
+    *,
+    right: Iterable[int] = (),
+    indent: str = "",
+    paint: Callable[[int, int, str], str] | None = None,
+) -> list[str]:
+    """Lines of a table; the columns in ``right`` are set flush right.
+
+    A column without a single word is left out. ``paint(row, column, cell)`` may colour
+    a cell after it was padded; row -1 is the header.
+    """
+    body = [list(row) for row in rows]
+    count = max(map(len, body), default=0)
+    columns = [i for i in range(count) if any(len(r) > i and r[i] for r in body)]
+    lines = [(-1, list(header))] if header and body else []
+    lines += list(enumerate(body))
+    widths = {
+        i: max(width(row[i]) for _, row in lines if len(row) > i) for i in columns
+    }
+    flush = set(right)
+    drawn = []
+    for number, row in lines:
+        cells = []
+        for i in columns:
+            cell = row[i] if len(row) > i else ""
+            blank = " " * (widths[i] - width(cell))
+            padded = blank + cell if i in flush else cell + blank
+            cells.append(paint(number, i, padded) if paint else padded)
+        drawn.append((indent + "  ".join(cells)).rstrip())
+    return drawn
+
+
+def fold_tasks(tasks: Iterable[str]) -> str:
+    """``worker:[0-31],ps:0``: task names by type, in the order of TASK_TYPES."""
+    by_type: dict[str, list[int]] = {}
+    for task in tasks:
+        kind, _, index = task.partition(":")
+        by_type.setdefault(kind, []).append(int(index) if index.isdecimal() else 0)
+    order: Mapping[str, int] = {kind: i for i, kind in enumerate(TASK_TYPES)}
+    kinds = sorted(by_type, key=lambda kind: order.get(kind, len(order)))
+    return ",".join(_fold_indices(kind, sorted(set(by_type[kind]))) for kind in kinds)
+
+
+def _fold_indices(kind: str, indices: Sequence[int]) -> str:
+    ranges: list[list[int]] = []
+    for index in indices:
+        if ranges and index == ranges[-1][1] + 1:
+            ranges[-1][1] = index
+        else:
+            ranges.append([index, index])
+    if len(indices) == 1:
+        return f"{kind}:{indices[0]}"
+    parts = [f"{low}-{high}" if high > low else str(low) for low, high in ranges]
+    return f"{kind}:[{','.join(parts)}]"
+
+
+def _columns(character: str) -> int:
+    if unicodedata.combining(character):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1

@@ -1,0 +1,95 @@
+"""Failures: of the first task and its victims, and of many hosts alike. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tfcluster.console.sanitise import sanitise, sanitise_word, settle
+from tfcluster.console.style import PLAIN, Style
+from tfcluster.hostlist import fold
+from tfcluster.record.view import FailureView, RunView
+
+_TAIL_LINES = 20
+_VICTIMS = 4
+_HOSTS = 32
+
+
+def failure(view: RunView, style: Style = PLAIN) -> list[str]:
+    """The first failure with its last words, then other hosts, then other tasks."""
+    first = view.first_failure
+    if first is None:
+        return []
+    lines = [style.red("first failure: ") + style.bold(_headline(first))]
+    lines += [f"  | {line}" for line in _tail(first.log_tail)]
+    if first.log:
+        lines.append(f"  log: {sanitise_word(first.log)}")
+    hosts = {e.host: [e.cause] for e in view.secondary if e.host and not e.task}
+    lines += fold_errors(hosts, style)[:_HOSTS]
+    if len(hosts) > _HOSTS:
+        lines.append(style.dim(f"{len(hosts):,} more hosts failed in all"))
+    victims = [each for each in view.secondary if each.task or not each.host]
+    if victims:
+        lines.append(style.dim(_victims(victims)))
+    return lines
+
+
+def fold_errors(errors: Mapping[str, Sequence[str]], style: Style = PLAIN) -> list[str]:
+    """What went wrong on each host, equal ones once: ``node[1-9]: ...``.
+
+    In the hosts' order; lines after a host's first are indented.
+    """
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for host, said in errors.items():
+        # Messages that differ in the host's own name only are alike.
+        text = tuple(_without(host, sanitise_word(line)) for line in said)
+        alike.setdefault(text, []).append(host)
+    folded = []
+    for text, hosts in alike.items():
+        first, *rest = text or ("failed",)
+        where = style.bold(sanitise_word(fold(hosts)))
+        count = f" ({len(hosts)} hosts)" if len(hosts) > 1 else ""
+        folded.append(f"{where}{count}: {first}")
+        folded += [f"  {line}" for line in rest]
+    return folded
+
+
+def _headline(failure: FailureView) -> str:
+    who = sanitise_word(failure.task or failure.host or "the run")
+    where = ""
+    if failure.task and failure.host:
+        where = f" on {sanitise_word(failure.host)}"
+    cause = sanitise_word(failure.cause)
+    fate = how_it_ended(failure.exit_code, failure.signal)
+    known = not fate or fate.removeprefix("exit ") in cause
+    return f"{who}{where}: {cause}" + ("" if known else f" ({fate})")
+
+
+def how_it_ended(exit_code: int | None, signal: str | None) -> str:
+    """``exit 3``, ``SIGKILL``, or nothing."""
+    if signal:
+        return sanitise_word(signal)
+    return "" if exit_code is None else f"exit {exit_code}"
+
+
+def _tail(lines: Sequence[str]) -> list[str]:
+    shown = [sanitise(settle(line)) for line in lines]
+    return [part for line in shown for part in line.split("\n")][-_TAIL_LINES:]
+
+
+def _victims(failures: Sequence[FailureView]) -> str:
+    """``then also failed: worker:0 (exit 1), worker:2 (SIGABRT), and 7 more``."""
+    shown = []
+    for each in failures[:_VICTIMS]:
+        fate = how_it_ended(each.exit_code, each.signal)
+        name = sanitise_word(each.task or each.host or "?")
+        shown.append(f"{name} ({fate})" if fate else name)
+    if len(failures) > _VICTIMS:
+        shown.append(f"and {len(failures) - _VICTIMS:,} more")
+    return "then also failed: " + ", ".join(shown)
+
+
+def _without(host: str, line: str) -> str:
+    for mark in (f"{host}: ", f"{host}:"):
+        if line.startswith(mark):
+            return line[len(mark) :]
+    return line

@@ -1,0 +1,199 @@
+"""A plan for people: what all tasks share once, then what is each one's own. Pure."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from tfcluster.console.sanitise import sanitise_word
+from tfcluster.console.style import PLAIN, Style
+from tfcluster.console.text import plural, table
+from tfcluster.hostlist import fold
+
+Json = Mapping[str, Any]
+
+_TOLD_ELSEWHERE = ("TF_CONFIG", "TFCLUSTER_TASK", "TFCLUSTER_RANK")
+_NAMED = 8
+
+
+def plan(
+    document: Json, origins: Mapping[str, str] | None = None, style: Style = PLAIN
+) -> list[str]:
+    """Hosts, tasks and where values came from.
+
+    ``document`` is what ``plan --json`` prints; instead of a ``tf_config`` in every
+    task it may have the ``cluster`` once. ``origins``: dotted key -> place.
+    """
+    tasks: list[Json] = list(document.get("tasks", ()))
+    hosts: list[Json] = list(document.get("hosts", ()))
+    name, backend = document.get("name", ""), document.get("backend", "")
+    lines = [
+        style.bold(f"{_word(name)} on {_word(backend)}")
+        + f": {plural(len(tasks), 'task')}, {plural(len(hosts), 'host')}"
+    ]
+    lines += _section("hosts", _hosts(hosts), style)
+    if sync := document.get("sync"):
+        text = f"copied to {_word(sync)} on each host that does not share them"
+        lines += _section("files", [text], style)
+    for kind, group in _groups(tasks).items():
+        title = f"{_word(kind)}: {plural(len(group), 'task')}"
+        lines += _section(title, _group(group), style)
+    lines += _section("TF_CONFIG of each task", _cluster(document, tasks), style)
+    if origins:
+        rows = [(_word(key), _word(place)) for key, place in origins.items()]
+        lines += _section("where values came from", table(rows), style)
+    return lines
+
+
+def _section(title: str, lines: Sequence[str], style: Style) -> list[str]:
+    return ["", style.bold(title), *(f"  {line}" for line in lines)] if lines else []
+
+
+def _hosts(hosts: Sequence[Json]) -> list[str]:
+    """Equal neighbours in one line, as hosts stand in a row."""
+    alike: list[tuple[tuple[str, str], list[str]]] = []
+    for host in hosts:
+        kind = (_count(host, "slots", "slot"), _count(host, "gpus", "GPU"))
+        if not alike or alike[-1][0] != kind:
+            alike.append((kind, []))
+        alike[-1][1].append(str(host.get("host")))
+    rows = [
+        (_word(fold(names)), str(len(names)) if len(names) > 1 else "", *kind)
+        for kind, names in alike
+    ]
+    return table([(n, f"{c} hosts, each" if c else "", s, g) for n, c, s, g in rows])
+
+
+def _count(host: Json, key: str, noun: str) -> str:
+    count = host.get(key)
+    return plural(count, noun) if isinstance(count, int) else ""
+
+
+def _groups(tasks: Sequence[Json]) -> dict[str, list[Json]]:
+    groups: dict[str, list[Json]] = {}
+    for task in tasks:
+        groups.setdefault(str(task.get("task")).partition(":")[0], []).append(task)
+    return groups
+
+
+def _group(tasks: Sequence[Json]) -> list[str]:
+    """What the tasks of a type share, then a line (or two) for each."""
+    same_env = _shared([task.get("env") or {} for task in tasks])
+    folders = {str(task.get("log") or "").rpartition("/")[0] for task in tasks}
+    same_argv = _all_equal([task.get("argv") for task in tasks])
+    same_cwd = _all_equal([task.get("cwd") for task in tasks])
+    same_folder = len(folders) == 1
+    facts = []
+    if same_argv:
+        facts.append(("command", _command(tasks[0])))
+    if same_cwd:
+        facts.append(("in", _word(tasks[0].get("cwd"))))
+    facts += [
+        ("env" if i == 0 else "", text) for i, text in enumerate(_assignments(same_env))
+    ]
+    if same_folder:
+        facts.append(("logs in", _word(*folders)))
+    lines = table([fact for fact in facts if fact[1]])
+    rows = table([_task_row(task, whole_log=not same_folder) for task in tasks])
+    shared = frozenset(same_env)
+    for task, row in zip(tasks, rows, strict=True):
+        lines.append(row)
+        if not same_argv:
+            lines.append(f"    command  {_command(task)}")
+        if not same_cwd:
+            lines.append(f"    in  {_word(task.get('cwd'))}")
+        lines += [f"    {line}" for line in _own(task, shared)]
+    return lines
+
+
+def _task_row(task: Json, *, whole_log: bool) -> tuple[str, ...]:
+    rank, log = task.get("rank"), str(task.get("log") or "")
+    return (
+        _word(task.get("task")),
+        "" if rank is None else f"rank {rank}",
+        _word(task.get("host") or ""),
+        _word(task.get("address") or "no port"),
+        _word(log if whole_log else log.rpartition("/")[2]),
+    )
+
+
+def _own(task: Json, shared: frozenset[str]) -> Iterator[str]:
+    """What only this task has."""
+    env = task.get("env") or {}
+    own = {key: value for key, value in env.items() if key not in shared}
+    if said := _assignments(own):
+        yield "env  " + " ".join(said)
+    if filters := task.get("device_filters"):
+        yield "sees only  " + " ".join(map(_word, filters))
+
+
+def _assignments(env: Mapping[str, Any]) -> list[str]:
+    return [
+        f"unset {_word(key)}" if value is None else f"{_word(key)}={_value(value)}"
+        for key, value in env.items()
+        if key not in _TOLD_ELSEWHERE
+    ]
+
+
+def _value(value: object) -> str:
+    text = str(value)
+    return _word(text if text.startswith("<secret ") else shlex.quote(text))
+
+
+def _command(task: Json) -> str:
+    return _word(shlex.join(map(str, task.get("argv") or ())))
+
+
+def _cluster(document: Json, tasks: Sequence[Json]) -> list[str]:
+    cluster = document.get("cluster")
+    if cluster is None and tasks:
+        # All have the same; the evaluator's, too, names those that train.
+        config = tasks[0].get("tf_config")
+        config = json.loads(config) if isinstance(config, str) else config
+        cluster = config.get("cluster") if isinstance(config, Mapping) else None
+    if not isinstance(cluster, Mapping):
+        return []
+    rows = [("cluster", _word(job), _addresses(list(a))) for job, a in cluster.items()]
+    rows = [row if i == 0 else ("", *row[1:]) for i, row in enumerate(rows)]
+    own = [
+        ("" if i else "task", _word(task.get("task")), _task_part(task))
+        for i, task in enumerate(tasks[:_NAMED])
+    ]
+    more = len(tasks) - _NAMED
+    rest = [("", "…", f"{more:,} more, each its own")] if more > 0 else []
+    return table([*rows, *own, *rest])
+
+
+def _task_part(task: Json) -> str:
+    """The ``task`` of its TF_CONFIG, as JSON."""
+    config = task.get("tf_config")
+    config = json.loads(config) if isinstance(config, str) else config
+    if isinstance(config, Mapping):
+        return _word(json.dumps(config.get("task")))
+    kind, _, index = str(task.get("task")).partition(":")
+    return _word(f'{{"type": {json.dumps(kind)}, "index": {index}}}')
+
+
+def _addresses(addresses: Sequence[str]) -> str:
+    shown = ", ".join(map(_word, addresses[:_NAMED]))
+    more = len(addresses) - _NAMED
+    return f"{shown}, and {more:,} more, one for each task" if more > 0 else shown
+
+
+def _shared(envs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    first, *others = envs
+    return {
+        key: value
+        for key, value in first.items()
+        if all(key in env and env[key] == value for env in others)
+    }
+
+
+def _all_equal(values: Sequence[object]) -> bool:
+    return all(value == values[0] for value in values)
+
+
+def _word(value: object) -> str:
+    return sanitise_word(str(value))

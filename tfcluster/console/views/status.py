@@ -1,0 +1,118 @@
+"""How a run stands: a header and a table of its tasks, or one line. Pure."""
+
+from __future__ import annotations
+
+import time
+
+from tfcluster.console.sanitise import sanitise_word
+from tfcluster.console.style import PLAIN, Style
+from tfcluster.console.text import duration, table
+from tfcluster.console.views.failures import failure, how_it_ended
+from tfcluster.record.view import RunView, TaskView
+from tfcluster.states import RunState, TaskState
+
+_HEADER = ("task", "state", "host", "pid", "step", "steps/s", "waiting", "end", "")
+_NUMBERS = (3, 4, 5, 6)
+_STATE = 1
+
+
+def status(view: RunView, now_s: float, style: Style = PLAIN) -> list[str]:
+    """One run in full."""
+    lines = [f"{style.bold(sanitise_word(view.run))}  {_state(view, now_s, style)}"]
+    facts = [sanitise_word(view.backend or ""), _when(view, now_s)]
+    lines.append("  ".join(fact for fact in facts if fact))
+    lines += _troubles(view)
+    if view.first_failure:
+        lines += ["", *failure(view, style)]
+    if view.tasks:
+        lines += ["", *_tasks(view, style)]
+    return lines
+
+
+def status_line(view: RunView, now_s: float, style: Style = PLAIN) -> str:
+    """One run among others."""
+    began = f"  began {_clock_time(view.started_s, now_s)}" if view.started_s else ""
+    return f"{sanitise_word(view.run)}  {_state(view, now_s, style)}{began}"
+
+
+def _state(view: RunView, now_s: float, style: Style) -> str:
+    if view.unknown_since_s is not None:
+        seen = _clock_time(view.unknown_since_s, now_s)
+        return style.yellow(f"unknown since {seen}") + f" (was {view.state})"
+    word = str(view.state)
+    if view.state in (RunState.FAILED, RunState.LOST):
+        word = style.red(word)
+    elif view.state is RunState.SUCCEEDED:
+        word = style.green(word)
+    if view.exit_code is not None and view.state is not RunState.SUCCEEDED:
+        word += f" (exit code {view.exit_code})"
+    return word
+
+
+def _when(view: RunView, now_s: float) -> str:
+    if view.started_s is None:
+        return ""
+    began = f"began {_clock_time(view.started_s, now_s)}"
+    if view.ended_s is not None:
+        took = duration(view.ended_s - view.started_s)
+        return f"{began}, ended {_clock_time(view.ended_s, now_s)}, took {took}"
+    if view.unknown_since_s is not None or view.since_s is None:
+        return began
+    return f"{began}, {view.state} for {duration(now_s - view.since_s)}"
+
+
+def _troubles(view: RunView) -> list[str]:
+    lines = []
+    if view.reason:
+        lines.append(f"reason: {sanitise_word(view.reason)}")
+    lines += [
+        sanitise_word(f"host {host.host}: {host.state}: {host.cause}")
+        for host in view.hosts
+        if host.cause
+    ]
+    return lines + [f"note: {sanitise_word(note)}" for note in view.notes]
+
+
+def _tasks(view: RunView, style: Style) -> list[str]:
+    rows = [_row(task) for task in view.tasks]
+
+    def paint(row: int, column: int, cell: str) -> str:
+        if row < 0:
+            return style.dim(cell)
+        if column != _STATE:
+            return cell
+        state = view.tasks[row].state
+        if state in (TaskState.FAILED, TaskState.LOST):
+            return style.red(cell)
+        return style.green(cell) if state is TaskState.SUCCEEDED else cell
+
+    return table(rows, _HEADER, right=_NUMBERS, paint=paint)
+
+
+def _row(task: TaskView) -> tuple[str, ...]:
+    return (
+        sanitise_word(task.task),
+        str(task.state),
+        sanitise_word(task.host or ""),
+        str(task.pid or ""),
+        "" if task.step is None else str(task.step),
+        "" if task.steps_per_s is None else f"{task.steps_per_s:.1f}",
+        "" if task.wait_share is None else f"{100 * task.wait_share:.0f} %",
+        how_it_ended(task.exit_code, task.signal),
+        _remark(task),
+    )
+
+
+def _remark(task: TaskView) -> str:
+    again = f"attempt {task.attempt}" if task.attempt else ""
+    doing = ""
+    if task.step is None and task.phase and not task.state.final:
+        doing = sanitise_word(task.phase)
+    return ", ".join(part for part in (again, doing) if part)
+
+
+def _clock_time(t_s: float, now_s: float) -> str:
+    """Local time; with the date unless it is today's."""
+    then, now = time.localtime(t_s), time.localtime(now_s)
+    today = then[:3] == now[:3]
+    return time.strftime("%H:%M:%S" if today else "%Y-%m-%d %H:%M:%S", then)

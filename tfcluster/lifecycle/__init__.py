@@ -1,0 +1,10 @@
+"""The life of a run as a pure function: ``step(state, event) -> (state, actions)``.
+
+No clock, socket, file or process is known here; whoever drives it measures time,
+delivers events and performs actions.
+"""
+
+from tfcluster.lifecycle.step import begin, step
+from tfcluster.lifecycle.types import Action, Event, Plan, State
+
+__all__ = ["Action", "Event", "Plan", "State", "begin", "step"]

@@ -1,0 +1,133 @@
+"""From failures to a verdict: which of them is the cause, and what follows. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from tfcluster.errors import ExitCode
+from tfcluster.lifecycle.flow import VERDICT, Result, end, of, stop
+from tfcluster.lifecycle.types import (
+    Action,
+    Failure,
+    HostState,
+    Phase,
+    Role,
+    Say,
+    SetDeadline,
+    State,
+)
+from tfcluster.states import TaskState
+
+VERDICT_WINDOW_S = 0.4
+"""Failures this close together are one event; the likeliest cause is the verdict."""
+
+
+def fail(state: State, failure: Failure) -> Result:
+    """Note a failure; the first one ends the attempt or the run after a moment."""
+    over = state.success or state.phase in (
+        Phase.ENDING,
+        Phase.RESTARTING,
+        Phase.REPLANNING,
+    )
+    if over or state.verdict is not None:
+        return state, [replace(failure, secondary=True)]
+    first = not state.pending
+    state = replace(state, pending=(*state.pending, failure))
+    return state, [SetDeadline(VERDICT, VERDICT_WINDOW_S)] if first else []
+
+
+def judge(state: State) -> Result:
+    """Find the cause among the failures that arrived together, and act on it."""
+    if not state.pending:
+        return state, []
+    cause, *others = sorted(state.pending, key=_blame)
+    cause = replace(cause, secondary=False)
+    later = [replace(other, secondary=True) for other in others]
+    state = replace(state, pending=())
+    if _may_restart(state, (cause, *others)):
+        return restart(state, cause)
+    actions: list[Action] = [cause, *later]
+    if state.plan.max_restarts and cause.task is not None:
+        actions.append(Say(f"giving up after {state.restarts} restarts"))
+    state = replace(state, verdict=cause)
+    state, more = end(state, reason=None)
+    return state, [*actions, *more]
+
+
+def _blame(failure: Failure) -> tuple[bool, bool, float]:
+    """Sorts first what cannot be a consequence of another failure; else by time.
+
+    A lost host explains its tasks' ends; a task killed by a signal was not told off
+    by a peer; a victim's own words say that a peer was gone. News of an end may come
+    late, when the output has been waited for: so it is not their order that counts.
+    """
+    by_itself = failure.task is not None and failure.signal is None
+    return failure.secondary, by_itself, failure.at_s
+
+
+def _may_restart(state: State, failures: Iterable[Failure]) -> bool:
+    return (
+        state.restarts < state.plan.max_restarts
+        and state.phase is Phase.TRAINING
+        and all(map(_can_be_got_over, failures))
+        and (not lost_hosts(state) or enough_are_left(state))
+    )
+
+
+def _can_be_got_over(failure: Failure) -> bool:
+    if failure.task is not None:
+        return failure.run_exit_code is ExitCode.TASK_FAILED
+    return failure.run_exit_code is ExitCode.CONTACT_LOST
+
+
+def lost_hosts(state: State) -> frozenset[str]:
+    """Hosts with tasks of the present plan that can take none any more."""
+    used = set(state.plan.tasks.values())
+    return frozenset(h for h in used if state.hosts[h] is HostState.GONE)
+
+
+def enough_are_left(state: State) -> bool:
+    """The training could go on without the hosts that are lost."""
+    least, lost = state.plan.min_training, lost_hosts(state)
+    if least is None:
+        return False
+    roles = [
+        (state.plan.roles[task], host in lost)
+        for task, host in state.plan.tasks.items()
+    ]
+    left = sum(role is Role.TRAINING and not gone for role, gone in roles)
+    return left >= least and all(role is Role.TRAINING for role, gone in roles if gone)
+
+
+def restart(state: State, cause: Failure) -> Result:
+    """Stop what is to be started again; it is, as soon as all of it has ended."""
+    failed = frozenset(
+        task for task, s in state.tasks.items() if s.state is TaskState.FAILED
+    )
+    alone = state.plan.restart_alone and not lost_hosts(state)
+    again = (
+        failed
+        if alone
+        else frozenset(state.tasks) - frozenset(of(state, Role.EVALUATOR))
+    )
+    number = state.restarts + 1
+    state = replace(
+        state, phase=Phase.RESTARTING, restarting=again, restarts=number, signal="TERM"
+    )
+    what = "it" if alone else "all tasks"
+    if lost_hosts(state):
+        what = "the training on the hosts that are left"
+    text = (
+        f"{_what_happened(cause)}; starting {what} again "
+        f"(restart {number} of {state.plan.max_restarts})"
+    )
+    state, actions = stop(state, Role.TRAINING, Role.SERVER, among=again)
+    return state, [Say(text), *actions]
+
+
+def _what_happened(cause: Failure) -> str:
+    if cause.task is not None:
+        return f"{cause.task} on {cause.host} failed: {cause.cause}"
+    named = cause.host is None or cause.cause.startswith(cause.host)
+    return cause.cause if named else f"{cause.host}: {cause.cause}"

@@ -1,0 +1,370 @@
+"""``step``: what the run does next, given what just happened. Pure.
+
+Success is the success of all training tasks; servers are then stopped and the
+evaluator gets a grace period. The first failure over all hosts is the verdict; what
+fails after it is secondary. The end always goes the same way: training tasks and
+evaluator, then servers, then the agents, each stopped gently and killed after the
+grace period.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import singledispatch
+
+from tfcluster.errors import ExitCode
+from tfcluster.lifecycle.endings import (
+    EVALUATOR_GRACE_S,
+    close_expired,
+    evaluator_expired,
+    excuse,
+    kill,
+    leave,
+    outcome,
+    start_expired,
+    stop_expired,
+    stop_gently,
+    told_elsewhere,
+)
+from tfcluster.lifecycle.failures import fail, judge, lost_hosts
+from tfcluster.lifecycle.flow import (
+    CLOSE,
+    EVALUATOR,
+    LEASE,
+    START,
+    STOP,
+    VERDICT,
+    Result,
+    alive,
+    any_alive,
+    close,
+    end,
+    of,
+    set_task,
+    start,
+    stop,
+    up,
+    with_host,
+    with_task,
+)
+from tfcluster.lifecycle.losses import host_lost, replanned
+from tfcluster.lifecycle.types import (
+    Action,
+    ClearDeadline,
+    Event,
+    Expired,
+    Failure,
+    Finish,
+    HostClosed,
+    HostFailed,
+    HostLost,
+    HostReady,
+    HostState,
+    HostTold,
+    Interrupted,
+    LauncherFault,
+    Phase,
+    Plan,
+    Replan,
+    Replanned,
+    Role,
+    Say,
+    SetDeadline,
+    SetRunState,
+    Stage,
+    Stalled,
+    State,
+    TaskExited,
+    TaskListening,
+    TaskStarted,
+    TaskStatus,
+    TaskUnstartable,
+)
+from tfcluster.states import RunState, TaskState
+
+
+def begin(plan: Plan) -> Result:
+    """The state before anything has happened, and the first actions."""
+    hosts = dict.fromkeys(plan.tasks.values(), HostState.STARTING)
+    tasks = dict.fromkeys(plan.tasks, TaskStatus())
+    state = State(plan=plan, hosts=hosts, tasks=tasks)
+    return state, [
+        SetRunState(RunState.STARTING),
+        SetDeadline(START, plan.start_timeout_s),
+    ]
+
+
+def step(state: State, event: Event) -> Result:
+    """The state after ``event``, and what is to be done because of it, in order."""
+    if state.phase is Phase.OVER:
+        return state, []
+    after, actions = _on(event, state)
+    after, more = _advance(after)
+    return after, [*actions, *more]
+
+
+@singledispatch
+def _on(event: object, state: State) -> Result:
+    raise TypeError(f"not an event: {event!r}")
+
+
+# --- hosts --------------------------------------------------------------------------
+
+
+@_on.register
+def _(event: HostReady, state: State) -> Result:
+    state = with_host(state, event.host, HostState.READY)
+    ready = all(host is HostState.READY for host in state.hosts.values())
+    if state.phase is not Phase.GATHERING or not ready:
+        return state, []
+    state = replace(state, phase=Phase.TRAINING)
+    return start(state, state.tasks)
+
+
+@_on.register
+def _(event: HostFailed, state: State) -> Result:
+    state = with_host(state, event.host, HostState.GONE)
+    failure = Failure(
+        task=None,
+        host=event.host,
+        cause=event.cause,
+        tail=event.tail,
+        run_exit_code=event.exit_code,
+    )
+    return fail(state, failure)
+
+
+@_on.register
+def _(event: HostLost, state: State) -> Result:
+    return host_lost(event, state)
+
+
+@_on.register
+def _(event: Replanned, state: State) -> Result:
+    return replanned(event, state)
+
+
+@_on.register
+def _(event: HostTold, state: State) -> Result:
+    return told_elsewhere(state)
+
+
+@_on.register
+def _(event: HostClosed, state: State) -> Result:
+    state = with_host(state, event.host, HostState.GONE)
+    return told_elsewhere(state)
+
+
+# --- tasks --------------------------------------------------------------------------
+
+
+@_on.register
+def _(event: TaskStarted, state: State) -> Result:
+    status = state.tasks[event.task]
+    if status.attempt != event.attempt or status.state is not TaskState.STARTING:
+        return state, []
+    return set_task(state, event.task, TaskState.RUNNING)
+
+
+@_on.register
+def _(event: TaskListening, state: State) -> Result:
+    status = state.tasks[event.task]
+    if status.attempt != event.attempt:
+        return state, []
+    return with_task(state, event.task, replace(status, listening=True)), []
+
+
+@_on.register
+def _(event: TaskUnstartable, state: State) -> Result:
+    status = state.tasks[event.task]
+    if status.attempt != event.attempt or status.state.final:
+        return state, []
+    host = state.plan.tasks[event.task]
+    state, actions = set_task(state, event.task, TaskState.FAILED, cause=event.cause)
+    failure = Failure(
+        task=event.task,
+        host=host,
+        cause=event.cause,
+        run_exit_code=ExitCode.START,
+    )
+    state, more = fail(state, failure)
+    return state, [*actions, *more]
+
+
+@_on.register
+def _(event: TaskExited, state: State) -> Result:
+    status = state.tasks[event.task]
+    if status.attempt != event.attempt or not alive(status):
+        return state, []
+    role = state.plan.roles[event.task]
+    good = event.code == 0 and (role is not Role.SERVER or event.stopped)
+    told = state.interrupted is not None and event.signal == "SIGTERM"
+    if event.stopped or told or (good and event.task in state.restarting):
+        word = TaskState.STOPPED
+    else:
+        word = TaskState.SUCCEEDED if good else TaskState.FAILED
+    cause = event.cause
+    if role is Role.SERVER and event.code == 0 and not event.stopped:
+        cause = "ended before the training did"
+    state, actions = set_task(
+        state,
+        event.task,
+        word,
+        exit_code=event.code,
+        signal=event.signal,
+        cause=None if word is TaskState.SUCCEEDED else cause,
+    )
+    if word is not TaskState.FAILED:
+        return state, actions
+    failure = Failure(
+        task=event.task,
+        host=state.plan.tasks[event.task],
+        cause=cause or f"exited with code {event.code}",
+        exit_code=event.code,
+        signal=event.signal,
+        tail=event.tail,
+        secondary=event.victim,
+        at_s=event.at_s,
+    )
+    if role is Role.EVALUATOR:
+        text = f"warning: {event.task} failed ({failure.cause}); the training goes on"
+        return state, [*actions, replace(failure, secondary=True), Say(text)]
+    state, more = fail(state, failure)
+    return state, [*actions, *more]
+
+
+# --- ends ---------------------------------------------------------------------------
+
+
+@_on.register
+def _(event: Interrupted, state: State) -> Result:
+    state, actions = excuse(state)
+    heard = state.interrupted is not None and state.interrupts == 0
+    state = replace(state, interrupts=state.interrupts + 1)
+    if heard:
+        return state, actions  # hosts had told of the same wish before
+    if state.verdict is None and state.interrupted is None:
+        state = replace(state, interrupted=event.exit_code)
+    if state.phase is not Phase.ENDING:
+        state, more = stop_gently(state, event.exit_code)
+    elif not state.killing:
+        state, more = kill(state)
+    else:
+        state, more = leave(state)
+    return state, [*actions, *more]
+
+
+@_on.register
+def _(event: Stalled, state: State) -> Result:
+    failure = Failure(
+        task=None,
+        host=None,
+        cause=event.cause,
+        tail=event.tail,
+        run_exit_code=ExitCode.NO_PROGRESS,
+    )
+    return fail(state, failure)
+
+
+@_on.register
+def _(event: LauncherFault, state: State) -> Result:
+    failure = Failure(
+        task=None, host=None, cause=event.cause, run_exit_code=event.exit_code
+    )
+    return fail(state, failure)
+
+
+@_on.register
+def _(event: Expired, state: State) -> Result:
+    if event.deadline.startswith(LEASE):
+        host = event.deadline.removeprefix(LEASE)
+        return replace(state, awaiting=state.awaiting - {host}), []
+    expired: dict[str, Callable[[State], Result]] = {
+        START: start_expired,
+        VERDICT: judge,
+        EVALUATOR: evaluator_expired,
+        STOP: stop_expired,
+        CLOSE: close_expired,
+    }
+    return expired[event.deadline](state)
+
+
+# --- moving on ----------------------------------------------------------------------
+
+
+def _advance(state: State) -> Result:
+    """Take every transition that has become due, until none is left."""
+    actions: list[Action] = []
+    while True:
+        state, more = _due(state)
+        if not more:
+            return state, actions
+        actions += more
+
+
+def _due(state: State) -> Result:
+    if state.phase is Phase.TRAINING:
+        return _due_in_training(state)
+    if state.phase is Phase.RESTARTING:
+        if any(not state.tasks[task].state.final for task in state.restarting):
+            return state, []
+        if lost := lost_hosts(state):
+            if lost & state.awaiting:
+                return state, []
+            state = replace(state, phase=Phase.REPLANNING, restarting=frozenset())
+            left = [h for h, s in state.hosts.items() if s is not HostState.GONE]
+            return state, [Replan(frozenset(left))]
+        again = [task for task in state.tasks if task in state.restarting]
+        tasks = dict(state.tasks)
+        for task in again:
+            tasks[task] = TaskStatus(attempt=tasks[task].attempt + 1)
+        state = replace(
+            state, tasks=tasks, phase=Phase.TRAINING, restarting=frozenset()
+        )
+        return start(state, again)
+    if state.phase is Phase.ENDING:
+        return _due_in_ending(state)
+    return state, []
+
+
+def _due_in_training(state: State) -> Result:
+    if not state.started and all(up(state, t, s) for t, s in state.tasks.items()):
+        state = replace(state, started=True)
+        return state, [ClearDeadline(START), SetRunState(RunState.RUNNING)]
+    training = of(state, Role.TRAINING)
+    if state.pending or any(
+        state.tasks[task].state is not TaskState.SUCCEEDED for task in training
+    ):
+        return state, []
+    if not any_alive(state, Role.EVALUATOR):
+        state = replace(state, success=True)
+        return end(state, reason=None)
+    if state.success:
+        return state, []
+    # Servers are no longer needed, though the evaluator still runs.
+    state = replace(state, success=True)
+    return stop(state, Role.SERVER, mark=SetDeadline(EVALUATOR, EVALUATOR_GRACE_S))
+
+
+def _due_in_ending(state: State) -> Result:
+    if state.stage is Stage.TASKS:
+        if any_alive(state, Role.TRAINING, Role.EVALUATOR):
+            return state, []
+        state = replace(state, stage=Stage.SERVERS)
+        return stop(state, Role.SERVER, mark=ClearDeadline(EVALUATOR))
+    if state.stage is Stage.SERVERS:
+        if any_alive(state, Role.SERVER):
+            return state, []
+        state = replace(state, stage=Stage.HOSTS)
+        actions: list[Action] = [ClearDeadline(START), ClearDeadline(STOP)]
+        for task, status in state.tasks.items():
+            if status.state is TaskState.PENDING:
+                state, more = set_task(state, task, TaskState.STOPPED)
+                actions += more
+        return state, [*actions, *close(state, state.plan.grace_s)]
+    if any(host is not HostState.GONE for host in state.hosts.values()):
+        return state, []
+    code, word = outcome(state)
+    state = replace(state, phase=Phase.OVER)
+    return state, [ClearDeadline(CLOSE), SetRunState(word), Finish(word, code)]

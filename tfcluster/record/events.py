@@ -1,0 +1,82 @@
+"""The event stream as bytes: one JSON object a line, with ``t`` and ``type``.
+
+``docs/record.md`` lists the events. This module knows only their outer form, and that
+the last line may be torn.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+Event = dict[str, Any]
+
+_TAIL_BYTES = 1 << 16
+
+
+def encode(event: Mapping[str, Any]) -> bytes:
+    """The line for an event, which has its ``t`` (seconds since the epoch).
+
+    Bytes that were not UTF-8 survive as ``\\udcXX`` escapes.
+    """
+    return json.dumps(event, separators=(",", ":"), default=str).encode() + b"\n"
+
+
+def decode(lines: Iterable[bytes]) -> list[Event]:
+    """The events of complete lines; what is not an event is passed over."""
+    events = []
+    for line in lines:
+        try:
+            event = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if (
+            isinstance(event, dict)
+            and isinstance(event.get("type"), str)
+            and isinstance(event.get("t"), (int, float))
+        ):
+            events.append(event)
+    return events
+
+
+def read_events(path: Path) -> list[Event]:
+    """Every event so far; none if the file is not there."""
+    return EventReader(path).read()
+
+
+def read_ends(path: Path) -> list[Event]:
+    """The first event and those of the last 64 KiB: enough to say how a run stands."""
+    try:
+        with path.open("rb") as file:
+            first = file.readline(_TAIL_BYTES)
+            size = file.seek(0, os.SEEK_END)
+            start = max(len(first), size - _TAIL_BYTES)
+            file.seek(start)
+            tail = file.read(_TAIL_BYTES).split(b"\n")
+    except OSError:
+        return []
+    torn_head = 1 if start > len(first) else 0
+    return decode([first, *tail[torn_head:-1]])
+
+
+class EventReader:
+    """Reads a stream that may still grow."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def read(self) -> list[Event]:
+        """The events that were completed since the last call."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read()
+        except OSError:
+            return []
+        end = data.rfind(b"\n") + 1
+        self._offset += end
+        return decode(data[:end].splitlines())

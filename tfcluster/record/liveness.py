@@ -1,0 +1,265 @@
+"""Whether a run's launcher still lives: a lock that it holds, and who it is.
+
+The lock is the kernel's (flock), so that it falls with its holder, however that dies.
+Knows nothing of what the launcher does.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from enum import Enum
+from pathlib import Path
+
+from tfcluster.errors import ActiveRunError, ExitCode, ResourceError
+from tfcluster.record.files import open_private, write_all
+from tfcluster.record.paths import RunPaths
+from tfcluster.record.view import LauncherView, RunView
+from tfcluster.states import RunState, TaskState
+
+HEARTBEAT_S = 5.0
+"""How often a launcher shows that it lives (``Writer.progress`` or ``Lock.touch``)."""
+
+SILENCE_S = 30.0
+"""After so long without a heartbeat a launcher on another host may be dead."""
+
+_PROBE_S = 0.5
+
+
+# --- who a process is ----------------------------------------------------------------
+
+
+def identity(pid: int | None = None) -> LauncherView:
+    """This process, or another one of this host, in a way that no other ever is.
+
+    Raises ProcessLookupError if there is none.
+    """
+    pid = os.getpid() if pid is None else pid
+    start_time = _start_time(pid)
+    if start_time is None:
+        raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH), str(pid))
+    return LauncherView(
+        pid=pid, host=os.uname().nodename, boot_id=_boot_id(), start_time=start_time
+    )
+
+
+def _boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def _start_time(pid: int) -> int | None:
+    """Clock ticks from boot to the start of ``pid``; None if it is gone."""
+    try:
+        line = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return None
+    # proc(5): the second field is the name in brackets, which may hold anything.
+    state, *fields = line[line.rindex(b")") + 1 :].split()
+    return None if state in b"ZX" else int(fields[18])
+
+
+# --- locks ---------------------------------------------------------------------------
+
+
+class Lock:
+    """A file that this process holds locked until ``release`` or its death."""
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self.path = path
+        self._descriptor = descriptor
+
+    def write(self, content: Mapping[str, object]) -> None:
+        """Say in the file who holds it. Raises ResourceError."""
+        try:
+            os.ftruncate(self._descriptor, 0)
+            os.lseek(self._descriptor, 0, os.SEEK_SET)
+            write_all(self._descriptor, json.dumps(content).encode() + b"\n")
+        except OSError as error:
+            raise ResourceError(
+                f"cannot write {self.path}: {error.strerror}"
+            ) from error
+
+    def touch(self) -> None:
+        """A sign of life for those who cannot see the lock from where they are."""
+        os.utime(self._descriptor)
+
+    def release(self) -> None:
+        """Give it up. The file stays: who removes a lock file removes it for others."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def try_lock(path: Path, *, patience_s: float = 0.0) -> Lock | None:
+    """The lock on ``path``; None if somebody else holds it for ``patience_s``.
+
+    Raises ResourceError where it cannot be had at all.
+    """
+    deadline_s = time.monotonic() + patience_s
+    try:
+        descriptor = open_private(path, os.O_RDWR)
+    except OSError as error:
+        raise ResourceError(f"cannot open {path}: {error.strerror}") from error
+    try:
+        while not _flock(descriptor, fcntl.LOCK_EX):
+            if time.monotonic() >= deadline_s:
+                os.close(descriptor)
+                return None
+            time.sleep(0.01)
+    except OSError as error:
+        os.close(descriptor)
+        raise ResourceError(
+            f"cannot lock {path}: {error.strerror}",
+            hint="set TFCLUSTER_STATE_DIR to a folder on a file system with locks",
+        ) from error
+    return Lock(path, descriptor)
+
+
+def acquire(paths: RunPaths) -> Lock:
+    """Hold the run's lock for this process. Raises ActiveRunError if it is taken."""
+    # Who only looks whether the lock is held, holds it for a moment himself.
+    lock = try_lock(paths.lock, patience_s=_PROBE_S)
+    if lock is None:
+        raise ActiveRunError(f"the run {paths.run} has a launcher already")
+    lock.write(asdict(identity()))
+    return lock
+
+
+def _is_held(path: Path) -> bool | None:
+    """Whether somebody holds the lock; None if there is no such file."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        return not _flock(descriptor, fcntl.LOCK_SH)
+    finally:
+        os.close(descriptor)
+
+
+def _flock(descriptor: int, kind: int) -> bool:
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+# --- the verdict ---------------------------------------------------------------------
+
+
+class Life(Enum):
+    ALIVE = "alive"
+    DEAD = "dead"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signs:
+    """What can be seen of a launcher from here."""
+
+    held: bool | None
+    """Its lock is held; None: there is no lock file."""
+    same_boot: bool
+    """It was started on this very kernel, since when that has not been rebooted."""
+    same_host: bool
+    process: bool | None
+    """It exists; None: it cannot be seen from here."""
+    heartbeat_s: float | None
+    """When it last showed itself, in seconds since the epoch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    life: Life
+    reason: str | None = None
+    last_seen_s: float | None = None
+
+
+def signs(
+    paths: RunPaths,
+    launcher: LauncherView | None,
+    here: Callable[[], LauncherView] = identity,
+) -> Signs:
+    """Look for signs of the launcher that the run's record names."""
+    me = here()
+    same_boot = launcher is not None and launcher.boot_id == me.boot_id
+    same_host = launcher is not None and launcher.host == me.host
+    process = None
+    if launcher and same_boot and same_host:
+        process = _start_time(launcher.pid) == launcher.start_time
+    try:
+        held = _is_held(paths.lock)
+    except OSError:
+        held = None
+    return Signs(
+        held=held,
+        same_boot=same_boot,
+        same_host=same_host,
+        process=process,
+        heartbeat_s=_heartbeat(paths),
+    )
+
+
+def judge(signs: Signs, *, known: bool, now_s: float) -> Verdict:
+    """Does the launcher of a run without an end still live?
+
+    ``known``: the record says who the launcher is. One on another host whose lock may
+    not be visible here is never guessed dead.
+    """
+    seen_s = signs.heartbeat_s
+    fresh = seen_s is not None and now_s - seen_s <= SILENCE_S
+    if signs.held and signs.process is not False:
+        return Verdict(Life.ALIVE, None, seen_s)
+    if not known:
+        # Between the folder and the first event lies a moment.
+        if fresh:
+            return Verdict(Life.ALIVE, None, seen_s)
+        return Verdict(Life.DEAD, "the launcher died before it began", seen_s)
+    if signs.same_boot:
+        return Verdict(Life.DEAD, "the launcher died", seen_s)
+    if signs.same_host:
+        return Verdict(Life.DEAD, "interrupted by a reboot", seen_s)
+    if fresh:
+        return Verdict(Life.ALIVE, None, seen_s)
+    return Verdict(Life.UNKNOWN, "the launcher has not been heard of", seen_s)
+
+
+def judged(view: RunView, verdict: Verdict) -> RunView:
+    """The run as it has to be shown when its launcher is in that condition."""
+    if view.state.final or verdict.life is Life.ALIVE:
+        return view
+    if verdict.life is Life.UNKNOWN:
+        host = view.launcher.host if view.launcher else "its host"
+        return replace(
+            view,
+            reason=f"{verdict.reason}; it runs on {host}: ask there",
+            unknown_since_s=verdict.last_seen_s,
+        )
+    return replace(
+        view,
+        state=RunState.LOST,
+        reason=verdict.reason,
+        exit_code=int(ExitCode.CONTACT_LOST),
+        since_s=verdict.last_seen_s,
+        ended_s=verdict.last_seen_s,
+        tasks=tuple(
+            task if task.state.final else replace(task, state=TaskState.LOST)
+            for task in view.tasks
+        ),
+    )
+
+
+def _heartbeat(paths: RunPaths) -> float | None:
+    times = []
+    for path in (paths.progress, paths.events, paths.lock, paths.root):
+        try:
+            times.append(path.stat().st_mtime)
+        except OSError:
+            continue
+    return max(times, default=None)

@@ -1,0 +1,85 @@
+"""A name that a person gave is held by one active run.
+
+Each name has a lock file of its own, which falls free with its holder and is never
+removed: between finding a file unlocked and removing it, somebody else may have locked
+it, and the next one would lock a new file of the same name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tfcluster.errors import ActiveRunError, ResourceError
+from tfcluster.record.files import read_json
+from tfcluster.record.liveness import Lock, identity, try_lock
+from tfcluster.record.paths import names_dir, valid_name
+
+_PATIENCE_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class NameHold:
+    """This process holds ``name`` until ``release`` or its death."""
+
+    name: str
+    lock: Lock
+
+    def release(self) -> None:
+        with contextlib.suppress(ResourceError):
+            self.lock.write({})
+        self.lock.release()
+
+
+def hold_name(state: Path, name: str, run: str, *, now_s: float) -> NameHold:
+    """Hold ``name`` for ``run``. Of any number of rivals exactly one succeeds.
+
+    Raises ActiveRunError, which says who has it, and ResourceError.
+    """
+    if not valid_name(name):
+        raise ValueError(f"{name!r} cannot be the name of a run")
+    try:
+        path = names_dir(state) / f"{name}.lock"
+    except OSError as error:
+        raise ResourceError(f"cannot use {state}: {error.strerror}") from error
+    lock = try_lock(path)
+    deadline_s = time.monotonic() + _PATIENCE_S
+    while lock is None:
+        # A holder is named in the file a moment after it locked it; until then it
+        # may name the one before, which died.
+        holder = read_json(path)
+        if (holder and not _is_gone(holder)) or time.monotonic() > deadline_s:
+            raise _taken(name, holder or {})
+        lock = try_lock(path, patience_s=0.02)
+    lock.write({"run": run, "since": now_s, **asdict(identity())})
+    return NameHold(name, lock)
+
+
+def _is_gone(holder: Mapping[str, Any]) -> bool:
+    """The process that the file names was of this boot, and has ended."""
+    pid = holder.get("pid")
+    if not isinstance(pid, int) or holder.get("boot_id") != identity().boot_id:
+        return False
+    try:
+        return identity(pid).start_time != holder.get("start_time")
+    except ProcessLookupError:
+        return True
+
+
+def _taken(name: str, holder: Mapping[str, Any]) -> ActiveRunError:
+    run, since_s = holder.get("run"), holder.get("since")
+    who = f"the run {run}" if isinstance(run, str) else "another run"
+    since = ""
+    if isinstance(since_s, (int, float)):
+        since = time.strftime(" since %H:%M:%S", time.localtime(since_s))
+    where = ""
+    if holder.get("pid") and holder.get("host"):
+        where = f" (pid {holder['pid']} on {holder['host']})"
+    return ActiveRunError(
+        f"{who} has the name '{name}'{since}{where}",
+        hint=f"--name OTHER, or `tfcluster stop {name}` first",
+    )

@@ -1,0 +1,314 @@
+"""Where the record of runs lies, and which run a person means.
+
+The only place that spells the names of files and folders. Knows nothing of what the
+files hold.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tfcluster.errors import ConfigError, Problem, ResourceError
+from tfcluster.model import TaskId
+
+FOLDER_MODE = 0o700
+FILE_MODE = 0o600
+
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_RUN_ID = re.compile(r"(?P<name>.+)-(?P<stamp>\d{8}-\d{6})-[0-9a-f]+")
+_ELSEWHERE = "set TFCLUSTER_STATE_DIR to a folder of yours on another file system"
+
+
+@dataclass(frozen=True, slots=True)
+class RunPaths:
+    """The files of one run; ``root`` is its folder, named by the run id."""
+
+    root: Path
+
+    @property
+    def run(self) -> str:
+        return self.root.name
+
+    @property
+    def name(self) -> str:
+        return _parts(self.run)[0]
+
+    @property
+    def plan(self) -> Path:
+        return self.root / "plan.json"
+
+    @property
+    def events(self) -> Path:
+        return self.root / "events.jsonl"
+
+    @property
+    def progress(self) -> Path:
+        return self.root / "progress.json"
+
+    @property
+    def report(self) -> Path:
+        return self.root / "report.json"
+
+    @property
+    def lock(self) -> Path:
+        return self.root / "lock"
+
+    @property
+    def launcher_log(self) -> Path:
+        return self.root / "launcher.log"
+
+    @property
+    def job(self) -> Path:
+        """Which job of a scheduler the run was submitted as."""
+        return self.root / "job.json"
+
+    @property
+    def hosts(self) -> Path:
+        """How the hosts are reached again after the launcher's end."""
+        return self.root / "hosts.json"
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "logs"
+
+    def log(self, task: TaskId) -> Path:
+        return self.logs / task.log_name
+
+
+# --- the state folder ----------------------------------------------------------------
+
+
+def state_dir(environ: Mapping[str, str]) -> Path:
+    """The folder that holds all records; it exists and is private afterwards.
+
+    Raises ResourceError where it cannot be made, or where others could read it or
+    put something of theirs in its place.
+    """
+    path = state_path(environ)
+    try:
+        _refuse_foreign_ways(path)  # before anything is made there, and after
+        created = _make_folders(path)
+        _refuse_foreign_ways(path)
+        found = path.stat()
+    except OSError as error:
+        raise ResourceError(
+            f"cannot use the state folder {path}: {error.strerror}", hint=_ELSEWHERE
+        ) from error
+    refuse_open_folder(path, found, created=created)
+    return path
+
+
+def names_dir(state: Path) -> Path:
+    """The folder of the locks that hold run names; it exists afterwards."""
+    return _private_folder(state / "names")
+
+
+def state_path(environ: Mapping[str, str]) -> Path:
+    if given := environ.get("TFCLUSTER_STATE_DIR"):
+        return Path(os.path.abspath(given))  # noqa: PTH100 - resolve() follows links
+    # XDG Base Directory Specification: a relative path is invalid and is ignored.
+    if (given := environ.get("XDG_STATE_HOME", "")).startswith("/"):
+        return Path(given) / "tfcluster"
+    home = Path(environ["HOME"]) if environ.get("HOME") else Path.home()
+    return home.absolute() / ".local" / "state" / "tfcluster"
+
+
+def _make_folders(path: Path) -> bool:
+    """Make what is missing of ``path``, private from the first moment on.
+
+    True if the last folder is new.
+    """
+    created = False
+    for folder in (*reversed(path.parents), path):
+        try:
+            folder.mkdir(FOLDER_MODE)
+            created = True
+        except FileExistsError:
+            created = False
+        except OSError:
+            # Read-only or forbidden parents are no obstacle if they exist.
+            if not folder.is_dir():
+                raise
+            created = False
+    return created
+
+
+def _refuse_foreign_ways(path: Path) -> None:
+    """Nobody but us and root can have chosen, or can change, where ``path`` leads."""
+    for place in (path, *path.parents):
+        if not (found := _found(place, follow_symlinks=False)):
+            continue
+        if stat.S_ISLNK(found.st_mode) and found.st_uid not in (0, os.geteuid()):
+            raise ResourceError(
+                f"{place} is a link that belongs to uid {found.st_uid}",
+                hint=_ELSEWHERE,
+            )
+    for parent in {*path.parents, *path.resolve().parents}:
+        if not (found := _found(parent)):
+            continue
+        if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
+            raise ResourceError(
+                f"anybody can replace {path}: {parent} is writable by others "
+                f"({stat.S_IMODE(found.st_mode):04o})",
+                hint=f"chmod o-w {parent}, or {_ELSEWHERE}",
+            )
+
+
+def _found(path: Path, *, follow_symlinks: bool = True) -> os.stat_result | None:
+    try:
+        return path.stat(follow_symlinks=follow_symlinks)
+    except FileNotFoundError:
+        return None
+
+
+def refuse_open_folder(path: Path, found: os.stat_result, *, created: bool) -> None:
+    """Raise ResourceError unless the folder is ours alone. ``created``: we made it."""
+    mode = stat.S_IMODE(found.st_mode)
+    if not stat.S_ISDIR(found.st_mode):
+        raise ResourceError(f"the state folder {path} is not a folder", hint=_ELSEWHERE)
+    if found.st_uid != os.geteuid():
+        raise ResourceError(
+            f"the state folder {path} belongs to uid {found.st_uid}, not to uid "
+            f"{os.geteuid()}",
+            hint=_ELSEWHERE,
+        )
+    if mode & 0o077 and created:
+        raise ResourceError(
+            f"the file system of {path} ignores file modes: the new folder is "
+            f"{mode:04o}, not 0700, so others could read it",
+            hint=_ELSEWHERE,
+        )
+    if mode & 0o077:
+        raise ResourceError(
+            f"the state folder {path} is open to others ({mode:04o})",
+            hint=f"chmod 700 {path}, or {_ELSEWHERE}",
+        )
+
+
+def _private_folder(path: Path) -> Path:
+    path.mkdir(FOLDER_MODE, exist_ok=True)
+    return path
+
+
+# --- runs ----------------------------------------------------------------------------
+
+
+def valid_name(name: str) -> bool:
+    """Whether a run may be called so: it becomes part of paths."""
+    return _NAME.fullmatch(name) is not None
+
+
+def new_run_id(
+    name: str, now_s: float, random: Callable[[int], bytes] = os.urandom
+) -> str:
+    """An id for a run that starts now: ``digits-20261120-101500-3f2a``, in UTC.
+
+    Raises ValueError for a name that may not be part of a path.
+    """
+    if not valid_name(name):
+        raise ValueError(f"{name!r} cannot be the name of a run")
+    stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(now_s))
+    return f"{name}-{stamp}-{random(2).hex()}"
+
+
+def create_run(
+    state: Path,
+    name: str,
+    now_s: float,
+    random: Callable[[int], bytes] = os.urandom,
+) -> RunPaths:
+    """The folder of a new run. Raises ResourceError where it cannot be made."""
+    try:
+        runs = _private_folder(state / "runs")
+        while True:
+            paths = RunPaths(runs / new_run_id(name, now_s, random))
+            try:
+                paths.root.mkdir(FOLDER_MODE)
+            except FileExistsError:
+                continue  # another launch of this very second drew the same digits
+            paths.logs.mkdir(FOLDER_MODE)
+            return paths
+    except OSError as error:
+        raise ResourceError(
+            f"cannot make a folder for the run in {state}: {error.strerror}",
+            hint=_ELSEWHERE,
+        ) from error
+
+
+def runs(state: Path) -> list[RunPaths]:
+    """Every run that has a record, newest first."""
+    try:
+        ids = [name for name in os.listdir(state / "runs") if _RUN_ID.fullmatch(name)]  # noqa: PTH208 - names suffice
+    except FileNotFoundError:
+        return []
+    found = [RunPaths(state / "runs" / run) for run in ids]
+    crowd = Counter(_parts(run)[1] for run in ids)
+    return sorted(found, key=lambda paths: _age_key(paths, crowd), reverse=True)
+
+
+def find(state: Path, text: str | None) -> RunPaths:
+    """The run that a person means by its id, a unique part of its beginning, or a name.
+
+    A name means its newest run, None the newest of all. Raises ConfigError.
+    """
+    known = runs(state)
+    if not known:
+        raise _usage(str(state), "no runs yet", "`tfcluster launch` starts one")
+    if text is None:
+        return known[0]
+    for matches in (
+        [paths for paths in known if paths.run == text],
+        [paths for paths in known if paths.name == text][:1],
+        [paths for paths in known if paths.run.startswith(text)] if text else [],
+    ):
+        if len(matches) == 1:
+            return matches[0]
+        if matches:
+            shown = _listed([paths.run for paths in matches])
+            raise _usage(text, f"{len(matches)} runs begin so", shown)
+    raise _usage(text, "no such run", _suggestion(text, known))
+
+
+def _parts(run: str) -> tuple[str, str]:
+    """The name and the time of a run id."""
+    match = _RUN_ID.fullmatch(run)
+    return (match["name"], match["stamp"]) if match else (run, "")
+
+
+def _age_key(paths: RunPaths, crowd: Mapping[str, int]) -> tuple[str, int, str]:
+    """Sorts by the time in the id; only runs of one second have to be looked at."""
+    stamp = _parts(paths.run)[1]
+    written_ns = 0
+    if crowd[stamp] > 1:
+        for file in (paths.plan, paths.logs):
+            try:
+                written_ns = file.stat().st_mtime_ns
+                break
+            except OSError:
+                continue
+    return stamp, written_ns, paths.run
+
+
+def _suggestion(text: str, known: list[RunPaths]) -> str:
+    import difflib  # 15 ms, wanted for this message only
+
+    words = {paths.name: None for paths in known} | {p.run: None for p in known}
+    close = difflib.get_close_matches(text, words, n=1)
+    meant = f"did you mean {close[0]}? " if close else ""
+    return f"{meant}newest: {_listed([paths.run for paths in known])}"
+
+
+def _listed(words: list[str], limit: int = 5) -> str:
+    more = f", and {len(words) - limit} more" if len(words) > limit else ""
+    return ", ".join(words[:limit]) + more
+
+
+def _usage(where: str, message: str, hint: str) -> ConfigError:
+    return ConfigError([Problem(where, message, hint)])

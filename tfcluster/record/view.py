@@ -1,0 +1,168 @@
+"""A run as it stands, as plain frozen data: what ``status`` and the live view show.
+
+Knows nothing of how it was found out.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tfcluster.states import RunState, TaskState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskView:
+    """One task; times are seconds since the epoch."""
+
+    task: str
+    host: str | None = None
+    address: str | None = None
+    state: TaskState = TaskState.PENDING
+    pid: int | None = None
+    attempt: int = 0
+    exit_code: int | None = None
+    signal: str | None = None
+    cause: str | None = None
+    phase: str | None = None
+    """What it does while it is not yet training."""
+    since_s: float | None = None
+    """When the state, or the phase, began."""
+    seconds: float | None = None
+    """How long it ran."""
+    step: int | None = None
+    steps_per_s: float | None = None
+    wait_share: float | None = None
+    """Part of its time, 0..1, that it waits for others."""
+    log: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "task": self.task,
+            "host": self.host,
+            "address": self.address,
+            "state": str(self.state),
+            "pid": self.pid,
+            "attempt": self.attempt,
+            "exit_code": self.exit_code,
+            "signal": self.signal,
+            "step": self.step,
+            "steps_per_s": self.steps_per_s,
+            "log": self.log,
+            "wait_share": self.wait_share,
+            "phase": self.phase,
+            "cause": self.cause,
+            "seconds": self.seconds,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostView:
+    host: str
+    state: str = "pending"
+    """pending | starting | ready | failed | lost | closed"""
+    cause: str | None = None
+    since_s: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {"host": self.host, "state": self.state, "cause": self.cause}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureView:
+    """Something failed; ``task`` is None where a host did."""
+
+    task: str | None
+    host: str | None
+    exit_code: int | None
+    signal: str | None
+    cause: str
+    log_tail: tuple[str, ...] = ()
+    log: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "task": self.task,
+            "host": self.host,
+            "exit_code": self.exit_code,
+            "signal": self.signal,
+            "cause": self.cause,
+            "log_tail": list(self.log_tail),
+            "log": self.log,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LauncherView:
+    """Which process drives the run: boot, pid and start time name it for good."""
+
+    pid: int
+    host: str
+    boot_id: str
+    start_time: int
+    """Clock ticks between boot and its start, as in ``/proc/PID/stat``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunView:
+    """One run; times are seconds since the epoch."""
+
+    run: str
+    name: str
+    named: bool = False
+    backend: str | None = None
+    state: RunState = RunState.STARTING
+    reason: str | None = None
+    """Why it is in this state, if there is something to say."""
+    since_s: float | None = None
+    """When the state began."""
+    unknown_since_s: float | None = None
+    """Nobody here can know whether the run went on after this time."""
+    exit_code: int | None = None
+    started_s: float | None = None
+    ended_s: float | None = None
+    launcher: LauncherView | None = None
+    first_failure: FailureView | None = None
+    secondary: tuple[FailureView, ...] = ()
+    """Failures after the first one, mostly its victims."""
+    hosts: tuple[HostView, ...] = ()
+    tasks: tuple[TaskView, ...] = ()
+    """In the plan's order."""
+    swept: int = 0
+    """Processes that had been left behind and were ended."""
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """The answer of ``status --json``."""
+        first = self.first_failure
+        return {
+            "run": self.run,
+            "name": self.name,
+            "backend": self.backend,
+            "state": str(self.state),
+            "exit_code": self.exit_code,
+            "started": iso_time(self.started_s),
+            "ended": iso_time(self.ended_s),
+            "first_failure": first.to_json() if first else None,
+            "tasks": [task.to_json() for task in self.tasks],
+            "reason": self.reason,
+            "unknown_since": iso_time(self.unknown_since_s),
+            "hosts": [host.to_json() for host in self.hosts],
+            "secondary_failures": [failure.to_json() for failure in self.secondary],
+            "swept": self.swept,
+            "notes": list(self.notes),
+            "launcher": _launcher_json(self.launcher),
+        }
+
+
+def iso_time(t_s: float | None) -> str | None:
+    """``2026-11-20T10:15:00Z``."""
+    if t_s is None:
+        return None
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(t_s))
+
+
+def _launcher_json(launcher: LauncherView | None) -> Mapping[str, Any] | None:
+    return {"pid": launcher.pid, "host": launcher.host} if launcher else None
