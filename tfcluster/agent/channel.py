@@ -1,0 +1,142 @@
+"""The agent's side of the channel: frames in, frames out.
+
+Control frames overtake log frames, and a launcher that does not read never blocks the
+loop. Knows the outer form of frames only.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+
+from tfcluster.agent.backlog import Backlog
+from tfcluster.agent.limits import EVENT_QUEUE_BYTES
+from tfcluster.agent.loop import Loop
+from tfcluster.wire import Decoder, Frame, WireError, encode
+
+_READ_BYTES = 256 << 10
+
+
+class Channel:
+    """``on_frame`` gets each frame; ``on_end`` a cause when the other side is gone;
+    ``on_garbage`` a cause when it does not speak the protocol."""
+
+    def __init__(self, loop: Loop, ends: tuple[int, int], backlog: Backlog) -> None:
+        self._loop = loop
+        self._in, self._out = ends
+        self._backlog = backlog
+        self._decoder = Decoder()
+        self._queue: deque[bytes] = deque()
+        self._queued = 0
+        self._buffer = memoryview(b"")
+        self._waiting = False
+        self._closed = False
+        self._unsaid = 0
+        self.on_frame: Callable[[Frame], None] = lambda frame: None
+        self.on_end: Callable[[str], None] = lambda cause: None
+        self.on_garbage: Callable[[str], None] = lambda cause: None
+        os.set_blocking(self._out, False)
+        os.set_blocking(self._in, False)
+        loop.watch(self._in, self._read)
+
+    def send(self, type_: str, /, **keys: object) -> None:
+        """Queue a control frame, and write what can be written."""
+        self._enqueue(_line({"type": type_, **keys}))
+
+    def send_event(self, **keys: object) -> None:
+        """Queue what a task said, unless too much of it is waiting."""
+        if self._queued > EVENT_QUEUE_BYTES:
+            self._unsaid += 1
+            return
+        if self._unsaid:
+            count, self._unsaid = self._unsaid, 0
+            self.send("note", text=f"{count} events of tasks were dropped")
+        self._enqueue(_line({"type": "event", **keys}))
+
+    def _enqueue(self, line: bytes) -> None:
+        if not self._closed:
+            self._queue.append(line)
+            self._queued += len(line)
+            self.flush()
+
+    @property
+    def idle(self) -> bool:
+        """Everything is written, or there is nobody to write to."""
+        return self._closed or not (self._buffer or self._queue or self._waiting)
+
+    def send_ping(self) -> None:
+        """A heartbeat, unless other frames that will do as well are still to go."""
+        if not self._queue:
+            self.send("ping")
+
+    def read_waiting(self) -> None:
+        """Take in what has already arrived; before the other side is called silent."""
+        self._read()
+
+    def stop_reading(self) -> None:
+        self._loop.unwatch(self._in)
+
+    def flush(self) -> None:
+        """Write as much as the other side takes."""
+        while not self._closed and not self._waiting and self._fill():
+            try:
+                written = os.write(self._out, self._buffer)
+            except BlockingIOError:
+                self._waiting = True
+                self._loop.watch(self._out, self._writable, writing=True)
+            except OSError as error:
+                self._closed = True
+                # Posted: whoever sends a frame must not be interrupted by its failure.
+                self._loop.post(partial(self.on_end, f"cannot write: {error.strerror}"))
+            else:
+                self._buffer = self._buffer[written:]
+
+    def _writable(self) -> None:
+        self._loop.unwatch(self._out)
+        self._waiting = False
+        self.flush()
+
+    def _fill(self) -> bool:
+        if not self._buffer:
+            if self._queue:
+                line = self._queue.popleft()
+                self._queued -= len(line)
+                self._buffer = memoryview(line)
+            elif (chunk := self._backlog.take()) is not None:
+                source = {"task": chunk.source.task, "attempt": chunk.source.attempt}
+                keys = {"lines": chunk.lines, "dropped": chunk.dropped}
+                frame = {"type": "log", **source, **keys}
+                line = _line({**frame, "dropped_bytes": chunk.dropped_bytes})
+                self._buffer = memoryview(line)
+        return bool(self._buffer)
+
+    def _read(self) -> None:
+        try:
+            data = os.read(self._in, _READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._end(f"cannot read: {error.strerror}")
+            return
+        if not data:
+            self._end("end of file")
+            return
+        try:
+            for frame in self._decoder.feed(data):
+                self.on_frame(frame)
+        except WireError as error:
+            self.stop_reading()
+            self.on_garbage(str(error))
+
+    def _end(self, cause: str) -> None:
+        self.stop_reading()
+        self.on_end(cause)
+
+
+def _line(frame: Frame) -> bytes:
+    try:
+        return encode(frame)
+    except WireError as error:
+        return encode({"type": "note", "text": str(error)})

@@ -1,0 +1,150 @@
+"""The guard: a process that does nothing but outlive the agent and clean up after it.
+
+It forks the agent before anything else happens, and adopts its tasks when it dies. It
+knows no frames; the agent tells it the run's name and whether its end was intended.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+
+from tfcluster.agent import exits
+from tfcluster.agent.kill import adopt_orphans
+from tfcluster.agent.limits import OPEN_FILES
+from tfcluster.agent.sweep import sweep
+
+FORWARDED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
+IGNORED = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTSTP)
+
+_RUN = b"run "
+_CLEAN = b"clean"
+
+
+class Link:
+    """The agent's end of its line to the guard."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._end = end
+        end.setblocking(False)
+
+    def fileno(self) -> int:
+        return self._end.fileno()
+
+    def tell_run(self, run: str) -> None:
+        self._write(_RUN + run.encode("utf-8", "surrogateescape"))
+
+    def tell_clean(self) -> None:
+        """Everything is stopped: the end that follows is no accident."""
+        self._write(_CLEAN)
+
+    def _write(self, line: bytes) -> None:
+        with suppress(OSError):  # the guard died: there is nobody to tell
+            self._end.sendall(line + b"\n")
+
+
+def guarded(serve: Callable[[Link], int]) -> int:
+    """Run ``serve`` in a child process. Returns its exit code, or ``AGENT_DIED`` after
+    everything that it left has been killed."""
+    adopt_orphans()
+    _raise_open_files()
+    ours, theirs = socket.socketpair()
+    agent = os.fork()
+    if agent == 0:
+        ours.close()
+        _become_agent(serve, Link(theirs))
+    theirs.close()
+    return _watch(agent, ours)
+
+
+def _become_agent(serve: Callable[[Link], int], link: Link) -> None:
+    code = exits.FAULT
+    try:
+        _own_session()
+        code = serve(link)
+    except BaseException:
+        import traceback  # on use: it takes long to import
+
+        traceback.print_exc()
+    finally:
+        # Not sys.exit: a thread may hang in a file system that does not answer.
+        with suppress(OSError, ValueError):
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def _own_session() -> None:
+    with suppress(PermissionError):  # it leads its group already
+        os.setsid()
+
+
+def _raise_open_files() -> None:
+    """Three descriptors for each task, two for each port: 1024 may be too few."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _watch(agent: int, link: socket.socket) -> int:
+    _own_session()
+    _forward_signals(agent)
+    # Else the guard would keep the channel open after the agent closed it.
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+    os.dup2(null, 1)
+    os.close(null)
+    status = _wait_for(agent)
+    run, clean = _heard(link)
+    if clean and os.WIFEXITED(status):
+        return os.WEXITSTATUS(status)
+    killed = sweep(run)
+    sys.stderr.write(
+        f"tfcluster: the agent {_words(status)}; {len(killed)} processes were killed\n"
+    )
+    return exits.AGENT_DIED
+
+
+def _forward_signals(agent: int) -> None:
+    def forward(signum: int, _frame: object) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(agent, signum)
+
+    for signum in FORWARDED:
+        signal.signal(signum, forward)
+    for signum in IGNORED:
+        signal.signal(signum, signal.SIG_IGN)
+
+
+def _wait_for(agent: int) -> int:
+    while True:
+        pid, status = os.waitpid(-1, 0)
+        if pid == agent:
+            # Not earlier: until here the pid was the agent's for certain.
+            for signum in FORWARDED:
+                signal.signal(signum, signal.SIG_IGN)
+            return status
+
+
+def _heard(link: socket.socket) -> tuple[str | None, bool]:
+    run, clean, data = None, False, b""
+    link.setblocking(False)
+    with suppress(OSError):
+        while part := link.recv(4096):
+            data += part
+    for line in data.split(b"\n")[:-1]:
+        if line.startswith(_RUN):
+            run = line[len(_RUN) :].decode("utf-8", "surrogateescape")
+        clean = clean or line == _CLEAN
+    return run, clean
+
+
+def _words(status: int) -> str:
+    if os.WIFSIGNALED(status):
+        return f"was killed by {signal.Signals(os.WTERMSIG(status)).name}"
+    return f"ended with exit code {os.WEXITSTATUS(status)} before it had cleaned up"

@@ -1,0 +1,72 @@
+"""Sends signals to exactly the processes that are meant, never to a reused pid.
+
+Knows no tasks: whom to signal is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+
+from tfcluster.agent import proc
+from tfcluster.agent.proc import Process
+
+_PR_SET_CHILD_SUBREAPER = 36
+# Older kernels have none, and sandboxes forbid it.
+_NO_PIDFD = {errno.ENOSYS, errno.EPERM, errno.EINVAL}
+
+
+def adopt_orphans() -> bool:
+    """Become the parent of all descendants whose own parent ends (prctl(2)).
+
+    False where that cannot be had: then only the marks tell what belongs to a run.
+    """
+    try:
+        import ctypes  # some builds of Python have none
+    except ImportError:
+        return False
+    libc = ctypes.CDLL(None, use_errno=True)
+    return bool(libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0)
+
+
+def send(process: Process, signum: int) -> bool:
+    """Whether it was sent; not if the process is gone or may not be signalled."""
+    try:
+        descriptor = os.pidfd_open(process.pid)
+    except (AttributeError, OSError) as error:
+        if isinstance(error, OSError) and error.errno not in _NO_PIDFD:
+            return False
+        return _same(process) and _sent(lambda: os.kill(process.pid, signum))
+    try:
+        # Only now is the pid pinned: if it is still the same process, it stays so.
+        return _same(process) and _sent(
+            lambda: signal.pidfd_send_signal(descriptor, signum)
+        )
+    finally:
+        os.close(descriptor)
+
+
+def _same(process: Process) -> bool:
+    now = proc.read(process.pid)
+    return now is not None and now.start_time == process.start_time and not now.dead
+
+
+def _sent(action: Callable[[], None]) -> bool:
+    with suppress(ProcessLookupError, PermissionError):
+        action()
+        return True
+    return False
+
+
+def send_group(leader: int, signum: int) -> None:
+    """To the process group of a child of ours that was not waited for yet."""
+    try:
+        os.killpg(leader, signum)
+    except ProcessLookupError:
+        # A forked child that has not come to its setsid() yet.
+        _sent(lambda: os.kill(leader, signum))
+    except PermissionError:
+        pass  # a set-user-id program: it is reported when it outlives KILL

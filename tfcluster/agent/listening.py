@@ -1,0 +1,105 @@
+"""Proves that the listener on a task's port is the task's own.
+
+The flag that lets a task take a held port would also let another program of the same
+user share it in silence. Knows ports and processes, starts and stops nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from tfcluster.agent import proc
+from tfcluster.agent.limits import LISTEN_POLL_MAX_S, LISTEN_POLL_S
+from tfcluster.agent.loop import Loop, Timer
+from tfcluster.agent.proc import Listener
+from tfcluster.agent.task import Task
+from tfcluster.agent.values import dataclass, field
+
+TYPE_CHECKING = False  # as typing has it, which takes long to import
+if TYPE_CHECKING:
+    from tfcluster.agent.tasks import Reports
+
+_SLOWER = 1.4
+
+
+@dataclass(eq=False)
+class _Watch:
+    task: Task
+    port: int
+    suspects: set[int] = field(default_factory=set)
+    reported: set[int] = field(default_factory=set)
+
+
+class Listening:
+    """Looks while there is a task whose listener is not proven yet."""
+
+    def __init__(
+        self, loop: Loop, reports: Reports, tree: Callable[[Task], set[int]]
+    ) -> None:
+        self._loop = loop
+        self._reports = reports
+        self._tree = tree
+        self._watches: list[_Watch] = []
+        self._delay_s = LISTEN_POLL_S
+        self._timer: Timer | None = None
+
+    def expect(self, task: Task) -> None:
+        """Look for the task's listener from now on, if it is to have one."""
+        if task.order.listens and task.order.port is not None:
+            self._watches.append(_Watch(task, task.order.port))
+            self._delay_s = LISTEN_POLL_S
+            self._again()
+
+    def _again(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.later(self._delay_s, self._look)
+
+    def _look(self) -> None:
+        self._watches = [w for w in self._watches if w.task.running]
+        by_port: dict[int, list[Listener]] = {}
+        for listener in proc.listeners() if self._watches else ():
+            by_port.setdefault(listener.port, []).append(listener)
+        self._watches = [
+            watch for watch in self._watches if not self._proven(watch, by_port)
+        ]
+        if self._watches:
+            self._delay_s = min(self._delay_s * _SLOWER, LISTEN_POLL_MAX_S)
+            self._again()
+
+    def _proven(self, watch: _Watch, by_port: dict[int, list[Listener]]) -> bool:
+        listeners = by_port.get(watch.port, [])
+        if not listeners:
+            return False
+        own = _sockets(self._tree(watch.task))
+        strange = {entry for entry in listeners if entry.inode not in own}
+        inodes = {entry.inode for entry in strange}
+        for entry in strange:
+            # Seen twice: once may be a socket that was being closed or handed on.
+            if entry.inode in watch.suspects - watch.reported:
+                watch.reported.add(entry.inode)
+                pid = _owner(entry.inode)
+                keys = {**watch.task.key, "port": watch.port}
+                self._reports.send("intruder", **keys, pid=pid, uid=entry.uid)
+        watch.suspects = inodes
+        if strange:
+            return False
+        self._reports.send("listening", **watch.task.key, port=watch.port)
+        return True
+
+
+def _sockets(pids: Iterable[int]) -> set[int]:
+    found: set[int] = set()
+    for pid in pids:
+        for words in proc.descriptors(pid):
+            if words.startswith("socket:["):
+                found.add(int(words[8:-1]))
+    return found
+
+
+def _owner(inode: int) -> int | None:
+    wanted = f"socket:[{inode}]"
+    for pid in proc.snapshot():
+        if wanted in proc.descriptors(pid):
+            return pid
+    return None

@@ -1,0 +1,126 @@
+"""A log file that is written whatever happens to it, or says what is missing.
+
+Raw bytes are appended. Where they cannot be, they are counted, and the file is tried
+again every few seconds. Knows no tasks, no lines.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+
+from tfcluster.agent.encoding import local_name
+from tfcluster.agent.limits import LOG_CHECK_S, LOG_RETRY_S
+
+_FLAGS = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+_NO_TERMINAL = os.O_NOCTTY | os.O_NONBLOCK
+
+
+class LogFile:
+    """Owned by one thread. ``cause`` says in words why it cannot be written now, and
+    ``changes`` what it was since it was last asked for, each with all bytes lost."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.cause: str | None = None
+        self.dropped_bytes = 0
+        self.changes: list[tuple[str | None, int]] = []
+        self._path = local_name(path)
+        self._fd: int | None = None
+        self._retry_at = 0.0
+        self._checked_at = 0.0
+        self._unchecked_bytes = 0
+        self._gap_bytes = 0
+
+    def write(self, data: bytes, now: float) -> None:
+        """Append all of ``data``, or count what could not be."""
+        if now - self._checked_at >= LOG_CHECK_S:
+            self.check(now)
+        if self._fd is None and now < self._retry_at:
+            self._lose(len(data))
+            return
+        rest = memoryview(data)
+        try:
+            fd = self._fd if self._fd is not None else self._open()
+            while rest:
+                rest = rest[os.write(fd, rest) :]
+            self._set_cause(None)
+        except OSError as error:
+            self._close()
+            self._lose(len(rest))
+            self._set_cause(f"{self.path}: {error.strerror}")
+            self._retry_at = now + LOG_RETRY_S
+        self._unchecked_bytes += len(data) - len(rest)
+
+    def write_header(self, line: str, now: float) -> None:
+        """A line of our own, on a line of its own."""
+        try:
+            fd = self._fd if self._fd is not None else self._open()
+            size = os.fstat(fd).st_size
+            broken = size > 0 and os.pread(fd, 1, size - 1) != b"\n"
+        except OSError:
+            broken = False  # the write says why
+        self.write(b"\n" * broken + line.encode() + b"\n", now)
+
+    def check(self, now: float) -> None:
+        """Notice that the file was removed or replaced: writing to it would still
+        succeed."""
+        self._checked_at = now
+        written, self._unchecked_bytes = self._unchecked_bytes, 0
+        if self._fd is None:
+            return
+        held = os.fstat(self._fd)
+        with suppress(OSError):
+            there = os.lstat(self._path)
+            if (there.st_dev, there.st_ino) == (held.st_dev, held.st_ino):
+                return
+        self._close()
+        if held.st_nlink == 0:
+            self._lose(written)
+            self._set_cause(f"{self.path}: the file was removed")
+
+    def tick(self, now: float) -> None:
+        """Look after the file while nothing is written."""
+        if self._fd is None and now >= self._retry_at:
+            self.write(b"", now)
+        elif now - self._checked_at >= LOG_CHECK_S:
+            self.check(now)
+
+    def close(self, now: float) -> None:
+        self.check(now)
+        self._close()
+        if self.cause is not None:  # the count has grown since
+            self.changes.append((self.cause, self.dropped_bytes))
+
+    def _set_cause(self, cause: str | None) -> None:
+        if cause != self.cause:
+            self.cause = cause
+            self.changes.append((cause, self.dropped_bytes))
+
+    def _open(self) -> int:
+        _make_folder(os.path.dirname(self._path))
+        self._fd = os.open(self._path, _FLAGS | _NO_TERMINAL, 0o600)
+        if self._gap_bytes:
+            lost, self._gap_bytes = self._gap_bytes, 0
+            os.write(self._fd, b"\n---- %d bytes are missing here ----\n" % lost)
+        return self._fd
+
+    def _close(self) -> None:
+        if self._fd is not None:
+            # On network file systems errors of earlier writes come out here; the bytes
+            # were counted as written, and there is no telling which are missing.
+            with suppress(OSError):
+                os.close(self._fd)
+            self._fd = None
+
+    def _lose(self, count: int) -> None:
+        self.dropped_bytes += count
+        self._gap_bytes += count
+
+
+def _make_folder(path: str) -> None:
+    """Like makedirs, but each new folder is closed to others, not the last alone."""
+    if path and not os.path.isdir(path):
+        _make_folder(os.path.dirname(path))
+        with suppress(FileExistsError):  # another task was faster
+            os.mkdir(path, 0o700)

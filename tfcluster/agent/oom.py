@@ -1,0 +1,71 @@
+"""Whether the kernel's OOM killer struck, from the counters of the control group.
+
+Knows no tasks: it is asked when a process was killed by somebody else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tfcluster.agent.proc import text_of
+
+_CGROUPS = "/sys/fs/cgroup"
+
+
+def parse_count(text: str) -> int | None:
+    """The line ``oom_kill N``: of memory.events, memory.oom_control or /proc/vmstat."""
+    for line in text.splitlines():
+        key, _, value = line.partition(" ")
+        if key == "oom_kill":
+            return int(value)
+    return None
+
+
+def counter_files(cgroup: str, root: str = _CGROUPS) -> Iterator[str]:
+    """Where it may stand, the narrowest first; ``cgroup`` is /proc/PID/cgroup."""
+    entries = [line.split(":", 2) for line in cgroup.splitlines()]
+    for _, controllers, path in entries:
+        if controllers == "":
+            for base in (root, f"{root}/unified"):
+                yield f"{base}/{_within(path)}memory.events"
+        elif "memory" in controllers.split(","):
+            yield f"{root}/memory/{_within(path)}memory.oom_control"
+            # In a container the path is the host's, but the mount shows its own part.
+            yield f"{root}/memory/memory.oom_control"
+    yield f"{root}/memory.events"
+    yield "/proc/vmstat"
+
+
+def _within(path: str) -> str:
+    inner = path.strip("/")
+    return f"{inner}/" if inner else ""
+
+
+class OomCounter:
+    """How many processes the OOM killer took in this process's control group."""
+
+    def __init__(self) -> None:
+        try:
+            cgroup = text_of("/proc/self/cgroup")
+        except OSError:
+            cgroup = ""
+        self._file = next((f for f in counter_files(cgroup) if _count(f) >= 0), None)
+        self._seen = self._now()
+
+    def _now(self) -> int:
+        return _count(self._file) if self._file is not None else 0
+
+    def struck(self) -> bool:
+        """Whether it took one more than it was asked about; each is answered once."""
+        if self._now() <= self._seen:
+            return False
+        self._seen += 1
+        return True
+
+
+def _count(path: str) -> int:
+    try:
+        count = parse_count(text_of(path))
+    except OSError:
+        return -1
+    return -1 if count is None else count

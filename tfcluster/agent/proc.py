@@ -1,0 +1,182 @@
+"""Reads /proc: who runs, whose child, with which environment, listening where.
+
+The parsers are pure; the readers below them answer with nothing for a process that is
+gone or not ours to see. Sends no signals.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
+
+from tfcluster.agent.values import dataclass
+
+PROC = "/proc"
+_LISTEN = "0A"
+_MARKS = b"TFCLUSTER_"
+_GONE = (FileNotFoundError, ProcessLookupError, PermissionError, NotADirectoryError)
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process; pid and start time (ticks since boot) together are never reused."""
+
+    pid: int
+    name: str
+    state: str
+    ppid: int
+    group: int
+    session: int
+    start_time: int
+
+    @property
+    def dead(self) -> bool:
+        return self.state in "ZXx"
+
+    def __str__(self) -> str:
+        return f"{self.pid} {self.name}"
+
+
+Table = Mapping[int, Process]
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """A listening TCP socket."""
+
+    port: int
+    uid: int
+    inode: int
+
+
+def parse_stat(text: bytes) -> Process:
+    """/proc/PID/stat; the name may hold spaces, newlines and parentheses."""
+    head, _, tail = text.rpartition(b")")
+    pid, _, name = head.partition(b" (")
+    fields = tail.split()
+    return Process(
+        pid=int(pid),
+        name=name.decode("utf-8", "backslashreplace"),
+        state=fields[0].decode("ascii"),
+        ppid=int(fields[1]),
+        group=int(fields[2]),
+        session=int(fields[3]),
+        start_time=int(fields[19]),
+    )
+
+
+def parse_environ(data: bytes) -> dict[str, str]:
+    """/proc/PID/environ; a process may have written anything there."""
+    pairs = (entry.partition(b"=") for entry in data.split(b"\0") if entry)
+    return {os.fsdecode(key): os.fsdecode(value) for key, _, value in pairs}
+
+
+def parse_listeners(lines: Iterable[str]) -> Iterator[Listener]:
+    """The listening sockets of /proc/net/tcp or tcp6."""
+    for line in lines:
+        fields = line.split()
+        if len(fields) > 9 and fields[3] == _LISTEN:
+            port = int(fields[1].rpartition(":")[2], 16)
+            yield Listener(port, uid=int(fields[7]), inode=int(fields[9]))
+
+
+def family(
+    table: Table, roots: Collection[int], sessions: Collection[int] = ()
+) -> set[int]:
+    """The roots, the members of the sessions, and all descendants of either."""
+    children: dict[int, list[int]] = {}
+    for process in table.values():
+        children.setdefault(process.ppid, []).append(process.pid)
+    found: set[int] = set()
+    todo = [pid for pid in roots if pid in table]
+    todo += [p.pid for p in table.values() if p.session in sessions]
+    while todo:
+        pid = todo.pop()
+        if pid not in found:
+            found.add(pid)
+            todo += children.get(pid, ())
+    return found
+
+
+def ancestors(table: Table, pid: int) -> set[int]:
+    """The process and its parents up to the first."""
+    found: set[int] = set()
+    while pid in table and pid not in found:
+        found.add(pid)
+        pid = table[pid].ppid
+    return found
+
+
+def text_of(path: str) -> str:
+    """A small file of the kernel's. Raises OSError."""
+    return _bytes_of(path).decode("utf-8", "surrogateescape")
+
+
+def _bytes_of(path: str) -> bytes:
+    with open(path, "rb", buffering=0) as file:
+        return file.readall()
+
+
+def read(pid: int) -> Process | None:
+    """The process now, zombies included."""
+    try:
+        return parse_stat(_bytes_of(f"{PROC}/{pid}/stat"))
+    except _GONE:
+        return None
+
+
+def snapshot() -> dict[int, Process]:
+    """All processes that can be seen."""
+    found: dict[int, Process] = {}
+    for name in os.listdir(PROC):
+        if name.isdecimal() and (process := read(int(name))) is not None:
+            found[process.pid] = process
+    return found
+
+
+def uid_of(pid: int) -> int | None:
+    """The effective user of a process."""
+    try:
+        return os.stat(f"{PROC}/{pid}").st_uid
+    except _GONE:
+        return None
+
+
+def environ(pid: int) -> dict[str, str]:
+    """The environment with which the program was started, if it has marks of ours.
+
+    Else nothing: most processes are strangers, and none of their variables is read.
+    """
+    try:
+        data = _bytes_of(f"{PROC}/{pid}/environ")
+    except _GONE:
+        return {}
+    return parse_environ(data) if _MARKS in data else {}
+
+
+def descriptors(pid: int) -> set[str]:
+    """What its descriptors are, in the words of /proc: ``socket:[INODE]``, a path."""
+    found: set[str] = set()
+    with suppress(*_GONE):
+        for entry in os.scandir(f"{PROC}/{pid}/fd"):
+            with suppress(*_GONE):
+                found.add(os.readlink(entry.path))
+    return found
+
+
+def listeners() -> list[Listener]:
+    """Every listening TCP socket of this network namespace, IPv4 and IPv6."""
+    found: list[Listener] = []
+    for name in ("tcp", "tcp6"):
+        with suppress(*_GONE), open(f"{PROC}/net/{name}") as lines:
+            found += parse_listeners(lines)
+    return found
+
+
+def boot_id() -> str:
+    """Differs after every boot; empty where the kernel does not say."""
+    try:
+        return text_of(f"{PROC}/sys/kernel/random/boot_id").strip()
+    except _GONE:
+        return ""

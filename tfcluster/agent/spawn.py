@@ -1,0 +1,130 @@
+"""Executes a program, and says in words why it could not. Knows no tasks, no frames."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from tfcluster.agent.encoding import local_path, raw
+from tfcluster.agent.values import dataclass
+
+TYPE_CHECKING = False  # as typing has it, which takes long to import
+if TYPE_CHECKING:
+    from pathlib import Path
+
+Environment = Mapping[bytes, bytes]
+
+# Read while the agent has no handlers of its own yet. Some schedulers send warnings to
+# every process there is; who starts an agent there has it ignore them (nohup's way).
+_IGNORED_AT_START = tuple(
+    number
+    for number in (signal.SIGUSR1, signal.SIGUSR2)
+    if signal.getsignal(number) is signal.SIG_IGN
+)
+
+
+class SpawnError(Exception):
+    """The program was not started; ``errno`` is 0 where the system was not asked."""
+
+    def __init__(self, cause: str, number: int = 0) -> None:
+        super().__init__(cause)
+        self.cause = cause
+        self.errno = number
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What to execute: a session of its own, standard input from /dev/null."""
+
+    argv: Sequence[str]
+    env: Environment
+    cwd: str
+
+
+def environment(base: Environment, changes: Mapping[str, str | None]) -> Environment:
+    """``base`` with the changes; None removes a variable."""
+    env = dict(base)
+    for name, value in changes.items():
+        if value is None:
+            env.pop(raw(name), None)
+        else:
+            env[raw(name)] = raw(value)
+    return env
+
+
+def spawn(program: Program, output: int, inherited: int) -> int:
+    """Start it with ``output`` for both outputs. Returns its pid. Raises SpawnError.
+
+    The caller waits for the pid. ``inherited`` keeps its number in the new process.
+    USR1 and USR2 are ignored there if they were when the agent itself was started.
+    """
+    if not program.argv or not program.argv[0]:
+        raise SpawnError("the command is empty")
+    try:
+        with _ignoring(_IGNORED_AT_START):
+            process = subprocess.Popen(
+                [raw(word) for word in program.argv],
+                env=program.env,
+                cwd=raw(program.cwd),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                pass_fds=[inherited],
+                start_new_session=True,
+            )
+    except OSError as error:
+        raise SpawnError(_cause(program, error), error.errno or 0) from error
+    except ValueError as error:  # a NUL, or '=' in a name, or a lone surrogate
+        raise SpawnError(f"cannot be executed: {error}") from error
+    # The agent's loop waits for all children; Popen must not wait for this one.
+    process.returncode = 0
+    return process.pid
+
+
+@contextmanager
+def _ignoring(signals: Sequence[int]) -> Iterator[None]:
+    """What is started meanwhile ignores them: handlers end with exec, this does not."""
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in signals}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _cause(program: Program, error: OSError) -> str:
+    command, cwd = program.argv[0], local_path(program.cwd)
+    if error.errno in (errno.EAGAIN, errno.ENOMEM):
+        limit = "out of memory" if error.errno == errno.ENOMEM else ""
+        return f"cannot fork ({limit or 'RLIMIT_NPROC or pids.max'})"
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return "too many open files (ulimit -n)"
+    if error.errno == errno.E2BIG:
+        return "the arguments and environment together are too long for this system"
+    if not cwd.is_dir():
+        what = "is not a folder" if cwd.exists() else "does not exist"
+        return f"workdir {program.cwd} {what}"
+    if not os.access(cwd, os.X_OK):
+        return f"workdir {program.cwd} may not be entered"
+    return _command_cause(command, cwd / local_path(command), error)
+
+
+def _command_cause(command: str, path: Path, error: OSError) -> str:
+    bare = "/" not in command
+    if error.errno == errno.ENOENT and bare:
+        return f"{command!r} not found on PATH"
+    if error.errno == errno.ENOENT and path.exists():
+        return f"{command!r}: its interpreter (the #! line) does not exist"
+    if error.errno == errno.ENOENT:
+        return f"{command!r} does not exist"
+    if error.errno == errno.EACCES and not bare and path.is_dir():
+        return f"{command!r} is a folder"
+    if error.errno == errno.EACCES:
+        return f"{command!r} is not executable"
+    if error.errno == errno.ENOEXEC:
+        return f"{command!r} is not a program (it has no #! line)"
+    return f"{command!r} cannot be executed: {error.strerror}"

@@ -1,0 +1,341 @@
+"""The agent itself: answers the launcher's requests, keeps the lease, and ends cleanly.
+
+Everything that it does is done by the modules below it; here stands only what follows
+what.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+
+from tfcluster import __version__
+from tfcluster.agent import exits, proc
+from tfcluster.agent.addresses import local_addresses, way_in
+from tfcluster.agent.backlog import Backlog
+from tfcluster.agent.channel import Channel
+from tfcluster.agent.crew import Crew
+from tfcluster.agent.devices import gpus
+from tfcluster.agent.encoding import local_name
+from tfcluster.agent.ending import kill_until_gone
+from tfcluster.agent.frames import Close, Hold, Open, Order, Part, Ping, Sync, order
+from tfcluster.agent.guard import FORWARDED, IGNORED, Link
+from tfcluster.agent.limits import (
+    CLOSE_LOOK_S,
+    FLUSH_S,
+    OPEN_S,
+    OTHERS_LOOK_S,
+    PUMP_CLOSE_S,
+    SWEEP_S,
+)
+from tfcluster.agent.loop import Loop
+from tfcluster.agent.ports import Ports
+from tfcluster.agent.proc import Process
+from tfcluster.agent.sweep import belongings, in_other_hands
+from tfcluster.agent.tasks import swept_keys
+from tfcluster.wire import PROTOCOL, Frame, WireError
+
+TYPE_CHECKING = False  # as typing has it, which takes long to import
+if TYPE_CHECKING:
+    from tfcluster.agent.syncing import Syncing
+
+
+def serve(link: Link) -> int:
+    """Serve the launcher on standard input and output. Returns an exit code."""
+    ends = _take_standard_streams()
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    loop = Loop()
+    backlog = Backlog()
+    supervisor = Supervisor(loop, Channel(loop, ends, backlog), backlog, link)
+    while not supervisor.ended:
+        try:
+            loop.run()
+        except Exception as error:
+            # A second error, while closing, is for the guard to clean up after.
+            if supervisor.closing:
+                raise
+            supervisor.fault(_one_line(error))
+    link.tell_clean()
+    return supervisor.code
+
+
+class Supervisor:
+    """One launcher, one run, one host."""
+
+    def __init__(
+        self, loop: Loop, channel: Channel, backlog: Backlog, link: Link
+    ) -> None:
+        self.code = exits.CLOSED
+        self.closing = False
+        self.ended = False
+        self._loop = loop
+        self._channel = channel
+        self._backlog = backlog
+        self._link = link
+        self._opened: Open | None = None
+        self._crew: Crew | None = None
+        self._ports = Ports()
+        self._syncing: Syncing | None = None
+        self._heard = loop.awake()
+        self._swept = 0
+        self._others = False
+        channel.on_frame = self._frame
+        channel.on_end = self._hung_up
+        channel.on_garbage = self.fault
+        loop.on_signals((signal.SIGCHLD, *FORWARDED, *IGNORED), self._signal)
+        loop.watch(link.fileno(), self._guard_died)
+        loop.later(OPEN_S, self._expect_open)
+
+    # --- what comes in --------------------------------------------------------------
+
+    def _frame(self, frame: Frame) -> None:
+        self._heard = self._loop.awake()
+        request = order(frame)
+        if isinstance(request, Open):
+            self._open(request)
+        elif request is not None:
+            self._obey(request)
+
+    def _obey(self, request: Order) -> None:
+        if self._crew is None:
+            if self.closing:
+                return
+            raise WireError("the first frame must be 'open'")
+        match request:
+            case Ping():
+                pass
+            case Hold(count, low, high):
+                ports, cause = self._ports.hold(count, low, high)
+                self._channel.send("held", ports=ports, cause=cause)
+            case Sync():
+                self._sync().listed(request)
+            case Part():
+                self._sync().came(request)
+            case Close(grace_s, others_s):
+                self.close(grace_s, exits.CLOSED, others_s)
+            case _:
+                self._crew.obey(request, closing=self.closing)
+
+    def _sync(self) -> Syncing:
+        if self._syncing is None:
+            # Not needed by most agents, and every agent is to start at once.
+            from tfcluster.agent.syncing import Syncing
+
+            self._syncing = Syncing(self._channel.send)
+        return self._syncing
+
+    def _open(self, request: Open) -> None:
+        if self._opened is not None:
+            raise WireError("a second 'open'")
+        if not request.run.isprintable() or not request.run:
+            raise WireError(f"{request.run!r} cannot mark the processes of a run")
+        self._opened = request
+        self._link.tell_run(request.run)
+        self._channel.send(
+            "hello",
+            protocol=PROTOCOL,
+            version=__version__,
+            nonce=request.nonce,
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            python=sys.version.split()[0],
+            root=os.geteuid() == 0,
+            cpus=len(os.sched_getaffinity(0)),
+            boot_id=proc.boot_id(),
+            package=_package(),
+            way_in=way_in(os.environ),
+            addresses=local_addresses(),
+            gpus=gpus(os.environ),
+            clock=time.time(),
+            shared=None if request.witness is None else _is_file(request.witness),
+        )
+        if request.protocol != PROTOCOL:
+            self.fault(
+                f"the launcher speaks protocol {request.protocol}, "
+                f"this agent {PROTOCOL} (version {__version__})"
+            )
+            return
+        self._crew = Crew(
+            self._loop, self._channel, self._backlog, request.run, self.fault
+        )
+        if not self._crew.adopts_orphans:
+            self._channel.send(
+                "note", text="orphans cannot be adopted here; only marks find them"
+            )
+        self._beat()
+
+    def _beat(self) -> None:
+        """Say that we live, and see whether the launcher does."""
+        if self._opened is None or self.ended:
+            return
+        self._channel.send_ping()
+        if not self.closing and self._silent_s() > self._opened.lease_s:
+            # What has arrived already counts, however late we come to read it.
+            self._channel.read_waiting()
+            if not self.closing and self._silent_s() > self._opened.lease_s:
+                self._lease_over(f"heard nothing for {self._opened.lease_s:g} s")
+        beats = (self._opened.heartbeat_s, self._opened.lease_s / 4)
+        self._loop.later(max(0.05, min(beats)), self._beat)
+
+    def _silent_s(self) -> float:
+        return self._loop.awake() - self._heard
+
+    def _expect_open(self) -> None:
+        if self._opened is None:
+            self._lease_over("no 'open' frame came")
+
+    def _hung_up(self, cause: str) -> None:
+        self._lease_over(f"the channel ended: {cause}")
+
+    def _lease_over(self, cause: str) -> None:
+        if not self.closing:
+            self._channel.send("note", text=f"stopping all tasks: {cause}")
+            self.close(self._grace_s, exits.LEASE_ENDED)
+
+    def _signal(self, signum: int) -> None:
+        if signum == signal.SIGCHLD:
+            if self._crew is not None:
+                self._crew.reap()
+        elif signum in FORWARDED:
+            name = signal.Signals(signum).name
+            text = f"the agent was sent {name}"
+            self._channel.send("note", text=text, signal=name.removeprefix("SIG"))
+            if signum == signal.SIGTERM and not self.closing:
+                self.close(self._grace_s, exits.TERMINATED)
+
+    def _guard_died(self) -> None:
+        # The tasks are well, so the run goes on; what is lost is only the net below us.
+        self._loop.unwatch(self._link.fileno())
+        if not self.closing:
+            self._channel.send(
+                "note",
+                text="the guard process died; if the agent is killed as well, "
+                "tasks may be left behind",
+            )
+
+    # --- the end --------------------------------------------------------------------
+
+    @property
+    def _grace_s(self) -> float:
+        return self._opened.grace_s if self._opened else 0.0
+
+    def fault(self, cause: str) -> None:
+        """Say why we cannot go on, and stop everything."""
+        self._channel.stop_reading()
+        self._channel.send("fault", cause=cause)
+        self.close(self._grace_s, exits.FAULT)
+
+    def close(self, grace_s: float, code: int, others_s: float = 0.0) -> None:
+        """Stop everything and end with ``code``; again: with a shorter grace.
+
+        What another agent of the run supervises is left to it; for ``others_s`` we
+        wait for its end, and sweep what it leaves if it is killed.
+        """
+        if self._crew is not None:
+            self._crew.stop_all(grace_s)
+        if self.closing:
+            return
+        self.closing, self.code = True, code
+        if self._syncing is not None:
+            self._syncing.close()
+        patience_s = grace_s + 2 * SWEEP_S
+        self._await(self._tasks_over, patience_s, lambda: self._await_others(others_s))
+
+    def _await_others(self, others_s: float) -> None:
+        run = self._opened.run if self._opened else ""
+
+        def over() -> bool:
+            me = os.getpid()
+            self._others = bool(others_s) and in_other_hands(proc.snapshot(), run, me)
+            return not self._others
+
+        self._await(over, others_s, self._sweep, every_s=OTHERS_LOOK_S)
+
+    def _await(
+        self,
+        ready: Callable[[], bool],
+        patience_s: float,
+        then: Callable[[], None],
+        every_s: float = CLOSE_LOOK_S,
+    ) -> None:
+        deadline = self._loop.now() + patience_s
+
+        def look() -> None:
+            if ready() or self._loop.now() >= deadline:
+                then()
+            else:
+                self._loop.later(every_s, look)
+
+        look()
+
+    def _tasks_over(self) -> bool:
+        return self._crew is None or self._crew.over
+
+    def _sweep(self) -> None:
+        run = self._opened.run if self._opened else None
+        me = os.getpid()
+
+        def find() -> list[Process]:
+            if self._crew is not None:
+                self._crew.reap()
+            return belongings(proc.snapshot(), run, me)
+
+        kill_until_gone(self._loop, find, self._all_swept)
+
+    def _all_swept(self, killed: list[Process], left: list[Process]) -> None:
+        self._swept = len(killed)
+        if killed:
+            self._channel.send("swept", **swept_keys(killed))
+        if left:
+            self._channel.send("unkillable", pids=[process.pid for process in left])
+        if self._crew is not None:
+            self._crew.pump.close(PUMP_CLOSE_S)
+        self._channel.flush()
+        self._await(lambda: self._channel.idle, FLUSH_S, self._say_bye)
+
+    def _say_bye(self) -> None:
+        read = self._channel.idle  # else nobody waits for it
+        # After the lease nobody had asked for an end: it is to look like a lost host,
+        # also to a launcher that was only stopped for a while.
+        if self.code != exits.LEASE_ENDED:
+            self._channel.send("bye", swept=self._swept, others=self._others)
+        self._await(lambda: self._channel.idle, FLUSH_S if read else 0.0, self._end)
+
+    def _end(self) -> None:
+        self.ended = True
+        self._loop.stop()
+
+
+def _take_standard_streams() -> tuple[int, int]:
+    """The channel's ends under other numbers, inherited by nobody; nothing else that
+    reads or writes the standard streams can disturb the frames."""
+    ends = os.dup(0), os.dup(1)
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+    os.dup2(null, 1)
+    os.close(null)
+    return ends
+
+
+def _one_line(error: Exception) -> str:
+    import traceback  # on use: it takes long to import
+
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    where = f"{os.path.basename(place.filename)}:{place.lineno}"
+    return f"{type(error).__name__} in {where}: {error}".replace("\n", " ")[:1000]
+
+
+def _is_file(path: str) -> bool:
+    try:
+        return os.path.isfile(local_name(path))
+    except ValueError:
+        return False
+
+
+def _package() -> str:
+    """The folder that holds this very package."""
+    return os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))

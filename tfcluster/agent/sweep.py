@@ -1,0 +1,113 @@
+"""Finds and kills what is left of a run on this host, and nothing else.
+
+A process belongs to a run by descent from its agent, or by the marks that the agent put
+into the environment with which it was started. Knows no tasks and no frames.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from tfcluster.agent import proc
+from tfcluster.agent.kill import send
+from tfcluster.agent.limits import GUARD_SWEEP_S, SWEEP_INTERVAL_S
+from tfcluster.agent.proc import Process, Table
+
+RUN = "TFCLUSTER_RUN"
+AGENT = "TFCLUSTER_AGENT"
+
+
+def agent_mark(pid: int) -> str:
+    """What tells the processes of this agent from those of another one of the run."""
+    process = proc.read(pid)
+    return f"{pid}:{process.start_time if process else 0}"
+
+
+def supervised(mark: str, table: Table, but: int) -> bool:
+    """Whether the agent that put this mark is alive, and another one than ``but``."""
+    pid, _, start_time = mark.partition(":")
+    if not (pid.isdecimal() and start_time.isdecimal()) or int(pid) == but:
+        return False
+    agent = table.get(int(pid))
+    return agent is not None and not agent.dead and agent.start_time == int(start_time)
+
+
+def belongings(
+    table: Table,
+    run: str | None,
+    agent: int,
+    environ: Callable[[int], Mapping[str, str]] = proc.environ,
+) -> list[Process]:
+    """Living processes of the run: descendants of ``agent``, and marked ones whose own
+    agent is not alive. Never ``agent`` itself or what it descends from."""
+    spared = proc.ancestors(table, agent)
+    descendants = proc.family(table, [agent])
+    found = []
+    for process in table.values():
+        if process.dead or process.pid in spared:
+            continue
+        if process.pid in descendants:
+            found.append(process)
+        elif run:
+            mark = _mark(process, run, environ)
+            if mark is not None and not supervised(mark, table, but=agent):
+                found.append(process)
+    return found
+
+
+def in_other_hands(table: Table, run: str, agent: int) -> bool:
+    """Whether another living agent than ``agent`` has processes of the run."""
+    return any(
+        supervised(_mark(process, run, proc.environ) or "", table, but=agent)
+        for process in table.values()
+        if not process.dead
+    )
+
+
+def _mark(
+    process: Process, run: str, environ: Callable[[int], Mapping[str, str]]
+) -> str | None:
+    """Its agent's mark, None where it does not belong to our run."""
+    if proc.uid_of(process.pid) != os.geteuid():
+        return None
+    marks = environ(process.pid)
+    return marks.get(AGENT, "") if marks.get(RUN) == run else None
+
+
+def sweep(run: str | None, *, patience_s: float = GUARD_SWEEP_S) -> list[Process]:
+    """KILL what belongs to the run, wait until it is gone, say what it was."""
+    killed: dict[int, Process] = {}
+    deadline = time.monotonic() + patience_s
+    while alive := belongings(proc.snapshot(), run, os.getpid()):
+        for process in alive:
+            send(process, signal.SIGKILL)
+            killed[process.pid] = process
+        if time.monotonic() > deadline:
+            break
+        reap_children()
+        time.sleep(SWEEP_INTERVAL_S)
+    reap_children()
+    return list(killed.values())
+
+
+def reap_children() -> None:
+    """Wait for every child that has ended, without waiting for one that has not."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        pass
+
+
+def main(argv: Sequence[str]) -> int:
+    """Kill what a run whose agent is gone has left here; ``argv`` is its name."""
+    if len(argv) != 1 or not argv[0]:
+        sys.stderr.write("usage: tfcluster.agent.sweep RUN\n")
+        return 2
+    for process in sweep(argv[0]):
+        sys.stdout.write(f"{process}\n")
+    return 0

@@ -1,0 +1,87 @@
+"""One task: what was asked for, what became of it. Holds facts, has no effects."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from tfcluster.agent.events import EventSocket
+from tfcluster.agent.frames import Start
+from tfcluster.agent.loop import Timer
+from tfcluster.agent.members import Identity
+from tfcluster.agent.proc import Process
+from tfcluster.agent.values import dataclass, field
+
+
+@dataclass(eq=False)
+class Task:
+    """An attempt at a task, from the request to the end of its last process."""
+
+    order: Start
+    stream: int  # the pump's number for its output
+    output: str  # the same pipe in the words of /proc
+    events: EventSocket
+    began: float
+    process: Process | None = None
+    status: int | None = None  # as waitpid gives it
+    seconds: float = 0.0
+    oom: bool = False
+    tail: list[str] | None = None
+    stopped: bool = False  # we had asked it to
+    stop_signal: int | None = None  # came before the process
+    signals: set[int] = field(default_factory=set)  # that it was sent already
+    killed: bool = False
+    kill_at: float | None = None
+    kill_timer: Timer | None = None
+    leftovers: dict[int, Process] = field(default_factory=dict)
+    reported: bool = False
+    settled: bool = False  # nothing of it is left, or we gave up
+
+    @property
+    def name(self) -> str:
+        return self.order.task
+
+    @property
+    def key(self) -> dict[str, object]:
+        """The keys that every frame about it has."""
+        return {"task": self.order.task, "attempt": self.order.attempt}
+
+    @property
+    def process_id(self) -> int | None:
+        return self.process.pid if self.process else None
+
+    @property
+    def running(self) -> bool:
+        return self.process is not None and self.status is None
+
+    def identity(self) -> Identity:
+        return Identity(
+            task=self.order.task,
+            attempt=self.order.attempt,
+            leader=self.process_id,
+            output=self.output,
+            waited_for=self.status is not None,
+        )
+
+    def outcome(self, now: float) -> dict[str, object]:
+        """The keys of ``exited``. For a task that has ended."""
+        status = self.status or 0
+        signaled = os.WIFSIGNALED(status)
+        return {
+            **self.key,
+            "code": None if signaled else os.WEXITSTATUS(status),
+            "signal": signal_name(os.WTERMSIG(status)) if signaled else None,
+            "oom": self.oom,
+            "tail": self.tail or [],
+            "seconds": round(self.seconds, 3),
+            "ago_s": round(max(0.0, now - self.began - self.seconds), 3),
+            "stopped": self.stopped,
+        }
+
+
+def signal_name(signum: int) -> str:
+    """``KILL``; real-time signals, which have no names of their own, as ``RTMIN+3``."""
+    try:
+        return signal.Signals(signum).name.removeprefix("SIG")
+    except ValueError:
+        return f"RTMIN+{signum - signal.SIGRTMIN}"

@@ -1,0 +1,249 @@
+"""The tasks of this host, from `start` to `exited`.
+
+Whether a task is executed or forked from a warm interpreter, its life from there on is
+the same. Knows frames, but not how they travel.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping
+
+from tfcluster.agent import proc
+from tfcluster.agent.backlog import Source
+from tfcluster.agent.events import EventSocket
+from tfcluster.agent.frames import Start, Stop
+from tfcluster.agent.limits import EXIT_REPORT_S
+from tfcluster.agent.loop import Loop
+from tfcluster.agent.members import ATTEMPT, TASK
+from tfcluster.agent.oom import OomCounter
+from tfcluster.agent.proc import Process
+from tfcluster.agent.pump import Pump
+from tfcluster.agent.spawn import Environment, Program, SpawnError, environment, spawn
+from tfcluster.agent.stopping import Stopping
+from tfcluster.agent.task import Task
+from tfcluster.agent.values import dataclass
+
+TYPE_CHECKING = False  # as typing has it, which takes long to import
+if TYPE_CHECKING:
+    from typing import Protocol
+
+    class Reports(Protocol):
+        """Where frames go; the channel is one."""
+
+        def send(self, type_: str, /, **keys: object) -> None: ...
+
+        def send_event(self, **keys: object) -> None: ...
+
+
+_EVENTS = "TFCLUSTER_EVENTS"
+_SHOWN_PROCESSES = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What all tasks of an agent share."""
+
+    loop: Loop
+    reports: Reports
+    pump: Pump
+    base: Environment  # the agent's own environment with the run's marks
+    streams: Iterator[int]  # numbers for the pump
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """The task's ends of its output pipe and its events socket."""
+
+    output: int
+    events: socket.socket
+
+    def close(self) -> None:
+        os.close(self.output)
+        self.events.close()
+
+
+class Tasks:
+    """Every task that is not yet over."""
+
+    def __init__(self, shared: Surroundings) -> None:
+        self._shared = shared
+        self._tasks: dict[int, Task] = {}  # by stream
+        self._oom = OomCounter()
+        self.foreign: set[int] = set()  # pids of children that are no tasks
+        self._stopping = Stopping(
+            shared.loop, os.getpid(), self._others, self._settled, self._unkillable
+        )
+
+    def start(self, order: Start) -> Task | None:
+        """Execute a program. A failure is reported, not raised."""
+        made = self.prepare(order)
+        if made is None:
+            return None
+        task, ends = made
+        env = environment(self._shared.base, self.changes(order))
+        env = environment(env, {_EVENTS: str(ends.events.fileno())})
+        program = Program(order.argv, env, order.cwd)
+        try:
+            pid = spawn(program, ends.output, ends.events.fileno())
+        except SpawnError as error:
+            self.failed(task, error.cause, error.errno)
+            return None
+        finally:
+            ends.close()
+        self.begun(task, pid)
+        return task
+
+    @staticmethod
+    def changes(order: Start) -> Mapping[str, str | None]:
+        """What its environment differs in, with the marks it is known by."""
+        marks = {TASK: order.task, ATTEMPT: str(order.attempt)}
+        return {**order.env, **marks}
+
+    def prepare(self, order: Start) -> tuple[Task, Ends] | None:
+        """A task without a process, its log file open. A failure is reported."""
+        if any(t.name == order.task and not t.reported for t in self._tasks.values()):
+            self.refuse(order, "it is running already")
+            return None
+        try:
+            read_end, write_end = os.pipe()
+            ours, theirs = socket.socketpair()
+        except OSError as error:
+            self.refuse(order, f"no pipes: {error.strerror}", error.errno or 0)
+            return None
+        stream = next(self._shared.streams)
+        task = Task(
+            order=order,
+            stream=stream,
+            output=f"pipe:[{os.fstat(read_end).st_ino}]",
+            events=self._event_socket(order, ours),
+            began=self._shared.loop.now(),
+        )
+        self._tasks[stream] = task
+        again = f"---- attempt {order.attempt}, {_utc_now()} ----"
+        self._shared.pump.add(
+            stream,
+            read_end,
+            order.log,
+            source=Source(order.task, order.attempt),
+            header=again if order.attempt else None,
+        )
+        return task, Ends(write_end, theirs)
+
+    def begun(self, task: Task, pid: int) -> None:
+        """Its process exists, as a child of ours."""
+        known = proc.read(pid)
+        task.process = known or Process(pid, "", "Z", os.getpid(), pid, pid, 0)
+        start_time = task.process.start_time
+        self._send("started", task, pid=pid, start_time=start_time)
+        self._stopping.begun(task)
+
+    def failed(self, task: Task, cause: str, number: int = 0) -> None:
+        """It has no process and gets none."""
+        task.reported = True
+        task.events.finish()
+        self.refuse(task.order, cause, number)
+        self._stopping.abandoned(task)
+
+    def refuse(self, order: Start, cause: str, number: int = 0) -> None:
+        """Say that it is not started."""
+        keys = {"task": order.task, "attempt": order.attempt, "errno": number}
+        self._shared.reports.send("failed", **keys, cause=cause)
+
+    def ended(self, pid: int, status: int) -> bool:
+        """Whether it was a task's process that was waited for."""
+        task = next((t for t in self._running() if t.process_id == pid), None)
+        if task is None:
+            return False
+        task.status = status
+        task.seconds = self._shared.loop.now() - task.began
+        by_kill = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+        task.oom = by_kill and not task.killed and self._oom.struck()
+        task.events.finish()
+        self._shared.pump.drain(task.stream)
+        self._shared.loop.later(EXIT_REPORT_S, lambda: self._report(task))
+        self._stopping.ended(task)
+        return True
+
+    def drained(self, stream: int, tail: list[str]) -> None:
+        """Its output is in the file."""
+        task = self._tasks.get(stream)
+        if task is not None and task.status is not None:
+            task.tail = tail
+            self._report(task)
+
+    def stop(self, order: Stop) -> None:
+        wanted = set(order.tasks)
+        tasks = [t for t in self._tasks.values() if t.name in wanted]
+        self._stopping.stop(tasks, order.signum, order.grace_s)
+
+    def stop_all(self, grace_s: float) -> None:
+        self._stopping.stop(list(self._tasks.values()), signal.SIGTERM, grace_s)
+
+    def ask_stacks(self, names: Collection[str]) -> None:
+        for task in self._running():
+            if task.name in names:
+                task.events.ask_stacks()
+
+    def find(self, stream: int) -> Task | None:
+        return self._tasks.get(stream)
+
+    @property
+    def over(self) -> bool:
+        return not self._tasks
+
+    def _running(self) -> Iterable[Task]:
+        return [t for t in self._tasks.values() if t.running]
+
+    def _others(self, task: Task) -> set[int]:
+        others = (t.process_id for t in self._running() if t is not task)
+        return self.foreign | {pid for pid in others if pid is not None}
+
+    def _event_socket(self, order: Start, end: socket.socket) -> EventSocket:
+        key = {"task": order.task, "attempt": order.attempt}
+        return EventSocket(
+            self._shared.loop,
+            end,
+            lambda event: self._shared.reports.send_event(**key, event=event),
+            lambda cause: self._shared.reports.send(
+                "note", text=f"{order.task} wrote to its events socket: {cause}"
+            ),
+        )
+
+    def _report(self, task: Task) -> None:
+        if not task.reported:
+            task.reported = True
+            self._shared.reports.send("exited", **task.outcome(self._shared.loop.now()))
+            self._forget(task)
+
+    def _settled(self, task: Task) -> None:
+        self._shared.pump.drop(task.stream)
+        if task.leftovers:
+            self._shared.reports.send(
+                "swept", **task.key, **swept_keys(task.leftovers.values())
+            )
+        self._forget(task)
+
+    def _forget(self, task: Task) -> None:
+        lost = task.settled and task.running  # it ignores KILL
+        if task.settled and (task.reported or lost):
+            self._tasks.pop(task.stream, None)
+
+    def _unkillable(self, left: list[Process]) -> None:
+        self._shared.reports.send("unkillable", pids=[p.pid for p in left])
+
+    def _send(self, type_: str, task: Task, /, **keys: object) -> None:
+        self._shared.reports.send(type_, **task.key, **keys)
+
+
+def swept_keys(processes: Collection[Process]) -> dict[str, object]:
+    """The keys of ``swept``; names of at most twenty processes."""
+    names = [str(process) for process in processes][:_SHOWN_PROCESSES]
+    return {"count": len(processes), "processes": names}
+
+
+def _utc_now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
