@@ -1,0 +1,130 @@
+"""What a job's environment says of its hosts, of this host, and of GPUs."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests.planning.descriptions import describe
+from tfcluster import backends
+from tfcluster.backends.sge import BACKEND
+from tfcluster.backends.sge.gpus import given
+from tfcluster.backends.sge.job import is_one_of, own_names
+from tfcluster.errors import StartError
+
+JOB = {"JOB_ID": "12", "SGE_TASK_ID": "undefined", "HOSTNAME": "node4.cluster.test"}
+FILE = """\
+node4.cluster.test 2 all.q@node4.cluster.test UNDEFINED
+node1.cluster.test 1 all.q@node1.cluster.test UNDEFINED
+node1.cluster.test 2 long.q@node1.cluster.test UNDEFINED
+"""
+
+
+def job(folder: Path, **variables: str) -> dict[str, str]:
+    path = folder / "pe_hostfile"
+    path.write_text(FILE)
+    return {**JOB, "PE_HOSTFILE": str(path), **variables}
+
+
+def test_hosts_come_under_exactly_the_names_of_the_file(tmp_path: Path) -> None:
+    allocation = BACKEND.allocate(describe({"worker": 2}), job(tmp_path))
+    assert [(host.name, host.slots) for host in allocation.hosts] == [
+        ("node4.cluster.test", 2),
+        ("node1.cluster.test", 3),
+    ]
+    assert not allocation.provisional
+
+
+def test_only_this_hosts_gpus_are_known(tmp_path: Path) -> None:
+    env = job(tmp_path, CUDA_VISIBLE_DEVICES="2,3")
+    hosts = BACKEND.allocate(describe({"worker": 2}), env).hosts
+    assert [host.gpus for host in hosts] == [("2", "3"), None]
+
+
+def test_the_backend_is_registered() -> None:
+    assert backends.get("sge") is BACKEND
+
+
+def test_outside_a_job_there_are_no_hosts(tmp_path: Path) -> None:
+    env = job(tmp_path)
+    del env["JOB_ID"]
+    with pytest.raises(StartError, match="no job of Grid Engine") as caught:
+        BACKEND.allocate(describe({"worker": 2}), env)
+    assert "tfcluster submit" in str(caught.value.hint)
+
+
+def test_variables_of_another_scheduler_make_no_job() -> None:
+    with pytest.raises(StartError, match="no job of Grid Engine"):
+        BACKEND.allocate(describe({"worker": 2}), {"JOB_ID": "12"})
+
+
+def test_a_hostfile_that_is_elsewhere_is_told(tmp_path: Path) -> None:
+    env = {**JOB, "PE_HOSTFILE": str(tmp_path / "gone")}
+    with pytest.raises(StartError, match="No such file") as caught:
+        BACKEND.allocate(describe({"worker": 2}), env)
+    assert "where the job's script runs" in str(caught.value.hint)
+
+
+def test_a_job_without_parallel_environment_has_one_slot_here() -> None:
+    (host,) = BACKEND.allocate(describe({"worker": 2}), JOB).hosts
+    assert (host.name, host.slots) == ("node4.cluster.test", 1)
+
+
+def test_a_job_of_one_host_needs_no_qrsh(tmp_path: Path) -> None:
+    BACKEND.starter(describe({"worker": 2}), {**JOB, "PATH": str(tmp_path)})
+
+
+def test_missing_qrsh_is_found_out_before_anything_starts(tmp_path: Path) -> None:
+    with pytest.raises(StartError, match="qrsh"):
+        BACKEND.starter(describe({"worker": 2}), job(tmp_path, PATH=str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("name", "own", "same"),
+    [
+        ("node1", "node1", True),
+        ("node1.cluster.test", "node1", True),
+        ("node1", "node1.cluster.test", True),
+        ("Node1.Cluster.Test", "node1.cluster.test", True),
+        ("node1.a.test", "node1.b.test", False),
+        ("node1", "node11", False),
+        ("node11.cluster.test", "node1", False),
+    ],
+)
+def test_one_host_by_its_names(name: str, own: str, same: bool) -> None:
+    assert is_one_of(name, [own]) is same
+
+
+def test_grid_engines_own_name_for_this_host_counts_as_well_as_the_kernels() -> None:
+    names = own_names({"HOSTNAME": "Alias-ib.test"})
+    assert names == ("alias-ib.test", socket.gethostname().lower())
+    assert own_names({}) == (os.uname().nodename.lower(),)
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({}, None),
+        ({"CUDA_VISIBLE_DEVICES": "0,1"}, ("0", "1")),
+        ({"CUDA_VISIBLE_DEVICES": ""}, ()),
+        ({"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, ()),
+        ({"CUDA_VISIBLE_DEVICES": "-1"}, ()),
+        (
+            {"CUDA_VISIBLE_DEVICES": "GPU-8f6-0a, MIG-9c1/1/0"},
+            ("GPU-8f6-0a", "MIG-9c1/1/0"),
+        ),
+        ({"SGE_HGR_gpu": "1 3"}, ("1", "3")),
+        ({"SGV_HGR_gpu": "2"}, ("2",)),
+        ({"SGE_GPU": "0,2"}, ("0", "2")),
+        ({"CUDA_VISIBLE_DEVICES": "5", "SGE_HGR_gpu": "1"}, ("5",)),
+        ({"SGE_HGR_gpu": "cuda0 cuda1"}, None),
+        ({"SGE_HGR_gpu": "1;rm"}, None),
+    ],
+)
+def test_gpus_are_those_that_were_given(
+    variables: dict[str, str], expected: tuple[str, ...] | None
+) -> None:
+    assert given(variables) == expected

@@ -1,0 +1,128 @@
+"""The srun of an agent, what is kept from it, and its messages as people read them."""
+
+from __future__ import annotations
+
+import pytest
+
+from tfcluster.backends.slurm.srun import meaning, own_words, srun_argv, step_environ
+
+
+def test_the_step_shares_everything_and_passes_its_streams_on() -> None:
+    argv = srun_argv("node3", ("/opt/python", "-c", "x"))
+    assert argv == (
+        "srun",
+        "--overlap",
+        "--nodes=1",
+        "--ntasks=1",
+        "--nodelist=node3",
+        "--mem=0",
+        "--cpu-bind=none",
+        "--mpi=none",
+        "--input=all",
+        "--export=ALL",
+        "--kill-on-bad-exit=0",
+        "--immediate=60",
+        "--chdir=/",
+        "--job-name=tfcluster",
+        "--quiet",
+        "/opt/python",
+        "-c",
+        "x",
+    )
+
+
+def test_a_component_is_named_where_there_are_several() -> None:
+    assert srun_argv("a", ("x",), group=1)[1] == "--het-group=1"
+
+
+def test_what_would_shape_the_step_is_left_out_and_nothing_else() -> None:
+    kept = {
+        "PATH": "/bin",
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOB_NODELIST": "a",
+        "SLURM_CONF": "/x",
+        "CUDA_VISIBLE_DEVICES": "0,1",
+        "SLURM_JOB_GPUS": "2,3",
+    }
+    shaping = dict.fromkeys(
+        (
+            "SLURM_NTASKS",
+            "SLURM_NPROCS",
+            "SLURM_NTASKS_PER_NODE",
+            "SLURM_EXPORT_ENV",
+            "SLURM_GPUS_PER_TASK",
+            "SLURM_CPUS_PER_TASK",
+            "SRUN_CPUS_PER_TASK",
+            "SLURM_MEM_PER_NODE",
+            "SLURM_DISTRIBUTION",
+            "SLURM_EXACT",
+        ),
+        "1",
+    )
+    assert step_environ({**kept, **shaping}) == kept
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        # Recorded from Slurm 22.05 to 24.11.
+        ("srun: error: Slurm job 38 has expired", "the job is over"),
+        (
+            "srun: error: Unable to confirm allocation for job 5: Invalid job id "
+            "specified",
+            "the job is over",
+        ),
+        (
+            "srun: Job 9 step creation temporarily disabled, retrying (Requested nodes "
+            "are busy)",
+            "Slurm does not let a step begin",
+        ),
+        (
+            "srun: error: Unable to create step for job 9: Requested nodes are busy",
+            "Slurm does not let a step begin",
+        ),
+        (
+            "srun: error: Task launch for StepId=9.0 failed on node node3: "
+            "Communication connection failure",
+            "Slurm cannot reach the node",
+        ),
+        (
+            "slurmstepd-node1: error: execve(): /nope/python: No such file or directory"
+            "\nsrun: error: node1: task 0: Exited with exit code 2",
+            "the interpreter is not there",
+        ),
+        (
+            "srun: error: Unable to allocate resources: Invalid account or "
+            "account/partition combination specified",
+            "Slurm refuses the account",
+        ),
+        (
+            "srun: error: Unable to contact slurm controller (connect failure)",
+            "Slurm's controller does not answer",
+        ),
+        (
+            "slurmstepd-node1: error: *** STEP 13.0 ON node1 CANCELLED AT "
+            "2026-11-21T04:37:42 DUE TO TIME LIMIT ***",
+            "the job's time limit was reached",
+        ),
+        (
+            "slurmstepd-node1: error: *** STEP 13.0 ON node1 CANCELLED AT "
+            "2026-11-21T04:37:42 ***",
+            "the job, or this step of it, was cancelled",
+        ),
+    ],
+)
+def test_messages_have_a_meaning(said: str, expected: str) -> None:
+    found = meaning(said)
+    assert found is not None
+    assert found[0] == expected
+
+
+def test_other_words_stay_as_they_are() -> None:
+    assert meaning("Traceback (most recent call last):") is None
+
+
+def test_the_first_error_is_quoted_without_its_prefix() -> None:
+    said = "srun: hello\nsrun: error: it broke\nsrun: error: node1: task 0: Exited"
+    assert own_words(said) == "it broke"
+    assert own_words("") == ""

@@ -1,0 +1,162 @@
+"""Hosts and slots from a job's variables, in the forms that Slurm writes them."""
+
+from __future__ import annotations
+
+import pytest
+
+from tfcluster.backends.slurm.variables import (
+    Node,
+    counts,
+    is_inside,
+    nodes,
+    require_one_launcher,
+)
+from tfcluster.errors import StartError
+
+JOB = {"SLURM_JOB_ID": "7"}
+
+
+def slots_of(**variables: str) -> list[tuple[str, int | None]]:
+    return [(node.name, node.slots) for node in nodes({**JOB, **variables})]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("4", [4]),
+        ("2(x3),1", [2, 2, 2, 1]),
+        ("1,2(x2),1", [1, 2, 2, 1]),
+        ("16(x2)", [16, 16]),
+        ("0,3", [0, 3]),
+    ],
+)
+def test_compressed_counts(text: str, expected: list[int]) -> None:
+    assert counts(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text", ["", "2(x)", "2x3", "(x3)", "2,", "a", "-1", "9(x9999999)"]
+)
+def test_counts_that_are_none(text: str) -> None:
+    with pytest.raises(ValueError, match="count"):
+        counts(text)
+
+
+def test_the_order_is_the_list_s_and_counts_follow_it() -> None:
+    found = slots_of(
+        SLURM_JOB_NODELIST="node[8-10],node2", SLURM_TASKS_PER_NODE="2(x3),1"
+    )
+    assert found == [("node8", 2), ("node9", 2), ("node10", 2), ("node2", 1)]
+
+
+def test_padding_suffixes_and_old_names() -> None:
+    names = [name for name, _ in slots_of(SLURM_NODELIST="gpu[08-10]-ib,login")]
+    assert names == ["gpu08-ib", "gpu09-ib", "gpu10-ib", "login"]
+
+
+def test_without_counts_the_slots_are_open() -> None:
+    assert slots_of(SLURM_JOB_NODELIST="a,b") == [("a", None), ("b", None)]
+
+
+def test_within_a_step_the_counts_are_not_the_job_s() -> None:
+    found = slots_of(
+        SLURM_JOB_NODELIST="node[1-2]",
+        SLURM_STEP_NODELIST="node1",
+        SLURM_TASKS_PER_NODE="1",
+    )
+    assert found == [("node1", None), ("node2", None)]
+
+
+@pytest.mark.parametrize(
+    ("variables", "both"),
+    [
+        (
+            {"SLURM_JOB_NODELIST": "odin001", "SLURM_TASKS_PER_NODE": "4(x30)"},
+            ("4(x30)", "odin001"),
+        ),
+        (
+            {"SLURM_JOB_NODELIST": "node[1-4]", "SLURM_TASKS_PER_NODE": "2(x3)"},
+            ("2(x3)", "node[1-4]"),
+        ),
+        (
+            {"SLURM_JOB_NODELIST": "node[1-4]", "SLURM_JOB_NUM_NODES": "2"},
+            ("is 2", "names 4"),
+        ),
+    ],
+)
+def test_a_mismatch_is_refused_with_both_values(
+    variables: dict[str, str], both: tuple[str, str]
+) -> None:
+    with pytest.raises(StartError) as caught:
+        nodes({**JOB, **variables})
+    assert all(value in caught.value.message for value in both)
+    assert caught.value.hint is not None
+    assert "unset" in caught.value.hint
+
+
+def test_a_list_that_cannot_be_read_is_shown() -> None:
+    with pytest.raises(StartError, match=r"'node\[1-': '\]' is missing"):
+        slots_of(SLURM_JOB_NODELIST="node[1-")
+
+
+def test_components_of_a_heterogeneous_job() -> None:
+    found = nodes(
+        {
+            **JOB,
+            "SLURM_HET_SIZE": "2",
+            # Without a suffix they are those of the first component.
+            "SLURM_JOB_NODELIST": "big1",
+            "SLURM_TASKS_PER_NODE": "2",
+            "SLURM_JOB_NODELIST_HET_GROUP_0": "big1",
+            "SLURM_TASKS_PER_NODE_HET_GROUP_0": "2",
+            "SLURM_JOB_NODELIST_HET_GROUP_1": "small[1-2]",
+            "SLURM_TASKS_PER_NODE_HET_GROUP_1": "1(x2)",
+        }
+    )
+    assert found == (
+        Node(name="big1", slots=2, group=0),
+        Node(name="small1", slots=1, group=1),
+        Node(name="small2", slots=1, group=1),
+    )
+
+
+def test_a_node_of_two_components_counts_once_with_all_its_slots() -> None:
+    found = nodes(
+        {
+            **JOB,
+            "SLURM_HET_SIZE": "2",
+            "SLURM_JOB_NODELIST_HET_GROUP_0": "a",
+            "SLURM_TASKS_PER_NODE_HET_GROUP_0": "2",
+            "SLURM_JOB_NODELIST_HET_GROUP_1": "a",
+            "SLURM_TASKS_PER_NODE_HET_GROUP_1": "3",
+        }
+    )
+    assert found == (Node(name="a", slots=5, group=0),)
+
+
+def test_a_component_without_nodes_is_refused() -> None:
+    with pytest.raises(StartError, match="SLURM_HET_SIZE is 2"):
+        nodes({**JOB, "SLURM_HET_SIZE": "2", "SLURM_JOB_NODELIST_HET_GROUP_0": "a"})
+
+
+@pytest.mark.parametrize(
+    ("variables", "inside"),
+    [
+        ({}, False),
+        ({"SLURM_CONF": "/etc/slurm.conf"}, False),
+        ({"SLURM_JOB_ID": "7"}, False),
+        ({"SLURM_JOB_ID": "", "SLURM_JOB_NODELIST": "a"}, False),
+        ({"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "a"}, True),
+        ({"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST_HET_GROUP_0": "a"}, True),
+    ],
+)
+def test_what_a_job_s_environment_is(variables: dict[str, str], inside: bool) -> None:
+    assert is_inside(variables) is inside
+
+
+def test_several_launchers_of_one_srun_are_refused() -> None:
+    step = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "4"}
+    with pytest.raises(StartError, match="4 times"):
+        require_one_launcher(step)
+    require_one_launcher({**step, "SLURM_STEP_NUM_TASKS": "1"})
+    require_one_launcher({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"})  # a batch script

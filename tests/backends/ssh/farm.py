@@ -1,0 +1,151 @@
+"""Launches from the login host of a rig, and what is left of them on all its hosts."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from subprocess import DEVNULL, CompletedProcess
+from typing import IO
+
+from tests.launch import machine
+from tests.launch.cluster import COMMAND, DEADLINE_S, Cluster, Running
+from tests.testbed import Host, Testbed
+from tests.testbed.host import Login
+from tests.testbed.layout import REPOSITORY
+from tests.testbed.processes import Process
+
+USER = "alice"
+# Of the agent's command line, and of no other's: ``backends.shipping``.
+_AGENT = "exec(bytes().join("
+_WARM = "tfcluster.runtime.warm"
+
+
+class Farm(Cluster):
+    """A state folder that all hosts of a rig see, and a user who launches over SSH."""
+
+    def __init__(self, rig: Testbed, folder: Path) -> None:
+        super().__init__(folder)
+        self.rig = rig
+        self._env = {
+            "TFCLUSTER_STATE_DIR": str(self.state),
+            "PYTHONPATH": str(REPOSITORY),
+        }
+        number = rig.accounts[USER].number
+        folder.mkdir(parents=True, exist_ok=True)
+        os.chown(folder, number, number)
+
+    def command(
+        self, *words: str, timeout_s: float = DEADLINE_S, host: str = "login"
+    ) -> CompletedProcess[str]:
+        """Any command to its end, on any host."""
+        argv = (*COMMAND, *words)
+        return self.rig.host(host).run(
+            argv, user=USER, cwd=self.folder, env=self._env, timeout_s=timeout_s
+        )
+
+    def start(
+        self,
+        *words: str,
+        command: Sequence[str] = COMMAND,
+        stdin: int | IO[bytes] = DEVNULL,
+        stdout: int | IO[bytes] | None = None,
+        stderr: int | IO[bytes] | None = None,
+        prepare: Callable[[], None] | None = None,
+        environ: Mapping[str, str] | None = None,
+    ) -> Running:
+        """``tfcluster launch`` on the login host."""
+        login = Login(user=USER, cwd=self.folder, env={**self._env, **(environ or {})})
+        return super().start(
+            *words,
+            command=self.rig.login.argv(command, login),
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            prepare=prepare,
+        )
+
+    def shell(self, script: str, hosts: str, *options: str, count: int) -> Running:
+        """``count`` workers that run a shell script on ``hosts``."""
+        return self.start(*over_ssh(hosts, *options, count=count), *bash(script))
+
+    def processes(self) -> list[int]:
+        """Everything of the user's, on every host that has power."""
+        number = self.rig.accounts[USER].number
+        return [
+            process.pid
+            for host in self.rig.hosts
+            for process in host.processes()
+            if process.user == number
+        ]
+
+    def end(self) -> None:
+        """Whatever a test that failed has left."""
+        super().end()
+        for pid in self.processes():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def over_ssh(hosts: str, *options: str, count: int) -> list[str]:
+    """Options of a launch without a file and without the runtime."""
+    where = ("-n", str(count), "--hosts", hosts, "--set", "backend=ssh")
+    return [*where, "--set", "runtime.strategy=none", *options]
+
+
+def bash(script: str) -> tuple[str, ...]:
+    return ("--", "bash", "-c", script)
+
+
+def launcher(running: Running) -> list[int]:
+    """The launcher itself, behind the way in to its host."""
+    if running.process.poll() is not None:
+        return []
+    return machine.children(running.process.pid)[:1]
+
+
+@dataclass(frozen=True, slots=True)
+class Crew:
+    """What of a run is on one host; every pid as this machine counts."""
+
+    guards: list[int]
+    agents: list[int]
+    warm: list[int]
+    tasks: list[int]
+    others: list[int]
+    """What tasks have started."""
+    sessions: list[int]
+    """Of sshd: for each connection one of root's, and one of the user's."""
+
+
+def crew(host: Host) -> Crew:
+    found = host.processes()
+    kin = [process for process in found if _has(process, _AGENT)]
+    pids = {process.pid for process in kin}
+    guards = [process.pid for process in kin if process.parent not in pids]
+    agents = [process.pid for process in kin if process.parent in guards]
+    begun = [process for process in found if process.parent in agents]
+    # A forked task has the arguments of its interpreter, which is older.
+    warm = [process.pid for process in begun if _has(process, _WARM)][:1]
+    tasks = [process.pid for process in begun if process.pid not in warm]
+    known = {*pids, *warm, *tasks}
+    return Crew(
+        guards=guards,
+        agents=agents,
+        warm=warm,
+        tasks=tasks,
+        others=[
+            process.pid
+            for process in found
+            if process.pid not in known
+            and any(entry.startswith("TFCLUSTER_TASK=") for entry in process.environ)
+        ],
+        sessions=[p.pid for p in found if _has(p, f"sshd: {USER}")],
+    )
+
+
+def _has(process: Process, words: str) -> bool:
+    return any(words in word for word in process.argv)

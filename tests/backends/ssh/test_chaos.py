@@ -1,0 +1,124 @@
+"""Something is killed at some time: nothing is left on any of several hosts.
+
+``tests.launch.chaos`` has what can be chosen from outside.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from itertools import count
+
+import pytest
+
+from tests.backends.ssh.farm import USER, Crew, Farm, crew, launcher, over_ssh
+from tests.launch.chaos import PROGRAM, seeds, strikes
+from tests.launch.oracle import assert_nothing_left, assert_nothing_runs
+from tests.testbed import Options, Testbed
+from tests.testbed.fixtures import Factory
+
+TRIALS = 10
+LONGEST_S = 4.5
+"""Connecting to three hosts takes one of them where nothing else is done."""
+NODES = 3
+
+# As good as the real one for being killed, and imported at once.
+STUB = ("tensorflow", "keras")
+
+Found = Callable[[Crew], list[int]]
+
+ON_HOSTS: Mapping[str, Found] = {
+    "task": lambda crew: crew.tasks[:1],
+    "child": lambda crew: crew.others[:1],
+    "children": lambda crew: crew.others,
+    "agent": lambda crew: crew.agents,
+    "guard": lambda crew: crew.guards,
+    "guard, agent": lambda crew: crew.guards + crew.agents,
+    "warm": lambda crew: crew.warm,
+    "session": lambda crew: crew.sessions[:1],
+    "sessions": lambda crew: crew.sessions,
+}
+LAUNCHER = "launcher"
+
+FITS: Mapping[str, set[int]] = {
+    LAUNCHER: {-signal.SIGKILL},
+    "task": {1},
+    "child": set(),
+    "children": set(),
+    "guard": {4, 5},
+    "agent": {4, 5},
+    "warm": {1, 4},
+    "session": {3, 4, 5},
+    "sessions": {3, 4, 5},
+}
+"""Exit codes beside 0: what was killed may have done its work already."""
+
+
+@pytest.fixture(scope="module")
+def rig(testbed_factory: Factory) -> Testbed:
+    return testbed_factory(Options(nodes=NODES))
+
+
+@pytest.fixture(scope="module")
+def numbers() -> Iterator[int]:
+    return count()
+
+
+@pytest.fixture
+def farm(rig: Testbed, numbers: Iterator[int]) -> Iterator[Farm]:
+    farm = Farm(rig, rig.accounts[USER].home / f"trial-{next(numbers)}")
+    yield farm
+    try:
+        assert_nothing_runs(farm)
+    finally:
+        # Of a test that failed, nothing is to disturb the others.
+        farm.end()
+
+
+def words(farm: Farm, *, warm: bool) -> list[str]:
+    """A task on each of the hosts."""
+    hosts = f"node[1-{NODES}]"
+    options = ("--set", "grace=1s")
+    if not warm:
+        return [*over_ssh(hosts, *options, count=NODES), "--", "python3", "-c", PROGRAM]
+    for name in STUB:
+        folder = farm.folder / "stub" / name
+        folder.mkdir(parents=True)
+        (folder / "__init__.py").touch()
+    (farm.folder / "train.py").write_text(f"import tensorflow\n{PROGRAM}")
+    env = ("--set", f"env.PYTHONPATH={farm.folder / 'stub'}")
+    given = over_ssh(hosts, *options, *env, count=NODES)
+    return [*given, "--", "python", "train.py"]
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize("seed", seeds(TRIALS))
+def test_nothing_survives_on_any_host(farm: Farm, seed: int) -> None:
+    rng = random.Random(seed)
+    running = farm.start(*words(farm, warm=rng.choice([False, True])))
+
+    def pick() -> tuple[str, list[int]]:
+        """Something of what there is now."""
+        host = rng.choice(farm.rig.nodes)
+        there = crew(host)
+        found = {f"{kind} on {host.name}": of(there) for kind, of in ON_HOSTS.items()}
+        found[LAUNCHER] = launcher(running)
+        choices = [what for what, pids in found.items() if pids] or [LAUNCHER]
+        what = rng.choice(choices)
+        return what, found[what]
+
+    hit = list(strikes(rng, LONGEST_S, pick))
+    code = running.end(60)
+    told = f"seed {seed}: {', '.join(map(str, hit))}; exit code {code}; {running.err}"
+    killed = {each.what.partition(" on ")[0] for each in hit if each.pids}
+    kinds = {kind for names in killed for kind in names.split(", ")}
+    assert code in {0}.union(*(FITS[kind] for kind in kinds)), told
+    if not farm.run_ids():
+        return  # killed before there was a run
+    running.adopt(farm.run_ids()[0])
+    try:
+        assert_nothing_left(running, report=code >= 0)
+    except AssertionError as error:
+        raise AssertionError(f"{error}; {told}") from error

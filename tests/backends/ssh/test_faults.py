@@ -1,0 +1,365 @@
+"""Launches over SSH on several hosts, of which some have what hosts have: full disks,
+wrong clocks, other keys, no Python, no network, no power.
+
+In this order: who was switched off has another hardware address afterwards, which its
+neighbours need a while to learn.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.backends.ssh.farm import USER, Farm, crew, launcher
+from tests.launch.cluster import Running
+from tests.launch.machine import eventually, is_stopped
+from tests.launch.oracle import assert_nothing_left, assert_nothing_runs
+from tests.testbed import Host, Options, Testbed
+from tests.testbed.fixtures import Factory
+from tests.testbed.packages import provide
+from tests.testbed.record import PACKAGES_LOCK
+
+PYTHON3 = ("--set", "python=python3")
+QUIET = "echo up; sleep 300"
+LEASE_S = 30.0
+FAKE_TIME = "faketime/libfaketime.so.1"
+HOUR_S = 3600
+
+
+@pytest.fixture(scope="module")
+def rig(testbed_factory: Factory) -> Testbed:
+    return testbed_factory(Options(nodes=4))
+
+
+@pytest.fixture(scope="module")
+def numbers() -> Iterator[int]:
+    return itertools.count()
+
+
+@pytest.fixture
+def farm(rig: Testbed, numbers: Iterator[int]) -> Iterator[Farm]:
+    farm = Farm(rig, rig.accounts[USER].home / f"fault-{next(numbers)}")
+    yield farm
+    try:
+        rig.repair()
+        assert_nothing_runs(farm)
+    finally:
+        farm.end()
+
+
+@pytest.fixture
+def home(rig: Testbed) -> Path:
+    return rig.accounts[USER].home
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+
+
+def wait_gone(farm: Farm, timeout_s: float, *hosts: Host) -> None:
+    """Until nothing of the user's but sshd is left on these hosts (none: on all)."""
+    number = farm.rig.accounts[USER].number
+
+    def left() -> list[str]:
+        return [
+            f"{host.name}: {' '.join(process.argv)[:200]}"
+            for host in hosts or farm.rig.hosts
+            for process in host.processes()
+            if process.user == number and process.pid not in crew(host).sessions
+        ]
+
+    eventually(lambda: not left(), lambda: str(left()), timeout_s)
+
+
+# --- before anything starts ----------------------------------------------------------
+
+
+def refused(farm: Farm, running: Running, code: int) -> str:
+    """What is said of a launch that started no task on any host."""
+    assert running.end(60) == code, running.err
+    assert not running.found("task", state="starting")
+    assert_nothing_left(running)
+    return running.err
+
+
+def test_a_changed_host_key_stops_all(farm: Farm) -> None:
+    farm.rig.host("node2").sshd.change_key()
+    said = refused(farm, farm.shell(QUIET, "node[1-3]", count=3), 3)
+    assert "node2: POSSIBLE ATTACK" in said
+
+
+def test_no_python_on_one_host(farm: Farm) -> None:
+    farm.rig.host("node3").filesystem.remove_python()
+    said = refused(farm, farm.shell(QUIET, "node[1-3]", *PYTHON3, count=3), 4)
+    assert "node3: there is no python3" in said
+
+
+def test_a_full_home_on_one_host(farm: Farm, home: Path) -> None:
+    """The agent cannot be unpacked there."""
+    # The user's own, also when the disk is taken away again.
+    farm.rig.host("node1").output(("mkdir", "-p", str(home / ".cache")), user=USER)
+    one = farm.rig.host("node1").filesystem
+    one.limit(home / ".cache", 64 * 1024)
+    one.fill(home / ".cache")
+    said = refused(farm, farm.shell(QUIET, "node[1-3]", count=3), 4)
+    assert "node1" in said
+    assert "No space left on device" in said
+
+
+# --- during the run ------------------------------------------------------------------
+
+
+def test_a_full_temporary_folder_is_the_programs_own_affair(farm: Farm) -> None:
+    two = farm.rig.host("node2").filesystem
+    two.limit(Path("/var/tmp"), 64 * 1024)
+    two.fill(Path("/var/tmp"))
+    script = "echo up on $(hostname); echo more > /var/tmp/file || exit 7"
+    running = farm.shell(script, "node[1-2]", count=2)
+    assert running.end(60) == 1, running.err
+    report = running.report()
+    assert report["first_failure"]["host"] == "node2"
+    assert report["first_failure"]["exit_code"] == 7
+    assert_nothing_left(running)
+
+
+def test_a_full_disk_of_logs_on_one_host(farm: Farm) -> None:
+    """The host is named, and what its tasks print is still shown."""
+    farm.state.mkdir(mode=0o700)
+    number = farm.rig.accounts[USER].number
+    os.chown(farm.state, number, number)
+    three = farm.rig.host("node3").filesystem
+    three.limit(farm.state, 64 * 1024)
+    three.fill(farm.state)
+    script = "echo said on $(hostname); sleep 1; echo through on $(hostname)"
+    running = farm.shell(script, "node[2-3]", count=2)
+    assert running.end(60) == 0, running.err
+    assert "worker:1 on node3: cannot write its log" in running.err
+    assert "No space left on device" in running.err
+    for name in ("node2", "node3"):
+        assert f"said on {name}" in running.out
+        assert f"through on {name}" in running.out
+    assert_nothing_left(running)
+
+
+def test_a_clock_that_is_wrong_and_jumps(farm: Farm) -> None:
+    """An hour fast at first, and then an hour slow: nothing is timed by it."""
+    provide(("clock",), PACKAGES_LOCK)
+    (library,) = Path("/usr/lib").glob(f"*/{FAKE_TIME}")
+    clock = farm.folder / "clock"
+    clock.write_text("+1h")
+    python = farm.folder / "python"
+    python.write_text(
+        "#!/bin/sh\n"
+        f"export LD_PRELOAD={library} FAKETIME_TIMESTAMP_FILE={clock}\n"
+        "export FAKETIME_NO_CACHE=1 FAKETIME_DONT_FAKE_MONOTONIC=1 NO_FAKE_STAT=1\n"
+        f'exec {sys.executable} "$@"\n'
+    )
+    python.chmod(0o755)
+    script = "echo at $(date +%s); while [ ! -e go ]; do sleep 0.1; done; date +%s"
+    description = farm.file(
+        f"backend: ssh\nhosts: [node1, {{host: node2, python: {python}}}]\n"
+        "tasks: {worker: 2}\nruntime: {strategy: none}\n"
+        f"command: [bash, -c, '{script}']\n"
+    )
+    began_s = time.time()
+    running = farm.start(description).up("at ", count=2)
+    clock.write_text("-1h")
+    assert running.status()["state"] == "running"
+    (farm.folder / "go").touch()
+    assert running.end(60) == 0, running.err
+    ended_s = time.time()
+    right, wrong = (_numbers(running.text(f"worker:{i}")) for i in (0, 1))
+    assert abs(wrong[0] - right[0] - HOUR_S) < 60
+    assert abs(wrong[1] - right[1] + HOUR_S) < 60
+    assert re.search(r"warning: clock of node2: \+3[56]\d\d s", running.err), (
+        running.err
+    )
+    times = [event["t"] for event in running.events()]
+    assert times == sorted(times)
+    assert began_s - 1 < times[0] < times[-1] < ended_s + 1
+    assert all(0 < task["seconds"] < 60 for task in running.report()["tasks"])
+    assert_nothing_left(running)
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(word) for word in text.split() if word.isdecimal()]
+
+
+def test_the_guard_is_what_sshd_waits_for(farm: Farm) -> None:
+    """With it the channel ends: that is a lost host, and no wish to stop."""
+    running = farm.shell(QUIET, "node1", count=1).up()
+    for pid in crew(farm.rig.host("node1")).guards:
+        kill(pid)
+    assert running.end(60) == 5, running.err
+    assert running.report()["first_failure"]["host"] == "node1"
+    assert_nothing_left(running)
+
+
+def test_status_and_stop_from_elsewhere(farm: Farm) -> None:
+    running = farm.shell(QUIET, "node[1-2]", count=2).up(count=2)
+    for host in ("login", "node1", "node4"):
+        said = farm.command("status", host=host)
+        assert said.returncode == 0, said.stderr
+        assert running.run in said.stdout
+        assert "running" in said.stdout
+        logs = farm.command("logs", host=host)
+        assert logs.stdout.count("up") == 2, logs.stdout
+    refused = farm.command("stop", running.run, host="node4")
+    assert refused.returncode == 5
+    assert f"the launcher of {running.run} runs on login" in refused.stderr
+    assert f"run `tfcluster stop {running.run}` there" in refused.stderr
+    stopped = farm.command("stop", running.run, timeout_s=60)
+    assert stopped.returncode == 0, stopped.stderr
+    assert running.end(60) == 143
+    assert_nothing_left(running)
+
+
+def test_a_killed_launcher_ends_all_at_once(farm: Farm) -> None:
+    """Its connections end with it: nobody waits for the lease."""
+    running = farm.shell(QUIET, "node[1-4]", count=4).up(count=4)
+    (pid,) = launcher(running)
+    kill(pid)
+    assert running.end() == -signal.SIGKILL
+    wait_gone(farm, LEASE_S / 2)
+    for host in ("login", "node3"):
+        status = farm.command("status", running.run, host=host)
+        assert "lost" in status.stdout
+        assert "the launcher died" in status.stdout
+    assert_nothing_left(running, report=False)
+
+
+def test_stop_sweeps_from_another_host(farm: Farm) -> None:
+    """Launcher, agents and guards were killed: only the tasks are left."""
+    running = farm.shell(QUIET, "node[1-2]", count=2).up(count=2)
+    found = [crew(farm.rig.host(name)) for name in ("node1", "node2")]
+    (first,) = launcher(running)
+    way_in = running.process.pid
+    os.kill(first, signal.SIGSTOP)
+    # It stops by itself, some time after what it leads to: not after we wake it.
+    eventually(lambda: is_stopped(way_in), lambda: f"{way_in} runs", 5.0)
+    for each in found:
+        for pid in (*each.guards, *each.agents):
+            kill(pid)
+    kill(first)
+    os.kill(way_in, signal.SIGCONT)
+    running.end()
+    assert all(crew(farm.rig.host(name)).others for name in ("node1", "node2"))
+    done = farm.command("stop", running.run, host="node4", timeout_s=60)
+    assert done.returncode == 0, done.stderr
+    for name in ("node1", "node2"):
+        assert f"{name}: " in done.stderr
+    assert_nothing_left(running, report=False)
+
+
+# --- the network ---------------------------------------------------------------------
+
+
+def cut_for(running: Running, host: Host, seconds: float) -> None:
+    """Not a wait for anything: so long is the fault that is to be survived."""
+    host.cable.cut()
+    with pytest.raises(subprocess.TimeoutExpired):
+        running.process.wait(seconds)
+    host.cable.heal()
+
+
+def test_a_partition_of_10_s_loses_no_line(farm: Farm) -> None:
+    script = "echo up; for ((i = 0; i < 300; i++)); do echo n$i; sleep 0.05; done"
+    running = farm.shell(script, "node[1-2]", count=2).up(count=2)
+    cut_for(running, farm.rig.host("node2"), 10.0)
+    assert running.end(60) == 0, running.err
+    wanted = [f"n{number}" for number in range(300)]
+    for task in ("worker:0", "worker:1"):
+        assert [w for w in running.text(task).split() if w[0] == "n"] == wanted
+        lines = [line for line in running.out.splitlines() if task in line]
+        shown = [line.split()[-1] for line in lines]
+        assert [word for word in shown if word[0] == "n"] == wanted
+    assert_nothing_left(running)
+
+
+def test_a_partition_that_lasts_loses_the_host(farm: Farm) -> None:
+    """Both sides end by themselves, and nothing is left when it heals."""
+    running = farm.shell(QUIET, "node[1-3]", "--set", "grace=1s", count=3).up(count=3)
+    two = farm.rig.host("node2")
+    two.cable.cut()
+    assert running.end(60) == 5, running.err
+    assert "node2 silent for 15 s" in running.err
+    others = (farm.rig.host(name) for name in ("login", "node1", "node3"))
+    wait_gone(farm, 15.0, *others)
+    assert crew(two).agents  # it has its lease
+    eventually(
+        lambda: not crew(two).others and not crew(two).tasks,
+        lambda: str(crew(two)),
+        LEASE_S + 15,
+    )
+    two.cable.heal()
+    assert_nothing_left(running)
+
+
+def test_a_frozen_host_is_lost_though_its_kernel_answers(farm: Farm) -> None:
+    """Connections to its sshd are taken, but nobody speaks."""
+    running = farm.shell(QUIET, "node[1-2]", "--set", "grace=1s", count=2).up(count=2)
+    two = farm.rig.host("node2")
+    two.freeze()
+    assert running.end(60) == 5, running.err
+    assert "node2 silent for 15 s" in running.err
+    two.thaw()
+    wait_gone(farm, 15.0)
+    assert_nothing_left(running)
+
+
+@pytest.mark.chaos  # for it takes a minute
+@pytest.mark.timeout(240)
+def test_without_a_silent_host_the_others_begin_again(farm: Farm) -> None:
+    """Only when the agent there must have given up: two runs would be one too many."""
+    script = 'echo up; [ "$TFCLUSTER_SIZE" = 2 ] || exec sleep 300'
+    least = ("--set", "tasks.worker.min=2", "--set", "restart.max=1")
+    options = ("--set", "grace=1s", "--set", "runtime.strategy=collective", *least)
+    running = farm.shell(script, "node[1-3]", *options, count=3).up(count=3)
+    began = time.monotonic()
+    farm.rig.host("node2").cable.cut()
+    assert running.end(120) == 0, running.err
+    assert time.monotonic() - began > LEASE_S
+    assert "node2 silent for 15 s" in running.err
+    two = farm.rig.host("node2")
+    assert not crew(two).tasks, "the host had let go before the others began again"
+    two.cable.heal()
+    assert_nothing_left(running)
+
+
+# --- power ---------------------------------------------------------------------------
+
+
+@pytest.mark.timeout(240)
+def test_a_launcher_without_power_ends_all_within_the_lease(farm: Farm) -> None:
+    """No end of file comes: the agents hear nothing any more."""
+    running = farm.shell(QUIET, "node[1-3]", "--set", "grace=1s", count=3).up(count=3)
+    began = time.monotonic()
+    farm.rig.login.power_off()
+    running.end()
+    wait_gone(farm, LEASE_S + 30, *farm.rig.nodes)
+    assert time.monotonic() - began > LEASE_S / 2
+    for node in farm.rig.nodes:
+        for pid in crew(node).sessions:
+            kill(pid)  # sshd itself would wait for hours
+    status = farm.command("status", running.run, host="node1")
+    assert "lost" in status.stdout, status
+
+
+def test_hosts_without_power_are_named_together(farm: Farm) -> None:
+    for name in ("node2", "node3"):
+        farm.rig.host(name).power_off()
+    running = farm.shell(QUIET, "node[1-4]", count=4)
+    said = refused(farm, running, 3)
+    for name in ("node2", "node3"):
+        assert re.search(f"{name}: .*no (answer|route)", said), said
+    assert "node1: " not in said
+    assert "node4: " not in said

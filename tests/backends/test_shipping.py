@@ -1,0 +1,133 @@
+"""The agent arrives whole on a host that has only Python, or not at all."""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tfcluster import __version__
+from tfcluster.backends.shipping import agent_argv, pack, parcel
+from tfcluster.wire import PROTOCOL, encode
+
+OPEN = {
+    "type": "open",
+    "protocol": PROTOCOL,
+    "version": __version__,
+    "nonce": "n",
+    "run": "shipping-test",
+    "lease_s": 30,
+    "heartbeat_s": 5,
+    "grace_s": 1,
+}
+
+
+def ship(home: Path, data: bytes) -> subprocess.CompletedProcess[bytes]:
+    frames = encode(OPEN) + encode({"type": "close", "grace_s": 0})
+    return subprocess.run(
+        agent_argv(sys.executable),
+        input=data + frames,
+        env={"HOME": str(home)},
+        cwd="/",
+        capture_output=True,
+        timeout=30,
+        check=False,
+    )
+
+
+def test_the_agent_speaks_after_the_parcel(tmp_path: Path) -> None:
+    done = ship(tmp_path, parcel().data)
+    frames = [json.loads(line) for line in done.stdout.splitlines()]
+    assert frames[0]["type"] == "hello", done.stderr
+    assert frames[-1]["type"] == "bye"
+    home = Path(frames[0]["package"])
+    assert home.parent == tmp_path / ".cache" / "tfcluster"
+    assert (home / "tfcluster" / "runtime" / "bootstrap.py").is_file()
+
+
+def test_nothing_but_the_cache_is_left_and_it_is_private(tmp_path: Path) -> None:
+    for _ in range(2):
+        assert ship(tmp_path, parcel().data).returncode == 0
+    assert [p.name for p in tmp_path.iterdir()] == [".cache"]
+    (home,) = (tmp_path / ".cache" / "tfcluster").iterdir()
+    for path in home.rglob("*"):
+        assert path.stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("share", [0.0, 0.0001, 0.5])
+def test_a_channel_that_ends_early_ends_the_program(
+    tmp_path: Path, share: float
+) -> None:
+    data = parcel().data
+    done = subprocess.run(
+        agent_argv(sys.executable),
+        input=data[: int(len(data) * share)],
+        env={"HOME": str(tmp_path)},
+        capture_output=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode in (1, 10)
+    assert not (tmp_path / ".cache").exists()
+
+
+def test_a_damaged_parcel_is_refused(tmp_path: Path) -> None:
+    data = bytearray(parcel().data)
+    data[-100] ^= 1
+    done = ship(tmp_path, bytes(data))
+    assert b"damaged" in done.stderr
+    assert not (tmp_path / ".cache").exists()
+
+
+def test_a_cache_that_others_may_write_to_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / ".cache" / "tfcluster"
+    folder.mkdir(parents=True)
+    folder.chmod(0o777)
+    done = ship(tmp_path, parcel().data)
+    assert b"others may write" in done.stderr
+
+
+def test_the_parcel_is_the_same_for_the_same_files() -> None:
+    assert pack() == pack() == parcel()
+
+
+def test_the_parcel_has_all_that_its_modules_import() -> None:
+    with tarfile.open(fileobj=io.BytesIO(parcel().data.partition(b"\0")[2])) as archive:
+        sources = {
+            name: archive.extractfile(name).read()  # type: ignore[union-attr] # files
+            for name in archive.getnames()
+        }
+    modules = {module_of(name) for name in sources}
+    for name, source in sources.items():
+        for wanted in imported(source):
+            # What is imported from a module may be a module, too.
+            known = {wanted, wanted.rpartition(".")[0]} & modules
+            assert known, f"{name} imports {wanted}"
+    assert {"tfcluster.agent.supervisor", "tfcluster.runtime.warm"} <= modules
+
+
+def module_of(path: str) -> str:
+    return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+def imported(source: bytes) -> Iterator[str]:
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        yield from (name for name in names if name.split(".")[0] == "tfcluster")
+
+
+@pytest.mark.parametrize("character", "'\"`!$\\\n#")
+def test_every_shell_passes_the_first_words_on_unharmed(character: str) -> None:
+    assert all(character not in word for word in agent_argv("python3"))

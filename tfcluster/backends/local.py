@@ -1,0 +1,124 @@
+"""This machine as the one host: the agent is a child process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from typing import IO, TypeVar
+
+from tfcluster.agent.devices import gpus
+from tfcluster.backends.base import Backend
+from tfcluster.errors import StartError
+from tfcluster.loading import module_argv
+from tfcluster.model import Allocation, Description, Host
+
+READ_BYTES = 1 << 18
+LAST_WORDS_BYTES = 4096
+GUARD_S = 6.0
+"""How long the guard may take to kill what an agent has left."""
+
+_Channel = TypeVar("_Channel", bound="ProcessChannel")
+
+
+class ProcessChannel:
+    """The channel to a child process."""
+
+    def __init__(self, process: subprocess.Popen[bytes], stderr: IO[bytes]) -> None:
+        assert process.stdin is not None  # both were asked for; this is for mypy
+        assert process.stdout is not None
+        self._process = process
+        self._stdin = process.stdin.fileno()
+        self._stdout = process.stdout.fileno()
+        self._stderr = stderr
+
+    @classmethod
+    def start(
+        cls: type[_Channel],
+        host: str,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+    ) -> _Channel:
+        """Start ``argv`` in a session of its own. Raises StartError."""
+        stderr = tempfile.TemporaryFile()  # noqa: SIM115 - the channel owns it
+        try:
+            process = subprocess.Popen(
+                argv,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                start_new_session=True,
+                env=env,
+            )
+        except OSError as error:
+            raise StartError(f"{host}: cannot start {argv[0]}: {error}") from error
+        return cls(process, stderr)
+
+    def read(self) -> bytes:
+        return os.read(self._stdout, READ_BYTES)
+
+    def write(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self._stdin, view) :]
+
+    def close(self) -> None:
+        if self._process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.close()
+
+    def kill(self) -> None:
+        # Our child is the agent's guard: it kills what the agent leaves, and then ends.
+        import psutil  # on use: few launches come here
+
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for agent in psutil.Process(self._process.pid).children():
+                agent.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(GUARD_S)
+        self._process.kill()
+        self._process.wait()
+
+    def diagnosis(self) -> str:
+        try:
+            code = self._process.wait(timeout=2)
+        except subprocess.TimeoutExpired:
+            return ""
+        words = self.last_words()
+        end = f"killed by signal {-code}" if code < 0 else f"exit status {code}"
+        return f"{end}: {words.splitlines()[-1]}" if words else end
+
+    def last_words(self) -> str:
+        """The end of what it has said on standard error so far."""
+        self._stderr.seek(0, os.SEEK_END)
+        self._stderr.seek(max(0, self._stderr.tell() - LAST_WORDS_BYTES))
+        return self._stderr.read().decode(errors="backslashreplace").strip()
+
+
+def agent_argv() -> tuple[str, ...]:
+    """Becomes an agent on this machine, out of this very package."""
+    return module_argv(sys.executable, "tfcluster.agent", options=("-I", "-S"))
+
+
+class LocalBackend:
+    """One host, as many slots as there are tasks, the GPUs that this machine has."""
+
+    def allocate(self, description: Description, env: Mapping[str, str]) -> Allocation:
+        del description  # this machine is all there is
+        return Allocation(
+            hosts=(Host(name="localhost", address="127.0.0.1", gpus=gpus(env)),)
+        )
+
+    def starter(self, description: Description, env: Mapping[str, str]) -> LocalBackend:
+        del description, env  # an agent inherits what we have
+        return self
+
+    def start_agent(self, host: Host) -> ProcessChannel:
+        return ProcessChannel.start(host.name, agent_argv())
+
+
+BACKEND: Backend = LocalBackend()

@@ -1,0 +1,84 @@
+"""Which GPUs the job was given on each host: as variables there say, nothing else.
+
+Sites name and set them each in their own way, and only on the host itself do they hold.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from tfcluster.backends.sge.qrsh import meaning, qrsh_argv
+from tfcluster.errors import StartError
+
+ASK_S = 60.0
+
+_VARIABLES = ("CUDA_VISIBLE_DEVICES", "SGE_HGR_gpu", "SGV_HGR_gpu", "SGE_GPU")
+"""The first one that is set counts."""
+_GPU = re.compile(r"[0-9]+|(?:GPU|MIG)-[0-9A-Za-z/-]+")
+_NO_GPUS = {"", "-1", "none", "NoDevFiles"}
+_MARK = "tfcluster-gpus"
+_AT_ONCE = 32
+
+# Constant: nothing of a description or of an environment here goes into it.
+_ASK = f'echo "{_MARK} ' + "|".join(f"${{{name}-unset}}" for name in _VARIABLES) + '"'
+
+
+def given(env: Mapping[str, str]) -> tuple[str, ...] | None:
+    """The GPUs that these variables name.
+
+    None where nothing tells, or where the words are none that CUDA knows.
+    """
+    for name in _VARIABLES:
+        text = env.get(name)
+        if text is None:
+            continue
+        if text.strip() in _NO_GPUS:
+            return ()
+        words = tuple(text.replace(",", " ").split())
+        return words if all(map(_GPU.fullmatch, words)) else None
+    return None
+
+
+def ask(
+    qrsh: str, hosts: Sequence[str], env: Mapping[str, str]
+) -> dict[str, tuple[str, ...] | None]:
+    """The GPUs of other hosts, as a task of the job sees them. Raises StartError."""
+
+    def one(host: str) -> tuple[str, ...] | None:
+        argv = qrsh_argv(qrsh, host, ("/bin/sh", "-c", _ASK))
+        return parse(host, _output(host, argv, env))
+
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        return dict(zip(hosts, pool.map(one, hosts), strict=True))
+
+
+def parse(host: str, said: str) -> tuple[str, ...] | None:
+    """What the answer of ``host`` names. Raises StartError where there is none."""
+    for line in said.splitlines():
+        mark, _, values = line.partition(" ")
+        if mark == _MARK:
+            found = dict(zip(_VARIABLES, values.split("|"), strict=False))
+            return given({k: text for k, text in found.items() if text != "unset"})
+    raise StartError(f"{host}: did not say which GPUs the job has there")
+
+
+def _output(host: str, argv: Sequence[str], env: Mapping[str, str]) -> str:
+    try:
+        done = subprocess.run(
+            argv,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=ASK_S,
+            check=False,
+            env=dict(env),
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise StartError(f"{host}: cannot be asked for its GPUs: {error}") from error
+    words = done.stderr.decode(errors="backslashreplace").strip()
+    if done.returncode != 0:
+        cause = meaning(words) or words or f"exit status {done.returncode}"
+        raise StartError(f"{host}: cannot be asked for its GPUs: {cause}")
+    return done.stdout.decode(errors="backslashreplace")

@@ -1,0 +1,64 @@
+"""What the environment of a job says: its hosts, which of them this one is.
+
+Reads the host file, which lies on this host only, and nothing else.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from tfcluster.backends.sge.hostfile import slots_by_host
+from tfcluster.errors import StartError
+
+
+def is_inside(env: Mapping[str, str]) -> bool:
+    """Whether this is the environment of a job's script.
+
+    ``JOB_ID`` alone would not do: it is not Grid Engine's word only.
+    """
+    return "JOB_ID" in env and "SGE_TASK_ID" in env
+
+
+def granted_slots(env: Mapping[str, str]) -> dict[str, int]:
+    """Slots by host, in the scheduler's order. Raises StartError outside a job."""
+    if not is_inside(env):
+        raise StartError(
+            "this is no job of Grid Engine",
+            hint="`tfcluster submit`, or launch in a job that was submitted with -pe",
+        )
+    path = env.get("PE_HOSTFILE")
+    if not path:
+        # Submitted without -pe: one slot on one host.
+        return {own_names(env)[0]: 1}
+    try:
+        text = Path(path).read_text(encoding="utf-8", errors="backslashreplace")
+    except OSError as error:
+        raise StartError(
+            f"cannot read PE_HOSTFILE {path}: {error.strerror}",
+            hint="it lies on the host where the job's script runs, while the job does",
+        ) from error
+    return slots_by_host(text)
+
+
+def own_names(env: Mapping[str, str]) -> tuple[str, ...]:
+    """What this host is called, by Grid Engine (execd sets HOSTNAME) first."""
+    names = (env.get("HOSTNAME", ""), socket.gethostname())
+    return tuple(dict.fromkeys(name.lower() for name in names if name))
+
+
+def is_one_of(name: str, own: Iterable[str]) -> bool:
+    """Whether ``name`` is that of this host.
+
+    A short name and a qualified one agree in the first label; two qualified ones have
+    to be equal, since clusters of several domains number their hosts alike.
+    """
+    return any(_same(name.lower(), other) for other in own)
+
+
+def _same(one: str, other: str) -> bool:
+    if one == other:
+        return True
+    qualified = "." in one and "." in other
+    return not qualified and one.partition(".")[0] == other.partition(".")[0]

@@ -1,0 +1,110 @@
+"""What the qmaster says of our own job while it runs, and of its queue.
+
+The answers are read by pure functions; only ``Master`` runs a command, never for longer
+than ``ASK_S``, since whoever asks is in a hurry.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from xml.etree import ElementTree
+
+from tfcluster.backends.sge.programs import find_program
+from tfcluster.errors import StartError
+
+ASK_S = 3.0
+
+_LIMITS = ("h_rt", "s_rt")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFacts:
+    """What ``qstat -j`` says of a running job."""
+
+    notify: bool
+    """It is told before it is killed."""
+    began_s: float
+    """Seconds since the epoch; 0: not known."""
+    limits_s: Mapping[str, float]
+    """The run time it asked for, ``h_rt`` and ``s_rt``, in seconds."""
+    waits: bool = False
+    """It is in the queue, although we run: it was rescheduled."""
+
+    def is_over_time(self, now_s: float) -> bool:
+        """Whether one of its limits has come; qmaster's clock may differ a little."""
+        limit_s = min(self.limits_s.values(), default=0.0)
+        return bool(limit_s and self.began_s) and now_s >= self.began_s + limit_s - 2
+
+    def is_rescheduled(self, launched_s: float) -> bool:
+        """Whether who was launched then belongs to a life of the job that is over."""
+        return self.waits or self.began_s > launched_s + 2
+
+
+@dataclass(frozen=True, slots=True)
+class Master:
+    """Asks qstat and qconf. ``environ`` is that of the job."""
+
+    environ: Mapping[str, str]
+
+    def job(self) -> JobFacts | None:
+        """None: nobody says."""
+        said = self._ask("qstat", "-j", self.environ.get("JOB_ID", ""), "-xml")
+        return parse_job(said)
+
+    def notice_s(self) -> float | None:
+        """Seconds between the warning and the end in our queue; None: nobody says."""
+        queue = self.environ.get("QUEUE")
+        return parse_notice(self._ask("qconf", "-sq", queue)) if queue else None
+
+    def _ask(self, name: str, *words: str) -> str:
+        try:
+            done = subprocess.run(
+                (find_program(name, self.environ), *words),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=ASK_S,
+                check=False,
+                env=dict(self.environ),
+            )
+        except (OSError, StartError, subprocess.TimeoutExpired):
+            return ""
+        return done.stdout.decode(errors="replace") if done.returncode == 0 else ""
+
+
+def parse_job(said: str) -> JobFacts | None:
+    """The answer to ``qstat -j JOB -xml``."""
+    try:
+        root = ElementTree.fromstring(said)
+    except ElementTree.ParseError:
+        return None
+    if root.find(".//JB_job_number") is None:
+        return None
+    limits = {}
+    for request in root.iter("qstat_l_requests"):
+        name, value = request.findtext("CE_name"), request.findtext("CE_doubleval")
+        if name in _LIMITS and value is not None:
+            limits[name] = float(value)
+    return JobFacts(
+        notify=root.findtext(".//JB_notify") in ("true", "1"),
+        began_s=float(root.findtext(".//JAT_start_time") or 0),
+        limits_s=limits,
+        waits=root.findtext(".//JAT_status") == "0",
+    )
+
+
+def parse_notice(said: str) -> float | None:
+    """``notify 00:00:60,[node1=00:01:30]`` of ``qconf -sq``: the least of them."""
+    line = re.search(r"^notify\s+(.*)$", said.replace("\\\n", ""), re.MULTILINE)
+    times = re.findall(r"(?:^|=)([0-9:]+)", line[1]) if line else []
+    return min(map(seconds, times), default=None)
+
+
+def seconds(text: str) -> float:
+    """``90``, ``1:30`` or ``0:1:30``; the last part may exceed 59."""
+    total = 0
+    for part in text.split(":"):
+        total = total * 60 + int(part or 0)
+    return float(total)

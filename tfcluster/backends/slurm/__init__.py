@@ -1,0 +1,137 @@
+"""The hosts of the Slurm job that we are in; one srun step starts the agent of each."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tfcluster.backends.base import Backend, Channel, Starter
+from tfcluster.backends.shipping import agent_argv, parcel
+from tfcluster.backends.slurm import gpus
+from tfcluster.backends.slurm.channel import StepChannel
+from tfcluster.backends.slurm.controller import Controller
+from tfcluster.backends.slurm.srun import meaning, own_words, srun_argv, step_environ
+from tfcluster.backends.slurm.variables import (
+    Node,
+    is_inside,
+    nodes,
+    require_one_launcher,
+)
+from tfcluster.errors import ExitCode, StartError
+from tfcluster.model import Allocation, Description, Host
+
+_ASK_S = 90.0
+
+
+class SlurmBackend:
+    """Hosts and slots from the job's variables, GPUs from the nodes themselves."""
+
+    def allocate(self, description: Description, env: Mapping[str, str]) -> Allocation:
+        require_one_launcher(env)
+        if not is_inside(env):
+            raise StartError(
+                "this is no Slurm job",
+                hint="`tfcluster launch` submits one; `salloc -N 4` gives a shell in "
+                "one",
+            )
+        if shutil.which("srun", path=env.get("PATH")) is None:
+            raise StartError("srun is not on the PATH", hint="load Slurm's module")
+        found = nodes(env)
+        has_gpus = gpus.has_gpus(env) or Controller(env).has_gpus()
+        devices = _devices(found, env) if has_gpus else {}
+        asked = description.slurm.tasks_per_node
+        return Allocation(
+            hosts=tuple(
+                Host(
+                    name=node.name,
+                    address=node.name,
+                    slots=asked or node.slots,
+                    gpus=devices.get(node.name),
+                )
+                for node in found
+            )
+        )
+
+    def starter(self, description: Description, env: Mapping[str, str]) -> Starter:
+        groups = {node.name: node.group for node in nodes(env)}
+        return _SrunStarter(description.python, groups, step_environ(env))
+
+    def longest_grace_s(self, env: Mapping[str, str]) -> float | None:
+        """Slurm kills KillWait after it said TERM; the sweep needs some of that."""
+        wait_s = Controller(env).kill_wait_s()
+        return None if wait_s is None else max(1.0, wait_s - 5.0)
+
+    def why_ending(self, env: Mapping[str, str]) -> ExitCode | None:
+        return Controller(env).ending()
+
+    def array_index(self, env: Mapping[str, str]) -> str | None:
+        return env.get("SLURM_ARRAY_TASK_ID")
+
+    def harmless_signals(self, description: Description) -> frozenset[signal.Signals]:
+        return frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class _SrunStarter:
+    python: str
+    groups: Mapping[str, int | None]
+    env: Mapping[str, str]
+
+    def start_agent(self, host: Host) -> Channel:
+        argv = srun_argv(
+            host.name,
+            agent_argv(host.python or self.python),
+            group=self.groups.get(host.name),
+        )
+        channel = StepChannel.start(host.name, argv, env=self.env)
+        try:
+            channel.write(parcel().data)
+        except OSError as error:
+            said = channel.diagnosis() or str(error)
+            raise StartError(f"{host.name}: no agent could be started: {said}") from (
+                error
+            )
+        return channel
+
+
+def _devices(
+    found: tuple[Node, ...], env: Mapping[str, str]
+) -> dict[str, tuple[str, ...] | None]:
+    """The GPUs of each node, as a step there sees them. Raises StartError."""
+    devices: dict[str, tuple[str, ...] | None] = {}
+    for group in dict.fromkeys(node.group for node in found):
+        here = [node for node in found if node.group == group]
+        devices.update(
+            gpus.parse(_ask(gpus.question_argv(len(here), group=group), env))
+        )
+    silent = [node.name for node in found if node.name not in devices]
+    if silent:
+        raise StartError(f"{', '.join(silent)}: did not say which GPUs the job has")
+    return devices
+
+
+def _ask(argv: tuple[str, ...], env: Mapping[str, str]) -> str:
+    try:
+        done = subprocess.run(
+            argv,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_ASK_S,
+            check=False,
+            env=step_environ(env),
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise StartError(f"the nodes cannot be asked for their GPUs: {error}") from (
+            error
+        )
+    said = done.stderr.decode(errors="backslashreplace")
+    if done.returncode != 0:
+        text, hint = meaning(said) or ("the nodes cannot be asked for their GPUs", None)
+        raise StartError(f"{text}: {own_words(said)}", hint=hint)
+    return done.stdout.decode(errors="backslashreplace")
+
+
+BACKEND: Backend = SlurmBackend()

@@ -1,0 +1,39 @@
+"""The channel to an agent that srun started: its words, when it ends, are explained."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+
+from tfcluster.backends.local import ProcessChannel
+from tfcluster.backends.slurm.srun import meaning, own_words
+
+STEP_END_S = 6.0
+"""How long Slurm may take to end the processes of a step."""
+
+
+class StepChannel(ProcessChannel):
+    """The standard streams of a step's one task, by way of our child srun."""
+
+    def kill(self) -> None:
+        # srun passes a second SIGINT on as the end of the step; SIGTERM it passes on
+        # to the task, whose guard then sweeps. Only after that it is killed itself.
+        self.close()
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            self._process.send_signal(number)
+            try:
+                self._process.wait(STEP_END_S)
+            except subprocess.TimeoutExpired:
+                continue
+            return
+
+    def diagnosis(self) -> str:
+        """srun's end in words of people, with its own behind them."""
+        plain = super().diagnosis()
+        said = self.last_words()
+        found = meaning(said)
+        if found is None:
+            return plain
+        text, hint = found
+        own = own_words(said)
+        return f"{text}: {own}; {hint}" if hint else f"{text}: {own}"

@@ -1,0 +1,96 @@
+"""What Slurm's controller says of our job while it ends, and of its own settings.
+
+The answers are parsed by pure functions; only ``Controller`` runs a command, never for
+longer than ``ASK_S``, since whoever asks is in a hurry.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tfcluster.errors import ExitCode
+
+ASK_S = 3.0
+_FIELD = re.compile(r"(?:^|\s)([A-Za-z][A-Za-z/:_]*)=(\S*)")
+_KILL_WAIT = re.compile(r"^KillWait\s*=\s*([0-9]+) sec", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Controller:
+    """Asks ``scontrol``. ``environ`` is that of the job."""
+
+    environ: Mapping[str, str]
+
+    def kill_wait_s(self) -> float | None:
+        """Seconds between SIGTERM and SIGKILL to a job; None: nobody says."""
+        return parse_kill_wait(self._ask("show", "config"))
+
+    def has_gpus(self) -> bool:
+        """Whether the job was given GPUs: salloc's shell has no variable for that."""
+        job = self.environ.get("SLURM_JOB_ID", "")
+        return "gpu" in parse_requested(self._ask("show", "job", "--oneliner", job))
+
+    def ending(self) -> ExitCode | None:
+        """Why the job is about to end, if that is for a reason of Slurm's own."""
+        job = self.environ.get("SLURM_JOB_ID", "")
+        life = self.environ.get("SLURM_RESTART_COUNT", "")
+        said = self._ask("show", "job", "--oneliner", job)
+        return parse_ending(said, life=int(life) if life.isdecimal() else 0)
+
+    def _ask(self, *words: str) -> str:
+        try:
+            done = subprocess.run(
+                ("scontrol", *words),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=ASK_S,
+                check=False,
+                env=dict(self.environ),
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return ""
+        return done.stdout.decode(errors="replace") if done.returncode == 0 else ""
+
+
+def fields(said: str) -> dict[str, str]:
+    """``Key=Value`` words of ``scontrol --oneliner``; the first of several alike."""
+    found: dict[str, str] = {}
+    for match in _FIELD.finditer(said):
+        found.setdefault(match[1], match[2])
+    return found
+
+
+def parse_kill_wait(said: str) -> float | None:
+    """``KillWait = 30 sec``, in seconds."""
+    match = _KILL_WAIT.search(said)
+    return float(match[1]) if match else None
+
+
+def parse_requested(said: str) -> str:
+    """What trackable resources a job has: ``gres:gpu:2``, ``gres/gpu:a100=4``."""
+    return " ".join(
+        text for key, text in fields(said).items() if "TresPer" in key or "TRES" in key
+    )
+
+
+def parse_ending(said: str, *, life: int = 0) -> ExitCode | None:
+    """Preempted, requeued or out of time; None: cancelled by somebody, or unknown.
+
+    ``life`` counts how often the job had begun again when we were started.
+    """
+    known = fields(said)
+    state = known.get("JobState", "")
+    if "PREEMPTED" in state or "REQUEUE" in state:
+        return ExitCode.PREEMPTED
+    if known.get("PreemptTime", "None") not in ("None", "Unknown"):
+        return ExitCode.PREEMPTED
+    # A requeued job is only COMPLETING until its processes have ended.
+    restarts = known.get("Restarts", "")
+    if restarts.isdecimal() and int(restarts) > life:
+        return ExitCode.PREEMPTED
+    if "TIMEOUT" in state or known.get("Reason") == "TimeLimit":
+        return ExitCode.TIME_LIMIT
+    return None

@@ -1,0 +1,131 @@
+"""The srun command of one agent, and what its messages mean to people. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+BUSY_S = 60
+"""How long a step may wait until Slurm lets it begin."""
+
+# srun(1), INPUT ENVIRONMENT VARIABLES: what would shape our steps after the job's.
+_SHAPING = re.compile(
+    r"S(?:LURM|RUN)_(?:"
+    r"CPUS_PER_TASK|CPUS_PER_GPU|CORE_SPEC|CPU_BIND|CPU_FREQ_REQ|DISTRIBUTION|EXACT"
+    r"|EXCLUSIVE|EXPORT_ENV|GPU_BIND|GPU_FREQ|GPUS_PER_SOCKET|GPUS_PER_TASK|GPUS|GRES"
+    r"|HINT|KILL_BAD_EXIT|LABELIO|MEM_BIND|MEM_PER_(?:CPU|GPU|NODE)|MPI_TYPE"
+    r"|MULTI_PROG|NNODES|NTASKS|NPROCS|NTASKS_PER_(?:CORE|GPU|NODE|SOCKET|TRES)"
+    r"|OVERCOMMIT|OVERLAP|STDERRMODE|STDINMODE|STDOUTMODE|STEP_GRES|THREADS"
+    r"|THREADS_PER_CORE|TRES_BIND|TRES_PER_TASK|UNBUFFEREDIO|WAIT"
+    r")"
+)
+
+
+def srun_argv(
+    host: str, argv: Sequence[str], *, group: int | None = None
+) -> tuple[str, ...]:
+    """Runs ``argv`` once on ``host`` as a step with its standard streams passed on.
+
+    The step takes nothing from others and waits for none: all agents of all runs in
+    a job share its hosts (``--overlap``, ``--mem=0``), and what the tasks may use is
+    decided there, not by a binding of their agent. Output is not ``--unbuffered``:
+    that would put a terminal in between.
+    """
+    component = () if group is None else (f"--het-group={group}",)
+    return (
+        "srun",
+        *component,
+        "--overlap",
+        "--nodes=1",
+        "--ntasks=1",
+        f"--nodelist={host}",
+        "--mem=0",
+        "--cpu-bind=none",
+        "--mpi=none",
+        "--input=all",
+        "--export=ALL",
+        "--kill-on-bad-exit=0",
+        f"--immediate={BUSY_S}",
+        "--chdir=/",
+        "--job-name=tfcluster",
+        "--quiet",
+        *argv,
+    )
+
+
+def step_environ(environ: Mapping[str, str]) -> dict[str, str]:
+    """The job's environment without what would shape the step, and its agent."""
+    return {
+        name: value for name, value in environ.items() if not _SHAPING.fullmatch(name)
+    }
+
+
+_OVER = (
+    "the job is over",
+    "its variables are still set in this shell: `unset ${!SLURM_@}`",
+)
+_MEANINGS = (
+    (r"Invalid job id|already (?:completing|completed|finished)|job .* expired", _OVER),
+    (r"Unable to confirm allocation", _OVER),
+    (
+        r"temporarily disabled|nodes are busy|Immediate execution impossible",
+        (
+            "Slurm does not let a step begin",
+            "other steps of the job hold the node: run them with --overlap",
+        ),
+    ),
+    (
+        r"is not responding|Node .*(?:fail|not in this state)|Communication connection"
+        r"|Zero Bytes|Socket timed out|NODE_FAIL|DUE TO NODE FAILURE",
+        (
+            "Slurm cannot reach the node",
+            "`sinfo -R` says what is known of it; a new job gets another one",
+        ),
+    ),
+    (
+        r"not in (?:this job|job's) |Requested node configuration|Invalid node name"
+        r"|nodes? .*not .*(?:allocat|available)",
+        ("the node is not part of the job", None),
+    ),
+    (
+        r"[Ii]nvalid account|association",
+        ("Slurm refuses the account", "slurm: {options: [--account=...]}"),
+    ),
+    (
+        r"Unable to contact slurm controller|Connection refused|Protocol authentication"
+        r"|establish a configuration source|[Mm]unge",
+        (
+            "Slurm's controller does not answer",
+            "`scontrol ping` asks it; a running job goes on without it",
+        ),
+    ),
+    (
+        r"execve\(\).*: (?:No such file|Permission denied)|No such file or directory",
+        (
+            "the interpreter is not there",
+            "python: PATH names one that all nodes have",
+        ),
+    ),
+    (
+        r"CANCELLED .*DUE TO TIME LIMIT",
+        ("the job's time limit was reached", "slurm: {time: ...}"),
+    ),
+    (r"CANCELLED .*DUE TO PREEMPTION", ("the job was preempted", None)),
+    (r"CANCELLED", ("the job, or this step of it, was cancelled", None)),
+)
+
+
+def meaning(said: str) -> tuple[str, str | None] | None:
+    """What srun's messages come to, and a hint; None: nothing that is known."""
+    for pattern, found in _MEANINGS:
+        if re.search(pattern, said):
+            return found
+    return None
+
+
+def own_words(said: str) -> str:
+    """The line of srun's that says most: the first error, without its prefix."""
+    lines = [line for line in said.splitlines() if line.strip()]
+    errors = [line for line in lines if "error:" in line]
+    line = (errors or lines or [""])[0]
+    return re.sub(r"^(?:srun|slurmstepd[^:]*): (?:error: )?", "", line).strip()

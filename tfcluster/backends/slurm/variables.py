@@ -1,0 +1,154 @@
+"""What the variables of a Slurm job say of its hosts. Pure.
+
+The output variables of sbatch(1), salloc(1) and srun(1). Order is that of the node list
+everywhere; nothing is sorted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tfcluster.errors import StartError
+from tfcluster.hostlist import HostlistError, expand, fold
+
+# sbatch(1), SLURM_TASKS_PER_NODE: "2(x3),1" is 2, 2, 2 and 1.
+_COUNTS = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?")
+_STALE = "start a new shell, or `unset ${!SLURM_@}`, if this is not within a job"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """A node of the job."""
+
+    name: str
+    slots: int | None
+    """Tasks that Slurm counts on; None: it does not say."""
+    group: int | None = None
+    """The component of a heterogeneous job that it belongs to."""
+
+
+def is_inside(environ: Mapping[str, str]) -> bool:
+    """Whether ``environ`` is that of a job's script, shell or step."""
+    return bool(environ.get("SLURM_JOB_ID")) and any(
+        environ.get(name)
+        for name in (
+            "SLURM_JOB_NODELIST",
+            "SLURM_NODELIST",
+            "SLURM_JOB_NODELIST_HET_GROUP_0",
+        )
+    )
+
+
+def nodes(environ: Mapping[str, str]) -> tuple[Node, ...]:
+    """The job's nodes. Raises StartError where the variables contradict each other."""
+    groups = _number(environ, "SLURM_HET_SIZE")
+    if groups is None:
+        found = _group(environ, None)
+    else:
+        found = [node for group in range(groups) for node in _group(environ, group)]
+    if not found:
+        raise StartError("this is no Slurm job: SLURM_JOB_NODELIST is not set")
+    return _merged(found)
+
+
+def require_one_launcher(environ: Mapping[str, str]) -> None:
+    """Raise StartError where ``srun -n 4 tfcluster launch`` would start four of us."""
+    tasks = _number(environ, "SLURM_STEP_NUM_TASKS")
+    if tasks is not None and tasks > 1 and "SLURM_PROCID" in environ:
+        raise StartError(
+            f"srun has started tfcluster {tasks} times; once is enough: it starts the "
+            "tasks itself",
+            hint="leave srun out, or `srun --overlap -N1 -n1 tfcluster launch ...`",
+        )
+
+
+def counts(text: str) -> list[int]:
+    """``2(x3),1`` as numbers. Raises ValueError."""
+    found: list[int] = []
+    for item in text.split(","):
+        match = _COUNTS.fullmatch(item)
+        if not match:
+            raise ValueError(f"{item!r} is not a count")
+        times = int(match[2] or 1)
+        if len(found) + times > 100_000:
+            raise ValueError(f"{text!r} counts too many nodes")
+        found += [int(match[1])] * times
+    return found
+
+
+def _group(environ: Mapping[str, str], group: int | None) -> list[Node]:
+    suffix = "" if group is None else f"_HET_GROUP_{group}"
+    key, text = _first(
+        environ, f"SLURM_JOB_NODELIST{suffix}", f"SLURM_NODELIST{suffix}"
+    )
+    if not text:
+        if group is None:
+            return []
+        raise StartError(
+            f"SLURM_HET_SIZE is {environ['SLURM_HET_SIZE']}, but {key} is not set",
+            hint=_STALE,
+        )
+    try:
+        names = expand(text)
+    except HostlistError as error:
+        raise StartError(f"{key}={text!r}: {error.message}", hint=_STALE) from error
+    given = _number(environ, f"SLURM_JOB_NUM_NODES{suffix}")
+    if given is not None and given != len(names):
+        raise StartError(
+            f"SLURM_JOB_NUM_NODES{suffix} is {given}, but {key} names {len(names)} "
+            f"({text})",
+            hint=_STALE,
+        )
+    slots = _slots(environ, f"SLURM_TASKS_PER_NODE{suffix}", names)
+    return [
+        Node(name=name, slots=each, group=group)
+        for name, each in zip(names, slots, strict=True)
+    ]
+
+
+def _slots(
+    environ: Mapping[str, str], key: str, names: list[str]
+) -> list[int] | list[None]:
+    text = environ.get(key)
+    # Within a step of srun's the counts are those of that step, not of the job.
+    if not text or "SLURM_STEP_NODELIST" in environ:
+        return [None] * len(names)
+    try:
+        found = counts(text)
+    except ValueError as error:
+        raise StartError(f"{key}={text!r}: {error}", hint=_STALE) from error
+    if len(found) != len(names):
+        raise StartError(
+            f"{key}={text} counts {len(found)} nodes, but the job has {len(names)} "
+            f"({fold(names)})",
+            hint=_STALE,
+        )
+    return found
+
+
+def _merged(found: list[Node]) -> tuple[Node, ...]:
+    """One node for each name: two components of a job can share one."""
+    by_name: dict[str, Node] = {}
+    for node in found:
+        known = by_name.get(node.name)
+        if known is None:
+            by_name[node.name] = node
+        elif known.slots is not None and node.slots is not None:
+            total = known.slots + node.slots
+            by_name[node.name] = Node(name=node.name, slots=total, group=known.group)
+    return tuple(by_name.values())
+
+
+def _first(environ: Mapping[str, str], *names: str) -> tuple[str, str]:
+    """The first of the variables that says something, and what it says."""
+    for name in names:
+        if text := environ.get(name):
+            return name, text
+    return names[0], ""
+
+
+def _number(environ: Mapping[str, str], name: str) -> int | None:
+    text = environ.get(name, "")
+    return int(text) if text.isdecimal() and len(text) < 10 else None

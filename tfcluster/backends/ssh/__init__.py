@@ -1,0 +1,13 @@
+"""Hosts that are listed in cluster.yaml, each reached over SSH.
+
+The agent travels over the session it then serves; nothing need be installed there but
+Python and sshd.
+"""
+
+from __future__ import annotations
+
+from tfcluster.backends.base import Backend
+from tfcluster.backends.ssh import lean as lean  # before anything imports paramiko
+from tfcluster.backends.ssh.backend import SshBackend
+
+BACKEND: Backend = SshBackend()

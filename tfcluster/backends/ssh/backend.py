@@ -1,0 +1,140 @@
+"""The backend: the listed hosts, and agents that are started on them over SSH."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import pwd
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import paramiko
+
+from tfcluster.backends.base import ANSWER_S
+from tfcluster.backends.shipping import agent_argv, parcel
+from tfcluster.backends.ssh import errors
+from tfcluster.backends.ssh.channel import SshChannel
+from tfcluster.backends.ssh.command import remote_command
+from tfcluster.backends.ssh.config import Directive, parse
+from tfcluster.backends.ssh.connect import Connections, answers, open_session
+from tfcluster.backends.ssh.memory import Memory
+from tfcluster.backends.ssh.route import Route, Sources, route
+from tfcluster.errors import HostError, StartError
+from tfcluster.expected import host_names, listed_hosts
+from tfcluster.model import Allocation, Description, Host, HostEntry
+
+_SYSTEM_CONFIG = Path("/etc/ssh/ssh_config")
+
+
+class SshBackend:
+    """Hosts from the ``hosts`` list, in its order."""
+
+    def allocate(self, description: Description, env: Mapping[str, str]) -> Allocation:
+        del env  # what is listed is there, or is told of when it is connected to
+        return Allocation(hosts=listed_hosts(description.hosts))
+
+    def starter(self, description: Description, env: Mapping[str, str]) -> SshStarter:
+        """Raises HostError where the configuration of ssh cannot be followed."""
+        return _starter(Memory.of(description), env)
+
+    def remember(self, description: Description) -> Mapping[str, Any]:
+        return Memory.of(description).to_json()
+
+    def return_to(
+        self, found: Mapping[str, Any], env: Mapping[str, str]
+    ) -> tuple[tuple[Host, ...], SshStarter]:
+        """Raises HostError, or ContactLostError for what was not remembered."""
+        memory = Memory.from_json(found)
+        return listed_hosts(memory.hosts), _starter(memory, env)
+
+
+@dataclass(frozen=True, slots=True)
+class SshStarter:
+    """Starts agents along routes."""
+
+    routes: Mapping[str, Route]
+    sources: Sources
+    """For hosts that a scheduler has named and no list."""
+    python: str
+    connections: Connections
+
+    def start_agent(self, host: Host) -> SshChannel:
+        way = self.routes.get(host.name) or route(
+            HostEntry(host=host.name), self.sources
+        )
+        python = host.python or self.python
+        line = _command(host.name, python)
+        transport = self.connections.open(way)
+        session = open_session(transport, way)
+        try:
+            session.exec_command(line)
+        except (paramiko.SSHException, EOFError, OSError) as error:
+            transport.close()
+            raise errors.no_session(way, str(error)) from error
+        channel = SshChannel(host.name, python, session, transport.close)
+        # Who reads finds out why nobody wants it.
+        with contextlib.suppress(OSError):
+            channel.write(parcel().data)
+        return channel
+
+    def answers(self, host: Host) -> bool:
+        """Behind a jump nobody is asked, since the answer would be the jump's."""
+        way = self.routes.get(host.name)
+        return way is not None and answers(way, ANSWER_S)
+
+
+def _starter(memory: Memory, env: Mapping[str, str]) -> SshStarter:
+    sources = _sources(memory, env)
+    routes = {
+        name: route(entry, sources)
+        for name, entry in zip(host_names(memory.hosts), memory.hosts, strict=True)
+    }
+    return SshStarter(routes, sources, memory.python, Connections())
+
+
+def _command(host: str, python: str) -> bytes:
+    try:
+        return remote_command(agent_argv(python))
+    except ValueError as error:
+        raise StartError(f"{host}: {error}") from error
+
+
+def _sources(memory: Memory, env: Mapping[str, str]) -> Sources:
+    account = pwd.getpwuid(os.getuid())
+    home = Path(env.get("HOME") or account.pw_dir)
+    given = memory.ssh.config_file
+    files = (given,) if given else (home / ".ssh" / "config", _SYSTEM_CONFIG)
+    return Sources(
+        directives=tuple(
+            directive for path in files for directive in _directives(path, home)
+        ),
+        ssh=memory.ssh,
+        timeout_given=memory.timeout_given,
+        home=home,
+        me=account.pw_name,
+    )
+
+
+def _directives(path: Path, home: Path) -> tuple[Directive, ...]:
+    try:
+        text = path.read_text(errors="surrogateescape")
+    except FileNotFoundError:
+        return ()
+    except OSError as error:
+        raise HostError(f"{path}: {error.strerror}") from error
+    own = path.parent if path == _SYSTEM_CONFIG else home / ".ssh"
+
+    def included(pattern: str) -> Iterator[tuple[str, str]]:
+        if pattern.startswith("~/"):
+            pattern = str(home / pattern[2:])
+        # Path.glob takes no absolute patterns.
+        for name in sorted(glob.glob(str(own / pattern))):  # noqa: PTH207
+            try:
+                yield name, Path(name).read_text(errors="surrogateescape")
+            except OSError as error:
+                raise HostError(f"{name}: {error.strerror}") from error
+
+    return parse(str(path), text, included)

@@ -1,0 +1,97 @@
+"""A session on an SSH connection as the byte channel to an agent.
+
+Knows how such a session ends and what it leaves to say; nothing of frames.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Callable
+
+import paramiko
+
+from tfcluster.backends.ssh.errors import ended, no_agent
+
+READ_BYTES = 1 << 18
+LAST_WORDS_BYTES = 4096
+STATUS_S = 2.0
+"""How long the exit status may take after the end of output."""
+
+
+class SshChannel:
+    """Standard input and output of a remote program; ends with its connection.
+
+    ``hang_up`` closes what the session runs on.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        python: str,
+        session: paramiko.Channel,
+        hang_up: Callable[[], None],
+    ) -> None:
+        self._python = python
+        self._session = session
+        self._hang_up = hang_up
+        self._told = False
+        self._errors: deque[int] = deque(maxlen=LAST_WORDS_BYTES)
+        self._drain = threading.Thread(
+            target=self._drain_errors, name=f"stderr {host}", daemon=True
+        )
+        self._drain.start()
+
+    def read(self) -> bytes:
+        """The next bytes. Raises OSError where there was no proper end."""
+        data = self._session.recv(READ_BYTES)
+        if not data:
+            self._ended()
+        return data
+
+    def write(self, data: bytes) -> None:
+        try:
+            self._session.sendall(data)
+        except (EOFError, paramiko.SSHException) as error:
+            raise ConnectionError("the SSH connection was lost") from error
+
+    def close(self) -> None:
+        # Where the connection has gone already, the other side sees that as well.
+        with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
+            self._session.shutdown_write()
+
+    def kill(self) -> None:
+        self._hang_up()
+
+    def diagnosis(self) -> str:
+        """How the program ended; the connection has served its purpose then."""
+        status, words = self._status(), self._words()
+        self._hang_up()
+        return "" if self._told else ended(status, words.splitlines())
+
+    def _ended(self) -> None:
+        """Raise where the end was not the program's own, or explains itself."""
+        if not self._session.eof_received:
+            self._told = True
+            raise ConnectionError("the SSH connection was lost")
+        cause = no_agent(self._python, self._status(), self._words())
+        if cause is not None:
+            self._told = True
+            hint = f" ({cause.hint})" if cause.hint else ""
+            raise ConnectionError(cause.message + hint)
+
+    def _status(self) -> int | None:
+        # Without one a signal has ended it: paramiko passes no exit-signal on.
+        if not self._session.status_event.wait(STATUS_S):
+            return None
+        status = self._session.exit_status
+        return None if status < 0 else status
+
+    def _words(self) -> str:
+        self._drain.join(STATUS_S)
+        return bytes(self._errors).decode(errors="backslashreplace").strip()
+
+    def _drain_errors(self) -> None:
+        while data := self._session.recv_stderr(READ_BYTES):
+            self._errors.extend(data)

@@ -1,0 +1,217 @@
+"""What can go wrong between here and a host's agent, in words and with a way out.
+
+Pure: exceptions and facts in, errors out. Nothing of paramiko is known here.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+import shlex
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from tfcluster.backends.ssh.known import KnownKey, fingerprint
+from tfcluster.backends.ssh.route import Route, key_name
+from tfcluster.errors import HostError, StartError, TfclusterError
+
+_NOT_FOUND = re.compile(r"not found|no such file", re.IGNORECASE)
+_NO_ROUTE = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)
+_CANNOT_EXECUTE, _NO_COMMAND, _CSH_FAILED = 126, 127, 1
+
+
+class Stage(Enum):
+    """How far a connection has come; its value is what is behind it."""
+
+    NOTHING = ""
+    TCP = "tcp"
+    BANNER = "banner"
+    KEYS = "key exchange"
+    AUTH = "auth"
+
+
+@dataclass(frozen=True, slots=True)
+class HostKey:
+    """The key that a host showed: ``ssh-ed25519`` and its bytes."""
+
+    type: str
+    blob: bytes
+
+    @property
+    def algorithm(self) -> str:
+        """As ``ssh-keyscan -t`` takes it."""
+        return self.type.removeprefix("ssh-").split("-")[0]
+
+    def __str__(self) -> str:
+        return f"{self.algorithm.upper()} {fingerprint(self.blob)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """What was tried to log in."""
+
+    accepted: tuple[str, ...] = ()
+    """What the host says it would take."""
+    refused: tuple[str, ...] = ()
+    """Keys that were offered, as a person knows them."""
+    locked: tuple[str, ...] = ()
+    """Key files that need a passphrase."""
+    unusable: tuple[str, ...] = ()
+    """Key files that cannot be read, and why."""
+
+
+def unreachable(route: Route, error: OSError) -> HostError:
+    """TCP did not come about."""
+    where = f"{_who(route)} port {route.port}"
+    if isinstance(error, socket.gaierror):
+        return HostError(
+            f"{route.name}: the name {route.hostname} does not resolve",
+            hint="check the name, or give it a HostName in ~/.ssh/config",
+        )
+    if isinstance(error, TimeoutError):
+        return HostError(
+            f"{route.name}: no answer from {where} within {route.timeout_s:g} s",
+            hint="is it up? does a firewall drop the connection?",
+        )
+    if error.errno == errno.ECONNREFUSED:
+        return HostError(
+            f"{route.name}: {where} refused the connection",
+            hint="is sshd running there, and on this port?",
+        )
+    if error.errno in _NO_ROUTE:
+        return HostError(f"{route.name}: there is no route to {where}")
+    return HostError(f"{route.name}: cannot connect to {where}: {error}")
+
+
+def stuck(route: Route, stage: Stage) -> HostError:
+    """Connected, and then nothing more came."""
+    return HostError(
+        f"{route.name}: {_who(route)} port {route.port} fell silent for "
+        f"{route.timeout_s:g} s (stuck after: {stage.value})"
+    )
+
+
+def dropped(route: Route, stage: Stage, said: str, attempts: int) -> HostError:
+    """The host ended the connection by itself, each time it was tried."""
+    times = f", {attempts} times" if attempts > 1 else ""
+    hint = None
+    if stage is Stage.TCP:
+        hint = "too many connections at once? see MaxStartups in its sshd_config"
+    return HostError(
+        f"{route.name}: {_who(route)} port {route.port} ended the connection after "
+        f"{stage.value}{times}: {said}",
+        hint=hint,
+    )
+
+
+def proxy_ended(route: Route, said: str) -> HostError:
+    return HostError(
+        f"{route.name}: its ProxyCommand gave no connection: {said}",
+        hint=f"try it: {route.proxy_command}",
+    )
+
+
+def no_jump(route: Route, via: Route, said: str) -> HostError:
+    return HostError(
+        f"{route.name}: {via.name} cannot connect to {route.hostname} "
+        f"port {route.port}: {said}"
+    )
+
+
+def unknown_key(route: Route, key: HostKey) -> HostError:
+    file = shlex.quote(str(route.known_hosts[0])) if route.known_hosts else "FILE"
+    port = f" -p {route.port}" if route.port != 22 else ""
+    if route.via or route.proxy_command or _alias(route):
+        user = f"{shlex.quote(route.user)}@"
+        add = f"log in once by hand: ssh{port} {user}{route.name}"
+    else:
+        scan = f"ssh-keyscan{port} -t {key.algorithm} {route.hostname}"
+        add = f"add it: {scan} >> {file}"
+    return HostError(
+        f"{route.name}: its host key is unknown: {key}",
+        hint="compare this with what the host itself prints on "
+        f"`ssh-keygen -lf /etc/ssh/ssh_host_{key.algorithm}_key.pub`, then {add}",
+    )
+
+
+def changed_key(route: Route, key: HostKey, known: KnownKey) -> HostError:
+    old = HostKey(known.type, known.blob)
+    return HostError(
+        f"{route.name}: POSSIBLE ATTACK: its host key is {key}, but {known.where} "
+        f"has {old}; somebody may be listening in",
+        hint="ask whoever runs the host; only if the key was changed on purpose, "
+        f"remove the old one: ssh-keygen -R {shlex.quote(route.key_name)}",
+    )
+
+
+def revoked_key(route: Route, key: HostKey, known: KnownKey) -> HostError:
+    return HostError(
+        f"{route.name}: POSSIBLE ATTACK: its host key {key} is revoked "
+        f"in {known.where}",
+        hint="ask whoever runs the host",
+    )
+
+
+def denied(route: Route, tried: Tried) -> HostError:
+    """Nobody let us in."""
+    ways = f" ({','.join(tried.accepted)})" if tried.accepted else ""
+    said = [f"{route.name}: Permission denied{ways} as user {route.user}"]
+    if tried.refused:
+        said.append("tried " + ", ".join(tried.refused))
+    elif not tried.locked:
+        said.append("there was no key to try")
+    said += [f"{name} needs a passphrase" for name in tried.locked]
+    said += tried.unusable
+    hint = None
+    if tried.locked:
+        hint = f"ssh-add {shlex.quote(tried.locked[0])}"
+    elif tried.accepted and "publickey" not in tried.accepted:
+        hint = "tfcluster logs in with keys only; ask for publickey to be allowed"
+    elif not tried.refused:
+        hint = "make one with ssh-keygen, or name it with 'identity_file' under 'ssh'"
+    else:
+        hint = "is this the right user? is the key in its ~/.ssh/authorized_keys?"
+    return HostError("; ".join(said), hint=hint)
+
+
+def no_session(route: Route, said: str) -> HostError:
+    return HostError(
+        f"{route.name}: logged in as {route.user}, but nothing may be run: {said}"
+    )
+
+
+def no_agent(python: str, status: int | None, words: str) -> TfclusterError | None:
+    """Why no agent came to be, where that can be told from how its shell ended."""
+    last = words.splitlines()[-1].strip() if words else ""
+    said = f" ({last[:200]})" if last else ""
+    if status == _NO_COMMAND or (status == _CSH_FAILED and _NOT_FOUND.search(last)):
+        return StartError(
+            f"there is no {python}{said}",
+            hint="name the interpreter that its hosts have with 'python'",
+        )
+    if status == _CANNOT_EXECUTE:
+        return StartError(f"{python} cannot be executed{said}")
+    if "Unknown option: -I" in words:
+        return StartError(
+            f"{python} is too old; tfcluster needs Python 3.10",
+            hint="name another interpreter with 'python'",
+        )
+    return None
+
+
+def ended(status: int | None, words: Sequence[str]) -> str:
+    """How the remote program ended, with its last line on standard error."""
+    end = "" if status is None else f"exit status {status}"
+    said = words[-1][:300] if words else ""
+    return ": ".join(part for part in (end, said) if part)
+
+
+def _who(route: Route) -> str:
+    same = route.hostname == route.name
+    return route.name if same else f"{route.name} ({route.hostname})"
+
+
+def _alias(route: Route) -> bool:
+    return route.key_name != key_name(route.hostname, route.port)

@@ -1,0 +1,102 @@
+"""The keys to log in with: the agent's and those in files, in the order of trial.
+
+No key is decrypted here: those that need a passphrase belong into the ssh agent.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import paramiko
+from cryptography.exceptions import UnsupportedAlgorithm
+from paramiko.pkey import UnknownKeyType
+
+from tfcluster.backends.ssh.known import fingerprint
+from tfcluster.backends.ssh.route import Route
+
+_CERTIFICATE = "-cert.pub"
+
+
+@dataclass(slots=True)
+class Keys:
+    """The keys for one route. ``locked`` and ``unusable`` fill up on the way."""
+
+    route: Route
+    locked: list[str] = field(default_factory=list)
+    unusable: list[str] = field(default_factory=list)
+
+    def candidates(self) -> Iterator[tuple[str, paramiko.PKey]]:
+        """What a person calls each key, and the key.
+
+        As ssh has it: listed keys that the agent holds, the agent's others, files.
+        """
+        listed = {path: _public(path) for path in self.route.identities}
+        held = _held() if self.route.uses_agent else {}
+        for path, blob in listed.items():
+            if blob is not None and blob in held:
+                yield f"{path} (agent)", held[blob]
+        wanted = set(listed.values())
+        for blob, key in held.items():
+            if blob not in wanted and not self.route.identities_only:
+                yield f"agent key {fingerprint(blob)}", key
+        for path, blob in listed.items():
+            if blob is None or blob not in held:
+                yield from self._from_file(path)
+
+    def _from_file(self, path: Path) -> Iterator[tuple[str, paramiko.PKey]]:
+        try:
+            key = paramiko.PKey.from_path(path)
+        except FileNotFoundError:
+            return
+        except TypeError:  # what the decoder raises for a key without its passphrase
+            self.locked.append(str(path))
+            return
+        except (
+            OSError,
+            ValueError,
+            UnsupportedAlgorithm,
+            paramiko.SSHException,
+            UnknownKeyType,
+        ) as error:
+            self.unusable.append(f"{path} cannot be used: {error}")
+            return
+        if key.public_blob is not None:
+            yield f"{path} (certificate)", key
+            key = paramiko.PKey.from_path(path)
+            key.public_blob = None
+        for certificate in self.route.certificates:
+            if certified := _certified(path, certificate):
+                yield f"{path} ({certificate.name})", certified
+        yield str(path), key
+
+
+def _certified(path: Path, certificate: Path) -> paramiko.PKey | None:
+    """The key with that certificate, if it is one for it."""
+    key = paramiko.PKey.from_path(path)
+    try:
+        key.load_certificate(str(certificate))
+    except (OSError, ValueError, binascii.Error):
+        return None
+    return key
+
+
+def _held() -> dict[bytes, paramiko.PKey]:
+    """The keys of the ssh agent, if there is one."""
+    try:
+        agent = paramiko.Agent()
+    except (OSError, paramiko.SSHException):
+        return {}
+    return {key.blob: key for key in agent.get_keys()}
+
+
+def _public(path: Path) -> bytes | None:
+    """The public half that lies beside a key; enough to find it in the agent."""
+    try:
+        words = Path(f"{path}.pub").read_text().split()
+        return base64.b64decode(words[1])
+    except (OSError, ValueError, IndexError, binascii.Error):
+        return None

@@ -1,0 +1,66 @@
+"""What a run has to remember to reach its hosts again, as JSON without secrets.
+
+Pure: the words of the description, not what ssh_config made of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tfcluster.errors import ContactLostError
+from tfcluster.model import Description, HostEntry, Ssh
+
+_PATHS = ("identity_file", "config_file", "known_hosts")
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """The part of a description that routes are made of."""
+
+    hosts: tuple[HostEntry, ...]
+    ssh: Ssh
+    python: str
+    timeout_given: bool
+    """``connect_timeout`` was written by somebody, so that it wins."""
+
+    @classmethod
+    def of(cls, description: Description) -> Memory:
+        return cls(
+            description.hosts,
+            description.ssh,
+            description.python,
+            "ssh.connect_timeout" in description.origins,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        ssh = asdict(self.ssh)
+        for key in _PATHS:
+            ssh[key] = None if ssh[key] is None else str(ssh[key])
+        return {
+            "hosts": [asdict(entry) for entry in self.hosts],
+            "ssh": ssh,
+            "python": self.python,
+            "timeout_given": self.timeout_given,
+        }
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> Memory:
+        """Raises ContactLostError for what ``to_json`` did not write."""
+        try:
+            ssh = dict(found["ssh"])
+            for key in _PATHS:
+                ssh[key] = None if ssh[key] is None else Path(ssh[key])
+            return cls(
+                tuple(HostEntry(**entry) for entry in found["hosts"]),
+                Ssh(**ssh),
+                str(found["python"]),
+                bool(found["timeout_given"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise ContactLostError(
+                "the record does not say how to reach the hosts",
+                hint="their agents end everything within their lease",
+            ) from error
