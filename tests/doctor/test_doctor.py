@@ -1,0 +1,63 @@
+"""The command on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from tfcluster.doctor.probe import connect, files, packages
+
+
+def doctor(folder: Path, config: str, *words: str) -> subprocess.CompletedProcess[str]:
+    (folder / "c.yaml").write_text(config)
+    return subprocess.run(
+        [sys.executable, "-m", "tfcluster", "doctor", "c.yaml", "--quick", *words],
+        cwd=folder,
+        env={**os.environ, "TFCLUSTER_STATE_DIR": str(folder / "state")},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_a_well_machine_gets_0(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import keras")
+    done = doctor(tmp_path, "command: python train.py\ntasks: {worker: 2}", "--json")
+    assert done.returncode == 0, done.stderr
+    (host,) = json.loads(done.stdout)["hosts"]
+    assert host["facts"]["files"] == {str(tmp_path): True, "train.py": True}
+    assert host["facts"]["packages"] == packages()
+
+
+def test_a_missing_script_gets_4_and_a_line(tmp_path: Path) -> None:
+    done = doctor(tmp_path, "command: python trian.py\ntasks: {worker: 2}")
+    assert done.returncode == 4
+    assert "localhost: error: trian.py is not there" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_held_port_answers_though_nobody_listens() -> None:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        port = held.getsockname()[1]
+        assert connect("127.0.0.1", port) == "reached"
+        held.listen()
+        assert connect("127.0.0.1", port) == "reached"
+
+
+def test_an_address_without_a_route_is_no_answer() -> None:
+    assert connect("256.0.0.1", 1) != "reached"
+
+
+def test_files_are_looked_for_in_the_workdir(tmp_path: Path) -> None:
+    (tmp_path / "a.py").touch()
+    assert files(str(tmp_path), ["a.py", "b.py"]) == {
+        str(tmp_path): True,
+        "a.py": True,
+        "b.py": False,
+    }

@@ -1,0 +1,28 @@
+"""A cluster for each test, with nothing of it left afterwards."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.launch.cluster import Cluster
+from tests.launch.oracle import assert_nothing_runs
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    cluster = Cluster(tmp_path)
+    yield cluster
+    cluster.end()
+    try:
+        assert_nothing_runs(cluster)
+    finally:
+        # Of a test that failed, nothing is to disturb the others.
+        for pid in cluster.processes():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,124 @@
+"""What can be seen of processes, sockets and locks on this machine, as root or not."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+_POLL_S = 0.01
+
+
+def eventually(
+    condition: Callable[[], object], what: Callable[[], str], timeout_s: float
+) -> None:
+    """Wait until something that nothing announces has come true."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {timeout_s:g} s: {what()}")
+        time.sleep(_POLL_S)
+
+
+def pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdecimal()]  # noqa: PTH208 - names suffice
+
+
+def cmdline(pid: int) -> list[str]:
+    """Empty for a process that is gone, or was not waited for."""
+    with suppress(OSError):
+        data = Path(f"/proc/{pid}/cmdline").read_bytes()
+        return [os.fsdecode(word) for word in data.split(b"\0")[:-1]]
+    return []
+
+
+def environ(pid: int) -> set[bytes]:
+    """The ``NAME=value`` that it was started with."""
+    with suppress(OSError):
+        return set(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
+    return set()
+
+
+def carrying(mark: str) -> list[int]:
+    """Processes that were started with ``NAME=value`` in their environment."""
+    wanted = mark.encode()
+    return [pid for pid in pids() if wanted in environ(pid)]
+
+
+def parent(pid: int) -> int | None:
+    with suppress(OSError):
+        line = Path(f"/proc/{pid}/stat").read_bytes()
+        return int(line[line.rindex(b")") + 1 :].split()[1])
+    return None
+
+
+def is_alive(pid: int) -> bool:
+    """It runs, or is stopped; what only waits to be waited for does not count."""
+    return _state(pid) not in (b"", b"Z", b"X")
+
+
+def is_stopped(pid: int) -> bool:
+    return _state(pid) == b"T"
+
+
+def _state(pid: int) -> bytes:
+    with suppress(OSError):
+        line = Path(f"/proc/{pid}/stat").read_bytes()
+        return line[line.rindex(b")") + 1 :].split()[0]
+    return b""
+
+
+def children(pid: int) -> list[int]:
+    return [child for child in pids() if parent(child) == pid]
+
+
+def agent_of(launcher: int) -> tuple[int, int]:
+    """The guard and the agent that a launcher has started."""
+    found: list[int] = []
+
+    def look() -> bool:
+        found[:] = []
+        for guard in children(launcher):
+            if any("tfcluster.agent" in word for word in cmdline(guard)):
+                agents = [p for p in children(guard) if cmdline(p) == cmdline(guard)]
+                found.extend([guard, *agents[:1]])
+        return len(found) == 2
+
+    eventually(look, lambda: f"{launcher} has no agent: {found}", 10)
+    return found[0], found[1]
+
+
+def listening_ports() -> Iterator[int]:
+    """TCP ports with a listener, of IPv4 and IPv6."""
+    for name in ("tcp", "tcp6"):
+        with suppress(FileNotFoundError):
+            for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]:
+                fields = line.split()
+                if fields[3] == "0A":
+                    yield int(fields[1].rpartition(":")[2], 16)
+
+
+def is_locked(path: Path) -> bool:
+    """Somebody holds the lock; False where there is no such file."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def peak_memory_kib(pid: int) -> int:
+    """The most that was resident of a process."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1])
+    raise AssertionError(f"{pid} has no memory")

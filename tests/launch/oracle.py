@@ -1,0 +1,65 @@
+"""What must be true after every run, however it ended."""
+
+from __future__ import annotations
+
+import time
+
+from tests.launch import machine
+from tests.launch.cluster import Cluster, Running, is_final
+
+AFTER_S = 15.0
+
+
+def assert_nothing_left(running: Running, *, report: bool = True) -> None:
+    """Within 15 s no process, listener or lock is left, and the record says the end.
+
+    ``report``: the launcher lived to write its report.
+    """
+    deadline = time.monotonic() + AFTER_S
+    machine.eventually(
+        lambda: not _left(running),
+        lambda: f"{running.run} has left {_left(running)}; {running.err}",
+        deadline - time.monotonic(),
+    )
+    status = running.status()
+    assert is_final(status["state"]), status
+    for task in status["tasks"]:
+        assert is_final(task["state"]), status
+    if report:
+        written = running.report()
+        assert status["state"] != "lost"
+        assert written["state"] == status["state"]
+        assert written["exit_code"] == status["exit_code"]
+        assert written["tasks"] == status["tasks"]
+        assert written["first_failure"] == status["first_failure"]
+
+
+def assert_nothing_runs(cluster: Cluster) -> None:
+    """No process that any command of this cluster has started is left."""
+    machine.eventually(
+        lambda: not cluster.processes(),
+        lambda: str({pid: machine.cmdline(pid) for pid in cluster.processes()}),
+        AFTER_S,
+    )
+
+
+def _left(running: Running) -> list[str]:
+    # The launcher's environment is inherited by guard, agent and tasks alike; the
+    # agent puts the run's mark into that of tasks only.
+    marked = set(machine.carrying(f"TFCLUSTER_RUN={running.run}"))
+    marked |= set(running.cluster.processes())
+    found = [f"{pid} {machine.cmdline(pid)}" for pid in marked if machine.is_alive(pid)]
+    listening = set(machine.listening_ports())
+    found += [f"port {port}" for port in _ports(running) if port in listening]
+    if machine.is_locked(running.folder / "lock"):
+        found.append("the lock")
+    return found
+
+
+def _ports(running: Running) -> list[int]:
+    try:
+        tasks = running.plan()["tasks"]
+    except FileNotFoundError:
+        return []
+    ends = [str(t["address"]).rpartition(":")[2] for t in tasks if t["address"]]
+    return [int(end) for end in ends if end.isdecimal()]

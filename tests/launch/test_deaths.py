@@ -1,0 +1,241 @@
+"""Each process of tfcluster itself is killed, alone and together: nothing survives."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Sequence
+
+import pytest
+
+from tests.launch import machine
+from tests.launch.cluster import Cluster, Running
+from tests.launch.oracle import assert_nothing_left
+
+# Says what it is told, and goes on.
+DEAF = """
+import os, signal, time
+def on_signal(number, frame):
+    told = f'{signal.Signals(number).name} {time.monotonic()}\\n'
+    os.write(1, told.encode())  # whole lines, whoever else writes
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    signal.signal(number, on_signal)
+if os.fork():
+    print('up', flush=True)
+else:
+    os.setsid()
+while True:
+    time.sleep(1)
+"""
+SLEEP = "trap 'exit 0' TERM; setsid sleep 600 & echo up; wait"
+
+
+def kill(*victims: int) -> None:
+    for pid in victims:
+        os.kill(pid, signal.SIGKILL)
+
+
+def lost(running: Running) -> dict[str, object]:
+    """The status of a run whose launcher was killed."""
+    assert running.end() == -signal.SIGKILL
+    status = running.status()
+    assert status["state"] == "lost"
+    assert status["exit_code"] == 5
+    assert status["reason"] == "the launcher died"
+    assert {task["state"] for task in status["tasks"]} == {"lost"}
+    return status
+
+
+def test_agents_stop_everything_when_the_launcher_is_killed(cluster: Cluster) -> None:
+    running = cluster.python(DEAF, "--set", "grace=1s", count=2).up(count=2)
+    began = time.monotonic()
+    running.signal(signal.SIGKILL)
+    lost(running)
+    assert_nothing_left(running, report=False)
+    assert time.monotonic() - began < 5
+    for task in ("worker:0", "worker:1"):
+        _, *told = [line.split() for line in running.text(task).splitlines()]
+        said = [(name, float(at) - began) for name, at in told]
+        # Parent and child are told once each, at once.
+        assert [name for name, _ in said] == ["SIGTERM", "SIGTERM"]
+        assert max(after for _, after in said) < 1
+    assert "lost" in cluster.command("status").stdout
+
+
+def test_stop_sweeps_after_a_launcher_that_was_killed(cluster: Cluster) -> None:
+    running = cluster.bash(SLEEP, count=2).up(count=2)
+    guard, agent = machine.agent_of(running.process.pid)
+    # Nobody is left to stop the tasks, and nobody hears of the launcher's end first.
+    kill(guard, agent, running.process.pid)
+    lost(running)
+    assert machine.carrying(f"TFCLUSTER_RUN={running.run}")
+    done = cluster.command("stop", running.run)
+    assert done.returncode == 0, done.stderr
+    assert "leftover processes ended" in done.stderr
+    assert not machine.carrying(f"TFCLUSTER_RUN={running.run}")
+    assert_nothing_left(running, report=False)
+    again = cluster.command("stop", running.run)
+    assert "no leftover processes ended" in again.stderr
+
+
+def test_a_killed_agent_is_5_and_its_tasks_end(cluster: Cluster) -> None:
+    running = cluster.python(DEAF, count=2).up(count=2)
+    _, agent = machine.agent_of(running.process.pid)
+    kill(agent)
+    code, seconds = running.end_timed()
+    assert code == 5
+    assert seconds < 5
+    report = running.report()
+    assert report["state"] == "failed"
+    assert report["first_failure"]["task"] is None
+    assert report["first_failure"]["host"] == "localhost"
+    cause = report["first_failure"]["cause"]
+    assert "contact lost" in cause
+    assert "the agent was killed by SIGKILL" in cause
+    assert cause in running.err
+    assert {task["state"] for task in report["tasks"]} == {"lost"}
+    assert_nothing_left(running)
+
+
+def test_the_guard_alone_cleans_up(cluster: Cluster) -> None:
+    running = cluster.python(DEAF, count=2).up(count=2)
+    _, agent = machine.agent_of(running.process.pid)
+    began = time.monotonic()
+    kill(running.process.pid, agent)
+    lost(running)
+    assert_nothing_left(running, report=False)
+    assert time.monotonic() - began < 5
+
+
+def test_a_run_goes_on_without_its_guard(cluster: Cluster) -> None:
+    running = cluster.bash("echo up; until [ -e meeting ]; do sleep 0.02; done").up()
+    guard, _ = machine.agent_of(running.process.pid)
+    kill(guard)
+    running.wait_for("note")
+    assert "the guard process died" in running.err
+    (cluster.folder / "meeting").touch()
+    assert running.end() == 0
+    assert_nothing_left(running)
+
+
+def test_agent_and_guard_killed_together_are_swept_after(cluster: Cluster) -> None:
+    running = cluster.python(DEAF, count=2).up(count=2)
+    guard, agent = machine.agent_of(running.process.pid)
+    kill(guard, agent)
+    code, seconds = running.end_timed()
+    assert code == 5
+    assert seconds < 10
+    swept = running.report()["swept"]
+    assert swept == 4, f"{running.events()} {running.text('worker:0')}"
+    assert_nothing_left(running)
+
+
+def test_a_killed_sweeper_is_followed_by_another(cluster: Cluster) -> None:
+    running = cluster.python(DEAF, count=2).up(count=2)
+    agent = machine.agent_of(running.process.pid)
+    kill(*agent)
+    found: list[int] = []
+
+    def sweeper() -> list[int]:
+        guards = machine.children(running.process.pid)
+        kin = [pid for pid in guards if pid not in agent]
+        found[:] = [*kin, *(child for pid in kin for child in machine.children(pid))]
+        return found
+
+    machine.eventually(sweeper, lambda: running.err, 10)
+    kill(*found)
+    assert running.end() == 5
+    assert_nothing_left(running)
+
+
+def test_a_run_is_not_over_before_it_was_swept(cluster: Cluster) -> None:
+    running = cluster.python(DEAF).up()
+    first = machine.agent_of(running.process.pid)
+    kill(*first)
+    sweepers: list[int] = []
+
+    def find_sweeper() -> bool:
+        found = machine.children(running.process.pid)
+        sweepers[:] = [pid for pid in found if pid not in first]
+        return bool(sweepers)
+
+    machine.eventually(find_sweeper, lambda: running.err, 10)
+    os.kill(sweepers[0], signal.SIGSTOP)
+    running.wait_for("state", state="stopping")
+    kill(running.process.pid, *sweepers)
+    lost(running)
+    assert machine.carrying(f"TFCLUSTER_RUN={running.run}")
+    assert cluster.command("stop", running.run).returncode == 0
+    assert_nothing_left(running, report=False)
+
+
+@pytest.mark.parametrize(
+    "victims", [(0,), (1,), (0, 1)], ids=["guard", "agent", "both"]
+)
+def test_an_agent_killed_before_the_tasks_start(
+    cluster: Cluster, victims: Sequence[int]
+) -> None:
+    running = cluster.bash(SLEEP)
+    found = machine.agent_of(running.process.pid)
+    kill(*(found[victim] for victim in victims))
+    if victims == (0,):
+        running.up()
+        running.signal(signal.SIGTERM)
+        assert running.end() == 143
+    else:
+        assert running.end() in (4, 5)
+        assert running.report()["state"] == "failed"
+    assert_nothing_left(running)
+
+
+def test_a_launcher_that_was_stopped_for_a_while_loses_nothing(
+    cluster: Cluster,
+) -> None:
+    script = "for i in {1..60}; do echo line $i; sleep 0.1; done"
+    running = cluster.bash(script)
+    running.wait_for_text("line 1", "worker:0")
+    running.signal(signal.SIGSTOP)
+    running.wait_for_text("line 55", "worker:0")
+    running.signal(signal.SIGCONT)
+    assert running.end() == 0
+    lines = [f"line {number}" for number in range(1, 61)]
+    assert running.text("worker:0").splitlines() == lines
+    assert running.out.splitlines() == [f"worker:0 | {line}" for line in lines]
+    assert not running.found("host", state="lost")
+    assert_nothing_left(running)
+
+
+TRAIN = """
+import tensorflow as tf
+print('up', flush=True)
+import time
+while True:
+    time.sleep(1)
+"""
+
+
+@pytest.mark.tensorflow
+def test_tasks_outlive_their_warm_interpreter(cluster: Cluster) -> None:
+    program = cluster.folder / "train.py"
+    program.write_text(TRAIN)
+    running = cluster.start(
+        *("-n", "2", "--set", "runtime.strategy=none", "--set", "restart.max=1"),
+        *("--", "python", str(program)),
+    )
+    running.wait_for_text("up", "worker:0", "worker:1", timeout_s=50)
+    pids = [
+        running.wait_for("task", task=f"worker:{index}", state="running")["pid"]
+        for index in (0, 1)
+    ]
+    _, agent = machine.agent_of(running.process.pid)
+    (warm,) = [p for p in machine.children(agent) if p not in pids]
+    kill(warm)
+    machine.eventually(lambda: not machine.is_alive(warm), lambda: "alive", 5)
+    assert all(map(machine.is_alive, pids))
+    # What starts again starts cold.
+    kill(pids[0])
+    running.wait_for("task", task="worker:0", attempt=1, state="running", timeout_s=30)
+    running.signal(signal.SIGTERM)
+    assert running.end() == 143
+    assert_nothing_left(running)

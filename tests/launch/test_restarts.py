@@ -1,0 +1,88 @@
+"""Failed tasks that start again: who does, how often, and on which ports."""
+
+from __future__ import annotations
+
+from tests.launch.cluster import Cluster
+from tests.launch.oracle import assert_nothing_left
+
+
+def test_the_whole_group_starts_again_until_it_succeeds(cluster: Cluster) -> None:
+    script = (
+        "echo attempt $TFCLUSTER_ATTEMPT; [ $TFCLUSTER_ATTEMPT = 2 ] && exit 0; "
+        "[ $TFCLUSTER_RANK = 0 ] && exit 3; exec sleep 60"
+    )
+    running = cluster.bash(script, "--set", "restart.max=2", count=2)
+    assert running.end() == 0
+    report = running.report()
+    assert report["first_failure"] is None
+    assert [(t["state"], t["attempt"]) for t in report["tasks"]] == [
+        ("succeeded", 2),
+        ("succeeded", 2),
+    ]
+    for task in ("worker:0", "worker:1"):
+        first, *rest = running.text(task).splitlines()
+        assert first == "attempt 0"
+        assert [line.split(",")[0] for line in rest] == [
+            "---- attempt 1",
+            "attempt 1",
+            "---- attempt 2",
+            "attempt 2",
+        ]
+    assert "starting all tasks again (restart 2 of 2)" in running.err
+    assert_nothing_left(running)
+
+
+def test_giving_up_blames_the_last_failure(cluster: Cluster) -> None:
+    script = "exit $((40 + TFCLUSTER_ATTEMPT))"
+    running = cluster.bash(script, "--set", "restart.max=2")
+    assert running.end() == 1
+    assert "giving up after 2 restarts" in running.err
+    report = running.report()
+    assert report["first_failure"]["exit_code"] == 42
+    assert report["tasks"][0]["attempt"] == 2
+    assert_nothing_left(running)
+
+
+def test_only_the_failed_task_starts_again_where_asked(cluster: Cluster) -> None:
+    script = (
+        "echo attempt $TFCLUSTER_ATTEMPT; "
+        'if [ $TFCLUSTER_RANK = 0 ]; then until [ -e "$MEETING" ]; do sleep 0.02; done;'
+        " exit 0; fi;"
+        '[ $TFCLUSTER_ATTEMPT = 1 ] || exit 3; touch "$MEETING"'
+    )
+    running = cluster.bash(
+        script,
+        *("--set", "restart.max=1", "--set", "restart.scope=task"),
+        *("--set", f"env.MEETING={cluster.folder}/meeting"),
+        count=2,
+    )
+    assert running.end() == 0
+    assert [t["attempt"] for t in running.report()["tasks"]] == [0, 1]
+    assert running.text("worker:0") == "attempt 0\n"
+    assert_nothing_left(running)
+
+
+LISTEN = """
+import json, os, socket, sys
+config = json.loads(os.environ['TF_CONFIG'])
+host, port = config['cluster']['worker'][0].split(':')
+with socket.socket() as server:
+    server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    server.bind(('0.0.0.0', int(port)))
+    server.listen()
+    client = socket.create_connection((host, int(port)))
+    peer, _ = server.accept()
+    peer.close()  # our side closes first and leaves a connection in TIME_WAIT
+    client.recv(1)
+    print('port', port, flush=True)
+sys.exit(0 if os.environ['TFCLUSTER_ATTEMPT'] == '20' else 3)
+"""
+
+
+def test_a_port_serves_twenty_attempts(cluster: Cluster) -> None:
+    running = cluster.python(LISTEN, "--set", "restart.max=20")
+    assert running.end(40) == 0
+    said = [s for s in running.text("worker:0").splitlines() if s.startswith("port")]
+    assert len(said) == 21
+    assert len(set(said)) == 1
+    assert_nothing_left(running)

@@ -1,0 +1,32 @@
+"""The digits example over TensorFlow's collective ops, under the real launcher."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.launch.cluster import Cluster
+from tests.launch.oracle import assert_nothing_left
+from tfcluster.loading import PACKAGE_ROOT
+
+DIGITS = f"{PACKAGE_ROOT}/examples/digits.py"
+
+
+def figures(cluster: Cluster, *options: str) -> list[str]:
+    """What the chief prints of its results."""
+    running = cluster.start(*options, "--", "python", DIGITS, "--epochs", "1")
+    assert running.end(timeout_s=80) == 0
+    exposed = "transport=tensorflow" in " ".join(options)
+    assert ("TensorFlow servers may listen" in running.err) == exposed
+    assert_nothing_left(running)
+    text = running.text("worker:0")
+    return [m[0] for m in re.finditer(r"(accuracy|loss):? [\d.]+", text)]
+
+
+@pytest.mark.tensorflow
+@pytest.mark.timeout(180)
+def test_digits_over_tensorflow(cluster: Cluster) -> None:
+    two = figures(cluster, "-n", "2", "--set", "runtime.transport=tensorflow")
+    assert len(two) == 6
+    assert two == figures(cluster, "-n", "1")

@@ -1,0 +1,133 @@
+"""Mistakes that people make at the command line: told, and nothing is touched."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from tests.launch.cluster import Cluster, console_script
+
+MISTAKES: dict[str, tuple[list[str], list[str]]] = {
+    "a script for a file": (
+        ["launch", "train.py"],
+        ["train.py", "tfcluster launch -n 2 -- python train.py"],
+    ),
+    "a command for a file": (
+        ["launch", "python", "train.py"],
+        ["tfcluster launch -n 2 -- python train.py"],
+    ),
+    "no such file": (["launch", "missing.yaml"], ["missing.yaml", "No such file"]),
+    "a folder": (["launch", "."], ["is a directory"]),
+    "nothing to launch": (["launch"], ["what is to be launched?"]),
+    "nothing to run": (["launch", "-n", "2"], ["what is to be launched?"]),
+    "nothing after --": (["launch", "-n", "2", "--"], ["what is to be launched?"]),
+    "no workers": (["launch", "-n", "0", "--", "true"], ["-n"]),
+    "less than no workers": (["launch", "-n", "-1", "--", "true"], ["-n"]),
+    "no number": (["launch", "-n", "two", "--", "true"], ["-n", "two"]),
+    "no task type": (
+        ["launch", "-n", "2", "--set", "worker=3", "--", "true"],
+        ["--set worker=3", "'worker' belongs under 'tasks:'"],
+    ),
+    "no value": (
+        ["launch", "-n", "2", "--set", "grace", "--", "true"],
+        ["--set grace"],
+    ),
+    "no unit": (["launch", "-n", "2", "--set", "grace=5", "--", "true"], ["5s"]),
+    "no such key": (
+        ["launch", "-n", "2", "--set", "grcae=5s", "--", "true"],
+        ["grcae", "grace"],
+    ),
+    "no such strategy": (
+        ["launch", "-n", "2", "--set", "runtime.strategy=ps", "--", "true"],
+        ["runtime.strategy", "parameter_server"],
+    ),
+    "no name": (["launch", "-n", "1", "--name", "../x", "--", "true"], ["../x"]),
+    "no such command": (["lanch"], ["lanch"]),
+    "no such flag": (["launch", "--worker", "3", "--", "true"], ["--worker"]),
+    "no such flag of status": (["status", "--jsn"], ["--jsn"]),
+    "no such run": (["status", "nobody"], ["no runs yet"]),
+    "logs of no run": (["logs"], ["no runs yet"]),
+    "no such file to plan": (["plan", "missing.yaml"], ["missing.yaml"]),
+    "no file to plan": (["plan"], ["CONFIG"]),
+    "no such backend": (["init", "--backend", "pbs"], ["pbs"]),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_told(cluster: Cluster, mistake: str) -> None:
+    words, expected = MISTAKES[mistake]
+    (cluster.folder / "train.py").write_text("print('hi')\n")
+    done = cluster.command(*words)
+    assert done.returncode == 2, done.stderr
+    for word in expected:
+        assert word in done.stderr
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.splitlines()) <= 6
+    assert done.stdout == ""
+    assert cluster.run_ids() == []
+
+
+def test_a_forgotten_separator_is_forgiven_where_it_is_clear(cluster: Cluster) -> None:
+    (cluster.folder / "hello.py").write_text("print('hi')\n")
+    running = cluster.start("-n", "2", "python", "hello.py")
+    assert running.end() == 0, running.err
+    assert sorted(running.out.splitlines()) == ["worker:0 | hi", "worker:1 | hi"]
+
+
+def test_options_of_the_command_after_no_separator_are_told(cluster: Cluster) -> None:
+    done = cluster.command("launch", "-n", "2", "python", "train.py", "--epochs", "3")
+    assert done.returncode == 2
+    assert "if --epochs belongs to your own command, write `--`" in done.stderr
+
+
+def test_no_arguments_show_the_help(cluster: Cluster) -> None:
+    done = cluster.command()
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "tfcluster launch cluster.yaml" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "words", [["--help"], ["launch", "-h"], ["status", "--help"], ["--version"]]
+)
+def test_help_goes_to_stdout(cluster: Cluster, words: list[str]) -> None:
+    done = cluster.command(*words)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout
+
+
+def test_a_dry_run_starts_nothing(cluster: Cluster) -> None:
+    done = cluster.command("launch", "-n", "2", "--dry-run", "--", "echo", "hi")
+    assert done.returncode == 0, done.stderr
+    assert "worker:1" in done.stdout
+    assert "echo" in done.stdout
+    assert not cluster.state.exists()
+
+
+def test_arguments_after_a_file_are_the_commands(cluster: Cluster) -> None:
+    config = cluster.file(
+        "tasks: {worker: 1}\nruntime: {strategy: none}\ncommand: echo one\n"
+    )
+    running = cluster.start(config, "--", "two words", "--three", "$HOME", "*")
+    assert running.end() == 0
+    assert running.text("worker:0") == "one two words --three $HOME *\n"
+
+
+def test_the_command_works_from_any_folder(cluster: Cluster) -> None:
+    """Nothing is picked up from the working directory, whatever its modules are."""
+    script = console_script()
+    if script is None:
+        pytest.skip("the command is not installed here")
+    for name in ("json", "yaml", "click", "tfcluster", "sitecustomize"):
+        (cluster.folder / f"{name}.py").write_text("raise SystemExit('picked up')\n")
+    done = subprocess.run(
+        [str(script), "launch", "-n", "1", "--", "echo", "hi"],
+        cwd=cluster.folder,
+        env=cluster.environ,
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
+    )
+    assert "picked up" not in done.stdout + done.stderr
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,91 @@
+"""Steps, stalls, and who waits for whom; time is a number here."""
+
+from __future__ import annotations
+
+from tfcluster.launcher.progress import Answer, Progress, blame
+from tfcluster.model import TaskId
+
+CHIEF, W0, W1 = TaskId("chief", 0), TaskId("worker", 0), TaskId("worker", 1)
+RANKS = {0: CHIEF, 1: W0, 2: W1}
+
+
+def test_a_task_without_a_step_for_too_long_is_stalled() -> None:
+    progress = Progress(60.0)
+    progress.started(W0, 0.0, reports=True)
+    progress.step(W0, {"step": 1}, 50.0)
+    assert progress.stalled(109.0) == ()
+    assert progress.stalled(111.0) == (W0,)
+
+
+def test_saying_the_same_step_again_is_no_progress() -> None:
+    progress = Progress(60.0)
+    progress.started(W0, 0.0, reports=True)
+    for now in (10.0, 40.0, 65.0):
+        progress.step(W0, {"step": 7, "wait_share": 1.0}, now)
+    assert progress.stalled(71.0) == (W0,)
+
+
+def test_a_program_that_never_speaks_is_not_expected_to() -> None:
+    progress = Progress(60.0)
+    progress.started(W0, 0.0, reports=False)
+    assert progress.stalled(1e6) == ()
+    progress.step(W0, {"step": 1}, 5.0)
+    assert progress.stalled(66.0) == (W0,)
+
+
+def test_ended_tasks_and_new_attempts_begin_anew() -> None:
+    progress = Progress(60.0)
+    progress.started(W0, 0.0, reports=True)
+    progress.ended(W0)
+    assert progress.stalled(1e6) == ()
+    progress.started(W0, 1e6, reports=True)
+    assert progress.stalled(1e6 + 59) == ()
+
+
+def test_without_a_timeout_nothing_stalls() -> None:
+    progress = Progress(None)
+    progress.started(W0, 0.0, reports=True)
+    assert progress.stalled(1e9) == ()
+
+
+def test_reports_that_make_no_sense_are_left_out() -> None:
+    progress = Progress(None)
+    progress.started(W0, 0.0, reports=True)
+    progress.step(W0, {"step": 3, "steps_per_s": "fast", "wait_share": True}, 1.0)
+    assert progress.snapshot() == {"worker:0": {"step": 3}}
+
+
+def test_blame_falls_on_whom_the_others_wait_for() -> None:
+    waiting = {"since_s": 60, "what": "exchange 57", "for": [2]}
+    answers = {
+        CHIEF: Answer("", waiting),
+        W0: Answer("", waiting),
+        W1: Answer("File a\nsleep()", None),
+    }
+    found = blame((CHIEF, W0, W1), answers, RANKS, 60.0)
+    assert found.cause == "no step for 60 s: chief:0, worker:0 wait for worker:1"
+    assert found.stack == ("worker:1 is here:", "File a", "sleep()")
+
+
+def test_blame_follows_a_ring_to_the_one_that_does_not_wait() -> None:
+    answers = {
+        CHIEF: Answer("", {"for": [2]}),
+        W1: Answer("", {"for": [1]}),
+        W0: Answer("", None),
+    }
+    text = blame((CHIEF, W0, W1), answers, RANKS, 60.0).cause
+    assert text.endswith("chief:0, worker:1 wait for worker:0")
+
+
+def test_blame_says_who_did_not_answer() -> None:
+    answers = {CHIEF: Answer("", {"what": "exchange 3"})}
+    text = blame((CHIEF, W0), answers, RANKS, 5.0).cause
+    assert text.startswith("no step for 5 s: chief:0 wait for worker:0")
+    assert "worker:0 did not answer" in text
+
+
+def test_blame_names_tasks_in_rank_order_whoever_answers_first() -> None:
+    waiting = Answer("", {"for": [2]})
+    answers = {W0: waiting, W1: Answer("", None), CHIEF: waiting}
+    found = blame([CHIEF, W0, W1], answers, RANKS, 5.0)
+    assert found.cause == "no step for 5 s: chief:0, worker:0 wait for worker:1"

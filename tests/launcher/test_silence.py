@@ -1,0 +1,66 @@
+"""Hosts that say nothing; time is a number here, and asking takes none of it."""
+
+from __future__ import annotations
+
+from queue import SimpleQueue
+
+import pytest
+
+from tfcluster.backends.base import Channel
+from tfcluster.launcher.contact import Answered
+from tfcluster.launcher.silence import ANSWERING_S, SILENCE_S, Silence
+from tfcluster.model import Host
+
+HOST = Host(name="h1", address="h1")
+
+
+class Way:
+    """To one host; whether that answers to somebody new is known beforehand."""
+
+    def __init__(self, answers: bool) -> None:
+        self._answers = answers
+
+    def start_agent(self, host: Host) -> Channel:
+        raise AssertionError(f"nobody is to be sent to {host.name}")
+
+    def answers(self, host: Host) -> bool:
+        return self._answers
+
+
+def lost_after(silence: Silence, posted: SimpleQueue[Answered]) -> float:
+    """How long ``HOST`` may be silent from now on, tenth by tenth of a second."""
+    silence.heard(HOST.name)
+    asked = False
+    for tenth in range(1, 1000):
+        limit_s = silence.elapsed(HOST, 0.1)
+        if limit_s is not None:
+            assert tenth / 10 == pytest.approx(limit_s, abs=0.2)
+            return limit_s
+        if tenth / 10 > SILENCE_S - 1 and not asked:
+            asked = True
+            silence.answered(posted.get(timeout=10))
+    raise AssertionError("it is never lost")
+
+
+@pytest.mark.parametrize(
+    ("answers", "limit_s"), [(True, ANSWERING_S), (False, SILENCE_S)]
+)
+def test_who_answers_somebody_new_is_given_more_time(
+    answers: bool, limit_s: float
+) -> None:
+    posted: SimpleQueue[Answered] = SimpleQueue()
+    silence = Silence(Way(answers), posted.put)
+    assert lost_after(silence, posted) == limit_s
+    # A word of it, and all begins again.
+    assert lost_after(silence, posted) == limit_s
+
+
+def test_an_answer_of_before_counts_for_nothing() -> None:
+    posted: SimpleQueue[Answered] = SimpleQueue()
+    silence = Silence(Way(True), posted.put)
+    silence.heard(HOST.name)
+    assert silence.elapsed(HOST, SILENCE_S - 1) is None
+    late = posted.get(timeout=10)
+    silence.heard(HOST.name)
+    silence.answered(late)
+    assert silence.elapsed(HOST, SILENCE_S + 0.1) == SILENCE_S

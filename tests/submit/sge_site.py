@@ -1,0 +1,183 @@
+"""What tests of launches under a real Grid Engine share: files, jobs, and looking."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.testbed import Host, Testbed
+from tests.testbed.daemons import InsideProcess
+from tests.testbed.host import Login
+from tests.testbed.layout import REPOSITORY
+
+WAIT_S = 60.0
+USER = "alice"
+
+# One line of JSON for each task, and the end of it only when it is told.
+_TASK = """\
+import json, os, pathlib, sys, time
+print("task", json.dumps({"task": os.environ["TFCLUSTER_TASK"],
+    "host": os.uname().nodename, "config": json.loads(os.environ["TF_CONFIG"])}))
+sys.stdout.flush()
+while not pathlib.Path(sys.argv[1]).exists():
+    time.sleep(0.1)
+"""
+
+
+def wait_for(found: Callable[[], Any], what: str, timeout_s: float = WAIT_S) -> Any:
+    """The first true thing that ``found`` returns."""
+    deadline = time.monotonic() + timeout_s
+    while not (thing := found()):
+        assert time.monotonic() < deadline, f"no {what} in {timeout_s:g} s"
+        time.sleep(0.2)  # between looks at another process's state
+    return thing
+
+
+@dataclass
+class Site:
+    """A user's folder on a rig with Grid Engine, and the commands in it."""
+
+    rig: Testbed
+    folder: Path
+    python: str
+    started: list[InsideProcess] = field(default_factory=list)
+
+    @property
+    def login(self) -> Host:
+        return self.rig.login
+
+    @property
+    def state(self) -> Path:
+        return self.folder / "state"
+
+    @property
+    def heard(self) -> Path:
+        """What the last started command says."""
+        return self.folder / "heard"
+
+    @property
+    def go(self) -> Path:
+        """Tasks end once this file exists."""
+        return self.folder / "go"
+
+    def variables(self) -> dict[str, str]:
+        return {"TFCLUSTER_STATE_DIR": str(self.state), "PYTHONPATH": str(REPOSITORY)}
+
+    def config(self, tasks: dict[str, Any], **keys: Any) -> Path:
+        """A cluster.yaml whose tasks say who they are and wait for ``go``."""
+        program = self.folder / "task.py"
+        self.write(program, _TASK)
+        content = {
+            "backend": "sge",
+            "command": ["python", str(program), str(self.go)],
+            "tasks": tasks,
+            "runtime": {"strategy": "none"},
+            "grace": "3s",
+            **keys,
+        }
+        path = self.folder / "cluster.yaml"
+        self.write(path, yaml.safe_dump(content))
+        return path
+
+    def write(self, path: Path, text: str) -> None:
+        self.login.run(("tee", str(path)), user=USER, stdin=text)
+
+    def argv(self, *words: str) -> tuple[str, ...]:
+        return (self.python, "-m", "tfcluster", *words)
+
+    def start(self, *words: str) -> InsideProcess:
+        """``tfcluster WORDS`` on the login host, in the background."""
+        login = Login(user=USER, cwd=self.folder, env=self.variables())
+        with self.heard.open("wb") as output:
+            argv = self.argv(*words)
+            process = self.login.popen(argv, login=login, stdout=output)
+        self.started.append(process)
+        return process
+
+    def finish(
+        self, process: InsideProcess, timeout_s: float = WAIT_S
+    ) -> tuple[int, str]:
+        """Its exit code and all that it has said."""
+        code = process.wait(timeout=timeout_s)
+        return code, self.heard.read_text()
+
+    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """``tfcluster WORDS`` on the login host."""
+        return self.login.run(
+            self.argv(*words), user=USER, cwd=self.folder, env=self.variables()
+        )
+
+    def sge(self, *argv: str) -> str:
+        """One of Grid Engine's commands, as the user on the login host."""
+        return self.login.output(argv, user=USER, cwd=self.folder)
+
+    def runs(self) -> list[dict[str, Any]]:
+        """All runs, newest first."""
+        done = self.run("status", "--json")
+        return list(json.loads(done.stdout)["runs"]) if done.stdout.strip() else []
+
+    def status(self) -> dict[str, Any]:
+        """The newest run; empty while there is none."""
+        return next(iter(self.runs()), {})
+
+    def reason(self) -> str:
+        """What ``status`` says of why the newest run is as it is, for people."""
+        lines = self.run("status").stdout.splitlines()
+        return next((line for line in lines if line.startswith("reason:")), "")
+
+    def jobs(self) -> list[str]:
+        """Ids of all jobs that Grid Engine still knows."""
+        lines = self.sge("qstat", "-u", "*").splitlines()[2:]
+        return [line.split()[0] for line in lines]
+
+    def said(self) -> dict[str, dict[str, Any]]:
+        """What the tasks of the newest run have said of themselves, by task."""
+        found = {}
+        for log in sorted(self.state.glob("runs/*/logs/*.log")):
+            for line in log.read_text(errors="replace").splitlines():
+                if line.startswith("task {"):
+                    told = json.loads(line.removeprefix("task "))
+                    found[told["task"]] = told
+        return found
+
+    def wait_for_tasks(self, count: int) -> dict[str, dict[str, Any]]:
+        wait_for(lambda: len(self.said()) == count, f"{count} tasks")
+        return self.said()
+
+    def leftovers(self) -> list[str]:
+        """Every process of the user on the nodes."""
+        number = self.rig.accounts[USER].number
+        return [
+            f"{host.name}: {' '.join(process.argv)[:200]}"
+            for host in self.rig.nodes
+            for process in host.processes()
+            if process.user == number
+        ]
+
+    def nothing_is_left(self) -> None:
+        wait_for(lambda: not self.jobs(), "end of all jobs")
+        wait_for(lambda: not self.leftovers(), "end of all processes", 20.0)
+
+
+def site_on(rig: Testbed, folder: Path, python: str) -> Iterator[Site]:
+    """A site of its own for one test; every job is gone after it."""
+    rig.login.output(("mkdir", "-m", "700", "-p", str(folder)), user=USER)
+    site = Site(rig, folder, python)
+    try:
+        yield site
+    finally:
+        for process in site.started:
+            if process.poll() is None:
+                process.send_signal(signal.SIGKILL)
+                process.communicate()
+        if jobs := site.jobs():
+            rig.login.run(("qdel", *jobs), user=USER)
+            wait_for(lambda: not site.jobs(), "end of all jobs", 90.0)

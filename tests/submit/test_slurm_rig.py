@@ -1,0 +1,246 @@
+"""Launches under a real Slurm: from the login host, within jobs, and to their end."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.submit.sge_site import USER, Site, wait_for
+from tests.testbed import Testbed
+
+FOUR = {"chief": 1, "worker": 3}
+
+
+class SlurmSite(Site):
+    """A user's folder on a rig with Slurm."""
+
+    def launch_config(self, tasks: dict[str, Any] | None = None, **slurm: Any) -> str:
+        section = {"nodes": 4, "tasks_per_node": 1, "time": "5", **slurm}
+        return str(self.config(tasks or FOUR, backend="slurm", slurm=section))
+
+    def slurm(self, *argv: str) -> str:
+        return self.login.output(argv, user=USER, cwd=self.folder)
+
+    def allocated(self, *argv: str, options: tuple[str, ...]) -> None:
+        """Run ``argv`` within an allocation; it has to end well."""
+        done = self.login.run(
+            ("salloc", "--quiet", *options, *argv),
+            user=USER,
+            cwd=self.folder,
+            env=self.variables(),
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    def jobs(self) -> list[str]:
+        return self.slurm("squeue", "--noheader", "--format=%A").split()
+
+
+@pytest.fixture
+def site(testbed: Testbed, request: pytest.FixtureRequest) -> Iterator[SlurmSite]:
+    name = "slurm-" + re.sub(r"\W+", "-", request.node.name).strip("-")
+    folder = Path(testbed.accounts[USER].home, name)
+    testbed.login.output(("mkdir", "-m", "700", "-p", str(folder)), user=USER)
+    site = SlurmSite(testbed, folder, sys.executable)
+    try:
+        yield site
+    finally:
+        for process in site.started:
+            if process.poll() is None:
+                process.send_signal(signal.SIGKILL)
+                process.communicate()
+        testbed.login.run(("scancel", f"--user={USER}"), user=USER)
+        wait_for(lambda: not site.jobs(), "end of all jobs", 60.0)
+
+
+def test_a_launch_from_the_login_host_submits_and_follows(site: SlurmSite) -> None:
+    follower = site.start("launch", site.launch_config())
+    said = site.wait_for_tasks(4)
+    assert [said[task]["host"] for task in sorted(said)] == [
+        "node1",
+        "node2",
+        "node3",
+        "node4",
+    ]
+    clusters = [each["config"]["cluster"] for each in said.values()]
+    assert all(cluster == clusters[0] for cluster in clusters)
+    addresses = {a.rpartition(":")[0] for job in clusters[0].values() for a in job}
+    assert len(addresses) == 4, "each host has an address of its own"
+    assert site.status()["state"] == "running"
+    site.write(site.go, "")
+    code, output = site.finish(follower)
+    assert code == 0, output
+    assert "succeeded" in output
+    assert site.status()["state"] == "succeeded"
+    site.nothing_is_left()
+
+
+def test_a_job_that_waits_says_why_and_ends_with_ctrl_c(site: SlurmSite) -> None:
+    follower = site.start("launch", site.launch_config(nodes=99))
+    wait_for(lambda: "PartitionConfig" in site.reason(), "Slurm's reason")
+    wait_for(lambda: "PartitionConfig" in site.heard.read_text(), "follower's word")
+    follower.send_signal(signal.SIGINT)
+    code, output = site.finish(follower)
+    assert code == 130, output
+    assert site.status()["state"] == "stopped"
+    site.nothing_is_left()
+
+
+def test_stop_ends_a_job_that_waits_and_one_that_runs(site: SlurmSite) -> None:
+    config = site.launch_config()
+    site.run("launch", "-d", config)
+    site.wait_for_tasks(4)
+    assert site.run("stop").returncode == 0
+    assert site.status()["state"] == "stopped"
+    site.nothing_is_left()
+    site.run("launch", "-d", site.launch_config(nodes=99))
+    assert site.run("stop").returncode == 0
+    assert [run["state"] for run in site.runs()] == ["stopped", "stopped"]
+    site.nothing_is_left()
+
+
+@pytest.mark.parametrize(
+    ("how", "code"),
+    [
+        ((), 143),
+        (("--full",), 143),
+        (("--batch", "--signal=TERM"), 143),
+        (("--signal=TERM",), 143),
+        (("--batch", "--signal=USR1"), 124),
+    ],
+)
+def test_scancel_lets_the_run_stop_and_leaves_nothing(
+    site: SlurmSite, how: tuple[str, ...], code: int
+) -> None:
+    follower = site.start("launch", site.launch_config())
+    site.wait_for_tasks(4)
+    (job,) = site.jobs()
+    site.slurm("scancel", *how, job)
+    ended, output = site.finish(follower)
+    assert ended == code, output
+    assert site.status()["state"] == "stopped"
+    assert {task["state"] for task in site.status()["tasks"]} == {"stopped"}
+    site.nothing_is_left()
+
+
+def test_ctrl_c_of_the_follower_cancels(site: SlurmSite) -> None:
+    follower = site.start("launch", site.launch_config())
+    site.wait_for_tasks(4)
+    follower.send_signal(signal.SIGINT)
+    code, output = site.finish(follower)
+    assert code == 130, output
+    site.nothing_is_left()
+
+
+def test_a_requeued_job_is_a_run_of_its_own(site: SlurmSite) -> None:
+    follower = site.start("launch", site.launch_config())
+    site.wait_for_tasks(4)
+    (job,) = site.jobs()
+    site.slurm("scontrol", "requeue", job)
+    wait_for(lambda: site.status().get("exit_code") == 75, "the end of the first run")
+    first = site.status()
+    log = Path(first["tasks"][0]["log"]).read_bytes()
+    # Only when the old processes are gone does Slurm set when it may start again: in
+    # two minutes. Within the second of its end a node would refuse it.
+    queue = ("squeue", "--noheader", "--format=%T %r")
+    wait_for(lambda: site.slurm(*queue).split() == ["PENDING", "BeginTime"], "requeue")
+    site.slurm("scontrol", "update", f"jobid={job}", "starttime=now+2")
+    wait_for(
+        lambda: [run["state"] for run in site.runs()] == ["running", "stopped"],
+        "a second run",
+    )
+    site.write(site.go, "")
+    code, output = site.finish(follower)
+    assert code == 0, output
+    assert Path(first["tasks"][0]["log"]).read_bytes() == log
+    site.nothing_is_left()
+
+
+def test_preemption_is_told_from_scancel(site: SlurmSite) -> None:
+    """A job of the partition ``urgent`` takes the nodes of one in ``spot``."""
+    site.start("launch", site.launch_config(partition="spot"))
+    site.wait_for_tasks(4)
+    urgent = ("--partition=urgent", "--nodes=4", "--exclusive", "--wrap=true")
+    site.slurm("sbatch", *urgent)
+    wait_for(lambda: site.status().get("exit_code") is not None, "the first run's end")
+    assert site.status()["exit_code"] == 75
+    site.slurm("scancel", "--user=" + USER)
+    site.nothing_is_left()
+
+
+def test_the_time_limit_is_told_before_it_strikes(site: SlurmSite) -> None:
+    follower = site.start("launch", site.launch_config(time="0:20"))
+    site.wait_for_tasks(4)
+    code, output = site.finish(follower, 150.0)
+    assert code == 124, output
+    assert {task["state"] for task in site.status()["tasks"]} == {"stopped"}
+    site.nothing_is_left()
+
+
+def test_an_allocation_of_ones_own_is_used(site: SlurmSite) -> None:
+    config = site.launch_config()
+    site.write(site.go, "")
+    options = ("--nodes=4", "--ntasks-per-node=1")
+    site.allocated(*site.argv("launch", config), options=options)
+    assert {each["host"] for each in site.said().values()} == {
+        f"node{number}" for number in range(1, 5)
+    }
+    site.nothing_is_left()
+
+
+def test_the_gpus_of_a_node_are_shared_out_by_the_names_it_gives(
+    site: SlurmSite,
+) -> None:
+    config = site.launch_config({"worker": 4}, nodes=2, tasks_per_node=2)
+    site.write(site.go, "")
+    options = ("--nodes=2", "--ntasks-per-node=2", "--gres=gpu:2")
+    site.allocated(*site.argv("launch", config), options=options)
+    (plan,) = site.state.glob("runs/*/plan.json")
+    devices = re.findall(r'"CUDA_VISIBLE_DEVICES": "([0-9,]*)"', plan.read_text())
+    assert devices == ["0", "1", "0", "1"]
+
+
+def test_a_refusal_is_for_people_and_leaves_no_run(site: SlurmSite) -> None:
+    done = site.run("submit", site.launch_config(partition="nope"))
+    assert done.returncode == 4
+    assert "nope" in done.stderr
+    assert "sinfo" in done.stderr
+    assert site.runs() == []
+
+
+def test_sbatch_reads_what_was_meant(site: SlurmSite) -> None:
+    """The real sbatch takes the script with values that are hard to quote."""
+    odd = ["--comment=a # b; $(id) `id`", "--mail-user=x y"]
+    shown = site.run("submit", site.launch_config(options=odd), "--dry-run")
+    assert shown.returncode == 0, shown.stderr
+    script = site.folder / "shown.sh"
+    site.write(script, shown.stdout)
+    site.slurm("sbatch", "--test-only", str(script))
+    job = site.slurm("sbatch", "--parsable", "--hold", str(script)).strip()
+    known = site.slurm("scontrol", "show", "job", job)
+    assert f"Comment={odd[0].partition('=')[2]}" in known
+    assert "NumNodes=4" in known
+    assert "TimeLimit=00:05:00" in known
+
+
+def test_a_launcher_that_is_killed_leaves_nothing(site: SlurmSite) -> None:
+    follower = site.start("launch", site.launch_config())
+    site.wait_for_tasks(4)
+    (launcher,) = (
+        process.pid
+        for host in site.rig.nodes
+        for process in host.processes()
+        if "--submitted" in process.argv
+    )
+    os.kill(launcher, signal.SIGKILL)
+    code, output = site.finish(follower)
+    assert code == 5, output
+    assert "lost: " in output
+    site.nothing_is_left()
+    assert site.status()["state"] == "lost"

@@ -1,0 +1,197 @@
+"""The sbatch script, and that nothing but what was meant becomes a directive."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.planning.descriptions import describe
+from tfcluster import __version__
+from tfcluster.errors import ConfigError
+from tfcluster.model import Description, Slurm
+from tfcluster.submit.scheduler import Launcher
+from tfcluster.submit.slurm import SCHEDULER, seconds
+
+FOLDER = Path("/home/a/.local/state/tfcluster/runs/digits-20261121-101500-3f2a")
+LAUNCHER = Launcher(
+    run=FOLDER.name,
+    folder=FOLDER,
+    log=FOLDER / "launcher.log",
+    python="/opt/venv/bin/python",
+    root=None,
+)
+GOLDEN = Path(__file__).parent / "slurm_answers" / "digits.sbatch"
+
+
+def job(name: str = "digits", **slurm: Any) -> Description:
+    return describe(
+        {"chief": 1, "worker": 3}, name=name, backend="slurm", slurm=Slurm(**slurm)
+    )
+
+
+def directives(description: Description, launcher: Launcher = LAUNCHER) -> list[str]:
+    script = SCHEDULER.render(description, launcher)
+    return [
+        line.removeprefix("#SBATCH ")
+        for line in script.splitlines()
+        if line.startswith("#SBATCH")
+    ]
+
+
+def test_the_script_as_people_see_it() -> None:
+    description = job(
+        nodes=4,
+        tasks_per_node=1,
+        gpus_per_node=2,
+        partition="gpu,long",
+        time="1:00:00",
+        options=("--account=physics", "--comment=two words", "-qhigh"),
+    )
+    script = SCHEDULER.render(description, LAUNCHER)
+    assert script == GOLDEN.read_text().replace("VERSION", __version__)
+
+
+def test_tasks_are_counted_where_no_nodes_are_given() -> None:
+    assert "--ntasks=4" in directives(job())
+    assert "--ntasks=4" in directives(job(tasks_per_node=2))
+    assert not any("--ntasks=4" in line for line in directives(job(nodes=2)))
+    assert "--ntasks=4" not in directives(job(options=("--ntasks=9",)))
+    assert "--ntasks=4" not in directives(job(options=("-N2",)))
+
+
+@pytest.mark.parametrize(
+    ("option", "ours"),
+    [
+        ("--export=ALL", "--export=NONE"),
+        ("--signal=B:USR1@300", "--signal=B:USR1@60"),
+        ("--output=mine.txt", f"--output={FOLDER}/launcher.log"),
+        ("-omine.txt", f"--output={FOLDER}/launcher.log"),
+    ],
+)
+def test_a_given_option_takes_the_place_of_ours(option: str, ours: str) -> None:
+    assert ours in directives(job())
+    found = directives(job(options=(option,)))
+    assert option in found
+    assert ours not in found
+
+
+@pytest.mark.parametrize(
+    ("time", "expected"),
+    [
+        ("90", 5400),
+        ("0:30", 30),
+        ("1:00:00", 3600),
+        ("2-0", 172_800),
+        ("1-02:30", 95_400),
+        ("1-02:30:15", 95_415),
+        ("UNLIMITED", None),
+    ],
+)
+def test_times_as_slurm_takes_them(time: str, expected: int | None) -> None:
+    assert seconds(time) == expected
+
+
+@pytest.mark.parametrize(
+    ("time", "grace_s", "warning_s"),
+    [
+        (None, 10.0, 60),
+        ("UNLIMITED", 10.0, 60),
+        ("1:00:00", 10.0, 60),
+        ("1:00:00", 119.5, 140),
+        ("2", 10.0, 30),
+        ("0:20", 10.0, 10),
+    ],
+)
+def test_the_warning_leaves_time_for_the_grace_and_most_of_it_for_the_job(
+    time: str | None, grace_s: float, warning_s: int
+) -> None:
+    description = replace(job(time=time), grace_s=grace_s)
+    assert f"--signal=B:USR1@{warning_s}" in directives(description)
+
+
+def test_a_checkout_is_where_the_interpreter_finds_the_package() -> None:
+    launcher = replace(LAUNCHER, root=Path("/src/my tfcluster"))
+    script = SCHEDULER.render(job(), launcher)
+    assert "\ncd '/src/my tfcluster' || exit 4\n" in script
+
+
+def test_paths_are_quoted_and_percent_signs_are_no_patterns() -> None:
+    launcher = replace(LAUNCHER, log=Path("/home/a b/100%j/launcher.log"))
+    assert '--output="/home/a b/100%%j/launcher.log"' in directives(job(), launcher)
+
+
+HOSTILE = [
+    "x\n#SBATCH --uid=0",
+    "x\r#SBATCH --uid=0",
+    "x\u2028#SBATCH --uid=0",
+    "x\x00",
+    "x\x1b[2J",
+    'x" --uid=0 "',
+    "x\\",
+]
+
+
+@pytest.mark.parametrize("value", HOSTILE)
+@pytest.mark.parametrize("key", ["name", "partition", "time", "options", "log"])
+def test_hostile_values_are_refused(key: str, value: str) -> None:
+    """The configuration refuses most of them; the script does not rely on that."""
+    launcher, description = LAUNCHER, job()
+    if key == "name":
+        description = job(name=value)
+    elif key == "log":
+        launcher = replace(LAUNCHER, log=Path("/home/a") / value)
+    elif key == "options":
+        description = job(options=(f"--comment={value}",))
+    else:
+        description = job(**{key: value})
+    with pytest.raises(ConfigError):
+        SCHEDULER.render(description, launcher)
+
+
+@pytest.mark.parametrize("value", ["x --uid=0", "x # y", "x;y", "$(id)", "`id`", "é"])
+def test_other_odd_values_stay_one_word(value: str) -> None:
+    assert f'--comment="{value}"' in directives(job(options=(f"--comment={value}",)))
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        "--wrap=id",
+        "--wra=id",
+        "--uid=0",
+        "--ui=0",
+        "--gid=0",
+        "--parsable",
+        "--wait",
+        "-W",
+        "--test-only",
+        "--array=0-3",
+        "-a0-3",
+        "--clusters=all",
+        "-Mall",
+        "--chdir=/",
+        "-D/",
+        "--help",
+        "-V",
+    ],
+)
+def test_options_that_change_what_is_submitted_are_refused(option: str) -> None:
+    with pytest.raises(ConfigError, match="not allowed"):
+        SCHEDULER.render(job(options=(option,)), LAUNCHER)
+
+
+@pytest.mark.parametrize("option", ["physics", "", "-", "--", "--=x", "--Account=x"])
+def test_what_is_no_option_is_refused(option: str) -> None:
+    with pytest.raises(ConfigError, match="not an option"):
+        SCHEDULER.render(job(options=(option,)), LAUNCHER)
+
+
+def test_a_refused_option_is_found_by_its_place() -> None:
+    description = replace(
+        job(options=("--wrap=id",)), origins={"slurm.options": "c.yaml:4:12"}
+    )
+    with pytest.raises(ConfigError, match=r"^c\.yaml:4:12: error: option --wrap"):
+        SCHEDULER.render(description, LAUNCHER)

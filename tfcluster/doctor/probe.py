@@ -1,0 +1,164 @@
+"""What one host can say of itself: versions, GPUs, names, disks, limits, neighbours.
+
+Runs there under the interpreter that tasks would have; only the standard library is at
+hand. Prints a line of JSON for each fact, and judges nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+MARK = "tfcluster-fact "
+PACKAGES = ("tensorflow", "keras", "protobuf", "numpy")
+CONNECT_S = 3.0
+IMPORT_S = 60.0
+QUERY_S = 5.0
+_PROXIES = ("http_proxy", "https_proxy", "grpc_proxy", "all_proxy")
+
+
+def main(argv: Sequence[str]) -> int:
+    """``argv``: what to look at, as JSON."""
+    wanted: dict[str, Any] = json.loads(argv[0])
+    for name, look in _facts(wanted):
+        try:
+            value = look()
+        except (OSError, ValueError, subprocess.SubprocessError) as error:
+            value = {"error": str(error)}
+        sys.stdout.write(MARK + json.dumps([name, value]) + "\n")
+        sys.stdout.flush()
+    return 0
+
+
+def _facts(wanted: dict[str, Any]) -> Iterator[tuple[str, Callable[[], Any]]]:
+    yield "clock", time.time
+    yield "python", platform.python_version
+    yield "packages", packages
+    yield "peers", lambda: connect_all(wanted["peers"])
+    yield "names", lambda: resolve_all([name for name, _, _ in wanted["peers"]])
+    yield "gpus", gpus
+    yield "files", lambda: files(wanted["workdir"], wanted["scripts"])
+    yield "disks", lambda: disks(wanted["workdir"])
+    yield "limits", limits
+    yield "proxies", proxies
+    if wanted["imports"]:
+        yield "import", import_time
+
+
+def packages() -> dict[str, str | None]:
+    """Installed versions, without importing anything."""
+    found: dict[str, str | None] = {}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = None
+    return found
+
+
+def import_time() -> dict[str, Any]:
+    """How long TensorFlow takes to import here, or its last word."""
+    begin = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", "import tensorflow"],
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=IMPORT_S,
+        check=False,
+    )
+    seconds = round(time.monotonic() - begin, 1)
+    if done.returncode == 0:
+        return {"seconds": seconds}
+    words = done.stderr.decode(errors="backslashreplace").strip().splitlines()
+    return {"error": words[-1] if words else f"exit status {done.returncode}"}
+
+
+def connect_all(peers: Sequence[tuple[str, str, int]]) -> dict[str, str]:
+    """What became of a connection to each peer's held port."""
+    with ThreadPoolExecutor(max_workers=32) as pool:
+        results = pool.map(lambda peer: connect(peer[1], peer[2]), peers)
+        return {peer[0]: result for peer, result in zip(peers, results, strict=True)}
+
+
+def connect(address: str, port: int) -> str:
+    """``reached``: a refusal is an answer, for nobody listens on a held port yet."""
+    try:
+        with socket.create_connection((address, port), timeout=CONNECT_S):
+            return "reached"
+    except ConnectionRefusedError:
+        return "reached"
+    except TimeoutError:
+        return "no answer (firewall?)"
+    except OSError as error:
+        return str(error.strerror or error)
+
+
+def resolve_all(names: Sequence[str]) -> dict[str, list[str]]:
+    """What each host's name means here."""
+
+    def resolve(name: str) -> list[str]:
+        try:
+            found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        except OSError:
+            return []
+        return sorted({str(entry[4][0]) for entry in found})
+
+    with ThreadPoolExecutor(max_workers=32) as pool:
+        return dict(zip(names, pool.map(resolve, names), strict=True))
+
+
+def gpus() -> list[dict[str, Any]]:
+    """NVIDIA GPUs with the memory (MiB) that others use of them."""
+    if shutil.which("nvidia-smi") is None:
+        return []
+    query = [
+        "nvidia-smi",
+        "--query-gpu=name,memory.used",
+        "--format=csv,noheader,nounits",
+    ]
+    done = subprocess.run(query, capture_output=True, timeout=QUERY_S, check=True)
+    rows = [line.rpartition(",") for line in done.stdout.decode().splitlines()]
+    return [{"name": name.strip(), "used_mib": int(used)} for name, _, used in rows]
+
+
+def files(workdir: str | None, scripts: Sequence[str]) -> dict[str, bool]:
+    """Whether the working directory and the scripts in it are to be seen."""
+    if workdir is None:
+        return {}
+    folder = Path(workdir)
+    found = {workdir: folder.is_dir()}
+    return found | {script: (folder / script).exists() for script in scripts}
+
+
+def disks(workdir: str | None) -> dict[str, int]:
+    """Free bytes where a run writes."""
+    places = (workdir or ".", str(Path.home()), "/tmp", "/dev/shm")
+    return {p: shutil.disk_usage(p).free for p in places if Path(p).is_dir()}
+
+
+def limits() -> dict[str, int]:
+    """Soft limits of this user; -1 is none."""
+    return {
+        "open files": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        "processes": resource.getrlimit(resource.RLIMIT_NPROC)[0],
+        "locked memory": resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
+    }
+
+
+def proxies() -> dict[str, str]:
+    """Proxies that gRPC would use, and the exceptions from them."""
+    words = {name.lower(): value for name, value in os.environ.items() if value}
+    return {n: words[n] for n in (*_PROXIES, "no_proxy") if n in words}

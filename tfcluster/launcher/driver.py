@@ -1,0 +1,397 @@
+"""The launcher's one loop: events in, ``step``, actions out.
+
+Threads only put things on the queue; everything that decides or changes happens here,
+in the thread that called ``run``.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from functools import cached_property
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from tfcluster.compose import address, cluster_of
+from tfcluster.crash import save_crash
+from tfcluster.errors import ExitCode, StartError
+from tfcluster.hostlist import fold
+from tfcluster.launcher.clocks import clock_warnings
+from tfcluster.launcher.contact import Answered, Closed, Opened, Unopened
+from tfcluster.launcher.copies import LogCopies
+from tfcluster.launcher.hosts import Hosts
+from tfcluster.launcher.interrupts import Interrupt
+from tfcluster.launcher.job import Item, Job, start_env
+from tfcluster.launcher.journal import Journal
+from tfcluster.launcher.progress import Progress
+from tfcluster.launcher.show import Show
+from tfcluster.launcher.stalls import Stalls
+from tfcluster.launcher.sweeping import HEARTBEAT_S, LEASE_S
+from tfcluster.launcher.taskframes import TaskFrames
+from tfcluster.lifecycle import begin, step
+from tfcluster.lifecycle.types import (
+    Action,
+    ClearDeadline,
+    CloseHosts,
+    DropHosts,
+    Event,
+    Expired,
+    Failure,
+    Finish,
+    HostClosed,
+    HostFailed,
+    HostLost,
+    HostReady,
+    Interrupted,
+    LauncherFault,
+    Replan,
+    Replanned,
+    Say,
+    SetDeadline,
+    SetRunState,
+    SetTaskState,
+    StartTasks,
+    StopTasks,
+    TaskUnstartable,
+)
+from tfcluster.model import TaskId
+from tfcluster.states import RunState, TaskState
+from tfcluster.tfconfig import Cluster
+from tfcluster.wire import WireError
+
+TICK_S = 0.25
+PROGRESS_S = 1.0
+COPIES_S = 5.0
+"""How long writing the last copies of logs may take."""
+
+
+_HOST_WORDS = {
+    HostReady: "ready",
+    HostFailed: "failed",
+    HostLost: "lost",
+    HostClosed: "closed",
+}
+
+TellPlan = Callable[[Job, Cluster, Mapping[TaskId, int]], None]
+OnFewer = Callable[[Job, Container[str]], Job]
+
+
+class Driver:
+    """Runs one job to its end."""
+
+    def __init__(
+        self,
+        job: Job,
+        hosts: Hosts,
+        queue: SimpleQueue[Item],
+        journal: Journal,
+        show: Show,
+        tell_plan: TellPlan,
+        on_fewer: OnFewer,
+    ) -> None:
+        self._job = job
+        self._hosts = hosts
+        self._queue = queue
+        self._journal = journal
+        self._show = show
+        self._tell_plan = tell_plan
+        self._on_fewer = on_fewer
+        self._plan = job.plan()
+        self._progress = Progress(job.description.progress_timeout_s)
+        self._tasks = TaskFrames(job, journal, show, self._progress, self._keep)
+        self._copies = LogCopies(job.logs)
+        self._deadlines: dict[str, float] = {}
+        self._stalls = Stalls(self._progress, self._tasks.answers, hosts.send)
+        self._finish: Finish | None = None
+        self._fault: Exception | None = None
+        self._last = self._pinged = self._told = time.monotonic()
+
+    def run(self) -> Finish:
+        """Until nothing is left to do; never raises for what happens on hosts."""
+        self._state, actions = begin(self._plan)
+        self._perform(actions)
+        for used in self._job.used_hosts():
+            self._journal.event("host", host=used.name, state="starting")
+        self._hosts.open()
+        while self._finish is None:
+            try:
+                self._turn()
+            except Exception as error:
+                self._faulty(error)
+        self._journal.progress(self._progress.snapshot())
+        if unswept := self._hosts.finish():
+            self._show.say(
+                f"warning: {fold(unswept)} could not be looked at after the loss; an "
+                f"agent that lives ends its tasks within {LEASE_S:g} s"
+            )
+        self._copies.close(COPIES_S)
+        if self._copies.trouble is not None:
+            self._show.say(f"warning: cannot copy logs: {self._copies.trouble}")
+        for host, count in self._hosts.sweeps.swept.items():
+            self._journal.event("swept", host=host, count=count)
+        return self._finish
+
+    def _turn(self) -> None:
+        """What came in, then what time it is."""
+        self._wait()
+        now = time.monotonic()
+        # A launcher that was stopped for a while counts a tick, not the while.
+        elapsed, self._last = min(now - self._last, 2 * TICK_S), now
+        self._expire(now)
+        for event in self._hosts.elapsed(elapsed):
+            self._feed(event)
+        if now - self._pinged >= HEARTBEAT_S:
+            self._hosts.ping()
+            self._pinged = now
+        if now - self._told >= PROGRESS_S:
+            self._journal.progress(self._progress.snapshot())
+            self._told = now
+        self._watch(now)
+        self._show.live(self._journal.view, now)
+
+    def _faulty(self, error: Exception) -> None:
+        """A fault of our own ends the run in order; a second one just ends it."""
+        if self._fault is not None:
+            raise error
+        self._fault = error
+        where = save_crash(error, os.environ)
+        kept = f" (see {where})" if where else ""
+        said = f"{type(error).__name__}: {error}"
+        self._feed(LauncherFault(f"tfcluster itself failed: {said}{kept}"))
+
+    # --- in -------------------------------------------------------------------------
+
+    def _wait(self) -> None:
+        """Handle what is on the queue, waiting a tick for the first of it."""
+        now = time.monotonic()
+        soonest = min(self._deadlines.values(), default=now + TICK_S)
+        try:
+            item = self._queue.get(timeout=max(0.0, min(TICK_S, soonest - now)))
+            # Not for ever: a flood of logs must not hold up deadlines and heartbeats.
+            until = time.monotonic() + TICK_S
+            while self._finish is None:
+                for event in self._events(item):
+                    self._feed(event)
+                if time.monotonic() > until:
+                    return
+                item = self._queue.get_nowait()
+        except Empty:
+            pass
+
+    def _events(self, item: Item) -> Iterable[Event]:
+        if isinstance(item, Interrupt):
+            return [Interrupted(item.code)]
+        if isinstance(item, Closed):
+            return self._hosts.closed(item)
+        if isinstance(item, Answered):
+            self._hosts.silence.answered(item)
+            return []
+        if isinstance(item, Opened | Unopened):
+            return self._hosts.opened(item)
+        try:
+            events = self._hosts.received(item.host, item.frame)
+            if events is None:
+                events = self._tasks.received(item.host, item.frame, time.monotonic())
+        except WireError as error:
+            return [HostLost(item.host, f"its agent broke the protocol: {error}")]
+        if item.frame["type"] == "hello" and self._hosts.importing(item.host):
+            self._importing(item.host)
+        return events
+
+    def _importing(self, host: str) -> None:
+        """What the tasks of a host wait for before they can be started."""
+        for task, spec in self._job.specs.items():
+            if spec.warm and spec.place.host.name == host:
+                self._journal.event(
+                    "task", task=str(task), attempt=0, phase="importing tensorflow"
+                )
+
+    def _feed(self, event: Event) -> None:
+        if isinstance(event, HostReady | HostFailed | HostLost | HostClosed):
+            cause = getattr(event, "cause", None)
+            word = _HOST_WORDS[type(event)]
+            self._journal.event("host", host=event.host, state=word, cause=cause)
+        self._state, actions = step(self._state, event)
+        self._perform(actions)
+
+    def _expire(self, now: float) -> None:
+        for name in [n for n, at in self._deadlines.items() if at <= now]:
+            self._deadlines.pop(name, None)
+            self._feed(Expired(name))
+
+    def _watch(self, now: float) -> None:
+        state = self._state
+        running = {
+            task: host
+            for task, host in self._plan.tasks.items()
+            if state.tasks[task].state is TaskState.RUNNING
+        }
+        well = state.verdict is None and state.interrupted is None
+        if stalled := self._stalls.look(now, running, self._job, well=well):
+            self._feed(stalled)
+
+    # --- out ------------------------------------------------------------------------
+
+    def _perform(self, actions: Iterable[Action]) -> None:
+        for action in actions:
+            match action:
+                case StartTasks(tasks, attempts):
+                    self._start(tasks, attempts)
+                case Replan(hosts):
+                    self._plan_again(hosts)
+                case StopTasks(tasks, signal, grace_s):
+                    self._stop(tasks, signal, grace_s)
+                case CloseHosts(hosts, grace_s):
+                    self._hosts.close(hosts, grace_s)
+                case DropHosts(hosts):
+                    self._hosts.drop(hosts)
+                case SetDeadline(name, after_s):
+                    self._deadlines[name] = time.monotonic() + after_s
+                case ClearDeadline(name):
+                    self._deadlines.pop(name, None)
+                case Say(text):
+                    self._say(text)
+                case SetRunState(state, reason):
+                    self._run_state(state, reason)
+                case SetTaskState():
+                    self._task_state(action)
+                case Failure():
+                    self._failure(action)
+                case Finish():
+                    self._finish = action
+
+    def _say(self, text: str) -> None:
+        self._journal.event("note", text=text)
+        self._show.say(text)
+
+    def _plan_again(self, left: Container[str]) -> None:
+        """For the hosts that are left; they know each other's addresses already."""
+        try:
+            self._job = self._on_fewer(self._job, left)
+        except StartError as error:
+            self._feed(LauncherFault(error.message, ExitCode.START))
+            return
+        self._plan = self._job.plan()
+        self._hosts.use(self._job)
+        self._tasks.use(self._job)
+        del self._ports
+        self._feed(Replanned(self._plan))
+
+    @cached_property
+    def _ports(self) -> dict[TaskId, int]:
+        """The agents hold the same ones for all attempts; known once they are ready."""
+        return self._hosts.ports()
+
+    def _start(self, tasks: tuple[TaskId, ...], attempts: tuple[int, ...]) -> None:
+        ports, first = self._ports, not any(attempts)
+        if first:
+            hosts = self._hosts
+            self._job = self._job.located(hosts.addresses(), hosts.gpus())
+        cluster = cluster_of(list(self._job.specs.values()), ports)
+        try:
+            cluster.require_fit(tasks)
+        except StartError as error:
+            self._feed(TaskUnstartable(tasks[0], attempts[0], error.message))
+            return
+        if first or self._job.left_out:
+            self._tell_plan(self._job, cluster, ports)
+        if first:
+            self._show.ports(self._job, ports)
+            apart = [h for h in self._plan.hosts() if not hosts.shares_files(h)]
+            for warning in clock_warnings(hosts.clock_leads_s):
+                self._say(warning)
+            self._show.places(self._job, apart, hosts.files.copies())
+        data_service = self._job.data_service(ports)
+        now = time.monotonic()
+        for task, attempt in zip(tasks, attempts, strict=True):
+            spec = self._job.specs[task]
+            host = spec.place.host.name
+            warm = self._hosts.is_warm(host, spec.warm)
+            package = self._hosts.package(host)
+            found = {
+                "TF_CONFIG": cluster.tf_config(task),
+                "TFCLUSTER_DATA_SERVICE": data_service,
+            }
+            frame: dict[str, Any] = {
+                "type": "start",
+                "task": str(task),
+                "attempt": attempt,
+                "argv": list(spec.arguments if warm else spec.cold_argv(package)),
+                "env": start_env(self._job, spec, found, attempt),
+                "cwd": self._hosts.files.cwd(host, spec.cwd),
+                "log": self._job.log(task),
+                "port": ports.get(task),
+                "warm": spec.warm if warm else None,
+                "listens": task in self._plan.listeners,
+            }
+            try:
+                self._hosts.send(host, frame)
+            except WireError as error:
+                self._feed(TaskUnstartable(task, attempt, str(error)))
+                continue
+            reports = self._job.reports_steps(task)
+            self._progress.started(task, now, reports=reports)
+
+    def _keep(
+        self, host: str, task: TaskId, lines: Sequence[str], skipped: int
+    ) -> None:
+        """Copy what was logged where we cannot see it."""
+        if not self._hosts.shares_files(host):
+            self._copies.add(task, lines, skipped=skipped, at=host)
+
+    def _stop(self, tasks: tuple[TaskId, ...], signal: str, grace_s: float) -> None:
+        by_host: dict[str, list[str]] = {}
+        for task in tasks:
+            by_host.setdefault(self._plan.tasks[task], []).append(str(task))
+        for host, names in by_host.items():
+            frame = {
+                "type": "stop",
+                "tasks": names,
+                "grace_s": grace_s,
+                "signal": signal,
+            }
+            self._hosts.send(host, frame)
+
+    def _run_state(self, state: RunState, reason: str | None) -> None:
+        # A final state is told by the record's last event: only then is nothing left
+        # that `stop` would have to sweep if this process died.
+        if not state.final:
+            self._journal.event("state", state=str(state), reason=reason)
+
+    def _task_state(self, change: SetTaskState) -> None:
+        if change.state.final or change.state is TaskState.STOPPING:
+            self._progress.ended(change.task)
+        known = self._tasks.facts(change.task, change.attempt)
+        if change.state is TaskState.STARTING:
+            known = {"address": self._address(change.task)}
+        self._journal.event(
+            "task",
+            task=str(change.task),
+            attempt=change.attempt,
+            state=str(change.state),
+            exit_code=change.exit_code,
+            signal=change.signal,
+            cause=change.cause,
+            **known,
+        )
+
+    def _address(self, task: TaskId) -> str | None:
+        spec = self._job.specs[task]
+        if not spec.needs_port:
+            return None
+        return address(spec.place, self._ports.get(task))
+
+    def _failure(self, failure: Failure) -> None:
+        task = failure.task
+        self._journal.event(
+            "failure",
+            task=None if task is None else str(task),
+            host=failure.host,
+            exit_code=failure.exit_code,
+            signal=failure.signal,
+            cause=failure.cause,
+            log_tail=list(failure.tail),
+            log=None if task is None else self._job.log(task),
+            secondary=failure.secondary or None,
+        )

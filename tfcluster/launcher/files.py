@@ -1,0 +1,177 @@
+"""The user's files for hosts that do not share them: which there are, and their bytes.
+
+What a host may ask for are parts of what was listed here, and nothing else.
+"""
+
+from __future__ import annotations
+
+import base64
+import fnmatch
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from tfcluster.errors import StartError
+from tfcluster.model import Sync
+from tfcluster.wire import Frame
+
+MAX_BYTES = 256 << 20
+MAX_FILES = 10_000
+MAX_PART_BYTES = 1 << 19
+_ROWS = 2_000
+"""Of a list in one frame: paths are at most 4096 bytes long, and mostly far shorter."""
+_ROW_BYTES = 1 << 19
+_WITNESSES = 4
+
+NEVER = (
+    *(".git", ".hg", ".svn", "__pycache__", "*.pyc", "node_modules"),
+    *(".mypy_cache", ".pytest_cache", ".ruff_cache", ".ipynb_checkpoints"),
+    ".tfcluster-*",
+)
+_ENVIRONMENT = "pyvenv.cfg"
+"""What is in the folder of every virtual environment: of no use on another host."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A file: its path below the folder, permissions and SHA-256 (hex)."""
+
+    path: str
+    size: int
+    mode: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """The files of a folder, as they were when it was looked through."""
+
+    root: Path
+    folder: str
+    """Where a host is to put them."""
+    entries: tuple[Entry, ...]
+    inodes: tuple[tuple[str, int], ...]
+    """Of some paths: where they are the same the host shares our file system."""
+
+    @property
+    def size(self) -> int:
+        """Bytes in all."""
+        return sum(entry.size for entry in self.entries)
+
+    def frames(self) -> Iterator[Frame]:
+        """What tells a host of all of it."""
+        rows: list[list[object]] = []
+        size = 0
+        for each in self.entries:
+            rows.append([each.path, each.size, each.mode, each.digest])
+            size += 6 * len(each.path) + 128
+            if len(rows) >= _ROWS or size > _ROW_BYTES:
+                yield self._frame(rows, last=False)
+                rows, size = [], 0
+        yield self._frame(rows, last=True)
+
+    def _frame(self, rows: Sequence[Sequence[object]], *, last: bool) -> Frame:
+        return {
+            "type": "sync",
+            "folder": self.folder,
+            "original": str(self.root),
+            "inodes": [list(pair) for pair in self.inodes],
+            "files": list(rows),
+            "last": last,
+        }
+
+    def part(self, index: int, offset: int, length: int) -> Frame:
+        """A part of a file; without data where it cannot be read any more.
+
+        Raises IndexError for what is not listed.
+        """
+        if min(index, offset, length) < 0 or length > MAX_PART_BYTES:
+            raise IndexError(index)
+        path = self.root / self.entries[index].path
+        try:
+            with path.open("rb") as file:
+                file.seek(offset)
+                data = base64.b64encode(file.read(length)).decode()
+        except OSError:
+            return {"type": "part", "index": index, "offset": offset, "data": None}
+        return {"type": "part", "index": index, "offset": offset, "data": data}
+
+
+def listing(root: Path, sync: Sync) -> Listing:
+    """Look through a folder. Links to files count as files, those to folders not.
+
+    Raises StartError where something cannot be read, or it is too much.
+    """
+    found: list[tuple[str, os.stat_result]] = []
+    for path in _files(root, (*NEVER, *sync.exclude)):
+        found.append((path, _status(root / path)))
+        if len(found) > MAX_FILES:
+            raise StartError(f"there are over {MAX_FILES} files in {root}", hint=_HINT)
+    size = sum(status.st_size for _, status in found)
+    if size > MAX_BYTES:
+        largest = sorted(found, key=lambda pair: -pair[1].st_size)[:3]
+        named = ", ".join(f"{p} ({_mib(s.st_size)} MiB)" for p, s in largest)
+        message = f"{root} holds {_mib(size)} MiB: {named}; at most {_mib(MAX_BYTES)}"
+        raise StartError(f"{message} MiB are copied", hint=_HINT)
+    entries = tuple(
+        Entry(path, status.st_size, status.st_mode & 0o777, _digest(root / path))
+        for path, status in sorted(found)
+    )
+    some = ("", *(entry.path for entry in entries[:_WITNESSES]))
+    inodes = tuple((str(root / path), (root / path).stat().st_ino) for path in some)
+    return Listing(root, sync.folder, entries, inodes)
+
+
+_HINT = "name what tasks do not need under workdir: exclude"
+
+
+def is_excluded(path: str, patterns: Sequence[str]) -> bool:
+    """A pattern without a slash is for a name anywhere, one with it for a path."""
+    name = PurePosixPath(path).name
+    for pattern in patterns:
+        bare = pattern.removesuffix("/")
+        if fnmatch.fnmatchcase(path if "/" in bare else name, bare.removeprefix("/")):
+            return True
+    return False
+
+
+def _files(root: Path, patterns: Sequence[str]) -> Iterator[str]:
+    def failed(error: OSError) -> None:
+        raise StartError(f"{error.filename} cannot be read: {error.strerror}")
+
+    for folder, folders, names in os.walk(root, onerror=failed):
+        below = Path(folder).relative_to(root)
+        folders[:] = sorted(
+            name
+            for name in folders
+            if not is_excluded(str(below / name), patterns)
+            and not Path(folder, name, _ENVIRONMENT).exists()
+        )
+        for name in sorted(names):
+            path = str(below / name)
+            if (root / path).is_file() and not is_excluded(path, patterns):
+                yield path
+
+
+def _status(path: Path) -> os.stat_result:
+    try:
+        return path.stat()
+    except OSError as error:
+        raise StartError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _digest(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            hashed = hashlib.sha256()
+            while data := file.read(1 << 20):
+                hashed.update(data)
+            return hashed.hexdigest()
+    except OSError as error:
+        raise StartError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _mib(size: int) -> int:
+    return size >> 20

@@ -1,0 +1,393 @@
+"""The agents of a run: started, greeted, heard, and given up when they fall silent.
+
+Turns the frames that concern a host as a whole into lifecycle events; frames about
+tasks are left to the driver.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from tfcluster import __version__
+from tfcluster.backends.base import Starter
+from tfcluster.compose import WARM, warm_specs
+from tfcluster.errors import ExitCode, StartError, TfclusterError
+from tfcluster.launcher.clocks import certain_lead
+from tfcluster.launcher.contact import Closed, Contact, Opened, Unopened
+from tfcluster.launcher.copying import Copying
+from tfcluster.launcher.job import Item, Job, warm_env
+from tfcluster.launcher.reach import choose_address, resolve
+from tfcluster.launcher.silence import Silence
+from tfcluster.launcher.sweeping import (
+    FAN_OUT,
+    LEASE_S,
+    SILENT_SWEEP_S,
+    SWEEP_S,
+    Sweeps,
+    open_agent,
+)
+from tfcluster.lifecycle.types import Event, HostClosed, HostFailed, HostLost, HostReady
+from tfcluster.loading import PACKAGE_ROOT, module_argv
+from tfcluster.model import Host, Strategy, TaskId
+from tfcluster.wire import PROTOCOL, Frame, WireError
+
+
+@dataclass(slots=True)
+class _HostSide:
+    """What the launcher knows of one host."""
+
+    host: Host
+    contact: Contact | None = None
+    resolved: tuple[str, ...] = ()
+    package: str = PACKAGE_ROOT
+    """The folder on the host that holds this package."""
+    address: str = ""
+    greeted: bool = False
+    shares_files: bool = True
+    """It sees what lies beside the logs here."""
+    gpus: tuple[str, ...] = ()
+    ports: list[int] | None = None
+    warm: set[str] = field(default_factory=set)
+    """Keys of the warm interpreters that are there, or will be."""
+    warming: set[str] = field(default_factory=set)
+    ready: bool = False
+    closing: bool = False
+    gone: bool = False
+
+
+class Hosts:
+    """All hosts of a job. Every method is called from the launcher's one loop."""
+
+    def __init__(
+        self, job: Job, starter: Starter, post: Callable[[Item], None]
+    ) -> None:
+        self._job = job
+        self._starter = starter
+        self._post = post
+        self._sides = {host.name: _HostSide(host) for host in job.used_hosts()}
+        self._failed: list[HostFailed] = []
+        self.files = Copying(job.files, self.send)
+        self.sweeps = Sweeps(starter, job.run)
+        self.silence = Silence(starter, post)
+        self.clock_leads_s: dict[str, float] = {}
+        """By how much hosts' clocks are ahead of ours, as far as that is certain."""
+
+    # --- out ------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Have every agent started, so many at a time; each is posted."""
+        waiting: SimpleQueue[Host] = SimpleQueue()
+        for side in self._sides.values():
+            waiting.put(side.host)
+        for number in range(min(FAN_OUT, len(self._sides))):
+            threading.Thread(
+                target=self._open_some,
+                args=(waiting,),
+                name=f"open {number}",
+                daemon=True,
+            ).start()
+
+    def _open_some(self, waiting: SimpleQueue[Host]) -> None:
+        grace_s = self._job.description.grace_s
+        while True:
+            try:
+                host = waiting.get_nowait()
+            except Empty:
+                return
+            try:
+                contact = open_agent(
+                    self._starter,
+                    host,
+                    self._job.run,
+                    grace_s,
+                    self._post,
+                    witness=str(self._job.witness),
+                )
+            except TfclusterError as error:
+                self._post(Unopened(host.name, error))
+            else:
+                named = host.address == host.name
+                resolved = resolve(host.name) if named else ()
+                self._post(Opened(host.name, contact, resolved))
+
+    def _hold(self, side: _HostSide) -> None:
+        ports = self._job.description.ports
+        count = sum(spec.needs_port for spec in self._job.on_host(side.host))
+        self.send(
+            side.host.name,
+            {
+                "type": "hold",
+                "count": count,
+                "low": ports.low if ports else None,
+                "high": ports.high if ports else None,
+            },
+        )
+
+    def _warm(self, side: _HostSide) -> None:
+        specs = self._job.on_host(side.host)
+        by_key = {spec.warm: spec for spec in specs}
+        for number, warm in enumerate(warm_specs(specs)):
+            side.warm.add(warm.key)
+            side.warming.add(warm.key)
+            self.send(
+                side.host.name,
+                {
+                    "type": "warm",
+                    "key": warm.key,
+                    "argv": list(module_argv(warm.python, WARM, root=side.package)),
+                    "env": warm_env(self._job, by_key[warm.key]),
+                    "cwd": self.files.cwd(side.host.name, warm.cwd),
+                    "log": str(self._job.logs / f"warm-{side.host.name}-{number}.log"),
+                },
+            )
+
+    def send(self, host: str, frame: Frame) -> None:
+        """Queue a frame for a host; nothing happens where contact has ended."""
+        contact = self._sides[host].contact
+        if contact is not None:
+            contact.send(frame)
+
+    def ping(self) -> None:
+        for name, side in self._sides.items():
+            if not side.gone:
+                self.send(name, {"type": "ping"})
+
+    def close(self, names: Sequence[str], grace_s: float) -> None:
+        for name in names:
+            side = self._sides[name]
+            side.closing = True
+            if side.contact is None:
+                # Connecting may take long, and then nobody is wanted there any more.
+                self._post(Unopened(name, StartError(f"{name}: not needed any more")))
+            else:
+                self.send(name, {"type": "close", "grace_s": grace_s})
+
+    def drop(self, names: Sequence[str]) -> None:
+        """End the contact, and have a new agent sweep what the old one left."""
+        for name in names:
+            side = self._sides[name]
+            side.gone = True
+            if side.contact is not None:
+                side.contact.kill()
+            silent = self.silence.is_long(name)
+            self.sweeps.begin(side.host, SILENT_SWEEP_S if silent else SWEEP_S)
+
+    def finish(self) -> list[str]:
+        """Wait for sweeps that are under way; end all contacts.
+
+        Returns lost hosts that could not be swept.
+        """
+        unswept = self.sweeps.wait()
+        for side in self._sides.values():
+            if side.contact is not None:
+                side.contact.close()
+        return unswept
+
+    # --- in -------------------------------------------------------------------------
+
+    def elapsed(self, seconds: float) -> list[Event]:
+        """Count silence. A host that was silent for too long is lost.
+
+        The caller hands in little at a time and only after it has emptied its queue,
+        so that a launcher that was stopped itself does not blame its hosts.
+        """
+        events: list[Event] = []
+        for name, side in self._sides.items():
+            if side.gone or side.contact is None or not side.greeted:
+                continue
+            limit_s = self.silence.elapsed(side.host, seconds)
+            if limit_s is not None:
+                cause = f"{name} silent for {limit_s:g} s"
+                # It may hear us all the same, until we hang up.
+                alive_s = LEASE_S + self._job.description.grace_s
+                events.append(HostLost(name, cause, harmless_after_s=alive_s))
+        return events
+
+    def opened(self, item: Opened | Unopened) -> list[Event]:
+        """An agent was started, or could not be."""
+        side = self._sides[item.host]
+        if isinstance(item, Unopened):
+            if side.gone or side.contact is not None:
+                return []
+            side.gone = True
+            if side.closing:
+                return [HostClosed(item.host)]
+            error = item.error
+            hint = f" ({error.hint})" if error.hint else ""
+            cause = error.message.removeprefix(f"{item.host}: ") + hint
+            return self._fail(item.host, cause, error.exit_code)
+        side.contact, side.resolved = item.contact, item.resolved
+        if side.gone:
+            item.contact.kill()
+        elif side.closing:
+            self.send(item.host, {"type": "close", "grace_s": 0})
+        else:
+            self._hold(side)
+        return []
+
+    def _fail(
+        self,
+        host: str,
+        cause: str,
+        code: ExitCode = ExitCode.START,
+        tail: tuple[str, ...] = (),
+    ) -> list[Event]:
+        """A host that cannot be made ready; all of them are told of together."""
+        self._failed.append(HostFailed(host, cause, code, tail))
+        return self._failures()
+
+    def _failures(self) -> list[Event]:
+        """Those that failed, as soon as every host has answered or failed."""
+        if any(not side.greeted and not side.gone for side in self._sides.values()):
+            return []
+        failed, self._failed = self._failed, []
+        return list(failed)
+
+    def closed(self, item: Closed) -> list[Event]:
+        """The channel has ended."""
+        side = self._sides[item.host]
+        if side.gone:
+            return []
+        side.gone = True
+        if not side.ready and not side.closing:
+            return self._fail(item.host, item.cause)
+        return [HostLost(item.host, f"contact lost: {item.cause}")]
+
+    def received(self, host: str, frame: Frame) -> list[Event] | None:
+        """Lifecycle events of a frame about the host; None: it is about a task.
+
+        Raises WireError where the frame is not as the protocol says.
+        """
+        side = self._sides[host]
+        self.silence.heard(host)
+        match frame["type"]:
+            case "ping":
+                return []
+            case "hello":
+                return self._greeted(side, frame)
+            case "held":
+                ports = frame.get("ports")
+                if not isinstance(ports, list) or not all(
+                    isinstance(port, int) for port in ports
+                ):
+                    raise WireError("ports must be numbers")
+                side.ports = ports
+            case "warmed":
+                side.warming.discard(_key(frame))
+            case "cold":
+                return self._cold(side, frame)
+            case "wants":
+                self.files.wants(host, frame)
+            case "synced":
+                self.files.synced(host, frame)
+                self._warm(side)
+            case "unsynced":
+                cause = f"cannot copy the workdir: {frame.get('cause')}"
+                return [HostFailed(host, cause)]
+            case "fault":
+                cause = str(frame.get("cause"))
+                return [] if side.ready else [HostFailed(host, cause)]
+            case "bye":
+                side.gone = True
+                return [HostClosed(host)]
+            case _:
+                return None
+        return self._ready(side)
+
+    def _greeted(self, side: _HostSide, frame: Frame) -> list[Event]:
+        side.greeted = True
+        name = side.host.name
+        if frame.get("version") != __version__ or frame.get("protocol") != PROTOCOL:
+            theirs = frame.get("version")
+            cause = f"its tfcluster is {theirs}, this one is {__version__}"
+            return self._fail(name, cause)
+        side.package = str(frame.get("package"))
+        side.shares_files = frame.get("shared") is not False
+        clock = frame.get("clock")
+        if side.contact is not None and isinstance(clock, int | float):
+            asked_s = side.contact.began_s
+            self.clock_leads_s[name] = certain_lead(clock, asked_s, time.time())
+        side.gpus = tuple(str(found) for found in frame.get("gpus") or ())
+        side.address = choose_address(
+            side.host,
+            way_in=frame.get("way_in"),
+            local=[str(found) for found in frame.get("addresses") or ()],
+            resolved=side.resolved,
+            alone=len(self._sides) == 1,
+        )
+        if not side.address:
+            cause = "it has no address that the other hosts could reach it by"
+            return self._fail(name, f"{cause} (give it an 'address' under 'hosts')")
+        self.files.begin(name)
+        if not self.files.busy(name):
+            self._warm(side)
+        return [*self._failures(), *self._ready(side)]
+
+    def _cold(self, side: _HostSide, frame: Frame) -> list[Event]:
+        key = _key(frame)
+        side.warming.discard(key)
+        side.warm.discard(key)
+        strategy = self._job.description.runtime.strategy
+        if side.ready or strategy is Strategy.NONE:
+            return self._ready(side)
+        tail = tuple(str(line) for line in frame.get("tail") or ())
+        cause = f"cannot import TensorFlow: {frame.get('cause')}"
+        return [HostFailed(side.host.name, cause, ExitCode.START, tail)]
+
+    def _ready(self, side: _HostSide) -> list[Event]:
+        waiting = not side.greeted or bool(side.warming)
+        waiting = waiting or self.files.busy(side.host.name)
+        if side.ready or waiting or side.ports is None:
+            return []
+        side.ready = True
+        return [HostReady(side.host.name)]
+
+    def use(self, job: Job) -> None:
+        """The run goes on as this job, on some of the same hosts."""
+        self._job = job
+
+    # --- questions ------------------------------------------------------------------
+
+    def addresses(self) -> dict[str, str]:
+        """By which address each host is reached from the others."""
+        return {name: side.address for name, side in self._sides.items()}
+
+    def gpus(self) -> dict[str, tuple[str, ...]]:
+        """The GPUs that each host says it has."""
+        return {name: side.gpus for name, side in self._sides.items()}
+
+    def shares_files(self, host: str) -> bool:
+        """The logs that are written there are to be seen here."""
+        return self._sides[host].shares_files
+
+    def package(self, host: str) -> str:
+        """The folder on a host that holds this package."""
+        return self._sides[host].package
+
+    def ports(self) -> dict[TaskId, int]:
+        """The port of each task that has one, as its host's agent holds them."""
+        found: dict[TaskId, int] = {}
+        for side in self._sides.values():
+            wanting = [s for s in self._job.on_host(side.host) if s.needs_port]
+            for spec, port in zip(wanting, side.ports or (), strict=False):
+                found[spec.task] = port
+        return found
+
+    def importing(self, host: str) -> bool:
+        """A warm interpreter of it is not ready yet."""
+        return bool(self._sides[host].warming)
+
+    def is_warm(self, host: str, key: str | None) -> bool:
+        return key in self._sides[host].warm
+
+
+def _key(frame: dict[str, Any]) -> str:
+    key = frame.get("key")
+    if not isinstance(key, str):
+        raise WireError("key must be a string")
+    return key

@@ -1,0 +1,51 @@
+"""Signals to the launcher, as items on its queue."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Container, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+
+from tfcluster.errors import ExitCode
+
+_MEANING = {
+    signal.SIGINT: ExitCode.INTERRUPTED,
+    signal.SIGTERM: ExitCode.TERMINATED,
+    signal.SIGHUP: ExitCode.HANGUP,
+    signal.SIGUSR1: ExitCode.TIME_LIMIT,  # sbatch(1), --signal; s_rt of qsub(1)
+    signal.SIGUSR2: ExitCode.TERMINATED,  # qsub(1), -notify: the KILL is near
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupt:
+    """Somebody wants the run to end; the exit code says how they said it."""
+
+    code: ExitCode
+
+
+@contextmanager
+def interrupts(
+    post: Callable[[Interrupt], None], harmless: Container[int] = ()
+) -> Iterator[None]:
+    """Post signals while the run lasts. ``post`` must be safe within a handler.
+
+    What the launcher was told to ignore when it was started (nohup) stays ignored, and
+    ``harmless`` signals change nothing.
+    """
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if number not in harmless:
+            post(Interrupt(_MEANING[signal.Signals(number)]))
+
+    before = {number: signal.getsignal(number) for number in _MEANING}
+    for number, old in before.items():
+        if old is not signal.SIG_IGN or number is signal.SIGINT:
+            signal.signal(number, handle)
+    try:
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)

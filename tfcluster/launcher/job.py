@@ -1,0 +1,194 @@
+"""A run as it was decided before anything starts: tasks, roles, identity. Frozen."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from tfcluster.compose import TaskSpec, UsesTensorFlow, address, compose
+from tfcluster.launcher.contact import Answered, Closed, Opened, Received, Unopened
+from tfcluster.launcher.files import Listing
+from tfcluster.launcher.interrupts import Interrupt
+from tfcluster.lifecycle.types import Plan, Role
+from tfcluster.model import Allocation, Description, Host, Strategy, TaskId
+from tfcluster.placement import place_again, share_gpus
+
+DISPATCHER = TaskId("data", 0)
+"""The data task that the others, and the training tasks, turn to."""
+
+# Where each task trains on its own, one can be started again by itself; where ranks
+# train in step, the group has to begin again together.
+_ALONE = {"task": True, "job": False}
+
+Item = Received | Closed | Opened | Unopened | Answered | Interrupt
+"""What comes in on the launcher's one queue."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """Everything that is fixed for one run."""
+
+    run: str
+    description: Description
+    allocation: Allocation
+    specs: Mapping[TaskId, TaskSpec]
+    """In listing order."""
+    secrets: Mapping[str, str]
+    token: str
+    """256 random bits in hex: what the ranks' own sockets know each other by."""
+    logs: Path
+    files: Listing | None = None
+    """The workdir's, if they are to be copied to hosts that do not share them."""
+    left_out: Mapping[TaskId, TaskSpec] = field(default_factory=dict)
+    """Tasks that the run goes on without, as they were."""
+
+    def on_host(self, host: Host) -> tuple[TaskSpec, ...]:
+        """The tasks that run there, in listing order."""
+        return tuple(s for s in self.specs.values() if s.place.host.name == host.name)
+
+    def log(self, task: TaskId) -> str:
+        return str(self.logs / task.log_name)
+
+    @property
+    def witness(self) -> Path:
+        """A file that is there before any agent is, and on our file system only."""
+        return self.logs.with_name("plan.json")
+
+    def ranks(self) -> dict[int, TaskId]:
+        return {
+            spec.place.rank: task
+            for task, spec in self.specs.items()
+            if spec.place.rank is not None
+        }
+
+    def used_hosts(self) -> tuple[Host, ...]:
+        """The hosts that have a task, in the allocation's order."""
+        used = {spec.place.host.name for spec in self.specs.values()}
+        return tuple(host for host in self.allocation.hosts if host.name in used)
+
+    def located(
+        self,
+        addresses: Mapping[str, str],
+        gpus: Mapping[str, tuple[str, ...]],
+    ) -> Job:
+        """The same job, now that its hosts have said how they reach each other.
+
+        And which GPUs they have: where nobody had said so, they are shared out.
+        """
+
+        def at(host: Host) -> Host:
+            known = gpus.get(host.name) if host.gpus is None else host.gpus
+            address = addresses.get(host.name, host.address)
+            return replace(host, address=address, gpus=known)
+
+        before = [spec.place for spec in self.specs.values()]
+        places = [replace(each, host=at(each.host)) for each in before]
+        specs = {
+            each.task: self.specs[each.task].at(each)
+            for each in share_gpus(self.description, places)
+        }
+        hosts = tuple(map(at, self.allocation.hosts))
+        allocation = replace(self.allocation, hosts=hosts)
+        return replace(self, specs=specs, allocation=allocation)
+
+    def plan(self) -> Plan:
+        """What the lifecycle needs to know of this run."""
+        description = self.description
+        strategy = description.runtime.strategy
+        alone = _ALONE.get(
+            description.restart.scope, strategy is Strategy.PARAMETER_SERVER
+        )
+        return Plan(
+            tasks={task: spec.place.host.name for task, spec in self.specs.items()},
+            roles={task: role_of(spec) for task, spec in self.specs.items()},
+            grace_s=description.grace_s,
+            start_timeout_s=description.start_timeout_s,
+            max_restarts=description.restart.max,
+            restart_alone=alone,
+            min_training=self._min_training(),
+            listeners=frozenset(t for t, s in self.specs.items() if _is_awaited(s)),
+        )
+
+    def _min_training(self) -> int | None:
+        tasks = self.description.tasks
+        least = tasks["worker"].min if "worker" in tasks else None
+        return None if least is None else least + ("chief" in tasks)
+
+    def on_fewer(self, hosts: Container[str], uses: UsesTensorFlow) -> Job:
+        """The job on those of its hosts that are left.
+
+        Raises StartError where that cannot be.
+        """
+        places = [spec.place for spec in self.specs.values()]
+        description, again = place_again(self.description, places, hosts)
+        specs = {each.task: each for each in compose(description, again, uses)}
+        gone = {task: s for task, s in self.specs.items() if task not in specs}
+        return replace(
+            self,
+            description=description,
+            specs=specs,
+            left_out={**self.left_out, **gone},
+        )
+
+    def data_service(self, ports: Mapping[TaskId, int]) -> str | None:
+        """Where the tf.data service is to be found, if there are data tasks."""
+        dispatcher = self.specs.get(DISPATCHER)
+        if dispatcher is None:
+            return None
+        return f"grpc://{address(dispatcher.place, ports.get(DISPATCHER))}"
+
+    def is_blind(self, task: TaskId) -> bool:
+        """It should train with the others, but is no program we can see into."""
+        spec = self.specs[task]
+        wanted = spec.strategy is not Strategy.NONE and spec.place.rank is not None
+        return wanted and not spec.arguments
+
+    def runs_tensorflow_server(self, task: TaskId) -> bool:
+        """Its port will be TensorFlow's, as far as can be known."""
+        spec = self.specs[task]
+        transport = self.description.runtime.transport
+        theirs = spec.strategy is Strategy.NONE or transport == "tensorflow"
+        return spec.server or (spec.needs_port and theirs)
+
+    def reports_steps(self, task: TaskId) -> bool:
+        """The task trains under the runtime, which tells of its steps."""
+        spec = self.specs[task]
+        trains = spec.place.rank is not None and not spec.server
+        return trains and bool(spec.arguments) and spec.strategy is not Strategy.NONE
+
+
+def role_of(spec: TaskSpec) -> Role:
+    if spec.task.type == "evaluator":
+        return Role.EVALUATOR
+    return Role.SERVER if spec.server else Role.TRAINING
+
+
+def _is_awaited(spec: TaskSpec) -> bool:
+    """It counts as started once it listens on its port; data workers choose theirs."""
+    return spec.server and (spec.task.type != "data" or spec.task == DISPATCHER)
+
+
+def start_env(
+    job: Job, spec: TaskSpec, found: Mapping[str, str | None], attempt: int
+) -> dict[str, str | None]:
+    """The environment of one attempt, as a difference to the host's own.
+
+    ``found`` is what became known when the ports were held.
+    """
+    return {
+        **warm_env(job, spec),
+        **spec.own_env,
+        **found,
+        "TFCLUSTER_ATTEMPT": str(attempt),
+    }
+
+
+def warm_env(job: Job, spec: TaskSpec) -> dict[str, str | None]:
+    """What all tasks that share a warm interpreter have in common."""
+    return {
+        **spec.shared_env,
+        **job.secrets,
+        "TFCLUSTER_RUN": job.run,
+        "TFCLUSTER_TOKEN": job.token,
+    }

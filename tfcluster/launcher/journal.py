@@ -1,0 +1,36 @@
+"""What the launcher tells: to the record, and to itself for live view and report."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from tfcluster.record.fold import Folding
+from tfcluster.record.view import RunView
+from tfcluster.record.writer import Writer
+
+
+class Journal:
+    """Every event goes to the record, and into the same fold that ``status`` uses."""
+
+    def __init__(self, writer: Writer, plan: Mapping[str, Any]) -> None:
+        self._writer = writer
+        self._folding = Folding(plan)
+        self._progress: dict[str, Any] | None = None
+
+    def event(self, kind: str, **fields: Any) -> None:
+        """Something happened; fields that are None are left out."""
+        known = {key: value for key, value in fields.items() if value is not None}
+        event = {"type": kind, **known}
+        self._writer.append(event)
+        self._folding.add({"t": time.time(), **event})
+
+    def progress(self, tasks: Mapping[str, Mapping[str, Any]]) -> None:
+        """How far the tasks are; also the sign that the launcher lives."""
+        self._progress = {"t": time.time(), "tasks": dict(tasks)}
+        self._writer.progress(tasks)
+
+    def view(self) -> RunView:
+        """The run as ``status`` would show it."""
+        return self._folding.view(self._progress)

@@ -1,0 +1,282 @@
+"""One launch from a checked description to an exit code: the order of its steps.
+
+Everything that can be found wrong is found before the record is begun; from then on
+the record, the logs and the report survive whatever happens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Callable, Container, Mapping
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+from tfcluster import __version__, backends
+from tfcluster.backends.base import Remembering, Scheduled, Starter
+from tfcluster.compose import TaskSpec, UsesTensorFlow, compose, provisional_cluster
+from tfcluster.errors import ExitCode, TfclusterError
+from tfcluster.launcher.driver import Driver
+from tfcluster.launcher.files import Listing, listing
+from tfcluster.launcher.hosts import Hosts
+from tfcluster.launcher.interrupts import interrupts
+from tfcluster.launcher.job import Item, Job
+from tfcluster.launcher.journal import Journal
+from tfcluster.launcher.preflight import require_commands, require_scripts
+from tfcluster.launcher.scan import uses_tensorflow
+from tfcluster.launcher.secrets import read_secrets
+from tfcluster.launcher.show import Show
+from tfcluster.launcher.supported import require_supported
+from tfcluster.lifecycle.types import Finish
+from tfcluster.model import Allocation, Description, TaskId
+from tfcluster.placement import place
+from tfcluster.planning import plan_document, task_parts
+from tfcluster.record.files import replace_json
+from tfcluster.record.liveness import acquire, identity
+from tfcluster.record.names import hold_name
+from tfcluster.record.paths import RunPaths, create_run, state_dir
+from tfcluster.record.writer import Writer
+from tfcluster.tfconfig import Cluster
+
+_FLUSH_S = 5.0
+_MAX_NAME = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A description with hosts and tasks: all that can be known without acting."""
+
+    description: Description
+    allocation: Allocation
+    specs: tuple[TaskSpec, ...]
+    cluster: Cluster
+
+    def document(
+        self, logs: str, ports: Mapping[TaskId, int] | None = None
+    ) -> dict[str, Any]:
+        """The plan; ``logs`` is the folder of the log files."""
+        return plan_document(
+            self.description, self.allocation, self.specs, logs=logs, ports=ports
+        )
+
+
+def prepare(description: Description, allocation: Allocation) -> Prepared:
+    """Place and compose. Raises StartError where slots, GPUs or TF_CONFIG don't fit."""
+    places = place(description, allocation)
+    specs = compose(description, places, _looking_in(description))
+    return Prepared(
+        description=description,
+        allocation=allocation,
+        specs=specs,
+        cluster=provisional_cluster(specs),
+    )
+
+
+def _looking_in(description: Description) -> UsesTensorFlow:
+    return lambda program: uses_tensorflow(program, description.workdir)
+
+
+Begun = Callable[[RunPaths], None]
+
+
+def check(
+    description: Description,
+    environ: Mapping[str, str],
+    paths: RunPaths | None = None,
+) -> Launch:
+    """Find out all that can be wrong before anything is touched.
+
+    ``paths`` is a run that was begun before, for this launch. Raises a TfclusterError.
+    """
+    require_supported(description)
+    backend = backends.get(description.backend)
+    lender = backend if isinstance(backend, Scheduled) else None
+    description, note = _within_limits(description, lender, environ)
+    if lender is not None and paths is None:
+        description = _of_array(description, lender.array_index(environ))
+    prepared = prepare(description, backend.allocate(description, environ))
+    if description.backend == "local":
+        require_commands(prepared.specs, environ)
+    files = None
+    if description.sync is not None:
+        require_scripts(prepared.specs)
+        files = listing(description.workdir, description.sync)
+    values = read_secrets(description.secrets, description.origins, environ)
+    starter = backends.starting(description).starter(description, environ)
+    return Launch(
+        prepared,
+        values,
+        starter,
+        state_dir(environ),
+        paths=paths,
+        lender=lender,
+        files=files,
+        notes=() if note is None else (note,),
+    )
+
+
+def _within_limits(
+    description: Description, lender: Scheduled | None, environ: Mapping[str, str]
+) -> tuple[Description, str | None]:
+    """The description with no more grace than there will be, and a word about that."""
+    limit_s = None if lender is None else lender.longest_grace_s(environ)
+    if limit_s is None or description.grace_s <= limit_s:
+        return description, None
+    return replace(description, grace_s=limit_s), (
+        f"warning: grace is {limit_s:g} s, not {description.grace_s:g} s: after that "
+        f"{description.backend} would kill what it ends"
+    )
+
+
+def _of_array(description: Description, index: str | None) -> Description:
+    """Under a name of its own: all elements of a job array are launched alike."""
+    if index is None:
+        return description
+    end = f"-{index}"
+    return replace(description, name=description.name[: _MAX_NAME - len(end)] + end)
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A launch that is ready to go."""
+
+    prepared: Prepared
+    secrets: Mapping[str, str]
+    starter: Starter
+    state: Path
+    paths: RunPaths | None = None
+    """The run, if it was begun before."""
+    lender: Scheduled | None = None
+    files: Listing | None = None
+    notes: tuple[str, ...] = ()
+
+    def run(self, begun: Begun, environ: Mapping[str, str]) -> int:
+        """Run it to its end and return the exit code.
+
+        ``begun`` is called as soon as the run exists. Raises a TfclusterError where it
+        could not be begun.
+        """
+        description = self.prepared.description
+        queue: SimpleQueue[Item] = SimpleQueue()
+        with ExitStack() as stack:
+            # Before there is a run and until all is told of it: a signal that comes
+            # early ends the run in order, too, and a late one changes nothing.
+            stack.enter_context(interrupts(queue.put, self._harmless()))
+            paths = self._create(stack)
+            stack.callback(acquire(paths).release)
+            begun(paths)
+            job = Job(
+                run=paths.run,
+                description=description,
+                allocation=self.prepared.allocation,
+                specs={spec.task: spec for spec in self.prepared.specs},
+                secrets=self.secrets,
+                token=secrets.token_hex(32),
+                logs=paths.logs,
+                files=self.files,
+            )
+            show = Show.on_terminal(job, sys.stdout, sys.stderr, environ)
+            stack.callback(show.close)
+            show.begin(job)
+            for note in self.notes:
+                show.say(note)
+            writer = Writer(paths)
+            stack.callback(writer.close, _FLUSH_S)
+            finish = self._drive(job, paths, writer, show, queue, environ)
+            return int(finish.exit_code)
+
+    def _harmless(self) -> frozenset[signal.Signals]:
+        if self.lender is None:
+            return frozenset()
+        return self.lender.harmless_signals(self.prepared.description)
+
+    def _create(self, stack: ExitStack) -> RunPaths:
+        """The run's folder, and its name if it was given one."""
+        description = self.prepared.description
+        now_s = time.time()
+        paths = self.paths or create_run(self.state, description.name, now_s)
+        if description.named:
+            try:
+                hold = hold_name(self.state, description.name, paths.run, now_s=now_s)
+            except TfclusterError:
+                if self.paths is None:
+                    with contextlib.suppress(OSError):
+                        paths.logs.rmdir()
+                        paths.root.rmdir()
+                raise
+            stack.callback(hold.release)
+        return paths
+
+    def _drive(
+        self,
+        job: Job,
+        paths: RunPaths,
+        writer: Writer,
+        show: Show,
+        queue: SimpleQueue[Item],
+        environ: Mapping[str, str],
+    ) -> Finish:
+        logs = str(paths.logs)
+        document = self.prepared.document(logs)
+        replace_json(paths.plan, task_parts(document, self.prepared.cluster))
+        backend = backends.get(job.description.backend)
+        if isinstance(backend, Remembering):
+            replace_json(paths.hosts, backend.remember(job.description))
+        journal = Journal(writer, document)
+        journal.event("run", **_identity(job))
+
+        def replan(job: Job, cluster: Cluster, ports: Mapping[TaskId, int]) -> None:
+            known = replace(
+                self.prepared,
+                description=job.description,
+                allocation=job.allocation,
+                specs=(*job.specs.values(), *job.left_out.values()),
+            ).document(logs, ports)
+            with contextlib.suppress(OSError):  # the events have the addresses too
+                replace_json(paths.plan, task_parts(known, cluster))
+
+        hosts = Hosts(job, self.starter, queue.put)
+
+        def on_fewer(job: Job, left: Container[str]) -> Job:
+            return job.on_fewer(left, _looking_in(job.description))
+
+        finish = Driver(job, hosts, queue, journal, show, replan, on_fewer).run()
+        finish = self._explained(finish, environ)
+        journal.event("end", state=str(finish.state), exit_code=int(finish.exit_code))
+        view = journal.view()
+        if not writer.flush(_FLUSH_S):
+            show.say(f"warning: the record is incomplete: {writer.trouble}")
+        try:
+            replace_json(paths.report, view.to_json())
+        except OSError as error:
+            show.say(f"warning: cannot write {paths.report}: {error.strerror}")
+        show.end(view)
+        return finish
+
+    def _explained(self, finish: Finish, environ: Mapping[str, str]) -> Finish:
+        """Who told us to end may have been the scheduler, for a reason of its own."""
+        if self.lender is None or finish.exit_code is not ExitCode.TERMINATED:
+            return finish
+        reason = self.lender.why_ending(environ)
+        return finish if reason is None else replace(finish, exit_code=reason)
+
+
+def _identity(job: Job) -> dict[str, Any]:
+    """The first event: which run this is, and which process drives it."""
+    description = job.description
+    return {
+        "run": job.run,
+        "name": description.name,
+        "named": description.named,
+        "backend": description.backend,
+        "argv": list(description.command),
+        "version": __version__,
+        "started": time.time(),
+        **asdict(identity()),
+    }

@@ -1,0 +1,85 @@
+"""What can be seen of the commands before anything is started, on this machine."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from tfcluster.compose import TaskSpec
+from tfcluster.errors import StartError
+
+_USUAL = ("python", "python3", "bash", "sh", "env", "mpirun", "torchrun")
+
+
+def require_commands(specs: Iterable[TaskSpec], environ: Mapping[str, str]) -> None:
+    """Raise StartError where a program or script is not there. One look at each."""
+    for spec in _different(specs):
+        _require_program(spec, environ)
+        _require_script(spec)
+
+
+def require_scripts(specs: Iterable[TaskSpec]) -> None:
+    """The same for scripts alone, which will be copied from here to the hosts."""
+    for spec in _different(specs):
+        script = _script(spec)
+        if script is not None and Path(script).is_absolute():
+            raise StartError(
+                f"{spec.task}: {script} is not where the files are copied to",
+                hint="write it as seen from workdir",
+            )
+        _require_script(spec)
+
+
+def _different(specs: Iterable[TaskSpec]) -> list[TaskSpec]:
+    first: dict[tuple[tuple[str, ...], str], TaskSpec] = {}
+    for spec in specs:
+        first.setdefault((spec.argv, spec.cwd), spec)
+    return list(first.values())
+
+
+def _require_program(spec: TaskSpec, environ: Mapping[str, str]) -> None:
+    program, folder = spec.argv[0], Path(spec.cwd)
+    path = spec.shared_env.get("PATH", environ.get("PATH", os.defpath))
+    there = str(folder / program) if os.sep in program else program
+    if shutil.which(there, path=path) is None:
+        raise StartError(
+            f"{spec.task}: '{program}' is no program that can be executed here",
+            hint=_hint(program, folder),
+        )
+
+
+def _script(spec: TaskSpec) -> str | None:
+    arguments = spec.arguments[1:]
+    if spec.server or not arguments or arguments[0] in ("-m", "-c"):
+        return None
+    return arguments[0]
+
+
+def _require_script(spec: TaskSpec) -> None:
+    name, folder = _script(spec), Path(spec.cwd)
+    if name is None:
+        return
+    script = folder / name
+    if not script.exists():
+        near = difflib.get_close_matches(script.name, _names(script.parent), n=1)
+        raise StartError(
+            f"{spec.task}: there is no {name} in {folder}",
+            hint=f"did you mean {near[0]}?" if near else "set 'workdir'",
+        )
+
+
+def _hint(program: str, folder: Path) -> str | None:
+    if program.endswith(".py") and (folder / program).is_file():
+        return f"write `python {program}`"
+    near = difflib.get_close_matches(program, _USUAL, n=1)
+    return f"did you mean '{near[0]}'?" if near else None
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return [entry.name for entry in folder.iterdir()]
+    except OSError:
+        return []

@@ -1,0 +1,149 @@
+"""How far the training tasks are, and whether they still move.
+
+Time is handed in, so that the whole can be replayed; knows nothing of channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tfcluster.model import TaskId
+
+STACK_LINES = 18
+STACKS_WAIT_S = 3.0
+"""How long hung tasks get to say where they are."""
+
+
+@dataclass(slots=True)
+class _Pace:
+    since: float
+    """When it last made a step, or was started."""
+    reports: bool
+    """It is expected to report steps, or has done so."""
+    latest: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a task said when asked where it is."""
+
+    stack: str
+    waiting: Mapping[str, Any] | None
+
+
+class Progress:
+    """The latest report of every training task."""
+
+    def __init__(self, timeout_s: float | None) -> None:
+        self._timeout_s = timeout_s
+        self._paces: dict[TaskId, _Pace] = {}
+
+    def started(self, task: TaskId, now: float, *, reports: bool) -> None:
+        """A (new) attempt began; ``reports``: it runs under the runtime."""
+        self._paces[task] = _Pace(since=now, reports=reports)
+
+    def ended(self, task: TaskId) -> None:
+        """It no longer has to move; its last report stays."""
+        if task in self._paces:
+            self._paces[task].reports = False
+
+    def is_expected_of(self, task: TaskId) -> bool:
+        """It runs under the runtime, or has reported steps on its own."""
+        pace = self._paces.get(task)
+        return pace is not None and pace.reports
+
+    def step(self, task: TaskId, report: Mapping[str, Any], now: float) -> None:
+        """A ``step`` event of a task."""
+        pace = self._paces.get(task)
+        if pace is None:
+            return
+        keys = ("step", "steps_per_s", "wait_share")
+        latest = {key: report[key] for key in keys if _number(report.get(key))}
+        if latest.get("step") != pace.latest.get("step"):
+            pace.since = now
+            pace.reports = True
+        pace.latest = latest
+
+    def unwatch(self) -> None:
+        """Once is enough: what is known of the tasks stays."""
+        self._timeout_s = None
+
+    def stalled(self, now: float) -> tuple[TaskId, ...]:
+        """Tasks that made no step for longer than the timeout."""
+        if self._timeout_s is None:
+            return ()
+        return tuple(
+            task
+            for task, pace in self._paces.items()
+            if pace.reports and now - pace.since > self._timeout_s
+        )
+
+    def snapshot(self) -> dict[str, dict[str, Any]]:
+        """The latest report of each task that made one, for the record."""
+        return {str(t): dict(p.latest) for t, p in self._paces.items() if p.latest}
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """Who holds the others up."""
+
+    cause: str
+    """One sentence: who made no step, and who waits for whom."""
+    stack: tuple[str, ...] = ()
+    """Where the first of those is who hold the others up; the innermost call last."""
+
+
+def blame(
+    stalled: Iterable[TaskId],
+    answers: Mapping[TaskId, Answer],
+    ranks: Mapping[int, TaskId],
+    timeout_s: float,
+) -> Blame:
+    """Make sense of what hung tasks have said, or not said."""
+    tasks = list(stalled)
+    place = {task: rank for rank, task in ranks.items()}
+    answered = sorted(answers, key=lambda task: place.get(task, len(place)))
+    waiting = {t: said for t in answered if (said := answers[t].waiting)}
+    awaited: dict[TaskId, None] = {}
+    for said in waiting.values():
+        for rank in said.get("for") or ():
+            if ranks.get(rank) not in (None, *waiting):
+                awaited[ranks[rank]] = None
+    # Without word of whom they wait for, it is those who do not wait themselves.
+    culprits = list(awaited) or [task for task in tasks if task not in waiting]
+    text = f"no step for {timeout_s:g} s"
+    stack = _stack_of(culprits, answers)
+    if waiting and culprits:
+        who = f"{_names(waiting)} wait for {_names(culprits)}"
+        return Blame(f"{text}: {who}{_silent(culprits, answers)}", stack)
+    return Blame(f"{text}: {_names(tasks)}{_silent(tasks, answers)}", stack)
+
+
+def _stack_of(
+    culprits: Iterable[TaskId], answers: Mapping[TaskId, Answer]
+) -> tuple[str, ...]:
+    """The stack of the first of them who gave one, under his name."""
+    for task in culprits:
+        if task in answers:
+            lines = answers[task].stack.splitlines()[-STACK_LINES:]
+            return (f"{task} is here:", *lines)
+    return ()
+
+
+def _names(tasks: Iterable[TaskId]) -> str:
+    names = [str(task) for task in tasks]
+    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+    return ", ".join(names[:8]) + more
+
+
+def _silent(tasks: Iterable[TaskId], answers: Mapping[TaskId, Answer]) -> str:
+    mute = [task for task in tasks if task not in answers]
+    if not mute:
+        return ""
+    return f" ({_names(mute)} did not answer; stopped, or stuck outside Python?)"

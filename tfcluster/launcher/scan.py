@@ -1,0 +1,69 @@
+"""Whether a program will import TensorFlow, judged from its source alone."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+from tfcluster.program import Program
+
+_MENTION = re.compile(rb"\b(tensorflow|keras|tfcluster)\b")
+_MAX_FILES = 200
+_MAX_BYTES = 4 << 20
+
+
+def uses_tensorflow(program: Program, workdir: Path) -> bool:
+    """True where the program or a module beside it names TensorFlow or Keras.
+
+    What cannot be read here (a module found elsewhere, a file on another host) is
+    taken to use it.
+    """
+    kind = program.program[0]
+    if kind == "-c":
+        return bool(_MENTION.search(program.program[1].encode(errors="replace")))
+    if kind == "-m":
+        return True
+    script = workdir / kind
+    if script.is_dir():
+        return True
+    return _mentions(script)
+
+
+def _mentions(script: Path) -> bool:
+    """Search the script, and what it imports from its own folder."""
+    folder = script.parent
+    waiting, seen = [script], {script}
+    while waiting:
+        path = waiting.pop()
+        try:
+            source = path.read_bytes()
+        except OSError:
+            return path == script
+        if len(source) > _MAX_BYTES or _MENTION.search(source):
+            return True
+        for found in _imported_beside(source, folder):
+            if found not in seen:
+                seen.add(found)
+                waiting.append(found)
+        if len(seen) > _MAX_FILES:
+            return True
+    return False
+
+
+def _imported_beside(source: bytes, folder: Path) -> list[Path]:
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError):
+        return []
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module, *(f"{node.module}.{a.name}" for a in node.names)}
+        elif isinstance(node, ast.ImportFrom):
+            names |= {alias.name for alias in node.names}
+    places = [folder.joinpath(*name.split(".")) for name in sorted(names)]
+    files = [p.with_suffix(".py") for p in places] + [p / "__init__.py" for p in places]
+    return [path for path in files if path.is_file()]

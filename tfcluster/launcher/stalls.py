@@ -1,0 +1,56 @@
+"""When nothing moves any more: asks the tasks where they are, then says who is late."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from tfcluster.launcher.job import Job
+from tfcluster.launcher.progress import STACKS_WAIT_S, Answer, Progress, blame
+from tfcluster.lifecycle.types import Stalled
+from tfcluster.model import TaskId
+from tfcluster.wire import Frame
+
+
+class Stalls:
+    """``answers`` is where the tasks' answers come in; ``send`` sends to a host."""
+
+    def __init__(
+        self,
+        progress: Progress,
+        answers: dict[TaskId, Answer],
+        send: Callable[[str, Frame], None],
+    ) -> None:
+        self._progress = progress
+        self._answers = answers
+        self._send = send
+        self._asked: tuple[TaskId, ...] = ()
+        self._asked_until = 0.0
+
+    def look(
+        self, now: float, running: Mapping[TaskId, str], job: Job, *, well: bool
+    ) -> Stalled | None:
+        """What is to be said now, given the running tasks with their hosts.
+
+        ``well``: nothing has gone wrong yet.
+        """
+        expected = {
+            task: host
+            for task, host in running.items()
+            if self._progress.is_expected_of(task)
+        }
+        if self._asked:
+            missing = any(task not in self._answers for task in expected)
+            if missing and now < self._asked_until:
+                return None
+            timeout_s = job.description.progress_timeout_s or 0.0
+            found = blame(self._asked, self._answers, job.ranks(), timeout_s)
+            self._asked = ()
+            self._progress.unwatch()
+            return Stalled(found.cause, found.stack)
+        stalled = self._progress.stalled(now) if well else ()
+        if stalled:
+            self._asked, self._asked_until = stalled, now + STACKS_WAIT_S
+            self._answers.clear()
+            for task, host in expected.items():
+                self._send(host, {"type": "stacks", "tasks": [str(task)]})
+        return None

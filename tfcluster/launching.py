@@ -1,0 +1,229 @@
+"""``launch`` and ``plan`` from the words of the command line."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+from tfcluster import backends, config
+from tfcluster.config import Loaded
+from tfcluster.console.sanitise import sanitise
+from tfcluster.console.style import style_of
+from tfcluster.console.views.plan import plan as plan_view
+from tfcluster.errors import ConfigError, Problem
+from tfcluster.expected import expected
+from tfcluster.launcher.detach import detached
+from tfcluster.launcher.launch import Prepared, check, prepare
+from tfcluster.model import Description
+from tfcluster.planning import plan_lines, task_parts
+from tfcluster.record.paths import RunPaths, state_path
+from tfcluster.submit import scheduler_of
+from tfcluster.submit.asking import asker
+from tfcluster.submit.follow import follow
+from tfcluster.submit.inside import run_submitted
+from tfcluster.submit.job import launcher_at
+from tfcluster.submit.job import submit as submit_job
+from tfcluster.submit.scheduler import Scheduler
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The options of ``launch``."""
+
+    overrides: tuple[str, ...] = ()
+    name: str | None = None
+    detach: bool = False
+    dry_run: bool = False
+    count: int | None = None
+    ps: int = 0
+    hosts: str | None = None
+    submitted: str | None = None
+    """The folder of a run that a job was submitted for: this is that job."""
+
+
+def launch(words: Sequence[str], options: Options, environ: Mapping[str, str]) -> int:
+    """Run what the words describe; the exit code. Raises a TfclusterError."""
+    if options.submitted is not None:
+        return run_submitted(Path(options.submitted), environ)
+    loaded = _load(words, options, environ)
+    if options.dry_run:
+        return _show_plan(loaded, environ, as_json=False)
+    description = loaded.description
+    scheduler = scheduler_of(description.backend)
+    if scheduler is not None and not scheduler.is_inside(environ):
+        return _launch_as_job(description, scheduler, options, environ)
+    ready = check(description, environ)
+    if not options.detach:
+        return ready.run(lambda paths: None, environ)
+    run = detached(lambda begun: ready.run(begun, environ))
+    sys.stdout.write(f"{run}\n")
+    _say(f"detached; see `tfcluster status {run}`, `logs -f` and `stop`")
+    return 0
+
+
+def submit(
+    path: str,
+    overrides: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    dry_run: bool,
+) -> int:
+    """Queue a job for the file and print its id, or just show the script."""
+    loaded = config.load(path, overrides=overrides, environ=environ)
+    _warn(loaded)
+    description = loaded.description
+    scheduler = scheduler_of(description.backend)
+    if scheduler is None:
+        where = description.origins.get("backend", description.source)
+        problem = f"backend {description.backend} has no jobs to submit"
+        hint = "`tfcluster launch` starts it; --set backend=slurm is one that has"
+        raise ConfigError([Problem(where, problem, hint)])
+    if dry_run:
+        paths = _unborn(description, environ)
+        sys.stdout.write(scheduler.render(description, launcher_at(paths)))
+        return 0
+    job = submit_job(description, scheduler, asker(environ), environ)
+    sys.stdout.write(f"{job.id}\n")
+    _say(f"run {job.paths.run}")
+    _say(f"submitted; see `tfcluster status {job.paths.run}`, `logs -f` and `stop`")
+    return 0
+
+
+def _launch_as_job(
+    description: Description,
+    scheduler: Scheduler,
+    options: Options,
+    environ: Mapping[str, str],
+) -> int:
+    """Nothing is allocated here: have a job launch it, and stay with that."""
+    job = submit_job(description, scheduler, asker(environ), environ)
+    if not options.detach:
+        return follow(job, environ)
+    run = job.paths.run
+    sys.stdout.write(f"{run}\n")
+    _say(f"submitted as job {job.id}; see `tfcluster status {run}`, `logs -f`, `stop`")
+    return 0
+
+
+def plan(
+    path: str,
+    overrides: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    as_json: bool,
+) -> int:
+    """Print the plan of a file. Raises a TfclusterError."""
+    loaded = config.load(path, overrides=overrides, environ=environ)
+    _warn(loaded)
+    return _show_plan(loaded, environ, as_json=as_json)
+
+
+def _load(words: Sequence[str], options: Options, environ: Mapping[str, str]) -> Loaded:
+    if not words:
+        raise ConfigError(
+            [
+                Problem(
+                    "launch",
+                    "what is to be launched?",
+                    "`tfcluster launch cluster.yaml`, or "
+                    "`tfcluster launch -n 4 -- python train.py`",
+                )
+            ]
+        )
+    if options.count is None:
+        _refuse_without_count(words, options)
+        loaded = config.load(
+            words[0],
+            overrides=options.overrides,
+            name=options.name,
+            arguments=words[1:],
+            environ=environ,
+        )
+    else:
+        loaded = config.from_command(
+            words,
+            count=options.count,
+            ps=options.ps,
+            hosts=options.hosts,
+            overrides=options.overrides,
+            name=options.name,
+            environ=environ,
+            cwd=Path.cwd(),
+        )
+    _warn(loaded)
+    return loaded
+
+
+def _refuse_without_count(words: Sequence[str], options: Options) -> None:
+    """``--ps`` and ``--hosts`` stand for a file; so does a command without ``-n``."""
+    problems = [
+        Problem(flag, "goes with -n N and a command, not with a file", hint)
+        for flag, given, hint in (
+            ("--ps", options.ps, "write `ps: N` under 'tasks', or --set tasks.ps=N"),
+            ("--hosts", options.hosts, "write 'hosts:' in the file"),
+        )
+        if given
+    ]
+    looks_like_command = words[0].endswith(".py") or words[0].startswith("python")
+    if looks_like_command and Path(words[0]).suffix not in (".yaml", ".yml"):
+        problems.append(
+            Problem(
+                words[0],
+                "is a command, not a cluster.yaml",
+                f"tfcluster launch -n 2 -- {' '.join(words)}"
+                if words[0].startswith("python")
+                else f"tfcluster launch -n 2 -- python {' '.join(words)}",
+            )
+        )
+    if problems:
+        raise ConfigError(problems)
+
+
+def _warn(loaded: Loaded) -> None:
+    for problem in loaded.warnings:
+        _say(str(problem))
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(sanitise(text) + "\n")
+
+
+def _show_plan(loaded: Loaded, environ: Mapping[str, str], *, as_json: bool) -> int:
+    description = loaded.description
+    if description.backend == "local":
+        hosts = backends.get("local").allocate(description, environ)
+    else:
+        hosts = expected(description)
+    prepared = prepare(description, hosts)
+    run = _unborn(description, environ)
+    pieces = (
+        _json_plan(prepared, str(run.logs))
+        if as_json
+        else _text_plan(prepared, str(run.logs), sys.stdout, environ)
+    )
+    for piece in pieces:
+        sys.stdout.write(piece)
+    sys.stdout.flush()
+    return 0
+
+
+def _unborn(description: Description, environ: Mapping[str, str]) -> RunPaths:
+    """Where a run would be recorded."""
+    return RunPaths(state_path(environ) / "runs" / f"{description.name}-<time>")
+
+
+def _json_plan(prepared: Prepared, logs: str) -> Iterator[str]:
+    tasks = [spec.task for spec in prepared.specs]
+    return plan_lines(prepared.document(logs), prepared.cluster, tasks)
+
+
+def _text_plan(
+    prepared: Prepared, logs: str, out: TextIO, environ: Mapping[str, str]
+) -> Iterator[str]:
+    document = task_parts(prepared.document(logs), prepared.cluster)
+    origins = prepared.description.origins
+    for line in plan_view(document, origins, style_of(out, environ)):
+        yield f"{line}\n"

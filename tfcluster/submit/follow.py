@@ -1,0 +1,267 @@
+"""Following a submitted job from its place in the queue to the end of its run.
+
+All that is shown comes from the scheduler while the job waits, and from the run's
+record and logs afterwards; the launcher in the job knows nothing of its followers.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from queue import Empty, SimpleQueue
+
+from tfcluster.console.sanitise import sanitise
+from tfcluster.console.screen import Screen
+from tfcluster.console.views.failures import failure
+from tfcluster.errors import ExitCode
+from tfcluster.launcher.interrupts import Interrupt, interrupts
+from tfcluster.launcher.show import Show
+from tfcluster.model import TaskId
+from tfcluster.record.files import read_json
+from tfcluster.record.logs import follow as follow_files
+from tfcluster.record.paths import RunPaths
+from tfcluster.record.reading import read_run
+from tfcluster.record.view import RunView
+from tfcluster.states import RunState, TaskState
+from tfcluster.submit.asking import Ask, asker
+from tfcluster.submit.inquiry import Inquiry
+from tfcluster.submit.inside import successor
+from tfcluster.submit.job import Job
+from tfcluster.submit.scheduler import JobPhase, JobState, SchedulerError
+from tfcluster.submit.standing import (
+    SETTLING_S,
+    ask_state,
+    ended,
+    settle,
+    still_there,
+    waiting,
+)
+from tfcluster.submit.stopping import cancel
+
+LOOK_S = 0.5
+ASK_S = 2.0
+ASK_RUNNING_S = 30.0
+"""The controller is asked seldom while the record tells what there is to know."""
+_CLOSE_S = 5.0
+_ALL_LINES = 1_000_000
+
+
+def follow(job: Job, environ: Mapping[str, str]) -> int:
+    """Stay with the job until its run is over; the run's exit code.
+
+    Ctrl-C cancels the job; a terminal that hangs up leaves it alone.
+    """
+    with ExitStack() as stack:
+        signals: list[Interrupt] = []
+        stack.enter_context(interrupts(signals.append))
+        while True:
+            watch = _Watch(job, asker(environ), environ, signals)
+            code = watch.run()
+            again = watch.requeued()
+            if again is None:
+                return code
+            job = again
+
+
+class _Watch:
+    """One run of a job: looked at in every wait of those who read its logs."""
+
+    def __init__(
+        self,
+        job: Job,
+        ask: Ask,
+        environ: Mapping[str, str],
+        signals: list[Interrupt],
+    ) -> None:
+        self._job = job
+        self._ask = ask
+        self._signals = signals
+        self._heard = 0
+        self._left: ExitCode | None = None
+        self._inquiry = Inquiry(lambda: ask_state(job, ask))
+        self._complaints: SimpleQueue[str | None] = SimpleQueue()
+        self._asked = -ASK_RUNNING_S
+        self._silent = False
+        """The scheduler did not answer when it was asked last."""
+        self._looked = 0.0
+        self._over_since: float | None = None
+        self._began = time.monotonic()
+        self._notes = 0
+        self._view = read_run(job.paths, now_s=time.time())
+        names = _tasks(job.paths)
+        screen = Screen(sys.stdout, sys.stderr, environ=environ, tasks=names)
+        self._screen, self._show = screen, Show(screen)
+        self._files = {name: job.paths.log(TaskId.parse(name)) for name in names}
+
+    def run(self) -> int:
+        paths = self._job.paths
+        try:
+            self._screen.say(f"run {paths.run}")
+            self._screen.say(f"job {self._job.id}")
+            for task, lines in follow_files(self._files, self, last=_ALL_LINES):
+                self._show.log(task, lines, 0)
+            if self._left is not None:
+                self._screen.live(None)
+                return self._left
+            self._end()
+            return self._view.exit_code or 0
+        finally:
+            self._screen.close(_CLOSE_S)
+
+    def _end(self) -> None:
+        if any(task.state is not TaskState.PENDING for task in self._view.tasks):
+            self._show.end(self._view)
+            if self._view.state is RunState.LOST and self._view.reason:
+                self._screen.say(f"lost: {self._view.reason}")
+            return
+        self._screen.live(None)
+        if self._view.first_failure is not None:
+            self._screen.show(failure(self._view, self._screen.style))
+        elif self._view.reason:
+            self._screen.say(self._view.reason)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """True once there is nothing more to come."""
+        time.sleep(timeout or 0)  # what it waits for are files that others write
+        self._listen()
+        now = time.monotonic()
+        if now - self._looked >= LOOK_S:
+            self._looked = now
+            self._look(now)
+        return self._view.state.final or self._left is not None
+
+    def requeued(self) -> Job | None:
+        """The job again, if it goes on in a run of its own after this one."""
+        lost = self._view.state is RunState.LOST and not self._heard
+        preempted = self._view.exit_code == ExitCode.PREEMPTED
+        if self._left is not None or not (lost or preempted):
+            return None
+        began, waits = time.monotonic(), preempted
+        while True:
+            state = self._asked_again()
+            following = successor(self._job.paths)
+            if following is not None:
+                return Job(self._job.id, self._job.backend, following)
+            if self._signals[self._heard :]:
+                cancel(self._job, self._ask, now=True)
+                return None
+            if state is not None and state.phase in (JobPhase.OVER, JobPhase.GONE):
+                return None
+            if state is not None and state.phase is JobPhase.PENDING and not waits:
+                waits = True
+                _say(f"{waiting(self._job, state)}; it will begin again")
+            if not waits and time.monotonic() - began >= SETTLING_S:
+                _say(still_there(self._job))
+                return None
+
+    def _asked_again(self) -> JobState | None:
+        """What the scheduler says, at the queue's pace; None: nothing yet."""
+        if not self._inquiry.open:
+            self._inquiry.begin()
+        answer = self._inquiry.answer(ASK_S)
+        if answer is not None:
+            time.sleep(LOOK_S)
+        return None if isinstance(answer, SchedulerError) else answer
+
+    def _listen(self) -> None:
+        """Ctrl-C: in order; again: at once; a third time: leave it alone."""
+        for signal in self._signals[self._heard :]:
+            self._heard += 1
+            if signal.code is ExitCode.HANGUP or self._heard > 2:
+                self._left = signal.code
+                return
+            word = "cancelling" if self._heard == 1 else "killing"
+            self._screen.say(f"{word} job {self._job.id}")
+            now = self._heard > 1
+            threading.Thread(target=self._cancel, args=(now,), daemon=True).start()
+        with suppress(Empty):
+            if complaint := self._complaints.get_nowait():
+                self._screen.say(f"job {self._job.id} was not cancelled: {complaint}")
+            self._asked = -ASK_RUNNING_S
+
+    def _cancel(self, now: bool) -> None:
+        """In the background: the scheduler may be away, and Ctrl-C must be heard."""
+        self._complaints.put(cancel(self._job, self._ask, now=now))
+
+    def _look(self, now: float) -> None:
+        self._view = read_run(self._job.paths, now_s=time.time())
+        if self._view.state.final:
+            return
+        begun = self._view.launcher is not None
+        answer = self._inquiry.answer()
+        if answer is not None:
+            self._hear(answer, now, begun=begun)
+        pause_s = ASK_RUNNING_S if begun else ASK_S
+        if not self._inquiry.open and now - self._asked >= pause_s:
+            self._asked = now
+            self._inquiry.begin()
+        if begun:
+            self._news()
+            self._show.live(lambda: self._view, now)
+
+    def _hear(
+        self, answer: JobState | SchedulerError, now: float, *, begun: bool
+    ) -> None:
+        if isinstance(answer, SchedulerError):
+            if not self._silent:
+                self._screen.say(f"the scheduler does not answer: {answer.message}")
+            self._silent = True
+            self._asked = now  # it may have taken half a minute to find that out
+            return
+        if self._silent:
+            self._screen.say("the scheduler answers again")
+        self._silent = False
+        self._judge(answer, now, begun=begun)
+
+    def _news(self) -> None:
+        for note in self._view.notes[self._notes :]:
+            self._screen.say(note)
+        self._notes = len(self._view.notes)
+
+    def _judge(self, state: JobState, now: float, *, begun: bool) -> None:
+        again = begun and state.phase is JobPhase.PENDING
+        if not again and state.phase in (JobPhase.PENDING, JobPhase.RUNNING):
+            self._over_since = None
+            if not begun:
+                waited_s = now - self._began
+                self._screen.live(waiting(self._job, state, since_s=waited_s))
+            return
+        if self._over_since is None:
+            self._over_since = now
+        self._asked = now - ASK_RUNNING_S + ASK_S
+        # Without a launcher nothing is on its way; else its last words may be.
+        patience_s = SETTLING_S if begun else ASK_S
+        if now - self._over_since >= patience_s or (self._heard and not begun):
+            self._settle(state)
+
+    def _settle(self, state: JobState) -> None:
+        if self._heard:
+            code, word = self._signals[0].code, RunState.STOPPED
+            settle(self._job.paths, word, code, f"job {self._job.id} was cancelled")
+        elif self._view.launcher is None:
+            why = ended(self._job, state)
+            settle(self._job.paths, RunState.FAILED, ExitCode.START, why)
+        elif state.phase is JobPhase.PENDING:
+            why = f"its host was lost: {waiting(self._job, state)}"
+            settle(self._job.paths, RunState.LOST, ExitCode.PREEMPTED, why)
+        else:
+            why = ended(self._job, state)
+            settle(self._job.paths, RunState.LOST, ExitCode.CONTACT_LOST, why)
+        self._view = _reread(self._job.paths)
+
+
+def _say(text: str) -> None:
+    """When the screen is closed."""
+    sys.stderr.write(sanitise(text) + "\n")
+
+
+def _reread(paths: RunPaths) -> RunView:
+    return read_run(paths, now_s=time.time())
+
+
+def _tasks(paths: RunPaths) -> list[str]:
+    plan = read_json(paths.plan) or {}
+    return [str(entry["task"]) for entry in plan.get("tasks", ())]

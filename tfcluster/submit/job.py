@@ -1,0 +1,123 @@
+"""Submitting: a run is begun, what it needs is handed over, and a job is queued for it.
+
+The run exists from here on, so that ``status``, ``logs -f`` and ``stop`` work while the
+job still waits. Knows no scheduler but through ``Scheduler``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import sys
+import sysconfig
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tfcluster.errors import StartError
+from tfcluster.expected import expected
+from tfcluster.launcher.launch import prepare
+from tfcluster.launcher.secrets import read_secrets
+from tfcluster.launcher.supported import require_supported
+from tfcluster.loading import PACKAGE_ROOT
+from tfcluster.model import Description
+from tfcluster.planning import task_parts
+from tfcluster.record.files import read_json, replace_json
+from tfcluster.record.names import hold_name
+from tfcluster.record.paths import RunPaths, create_run, state_dir
+from tfcluster.submit.asking import Ask
+from tfcluster.submit.handover import hand_over, write_private
+from tfcluster.submit.scheduler import Launcher, Scheduler, SchedulerError
+
+SCRIPT = "job.sh"
+"""The script, kept beside the record as it was submitted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job of a scheduler, and the run that it is for."""
+
+    id: str
+    backend: str
+    paths: RunPaths
+
+
+def launcher_at(paths: RunPaths) -> Launcher:
+    """What the script of that run has to start: this very tfcluster."""
+    installed = PACKAGE_ROOT in (
+        sysconfig.get_path("purelib"),
+        sysconfig.get_path("platlib"),
+    )
+    return Launcher(
+        run=paths.run,
+        folder=paths.root,
+        log=paths.launcher_log,
+        python=sys.executable,
+        root=None if installed else Path(PACKAGE_ROOT),
+    )
+
+
+def submit(
+    description: Description,
+    scheduler: Scheduler,
+    ask: Ask,
+    environ: Mapping[str, str],
+) -> Job:
+    """Queue a job for a new run. Raises a TfclusterError; then nothing is left.
+
+    What can be found wrong here is found here, not hours later in the queue.
+    """
+    require_supported(description)
+    prepared = prepare(description, expected(description))
+    read_secrets(description.secrets, description.origins, environ)
+    state = state_dir(environ)
+    paths = create_run(state, description.name, time.time())
+    try:
+        if description.named:
+            # The job holds it when it runs; now is the time to tell of a conflict.
+            hold_name(state, description.name, paths.run, now_s=time.time()).release()
+        script = paths.root / SCRIPT
+        text = scheduler.render(description, launcher_at(paths))
+        write_private(script, text.encode(errors="surrogateescape"))
+        write_private(paths.launcher_log, b"")  # or it would be for others to read
+        hand_over(paths, description, environ, state)
+        document = task_parts(prepared.document(str(paths.logs)), prepared.cluster)
+        replace_json(paths.plan, document)
+        job = Job(_queue(scheduler, ask, script), description.backend, paths)
+        _remember(job, description)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            shutil.rmtree(paths.root)
+        raise
+    return job
+
+
+def find_job(paths: RunPaths) -> Job | None:
+    """The job that a run was submitted as; None: it was launched without one."""
+    found = read_json(paths.job)
+    if found is None:
+        return None
+    job, backend = found.get("job"), found.get("backend")
+    if not isinstance(job, str) or not isinstance(backend, str):
+        return None
+    return Job(job, backend, paths)
+
+
+def _queue(scheduler: Scheduler, ask: Ask, script: Path) -> str:
+    try:
+        return scheduler.parse_job_id(ask(scheduler.submit_argv(script)))
+    except SchedulerError as error:
+        raise StartError(error.message, hint=error.hint) from error
+
+
+def _remember(job: Job, description: Description) -> None:
+    replace_json(
+        job.paths.job,
+        {
+            "job": job.id,
+            "backend": job.backend,
+            "name": description.name,
+            "submitted": time.time(),
+        },
+    )

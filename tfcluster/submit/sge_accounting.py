@@ -1,0 +1,53 @@
+"""What ``qacct -j JOB`` says of a job that qstat no longer knows. Pure.
+
+Grid Engine writes its books late (15 s, or more) and a site may keep none, so that no
+answer means nothing at all.
+"""
+
+from __future__ import annotations
+
+import re
+
+_RULE = re.compile(r"^=+$", re.MULTILINE)
+_RESCHEDULED = "25"
+"""The number in ``failed`` of a life of the job that was followed by another."""
+
+
+def verdict(text: str) -> str | None:
+    """How the job itself ended, in a few words; None: nothing is written of it.
+
+    ``failed 100 : assumedly after job, exit status 137 (Killed)``
+    """
+    records = [record for part in _RULE.split(text) if (record := _fields(part))]
+    ended = [record for record in records if "exit_status" in record]
+    if not ended:
+        return None
+    own = _of_the_job(ended)
+    failed = own.get("failed", "0")
+    status = f"exit status {own['exit_status']}"
+    return status if _number(failed) == "0" else f"failed {failed}, {status}"
+
+
+def _fields(part: str) -> dict[str, str]:
+    """``key   value`` lines."""
+    pairs = (line.split(None, 1) for line in part.splitlines())
+    return {pair[0]: " ".join(pair[1].split()) for pair in pairs if len(pair) == 2}
+
+
+def _of_the_job(records: list[dict[str, str]]) -> dict[str, str]:
+    """Every qrsh has a record, too; the job's own spans all of them.
+
+    Of several lives of a job, the last one counts.
+    """
+    lives = [r for r in records if _number(r.get("failed", "0")) != _RESCHEDULED]
+    return max(lives or records, key=_wallclock_s)
+
+
+def _number(text: str) -> str:
+    return text.split()[0] if text.split() else "0"
+
+
+def _wallclock_s(record: dict[str, str]) -> float:
+    """Seconds, written as ``12s``, ``12`` or ``12.345``."""
+    match = re.match(r"[0-9]+(?:\.[0-9]+)?", record.get("ru_wallclock", ""))
+    return float(match[0]) if match else 0.0

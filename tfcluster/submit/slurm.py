@@ -1,0 +1,291 @@
+"""Slurm: a description as an sbatch script, and what its commands answer. Pure.
+
+sbatch(1), squeue(1), scontrol(1), scancel(1). Directives come only from values of known
+kinds; the script's commands are constant (``script.body``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from math import ceil
+from pathlib import Path
+
+from tfcluster.errors import ConfigError, Problem
+from tfcluster.model import Description
+from tfcluster.submit.scheduler import (
+    Answer,
+    JobPhase,
+    JobState,
+    Launcher,
+    SchedulerError,
+)
+from tfcluster.submit.script import body, heading, require_plain
+
+WARNING_S = 60
+"""How long before the time limit the launcher is told of it, at least."""
+_SWEEP_S = 20
+"""What the end of a run may take beyond the grace of its tasks."""
+
+_PLAIN = re.compile(r"[A-Za-z0-9_./+@=,:%*-]+")
+_OPTION = re.compile(r"--[a-z][a-z0-9-]*(?:=.*)?|-[A-Za-z].*", re.DOTALL)
+_DENIED = {
+    "--wrap": "the script says what runs",
+    "--uid": "a job runs as who submits it",
+    "--gid": "a job runs as who submits it",
+    "--parsable": "tfcluster reads sbatch's answer",
+    "--wait": "tfcluster follows the job itself",
+    "--test-only": "nothing would be submitted",
+    "--chdir": "'workdir' is where tasks run",
+    "--help": "nothing would be submitted",
+    "--usage": "nothing would be submitted",
+    "--version": "nothing would be submitted",
+    "--array": "every element would be the same run; start one run for each",
+    "--clusters": "the run's record would not be found there",
+}
+_DENIED_LETTERS = {"W": "--wait", "D": "--chdir", "h": "--help", "V": "--version"} | {
+    "a": "--array",
+    "M": "--clusters",
+}
+
+_JOB_ID = re.compile(r"([0-9]+)(?:;[A-Za-z0-9_.-]+)?")
+_RUNNING = ("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT")
+_PENDING = ("PENDING", "CONFIGURING", "REQUEUE", "RESV_DEL_HOLD", "SPECIAL_EXIT")
+
+_REASONS = {
+    "Resources": "waits until enough nodes are free",
+    "Priority": "jobs of higher priority come first",
+    "BeginTime": "its begin time has not come",
+    "Dependency": "waits for another job",
+    "JobHeldUser": "held by its owner; `scontrol release` lets it go",
+    "JobHeldAdmin": "held by an administrator",
+    "Licenses": "waits for a licence",
+    "NodeDown": "a node that it needs is down",
+    "PartitionConfig": "the partition cannot fulfil it",
+    "PartitionNodeLimit": "it asks for more nodes than the partition has or allows",
+    "PartitionTimeLimit": "it asks for more time than the partition allows",
+    "PartitionDown": "the partition is down",
+    "PartitionInactive": "the partition is inactive",
+    "ReqNodeNotAvail": "a node that it needs is not available",
+    "BadConstraints": "no nodes are as it asks",
+    "InvalidAccount": "its account is not valid",
+    "InvalidQOS": "its quality of service is not valid",
+    "AssocMaxJobsLimit": "you have as many jobs as your account may have",
+    "JobLaunchFailure": "it could not be started on its node",
+    "launch failed requeued held": "it could not be started on its node",
+    "None": None,
+    "": None,
+}
+
+
+class SlurmScheduler:
+    """See ``Scheduler``."""
+
+    name = "Slurm"
+
+    def is_inside(self, environ: Mapping[str, str]) -> bool:
+        from tfcluster.backends.slurm.variables import is_inside
+
+        return is_inside(environ)
+
+    def render(self, description: Description, launcher: Launcher) -> str:
+        asked = [f"#SBATCH {line}" for line in _asked(description)]
+        fixed = _fixed(description, launcher)
+        lines = ["#!/bin/bash", *heading(description), "", *asked, "", *fixed, ""]
+        return "\n".join([*lines, *body(launcher), ""])
+
+    def submit_argv(self, script: Path) -> tuple[str, ...]:
+        return ("sbatch", "--parsable", str(script))
+
+    def parse_job_id(self, answer: Answer) -> str:
+        lines = answer.stdout.split()
+        match = _JOB_ID.fullmatch(lines[-1]) if lines else None
+        if answer.exit_code != 0 or match is None:
+            raise _refusal(answer)
+        return match[1]
+
+    def state_argv(self, job: str) -> tuple[str, ...]:
+        return ("squeue", "--noheader", "--states=all", f"--jobs={job}", "-o", "%T|%r")
+
+    def parse_state(self, job: str, answer: Answer) -> JobState:
+        if answer.exit_code != 0:
+            if "Invalid job id" in answer.stderr:
+                return JobState(JobPhase.GONE, "gone")
+            raise SchedulerError(_own_words(answer) or "squeue failed")
+        lines = answer.stdout.split("\n")
+        word, _, reason = lines[0].strip().partition("|")
+        if not word:
+            return JobState(JobPhase.GONE, "gone")
+        return JobState(_phase(word), word, _reason(reason.strip()))
+
+    def books_argv(self, job: str) -> tuple[str, ...] | None:
+        return None  # squeue itself tells of jobs that are over
+
+    def parse_books(self, answer: Answer) -> str | None:
+        return None
+
+    def cancel_argvs(self, job: str, *, now: bool) -> tuple[tuple[str, ...], ...]:
+        if now:
+            return (("scancel", "--quiet", job),)
+        # The launcher takes the batch shell's place, so that it is the one who hears.
+        return (
+            ("scancel", "--quiet", "--state=PENDING", job),
+            ("scancel", "--quiet", "--batch", "--signal=INT", job),
+        )
+
+
+def _asked(description: Description) -> Iterator[str]:
+    """The directives that the description asks for."""
+    slurm = description.slurm
+    yield f"--job-name={_value('name', description.name)}"
+    if slurm.nodes is not None:
+        yield f"--nodes={slurm.nodes:d}"
+    if slurm.tasks_per_node is not None:
+        yield f"--ntasks-per-node={slurm.tasks_per_node:d}"
+    if slurm.nodes is None and not any(map(_counts_nodes, slurm.options)):
+        yield f"--ntasks={len(description.task_ids()):d}"
+    if slurm.gpus_per_node:
+        yield f"--gpus-per-node={slurm.gpus_per_node:d}"
+    if slurm.partition is not None:
+        yield f"--partition={_value('slurm.partition', slurm.partition)}"
+    if slurm.time is not None:
+        yield f"--time={_value('slurm.time', slurm.time)}"
+    for index, option in enumerate(slurm.options):
+        yield _option(index, option, description)
+
+
+def _fixed(description: Description, launcher: Launcher) -> Iterator[str]:
+    """The directives that every job has, where the options do not have their own."""
+    options = description.slurm.options
+    if not _given(options, "--export"):
+        yield "# Nothing of the shell that submits; 'env:' and 'secrets:' are for that."
+        yield "#SBATCH --export=NONE"
+    if not _given(options, "--signal"):
+        yield "# A word of warning to the launcher, which ends the run with code 124."
+        yield f"#SBATCH --signal=B:USR1@{_warning_s(description)}"
+    if not _given(options, "--output", "o"):
+        yield "# The launcher's own words; what tasks say is in the folder logs beside."
+        log = str(launcher.log).replace("%", "%%")
+        yield f"#SBATCH --output={_value('state folder', log)}"
+    yield "#SBATCH --open-mode=append"
+
+
+def _warning_s(description: Description) -> int:
+    """Long enough to end in order; of a short limit no more than a quarter."""
+    wanted = max(WARNING_S, ceil(description.grace_s) + _SWEEP_S)
+    limit_s = None
+    if description.slurm.time is not None:
+        limit_s = seconds(description.slurm.time)
+    return wanted if limit_s is None else min(wanted, max(10, limit_s // 4))
+
+
+def seconds(time: str) -> int | None:
+    """A time as Slurm takes it: ``90`` minutes, ``H:MM:SS``, ``D-HH``; None: no end."""
+    days, dash, rest = time.rpartition("-")
+    words = rest.split(":")
+    if not all(word.isdecimal() for word in words):
+        return None
+    numbers = [int(word) for word in words]
+    if dash:
+        hours, minutes, rest_s = (*numbers, 0, 0)[:3]
+    elif len(numbers) == 3:
+        hours, minutes, rest_s = numbers
+    else:
+        hours, (minutes, rest_s) = 0, (*numbers, 0)[:2]
+    whole = int(days) if days.isdecimal() else 0
+    return ((whole * 24 + hours) * 60 + minutes) * 60 + rest_s
+
+
+def _value(where: str, text: str) -> str:
+    """``text`` as sbatch reads it back from a directive. Raises ConfigError."""
+    require_plain(where, text)
+    if _PLAIN.fullmatch(text):
+        return text
+    if '"' in text or "\\" in text:
+        problem = f"{text!r} cannot stand in a directive of sbatch"
+        raise ConfigError([Problem(where, problem)])
+    return f'"{text}"'
+
+
+def _option(index: int, option: str, description: Description) -> str:
+    key = f"slurm.options.{index}"
+    where = description.origins.get(key) or description.origins.get(
+        "slurm.options", "slurm.options"
+    )
+    require_plain(where, option)
+    name, equals, value = option.partition("=")
+    if not _OPTION.fullmatch(option):
+        hint = "one item for each, like --account=x or -Ax"
+        raise ConfigError([Problem(where, f"{option!r} is not an option", hint)])
+    if why := _denial(name):
+        raise ConfigError([Problem(where, f"option {name} is not allowed", why)])
+    if not equals:
+        return _value(where, option)
+    return f"{name}={_value(where, value)}"
+
+
+def _denial(name: str) -> str | None:
+    """Why an option may not be given. getopt takes any beginning of a long name."""
+    if not name.startswith("--"):
+        long = _DENIED_LETTERS.get(name[1:2])
+        return None if long is None else _DENIED[long]
+    for denied, why in _DENIED.items():
+        if denied == name or (len(name) > 3 and denied.startswith(name)):
+            return why
+    return None
+
+
+def _given(options: tuple[str, ...], long: str, letter: str = "") -> bool:
+    return any(
+        option.partition("=")[0] == long
+        or (bool(letter) and option.startswith(f"-{letter}"))
+        for option in options
+    )
+
+
+def _counts_nodes(option: str) -> bool:
+    return option.partition("=")[0] in ("--nodes", "--ntasks") or option.startswith(
+        ("-N", "-n")
+    )
+
+
+def _phase(word: str) -> JobPhase:
+    if word.startswith(_PENDING):
+        return JobPhase.PENDING
+    return JobPhase.RUNNING if word.startswith(_RUNNING) else JobPhase.OVER
+
+
+def _reason(text: str) -> str | None:
+    """``(Resources)`` with what it means."""
+    known = text.strip("()")
+    meaning = _REASONS.get(known.split(",")[0], "")
+    if meaning is None:
+        return None
+    return f"{known}: {meaning}" if meaning else known
+
+
+def _refusal(answer: Answer) -> SchedulerError:
+    said = _own_words(answer)
+    hints = {
+        "Invalid partition": "`sinfo` lists the partitions",
+        "Invalid account": "slurm: {options: [--account=...]}",
+        "node configuration is not available": "`sinfo -N -l` says what nodes have",
+        "time limit": "slurm: {time: ...}",
+        "contact slurm controller": "`scontrol ping` asks it",
+        "configuration source": "is this a login node of the cluster?",
+    }
+    hint = next((text for word, text in hints.items() if word in said), None)
+    return SchedulerError(f"sbatch refused the job: {said or 'no answer'}", hint)
+
+
+def _own_words(answer: Answer) -> str:
+    """What Slurm says, in one line, without the names of its commands."""
+    lines = [
+        re.sub(r"^[a-z]+: (?:error: |fatal: )?", "", line.strip())
+        for line in answer.stderr.splitlines()
+        if line.strip()
+    ]
+    return "; ".join(dict.fromkeys(lines))
+
+
+SCHEDULER = SlurmScheduler()

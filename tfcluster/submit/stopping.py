@@ -1,0 +1,72 @@
+"""Ending a submitted job from wherever its scheduler can be told so."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+from tfcluster.errors import ContactLostError, ExitCode
+from tfcluster.record.reading import read_run
+from tfcluster.record.view import RunView
+from tfcluster.states import RunState
+from tfcluster.submit import scheduler_of
+from tfcluster.submit.asking import Ask, asker
+from tfcluster.submit.job import Job
+from tfcluster.submit.scheduler import JobPhase, SchedulerError
+from tfcluster.submit.standing import SETTLING_S, ask_state, settle
+
+PATIENCE_S = 90.0
+_POLL_S = 0.5
+
+
+def cancel(job: Job, ask: Ask, *, now: bool) -> str | None:
+    """Have the scheduler end the job, in order unless ``now``.
+
+    Returns its words where it did nothing.
+    """
+    scheduler = scheduler_of(job.backend)
+    if scheduler is None:
+        return None
+    answers = [ask(argv) for argv in scheduler.cancel_argvs(job.id, now=now)]
+    if any(answer.exit_code == 0 for answer in answers):
+        return None
+    said = " ".join(f"{answers[-1].stderr} {answers[-1].stdout}".split())
+    return said or "no answer"
+
+
+def stop_job(
+    job: Job, *, now: bool, environ: Mapping[str, str], say: Callable[[str], None]
+) -> RunView:
+    """Cancel a job and wait until its run is over; how it stands then.
+
+    Raises ContactLostError where the scheduler does not answer, or the job stays.
+    """
+    ask = asker(environ)
+    say(f"cancelling job {job.id}")
+    cancel(job, ask, now=now)
+    deadline = time.monotonic() + PATIENCE_S
+    gone_at: float | None = None
+    while time.monotonic() < deadline:
+        view = read_run(job.paths, now_s=time.time())
+        if view.state.final and view.state is not RunState.LOST:
+            return view
+        if gone_at is None and _is_over(job, ask):
+            gone_at = time.monotonic()
+        settling_s = 0.0 if view.launcher is None else SETTLING_S
+        if gone_at is not None and time.monotonic() - gone_at >= settling_s:
+            why = f"job {job.id} was cancelled"
+            settle(job.paths, RunState.STOPPED, ExitCode.TERMINATED, why)
+        time.sleep(_POLL_S)  # the queue's pace
+    raise ContactLostError(
+        f"job {job.id} was told to end, but has not",
+        hint=f"tfcluster stop --now {job.paths.run}",
+    )
+
+
+def _is_over(job: Job, ask: Ask) -> bool:
+    try:
+        return ask_state(job, ask).phase in (JobPhase.OVER, JobPhase.GONE)
+    except SchedulerError as error:
+        raise ContactLostError(
+            f"the scheduler of job {job.id} does not answer: {error.message}"
+        ) from error
