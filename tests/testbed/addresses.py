@@ -1,0 +1,59 @@
+"""Names and addresses of the hosts of a rig: pure, the same in every rig.
+
+Two rigs never meet, so both may use the ranges that are reserved for documentation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+DOMAIN = "cluster.test"
+MOST_NODES = 200
+
+_LOOPBACK = "127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Station:
+    """One place on the rig's bridge."""
+
+    name: str
+    number: int
+
+    @property
+    def ipv4(self) -> str:
+        return f"198.51.100.{self.number}"
+
+    @property
+    def ipv6(self) -> str:
+        return f"2001:db8:7f::{self.number:x}"
+
+    @property
+    def full_name(self) -> str:
+        return f"{self.name}.{DOMAIN}"
+
+
+def stations(nodes: int, *, with_head: bool) -> tuple[Station, ...]:
+    """Login first, then the head of the schedulers if wanted, then node1, node2, ...
+
+    Raises ValueError for more nodes than there are addresses.
+    """
+    if not 0 < nodes <= MOST_NODES:
+        raise ValueError(f"1 to {MOST_NODES} nodes, not {nodes}")
+    head = (Station("head", 3),) if with_head else ()
+    numbered = (Station(f"node{i}", 10 + i) for i in range(1, nodes + 1))
+    return (Station("login", 2), *head, *numbered)
+
+
+def hosts_file(every: Iterable[Station]) -> str:
+    """/etc/hosts, the same on each.
+
+    IPv6 has names of its own (``node1-v6``): a scheduler that only knows IPv4 must not
+    find an address that it cannot use.
+    """
+    lines = (
+        f"{each.ipv4} {each.full_name} {each.name}\n{each.ipv6} {each.name}-v6\n"
+        for each in every
+    )
+    return _LOOPBACK + "".join(lines)

@@ -1,0 +1,115 @@
+"""Run commands and wait for things, with a deadline each and errors that explain.
+
+Knows no host.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class RigError(Exception):
+    """The rig, or something on it, did not do what it was told."""
+
+
+class Unavailable(RigError):
+    """This machine cannot carry such a rig; the message is the one line why."""
+
+
+class CommandFailed(RigError):
+    """A command exited with another code than 0."""
+
+    def __init__(self, argv: Sequence[str], code: int, output: str) -> None:
+        shown = shlex.join(argv)
+        super().__init__(f"{shown[:400]}\nexited with {code}:\n{output.strip()}")
+        self.code = code
+
+
+def run(
+    argv: Sequence[str], *, stdin: str = "", timeout_s: float = 30.0
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end, whatever its exit code.
+
+    Raises RigError if it has not ended in time; it is then killed, with all that it
+    has started.
+    """
+    with subprocess.Popen(
+        argv,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+    ) as process:
+        try:
+            out, err = process.communicate(stdin, timeout_s)
+        except subprocess.TimeoutExpired:
+            kill_tree(process.pid)
+            out, err = process.communicate()
+            raise RigError(
+                f"{shlex.join(argv)[:400]}\nnot done after {timeout_s:g} s:\n{out}{err}"
+            ) from None
+        except BaseException:
+            kill_tree(process.pid)
+            raise
+    return subprocess.CompletedProcess(argv, process.returncode, out, err)
+
+
+def check(argv: Sequence[str], *, stdin: str = "", timeout_s: float = 30.0) -> str:
+    """Standard output of a command that must succeed. Raises CommandFailed."""
+    done = run(argv, stdin=stdin, timeout_s=timeout_s)
+    if done.returncode:
+        raise CommandFailed(argv, done.returncode, done.stdout + done.stderr)
+    return done.stdout
+
+
+def wait_until(
+    condition: Callable[[], T], what: str, timeout_s: float, *, poll_s: float = 0.02
+) -> T:
+    """The first true value of a condition. Raises RigError if none comes in time."""
+    deadline = time.monotonic() + timeout_s
+    while not (value := condition()):
+        if time.monotonic() > deadline:
+            raise RigError(f"not within {timeout_s:g} s: {what}")
+        time.sleep(poll_s)
+    return value
+
+
+def last_lines(log: Path, count: int = 15) -> str:
+    """The end of a log, ready to stand in a message."""
+    try:
+        lines = log.read_text(errors="replace").splitlines()
+    except OSError as error:
+        return f"    ({error})"
+    return "\n".join(f"    {line}" for line in lines[-count:]) or "    (empty)"
+
+
+def children(pid: int) -> list[int]:
+    """Processes that this one has started and that have not been waited for."""
+    with suppress(OSError):
+        listed = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+        return [int(child) for child in listed.split()]
+    return []
+
+
+def kill_tree(pid: int) -> None:
+    """KILL a process and its descendants, the descendants first."""
+    for each in reversed(list(_tree(pid))):
+        with suppress(ProcessLookupError):
+            os.kill(each, signal.SIGKILL)
+
+
+def _tree(pid: int) -> Iterator[int]:
+    yield pid
+    for child in children(pid):
+        yield from _tree(child)

@@ -1,0 +1,225 @@
+"""One host of a rig: run programs on it, and let it suffer what hosts suffer."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from tests.testbed import processes
+from tests.testbed.accounts import Account
+from tests.testbed.addresses import Station
+from tests.testbed.commands import CommandFailed, RigError, run
+from tests.testbed.daemons import PATH, Daemon, InsideProcess
+from tests.testbed.filesystem import Filesystem
+from tests.testbed.firewall import Firewall
+from tests.testbed.namespaces import Namespaces, Setup, start
+from tests.testbed.network import Cable
+from tests.testbed.processes import Process
+from tests.testbed.sshd import Sshd
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """What all hosts of a rig have in common."""
+
+    path: Path
+    ground: Namespaces
+    accounts: Mapping[str, Account]
+    authorized: Path
+    env: Mapping[str, str] = field(default_factory=dict)
+    """What the site's profile would set for every user."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Login:
+    """As whom, where and with what a program runs."""
+
+    user: str = "root"
+    cwd: Path | None = None
+    """None: the user's home."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Over what the site sets; nothing of this machine's environment is passed on."""
+
+
+class Host:
+    """A host; while it has no power nothing can be run on it.
+
+    ``cable``, ``firewall``, ``sshd`` and ``filesystem`` are where most faults are made.
+    """
+
+    def __init__(
+        self,
+        site: Site,
+        station: Station,
+        setup: Setup,
+        on_power: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._site = site
+        self._setup = setup
+        self._on_power = on_power
+        self._way_in: subprocess.Popen[bytes] | None = None
+        self._services: list[Daemon] = []
+        self.namespaces: Namespaces | None = None
+        self.station = station
+        self.folder = site.path / "hosts" / station.name
+        self.cable = Cable(site.ground, station, self.where)
+        self.filesystem = Filesystem(self.where, self.folder / "etc_hosts")
+        self.firewall = Firewall(self.where)
+        self.sshd = Sshd(self.where, self.folder, site.authorized, site.env)
+
+    def __repr__(self) -> str:
+        return f"<Host {self.name}>"
+
+    @property
+    def name(self) -> str:
+        return self.station.name
+
+    @property
+    def address(self) -> str:
+        return self.station.ipv4
+
+    @property
+    def alive(self) -> bool:
+        return self.namespaces is not None and self.namespaces.alive
+
+    def where(self) -> Namespaces:
+        """Its namespaces. Raises RigError while it has no power."""
+        if self.namespaces is None or not self.namespaces.alive:
+            raise RigError(f"{self.name} has no power")
+        return self.namespaces
+
+    # Programs.
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        user: str = "root",
+        cwd: Path | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: str = "",
+        timeout_s: float = 30.0,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a program here to its end, whatever its exit code.
+
+        Raises RigError when the time is over; what it has started is then killed.
+        """
+        login = Login(user=user, cwd=cwd, env=env or {})
+        return run(self.argv(argv, login), stdin=stdin, timeout_s=timeout_s)
+
+    def output(
+        self,
+        argv: Sequence[str],
+        *,
+        user: str = "root",
+        cwd: Path | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout_s: float = 30.0,
+    ) -> str:
+        """What a program that must succeed prints. Raises CommandFailed."""
+        done = self.run(argv, user=user, cwd=cwd, env=env, timeout_s=timeout_s)
+        if done.returncode:
+            output = done.stdout + done.stderr
+            raise CommandFailed([f"{self.name}:", *argv], done.returncode, output)
+        return done.stdout
+
+    def popen(
+        self,
+        argv: Sequence[str],
+        *,
+        login: Login | None = None,
+        stdin: int | IO[bytes] | None = subprocess.DEVNULL,
+        stdout: int | IO[bytes] | None = subprocess.PIPE,
+        stderr: int | IO[bytes] | None = subprocess.STDOUT,
+    ) -> InsideProcess:
+        """Start a program here. Whatever happens it ends with the host."""
+        full = self.argv(argv, login or Login())
+        return InsideProcess(full, stdin=stdin, stdout=stdout, stderr=stderr)
+
+    def argv(self, argv: Sequence[str], login: Login) -> tuple[str, ...]:
+        """What, run on this machine, runs ``argv`` on the host."""
+        account = self._site.accounts[login.user]
+        who = f"{account.number}"
+        become = ("setpriv", "--reuid", who, "--regid", who, "--init-groups", "--")
+        words = [f"{k}={v}" for k, v in self._environment(account, login).items()]
+        within = ("env", "-i", "-C", str(login.cwd or account.home), *words)
+        return self.where().enter(*become, *within, *argv)
+
+    def _environment(self, account: Account, login: Login) -> dict[str, str]:
+        own = {"HOME": str(account.home), "USER": account.name, "SHELL": "/bin/bash"}
+        common = {"PATH": PATH, "LANG": "C.UTF-8", "LOGNAME": account.name}
+        return {**common, **own, **self._site.env, **login.env}
+
+    def processes(self, marker: str | None = None) -> list[Process]:
+        """What runs here, and carries ``NAME=value`` (or ``NAME``) if that is given."""
+        return processes.processes(self.where().pid, marker) if self.alive else []
+
+    # Power.
+
+    def power_on(self) -> None:
+        """Start the host with all of its services; returns before they are ready."""
+        if self.alive:
+            raise RigError(f"{self.name} is on already")
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.namespaces, self._way_in = start(
+            self._setup, within=self._site.ground, log=self.folder / "init.log"
+        )
+        self.cable.plug()
+        self._on_power()
+        self.sshd.start()
+        for service in self._services:
+            service.start(self.namespaces)
+
+    def power_off(self) -> None:
+        """First the cable, then every process: nobody is told."""
+        self.cable.cut()
+        self.where().end()
+        self.cable.unplug()
+        self.reap()
+        self._on_power()
+
+    def serve(self, service: Daemon) -> None:
+        """Start a daemon that is from now on part of the host."""
+        self._services.append(service)
+        service.start(self.where())
+
+    def _restart_services(self) -> None:
+        for service in self._services:
+            service.stop()
+            service.start(self.where())
+
+    def reap(self) -> None:
+        """Wait for what stood between this machine and the ended host."""
+        for service in self._services:
+            service.stop()
+        self.sshd.stop()
+        if self._way_in is not None:
+            self._way_in.wait(10)
+            self._way_in = None
+        self.filesystem.forget()
+        self.namespaces = None
+
+    # Faults.
+
+    def freeze(self) -> None:
+        """Stop every process, as a host that swaps does; the kernel still answers."""
+        processes.freeze(self.where().pid)
+
+    def thaw(self) -> None:
+        processes.thaw(self.where().pid)
+
+    def repair(self) -> None:
+        """Undo every fault; returns before all services are ready again."""
+        if not self.alive:
+            self.power_on()
+        self.thaw()
+        self.cable.heal()
+        self.cable.unlimit()
+        self.cable.undrop()
+        self.firewall.open()
+        if self.filesystem.repair():
+            self._restart_services()
+        self.sshd.repair()

@@ -1,0 +1,98 @@
+"""The rig's bridge, and the cable from it to each host. Knows only namespaces.
+
+The bridge has no way out: no route leads to the machine or to another rig.
+"""
+
+from __future__ import annotations
+
+from tests.testbed.addresses import Station
+from tests.testbed.commands import check, run
+from tests.testbed.namespaces import Namespaces, Where
+
+_BRIDGE = "bridge"
+_NIC = "eth0"
+_NOBODY = "02:00:00:00:00:01"
+"""An Ethernet address that no host has."""
+
+
+def make_bridge(ground: Namespaces) -> None:
+    _ip(
+        ground,
+        f"link add {_BRIDGE} type bridge mcast_snooping 0",
+        f"link set {_BRIDGE} up",
+        "link set lo up",
+    )
+
+
+class Cable:
+    """What joins a host to the bridge. Its far end is named like the host."""
+
+    def __init__(self, ground: Namespaces, station: Station, host: Where) -> None:
+        self._ground = ground
+        self._station = station
+        self._host = host
+
+    def plug(self) -> None:
+        """Give a host that has just started its network card and addresses."""
+        name, host = self._station.name, self._host()
+        _ip(
+            self._ground,
+            f"link add {name} type veth peer name {_NIC} netns {host.pid}",
+            f"link set {name} master {_BRIDGE} up",
+        )
+        _ip(
+            host,
+            "link set lo up",
+            f"addr add {self._station.ipv4}/24 dev {_NIC}",
+            f"addr add {self._station.ipv6}/64 dev {_NIC} nodad",
+            f"link set {_NIC} up",
+        )
+
+    def unplug(self) -> None:
+        """Take the network card away; the end of its host does so too, but later."""
+        words = f"ip link del {self._station.name}".split()
+        run(self._ground.enter_network(*words))
+
+    def cut(self) -> None:
+        """Nothing passes any more, in silence: no FIN, no RST, no ICMP."""
+        _ip(self._ground, f"link set {self._station.name} down")
+
+    def heal(self) -> None:
+        _ip(self._ground, f"link set {self._station.name} up")
+
+    def limit(self, kbit_per_s: int) -> None:
+        """Let no more than this pass, in each direction."""
+        shape = f"tbf rate {kbit_per_s}kbit burst 16kb latency 200ms"
+        for where, device in self._ends():
+            words = f"tc qdisc replace dev {device} root {shape}".split()
+            check(where.enter_network(*words))
+
+    def unlimit(self) -> None:
+        for where, device in self._ends():
+            # It fails where there was no limit.
+            run(where.enter_network(*f"tc qdisc del dev {device} root".split()))
+
+    def drop_to(self, other: Cable) -> None:
+        """Lose every packet from here to there, in silence; the way back stays.
+
+        The sender is made to write a wrong Ethernet address on them: so it needs no
+        firewall in the kernel.
+        """
+        wrong = f"lladdr {_NOBODY} nud permanent dev {_NIC}"
+        _ip(self._host(), *(f"neigh replace {ip} {wrong}" for ip in other.ips))
+
+    def undrop(self) -> None:
+        """Undo every ``drop_to`` from here."""
+        _ip(self._host(), f"neigh flush dev {_NIC} nud permanent")
+
+    @property
+    def ips(self) -> tuple[str, str]:
+        return self._station.ipv4, self._station.ipv6
+
+    def _ends(self) -> tuple[tuple[Namespaces, str], ...]:
+        return (self._ground, self._station.name), (self._host(), _NIC)
+
+
+def _ip(where: Namespaces, *commands: str) -> None:
+    argv = where.enter_network("ip", "-batch", "-")
+    check(argv, stdin="".join(f"{each}\n" for each in commands))
