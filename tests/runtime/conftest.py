@@ -1,0 +1,35 @@
+"""One warm interpreter for all tests: importing TensorFlow takes seconds."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from tests.runtime.harness import WarmInterpreter, adopting_orphans, kill_leftovers
+
+
+@pytest.fixture(scope="package")
+def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmInterpreter]:
+    with adopting_orphans():
+        yield from _warm(tmp_path_factory)
+
+
+def _warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmInterpreter]:
+    env = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    for name in [name for name in env if name.startswith(("TF_", "TFCLUSTER_"))]:
+        del env[name]
+    interpreter = WarmInterpreter(env, tmp_path_factory.mktemp("warm") / "log")
+    assert interpreter.hear() == {"type": "phase", "phase": "importing tensorflow"}
+    ready = interpreter.hear()
+    assert ready["type"] == "ready"
+    assert 0 < ready["seconds"] < 60
+    yield interpreter
+    assert interpreter.close() == 0
+
+
+@pytest.fixture(autouse=True)
+def _no_task_outlives_its_test() -> Iterator[None]:
+    yield
+    kill_leftovers()

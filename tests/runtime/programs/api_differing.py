@@ -1,0 +1,190 @@
+# As people write scripts: without types.
+# mypy: allow-untyped-defs, allow-untyped-calls
+"""What the last rank does is not what the others do: all learn of it, and in time."""
+
+import threading
+import time
+
+import keras
+import tensorflow as tf
+
+import tfcluster.runtime as tfc
+from tests.runtime.programs import checks
+from tests.runtime.programs.checks import RANK, SIZE
+
+LAST = RANK == SIZE - 1
+DEADLINE_S = 10.0
+
+A7 = {
+    "shape": (lambda: tfc.allreduce(tf.ones([3 if LAST else 2])), "float32 (3)"),
+    "dtype": (
+        lambda: tfc.allreduce(tf.ones([2], tf.float16 if LAST else tf.float32)),
+        "float16 (2)",
+    ),
+    "half": (
+        lambda: tfc.allreduce(tf.ones([2], tf.bfloat16 if LAST else tf.float16)),
+        "bfloat16 (2)",
+    ),
+    "op": (
+        lambda: tfc.allreduce(tf.ones([2]), op=tfc.Max if LAST else tfc.Min),
+        "allreduce (max)",
+    ),
+    "factor": (
+        lambda: tfc.allreduce(tf.ones([2]), prescale_factor=2.0 if LAST else 1.0),
+        "scaled by (2.0, 1.0)",
+    ),
+    "compression": (
+        lambda: tfc.allreduce(
+            tf.ones([2]),
+            compression=tfc.Compression.fp16 if LAST else tfc.Compression.none,
+        ),
+        "float32 as float16 (2)",
+    ),
+    "name": (lambda: tfc.allreduce(tf.ones([2]), name="b" if LAST else "a"), "of b"),
+    "root": (lambda: tfc.broadcast(tf.ones([2]), int(LAST)), "from rank 1"),
+    "broadcast": (
+        lambda: tfc.broadcast(tf.ones([2, 3 if LAST else 4]), 0),
+        "float32 (2, 3)",
+    ),
+    "operation": (
+        lambda: (tfc.allgather if LAST else tfc.allreduce)(tf.ones([2])),
+        "allgather",
+    ),
+    "rows": (lambda: tfc.allgather(tf.ones([2, 3 if LAST else 4])), "float32 (3)"),
+    "count": (lambda: tfc.grouped_allreduce([tf.ones([1])] * (2 + LAST)), "3"),
+    "slices": (
+        lambda: tfc.allreduce(
+            tf.IndexedSlices(tf.ones([1, 2]), tf.constant([0]), tf.constant([3, 2]))
+            if LAST
+            else tf.ones([3, 2])
+        ),
+        "rows of tensor float32 (2)",
+    ),
+    "alltoall": (
+        lambda: tfc.alltoall(tf.ones([SIZE]), [5] * SIZE if LAST else [1] * SIZE),
+        "splits that fit",
+    ),
+    "reducescatter": (
+        lambda: tfc.reducescatter(tf.ones([4 if LAST else 5])),
+        "float32 (4)",
+    ),
+}
+
+
+def renew():
+    """Everybody is at the same place again."""
+    tfc.shutdown()
+    tfc.init()
+
+
+def fails(act, words):
+    start = time.monotonic()
+    try:
+        act()
+    except tfc.CollectiveMismatchError as error:
+        text = str(error)
+    else:
+        raise AssertionError("nothing was raised")
+    seconds = time.monotonic() - start
+    assert words in text, text
+    assert f"rank {SIZE - 1}" in text, text
+    assert seconds < DEADLINE_S, seconds
+
+
+def check_a7_eagerly():
+    for act, words in A7.values():
+        renew()
+        fails(act, words)
+
+
+def check_a7_in_a_function():
+    for act, words in A7.values():
+        renew()
+        fails(tf.function(act), words)
+
+
+def check_a7_variables():
+    renew()
+    variables = [keras.Variable([1.0], name="b" if LAST else "a")]
+    fails(lambda: tfc.broadcast_variables(variables, 0), "b float32 (1)")
+
+
+def check_a7_objects():
+    renew()
+    fails(lambda: tfc.broadcast_object(1, int(LAST)), "from rank 1")
+
+
+def check_a7_later_calls_fail_too():
+    """With the same error, at once, and with its class."""
+    fails(lambda: tfc.allreduce(tf.constant(1.0)), "from rank 1")
+    fails(tf.function(lambda: tfc.allreduce(tf.constant(1.0))), "from rank 1")
+
+
+def check_a8_threads_in_opposite_order():
+    """Either all ranks get both results, or all an error; nobody waits for ever."""
+    for attempt in range(3):
+        renew()
+        outcomes: dict[str, object] = {}
+
+        def act(name, outcomes=outcomes):
+            try:
+                total = tfc.allreduce(tf.constant(1.0), op=tfc.Sum, name=name)
+                outcomes[name] = float(total)
+            except tfc.CollectiveError as error:
+                outcomes[name] = type(error)
+
+        names = ["a", "b"] if (RANK + attempt) % 2 else ["b", "a"]
+        threads = [threading.Thread(target=act, args=(name,)) for name in names]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(DEADLINE_S)
+            assert not thread.is_alive()
+        right = list(outcomes.values()) == [float(SIZE)] * 2
+        wrong = set(outcomes.values()) == {tfc.CollectiveMismatchError}
+        assert right or wrong, outcomes
+
+
+def check_a8_opposite_order_by_name():
+    renew()
+    names = ["b", "a"] if LAST else ["a", "b"]
+    fails(lambda: [tfc.allreduce(tf.ones([1]), name=name) for name in names], "of b")
+
+
+def check_a11_none_on_one_rank():
+    """An unused branch of a model: named in eager code, functions and with a tape."""
+    used, branch = (
+        keras.Variable([1.0], name="used"),
+        keras.Variable([1.0], name="branch"),
+    )
+    variables = [used.value, branch.value]
+
+    def taped():
+        with tfc.DistributedGradientTape(tf.GradientTape()) as tape:
+            loss = used.value * 2.0
+            if not LAST:
+                loss += branch.value
+        return tape.gradient(loss, variables)
+
+    optimizer = tfc.DistributedOptimizer(keras.optimizers.SGD(1.0))
+    optimizer.build([used, branch])
+
+    def applied():
+        gradient = tf.constant([1.0])
+        optimizer.apply([gradient, None if LAST else gradient], [used, branch])
+
+    for act in (taped, applied, tf.function(taped), tf.function(applied)):
+        renew()
+        fails(act, "without gradient")
+    renew()
+
+    def nothing():
+        tfc.DistributedOptimizer(keras.optimizers.SGD(1.0)).apply(
+            [None if LAST else tf.constant([1.0])], [used]
+        )
+
+    fails(nothing, "used without gradient")
+
+
+if __name__ == "__main__":
+    checks.run(globals())

@@ -1,0 +1,247 @@
+# As people write scripts: without types.
+# mypy: allow-untyped-defs, allow-untyped-calls
+"""Trainings and calls over the tensorflow transport: results go to RESULTS-<rank>.npz.
+
+    c_items.py RESULTS
+
+With one rank it is what one process gets.
+"""
+
+import faulthandler
+import itertools
+import os
+import sys
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tfcluster.runtime as tfc
+from tfcluster.runtime import world
+from tfcluster.runtime.collective import ReduceOp
+from tfcluster.runtime.collective.keys import instance_keys
+
+RANK = int(os.environ["TFCLUSTER_RANK"])
+SIZE = int(os.environ["TFCLUSTER_SIZE"])
+found: dict[str, Any] = {}
+
+
+def carried():
+    """Bytes that went through TensorFlow's collective ops until now."""
+    return transport().carried_bytes if world.is_initialized() and SIZE > 1 else 0
+
+
+def transport() -> Any:
+    return world.group()._transport
+
+
+def keep(name, model, before):
+    for number, value in enumerate(model.get_weights()):
+        found[f"{name}/w{number}"] = value
+    if SIZE > 1:
+        found[f"{name}/carried"] = carried() - before
+
+
+def mixed_dtypes():
+    keras.utils.set_random_seed(3)
+    draw = np.random.default_rng(3)
+    x = draw.normal(size=(60, 40))
+    y = x @ draw.normal(size=(40, 1))
+    model = keras.Sequential(
+        [
+            keras.Input((40,), dtype="float64"),
+            keras.layers.Dense(150, activation="tanh", dtype="float64"),
+            keras.layers.Dense(80, activation="tanh", dtype="float32"),
+            keras.layers.Dense(40, activation="tanh", dtype="float64"),
+            keras.layers.Dense(1, dtype="float32"),
+        ]
+    )
+    model.compile(keras.optimizers.SGD(0.05, momentum=0.9), "mse")
+    before = carried()
+    model.fit(x, y, batch_size=20, epochs=2, verbose=0)
+    keep("mixed", model, before)
+
+
+def embedding(name, rows, words):
+    """``rows`` in a batch of all ranks, ``words`` looked up for each."""
+    keras.utils.set_random_seed(4)
+    draw = np.random.default_rng(4)
+    x = draw.integers(0, 30, size=(24, words))
+    y = draw.normal(size=(24, 1))
+    model = keras.Sequential(
+        [
+            keras.Input((words,), dtype="int32"),
+            keras.layers.Embedding(50, 200),
+            keras.layers.GlobalAveragePooling1D(),
+            keras.layers.Dense(1),
+        ]
+    )
+    model.compile(keras.optimizers.SGD(0.5), "mse")
+    before = carried()
+    model.fit(x, y, batch_size=rows, epochs=2, shuffle=False, verbose=0)
+    keep(name, model, before)
+
+
+def retraced():
+    """Rank 1 traces its step again in the midst of training."""
+    keras.utils.set_random_seed(5)
+    draw = np.random.default_rng(5)
+    x = draw.normal(size=(60, 40)).astype("float32")
+    y = (x @ draw.normal(size=(40, 1))).astype("float32")
+    model = keras.Sequential([keras.Input((40,)), keras.layers.Dense(150)])
+    model = keras.Sequential([model, keras.layers.Dense(1)])
+    optimizer = keras.optimizers.Adam(0.01)
+    traces = []
+
+    @tf.function
+    def step(rows, labels, attempt):
+        traces.append(attempt)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(rows) - labels) ** 2)
+        variables = model.trainable_variables
+        optimizer.apply_gradients(
+            zip(tape.gradient(loss, variables), variables, strict=True)
+        )
+        return loss
+
+    before = carried()
+    dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(12)
+    for number, (rows, labels) in enumerate(dataset.repeat(2)):
+        again = RANK == 1 and number >= 3
+        step(rows, labels, again)  # a Python value: another one is traced anew
+    keep("retraced", model, before)
+    found["retraced/traces"] = np.array(len(traces))
+
+
+def retraced_ops():
+    """The same with an op in the graph itself, by keys that count nothing."""
+    from tfcluster.runtime.collective.tensorflow import ops
+
+    group = transport().devices
+
+    def traced():
+        @tf.function
+        def step(value):
+            first, second = instance_keys(["retraced"], 2)
+            total = ops.all_reduce(value, group, first, ReduceOp.SUM, timeout_s=20)
+            return ops.all_reduce(total * 2, group, second, ReduceOp.SUM, timeout_s=20)
+
+        return step
+
+    step = traced()
+    values = []
+    for number in range(6):
+        if RANK == 1 and number == 3:
+            step = traced()
+            step.get_concrete_function(tf.TensorSpec([7], tf.float32))
+        values.append(float(step(tf.fill([5000], float(RANK + number)))[0]))
+    found["retraced_ops"] = np.array(values)
+    # Eagerly the same op works as it is.
+    (key,) = instance_keys(["eager"], 1)
+    own = tf.fill([5000], float(RANK + 1))
+    total = ops.all_reduce(own, group, key, ReduceOp.SUM, timeout_s=20)
+    found["eager"] = total.numpy()
+    for hint in (ops.RING, "AUTO"):
+        (key,) = instance_keys(["hint", hint], 1)
+        hinted = ops.Devices(group.key, group.size, group.own, hint)
+        total = ops.all_reduce(own, hinted, key, ReduceOp.MAX, timeout_s=20)
+        found[f"hint/{hint}"] = total.numpy()
+
+
+def batched():
+    """Tensors of several dtypes in buckets, in a graph; rank 1 traces it twice."""
+    from tfcluster.runtime.collective.tensorflow import ops
+
+    group = transport().devices
+    shapes = {"a": [4], "b": [3, 2], "c": [0, 5], "d": [], "e": [7]}
+    dtypes = ["float32", "float64", "float32", "int32", "float32"]
+
+    def traced(hint, size):
+        members = ops.Devices(group.key, group.size, group.own, hint)
+        name = f"{hint} {size}"
+
+        @tf.function
+        def step(*tensors):
+            return ops.batch_all_reduce(
+                tensors, members, name, ReduceOp.SUM, timeout_s=20, bucket_bytes=size
+            )
+
+        return step
+
+    for size in (0, 16, 1 << 20):
+        step = traced(ops.RING, size)
+        for number in range(3):
+            if RANK == 1 and number == 1:
+                step = traced(ops.RING, size)
+            own = [
+                tf.cast(tf.fill(shape, RANK + number + 1), dtype)
+                for shape, dtype in zip(shapes.values(), dtypes, strict=True)
+            ]
+            for name, total in zip(shapes, step(*own), strict=True):
+                found[f"batched/{size}/{number}/{name}"] = total.numpy()
+    for hint in (ops.RING, ops.NCCL):
+        # Only built: NCCL needs GPUs to run. A function would order them by itself.
+        with tf.Graph().as_default() as graph:
+            members = ops.Devices(group.key, group.size, group.own, hint)
+            ops.batch_all_reduce(
+                [tensor.numpy() for tensor in own],
+                members,
+                hint,
+                ReduceOp.SUM,
+                timeout_s=20,
+                bucket_bytes=16,
+            )
+        reductions = [
+            node for node in graph.get_operations() if node.type == "CollectiveReduceV2"
+        ]
+        found[f"batched/{hint}"] = np.array(
+            [
+                first in _above(second)
+                for first, second in itertools.pairwise(reductions)
+            ]
+        )
+    try:
+        ops.batch_all_reduce(
+            [tf.constant(["x"])], group, "text", ReduceOp.SUM, timeout_s=20
+        )
+    except TypeError as error:
+        found["batched/refused"] = np.array(str(error))
+
+
+def _above(node):
+    """The nodes that have to be done before ``node``, at whatever distance."""
+    seen, rest = set(), [node]
+    while rest:
+        current = rest.pop()
+        before = [*current.control_inputs, *(t.op for t in current.inputs)]
+        rest += [n for n in before if n not in seen]
+        seen.update(before)
+    return seen
+
+
+def gathered():
+    """Tensors of other sizes on each rank, along every axis."""
+    before = carried()
+    for axis in range(4):
+        shape = [30, 12, 7, 5]
+        shape[axis] += 3 * RANK if RANK < 2 else -shape[axis]
+        own = tf.reshape(tf.range(float(np.prod(shape))), shape) + 1000.0 * RANK
+        eager = tfc.allgather(own, axis=axis)
+        in_graph = tf.function(lambda x, a=axis: tfc.allgather(x, axis=a))(own)
+        assert np.array_equal(eager, in_graph)
+        found[f"gathered/{axis}"] = eager.numpy()
+    found["gathered/carried"] = carried() - before
+
+
+# Who hangs says where.
+faulthandler.dump_traceback_later(120, exit=True)
+if SIZE > 1:
+    retraced_ops()
+    batched()
+    gathered()
+mixed_dtypes()
+embedding("few_rows", 2, 3)
+embedding("many_rows", 8, 40)
+retraced()
+np.savez(f"{sys.argv[1]}-{RANK}.npz", **found)

@@ -1,0 +1,201 @@
+# As people write scripts: without types.
+# mypy: allow-untyped-defs, allow-untyped-calls, allow-subclassing-any
+"""Callbacks that read, stop or write."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tests.runtime.programs.cases.tools import (
+    RANK,
+    classifier,
+    compiled,
+    data,
+    main,
+    results,
+)
+
+
+def case_early_stopping():
+    x, y = data()
+    model = compiled(classifier(), keras.optimizers.SGD(3.0))
+    stopping = keras.callbacks.EarlyStopping(
+        "val_loss", patience=1, restore_best_weights=True
+    )
+    history = model.fit(
+        x, y, batch_size=16, epochs=12, validation_split=0.3, verbose=0,
+        callbacks=[stopping],
+    )  # fmt: skip
+    return {**results(model, history), "epochs": np.array(len(history.epoch))}
+
+
+def case_one_rank_stops():
+    """A callback that stops on one rank only, in the midst of an epoch."""
+
+    class Stop(keras.callbacks.Callback):
+        seen = 0
+
+        def on_train_batch_end(self, batch, logs=None):
+            self.seen += 1
+            if RANK == 1 and self.seen == 2:
+                self.model.stop_training = True
+
+    x, y = data()
+    stop = Stop()
+    model = compiled(classifier())
+    model.fit(x, y, batch_size=10, epochs=3, verbose=0, callbacks=[stop])
+    return {**results(model), "batches": np.array(stop.seen)}
+
+
+def case_files():
+    written = []
+    sys.addaudithook(
+        lambda event, args: (
+            written.append(str(args[0]))
+            if event == "open" and isinstance(args[1], str) and "w" in args[1]
+            else None
+        )
+    )
+    x, y = data()
+    model = compiled(classifier())
+    folder = Path("deep/er")
+    model.fit(
+        x, y, batch_size=16, epochs=2, validation_split=0.2, verbose=0,
+        callbacks=[
+            keras.callbacks.ModelCheckpoint("best.keras", save_best_only=True),
+            keras.callbacks.ModelCheckpoint(
+                str(folder / "{epoch}.weights.h5"), save_weights_only=True
+            ),
+            keras.callbacks.CSVLogger("log.csv"),
+            keras.callbacks.BackupAndRestore("backup"),
+        ],
+    )  # fmt: skip
+    model.save("end.keras")
+    again = keras.saving.load_model("end.keras")
+    ours = [name for name in written if not name.startswith(("/proc", "/sys", "/dev"))]
+    return {
+        **results(again),
+        "written": np.array(sorted({Path(name).name for name in ours}), dtype=str),
+        "same": np.array(
+            all(
+                np.array_equal(a, b)
+                for a, b in zip(model.get_weights(), again.get_weights(), strict=True)
+            )
+        ),
+        "log": np.array(Path("log.csv").read_text()),
+    }
+
+
+def case_checkpoints():
+    """TensorFlow's own, as hand-written loops use them."""
+    model = classifier()
+    manager = tf.train.CheckpointManager(tf.train.Checkpoint(model=model), "c", 2)
+    path = manager.save()
+    before = model.get_weights()
+    model.set_weights([np.zeros_like(weight) for weight in before])
+    tf.train.Checkpoint(model=model).restore(path).expect_partial()
+    return {
+        "path": np.array(path),
+        "files": np.array(sorted(file.name for file in Path("c").iterdir())),
+        "restored": np.array(
+            all(map(np.array_equal, before, model.get_weights())),
+        ),
+    }
+
+
+def case_unwritable():
+    model = compiled(classifier())
+    try:
+        model.save("/proc/nowhere/model.keras")
+    except OSError as error:
+        return {"raised": np.array(type(error).__name__)}
+    return {"raised": np.array("nothing")}
+
+
+def case_restored():
+    """A second fit goes on where the first was interrupted."""
+
+    class Interrupted(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch == 2:
+                raise KeyboardInterrupt
+
+    x, y = data()
+    model = compiled(classifier())
+    backup = keras.callbacks.BackupAndRestore("restore")
+    with contextlib.suppress(KeyboardInterrupt):
+        model.fit(
+            x, y, batch_size=16, epochs=4, verbose=0, callbacks=[backup, Interrupted()]
+        )
+    keras.utils.set_random_seed(5)
+    model = compiled(classifier())
+    history = model.fit(x, y, batch_size=16, epochs=4, verbose=0, callbacks=[backup])
+    return {**results(model), "epochs": np.array(history.epoch)}
+
+
+def case_reduced_rate():
+    x, y = data()
+    model = compiled(classifier(), keras.optimizers.SGD(0.5))
+    reduce = keras.callbacks.ReduceLROnPlateau(
+        "val_loss", factor=0.3, patience=1, min_delta=0.02
+    )
+    rates = []
+    keep = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: rates.append(
+            float(model.optimizer.learning_rate)
+        )
+    )
+    history = model.fit(
+        x, y, batch_size=16, epochs=13, validation_split=0.3, verbose=0,
+        callbacks=[reduce, keep],
+    )  # fmt: skip
+    return {**results(model, history), "rates": np.array(rates)}
+
+
+def case_stopped_by_nan():
+    x, y = data()
+    x[20] = np.nan
+    model = compiled(classifier())
+    history = model.fit(
+        x, y, batch_size=8, epochs=3, shuffle=False, verbose=0,
+        callbacks=[keras.callbacks.TerminateOnNaN()],
+    )  # fmt: skip
+    return {
+        "epochs": np.array(len(history.epoch)),
+        "steps": np.array(int(model.optimizer.iterations)),
+    }
+
+
+def case_written():
+    """An exported model, and TensorBoard's events where it is installed."""
+    x, y = data()
+    model = compiled(classifier())
+    boards = []
+    if importlib.util.find_spec("tensorboard"):
+        boards.append(keras.callbacks.TensorBoard("board", write_graph=False))
+    model.fit(
+        x, y, batch_size=16, epochs=2, validation_split=0.2, verbose=0, callbacks=boards
+    )
+    model.export("exported", verbose=False)
+    loaded = tf.saved_model.load("exported")
+    served = loaded.serve(x[:3].astype(keras.config.floatx()))
+    events = sorted(
+        path.parent.name for path in Path("board").rglob("events.out.tfevents.*")
+    )
+    return {
+        **results(model),
+        "served": served.numpy(),
+        "predicted": model.predict(x[:3], verbose=0),
+        "events": np.array(events, dtype=str),
+    }
+
+
+if __name__ == "__main__":
+    main(globals())

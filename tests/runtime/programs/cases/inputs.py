@@ -1,0 +1,184 @@
+# As people write scripts: without types.
+# mypy: allow-untyped-defs, allow-untyped-calls, allow-subclassing-any
+"""Where batches come from, and how large they are."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tests.runtime.programs.cases.tools import (
+    EPOCHS,
+    RANK,
+    ROWS,
+    classifier,
+    compiled,
+    data,
+    main,
+    results,
+)
+
+
+def case_fit():
+    """50 rows in batches of 16: the last batch has 2, fewer than there are ranks."""
+    x, y = data()
+    model = compiled(classifier())
+    history = model.fit(x, y, batch_size=16, epochs=3, validation_split=0.2, verbose=0)
+    found = results(model, history)
+    found["evaluate"] = np.array(model.evaluate(x, y, batch_size=7, verbose=0))
+    found["predict"] = model.predict(x, batch_size=7, verbose=0)
+    found["steps"] = np.array(int(model.optimizer.iterations))
+    return found
+
+
+class Batches(keras.utils.PyDataset):
+    def __init__(self, x, y):
+        super().__init__()
+        self.x, self.y = x, y
+
+    def __len__(self):
+        return -(-len(self.x) // 13)
+
+    def __getitem__(self, index):
+        rows = slice(index * 13, (index + 1) * 13)
+        return self.x[rows], self.y[rows]
+
+
+def case_sources():
+    """numpy, tf.data, PyDataset and generator give the same batches."""
+    x, y = data()
+    dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(13)
+
+    def generator():
+        while True:
+            for start in range(0, 50, 13):
+                yield x[start : start + 13], y[start : start + 13]
+
+    found = {}
+    for name, arguments in {
+        "numpy": {"x": x, "y": y, "batch_size": 13, "shuffle": False},
+        "dataset": {"x": dataset},
+        "pydataset": {"x": Batches(x, y), "shuffle": False},
+        "generator": {"x": generator(), "steps_per_epoch": 4},
+    }.items():
+        keras.utils.set_random_seed(3)
+        model = compiled(classifier())
+        history = model.fit(epochs=2, verbose=0, **arguments)
+        found[f"{name}_loss"] = np.array(history.history["loss"])
+        found[f"{name}_w"] = model.get_weights()[0]
+    return found
+
+
+def case_different_beginnings():
+    """One rank's weights are others at first: the chief's count."""
+    keras.utils.set_random_seed(11 if RANK == 0 else 12 + RANK)
+    x, y = data()
+    model = compiled(classifier())
+    return results(model, model.fit(x, y, batch_size=16, shuffle=False, verbose=0))
+
+
+def rows_of_batches(rows, batch_size):
+    x, y = data(rows)
+    model = compiled(classifier(), keras.optimizers.SGD(0.1))
+    history = model.fit(
+        x, y, batch_size=batch_size, epochs=3, validation_data=(x[:5], y[:5]),
+        validation_batch_size=2, verbose=0,
+    )  # fmt: skip
+    return results(model, history)
+
+
+def case_batches_of_one():
+    """Fewer rows than ranks, in every batch."""
+    return rows_of_batches(7, 1)
+
+
+def case_batches_of_two():
+    return rows_of_batches(9, 2)
+
+
+def case_batches_of_seven():
+    return rows_of_batches(38, 7)
+
+
+def case_workers():
+    """Batches that several threads make."""
+    x, y = data(ROWS)
+
+    class Made(Batches):
+        def __init__(self):
+            super().__init__(x, y)
+            self.workers, self.max_queue_size = 3, 4
+
+    model = compiled(classifier())
+    history = model.fit(
+        Made(), epochs=EPOCHS, validation_data=Made(), shuffle=True, verbose=0
+    )
+    found = results(model, history)
+    found["evaluate"] = np.array(model.evaluate(Made(), verbose=0))
+    found["predict"] = model.predict(Made(), verbose=0)
+    return found
+
+
+def case_endless():
+    """Datasets and generators without end, and a number of steps."""
+    x, y = data()
+    dataset = tf.data.Dataset.from_tensor_slices((x, y))
+    dataset = dataset.shuffle(50, seed=4).repeat().batch(9)
+
+    def generator():
+        while True:
+            yield x[:20], y[:20], np.linspace(0.5, 2.0, 20)
+            yield x[20:], y[20:], np.linspace(0.5, 2.0, 30)
+
+    model = compiled(classifier(), keras.optimizers.SGD(0.05))
+    history = model.fit(
+        dataset, epochs=5, steps_per_epoch=7, validation_data=dataset,
+        validation_steps=2, validation_freq=2, verbose=0,
+    )  # fmt: skip
+    found = results(model, history)
+    history = model.fit(generator(), epochs=4, steps_per_epoch=4, verbose=0)
+    found["again"] = np.array(history.history["loss"])
+    found["evaluate"] = np.array(model.evaluate(generator(), steps=3, verbose=0))
+    found["predict"] = model.predict(generator(), steps=3, verbose=0)
+    return found
+
+
+def case_several_fits():
+    x, y = data()
+    model = compiled(classifier())
+    first = model.fit(x, y, batch_size=16, epochs=3, verbose=0)
+    second = model.fit(
+        x, y, batch_size=11, epochs=6, initial_epoch=3, verbose=0, shuffle=False
+    )
+    model.compile(keras.optimizers.Adam(0.003), "sparse_categorical_crossentropy")
+    third = model.fit(x[:23], y[:23], batch_size=8, epochs=7, verbose=0)
+    found = results(model, third)
+    found["losses"] = np.array(first.history["loss"] + second.history["loss"])
+    return found
+
+
+def case_augmented():
+    """Random numbers in the pipeline: all ranks draw the same."""
+    x, y = data(ROWS)
+    dataset = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(ROWS).batch(16)
+    dataset = dataset.map(lambda x, y: (x + tf.random.normal(tf.shape(x)), y))
+    model = compiled(classifier())
+    return results(model, model.fit(dataset, epochs=EPOCHS, verbose=0))
+
+
+def case_without_a_fixed_order():
+    """Many threads fill the dataset; its order is left to them."""
+    x, y = data()
+    dataset = tf.data.Dataset.range(50).map(
+        lambda i: (tf.gather(x, i), tf.gather(y, i)),
+        num_parallel_calls=4,
+        deterministic=False,
+    )
+    model = compiled(classifier())
+    history = model.fit(dataset.batch(25), epochs=2, verbose=0)
+    return results(model, history)
+
+
+if __name__ == "__main__":
+    main(globals())

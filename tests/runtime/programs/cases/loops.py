@@ -1,0 +1,308 @@
+# As people write scripts: without types.
+# mypy: allow-untyped-defs, allow-untyped-calls, allow-subclassing-any
+"""Training loops without ``fit``."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tests.runtime.programs.cases.tools import (
+    EPOCHS,
+    ROWS,
+    classifier,
+    compiled,
+    data,
+    main,
+    results,
+)
+
+
+def tape_loop(compile_step):
+    x, y = data(96)
+    dataset = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(96, seed=3).batch(10)
+    model = classifier()
+    optimizer = keras.optimizers.Adam(0.01)
+    accuracy = keras.metrics.SparseCategoricalAccuracy()
+
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            probabilities = model(x, training=True)
+            loss = tf.reduce_mean(
+                keras.losses.sparse_categorical_crossentropy(y, probabilities)
+            )
+        weights = model.trainable_variables
+        optimizer.apply(tape.gradient(loss, weights), weights)
+        accuracy.update_state(y, probabilities)
+        return tf.shape(x)[0]
+
+    if compile_step:
+        step = tf.function(step)
+    accuracies, rows = [], []
+    for _ in range(3):
+        accuracy.reset_state()
+        for batch in dataset.prefetch(2):
+            rows.append(int(step(*batch)))
+        accuracies.append(float(accuracy.result()))
+    again = float(accuracy.result())
+    seen = np.concatenate([model(x).numpy() for x, _ in dataset])
+    return {
+        **results(model),
+        "accuracies": np.array(accuracies),
+        "again": np.array(again),
+        "seen": np.array(len(seen)),
+        "rows": np.array(rows),
+    }
+
+
+def case_tape_eager():
+    return tape_loop(compile_step=False)
+
+
+def case_tape_graph():
+    return tape_loop(compile_step=True)
+
+
+def case_tape_on_arrays():
+    """Nothing to divide: every rank computes the same."""
+    x, y = data(48)
+    model = classifier()
+    optimizer = keras.optimizers.SGD(0.1)
+    mean = keras.metrics.Mean()
+    total = keras.metrics.Sum()
+    for start in range(0, 48, 12):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(
+                keras.losses.sparse_categorical_crossentropy(
+                    y[start : start + 12], model(x[start : start + 12])
+                )
+            )
+        weights = model.trainable_variables
+        optimizer.apply(tape.gradient(loss, weights), weights)
+        mean.update_state(loss)
+        total.update_state(12.0)
+    return {
+        **results(model),
+        "mean": np.array(float(mean.result())),
+        "total": np.array(float(total.result())),
+    }
+
+
+def case_on_batch():
+    x, y = data()
+    model = compiled(classifier())
+    logs = [
+        model.train_on_batch(x[i : i + 11], y[i : i + 11]) for i in range(0, 44, 11)
+    ]
+    tested = model.test_on_batch(x, y, return_dict=True)
+    return {
+        **results(model),
+        "logs": np.array(logs),
+        "tested": np.array([tested["loss"], tested["accuracy"]]),
+    }
+
+
+def case_train_on_batch_of_dataset():
+    """The loop over the dataset is no hand-written training loop."""
+    x, y = data(60)
+    model = compiled(classifier())
+    for batch in tf.data.Dataset.from_tensor_slices((x, y)).batch(12):
+        model.train_on_batch(*batch)
+    return results(model)
+
+
+def case_two_optimizers():
+    x, y = data(40)
+    one, two = classifier(), classifier()
+    optimizers = keras.optimizers.Adam(0.01), keras.optimizers.SGD(0.1)
+
+    @tf.function
+    def step(x, y):
+        for model, optimizer in zip((one, two), optimizers, strict=True):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(
+                    keras.losses.sparse_categorical_crossentropy(y, model(x))
+                )
+            weights = model.trainable_variables
+            optimizer.apply(tape.gradient(loss, weights), weights)
+
+    for batch in tf.data.Dataset.from_tensor_slices((x, y)).batch(8, True).repeat(2):
+        step(*batch)
+    return {**results(one), "other": two.get_weights()[0]}
+
+
+def case_gan():
+    """Two models, two optimizers, labels and noise that are drawn in the step."""
+
+    class Gan(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.generator = keras.Sequential(
+                [keras.Input((3,)), keras.layers.Dense(6, activation="tanh")]
+            )
+            self.discriminator = keras.Sequential(
+                [keras.Input((6,)), keras.layers.Dense(1)]
+            )
+            self.d_loss = keras.metrics.Mean("d_loss")
+            self.g_loss = keras.metrics.Mean("g_loss")
+
+        @property
+        def metrics(self):
+            return [self.d_loss, self.g_loss]
+
+        def compile(self, d_optimizer, g_optimizer):
+            super().compile()
+            self.d_optimizer, self.g_optimizer = d_optimizer, g_optimizer
+            self.loss_fn = keras.losses.BinaryCrossentropy(from_logits=True)
+
+        def train_step(self, data):
+            # Noise that follows from the rows: that of a random generator is other
+            # on every rank, as it is in every row.
+            noise = data[:, :3] * 0.5
+            n = tf.shape(data)[0]
+            labels = tf.concat([tf.ones((n, 1)), tf.zeros((n, 1))], 0)
+            with tf.GradientTape() as tape:
+                both = tf.concat([self.generator(noise), data], 0)
+                d_loss = self.loss_fn(labels, self.discriminator(both))
+            weights = self.discriminator.trainable_weights
+            self.d_optimizer.apply(tape.gradient(d_loss, weights), weights)
+            with tf.GradientTape() as tape:
+                fooled = self.discriminator(self.generator(noise))
+                g_loss = self.loss_fn(tf.zeros((n, 1)), fooled)
+            weights = self.generator.trainable_weights
+            self.g_optimizer.apply(tape.gradient(g_loss, weights), weights)
+            self.d_loss.update_state(d_loss)
+            self.g_loss.update_state(g_loss)
+            return {m.name: m.result() for m in self.metrics}
+
+    x, _ = data(ROWS)
+    model = Gan()
+    model.compile(keras.optimizers.Adam(0.003), keras.optimizers.Adam(0.003))
+    history = model.fit(x, batch_size=16, epochs=EPOCHS, verbose=0)
+    return results(model, history)
+
+
+def loop_with(loss_of, compile_step, epochs=3):
+    """50 rows in batches of 8 and 2, a loss object, and the mean of its values."""
+    x, y = data()
+    dataset = tf.data.Dataset.from_tensor_slices(
+        (x, y, np.linspace(0.1, 2.0, 50).astype(keras.config.floatx()))
+    ).batch(8)
+    model = classifier()
+    optimizer = keras.optimizers.Adam(0.01)
+    mean = keras.metrics.Mean()
+
+    def step(x, y, weight):
+        with tf.GradientTape() as tape:
+            loss = loss_of(y, model(x, training=True), weight)
+        weights = model.trainable_variables
+        gradients = tape.gradient(loss, weights)
+        optimizer.apply_gradients(zip(gradients, weights, strict=True))
+        mean.update_state(loss)
+
+    if compile_step:
+        step = tf.function(step, jit_compile=compile_step == "xla")
+    means = []
+    for _ in range(epochs):
+        mean.reset_state()
+        for batch in dataset:
+            step(*batch)
+            means.append(float(mean.result()))
+    return {**results(model), "means": np.array(means)}
+
+
+def case_tape_with_a_sum():
+    loss = keras.losses.SparseCategoricalCrossentropy(reduction="sum")
+    return loop_with(lambda y, p, w: loss(y, p), compile_step=True)
+
+
+def case_tape_with_weights():
+    loss = keras.losses.SparseCategoricalCrossentropy(
+        reduction="mean_with_sample_weight"
+    )
+    return loop_with(loss, compile_step=False)
+
+
+def case_tape_with_a_divisor():
+    """A sum by hand, divided by the size that batches should have."""
+
+    def loss(y, p, w):
+        losses = keras.losses.sparse_categorical_crossentropy(y, p)
+        return tf.nn.compute_average_loss(losses, global_batch_size=8)
+
+    return loop_with(loss, compile_step=True)
+
+
+def case_tape_compiled_by_xla():
+    loss = keras.losses.SparseCategoricalCrossentropy()
+    return loop_with(lambda y, p, w: loss(y, p), compile_step="xla")
+
+
+def case_tape_accumulates():
+    """Gradients of two batches are added up by hand, and applied together."""
+    x, y = data(48)
+    dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(8)
+    model = classifier()
+    optimizer = keras.optimizers.SGD(0.1)
+    loss_of = keras.losses.SparseCategoricalCrossentropy()
+    weights = model.trainable_variables
+    held = None
+    for _ in range(3):
+        for batch, (x, y) in enumerate(dataset):
+            with tf.GradientTape() as tape:
+                loss = loss_of(y, model(x))
+            gradients = tape.gradient(loss, weights)
+            held = (
+                [a + b for a, b in zip(held, gradients, strict=True)]
+                if held
+                else gradients
+            )
+            if batch % 2:
+                optimizer.apply([g / 2 for g in held], weights)
+                held = None
+    return results(model)
+
+
+class Words(keras.Model):
+    """Has no variables before it is called."""
+
+    def __init__(self):
+        super().__init__()
+        self.words = keras.layers.Embedding(12, 3)
+        self.out = keras.layers.Dense(2, activation="softmax")
+
+    def call(self, x):
+        return self.out(keras.ops.mean(self.words(x), 1))
+
+
+def case_tape_builds_its_model():
+    """Variables that the first step makes, and a loss that an optimizer scales.
+
+    By a constant: an optimizer without variables scales by its first scale, in a trace
+    that is used for all batches of that shape, and parts of batches have other shapes.
+    """
+    generator = np.random.default_rng(3)
+    x = generator.integers(0, 12, size=(50, 5))
+    dataset = tf.data.Dataset.from_tensor_slices((x, x[:, 0] % 2)).batch(9).cache()
+    model = Words()
+    optimizer = keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.Adam(0.01), initial_scale=64.0, dynamic_growth_steps=100
+    )
+    loss_of = keras.losses.SparseCategoricalCrossentropy()
+
+    @tf.function
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = loss_of(y, model(x, training=True))
+            scaled = optimizer.scale_loss(loss)
+        weights = model.trainable_variables
+        optimizer.apply(tape.gradient(scaled, weights), weights)
+
+    for batch in dataset.repeat(4):
+        step(*batch)
+    return {**results(model), "scale": np.array(float(optimizer.dynamic_scale.numpy()))}
+
+
+if __name__ == "__main__":
+    main(globals())

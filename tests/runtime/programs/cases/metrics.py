@@ -1,0 +1,162 @@
+# As people write scripts: without types.
+# mypy: allow-untyped-defs, allow-untyped-calls, allow-subclassing-any
+"""Metrics with states of their own."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tests.runtime.programs.cases.tools import (
+    EPOCHS,
+    ROWS,
+    classifier,
+    compiled,
+    data,
+    main,
+    results,
+)
+
+
+class RowsByLabel(keras.metrics.Metric):
+    """Counts rows in a way of its own."""
+
+    def __init__(self, name="rows"):
+        super().__init__(name=name)
+        self.seen = self.add_variable((2,), "zeros", name="seen", dtype="int32")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        labels = tf.reshape(tf.cast(y_true, "int32"), [-1])
+        self.seen.assign_add(tf.math.bincount(labels, minlength=2, maxlength=2))
+
+    def result(self):
+        return tf.reduce_sum(self.seen)
+
+
+def case_metrics():
+    x, y = data()
+    model = keras.Sequential(
+        [keras.Input((6,)), keras.layers.Dense(1, activation="sigmoid")]
+    )
+    model.compile(
+        "adam",
+        "binary_crossentropy",
+        metrics=[
+            keras.metrics.AUC(name="auc"),
+            keras.metrics.Precision(name="precision"),
+            keras.metrics.RootMeanSquaredError(name="rmse"),
+            keras.metrics.F1Score(threshold=0.5, average="micro", name="f1"),
+            RowsByLabel(),
+        ],
+    )
+    y = y.astype("float32")[:, None]
+    return results(model, model.fit(x, y, batch_size=16, epochs=2, verbose=0))
+
+
+def case_more_metrics():
+    """What counts, what keeps matrices, and what is weighted."""
+    x, y = data()
+    model = classifier()
+    model.compile(
+        keras.optimizers.SGD(0.1),
+        "categorical_crossentropy",
+        metrics=[
+            keras.metrics.AUC(curve="PR", multi_label=True, name="pr"),
+            keras.metrics.Recall(class_id=1, name="recall"),
+            keras.metrics.SensitivityAtSpecificity(0.5, name="sensitivity"),
+            keras.metrics.F1Score(average="macro", name="f1"),
+            keras.metrics.OneHotMeanIoU(num_classes=2, name="iou"),
+            keras.metrics.CategoricalAccuracy(name="top"),
+            keras.metrics.CosineSimilarity(name="cosine"),
+            keras.metrics.R2Score(class_aggregation=None, name="r2"),
+            keras.metrics.MeanSquaredLogarithmicError(name="log"),
+        ],
+        weighted_metrics=[keras.metrics.CategoricalAccuracy(name="weighted")],
+    )
+    y = np.eye(2, dtype="float32")[y]
+    weights = np.linspace(0.2, 2.0, 40)
+    history = model.fit(
+        x[:40], y[:40], batch_size=9, epochs=4, sample_weight=weights,
+        validation_data=(x[40:], y[40:]), verbose=0,
+    )  # fmt: skip
+    found = results(model, history)
+    for key, value in model.evaluate(
+        x, y, batch_size=7, return_dict=True, verbose=0
+    ).items():
+        found[f"evaluate_{key}"] = np.array(value)
+    return found
+
+
+class LossInMean(keras.Model):
+    """Counts the mean of each batch once, as the guides of Keras do."""
+
+    def __init__(self):
+        super().__init__()
+        self.out = keras.layers.Dense(1)
+        self.tracker = keras.metrics.Mean("loss")
+        self.error = keras.metrics.MeanAbsoluteError("mae")
+
+    def call(self, x):
+        return self.out(x)
+
+    @property
+    def metrics(self):
+        return [self.tracker, self.error]
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            y_pred = self(x, training=True)
+            loss = tf.reduce_mean(tf.square(y - y_pred))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply(gradients, self.trainable_variables)
+        self.tracker.update_state(loss)
+        self.error.update_state(y, y_pred)
+        return {m.name: m.result() for m in self.metrics}
+
+    def test_step(self, data):
+        x, y = data
+        y_pred = self(x, training=False)
+        self.tracker.update_state(tf.reduce_mean(tf.square(y - y_pred)))
+        self.error.update_state(y, y_pred)
+        return {m.name: m.result() for m in self.metrics}
+
+
+def case_mean_of_means():
+    x, _ = data(ROWS)
+    y = x.sum(1, keepdims=True)
+    model = LossInMean()
+    model.compile(keras.optimizers.Adam(0.01))
+    history = model.fit(
+        x, y, batch_size=16, epochs=EPOCHS, validation_split=0.2, verbose=0
+    )
+    found = results(model, history)
+    found["evaluate"] = np.array(model.evaluate(x, y, batch_size=7, verbose=0))
+    return found
+
+
+def case_read_by_callbacks():
+    """A callback that asks for results in the midst of an epoch, and evaluates."""
+    seen = []
+
+    class Reader(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            seen.extend([logs["loss"], logs["accuracy"]])
+
+        def on_epoch_end(self, epoch, logs=None):
+            seen.extend(self.model.evaluate(x, y, batch_size=7, verbose=0))
+            seen.append(float(self.model.predict(x, verbose=0)[3, 0]))
+            seen.extend([logs["loss"], logs["val_accuracy"]])
+
+    x, y = data()
+    model = compiled(classifier())
+    model.fit(
+        x, y, batch_size=16, epochs=3, validation_split=0.2, verbose=0,
+        callbacks=[Reader()],
+    )  # fmt: skip
+    return {**results(model), "seen": np.array(seen)}
+
+
+if __name__ == "__main__":
+    main(globals())

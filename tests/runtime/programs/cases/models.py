@@ -1,0 +1,291 @@
+# As people write scripts: without types.
+# mypy: allow-untyped-defs, allow-untyped-calls, allow-subclassing-any
+"""Models and layers of every kind."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tests.runtime.programs.cases.tools import (
+    EPOCHS,
+    ROWS,
+    classifier,
+    compiled,
+    data,
+    main,
+    results,
+)
+
+
+def case_embedding():
+    generator = np.random.default_rng(3)
+    x = generator.integers(0, 50, size=(45, 5))
+    y = generator.integers(0, 2, size=45)
+    model = keras.Sequential(
+        [
+            keras.Input((5,), dtype="int32"),
+            keras.layers.Embedding(50, 4),
+            keras.layers.Flatten(),
+            keras.layers.Dense(2, activation="softmax"),
+        ]
+    )
+    optimizer = keras.optimizers.Adam(0.01, clipnorm=0.1)
+    compiled(model, optimizer)
+    return results(model, model.fit(x, y, batch_size=11, epochs=2, verbose=0))
+
+
+def case_structures():
+    """Dictionaries, ragged and sparse tensors are divided by rows, too."""
+    x, y = data(30)
+    ragged = tf.RaggedTensor.from_row_lengths(
+        np.arange(60, dtype="int32") % 9, [i % 5 for i in range(30)]
+    )
+    sparse = tf.sparse.from_dense(np.where(x > 0, x, 0))
+
+    class Model(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.out = keras.layers.Dense(2, activation="softmax")
+
+        def call(self, inputs):
+            lengths = tf.cast(inputs["ragged"].row_lengths(), self.dtype)[:, None]
+            dense = tf.ensure_shape(tf.sparse.to_dense(inputs["sparse"]), (None, 6))
+            return self.out(tf.concat([inputs["x"], lengths, dense], 1))
+
+    dataset = tf.data.Dataset.from_tensor_slices(
+        ({"x": x, "ragged": ragged, "sparse": sparse}, y)
+    ).batch(7)
+    model = compiled(Model())
+    return results(model, model.fit(dataset, epochs=2, verbose=0))
+
+
+def case_batch_normalization():
+    x, y = data()
+    model = compiled(classifier(keras.layers.BatchNormalization()))
+    history = model.fit(x, y, batch_size=16, epochs=2, verbose=0, shuffle=False)
+    found = results(model, history)
+    norm = next(
+        layer
+        for layer in model.layers
+        if isinstance(layer, keras.layers.BatchNormalization)
+    )
+    found["moving_mean"] = norm.moving_mean.numpy()
+    found["moving_variance"] = norm.moving_variance.numpy()
+    return found
+
+
+def case_batch_normalization_synchronized():
+    """Statistics of all rows: on sequences with a mask, too."""
+    x, y = sequences()
+    inputs = keras.Input((9,), dtype="int32")
+    hidden = keras.layers.Embedding(20, 4, mask_zero=True)(inputs)
+    hidden = keras.layers.BatchNormalization(synchronized=True)(hidden)
+    hidden = keras.layers.GRU(4)(hidden)
+    hidden = keras.layers.BatchNormalization(synchronized=True)(hidden)
+    model = keras.Model(inputs, keras.layers.Dense(2, activation="softmax")(hidden))
+    compiled(model, keras.optimizers.SGD(0.03))
+    history = model.fit(x, y, batch_size=16, epochs=EPOCHS, shuffle=False, verbose=0)
+    found = results(model, history)
+    found["evaluate"] = np.array(model.evaluate(x, y, 11, verbose=0))
+    return found
+
+
+def case_dropout():
+    x, y = data()
+    model = compiled(classifier(keras.layers.Dropout(0.5)))
+    return results(model, model.fit(x, y, batch_size=16, epochs=2, verbose=0))
+
+
+def case_eager():
+    x, y = data()
+    model = compiled(classifier(), run_eagerly=True)
+    return results(model, model.fit(x, y, batch_size=16, epochs=2, verbose=0))
+
+
+def case_several_steps_per_execution():
+    x, y = data()
+    model = compiled(classifier(), steps_per_execution=3)
+    return results(model, model.fit(x, y, batch_size=8, epochs=2, verbose=0))
+
+
+class OwnStep(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.hidden = keras.layers.Dense(8, activation="tanh")
+        self.out = keras.layers.Dense(2)
+        self.tracker = keras.metrics.Mean("my_loss")
+
+    def call(self, x):
+        return self.out(self.hidden(x))
+
+    @property
+    def metrics(self):
+        return [self.tracker]
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            losses = keras.losses.sparse_categorical_crossentropy(
+                y, self(x, training=True), from_logits=True
+            )
+            loss = tf.reduce_mean(losses)
+        weights = self.trainable_variables
+        self.optimizer.apply_gradients(
+            zip(tape.gradient(loss, weights), weights, strict=True)
+        )
+        self.tracker.update_state(losses)
+        return {"my_loss": self.tracker.result()}
+
+
+def case_own_train_step():
+    x, y = data()
+    model = OwnStep()
+    model.compile(keras.optimizers.Adam(0.01))
+    return results(model, model.fit(x, y, batch_size=16, epochs=2, verbose=0))
+
+
+class OwnLogs(OwnStep):
+    def train_step(self, data):
+        super().train_step(data)
+        x, y = data
+        loss = keras.losses.sparse_categorical_crossentropy(
+            y, self(x), from_logits=True
+        )
+        return {"last": tf.reduce_mean(loss)}
+
+
+def case_own_logs():
+    x, y = data()
+    model = OwnLogs()
+    model.compile(keras.optimizers.Adam(0.01))
+    return results(model, model.fit(x, y, batch_size=20, epochs=2, verbose=0))
+
+
+def case_functional():
+    """Two inputs, two outputs, two losses with weights."""
+    x, y = data(ROWS)
+    one, two = keras.Input((6,), name="one"), keras.Input((3,), name="two")
+    hidden = keras.layers.Dense(7, activation="tanh")(one)
+    both = keras.layers.Concatenate()([hidden, two])
+    label = keras.layers.Dense(2, activation="softmax", name="label")(both)
+    size = keras.layers.Dense(1, name="size")(both)
+    model = keras.Model([one, two], {"label": label, "size": size})
+    model.compile(
+        keras.optimizers.Adam(0.003),
+        {"label": "sparse_categorical_crossentropy", "size": "mse"},
+        loss_weights={"label": 1.0, "size": 0.3},
+        metrics={"label": ["accuracy"], "size": ["mae"]},
+    )
+    inputs = {"one": x, "two": x[:, :3] ** 2}
+    targets = {"label": y, "size": x.sum(1)}
+    history = model.fit(
+        inputs, targets, batch_size=16, epochs=EPOCHS, validation_split=0.2, verbose=0
+    )
+    found = results(model, history)
+    found["evaluate"] = np.array(model.evaluate(inputs, targets, 7, verbose=0))
+    predicted = model.predict(inputs, batch_size=7, verbose=0)
+    return {**found, "label": predicted["label"], "size": predicted["size"]}
+
+
+def sequences():
+    """Words, padded with zeros to the longest: lengths from 1 to 9."""
+    generator = np.random.default_rng(5)
+    x = generator.integers(1, 20, size=(ROWS, 9))
+    lengths = generator.integers(1, 10, size=ROWS)
+    x[np.arange(9) >= lengths[:, None]] = 0
+    return x, (x[:, 0] > 9).astype("int32")
+
+
+def case_lstm_masked():
+    """Classifies sequences of many lengths: the mask ends within the LSTM."""
+    x, y = sequences()
+    model = keras.Sequential(
+        [
+            keras.Input((9,), dtype="int32"),
+            keras.layers.Embedding(20, 4, mask_zero=True),
+            keras.layers.LSTM(5),
+            keras.layers.Dense(2, activation="softmax"),
+        ]
+    )
+    compiled(model, keras.optimizers.Adam(0.005))
+    return results(model, model.fit(x, y, batch_size=16, epochs=EPOCHS, verbose=0))
+
+
+def case_gru_tags():
+    """A label for every word: the mask reaches the loss and the metrics."""
+    x, _ = sequences()
+    model = keras.Sequential(
+        [
+            keras.Input((9,), dtype="int32"),
+            keras.layers.Embedding(20, 4, mask_zero=True),
+            keras.layers.Bidirectional(keras.layers.GRU(3, return_sequences=True)),
+            keras.layers.Dense(2, activation="softmax"),
+        ]
+    )
+    compiled(model, keras.optimizers.Adam(0.005))
+    history = model.fit(
+        x, x % 2, batch_size=16, epochs=EPOCHS, validation_split=0.2, verbose=0
+    )
+    found = results(model, history)
+    found["evaluate"] = np.array(model.evaluate(x, x % 2, 11, verbose=0))
+    return found
+
+
+def case_frozen():
+    """A frozen layer, and one whose output the loss does not see."""
+    x, y = data(ROWS)
+    inputs = keras.Input((6,))
+    frozen = keras.layers.Dense(6, activation="tanh", trainable=False)
+    unused = keras.layers.Dense(3)
+    hidden = frozen(inputs)
+    label = keras.layers.Dense(2, activation="softmax")(hidden)
+    model = keras.Model(inputs, [label, unused(hidden)])
+    model.compile("adam", ["sparse_categorical_crossentropy", None])
+    first = results(model, model.fit(x, [y, y], 16, EPOCHS, verbose=0))
+    # Then it is thawed, as in fine-tuning.
+    frozen.trainable = True
+    compiled_again = keras.optimizers.Adam(0.001)
+    model.compile(compiled_again, ["sparse_categorical_crossentropy", None])
+    model.fit(x, [y, y], 16, 2, verbose=0)
+    return first | {f"thawed_{k}": v for k, v in results(model).items()}
+
+
+def case_convolution():
+    generator = np.random.default_rng(2)
+    x = generator.normal(size=(30, 6, 6, 1)).astype("float32")
+    y = (x.mean((1, 2, 3)) > 0).astype("int32")
+    model = keras.Sequential(
+        [
+            keras.Input((6, 6, 1)),
+            keras.layers.Conv2D(4, 3, activation="relu"),
+            keras.layers.LayerNormalization(),
+            keras.layers.GlobalAveragePooling2D(),
+            keras.layers.Dense(2, activation="softmax"),
+        ]
+    )
+    compiled(model, keras.optimizers.SGD(0.01))
+    return results(model, model.fit(x, y, batch_size=7, epochs=10, verbose=0))
+
+
+def case_attention():
+    x, y = sequences()
+    inputs = keras.Input((9,), dtype="int32")
+    hidden = keras.layers.Embedding(20, 4, mask_zero=True)(inputs)
+    hidden = keras.layers.MultiHeadAttention(2, 2, use_bias=False)(hidden, hidden)
+    hidden = keras.layers.GlobalAveragePooling1D()(hidden)
+    model = keras.Model(inputs, keras.layers.Dense(2, activation="softmax")(hidden))
+    compiled(model, keras.optimizers.Adam(0.005))
+    return results(model, model.fit(x, y, batch_size=16, epochs=EPOCHS, verbose=0))
+
+
+def case_compiled_by_xla():
+    """An exchange cannot be compiled; the model does without."""
+    x, y = data()
+    model = compiled(classifier(), jit_compile=True)
+    return results(model, model.fit(x, y, batch_size=16, epochs=2, verbose=0))
+
+
+if __name__ == "__main__":
+    main(globals())

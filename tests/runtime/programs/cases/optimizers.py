@@ -1,0 +1,145 @@
+# As people write scripts: without types.
+# mypy: allow-untyped-defs, allow-untyped-calls, allow-subclassing-any
+"""Optimizers and their options."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+
+from tests.runtime.programs.cases.tools import (
+    EPOCHS,
+    ROWS,
+    classifier,
+    compiled,
+    data,
+    main,
+    results,
+)
+
+
+def case_clipped():
+    x, y = data()
+    optimizer = keras.optimizers.SGD(1.0, global_clipnorm=0.05)
+    model = compiled(classifier(), optimizer)
+    return results(model, model.fit(10 * x, y, batch_size=16, epochs=2, verbose=0))
+
+
+def case_accumulated():
+    x, y = data()
+    optimizer = keras.optimizers.Adam(
+        0.01, gradient_accumulation_steps=2, use_ema=True, weight_decay=0.01
+    )
+    model = compiled(classifier(), optimizer)
+    return results(model, model.fit(x, y, batch_size=8, epochs=2, verbose=0))
+
+
+def case_mixed_precision():
+    x, y = data()
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        model = compiled(classifier(), keras.optimizers.Adam(0.01))
+        optimizer = model.optimizer
+        history = model.fit(x, y, batch_size=16, epochs=2, verbose=0)
+    finally:
+        keras.config.set_dtype_policy("float32")
+    return {
+        **results(model, history),
+        "scale": optimizer.dynamic_scale.numpy(),
+        "wrapped": np.array(isinstance(optimizer, keras.optimizers.LossScaleOptimizer)),
+    }
+
+
+def case_overflow():
+    """Gradients that are infinite on one rank only: no rank takes the step."""
+    x, y = data(48)
+    x[1] = np.inf
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        model = compiled(classifier(), keras.optimizers.SGD(0.01))
+        model.fit(x, y, batch_size=16, epochs=2, shuffle=False, verbose=0)
+    finally:
+        keras.config.set_dtype_policy("float32")
+    return {
+        **results(model),
+        "scale": model.optimizer.dynamic_scale.numpy(),
+        "taken": np.array(int(model.optimizer.inner_optimizer.iterations)),
+    }
+
+
+def trained(optimizer, epochs=EPOCHS, rows=ROWS):
+    x, y = data(rows)
+    model = compiled(classifier(), optimizer)
+    return results(model, model.fit(x, y, batch_size=16, epochs=epochs, verbose=0))
+
+
+def case_clipnorm():
+    return trained(keras.optimizers.SGD(0.3, clipnorm=0.02))
+
+
+def case_clipvalue():
+    return trained(keras.optimizers.SGD(0.3, clipvalue=0.005))
+
+
+def case_accumulated_in_many():
+    """Steps are applied every third batch, the last ones of an epoch among them."""
+    return trained(keras.optimizers.SGD(0.1, gradient_accumulation_steps=3))
+
+
+def case_averaged_weights():
+    """The end of training sets the weights to their moving average."""
+    optimizer = keras.optimizers.SGD(
+        0.1, use_ema=True, ema_momentum=0.9, ema_overwrite_frequency=7
+    )
+    return trained(optimizer)
+
+
+def case_weight_decay():
+    return trained(keras.optimizers.AdamW(0.003, weight_decay=0.05))
+
+
+def case_schedule():
+    schedule = keras.optimizers.schedules.CosineDecay(
+        0.0, 40, warmup_target=0.1, warmup_steps=8
+    )
+    optimizer = keras.optimizers.SGD(schedule, momentum=0.5, nesterov=True)
+    found = trained(optimizer)
+    found["steps"] = np.array(int(optimizer.iterations))
+    found["rate"] = np.array(float(optimizer.learning_rate))
+    return found
+
+
+def case_others():
+    """Adaptive ones, briefly: what they keep is shared, too."""
+    found = {}
+    for optimizer in (
+        keras.optimizers.RMSprop(0.003, momentum=0.5, centered=True),
+        keras.optimizers.Adagrad(0.03),
+        keras.optimizers.Lion(0.0005),
+    ):
+        keras.utils.set_random_seed(2)
+        for key, value in trained(optimizer, epochs=2, rows=50).items():
+            found[f"{optimizer.name}_{key}"] = value
+    return found
+
+
+def case_mixed_bfloat16():
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        return trained(keras.optimizers.Adam(0.003), epochs=2, rows=50)
+    finally:
+        keras.config.set_dtype_policy(keras.config.floatx())
+
+
+def case_loss_scaled_float32():
+    """Loss scaling by itself, without the rounding of half precision."""
+    optimizer = keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.Adam(0.003), initial_scale=1024.0, dynamic_growth_steps=20
+    )
+    found = trained(optimizer)
+    found["scale"] = np.array(float(optimizer.dynamic_scale.numpy()))
+    return found
+
+
+if __name__ == "__main__":
+    main(globals())

@@ -1,0 +1,106 @@
+# As people write scripts: without types.
+# mypy: allow-untyped-defs, allow-untyped-calls, allow-subclassing-any
+"""What would train wrongly, and what is pointed out."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tests.runtime.programs.cases.tools import classifier, compiled, data, main
+
+
+def raised_by(act):
+    try:
+        act()
+    except Exception as error:
+        return {"raised": np.array(f"{type(error).__name__}: {error}")}
+    return {"raised": np.array("nothing")}
+
+
+def fitting(loss, rows=40, **kwargs):
+    x, y = data(rows)
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
+    model.compile("sgd", loss, **kwargs)
+    return lambda: model.fit(x, y.astype("float32")[:, None], verbose=0)
+
+
+def case_strategies_of_clusters():
+    return raised_by(tf.distribute.MultiWorkerMirroredStrategy)
+
+
+def case_experimental_strategies():
+    return raised_by(tf.distribute.experimental.MultiWorkerMirroredStrategy)
+
+
+def case_parameter_servers():
+    return raised_by(lambda: tf.distribute.ParameterServerStrategy(None))
+
+
+def case_two_replicas():
+    return raised_by(lambda: tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]))
+
+
+def case_one_replica():
+    """A strategy that has nothing to divide does no harm."""
+    x, y = data(40)
+
+    def fit():
+        with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
+            model = compiled(classifier())
+        model.fit(x, y, verbose=0)
+
+    return raised_by(fit)
+
+
+def case_states_of_rows():
+    model = keras.Sequential(
+        [
+            keras.Input((3, 2), batch_size=4),
+            keras.layers.LSTM(2, stateful=True),
+            keras.layers.Dense(1),
+        ]
+    )
+    model.compile("sgd", "mse")
+    x = np.ones((8, 3, 2), "float32")
+    found = raised_by(lambda: model.fit(x, x[:, 0, :1], batch_size=4, verbose=0))
+    # Nothing is divided where it predicts.
+    found["predicted"] = model.predict(x, batch_size=4, verbose=0)
+    return found
+
+
+def case_function_that_sums():
+    def total(y_true, y_pred):
+        return keras.ops.sum(keras.ops.square(y_true - y_pred))
+
+    return raised_by(fitting(total))
+
+
+def case_function_that_sums_eagerly():
+    def total(y_true, y_pred):
+        return tf.reduce_sum((y_true - y_pred) ** 2)
+
+    return raised_by(fitting(total, run_eagerly=True))
+
+
+def case_whole_batch():
+    """Neither mean nor sum: a warning."""
+    return raised_by(fitting(keras.losses.Dice()))
+
+
+def case_unlike_data():
+    """A generator of random numbers that has no common seed."""
+    generator = np.random.default_rng()
+    x = generator.normal(size=(40, 6))
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    return raised_by(lambda: model.fit(x, x[:, :1], batch_size=8, verbose=0))
+
+
+if __name__ == "__main__":
+    tf.config.set_logical_device_configuration(
+        tf.config.list_physical_devices("CPU")[0],
+        [tf.config.LogicalDeviceConfiguration()] * 2,
+    )
+    main(globals())

@@ -1,0 +1,87 @@
+# As people write scripts: without types.
+# mypy: allow-untyped-defs, allow-untyped-calls, allow-subclassing-any
+"""Trainings that must not go well, chosen by the first argument."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+RANK = int(os.environ.get("TFCLUSTER_RANK", "0"))
+X = np.ones((12, 3), "float32")
+Y = np.ones((12, 1), "float32")
+
+
+def model_of(units=4):
+    model = keras.Sequential(
+        [keras.Input((3,)), keras.layers.Dense(units), keras.layers.Dense(1)]
+    )
+    model.compile("sgd", "mse")
+    return model
+
+
+def by_hand():
+    """A train_step that changes the variables itself."""
+
+    class ByHand(keras.Sequential):
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((self(x) - y) ** 2)
+            weights = self.trainable_variables
+            for weight, gradient in zip(
+                weights, tape.gradient(loss, weights), strict=True
+            ):
+                weight.assign_sub(0.1 * gradient)
+            return {"loss": loss}
+
+    model = ByHand([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    model.fit(X, Y, verbose=0)
+
+
+def other_model():
+    model_of(4 + RANK % 2).fit(X, Y, verbose=0)
+
+
+def leaves():
+    """Rank 1 is done after its first epoch."""
+    model_of().fit(X, Y, epochs=1 if RANK == 1 else 3, verbose=0)
+
+
+def leaves_a_tape_loop():
+    model = model_of()
+    optimizer = keras.optimizers.SGD()
+
+    @tf.function
+    def step():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(X) - Y) ** 2)
+        weights = model.trainable_variables
+        optimizer.apply(tape.gradient(loss, weights), weights)
+
+    for _ in range(2 if RANK == 1 else 5):
+        step()
+
+
+def sums():
+    model = model_of()
+    model.compile("sgd", lambda y, found: keras.ops.sum((y - found) ** 2))
+    model.fit(X, Y, verbose=0)
+
+
+def never_trains():
+    print("prediction", model_of().predict(X, verbose=0).shape)
+
+
+if __name__ == "__main__":
+    start = time.monotonic()
+    try:
+        globals()[sys.argv[1]]()
+    finally:
+        print(f"seconds {time.monotonic() - start:.1f}")

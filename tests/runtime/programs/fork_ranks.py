@@ -1,0 +1,108 @@
+"""Run scripts as the ranks of runs: TensorFlow is imported once, and forked.
+
+    fork_ranks.py FOLDER JOBS
+
+JOBS is a JSON list of [NAME, SIZE, SCRIPT, [ARG...], {VARIABLE: VALUE}], done one after
+the other. Output and exit status of rank R go to FOLDER/NAME/R.out and R.exit; the
+ranks run in FOLDER/NAME/work.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import runpy
+import secrets
+import socket
+import sys
+import traceback
+from contextlib import ExitStack
+from pathlib import Path
+
+Job = tuple[str, int, str, list[str], dict[str, str]]
+
+
+def main(folder: Path, jobs: list[Job]) -> None:
+    __import__("keras")
+    for job in jobs:
+        (folder / job[0] / "work").mkdir(parents=True)
+        run_ranks(folder / job[0], job)
+
+
+def run_ranks(folder: Path, job: Job) -> None:
+    _, size, script, args, env = job
+    token = secrets.token_hex(32)
+    with ExitStack() as held:
+        addresses = [_hold(held) for _ in range(size)]
+        children = {}
+        for rank in range(size):
+            pid = os.fork()
+            if pid == 0:
+                _redirect(folder / f"{rank}.out")
+                os.chdir(folder / "work")
+                os.environ.update(_environment(rank, addresses, token) | env)
+                os._exit(_run(script, args))
+            children[pid] = rank
+        while children:
+            pid, status = os.wait()
+            rank = children.pop(pid)
+            code = os.waitstatus_to_exitcode(status)
+            (folder / f"{rank}.exit").write_text(str(code))
+
+
+def _hold(held: ExitStack) -> str:
+    """A port that is bound, but not listened on, as an agent holds it."""
+    holder = held.enter_context(socket.socket())
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    holder.bind(("127.0.0.1", 0))
+    return f"127.0.0.1:{holder.getsockname()[1]}"
+
+
+def _redirect(path: Path) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+
+
+def _environment(rank: int, addresses: list[str], token: str) -> dict[str, str]:
+    kind, index = ("chief", 0) if rank == 0 else ("worker", rank - 1)
+    cluster = {"chief": addresses[:1], "worker": addresses[1:]}
+    task = {"type": kind, "index": index}
+    return {
+        "TF_CONFIG": json.dumps({"cluster": cluster, "task": task}),
+        "TFCLUSTER_TASK": f"{kind}:{index}",
+        "TFCLUSTER_RANK": str(rank),
+        "TFCLUSTER_SIZE": str(len(addresses)),
+        "TFCLUSTER_LOCAL_RANK": str(rank),
+        "TFCLUSTER_LOCAL_SIZE": str(len(addresses)),
+        "TFCLUSTER_STRATEGY": "collective",
+        "TFCLUSTER_TOKEN": token,
+    }
+
+
+def _run(script: str, args: list[str]) -> int:
+    from tfcluster.runtime import byhand, injection
+    from tfcluster.runtime.context import context_from
+
+    context = context_from(os.environ)
+    byhand.claim_by(Path(script).read_text())
+    injection.begin(context)
+    injection.install(context)
+    sys.argv[:] = [script, *args]
+    code = 0
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return code
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), json.loads(sys.argv[2]))

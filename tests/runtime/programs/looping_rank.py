@@ -1,0 +1,36 @@
+"""A rank that exchanges for ever, and says so after some rounds.
+
+looping_rank.py LENGTH [RANK]: that rank also forks a process that outlives it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+import numpy as np
+
+import tfcluster.runtime as tfc
+from tfcluster.runtime import world
+from tfcluster.runtime.collective import Layout, ReduceOp
+from tfcluster.runtime.collective.operations import reduce_arrays
+
+tfc.init()
+vector = np.ones(int(sys.argv[1]), "float32")
+rounds = 0
+try:
+    while True:
+        reduce_arrays(world.group(), [vector], ReduceOp.SUM, Layout("gradients of sgd"))
+        rounds += 1
+        if rounds == 3 and sys.argv[2:] == [str(tfc.rank())]:
+            child = os.fork()
+            if child == 0:
+                signal.pause()
+            print(child, flush=True)
+        if rounds == 5:
+            print("under way", flush=True)
+except tfc.CollectiveError as error:
+    print(f"failed {time.monotonic()} {type(error).__name__}: {error}", flush=True)
+    sys.exit(3)

@@ -1,0 +1,59 @@
+"""One of several ranks without TensorFlow that exchange things of many sizes.
+
+``argv``: rank, a seed, how many exchanges, places (a JSON list), addresses. Everything
+is checked; the ranks go at paces of their own, so that each is late at times.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import time
+
+import numpy as np
+
+from tfcluster.runtime.collective.handshake import Member
+from tfcluster.runtime.collective.host import HostTransport
+from tfcluster.runtime.collective.transport import ReduceOp
+
+TOKEN = bytes(range(32))
+
+
+def main(rank: int, seed: int, count: int, places: list[str], *at: str) -> None:
+    size = len(places)
+    transport = HostTransport(Member(rank, size, TOKEN), at, place=places[rank])
+    common, own = random.Random(seed), random.Random(seed + 1000 + rank)
+    for number in range(count):
+        length = int(10 ** common.uniform(0, 6.2))
+        kind = common.randrange(4)
+        if own.random() < 0.1:
+            time.sleep(own.choice([0.0001, 0.001, 0.01]))
+        if kind < 2:
+            dtype = common.choice(["float32", "int64", "uint8"])
+            vector = (np.arange(length) % 7 + rank + number % 5).astype(dtype)
+            if kind:
+                transport.allreduce(vector, ReduceOp.SUM)
+            else:
+                # The result is to be the same, by another way.
+                scale = 4 if dtype == "float32" else 1
+                source, vector = vector * scale, np.empty_like(vector)
+                before = source.copy()
+                transport.allreduce(vector, ReduceOp.SUM, source, 1 / scale)
+                np.testing.assert_array_equal(source, before)
+            whole = np.arange(length) % 7 + number % 5
+            expected = (whole * size + size * (size - 1) // 2).astype(dtype)
+            np.testing.assert_array_equal(vector, expected)
+        elif kind == 2:
+            found = transport.allgather(bytes([rank, number % 251]) * (length * rank))
+            for peer, data in enumerate(found):
+                assert data == bytes([peer, number % 251]) * (length * peer)
+        else:
+            transport.barrier()
+    transport.close()
+    print(transport.groups)
+
+
+if __name__ == "__main__":
+    words = sys.argv[1:]
+    main(int(words[0]), int(words[1]), int(words[2]), json.loads(words[3]), *words[4:])

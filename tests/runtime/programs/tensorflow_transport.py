@@ -1,0 +1,162 @@
+# As people write scripts: without types.
+# mypy: allow-untyped-defs, allow-untyped-calls
+"""What the tensorflow transport does, on every rank: results as JSON on the last line.
+
+    tensorflow_transport.py calls|kill|late|late_init|configured|strategy
+
+TF_CONFIG and the rest come from whoever starts the ranks.
+"""
+
+import faulthandler
+import json
+import os
+import signal
+import sys
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+import tfcluster.runtime as tfc
+from tfcluster.runtime import world
+from tfcluster.runtime.collective import Layout, ReduceOp
+from tfcluster.runtime.collective.operations import gather_bytes, reduce_arrays
+
+RANK = int(os.environ["TFCLUSTER_RANK"])
+SIZE = int(os.environ["TFCLUSTER_SIZE"])
+ROWS = 5000
+DTYPES = ["bool", "float16", "float32", "float64", "complex64", "complex128"]
+DTYPES += [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
+found: dict[str, Any] = {}
+
+
+def transport() -> Any:
+    return world.group()._transport
+
+
+def carried(act):
+    """What ``act`` returns, and how many bytes went through TensorFlow's ops."""
+    before = transport().carried_bytes
+    result = act()
+    return result, transport().carried_bytes - before
+
+
+def reduced(array, op=ReduceOp.SUM):
+    return reduce_arrays(world.group(), [array], op, Layout(f"reduce {op.value}"))[0]
+
+
+def calls():
+    found["own device"] = tf.constant(1.0).device
+    for dtype in DTYPES:
+        for op in (ReduceOp.SUM, ReduceOp.PRODUCT, ReduceOp.MIN, ReduceOp.MAX):
+            if dtype.startswith("complex") and op is not ReduceOp.SUM:
+                continue
+            ranks = [np.random.RandomState(r) for r in range(SIZE)]
+            values = [(rng.randint(-9, 10, ROWS * 4)).astype(dtype) for rng in ranks]
+            expected = values[0]
+            for value in values[1:]:
+                ufunc = {"sum": np.add, "product": np.multiply}.get(op.value)
+                ufunc = ufunc or getattr(np, f"{op.value}imum")
+                expected = ufunc(expected, value)
+            result, count = carried(lambda op=op, v=values[RANK]: reduced(v, op))
+            assert result.dtype == expected.dtype, (dtype, op)
+            assert np.array_equal(result, expected), (dtype, op)
+            found[f"{dtype} {op.value}"] = count
+    small, found["small"] = carried(lambda: reduced(np.ones(8, np.float32)))
+    assert small.tolist() == [SIZE] * 8
+    lengths = [0, 40_001, 7][:SIZE]
+    data = [bytes([r + 1]) * lengths[r] for r in range(SIZE)]
+    gathered, found["gathered"] = carried(
+        lambda: gather_bytes(world.group(), data[RANK], Layout("gather"))
+    )
+    assert gathered == data
+    in_graph = tf.function(
+        lambda x: tf.numpy_function(reduced, [x], tf.float32), autograph=False
+    )
+    total = in_graph(tf.fill([ROWS * 4], float(RANK + 1)))
+    found["in a function"] = float(total[0])
+
+
+def kill():
+    """The last rank ends while the others wait for it in an op."""
+    reduced(np.ones(ROWS, np.float32))
+    if RANK == SIZE - 1:
+        agree = world.group()._agree
+
+        def agree_and_die(layout, weight):
+            agree(layout, weight)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        vars(world.group())["_agree"] = agree_and_die
+    report(lambda: reduced(np.ones(ROWS, np.float32)))
+    report(lambda: reduced(np.ones(ROWS, np.float32)))
+
+
+def late():
+    tfc.init()
+    """The last rank does not come to an op that all have agreed on."""
+    reduced(np.ones(ROWS, np.float32))
+    if RANK == SIZE - 1:
+        agree = world.group()._agree
+
+        def agree_and_wait(layout, weight):
+            agree(layout, weight)
+            transport().barrier()  # until the others hang up
+
+        vars(world.group())["_agree"] = agree_and_wait
+    report(lambda: reduced(np.ones(ROWS, np.float32)))
+
+
+def report(act):
+    try:
+        act()
+    except tfc.CollectiveError as error:
+        found.setdefault("errors", []).append([type(error).__name__, str(error)])
+
+
+def late_init():
+    """Without injection, and after an op."""
+    tf.constant(1)
+    report(tfc.init)
+
+
+def configured():
+    """A program sets threads and devices after its imports, as it always could."""
+    tf.config.threading.set_inter_op_parallelism_threads(2)
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    two = [tf.config.LogicalDeviceConfiguration()] * 2
+    tf.config.set_logical_device_configuration(cpu, two)
+    # A process that was forked before the first op is no rank: it waits for nobody.
+    child = os.fork()
+    if child == 0:
+        os._exit(int(tf.constant(7)))
+    found["forked"] = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    total = reduced(np.full(ROWS, RANK + 1.0))
+    found["threads"] = tf.config.threading.get_inter_op_parallelism_threads()
+    found["devices"] = len(tf.config.list_logical_devices("CPU"))
+    found["total"] = float(total[0])
+
+
+def strategy():
+    """MultiWorkerMirroredStrategy and we, in turns, with one server."""
+    tfc.init()
+    mirrored = tf.distribute.MultiWorkerMirroredStrategy()
+
+    @tf.function
+    def theirs(value):
+        each = mirrored.run(lambda: value + tf.zeros([ROWS]))
+        return mirrored.reduce("SUM", each, axis=None)
+
+    for step in range(3):
+        ours, count = carried(lambda s=step: reduced(np.full(ROWS, s + RANK, "f4")))
+        assert count
+        assert ours[0] == sum(step + rank for rank in range(SIZE))
+        total = theirs(tf.fill([ROWS], float(step * 10 + RANK)))
+        assert float(total[0]) == sum(step * 10 + rank for rank in range(SIZE))
+    found["steps"] = 3
+
+
+# Who hangs says where.
+faulthandler.dump_traceback_later(60, exit=True)
+globals()[sys.argv[1]]()
+print(json.dumps(found))

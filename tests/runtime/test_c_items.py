@@ -1,0 +1,279 @@
+"""TensorFlow's collective ops as the transport, and sums over devices of one process.
+
+All jobs run with one import of TensorFlow; each test then looks at one of them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from tests.runtime.ranks import ROOT, Job, Ranks, run_jobs
+
+pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(300)]
+
+SIZE = 3
+TRANSPORT = {
+    "TFCLUSTER_RUNTIME": '{"transport": "tensorflow", "bucket_mb": 0.02}',
+    "TF_GRPC_REUSE_PORT": "1",
+}
+ALONE = TRANSPORT | {
+    "TFCLUSTER_STRATEGY": "none",
+    "TFCLUSTER_RUNTIME": '{"transport": "tensorflow", "stall_timeout_s": 3}',
+}
+"""Nothing is injected: the program itself calls ``init``."""
+Values = Mapping[str, NDArray[Any]]
+PROGRAM = "tensorflow_transport.py"
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    jobs: Mapping[str, Ranks]
+    one: Values
+    ranks: list[Values]
+
+    def said(self, job: str) -> list[dict[str, Any]]:
+        """The JSON on the last line that begins like it, of each rank that wrote it."""
+        found = []
+        for output in self.jobs[job].outputs:
+            lines = [line for line in output.splitlines() if line.startswith("{")]
+            found += [json.loads(line) for line in lines[-1:]]
+        return found
+
+    def case(self, name: str) -> tuple[Values, list[Values]]:
+        """What a training has come to, in one process and on each rank."""
+        return _of_case(self.one, name), [_of_case(r, name) for r in self.ranks]
+
+
+def _of_case(values: Values, name: str) -> Values:
+    return {key: values[key] for key in values if key.startswith(f"{name}/w")}
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
+    folder = tmp_path_factory.mktemp("items")
+    digits = str(ROOT / "examples" / "digits.py")
+    jobs = run_jobs(
+        folder,
+        [
+            Job("aggregating", 1, "aggregating.py"),
+            Job("calls", SIZE, PROGRAM, ("calls",), TRANSPORT),
+            Job("kill", SIZE, PROGRAM, ("kill",), TRANSPORT),
+            Job("late", 2, PROGRAM, ("late",), ALONE),
+            Job("late_init", 2, PROGRAM, ("late_init",), ALONE),
+            Job("strategy", 2, PROGRAM, ("strategy",), ALONE),
+            Job("configured", 2, PROGRAM, ("configured",), TRANSPORT),
+            Job("three", SIZE, "c_items.py", (str(folder / "three"),), TRANSPORT),
+            Job("one", 1, "c_items.py", (str(folder / "one"),)),
+            Job("digits-2", 2, digits, ("--epochs", "2"), TRANSPORT),
+            Job("digits-1", 1, digits, ("--epochs", "2")),
+        ],
+        timeout_s=280,
+    )
+    for name, job in jobs.items():
+        expected = [0, 0, -9] if name == "kill" else [0] * len(job.exit_codes)
+        assert job.exit_codes == expected, (name, job.outputs)
+    ranks: list[Values] = [
+        dict(np.load(folder / f"three-{rank}.npz")) for rank in range(SIZE)
+    ]
+    return Outcomes(jobs, dict(np.load(folder / "one-0.npz")), ranks)
+
+
+def assert_as_one_process(outcomes: Outcomes, name: str) -> None:
+    one, ranks = outcomes.case(name)
+    assert one
+    for rank in ranks:
+        assert rank.keys() == one.keys()
+        for key, value in one.items():
+            np.testing.assert_allclose(rank[key], value, 1e-4, 1e-6, err_msg=key)
+            np.testing.assert_array_equal(rank[key], ranks[0][key], err_msg=key)
+
+
+def test_digits_prints_what_one_process_prints(outcomes: Outcomes) -> None:
+    figures = re.compile(r"(accuracy|loss): [\d.]+|validation .*")
+
+    def printed(job: str) -> list[str]:
+        return [m[0] for m in figures.finditer(outcomes.jobs[job].outputs[0])]
+
+    assert len(printed("digits-1")) > 5
+    assert printed("digits-2") == printed("digits-1")
+
+
+def test_tensorflow_starts_with_the_first_op_of_a_rank(outcomes: Outcomes) -> None:
+    for rank in outcomes.said("configured"):
+        assert rank == {"threads": 2, "devices": 2, "total": 3.0, "forked": 7}
+
+
+def test_c1_multiworkermirroredstrategy_and_we_in_one_process(
+    outcomes: Outcomes,
+) -> None:
+    assert [rank["steps"] for rank in outcomes.said("strategy")] == [3, 3]
+
+
+def test_c1_after_an_op_it_is_too_late(outcomes: Outcomes) -> None:
+    for rank in outcomes.said("late_init"):
+        ((kind, text),) = rank["errors"]
+        assert kind == "CollectiveError"
+        assert "before any TensorFlow op" in text
+
+
+def test_c2_without_gpus_nccl_is_stood_in_for(outcomes: Outcomes) -> None:
+    (found,) = outcomes.said("aggregating")
+    assert set(found["nccl"]) == {"1", "2", "3", "4", "5", "8"}
+    if found["gpus"] < 2:
+        pytest.skip("NCCL itself needs two GPUs")
+
+
+def test_c3_sums_by_way_of_two_groups(outcomes: Outcomes) -> None:
+    (found,) = outcomes.said("aggregating")
+    # The program has compared each of them with the sum of all.
+    assert set(found["hierarchical"]) == {"1", "2", "3", "4", "5", "8"}
+    assert found["graph"] == [7.0, 7.0, 7.0]
+    assert found["uneven"] == "2 replicas on 3 devices"
+
+
+def test_c4_nan_and_infinity_are_found(outcomes: Outcomes) -> None:
+    (found,) = outcomes.said("aggregating")
+    assert found["check"] == [
+        # mean, sum, whether something is not finite
+        ["1.5", "3.0", False],
+        ["nan", "nan", True],
+        ["inf", "inf", True],
+        ["nan", "nan", True],
+        ["3.0", "3.0", False],
+    ]
+    assert found["bad slices"]
+
+
+def test_c7_a_rank_that_traces_again_trains_on(outcomes: Outcomes) -> None:
+    assert_as_one_process(outcomes, "retraced")
+    traces = [int(rank["retraced/traces"]) for rank in outcomes.ranks]
+    assert traces[1] == traces[0] + 1 == traces[2] + 1
+
+
+def test_c7_ops_in_a_graph_meet_after_one_rank_traces_again(
+    outcomes: Outcomes,
+) -> None:
+    total = sum(range(SIZE))
+    expected = [2 * SIZE * (total + SIZE * number) for number in range(6)]
+    for rank in outcomes.ranks:
+        assert rank["retraced_ops"].tolist() == expected
+
+
+def test_c8_eagerly_it_simply_works(outcomes: Outcomes) -> None:
+    for rank in outcomes.ranks:
+        assert rank["eager"].tolist() == [6.0] * 5000
+
+
+def test_c9_a_rank_that_does_not_come_in_time(outcomes: Outcomes) -> None:
+    first, last = outcomes.said("late")
+    ((kind, text),) = first["errors"]
+    assert kind == "CollectiveTimeoutError"
+    assert text.startswith("a rank did not come in time: Collective has timed out")
+    # It waits for the first one no longer than that, or sees it leave.
+    assert last["errors"][0][0] in ("CollectiveTimeoutError", "PeerLostError")
+
+
+def test_c9_the_hint_is_taken(outcomes: Outcomes) -> None:
+    for rank in outcomes.ranks:
+        assert rank["hint/RING"].tolist() == rank["hint/AUTO"].tolist() == [3.0] * 5000
+
+
+def test_c9_a_rank_that_is_killed_is_named(outcomes: Outcomes) -> None:
+    first, second = outcomes.said("kill")
+    for rank in (first, second):
+        assert len(rank["errors"]) == 2
+        for kind, text in rank["errors"]:
+            assert kind == "PeerLostError"
+            assert text.startswith("rank 2 has left")
+
+
+def test_c10_a_model_of_two_dtypes(outcomes: Outcomes) -> None:
+    assert_as_one_process(outcomes, "mixed")
+    one, _ = outcomes.case("mixed")
+    assert {value.dtype.name for value in one.values()} == {"float32", "float64"}
+    assert all(int(rank["mixed/carried"]) > 0 for rank in outcomes.ranks)
+
+
+@pytest.mark.parametrize("size", [0, 16, 1 << 20])
+def test_c10_a_batch_of_two_dtypes_in_a_graph(outcomes: Outcomes, size: int) -> None:
+    shapes = {"a": (4,), "b": (3, 2), "c": (0, 5), "d": (), "e": (7,)}
+    dtypes = {"b": "float64", "d": "int32"}
+    for rank in outcomes.ranks:
+        for number in range(3):
+            for name, shape in shapes.items():
+                value = rank[f"batched/{size}/{number}/{name}"]
+                total = sum(r + number + 1 for r in range(SIZE))
+                np.testing.assert_array_equal(value, np.full(shape, total))
+                assert value.dtype == dtypes.get(name, "float32")
+        assert str(rank["batched/refused"]) == "the ops carry no string"
+
+
+def test_c10_nccl_goes_one_bucket_after_the_other(outcomes: Outcomes) -> None:
+    for rank in outcomes.ranks:
+        assert rank["batched/NCCL"].tolist() == [True, True]
+        assert not rank["batched/RING"].any()
+
+
+@pytest.mark.parametrize("axis", range(4))
+def test_c11_uneven_tensors_along_any_axis(outcomes: Outcomes, axis: int) -> None:
+    parts = []
+    for rank in range(SIZE):
+        shape = [30, 12, 7, 5]
+        shape[axis] += 3 * rank if rank < 2 else -shape[axis]
+        part = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+        parts.append(part + 1000 * rank)
+    expected = np.concatenate(parts, axis)
+    for found in outcomes.ranks:
+        np.testing.assert_array_equal(found[f"gathered/{axis}"], expected)
+        assert int(found["gathered/carried"]) > expected.nbytes
+
+
+@pytest.mark.parametrize("case", ["few_rows", "many_rows"])
+def test_c12_embeddings_by_rows_and_whole(outcomes: Outcomes, case: str) -> None:
+    assert_as_one_process(outcomes, case)
+    carried = [int(rank[f"{case}/carried"]) for rank in outcomes.ranks]
+    # Whole arrays and long rows go through TensorFlow, a few rows need not.
+    assert all(count > 0 for count in carried) is (case == "many_rows")
+
+
+def test_c13_tensors_and_slices_alike(outcomes: Outcomes) -> None:
+    (found,) = outcomes.said("aggregating")
+    assert found["sparse"] == [True, [1.0, 0.0, 6.0, 0.0]]
+    assert found["mixed"] == [False, [1.0, 1.0, 4.0, 3.0]]
+    assert found["divided"] == [[0.5, 0.0, 3.0, 0.0], [0.0, 0.5, 1.0, 1.5]]
+    assert found["moved"] == ["CPU:3", "CPU:3", [1.0, 0.0, 2.0, 0.0]]
+    assert found["moved dense"] == "CPU:3"
+    assert found["single"]
+    assert found["nothing"] == "there is nothing to add up"
+
+
+def test_dtypes_are_carried_or_left_to_the_host(outcomes: Outcomes) -> None:
+    items = 20_000
+    for rank in outcomes.said("calls"):
+        # The program has compared each result with numpy's.
+        assert rank["float32 sum"] == rank["uint8 product"] == 4 * items
+        assert rank["float64 sum"] == rank["uint32 max"] == 8 * items
+        assert rank["complex64 sum"] == 8 * items
+        for left in ("float32 max", "float16 sum", "uint64 sum", "bool sum", "small"):
+            assert rank[left] == 0
+        assert rank["gathered"] == 40_016
+        assert rank["in a function"] == 6.0
+
+
+def test_tensorflow_knows_each_rank_by_its_task(outcomes: Outcomes) -> None:
+    assert [rank["own device"] for rank in outcomes.said("calls")] == [
+        f"/job:{task}/device:CPU:0"
+        for task in (
+            "chief/replica:0/task:0",
+            "worker/replica:0/task:0",
+            "worker/replica:0/task:1",
+        )
+    ]

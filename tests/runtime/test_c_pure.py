@@ -1,0 +1,392 @@
+"""Keys, buckets, sparse rows, splitting and padding: what needs no TensorFlow."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.runtime.ranks import as_threads, results
+from tfcluster.runtime.collective import Group, Layout
+from tfcluster.runtime.collective.buckets import Item, by_size
+from tfcluster.runtime.collective.keys import (
+    COUNTED_KEYS,
+    GROUP_KEYS,
+    NAMED_KEYS,
+    CollectiveKeys,
+    instance_keys,
+)
+from tfcluster.runtime.collective.operations import mean_of_gradients
+from tfcluster.runtime.collective.padding import padded, unpadded
+from tfcluster.runtime.collective.sparse import Slices, densified, is_dense, of_rows
+from tfcluster.runtime.collective.splitting import split, stitch
+from tfcluster.runtime.collective.tensorflow.failures import translated
+from tfcluster.runtime.collective.transport import Array
+
+DEVICES = ["/job:worker/task:0/CPU:0", "/job:worker/task:1/CPU:0"]
+
+
+def test_c1_keys_are_of_a_range_that_tensorflow_does_not_reach() -> None:
+    keys = CollectiveKeys()
+    group = keys.group_key(DEVICES)
+    assert group == GROUP_KEYS.start > 1_000_000
+    assert keys.instance_key(group, DEVICES[0]) == COUNTED_KEYS.start > 1_000_000
+    assert all(key in NAMED_KEYS for key in instance_keys(["gradients"], 3))
+    assert max(GROUP_KEYS.stop, COUNTED_KEYS.stop) <= NAMED_KEYS.start
+    assert NAMED_KEYS.stop + 65536 <= 1 << 31
+    with pytest.raises(ValueError, match="at most 65536"):
+        instance_keys([], 65537)
+
+
+def test_c5_a_group_has_one_key_whatever_the_order_of_its_devices() -> None:
+    keys = CollectiveKeys()
+    first = keys.group_key(DEVICES)
+    assert keys.group_key(reversed(DEVICES)) == first
+    assert keys.group_key(DEVICES[:1]) == first + 1
+    assert CollectiveKeys(group_key_start=7).group_key(DEVICES) == 7
+
+
+@pytest.fixture
+def _hasty_threads() -> Iterator[None]:
+    """Threads take turns as often as they can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("_hasty_threads")
+def test_c5_threads_get_one_key_for_a_group_and_different_ones_for_exchanges() -> None:
+    keys = CollectiveKeys()
+    found: list[tuple[int, int]] = []
+    instances: list[int] = []
+    begin = threading.Barrier(8)
+    common = keys.group_key(DEVICES)
+
+    def ask() -> None:
+        begin.wait(10)
+        for number in range(300):
+            found.append((number, keys.group_key([*DEVICES, str(number)])))
+            instances.append(keys.instance_key(common, DEVICES[0]))
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert len(found) == 2400
+    assert len(set(found)) == len({key for _, key in found}) == 300
+    start = COUNTED_KEYS.start
+    assert sorted(instances) == list(range(start, start + 2400))
+
+
+def test_c6_each_device_of_a_group_counts_for_itself() -> None:
+    keys = CollectiveKeys()
+    group = keys.group_key(DEVICES)
+    other = keys.group_key(DEVICES[:1])
+    start = COUNTED_KEYS.start
+    asked = [keys.instance_key(group, DEVICES[i]) for i in (0, 0, 1, 0)]
+    assert asked == [start, start + 1, start, start + 2]
+    assert keys.instance_key(other, DEVICES[0]) == start
+
+
+def test_c6_what_is_not_there_is_said() -> None:
+    keys = CollectiveKeys()
+    group = keys.group_key(DEVICES[:1])
+    with pytest.raises(ValueError, match="no group of key 5"):
+        keys.instance_key(5, DEVICES[0])
+    with pytest.raises(ValueError, match=r"task:1/CPU:0 is not in the group"):
+        keys.instance_key(group, DEVICES[1])
+
+
+def test_c6_a_copy_goes_on_from_where_it_was_made() -> None:
+    keys = CollectiveKeys()
+    group = keys.group_key(DEVICES)
+    before = keys.instance_key(group, DEVICES[0])
+    copied = copy.deepcopy(keys)
+    assert copied.group_key(DEVICES) == group
+    assert copied.instance_key(group, DEVICES[0]) == before + 1
+    assert keys.instance_key(group, DEVICES[0]) == before + 1
+    assert copied.group_key(DEVICES[:1]) == keys.group_key(DEVICES[:1]) == group + 1
+
+
+def test_c7_keys_say_what_is_exchanged_and_count_nothing() -> None:
+    words = ["gradients of adam", "dense/kernel float32 (64, 10)"]
+    keys = instance_keys(words, 4)
+    assert len(set(keys)) == 4
+    assert instance_keys(words, 4) == keys
+    assert instance_keys([*words, "x"], 4) != keys
+    # In another process, with another seed of its hashes.
+    program = (
+        "from tfcluster.runtime.collective.keys import instance_keys\n"
+        f"print(list(instance_keys({words!r}, 4)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == str(list(keys))
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "kind", "words"),
+    [
+        ("DEADLINE_EXCEEDED", "{{x}} late. [Op:A]", "CollectiveTimeoutError", ": late"),
+        ("UNAVAILABLE", "broken\nand more", "PeerLostError", "a rank has left: broken"),
+        (
+            "UNAVAILABLE",
+            "x\nremote target /job:b/replica:0/task:0 y",
+            "P",
+            "rank 1 has",
+        ),
+        (
+            "CANCELLED",
+            "remote target /job:a/replica:0/task:0 remote target /job:b/replica:0",
+            "P",
+            "rank 0 has left",
+        ),
+        ("UNAVAILABLE", "x\nremote target /job:z/replica:0/task:9", "P", "left: x"),
+        ("INVALID_ARGUMENT", "Shape mismatch", "CollectiveError", "Shape mismatch"),
+    ],
+)
+def test_c9_errors_of_tensorflow_become_ours(
+    status: str, text: str, kind: str, words: str
+) -> None:
+    ranks = ["/job:a/replica:0/task:0", "/job:b/replica:0/task:0"]
+    error = translated(status, text, ranks)
+    assert type(error).__name__.startswith(kind)
+    assert words in str(error)
+
+
+def _mean(group: Group, slices: Slices, weight: float = 1.0) -> Slices:
+    _, (found,) = mean_of_gradients(
+        group, [], [slices], weight=weight, layout=Layout("rows")
+    )
+    return found
+
+
+def _whole(slices: Slices, rows: int) -> Array:
+    return densified(slices, rows)
+
+
+@pytest.mark.parametrize(
+    ("counts", "rows", "dense"),
+    [
+        ([5, 5], 5, False),
+        ([5, 6], 5, True),
+        ([0, 11], 5, True),
+        ([0, 0], 0, False),
+        ([1000], None, False),
+    ],
+)
+def test_c12_what_costs_less_is_chosen(
+    counts: list[int], rows: int | None, dense: bool
+) -> None:
+    assert is_dense(counts, rows) is dense
+
+
+@pytest.mark.parametrize("lengths", [(3, 3, 3), (0, 4, 1), (0, 0, 0), (40, 0, 7)])
+def test_c12_uneven_and_empty_rows_are_averaged(lengths: tuple[int, ...]) -> None:
+    rows = 8
+
+    def own(rank: int) -> Slices:
+        draw = np.random.RandomState(rank)
+        return Slices(
+            draw.normal(size=(lengths[rank], 2)),
+            draw.randint(0, rows, lengths[rank]).astype(np.int32),
+            rows,
+        )
+
+    found = results(as_threads(3, lambda group: _mean(group, own(group.rank))))
+    expected = sum(_whole(own(rank), rows) for rank in range(3)) / 3
+    touched = set(np.concatenate([own(rank).indices for rank in range(3)]).tolist())
+    for slices in found:
+        np.testing.assert_allclose(_whole(slices, rows), expected, atol=1e-12)
+        assert set(slices.indices.tolist()) == touched
+        assert slices.indices.dtype == np.int32
+    dense = sum(lengths) > 2 * rows
+    assert len(found[0].indices) == (len(touched) if dense else sum(lengths))
+
+
+@pytest.mark.parametrize("rows", [5, None])
+def test_c12_rows_of_a_rank_without_weight_do_not_count(rows: int | None) -> None:
+    def act(group: Group) -> Slices:
+        bad = group.rank == 1
+        values = np.full((30, 1), np.nan if bad else 2.0)
+        slices = Slices(values, np.arange(30) % 5, rows)
+        return _mean(group, slices, weight=0.0 if bad else 1.0)
+
+    for slices in results(as_threads(2, act)):
+        np.testing.assert_allclose(_whole(slices, 5), np.full((5, 1), 12.0))
+
+
+def test_c12_a_row_that_is_not_there_is_an_error() -> None:
+    for row in (-1, 4):
+        with pytest.raises(IndexError, match="beyond the 4 of its"):
+            densified(Slices(np.ones((1, 2)), np.array([row])), 4)
+
+
+@given(st.data())
+def test_c12_whole_arrays_and_back(data: st.DataObject) -> None:
+    rows = data.draw(st.integers(1, 6))
+    indices = np.array(data.draw(st.lists(st.integers(0, rows - 1))), np.int64)
+    values = np.arange(len(indices) * 2, dtype=np.float64).reshape(-1, 2)
+    whole = densified(Slices(values, indices), rows)
+    expected = np.zeros((rows, 2))
+    np.add.at(expected, indices, values)
+    np.testing.assert_array_equal(whole, expected)
+    again = of_rows(whole, indices)
+    assert again.indices.tolist() == sorted(set(indices.tolist()))
+    np.testing.assert_array_equal(densified(again, rows), whole)
+
+
+@given(st.lists(st.integers()))
+def test_c13_split_and_stitched_is_as_before(values: list[int]) -> None:
+    even, odd = split(values, lambda value: value % 2 == 0)
+    assert all(value % 2 == 0 for value in even[0])
+    assert all(value % 2 == 1 for value in odd[0])
+    assert stitch([even, odd]) == stitch([odd, even]) == values
+
+
+def test_c13_no_place_is_given_twice_or_not_at_all() -> None:
+    with pytest.raises(ValueError, match="two values are at position 1"):
+        stitch([([1, 2], [0, 1]), ([3], [1])])
+    with pytest.raises(ValueError, match="has no value"):
+        stitch([([1, 2], [0, 2])])
+    with pytest.raises(ValueError, match="zip"):
+        stitch([([1, 2], [0])])
+
+
+def _sizes(*sizes: int | None, dtype: str = "float32") -> list[Item]:
+    return [Item(dtype, size) for size in sizes]
+
+
+@pytest.mark.parametrize(
+    ("items", "size", "expected"),
+    [
+        ([], 4, []),
+        (_sizes(1, 2, 3), 0, [(0, 1, 2)]),
+        (_sizes(4, 4), 4, [(0, 1)]),  # exactly full is not closed
+        (_sizes(5, 4), 4, [(0,), (1,)]),
+        (_sizes(3, 2, 1), 4, [(0, 1), (2,)]),
+        (_sizes(100, 1, 1), 4, [(0,), (1, 2)]),
+        (_sizes(1, 100, 1), 4, [(0, 1), (2,)]),
+        (_sizes(0, 0, 5, 0), 4, [(0, 1, 2), (3,)]),
+        (
+            [*_sizes(3, 3), *_sizes(3, dtype="float64"), *_sizes(3)],
+            4,
+            [(0, 1), (2,), (3,)],
+        ),
+        (
+            [Item("float32", 3), Item("float64", 8), Item("float32", 3)],
+            100,
+            [(0, 2), (1,)],
+        ),
+        ([Item("float32", 3), Item("float64", 8)], 0, [(0,), (1,)]),
+    ],
+)
+def test_c14_a_bucket_closes_once_it_exceeds_its_size(
+    items: list[Item], size: int, expected: list[tuple[int, ...]]
+) -> None:
+    assert by_size(items, size) == expected
+
+
+def test_c14_a_size_that_is_not_known_is_warned_of() -> None:
+    items = [Item("float32", 9), Item("float32", None, "odd"), Item("float64", 9)]
+    with pytest.warns(RuntimeWarning, match="the shape of odd is not known"):
+        assert by_size(items, 4) == [(0, 1), (2,)]
+    assert by_size(items, 0) == [(0, 1), (2,)]
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 9))), st.integers(1, 20)
+)
+def test_c14_every_tensor_is_in_one_bucket_in_order(
+    found: list[tuple[str, int]], size: int
+) -> None:
+    items = [Item(dtype, nbytes) for dtype, nbytes in found]
+    buckets = by_size(items, size)
+    assert sorted(i for bucket in buckets for i in bucket) == list(range(len(items)))
+    for dtype in "ab":
+        own = [b for b in buckets if items[b[0]].dtype == dtype]
+        assert [i for b in own for i in b] == [
+            i for i, item in enumerate(items) if item.dtype == dtype
+        ]
+        for bucket in own[:-1]:
+            sizes = [items[i].nbytes or 0 for i in bucket]
+            assert sum(sizes) > size >= sum(sizes[:-1])
+
+
+@pytest.mark.parametrize("shape", [(2,), (2, 3), (2, 3, 4), (2, 1, 4, 2), (0, 3)])
+def test_c15_rows_are_padded_with_zeros_and_cut_again(shape: tuple[int, ...]) -> None:
+    array = np.ones(shape, np.int32)
+    longer = padded(array, 5)
+    assert longer.shape == (5, *shape[1:])
+    assert longer.dtype == np.int32
+    np.testing.assert_array_equal(longer[: shape[0]], array)
+    assert not longer[shape[0] :].any()
+    assert padded(array, shape[0]) is array
+    both = np.concatenate([longer, padded(2 * np.ones_like(array[:1]), 5)])
+    first, second = unpadded(both, [shape[0], min(1, shape[0])])
+    np.testing.assert_array_equal(first, array)
+    assert len(second) == min(1, shape[0])
+
+
+def test_c15_what_does_not_fit_is_said() -> None:
+    with pytest.raises(ValueError, match="scalar"):
+        padded(np.array(1), 2)
+    with pytest.raises(ValueError, match="3 rows do not fit into 2"):
+        padded(np.ones(3), 2)
+    with pytest.raises(ValueError, match="5 rows are not 2 equal parts"):
+        unpadded(np.ones(5), [1, 1])
+
+
+def test_gradients_in_buckets_are_as_those_in_one_exchange() -> None:
+    def act(group: Group, size: int) -> list[Array]:
+        draw = np.random.RandomState(group.rank)
+        arrays: list[Array] = [
+            draw.normal(size=shape).astype(dtype)
+            for shape, dtype in [
+                ((9, 50), "f4"),
+                ((3,), "f8"),
+                ((), "f4"),
+                ((0, 2), "f4"),
+                ((700,), "f8"),
+                ((1000,), "f4"),
+            ]
+        ]
+        means, _ = mean_of_gradients(
+            group, arrays, [], weight=1.0, layout=Layout("all"), bucket_bytes=size
+        )
+        return means
+
+    whole = results(as_threads(3, lambda group: act(group, 0)))
+    for size in (1, 2000, 1 << 30):
+        found = results(as_threads(3, partial(act, size=size)))
+        for rank in range(3):
+            for one, other in zip(whole[rank], found[rank], strict=True):
+                assert one.shape == other.shape
+                assert one.dtype == other.dtype
+                np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
+
+
+def test_ranks_with_buckets_of_different_sizes_are_told() -> None:
+    def act(group: Group) -> None:
+        mean_of_gradients(
+            group,
+            [np.ones(3)],
+            [],
+            weight=1.0,
+            layout=Layout("all"),
+            bucket_bytes=100 + group.rank,
+        )
+
+    for outcome in as_threads(2, act):
+        assert "buckets of 101 bytes" in str(outcome)

@@ -1,0 +1,41 @@
+"""Steps are counted once for each batch, and their pace is told."""
+
+from __future__ import annotations
+
+import json
+import socket
+
+from tests.runtime.ranks import TOKEN
+from tfcluster.runtime.collective import Group
+from tfcluster.runtime.collective.handshake import Member
+from tfcluster.runtime.collective.host import HostTransport
+from tfcluster.runtime.events import Reporter
+from tfcluster.runtime.pace import Pace
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_the_optimizer_with_most_gradients_is_counted() -> None:
+    ours, theirs = socket.socketpair()
+    clock = Clock()
+    reporter = Reporter(ours, clock)
+    group = Group(HostTransport(Member(0, 1, TOKEN), ["127.0.0.1:1"]))
+    pace = Pace(reporter, group, clock)
+    for _ in range(6):
+        clock.now += 0.5
+        pace.applied("generator")
+        pace.applied("critic")
+        pace.applied("critic")
+    reporter.flush()
+    assert pace.steps == 12
+    with ours, theirs:
+        ours.shutdown(socket.SHUT_WR)
+        events = [json.loads(line) for line in theirs.makefile()]
+    assert [event["step"] for event in events] == [1, 5, 9, 12]
+    assert [event["steps_per_s"] for event in events] == [2.0, 4.0, 4.0, 4.0]
+    assert {event["wait_share"] for event in events} == {0.0}

@@ -1,0 +1,184 @@
+"""Rows, half precision and a common order: ranks as threads over real sockets."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.runtime.ranks import as_threads, results
+from tfcluster.runtime.collective import (
+    CollectiveMismatchError,
+    CollectiveTimeoutError,
+    Group,
+    Layout,
+    ReduceOp,
+    rows,
+)
+from tfcluster.runtime.collective.halves import reduce_halves
+from tfcluster.runtime.collective.operations import (
+    combine,
+    mean_of_gradients,
+    reduce_arrays,
+)
+from tfcluster.runtime.collective.ordering import Order
+
+LAYOUT = Layout("test")
+
+
+@given(st.integers(0, 1000), st.integers(1, 50))
+def test_parts_are_even_and_the_first_have_more(count: int, size: int) -> None:
+    bounds = rows.part_bounds(count, size)
+    parts = np.diff(bounds)
+    assert (bounds[0], bounds[-1], len(parts)) == (0, count, size)
+    assert sorted(parts, reverse=True) == list(parts)
+    assert parts.max() - parts.min() <= 1
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_halves_are_summed_up_in_float32(size: int) -> None:
+    """2048 + 1 is 2048 in float16: what is added one by one would be lost."""
+
+    def act(group: Group) -> list[float]:
+        own = np.array([2048 if group.rank == 0 else 1, 1e-7, 60000], np.float16)
+        with group.exchange(LAYOUT) as turn:
+            total = reduce_halves(turn.transport, own, ReduceOp.SUM, None)
+            largest = reduce_halves(turn.transport, own, ReduceOp.MAX, None)
+            mean = reduce_halves(turn.transport, own, ReduceOp.SUM, [1 / size] * size)
+        assert total.dtype == largest.dtype == mean.dtype == np.float16
+        assert largest[0] == 2048
+        assert mean[2] == 60000
+        return [float(number) for number in total]
+
+    for total in results(as_threads(size, act)):
+        assert total[0] == np.float16(2048 + size - 1)
+        assert (total[2] == np.inf) == (size > 1)
+
+
+def test_a_rank_without_rows_counts_for_nothing_in_half_precision() -> None:
+    def act(group: Group) -> float:
+        own = np.array([np.nan if group.rank == 0 else group.rank], np.float16)
+        (mean,), _ = mean_of_gradients(
+            group, [own], [], weight=float(group.rank), layout=LAYOUT
+        )
+        return float(mean[0])
+
+    for mean in results(as_threads(3, act)):
+        assert mean == pytest.approx((1 * 1 + 2 * 2) / 3, rel=1e-3)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int64", "uint64", "float32"])
+def test_averages_of_small_integers_do_not_overflow(dtype: str) -> None:
+    def act(group: Group) -> list[float]:
+        own = np.array([120 - group.rank, 0, group.rank], dtype)
+        (mean,), _ = combine(group, [own], [], ReduceOp.AVERAGE, LAYOUT)
+        assert mean.dtype == own.dtype
+        return [float(number) for number in mean]
+
+    whole = dtype != "float32"
+    for mean in results(as_threads(4, act)):
+        assert mean == [118 if whole else 118.5, 0, 1 if whole else 1.5]
+
+
+def one(group: Group, name: str) -> float:
+    (total,) = reduce_arrays(
+        group, [np.ones(1)], ReduceOp.SUM, Layout(f"exchange {name}")
+    )
+    return float(total[0])
+
+
+def in_background(acts: list[Callable[[], float]]) -> list[float | Exception]:
+    """What becomes of functions that threads of one rank call."""
+    outcomes: list[float | Exception] = [TimeoutError()] * len(acts)
+
+    def run(index: int) -> None:
+        try:
+            outcomes[index] = acts[index]()
+        except Exception as error:
+            outcomes[index] = error
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(len(acts))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    return outcomes
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_a8_threads_of_all_ranks_find_a_common_order(size: int) -> None:
+    names = [f"e{i}" for i in range(12)]
+
+    def act(group: Group) -> list[float | Exception]:
+        order = Order(group)
+        mine = names[group.rank :] + names[: group.rank]
+        if group.rank % 2:
+            mine.reverse()
+        found = in_background(
+            [
+                lambda name=name: order.run(name, lambda: one(group, name))  # type: ignore[misc]
+                for name in mine
+            ]
+        )
+        # The same again, and more than once at a time.
+        return found + in_background(
+            [lambda: order.run("same", lambda: one(group, "same"))] * 5
+        )
+
+    for found in results(as_threads(size, act)):
+        assert found == [float(size)] * 17
+
+
+def test_a8_one_thread_that_waits_does_not_keep_the_others_back() -> None:
+    """Rank 1 comes to the first exchange only after it has done the second."""
+
+    def act(group: Group) -> list[float | Exception]:
+        order = Order(group)
+        second = threading.Event()
+
+        def late() -> float:
+            if group.rank == 1:
+                assert second.wait(10)
+            return float(order.run("a", lambda: one(group, "a")))
+
+        def early() -> float:
+            found = float(order.run("b", lambda: one(group, "b")))
+            second.set()
+            return found
+
+        return in_background([late, early])
+
+    for found in results(as_threads(2, act)):
+        assert found == [2.0, 2.0]
+
+
+def test_a8_ranks_that_never_meet_give_up_together() -> None:
+    def act(group: Group) -> str:
+        order = Order(group, deadline_s=0.2)
+        with pytest.raises(CollectiveTimeoutError) as raised:
+            order.run(f"e{group.rank}", lambda: 0.0)
+        return str(raised.value)
+
+    for error in results(as_threads(3, act)):
+        assert "rank 0: e0; rank 1: e1; rank 2: e2" in error
+
+
+def test_a8_what_an_exchange_raises_comes_to_its_own_thread() -> None:
+    def act(group: Group) -> list[float | Exception]:
+        order = Order(group)
+
+        def wrong() -> float:
+            raise ValueError("wrong")
+
+        found = in_background([lambda: order.run("a", wrong)])
+        return found + in_background(
+            [lambda: order.run("b", lambda: one(group, f"of {group.rank}"))]
+        )
+
+    for found in results(as_threads(2, act)):
+        assert isinstance(found[0], ValueError)
+        assert isinstance(found[1], CollectiveMismatchError)

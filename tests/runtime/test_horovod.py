@@ -1,0 +1,113 @@
+"""Scripts that were written for Horovod, with their import line changed."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.runtime.ranks import ROOT, Job, Ranks, run_jobs
+
+pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(300)]
+
+EXAMPLES = {
+    "horovod_keras.py": ("--epochs", "5"),
+    "horovod_tape.py": ("--steps", "240"),
+}
+COMPRESSED = {"TFCLUSTER_RUNTIME": '{"compression": "fp16"}'}
+DIGITS = (str(ROOT / "examples" / "digits.py"), "--epochs", "1")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("horovod")
+
+
+@pytest.fixture(scope="module")
+def jobs(folder: Path) -> Mapping[str, Ranks]:
+    examples = [
+        Job(f"{script}-{size}", size, str(ROOT / "examples" / script), words)
+        for script, words in EXAMPLES.items()
+        for size in (1, 2)
+    ]
+    weights = [
+        Job("plain", 2, "final_weights.py", (str(folder / "plain"), *DIGITS)),
+        Job("fp16", 2, "final_weights.py", (str(folder / "fp16"), *DIGITS), COMPRESSED),
+        Job("late", 2, "late_claims.py"),
+    ]
+    return run_jobs(folder, [*examples, *weights], timeout_s=280)
+
+
+def accuracy(output: str) -> float:
+    (found,) = re.findall(r"validation loss \S+, accuracy (\S+)", output)
+    return float(found)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("script", EXAMPLES)
+def test_examples_learn(jobs: Mapping[str, Ranks], script: str, size: int) -> None:
+    ranks = jobs[f"{script}-{size}"]
+    assert ranks.exit_codes == [0] * size, ranks.outputs
+    assert accuracy(ranks.outputs[0]) > 0.8
+    assert not any("validation loss" in output for output in ranks.outputs[1:])
+    assert not any("warning: " in output for output in ranks.outputs)
+
+
+def test_steps_are_divided_by_the_script_alone(jobs: Mapping[str, Ranks]) -> None:
+    (alone,) = jobs["horovod_keras.py-1"].outputs
+    chief, _ = jobs["horovod_keras.py-2"].outputs
+    assert "46/46" in alone
+    assert "23/23" in chief
+    assert "Epoch 2: the learning rate has warmed up to 0.002." in chief
+
+
+def test_only_rank_0_has_written(jobs: Mapping[str, Ranks]) -> None:
+    written = {path.name for path in jobs["horovod_keras.py-2"].folder.iterdir()}
+    assert written == {f"digits-{epoch}.weights.h5" for epoch in range(1, 6)}
+
+
+@pytest.mark.parametrize("script", EXAMPLES)
+def test_examples_run_under_the_launcher(script: str, tmp_path: Path) -> None:
+    env = {k: v for k, v in os.environ.items() if not k.startswith("TFCLUSTER_")}
+    env["TFCLUSTER_STATE_DIR"] = str(tmp_path / "state")
+    words = (sys.executable, str(ROOT / "examples" / script), *EXAMPLES[script])
+    done = subprocess.run(
+        [sys.executable, "-m", "tfcluster", "launch", "-n", "2", "--", *words],
+        cwd=tmp_path,
+        env={**env, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert accuracy(done.stdout) > 0.8
+
+
+def test_gradients_are_compressed_where_the_run_says_so(
+    jobs: Mapping[str, Ranks], folder: Path
+) -> None:
+    """Without a word in the script: nearly the same weights, on all ranks alike."""
+    for name in ("plain", "fp16"):
+        assert jobs[name].exit_codes == [0, 0], jobs[name].outputs
+    plain, *_ = (dict(np.load(folder / f"plain-{rank}.npz")) for rank in range(2))
+    found = [dict(np.load(folder / f"fp16-{rank}.npz")) for rank in range(2)]
+    for key, value in found[0].items():
+        np.testing.assert_array_equal(found[1][key], value, err_msg=key)
+    differences = [np.abs(found[0][key] - plain[key]).max() for key in plain]
+    assert 0 < max(differences) < 0.1
+
+
+def test_claims_from_elsewhere_and_too_late(jobs: Mapping[str, Ranks]) -> None:
+    ranks = jobs["late"]
+    assert ranks.exit_codes == [0, 0], ranks.outputs
+    for rank, output in enumerate(ranks.outputs):
+        assert "rows of a step [4]" in output
+        assert f"weights of rank {rank} are those of all" in output
+        assert "too late: DistributedOptimizer and" in output

@@ -1,0 +1,186 @@
+"""What happens to programs that cannot be trained on all ranks, and to seeds."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+
+import pytest
+
+from tests.runtime.ranks import ROOT, Job, Ranks, run_jobs
+from tfcluster.model import Strategy
+from tfcluster.runtime.collective import CollectiveError
+from tfcluster.runtime.context import Context
+from tfcluster.runtime.injection import common_seed, refuse_other_backends
+from tfcluster.runtime.place import Place
+
+TRAININGS = [
+    "by_hand",
+    "other_model",
+    "leaves",
+    "leaves_a_tape_loop",
+    "sums",
+    "never_trains",
+]
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Ranks]:
+    return run_jobs(
+        tmp_path_factory.mktemp("failing"),
+        [
+            *(Job(name, 3, "failing.py", (name,)) for name in TRAININGS),
+            Job("unseeded", 3, "unseeded.py"),
+        ],
+        timeout_s=170,
+    )
+
+
+def seconds(output: str) -> float:
+    (line,) = [x for x in output.splitlines() if x.startswith("seconds ")]
+    return float(line.split()[1])
+
+
+@pytest.mark.tensorflow
+@pytest.mark.timeout(180)
+def test_a_training_without_exchange_is_stopped(jobs: Mapping[str, Ranks]) -> None:
+    ranks = jobs["by_hand"]
+    assert ranks.exit_codes == [1, 1, 1]
+    for output in ranks.outputs:
+        assert "NotDistributedError: the script was not distributed" in output
+
+
+@pytest.mark.tensorflow
+def test_other_models_are_named_on_every_rank(jobs: Mapping[str, Ranks]) -> None:
+    ranks = jobs["other_model"]
+    assert ranks.exit_codes == [1, 1, 1]
+    for output in ranks.outputs:
+        assert "CollectiveMismatchError" in output
+        assert "rank 0, 2: sequential/dense/kernel float32 (3, 4)" in output
+        assert "rank 1: sequential/dense/kernel float32 (3, 5)" in output
+
+
+@pytest.mark.tensorflow
+def test_who_still_trains_learns_who_has_left(jobs: Mapping[str, Ranks]) -> None:
+    ranks = jobs["leaves"]
+    assert ranks.exit_codes == [1, 0, 1]
+    for rank in (0, 2):
+        assert "PeerLostError: rank" in ranks.outputs[rank]
+        assert "has left" in ranks.outputs[rank]
+
+
+@pytest.mark.tensorflow
+def test_a_loop_in_a_graph_learns_it_too(jobs: Mapping[str, Ranks]) -> None:
+    ranks = jobs["leaves_a_tape_loop"]
+    assert ranks.exit_codes == [1, 0, 1]
+    for rank in (0, 2):
+        assert "has left" in ranks.outputs[rank]
+
+
+@pytest.mark.tensorflow
+def test_sums_are_refused(jobs: Mapping[str, Ranks]) -> None:
+    ranks = jobs["sums"]
+    assert ranks.exit_codes == [1, 1, 1]
+    assert all("returns the sum over the rows" in text for text in ranks.outputs)
+
+
+@pytest.mark.tensorflow
+def test_a_program_that_never_trains_is_warned(jobs: Mapping[str, Ranks]) -> None:
+    ranks = jobs["never_trains"]
+    assert ranks.exit_codes == [0, 0, 0]
+    assert "ended without any training" in ranks.outputs[0]
+    assert all("prediction (12, 1)" in output for output in ranks.outputs)
+
+
+@pytest.mark.tensorflow
+def test_ranks_draw_the_same_numbers(jobs: Mapping[str, Ranks]) -> None:
+    drawn = [
+        json.loads(line)
+        for output in jobs["unseeded"].outputs
+        for line in output.splitlines()
+        if line.startswith("{")
+    ]
+    assert drawn[0] == drawn[1] == drawn[2]
+    assert drawn[0]["unseeded"] != drawn[0]["seeded"]
+
+
+_COLD = """
+import sys
+from tfcluster.runtime import injection
+from tfcluster.runtime.context import Context
+from tfcluster.runtime.place import Place
+from tfcluster.model import Strategy
+injection.install(Context(
+    place=Place(rank=1, size=2), strategy=Strategy.COLLECTIVE,
+    addresses=("127.0.0.1:1", "127.0.0.1:2"), token=b"x",
+))
+assert not {"numpy", "tensorflow", "keras"} & sys.modules.keys()
+import keras
+print(keras.Model.fit.__wrapped__.__name__)
+"""
+
+
+@pytest.mark.tensorflow
+def test_keras_is_hooked_when_the_program_imports_it() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _COLD],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=55,
+    )
+    assert done.stdout == "fit\n"
+
+
+def test_other_backends_of_keras_are_refused() -> None:
+    refuse_other_backends("tensorflow")
+    with pytest.raises(CollectiveError, match="KERAS_BACKEND is 'jax'"):
+        refuse_other_backends("jax")
+
+
+def context(token: bytes, attempt: int = 0) -> Context:
+    return Context(
+        place=Place(rank=0, size=2),
+        token=token,
+        attempt=attempt,
+        strategy=Strategy.COLLECTIVE,
+    )
+
+
+def test_every_run_and_attempt_has_a_seed_of_its_own() -> None:
+    seeds = [
+        common_seed(context(b"a")),
+        common_seed(context(b"b")),
+        common_seed(context(b"a", attempt=1)),
+    ]
+    assert len(set(seeds)) == 3
+    assert common_seed(context(b"a")) == seeds[0]
+
+
+_LAZY = """
+import sys
+import tfcluster.runtime as tfc
+assert tfc.rank() == 0 and tfc.size() == 1 and not tfc.is_initialized()
+assert issubclass(tfc.PeerLostError, tfc.CollectiveError)
+assert "allreduce" in dir(tfc)
+assert "tensorflow" not in sys.modules
+try:
+    tfc.no_such_name
+except AttributeError as error:
+    print(error)
+"""
+
+
+def test_the_api_does_not_import_tensorflow_before_it_is_needed() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _LAZY],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=30,
+    )
+    assert "has no attribute 'no_such_name'" in done.stdout

@@ -1,0 +1,52 @@
+"""Processes that share memory, or connections, or both."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.runtime.ranks import PROGRAMS, ROOT, held_addresses
+
+EXCHANGES = 150
+PLACES = [
+    ["a", "a"],
+    ["a", "a", "a", "a"],
+    ["a", "b", "a", "b"],
+    ["a", "a", "a", "b", ""],
+]
+
+
+@pytest.mark.parametrize("places", PLACES, ids="-".join)
+def test_many_exchanges_of_all_sizes(places: list[str]) -> None:
+    seed = 7
+    with held_addresses(len(places)) as addresses:
+        ranks = [
+            subprocess.Popen(
+                [
+                    *(sys.executable, str(PROGRAMS / "many_exchanges.py")),
+                    *(str(rank), str(seed), str(EXCHANGES), json.dumps(places)),
+                    *addresses,
+                ],
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(len(places))
+        ]
+        try:
+            said = [rank.communicate(timeout=60) for rank in ranks]
+        finally:
+            for rank in ranks:
+                rank.kill()
+    together: dict[str, list[int]] = {}
+    for number, place in enumerate(places):
+        together.setdefault(place or str(number), []).append(number)
+    groups = tuple(tuple(group) for group in together.values())
+    for rank, (out, err) in zip(ranks, said, strict=True):
+        assert rank.returncode == 0, err
+        assert out.strip() == str(groups)

@@ -1,0 +1,329 @@
+"""Ranks that differ, do not come, or die: all learn of it, soon, and who it was."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import TypeVar
+
+import numpy as np
+import pytest
+
+from tests.runtime.looping import LONG_S, processes
+from tests.runtime.ranks import TOKEN, held_addresses, in_threads
+from tfcluster.runtime.collective import (
+    CollectiveMismatchError,
+    CollectiveTimeoutError,
+    Group,
+    Layout,
+    PeerLostError,
+    ReduceOp,
+)
+from tfcluster.runtime.collective.board import Board
+from tfcluster.runtime.collective.handshake import Member
+from tfcluster.runtime.collective.host import HostTransport
+from tfcluster.runtime.collective.operations import meet, reduce_arrays
+
+T = TypeVar("T")
+
+
+class Said:
+    """What ranks have written to their logs."""
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[int, str]] = []
+        self._more = threading.Condition()
+
+    def by(self, rank: int) -> Callable[[str], None]:
+        def say(text: str) -> None:
+            with self._more:
+                self.lines.append((rank, text))
+                self._more.notify_all()
+
+        return say
+
+    def wait_for(self, rank: int, pattern: str) -> str:
+        def found() -> str | None:
+            texts = (text for who, text in self.lines if who == rank)
+            return next((text for text in texts if re.search(pattern, text)), None)
+
+        with self._more:
+            text = self._more.wait_for(found, LONG_S)
+        assert text, f"no {pattern!r} of rank {rank} in {self.lines}"
+        return text
+
+
+@contextmanager
+def joined_group(
+    rank: int,
+    addresses: list[str],
+    said: Said,
+    *,
+    warning_s: float | None = 0.2,
+    timeout_s: float = LONG_S,
+) -> Iterator[Group]:
+    member = Member(rank, len(addresses), TOKEN)
+    group = Group(
+        HostTransport(
+            member, addresses, join_timeout_s=timeout_s, stall_timeout_s=timeout_s
+        ),
+        board=Board(
+            member,
+            addresses,
+            join_timeout_s=timeout_s,
+            warning_s=warning_s,
+            say=said.by(rank),
+        ),
+    )
+    try:
+        yield group
+    finally:
+        group.close()
+
+
+def with_boards(
+    size: int,
+    act: Callable[[Group], T],
+    said: Said | None = None,
+    *,
+    warning_s: float | None = 0.2,
+    timeout_s: float = LONG_S,
+) -> list[T | BaseException]:
+    said = said or Said()
+
+    def run(rank: int) -> T:
+        with joined_group(
+            rank, addresses, said, warning_s=warning_s, timeout_s=timeout_s
+        ) as group:
+            return act(group)
+
+    with held_addresses(size) as addresses:
+        return in_threads([partial(run, rank) for rank in range(size)])
+
+
+# --- ranks that do not come -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_a_rank_that_does_not_come_is_named_once_and_shows_its_stacks(
+    size: int,
+) -> None:
+    said, last = Said(), size - 1
+
+    def act(group: Group) -> None:
+        meet(group, Layout("variables"))
+        if group.rank == last:
+            busy_elsewhere(said)
+        meet(group, Layout("gradients of adam"))
+
+    assert with_boards(size, act, said) == [None] * size
+    text = said.wait_for(0, "has not come")
+    assert re.fullmatch(
+        rf"rank {last} has not come for 0 s to exchange 2: gradients of adam; "
+        r"it last did exchange 1: variables, 0 s ago",
+        text,
+    )
+    shown = said.wait_for(last, "It is here")
+    assert "busy_elsewhere" in shown
+    assert "for this rank to come to exchange 2: gradients of adam" in shown
+    named = [rank for rank, line in said.lines if line.startswith(f"rank {last} has")]
+    assert set(named) == {0}
+    assert len([1 for _, line in said.lines if "It is here" in line]) == 1
+
+
+def busy_elsewhere(said: Said) -> None:
+    """Until the others have complained, and we have shown where we are."""
+    said.wait_for(0, "has not come")
+    ours = threading.Event()
+    while not any("It is here" in line for _, line in said.lines):
+        assert not ours.wait(0.01)
+
+
+def test_nothing_is_said_of_ranks_that_come_in_time() -> None:
+    said = Said()
+
+    def act(group: Group) -> None:
+        for _ in range(200):
+            meet(group, Layout("step"))
+
+    assert with_boards(3, act, said) == [None] * 3
+    assert said.lines == []
+
+
+def test_nobody_is_named_where_the_warning_is_off() -> None:
+    said, over = Said(), threading.Event()
+
+    def act(group: Group) -> None:
+        if group.rank == 1:
+            over.wait(1.0)
+        meet(group, Layout("step"))
+
+    assert with_boards(2, act, said, warning_s=None) == [None] * 2
+    assert said.lines == []
+
+
+def test_all_who_wait_time_out() -> None:
+    over = threading.Event()
+    finished = threading.Semaphore(0)
+
+    def watch() -> None:
+        for _ in range(2):
+            assert finished.acquire(timeout=LONG_S)
+        over.set()
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    outcomes = with_boards(3, partial(_lonely, finished, over), timeout_s=0.5)
+    watcher.join(LONG_S)
+    for outcome in outcomes[:2]:
+        assert isinstance(outcome, CollectiveTimeoutError)
+        assert "rank 2 has sent nothing for 0.5 s" in str(outcome)
+        assert "(in exchange 2: second)" in str(outcome)
+
+
+def _lonely(finished: threading.Semaphore, over: threading.Event, group: Group) -> None:
+    meet(group, Layout("first"))
+    if group.rank == 2:
+        over.wait(LONG_S)
+        return
+    try:
+        meet(group, Layout("second"))
+    finally:
+        finished.release()
+
+
+def test_a_rank_that_never_connects_is_named() -> None:
+    said = Said()
+    with (
+        held_addresses(2) as addresses,
+        joined_group(0, addresses, said, warning_s=0.1, timeout_s=0.5) as group,
+        pytest.raises(CollectiveTimeoutError, match=r"rank 1"),
+    ):
+        meet(group, Layout("first"))
+    assert (0, "rank 1 has not connected for 0 s") in said.lines
+
+
+# --- ranks that leave -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_one_exchange_more_than_the_others(size: int) -> None:
+    def act(group: Group) -> None:
+        meet(group, Layout("step"))
+        if group.rank == 1:
+            meet(group, Layout("one more"))
+
+    outcomes = with_boards(size, act)
+    lonely = outcomes.pop(1)
+    assert outcomes == [None] * (size - 1)
+    assert isinstance(lonely, PeerLostError)
+    assert "has left after exchange 1: its program has ended" in str(lonely)
+    assert "(in exchange 2: one more)" in str(lonely)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_why_a_program_has_ended_is_passed_on(size: int) -> None:
+    def act(group: Group) -> None:
+        meet(group, Layout("step"))
+        if group.rank == size - 1:
+            group.close("ValueError: boom")
+        else:
+            reduce_arrays(group, [np.ones(200_000)], ReduceOp.SUM, Layout("more"))
+
+    outcomes = with_boards(size, act)
+    for outcome in outcomes[:-1]:
+        assert isinstance(outcome, PeerLostError)
+        assert (
+            f"rank {size - 1} has left after exchange 1: its program has ended: "
+            "ValueError: boom (in exchange 2: more)" in str(outcome)
+        )
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_what_breaks_an_exchange_off_ends_it_for_all(size: int) -> None:
+    def act(group: Group) -> None:
+        with group.exchange(Layout("step")):
+            if group.rank == 1:
+                raise MemoryError
+        meet(group, Layout("next"))
+
+    outcomes = with_boards(size, act)
+    assert isinstance(outcomes[1], MemoryError)
+    for rank in {*range(size)} - {1}:
+        outcome = outcomes[rank]
+        assert isinstance(outcome, PeerLostError)
+        assert "rank 1 has left: exchange 1: step broke off: MemoryError()" in str(
+            outcome
+        )
+
+
+# --- ranks that differ ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("what", ["barrier", "broadcast from rank 1"])
+def test_a_difference_reaches_every_rank_with_the_same_words(
+    size: int, what: str
+) -> None:
+    def act(group: Group) -> None:
+        meet(group, Layout("step"))
+        meet(group, Layout("broadcast from rank 0" if group.rank else what))
+
+    outcomes = with_boards(size, act)
+    assert all(isinstance(outcome, CollectiveMismatchError) for outcome in outcomes)
+    assert len({str(outcome) for outcome in outcomes}) == 1
+    others = ", ".join(map(str, range(1, size)))
+    assert f"rank 0: {what}; rank {others}: broadcast" in str(outcomes[0])
+
+
+# --- processes ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("length", [10, 3_000_000])
+def test_a_killed_rank_is_named_by_all_within_a_second(size: int, length: int) -> None:
+    with processes(size, length) as ranks:
+        ranks.wait_until_under_way()
+        victim = size - 2
+        ranks.ranks[victim].kill()
+        killed = time.monotonic()
+        for rank in {*range(size)} - {victim}:
+            at, text, _ = ranks.failure(rank)
+            assert at - killed < 1.0, text
+            assert text.startswith(
+                f"PeerLostError: rank {victim} has left: its process ended"
+            ), text
+
+
+def test_a_process_that_a_killed_rank_leaves_behind_hides_nothing() -> None:
+    with processes(3, 10, forking=1) as ranks:
+        ranks.wait_until_under_way()
+        ranks.ranks[1].kill()
+        killed = time.monotonic()
+        for rank in (0, 2):
+            at, text, _ = ranks.failure(rank)
+            assert at - killed < 1.0
+            assert text.startswith("PeerLostError: rank 1 has left: its process")
+
+
+@pytest.mark.parametrize("length", [10, 3_000_000])
+def test_a_stopped_rank_is_named_and_then_given_up(length: int) -> None:
+    with processes(3, length, stall_warning_s=0.5, stall_timeout_s=4.0) as ranks:
+        ranks.wait_until_under_way()
+        os.kill(ranks.ranks[1].pid, signal.SIGSTOP)
+        outcomes = [ranks.failure(rank) for rank in (0, 2)]
+    for _, text, _ in outcomes:
+        assert text.startswith("CollectiveTimeoutError: rank 1 has sent nothing for 4")
+        assert "it does not answer" in text
+    assert re.search(
+        r"tfcluster: rank 1 has not come for \d s to exchange \d+: gradients of sgd; "
+        r"it does not answer \(stopped, or stuck outside Python\?\)\n",
+        outcomes[0][2],
+    )
+    assert outcomes[1][2] == ""

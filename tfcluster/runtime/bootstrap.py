@@ -1,0 +1,104 @@
+"""Entry point of a task: prepare the interpreter, then run the program or a server.
+
+``docs/protocols.md`` ("Bootstrap") has the arguments. TensorFlow is not imported here:
+a program that does not need it does not pay for it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import NoReturn
+
+from tfcluster.runtime import byhand, injection
+from tfcluster.runtime.context import Context, context_from
+from tfcluster.runtime.errors import ContextError
+from tfcluster.runtime.events import reporter
+from tfcluster.runtime.failure import cause
+from tfcluster.runtime.importing import around_import
+from tfcluster.runtime.program import Program, parse, run
+
+USAGE = "usage: bootstrap run SCRIPT|-m MODULE|-c CODE [ARG...] | server"
+
+LIBRARIES = ("tensorflow", "keras")
+
+
+def main(argv: Sequence[str]) -> int | None:
+    """Do what ``argv`` says; the return value is for ``sys.exit``.
+
+    What the user's program raises passes through, for Python to end as it always does.
+    """
+    program = parse(argv[1:]) if argv and argv[0] == "run" else None
+    if program is None and list(argv) != ["server"]:
+        sys.exit(USAGE)
+    with _failure_reported():
+        if program is None:
+            _serve()
+        _run(program, _context())
+    return None
+
+
+def quieten_tensorflow() -> None:
+    """Leave out TensorFlow's notes on its own workings, unless the user has a say.
+
+    With N tasks on a host they come N times. Its warnings and errors stay.
+    """
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
+
+
+@contextmanager
+def _failure_reported() -> Iterator[None]:
+    try:
+        yield
+    except BaseException as error:
+        if sentence := cause(error):
+            reporter().failure(sentence)
+        raise
+    finally:
+        reporter().flush()
+
+
+def _context() -> Context:
+    try:
+        return context_from(os.environ)
+    except ContextError as error:
+        sys.exit(f"tfcluster: {error}")
+
+
+def _serve() -> NoReturn:
+    # Only now: the server imports TensorFlow.
+    from tfcluster.runtime.serving import serve
+
+    quieten_tensorflow()
+    context = _context()
+    try:
+        serve(context)
+    except ContextError as error:
+        sys.exit(f"tfcluster: {error}")
+
+
+def _run(program: Program, context: Context) -> None:
+    events = reporter()
+
+    def before_import(name: str) -> None:
+        quieten_tensorflow()
+        events.listen()
+        events.phase(f"importing {name}")
+
+    def after_import() -> None:
+        events.listen()
+        if context.trains:
+            injection.install(context)
+
+    if context.trains:
+        byhand.read(program)
+        # Before the program's first line, which may set a seed of its own.
+        injection.begin(context)
+    around_import(LIBRARIES, before=before_import, after=after_import)
+    run(program)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

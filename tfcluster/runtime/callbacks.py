@@ -1,0 +1,202 @@
+"""Keras callbacks for training that the program itself distributes.
+
+Each is given to ``fit`` on every rank, in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+
+from tfcluster.runtime.api.variables import broadcast_variables
+from tfcluster.runtime.collective import Layout, ReduceOp
+from tfcluster.runtime.collective.operations import combine
+from tfcluster.runtime.world import group, is_chief, size
+
+Logs = dict[str, Any] | None
+
+
+class BroadcastVariables(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
+    """Begin with the weights of rank ``root_rank``, and with its optimizer's state.
+
+    They are sent when training begins; for a model that has no weights before its first
+    batch, after that. Raises CollectiveMismatchError on all ranks where the models
+    differ.
+    """
+
+    def __init__(self, root_rank: int = 0, device: str = "") -> None:
+        super().__init__()
+        self.root_rank = root_rank
+        self._sent = False
+
+    def on_train_begin(self, logs: Logs = None) -> None:
+        self._sent = False
+        if self.model.built:
+            self._send()
+
+    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
+        if not self._sent:
+            self._send()
+
+    def _send(self) -> None:
+        state = [*self.model.weights, *getattr(self.model.optimizer, "variables", ())]
+        unique = {id(variable): variable for variable in state}
+        broadcast_variables(unique.values(), self.root_rank)
+        self._sent = True
+
+
+class MetricAverage(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
+    """The logs of an epoch become the ranks' averages, for the callbacks after it.
+
+    All numbers in them are averaged; every rank counts the same.
+    """
+
+    def __init__(self, device: str = "") -> None:
+        super().__init__()
+
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
+        if logs is None:
+            return
+        names = sorted(name for name, value in logs.items() if _is_number(value))
+        values = [np.asarray(logs[name], np.float64) for name in names]
+        layout = Layout("average of an epoch's logs", tuple(names))
+        means, _ = combine(group(), values, [], ReduceOp.AVERAGE, layout)
+        for name, mean in zip(names, means, strict=True):
+            logs[name] = float(mean)
+
+
+class LearningRateSchedule(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
+    """The learning rate is ``initial_lr`` times ``multiplier``, for some epochs.
+
+    ``multiplier`` is a number or a function of the epoch, from ``start_epoch`` until
+    before ``end_epoch``. With ``staircase`` it is asked once in an epoch; else for
+    every batch, with fractions of epochs, for which ``steps_per_epoch`` has to be known
+    (``fit`` says it, or it is given). With ``momentum_correction`` the velocity of SGD,
+    which the old learning rate is a factor of, is scaled along. ``initial_lr`` is the
+    optimizer's if not given.
+    """
+
+    def __init__(
+        self,
+        initial_lr: float | None = None,
+        multiplier: float | Callable[[float], float] = 1.0,
+        start_epoch: int = 0,
+        end_epoch: int | None = None,
+        staircase: bool = True,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.initial_lr = initial_lr
+        self.start_epoch = start_epoch
+        self.end_epoch = end_epoch
+        self.momentum_correction = momentum_correction
+        self.steps_per_epoch = steps_per_epoch
+        self.multiplier: Callable[[float], float]
+        if callable(multiplier):
+            self.multiplier, self.staircase = multiplier, staircase
+        else:
+            factor = multiplier
+            # A constant does not change within an epoch.
+            self.multiplier, self.staircase = (lambda epoch: factor), True
+        self._epoch = 0
+
+    def on_train_begin(self, logs: Logs = None) -> None:
+        if self.initial_lr is None:
+            self.initial_lr = float(self.model.optimizer.learning_rate)
+        if self.steps_per_epoch is None:
+            self.steps_per_epoch = self.params.get("steps")
+        if not self.staircase and not self.steps_per_epoch:
+            raise ValueError(
+                "the number of steps in an epoch is not known: give steps_per_epoch"
+            )
+
+    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
+        self._epoch = epoch
+        if self.staircase:
+            self._set(epoch)
+
+    def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
+        if not self.staircase and self.steps_per_epoch:
+            self._set(self._epoch + batch / self.steps_per_epoch)
+
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
+        if logs is not None:
+            logs["lr"] = float(self.model.optimizer.learning_rate)
+
+    def _set(self, epoch: float) -> None:
+        ended = self.end_epoch is not None and self._epoch >= self.end_epoch
+        if self._epoch < self.start_epoch or ended or self.initial_lr is None:
+            return
+        optimizer = self.model.optimizer
+        before = float(optimizer.learning_rate)
+        after = self.initial_lr * self.multiplier(epoch)
+        if after == before:
+            return
+        optimizer.learning_rate = after
+        if self.momentum_correction and before:
+            for velocity in _velocities(optimizer):
+                velocity.assign(velocity * (after / before))
+
+
+class LearningRateWarmup(LearningRateSchedule):
+    """The learning rate grows from ``initial_lr / size`` to ``initial_lr``.
+
+    Evenly, batch by batch, over the first ``warmup_epochs``: for scripts that multiply
+    their learning rate by the number of ranks. ``verbose`` prints when it is done.
+    """
+
+    def __init__(
+        self,
+        initial_lr: float | None = None,
+        warmup_epochs: int = 5,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+        verbose: int = 0,
+    ) -> None:
+        super().__init__(
+            initial_lr,
+            self._warming,
+            end_epoch=warmup_epochs,
+            staircase=False,
+            momentum_correction=momentum_correction,
+            steps_per_epoch=steps_per_epoch,
+        )
+        self.warmup_epochs = warmup_epochs
+        self.verbose = verbose
+
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
+        super().on_epoch_end(epoch, logs)
+        if self.verbose and epoch == self.warmup_epochs - 1 and is_chief():
+            rate = float(self.model.optimizer.learning_rate)
+            print(  # noqa: T201  # what was asked for
+                f"\nEpoch {epoch + 1}: the learning rate has warmed up to {rate:g}."
+            )
+
+    def _warming(self, epoch: float) -> float:
+        # A batch later, so that the last one of the warm-up has the full rate.
+        done = epoch + 1 / (self.steps_per_epoch or 1)
+        ranks = size()
+        return (1 + done * (ranks - 1) / self.warmup_epochs) / ranks
+
+
+BroadcastGlobalVariablesCallback = BroadcastVariables
+MetricAverageCallback = MetricAverage
+LearningRateScheduleCallback = LearningRateSchedule
+LearningRateWarmupCallback = LearningRateWarmup
+
+
+def _velocities(optimizer: Any) -> list[Any]:
+    """The momentum variables of SGD, inside of loss scaling too."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    if isinstance(inner, keras.optimizers.SGD) and inner.momentum and inner.built:
+        return list(inner.momentums)
+    return []
+
+
+def _is_number(value: Any) -> bool:
+    array = np.asarray(value)
+    return array.ndim == 0 and array.dtype.kind in "fiu"

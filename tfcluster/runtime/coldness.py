@@ -1,0 +1,67 @@
+"""Whether a warm interpreter can stand in for a fresh one. Pure, but for a folder.
+
+Some things are read once, when Python starts or TensorFlow is imported: a task that
+wants them otherwise needs an interpreter of its own.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Container, Mapping
+from pathlib import Path
+
+_READ_EARLY = (
+    "PYTHON",
+    "LD_",
+    "GLIBC_",
+    "MALLOC_",
+    "LC_",
+    "LANG",
+    "OMP_",
+    "GOMP_",
+    "KMP_",
+    "MKL_",
+    "OPENBLAS_",
+    "KERAS_",
+    "TF_",
+)
+"""How the names of variables begin that are read early."""
+
+_READ_LATE = frozenset({"TF_CONFIG", "TF_GRPC_REUSE_PORT"})
+_READ_EARLY_NAMES = frozenset({"TZ", "TMPDIR", "HOME"})
+
+
+def late_variable(
+    changes: Mapping[str, str | None], environ: Mapping[str, str]
+) -> str | None:
+    """Why ``changes`` come too late for this interpreter, if they do."""
+    for name, value in changes.items():
+        early = name in _READ_EARLY_NAMES or name.startswith(_READ_EARLY)
+        if early and name not in _READ_LATE and environ.get(name) != value:
+            return f"{name} is read only once, at the start"
+    return None
+
+
+def shadowed_module(folder: str | None, imported: Container[str]) -> str | None:
+    """Why a program that looks for modules in ``folder`` first would miss one, if so.
+
+    That is where another module of that name has been imported already.
+    """
+    if folder is None:
+        return None
+    try:
+        with os.scandir(folder or ".") as entries:
+            names = sorted(map(_module_name, entries))
+    except OSError:
+        return None
+    found = next((name for name in names if name and name in imported), None)
+    return found and f"the program's folder has a module {found!r} of its own"
+
+
+def _module_name(entry: os.DirEntry[str]) -> str:
+    """The top-level module that a directory entry is; empty where it is none."""
+    name, _, suffix = entry.name.partition(".")
+    if suffix == "py" or suffix.endswith("so"):
+        return name
+    package = not suffix and (Path(entry.path) / "__init__.py").exists()
+    return name if package else ""

@@ -1,0 +1,32 @@
+"""What can go wrong between ranks, as errors that every rank gets.
+
+    CollectiveError            the exchange between the ranks failed
+      CollectiveMismatchError    ranks do different things, or with different tensors
+      CollectiveTimeoutError     a rank did not come, or did not answer in time
+      PeerLostError              a rank has left: its process ended or its host is gone
+      NotDistributedError        training went on without any exchange
+
+After any of them the ranks cannot be in step again: the program has to end.
+"""
+
+from __future__ import annotations
+
+
+class CollectiveError(RuntimeError):
+    """The exchange between the ranks failed."""
+
+
+class CollectiveMismatchError(CollectiveError):
+    """Ranks do different things, or with different tensors."""
+
+
+class CollectiveTimeoutError(CollectiveError):
+    """A rank did not come, or did not answer in time."""
+
+
+class PeerLostError(CollectiveError):
+    """A rank has left: its process ended, or the connection broke."""
+
+
+class NotDistributedError(CollectiveError):
+    """The program trains, but its ranks exchange nothing."""

@@ -1,0 +1,183 @@
+"""Keeps the ranks in step: before an exchange they compare what they are about to do.
+
+So ranks that have gone apart get an error that says where, never wrong numbers. Safe to
+call from any thread; one exchange happens at a time. Knows no tensors.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tfcluster.runtime.collective.board import Board
+from tfcluster.runtime.collective.errors import CollectiveError, CollectiveMismatchError
+from tfcluster.runtime.collective.farewell import Farewell
+from tfcluster.runtime.collective.layout import Layout, difference
+from tfcluster.runtime.collective.stall import Standing
+from tfcluster.runtime.collective.transport import Transport
+from tfcluster.runtime.events import Waiting
+
+_HEADER = struct.Struct(">Q32sd")
+"""Number of the exchange, digest of its layout, weight of this rank's contribution."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """An exchange that all ranks have agreed on and are now in."""
+
+    transport: Transport
+    weights: tuple[float, ...]
+
+    @property
+    def share(self) -> float:
+        """This rank's part of all weights, 0..1."""
+        total = sum(self.weights)
+        return self.weights[self.transport.rank] / total if total else 0.0
+
+
+class _Stay(NamedTuple):
+    """In an exchange, or out of it; read by other threads, so replaced as a whole."""
+
+    number: int
+    what: str
+    since: float
+    inside: bool
+
+    @property
+    def exchange(self) -> str:
+        return f"exchange {self.number}: {self.what}"
+
+
+class Group:
+    """All ranks of the run, seen from one of them.
+
+    ``board`` tells who keeps the others waiting, and why ranks have left; without one
+    an error names only whom this rank was connected to.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        *,
+        board: Board | None = None,
+        on_failure: Callable[[CollectiveError], None] = lambda error: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._transport = transport
+        self._board = board
+        self._on_failure = on_failure
+        self._clock = clock
+        # Reentrant, so that an exchange within another fails instead of hanging.
+        self._lock = threading.RLock()
+        self._stay = _Stay(0, "", clock(), inside=False)
+        self.failure: CollectiveError | None = None
+        """The first error; the group is of no use after it."""
+        if board is not None:
+            board.start(self._standing, transport.interrupt)
+
+    @property
+    def rank(self) -> int:
+        return self._transport.rank
+
+    @property
+    def size(self) -> int:
+        return self._transport.size
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds spent waiting for others since the start."""
+        return self._transport.waited_s
+
+    @contextmanager
+    def exchange(self, layout: Layout, weight: float = 1.0) -> Iterator[Turn]:
+        """Agree with all ranks on ``layout``, then use the turn's transport.
+
+        Raises CollectiveMismatchError on every rank where they don't agree, and any
+        other CollectiveError where a rank is lost or late. All later exchanges then
+        fail with the same error. Anything else that is raised in between passes
+        through, but is the end of the group as well.
+        """
+        with self._lock:
+            if self.failure is not None:
+                # A new one: the old one's traceback would grow with every attempt.
+                raise type(self.failure)(str(self.failure))
+            if self._stay.inside:
+                raise CollectiveError(f"{layout.what} begins within {self._stay.what}")
+            stay = _Stay(self._stay.number + 1, layout.what, self._clock(), inside=True)
+            self._stay = stay
+            try:
+                if self._board is not None and not self._board.joined:
+                    self._board.join()
+                yield Turn(self._transport, self._agree(layout, weight))
+            except CollectiveError as error:
+                failure = self._failed(error)
+                if failure is error:
+                    raise
+                raise failure from error
+            except BaseException as error:
+                # The others are in the midst of it; there is no way back into step.
+                broken = CollectiveError(f"{stay.exchange} broke off: {error!r}")
+                self._end(broken, kind=type(error).__name__)
+                raise
+            finally:
+                self._stay = _Stay(stay.number, stay.what, self._clock(), inside=False)
+
+    def waiting(self) -> Waiting | None:
+        """What this rank is waiting for, asked from another thread."""
+        stay, ranks = self._stay, self._transport.waiting_for
+        if self._board is not None:
+            ranks = ranks or self._board.absent
+        if not stay.inside or not ranks:
+            return None
+        return Waiting(self._clock() - stay.since, stay.exchange, ranks)
+
+    def close(self, reason: str = "") -> None:
+        """Hang up. ``reason``: why the program has ended, for those that go on."""
+        if self._board is not None:
+            self._board.leave(Farewell(self._stay.number, text=reason))
+        self._transport.close()
+
+    def _standing(self) -> Standing:
+        stay = self._stay
+        since_s = self._clock() - stay.since
+        return Standing(stay.number, stay.what, since_s, stay.inside)
+
+    def _agree(self, layout: Layout, weight: float) -> tuple[float, ...]:
+        """Every rank's weight, in rank order."""
+        number = self._stay.number
+        header = _HEADER.pack(number, layout.digest, weight)
+        headers = self._transport.allgather(header)
+        try:
+            numbers, digests, weights = zip(*map(_HEADER.unpack, headers), strict=True)
+        except struct.error as error:
+            raise CollectiveError("a rank speaks another protocol") from error
+        if len(set(digests)) > 1 or len(set(numbers)) > 1:
+            described = self._transport.allgather(layout.encoded())
+            layouts = [Layout.decoded(data) for data in described]
+            raise CollectiveMismatchError(
+                f"in exchange {number}, {difference(layouts)}"
+            )
+        return weights
+
+    def _failed(self, error: CollectiveError) -> CollectiveError:
+        """What the failure is due to: that may be known better than by ``error``."""
+        stay = self._stay
+        if self._board is not None:
+            error = self._board.verdict(error, stay.number)
+        self._end(error, kind=type(error).__name__)
+        if not isinstance(error, CollectiveMismatchError):
+            error.args = (f"{error} (in {stay.exchange})",)
+        self._on_failure(error)
+        return error
+
+    def _end(self, error: CollectiveError, kind: str) -> None:
+        """Remember the error, let the others know, and hang up."""
+        if self._board is not None:
+            self._board.leave(Farewell(self._stay.number, kind, str(error)))
+        self.failure = error
+        self._transport.close()

@@ -1,0 +1,90 @@
+"""Both ends of a new connection prove that they know the run's token, before anything
+else is read. At most 101 bytes are taken from a stranger.
+
+    dialer -> acceptor   "TFC1", own rank, acceptor's rank, nonce
+    acceptor -> dialer   nonce, HMAC-SHA256 over "accept", both ranks and nonces
+    dialer -> acceptor   HMAC-SHA256 over "dial", both ranks and nonces
+    acceptor -> dialer   one byte: welcome
+
+Knows nothing of what is sent afterwards.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import socket
+import struct
+from dataclasses import dataclass, field
+
+_MAGIC = b"TFC1"
+_HELLO = struct.Struct(">4sII32s")
+_NONCE_BYTES = 32
+_PROOF_BYTES = 32
+_WELCOME = b"\x01"
+
+
+class HandshakeError(Exception):
+    """The other end is not a rank of this run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """Who this end is. ``generation`` keeps restarted ranks from meeting old ones."""
+
+    rank: int
+    size: int
+    token: bytes = field(repr=False)
+    generation: int = 0
+
+    def proof(self, role: bytes, ranks: tuple[int, int], nonces: bytes) -> bytes:
+        """What only a holder of the token can say, in this role and connection."""
+        facts = struct.pack(">IIIQ", *ranks, self.size, self.generation)
+        return hmac.digest(self.token, role + b"\0" + facts + nonces, "sha256")
+
+
+def dial(connection: socket.socket, me: Member, peer: int) -> None:
+    """Prove ourselves to rank ``peer``, and have it prove itself.
+
+    Raises HandshakeError where it is somebody else, OSError where the line fails.
+    """
+    nonce = secrets.token_bytes(_NONCE_BYTES)
+    ranks = (me.rank, peer)
+    connection.sendall(_HELLO.pack(_MAGIC, *ranks, nonce))
+    answer = _receive(connection, _NONCE_BYTES + _PROOF_BYTES)
+    nonces = nonce + answer[:_NONCE_BYTES]
+    if not hmac.compare_digest(
+        answer[_NONCE_BYTES:], me.proof(b"accept", ranks, nonces)
+    ):
+        raise HandshakeError("it does not know this run's token")
+    connection.sendall(me.proof(b"dial", ranks, nonces))
+    if _receive(connection, len(_WELCOME)) != _WELCOME:
+        raise HandshakeError("it did not welcome us")
+
+
+def accept(connection: socket.socket, me: Member) -> int:
+    """The rank that has dialled, proven. Raises as ``dial`` does."""
+    hello = _receive(connection, _HELLO.size)
+    magic, dialer, wanted, nonce = _HELLO.unpack(hello)
+    if magic != _MAGIC or wanted != me.rank or not me.rank < dialer < me.size:
+        raise HandshakeError("it speaks another language, or to another rank")
+    ranks = (dialer, me.rank)
+    ours = secrets.token_bytes(_NONCE_BYTES)
+    nonces = nonce + ours
+    connection.sendall(ours + me.proof(b"accept", ranks, nonces))
+    if not hmac.compare_digest(
+        _receive(connection, _PROOF_BYTES), me.proof(b"dial", ranks, nonces)
+    ):
+        raise HandshakeError("it does not know this run's token")
+    connection.sendall(_WELCOME)
+    return int(dialer)
+
+
+def _receive(connection: socket.socket, count: int) -> bytes:
+    data = bytearray()
+    while len(data) < count:
+        portion = connection.recv(count - len(data))
+        if not portion:
+            raise HandshakeError("it hung up")
+        data += portion
+    return bytes(data)

@@ -1,0 +1,78 @@
+"""What an exchange is about, in words that ranks compare before they exchange. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_MAX_DIFFERENCES = 5
+_DIGEST_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """``what`` happens (``gradients of adam``), with which tensors, in order."""
+
+    what: str
+    tensors: tuple[str, ...] = ()
+
+    @property
+    def digest(self) -> bytes:
+        return hashlib.sha256(self.encoded()).digest()
+
+    def encoded(self) -> bytes:
+        return json.dumps([self.what, *self.tensors]).encode()
+
+    @classmethod
+    def decoded(cls, data: bytes) -> Layout:
+        what, *tensors = map(str, json.loads(data))
+        return cls(what, tuple(tensors))
+
+
+def tensor_words(name: str, dtype: object, shape: Sequence[int | None]) -> str:
+    """One tensor as a layout lists it: ``dense/kernel float32 (64, 10)``."""
+    sizes = ", ".join("?" if size is None else str(size) for size in shape)
+    return f"{name} {dtype} ({sizes})"
+
+
+def difference(layouts: Sequence[Layout]) -> str:
+    """What differs between the ranks' layouts, given in rank order, as a sentence."""
+    whats = [layout.what for layout in layouts]
+    if len(set(whats)) > 1:
+        return f"the ranks do different things: {_by_rank(whats)}"
+    counts = [str(len(layout.tensors)) for layout in layouts]
+    if len(set(counts)) > 1:
+        return (
+            f"{whats[0]}: the ranks have different numbers of tensors: "
+            f"{_by_rank(counts)}{_only_somewhere(layouts)}"
+        )
+    rows = zip(*(layout.tensors for layout in layouts), strict=True)
+    differing = [_by_rank(row) for row in rows if len(set(row)) > 1]
+    shown = "; ".join(differing[:_MAX_DIFFERENCES])
+    more = len(differing) - _MAX_DIFFERENCES
+    rest = f"; and {more} more" if more > 0 else ""
+    return f"{whats[0]}: the ranks have different tensors: {shown}{rest}"
+
+
+def _by_rank(words: Sequence[str]) -> str:
+    """``rank 0, 2: a; rank 1: b``."""
+    ranks: dict[str, list[int]] = {}
+    for rank, word in enumerate(words):
+        ranks.setdefault(word, []).append(rank)
+    return "; ".join(
+        f"rank {', '.join(map(str, who))}: {word}" for word, who in ranks.items()
+    )
+
+
+def _only_somewhere(layouts: Sequence[Layout]) -> str:
+    """The tensors that not every rank has."""
+    common = set.intersection(*(set(layout.tensors) for layout in layouts))
+    extra = [
+        f"rank {rank} has {tensor}"
+        for rank, layout in enumerate(layouts)
+        for tensor in layout.tensors
+        if tensor not in common
+    ]
+    return "".join(f"; {words}" for words in extra[:_MAX_DIFFERENCES])

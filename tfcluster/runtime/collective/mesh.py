@@ -1,0 +1,191 @@
+"""Find the other ranks: one proven connection to each of them.
+
+A rank listens on its own address and dials every lower one. Strangers on the port are
+turned away and disturb nobody. Knows nothing of what the connections are for.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import queue
+import socket
+import threading
+import time
+from collections.abc import Sequence
+
+from tfcluster.runtime.collective.errors import CollectiveError, CollectiveTimeoutError
+from tfcluster.runtime.collective.handshake import (
+    HandshakeError,
+    Member,
+    accept,
+    dial,
+)
+
+_HANDSHAKE_S = 10.0
+_FIRST_RETRY_S = 0.002
+_RETRY_S = 0.05
+"""The others are mostly about as far; whoever is not may be long in coming."""
+_MAX_STRANGERS = 64
+"""How many connections may be unproven at one time."""
+
+
+def connect(
+    me: Member,
+    addresses: Sequence[str],
+    *,
+    timeout_s: float,
+    found: dict[int, socket.socket] | None = None,
+) -> dict[int, socket.socket]:
+    """A blocking socket to every other rank; ``addresses`` are in rank order.
+
+    They are put into ``found`` one by one, for other threads to see who is missing.
+    Raises CollectiveTimeoutError with those that are missing after ``timeout_s``.
+    """
+    if len(addresses) != me.size:
+        raise CollectiveError(
+            f"{me.size} ranks need as many addresses, not {len(addresses)}"
+        )
+    if me.size == 1:
+        return {}
+    deadline = time.monotonic() + timeout_s
+    found = {} if found is None else found
+    with _listen(addresses, me.rank) as listener:
+        door = _Door(listener, me)
+        try:
+            for peer in range(me.rank):
+                found[peer] = _dial(me, peer, addresses[peer], deadline)
+            while missing := set(range(me.rank + 1, me.size)) - found.keys():
+                peer, connection = door.next_arrival(deadline, missing, addresses)
+                _close(found.get(peer))
+                found[peer] = connection
+        except BaseException:
+            for connection in found.values():
+                connection.close()
+            raise
+        finally:
+            door.close()
+    return found
+
+
+def _close(connection: socket.socket | None) -> None:
+    if connection is not None:
+        connection.close()
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    """``host:port`` or ``[v6]:port``. Raises CollectiveError for any other form."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or not (port.isascii() and port.isdecimal()):
+        raise CollectiveError(f"the address {address!r} is not HOST:PORT")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _listen(addresses: Sequence[str], rank: int) -> socket.socket:
+    """Listen on our own port, which the agent holds but does not listen on.
+
+    A cluster on one machine stays invisible to others. Else every interface is taken,
+    because a host's name may mean another address to itself than to others.
+    """
+    host, port = parse_address(addresses[rank])
+    local = all(_is_loopback(parse_address(address)[0]) for address in addresses)
+    family, kind, protocol, _, target = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM
+    )[0]
+    wildcard = "::" if family == socket.AF_INET6 else "0.0.0.0"
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        listener.bind(target if local else (wildcard, port))
+        listener.listen(len(addresses) + _MAX_STRANGERS)
+    except OSError as error:
+        listener.close()
+        raise CollectiveError(
+            f"rank {rank} cannot listen on {addresses[rank]}: {error.strerror}"
+        ) from error
+    return listener
+
+
+def _dial(me: Member, peer: int, address: str, deadline: float) -> socket.socket:
+    """Try until the peer is there and has proven itself, or time is up."""
+    target = parse_address(address)
+    cause: Exception | None = None
+    pause, pause_s = threading.Event(), _FIRST_RETRY_S
+    while (left := deadline - time.monotonic()) > 0:
+        try:
+            connection = socket.create_connection(target, min(left, _HANDSHAKE_S))
+        except OSError as error:
+            cause = error
+        else:
+            try:
+                dial(connection, me, peer)
+            except (OSError, HandshakeError) as error:
+                connection.close()
+                cause = error
+            else:
+                return connection
+        pause.wait(min(pause_s, left))
+        pause_s = min(2 * pause_s, _RETRY_S)
+    raise CollectiveTimeoutError(
+        f"rank {me.rank} could not reach rank {peer} at {address}: {cause}"
+    ) from cause
+
+
+class _Door:
+    """Takes connections in and hands out those that prove to be ranks."""
+
+    def __init__(self, listener: socket.socket, me: Member) -> None:
+        self._listener = listener
+        self._me = me
+        self._arrivals: queue.SimpleQueue[tuple[int, socket.socket]] = (
+            queue.SimpleQueue()
+        )
+        self._strangers = threading.BoundedSemaphore(_MAX_STRANGERS)
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def next_arrival(
+        self, deadline: float, missing: set[int], addresses: Sequence[str]
+    ) -> tuple[int, socket.socket]:
+        try:
+            return self._arrivals.get(timeout=max(0.0, deadline - time.monotonic()))
+        except queue.Empty:
+            ranks = ", ".join(f"{rank} ({addresses[rank]})" for rank in sorted(missing))
+            raise CollectiveTimeoutError(
+                f"rank {self._me.rank} has waited in vain for rank {ranks}"
+            ) from None
+
+    def close(self) -> None:
+        # close() alone would not wake the thread that waits in accept().
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            if self._strangers.acquire(blocking=False):
+                threading.Thread(
+                    target=self._greet, args=(connection,), daemon=True
+                ).start()
+            else:
+                connection.close()
+
+    def _greet(self, connection: socket.socket) -> None:
+        try:
+            connection.settimeout(_HANDSHAKE_S)
+            rank = accept(connection, self._me)
+        except (OSError, HandshakeError):
+            connection.close()
+        else:
+            self._arrivals.put((rank, connection))
+        finally:
+            self._strangers.release()

@@ -1,0 +1,172 @@
+"""A process manager for one MPI process: what mpiexec would be to it.
+
+MPICH and its kin ask their process manager, by lines of text on a descriptor (PMI, wire
+protocol 1), for their rank, and for what the other processes have told theirs: where
+they can be reached. Here each rank answers itself, and at every barrier all ranks tell
+each other what has been put down since the last one. So an MPI job needs no launcher
+and no port of ours. Knows nothing of MPI itself.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from tfcluster.wire import LineBuffer, WireError
+
+_MAX_NAME = 256
+_MAX_KEY = 64
+_MAX_VALUE = 1024
+_FOREIGN = ("PMI_", "PMIX_", "PMI2_")
+"""Variables that would lead MPI to another process manager, such as Slurm's."""
+
+Gather = Callable[[bytes], list[bytes]]
+"""Every rank's bytes, in rank order; all ranks call it alike."""
+
+
+class ProcessManager:
+    """Answers the requests of one rank's MPI library.
+
+    ``job`` is a name that no other run has: MPI calls its shared memory after it.
+    ``places`` says where each rank is: ranks at equal places share memory. ``gather``
+    is called from the thread that serves, while the process waits in MPI.
+    """
+
+    def __init__(self, job: str, places: Sequence[str], gather: Gather) -> None:
+        self._job = job
+        self._size = len(places)
+        self._gather = gather
+        self._said: dict[str, str] = {}
+        self._known = {"PMI_process_mapping": process_mapping(places)}
+        self.failure: Exception | None = None
+        """Why the ranks could not tell each other."""
+
+    def answer(self, line: str) -> str | None:
+        """The answer to one request, both without the end of the line.
+
+        None where the library expects none. Raises what ``gather`` raises.
+        """
+        request = words(line)
+        match request.get("cmd"):
+            case "init":
+                well = request.get("pmi_version") == "1"
+                return (
+                    "cmd=response_to_init pmi_version=1 pmi_subversion=1 "
+                    f"rc={0 if well else -1}"
+                )
+            case "get_maxes":
+                return (
+                    f"cmd=maxes kvsname_max={_MAX_NAME} keylen_max={_MAX_KEY} "
+                    f"vallen_max={_MAX_VALUE}"
+                )
+            case "get_appnum":
+                return "cmd=appnum appnum=0"
+            case "get_universe_size":
+                return f"cmd=universe_size size={self._size}"
+            case "get_my_kvsname":
+                return f"cmd=my_kvsname kvsname={self._job}"
+            case "put":
+                self._said[request.get("key", "")] = request.get("value", "")
+                return "cmd=put_result rc=0 msg=success"
+            case "get":
+                value = self._known.get(request.get("key", ""))
+                if value is None:
+                    return "cmd=get_result rc=-1 msg=key_not_found"
+                return f"cmd=get_result rc=0 msg=success value={value}"
+            case "barrier_in":
+                self._exchange()
+                return "cmd=barrier_out rc=0"
+            case "finalize":
+                return "cmd=finalize_ack rc=0"
+            case "abort":
+                return None
+        return f"cmd={request.get('cmd', '')}_result rc=-1 msg=unknown_command"
+
+    def serve(self, connection: socket.socket) -> None:
+        """Answer until the library hangs up, or the ranks cannot reach each other."""
+        lines = LineBuffer()
+        with connection:
+            try:
+                while data := connection.recv(65536):
+                    for line in lines.feed(data):
+                        answer = self.answer(line.decode("ascii", "replace"))
+                        if answer is not None:
+                            connection.sendall(answer.encode() + b"\n")
+            except (OSError, WireError):
+                return  # The library has gone, and with it all questions.
+            except Exception as error:
+                self.failure = error
+
+    def _exchange(self) -> None:
+        """A barrier: afterwards all know what each has put down before it."""
+        said, self._said = self._said, {}
+        own = "\n".join(f"{key}={value}" for key, value in said.items())
+        for data in self._gather(own.encode()):
+            for line in data.decode().splitlines():
+                key, _, value = line.partition("=")
+                self._known[key] = value
+
+
+def words(line: str) -> dict[str, str]:
+    """``cmd=put key=a value=b`` as a mapping; values hold no spaces."""
+    pairs = (word.partition("=") for word in line.split(" ") if word)
+    return {key: value for key, _, value in pairs}
+
+
+def process_mapping(places: Sequence[str]) -> str:
+    """Which ranks are on one node, as PMI has it: (first node, nodes, ranks on each).
+
+    Nodes are numbered in the order of their first ranks.
+    """
+    nodes = {place: number for number, place in enumerate(dict.fromkeys(places))}
+    blocks: list[tuple[int, int]] = []
+    for place in places:
+        node = nodes[place]
+        if blocks and blocks[-1][0] == node:
+            blocks[-1] = node, blocks[-1][1] + 1
+        else:
+            blocks.append((node, 1))
+    text = ",".join(f"({node},1,{count})" for node, count in blocks)
+    return f"(vector,{text})"
+
+
+@contextmanager
+def serving(manager: ProcessManager, rank: int, size: int) -> Iterator[None]:
+    """Let the MPI library of this process find ``manager`` while it starts.
+
+    It goes on being served afterwards. The environment is as before on return: children
+    of this process are no ranks of MPI.
+    """
+    ours, theirs = socket.socketpair()
+    # The library has its end for as long as it lives, and closes it itself.
+    descriptor = theirs.detach()
+    threading.Thread(
+        target=manager.serve, args=(ours,), daemon=True, name="tfcluster-pmi"
+    ).start()
+    variables = {
+        "PMI_FD": str(descriptor),
+        "PMI_RANK": str(rank),
+        "PMI_SIZE": str(size),
+    }
+    with _environment(variables):
+        yield
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """These, and none of another process manager."""
+    before = {
+        name: value for name, value in os.environ.items() if name.startswith(_FOREIGN)
+    }
+    for name in before:
+        del os.environ[name]
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name in variables:
+            os.environ.pop(name, None)
+        os.environ.update(before)

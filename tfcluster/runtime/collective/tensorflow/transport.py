@@ -1,0 +1,222 @@
+"""Large vectors go through TensorFlow's collective ops, all else over ``host``.
+
+The ops run eagerly on numpy's arrays; TensorFlow starts its server on the port that the
+ranks have met on, after they have met.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfcluster.runtime.collective.host import STALL_TIMEOUT_S, HostTransport
+from tfcluster.runtime.collective.keys import CollectiveKeys, instance_keys
+from tfcluster.runtime.collective.padding import padded, unpadded
+from tfcluster.runtime.collective.tensorflow import bringup, ops
+from tfcluster.runtime.collective.tensorflow.bringup import Task
+from tfcluster.runtime.collective.tensorflow.dtypes import carried
+from tfcluster.runtime.collective.tensorflow.failures import translated
+from tfcluster.runtime.collective.transport import Array, ReduceOp, fill
+
+_DIRECT_BYTES = 1 << 14
+"""What is not larger is faster over ``host``."""
+
+_WHOLE, _LENGTH = b"\0", b"\1"
+"""What a rank says first in an all-gather: all that it has, or only how much."""
+
+
+class TensorFlowTransport:
+    """See ``Transport``. ``host`` connects the same ranks.
+
+    ``before_joining`` is called before it does, and must not take part in exchanges.
+    Raises CollectiveError where TensorFlow has done an op already.
+    """
+
+    def __init__(
+        self,
+        host: HostTransport,
+        task: Task,
+        *,
+        before_joining: Callable[[], None] = lambda: None,
+        stall_timeout_s: float = STALL_TIMEOUT_S,
+        direct_bytes: int = _DIRECT_BYTES,
+    ) -> None:
+        self._host = host
+        self._task = task
+        self._before_joining = before_joining
+        self._stall_timeout_s = stall_timeout_s
+        self._direct_bytes = direct_bytes
+        self._keys = CollectiveKeys()
+        self._devices: ops.Devices | None = None
+        self._joining = threading.Lock()
+        self._within = False
+        self.carried_bytes = 0
+        """What TensorFlow's ops were given, all in all."""
+        bringup.arrange(task, self._join)
+
+    @property
+    def rank(self) -> int:
+        return self._host.rank
+
+    @property
+    def size(self) -> int:
+        return self._host.size
+
+    @property
+    def waited_s(self) -> float:
+        return self._host.waited_s
+
+    @property
+    def waiting_for(self) -> tuple[int, ...]:
+        if self._within:  # TensorFlow does not tell for whom it waits.
+            return tuple(rank for rank in range(self.size) if rank != self.rank)
+        return self._host.waiting_for
+
+    @property
+    def devices(self) -> ops.Devices:
+        """What takes part in the ops. The first time, all ranks have to ask."""
+        if self._devices is None:
+            self._devices = self._agreed_devices()
+        return self._devices
+
+    def allreduce(
+        self,
+        buffer: Array,
+        op: ReduceOp,
+        source: Array | None = None,
+        scale: float = 1.0,
+    ) -> None:
+        fill(buffer, source, scale)
+        vector = carried(buffer, op) if buffer.nbytes > self._direct_bytes else None
+        if vector is None:
+            self._joined().allreduce(buffer, op)
+            return
+        array = vector.array
+        # Used again: nobody begins with a vector before all are done with the last.
+        words = ("allreduce", op.value, array.dtype.name, array.size)
+        (key,) = instance_keys(words, 1)
+        devices = self.devices
+        vector.store(
+            self._run(
+                lambda: ops.all_reduce(
+                    array, devices, key, op, timeout_s=self._stall_timeout_s
+                ),
+                array.nbytes,
+            ),
+            buffer,
+        )
+
+    def allgather(self, data: bytes) -> list[bytes]:
+        whole = len(data) <= self._direct_bytes
+        said = _WHOLE + data if whole else _LENGTH + len(data).to_bytes(8, "big")
+        heard = self._joined().allgather(said)
+        if all(other.startswith(_WHOLE) for other in heard):
+            return [other[1:] for other in heard]
+        lengths = [
+            len(other) - 1
+            if other.startswith(_WHOLE)
+            else int.from_bytes(other[1:], "big")
+            for other in heard
+        ]
+        # The ops take no bytes, and only vectors of one length. They have an order of
+        # their own among the tasks: each says who it is.
+        words = -(-max(lengths) // 8)
+        array = np.empty(1 + words, np.int64)
+        array[0] = self.rank
+        array[1:] = padded(np.frombuffer(data, np.uint8), 8 * words).view(np.int64)
+        (key,) = instance_keys(("allgather", array.size), 1)
+        devices = self.devices
+        gathered = self._run(
+            lambda: ops.all_gather(
+                array, devices, key, timeout_s=self._stall_timeout_s
+            ),
+            array.nbytes,
+        )
+        rows = gathered.reshape(self.size, -1)
+        rows = rows[np.argsort(rows[:, 0]), 1:]
+        parts = unpadded(np.ascontiguousarray(rows).reshape(-1).view(np.uint8), lengths)
+        return [part.tobytes() for part in parts]
+
+    def alltoall(self, parts: Sequence[bytes]) -> list[bytes]:
+        return self._joined().alltoall(parts)
+
+    def broadcast(self, data: bytes, root: int) -> bytes:
+        return self._joined().broadcast(data, root)
+
+    def barrier(self) -> None:
+        self._joined().barrier()
+
+    def interrupt(self) -> None:
+        self._host.interrupt()
+        if self._within:
+            bringup.abort(f"rank {self.rank} was interrupted")
+
+    def close(self) -> None:
+        self._host.close()
+
+    def _joined(self) -> HostTransport:
+        self._join()
+        return self._host
+
+    def _join(self) -> None:
+        # The first op of the program may be in another thread than the first exchange.
+        with self._joining:
+            self._before_joining()
+            self._host.join()
+
+    def _agreed_devices(self) -> ops.Devices:
+        """One device of each rank: GPUs, where every rank has one to itself."""
+        bringup.started()
+        gpu = _own_gpu()
+        # It is a barrier, too: from now on every rank's server runs.
+        said = self._joined().allgather(json.dumps([self._task.name, gpu]).encode())
+        gpus = [json.loads(other)[1] for other in said]
+        on_gpus = None not in gpus and len(set(gpus)) == self.size
+        kind = "GPU" if on_gpus else "CPU"
+        names = [f"{rank}/device:{kind}:0" for rank in self._task.ranks]
+        return ops.Devices(
+            self._keys.group_key(names),
+            self.size,
+            names[self.rank],
+            ops.NCCL if on_gpus else ops.RING,
+        )
+
+    def _run(self, act: Callable[[], Any], count: int) -> Array:
+        self._within = True
+        try:
+            result: Array = act().numpy()
+        except tf.errors.OpError as error:
+            status = _STATUSES.get(error.error_code, "UNKNOWN")
+            raise translated(status, error.message, self._task.ranks) from error
+        finally:
+            self._within = False
+        self.carried_bytes += count
+        return result
+
+
+_STATUSES = {
+    getattr(tf.errors, name): name
+    for name in (
+        "ABORTED",
+        "CANCELLED",
+        "DEADLINE_EXCEEDED",
+        "INTERNAL",
+        "INVALID_ARGUMENT",
+        "UNAVAILABLE",
+    )
+}
+
+
+def _own_gpu() -> str | None:
+    """Which GPU the first one of this process is, among those of all hosts."""
+    if not tf.config.list_logical_devices("GPU"):
+        return None
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "all").split(",")[0]
+    return f"{socket.gethostname()} {visible}"

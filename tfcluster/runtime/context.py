@@ -1,0 +1,283 @@
+"""Who am I: what a task is told by its environment, as one frozen value. Pure.
+
+Reads a mapping that it is given, never the process's own environment, and starts
+nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tfcluster.model import RANKED_TYPES, Runtime, Strategy
+from tfcluster.runtime.errors import ContextError, NoRankError
+from tfcluster.runtime.place import ALONE, Place, number, place_among, place_from
+
+_SERVING_TYPES = ("ps", "data")
+_OUTSIDE_TYPES = ("evaluator", "data")
+"""TensorFlow: the evaluator is no part of the cluster; data tasks are not its jobs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """A task's identity and everything that it is told about the others.
+
+    ``rank``, ``size`` and their local and cross forms raise NoRankError in a ps or data
+    task. An evaluator stands outside the training cluster and is alone in its own: rank
+    0 of 1.
+    """
+
+    task_type: str = "worker"
+    task_index: int = 0
+    place: Place | None = ALONE
+    """None in a task that has no rank."""
+    addresses: tuple[str, ...] = ()
+    """``host:port`` of every rank, in rank order; empty where nobody told."""
+    cluster: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """TF_CONFIG's cluster: addresses by job."""
+    run: str | None = None
+    """The run's id; None where tfcluster did not start this program."""
+    attempt: int = 0
+    token: bytes = field(default=b"", repr=False)
+    """Secret of the run, 32 bytes, that the ranks' sockets authenticate with."""
+    strategy: Strategy = Strategy.NONE
+    """How the ranks train together; ``options.strategy`` says the same."""
+    options: Runtime = field(default_factory=Runtime)
+    data_service: str | None = None
+    """``grpc://host:port`` of the tf.data service, where the run has one."""
+    device_filters: tuple[str, ...] = ()
+    """The devices that the task's sessions see; empty: all of them."""
+
+    @property
+    def rank(self) -> int:
+        return self._placed().rank
+
+    @property
+    def size(self) -> int:
+        return self._placed().size
+
+    @property
+    def local_rank(self) -> int:
+        return self._placed().local_rank
+
+    @property
+    def local_size(self) -> int:
+        return self._placed().local_size
+
+    @property
+    def cross_rank(self) -> int:
+        return self._placed().cross_rank
+
+    @property
+    def cross_size(self) -> int:
+        return self._placed().cross_size
+
+    @property
+    def is_chief(self) -> bool:
+        return self._placed().rank == 0
+
+    @property
+    def task(self) -> str:
+        """As commands and messages name it: ``worker:0``."""
+        return f"{self.task_type}:{self.task_index}"
+
+    @property
+    def trains(self) -> bool:
+        """The training runtime belongs around this task's program."""
+        return self.strategy is not Strategy.NONE and self.task_type in RANKED_TYPES
+
+    def _placed(self) -> Place:
+        if self.place is None:
+            raise NoRankError(
+                f"{self.task} has no rank: only chief and worker tasks train together"
+            )
+        return self.place
+
+
+def context_from(env: Mapping[str, str]) -> Context:
+    """The context that an environment describes.
+
+    TF_CONFIG and tfcluster's own variables come first, then those of MPI or Slurm; else
+    the program is alone. Raises ContextError where they contradict each other, or break
+    TensorFlow's rules.
+    """
+    cluster, task_type, index = _identity(env)
+    addresses = rank_addresses(cluster)
+    strategy = _strategy(env.get("TFCLUSTER_STRATEGY", "none"))
+    return Context(
+        task_type=task_type,
+        task_index=index,
+        place=_place(env, task_type, index, cluster),
+        addresses=addresses if task_type in RANKED_TYPES else (),
+        cluster=cluster,
+        run=env.get("TFCLUSTER_RUN"),
+        attempt=number(env, "TFCLUSTER_ATTEMPT", default=0),
+        token=_token(env.get("TFCLUSTER_TOKEN", "")),
+        strategy=strategy,
+        options=_options(env.get("TFCLUSTER_RUNTIME", ""), strategy),
+        data_service=env.get("TFCLUSTER_DATA_SERVICE"),
+        device_filters=_filters(env.get("TFCLUSTER_DEVICE_FILTERS", "[]")),
+    )
+
+
+def rank_addresses(cluster: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+    """``host:port`` of the tasks that train, in rank order: chief, then workers."""
+    return tuple(address for kind in RANKED_TYPES for address in cluster.get(kind, ()))
+
+
+def _identity(
+    env: Mapping[str, str],
+) -> tuple[dict[str, tuple[str, ...]], str, int]:
+    """The cluster and this task's type and index; ``({}, "worker", 0)`` when alone."""
+    cluster: dict[str, tuple[str, ...]] = {}
+    task_type, index = "worker", 0
+    config = _object(env.get("TF_CONFIG", ""), "TF_CONFIG")
+    if config:
+        cluster = _cluster(config.get("cluster", {}))
+        task_type, index = _task(config.get("task"), cluster)
+    named = env.get("TFCLUSTER_TASK")
+    if named is not None:
+        kind, _, position = named.partition(":")
+        if not kind or not (position.isascii() and position.isdecimal()):
+            raise ContextError(f"TFCLUSTER_TASK={named!r} is not TYPE:INDEX")
+        if config and (task_type, index) != (kind, int(position)):
+            raise ContextError(
+                f"TFCLUSTER_TASK is {named}, but TF_CONFIG's task is "
+                f"{task_type}:{index}"
+            )
+        task_type, index = kind, int(position)
+    return cluster, task_type, index
+
+
+def _cluster(found: Any) -> dict[str, tuple[str, ...]]:
+    if not isinstance(found, dict):
+        raise ContextError("TF_CONFIG: 'cluster' is not an object")
+    cluster: dict[str, tuple[str, ...]] = {}
+    for job, addresses in found.items():
+        # TensorFlow 1 called the chief "master".
+        kind = "chief" if job == "master" else job
+        if kind in _OUTSIDE_TYPES:
+            raise ContextError(f"TF_CONFIG: {job!r} tasks do not belong in 'cluster'")
+        if kind in cluster:
+            raise ContextError("TF_CONFIG: 'chief' and 'master' are the same job")
+        if not isinstance(addresses, list) or not all(
+            isinstance(address, str) for address in addresses
+        ):
+            raise ContextError(f"TF_CONFIG: job {job!r} is not a list of addresses")
+        cluster[kind] = tuple(addresses)
+    if len(cluster.get("chief", ())) > 1:
+        raise ContextError("TF_CONFIG: there can be only one chief")
+    return cluster
+
+
+def _task(found: Any, cluster: Mapping[str, tuple[str, ...]]) -> tuple[str, int]:
+    if not isinstance(found, dict) or not isinstance(found.get("type"), str):
+        raise ContextError("TF_CONFIG: 'task' has no 'type'")
+    kind = "chief" if found["type"] == "master" else found["type"]
+    index = found.get("index", 0)
+    if not isinstance(index, int) or isinstance(index, bool) or index < 0:
+        raise ContextError(f"TF_CONFIG: the task's index {index!r} is not 0, 1, ...")
+    count = len(cluster.get(kind, ()))
+    if kind not in _OUTSIDE_TYPES and cluster and index >= count:
+        raise ContextError(
+            f"TF_CONFIG: there is no {kind}:{index}, the cluster has {count} {kind} "
+            "tasks"
+        )
+    return kind, index
+
+
+def _place(
+    env: Mapping[str, str],
+    task_type: str,
+    index: int,
+    cluster: Mapping[str, tuple[str, ...]],
+) -> Place | None:
+    if task_type in _SERVING_TYPES:
+        return None
+    if task_type not in RANKED_TYPES:
+        return ALONE
+    hosts = [_host(address) for address in rank_addresses(cluster)]
+    if not hosts and "TFCLUSTER_RANK" not in env:
+        return place_from(env)
+    size = number(env, "TFCLUSTER_SIZE", default=len(hosts) or None, at_least=1)
+    if hosts and size != len(hosts):
+        raise ContextError(
+            f"TFCLUSTER_SIZE is {size}, but TF_CONFIG has {len(hosts)} chief and "
+            "worker tasks"
+        )
+    before = len(cluster.get("chief", ())) if task_type == "worker" else 0
+    rank = number(env, "TFCLUSTER_RANK", default=before + index, below=size)
+    if hosts:
+        place = place_among(hosts, rank)
+    else:
+        place = Place(rank=rank, size=size, cross_rank=rank, cross_size=size)
+    # The launcher knows the hosts themselves; addresses are only what they are called.
+    local_size = number(env, "TFCLUSTER_LOCAL_SIZE", default=place.local_size)
+    cross_size = number(env, "TFCLUSTER_CROSS_SIZE", default=place.cross_size)
+    return Place(
+        rank=rank,
+        size=size,
+        local_rank=number(
+            env, "TFCLUSTER_LOCAL_RANK", default=place.local_rank, below=local_size
+        ),
+        local_size=local_size,
+        cross_rank=number(
+            env, "TFCLUSTER_CROSS_RANK", default=place.cross_rank, below=cross_size
+        ),
+        cross_size=cross_size,
+    )
+
+
+def _host(address: str) -> str:
+    """``host:port`` without the port; IPv6 literals keep their brackets."""
+    return address.rpartition(":")[0]
+
+
+def _strategy(text: str) -> Strategy:
+    try:
+        return Strategy(text)
+    except ValueError as error:
+        names = ", ".join(map(str, Strategy))
+        raise ContextError(f"TFCLUSTER_STRATEGY={text!r} is none of {names}") from error
+
+
+def _options(text: str, strategy: Strategy) -> Runtime:
+    """The ``runtime:`` section; keys of another version are ignored."""
+    known = {field.name for field in dataclasses.fields(Runtime)} - {"strategy"}
+    found = _object(text, "TFCLUSTER_RUNTIME")
+    return Runtime(
+        strategy=strategy, **{key: found[key] for key in known & found.keys()}
+    )
+
+
+def _token(text: str) -> bytes:
+    try:
+        return bytes.fromhex(text)
+    except ValueError as error:
+        # The text itself is a secret: it stays out of the message.
+        raise ContextError("TFCLUSTER_TOKEN is not hexadecimal") from error
+
+
+def _filters(text: str) -> tuple[str, ...]:
+    found = _json(text, "TFCLUSTER_DEVICE_FILTERS")
+    if not isinstance(found, list) or not all(isinstance(f, str) for f in found):
+        raise ContextError("TFCLUSTER_DEVICE_FILTERS is not a list of device filters")
+    return tuple(found)
+
+
+def _object(text: str, name: str) -> dict[str, Any]:
+    """The JSON object that a variable holds; an empty text is an empty one."""
+    found = _json(text, name) if text else {}
+    if not isinstance(found, dict):
+        raise ContextError(f"{name} is not a JSON object")
+    return found
+
+
+def _json(text: str, name: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ContextError(f"{name} is not JSON: {error}") from error

@@ -1,0 +1,75 @@
+"""Sums up the gradients of several passes on this rank, before they are exchanged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+
+class Accumulation:
+    """Every ``passes`` gradients become one."""
+
+    def __init__(self, passes: int, *, average: bool) -> None:
+        self._passes = passes
+        self._average = average
+        self._sums: list[Any] | None = None
+        self._count: Any = None
+
+    def add(self, gradients: Sequence[Any], act: Callable[[list[Any]], object]) -> None:
+        """Take one pass's gradients (None stays None); ``act`` on the last one's sums.
+
+        Slices become tensors. The shapes of all are known.
+        """
+        dense = [
+            None if gradient is None else tf.convert_to_tensor(gradient)
+            for gradient in gradients
+        ]
+        sums, count = self._prepared(dense)
+        for total, gradient in zip(sums, dense, strict=True):
+            if total is not None and gradient is not None:
+                total.assign_add(gradient)
+        count.assign_add(1)
+
+        def finish() -> bool:
+            factor = 1 / self._passes if self._average else 1
+            act(
+                [
+                    None if total is None else total * tf.cast(factor, total.dtype)
+                    for total in sums
+                ]
+            )
+            for total in sums:
+                if total is not None:
+                    total.assign(tf.zeros_like(total))
+            count.assign(0)
+            return True
+
+        if tf.executing_eagerly():
+            if int(count) >= self._passes:
+                finish()
+        else:
+            full = tf.greater_equal(count.read_value(), self._passes)
+            tf.cond(full, finish, lambda: False)
+
+    def _prepared(self, dense: Sequence[Any]) -> tuple[list[Any], Any]:
+        """The sums and their count, made at the first pass."""
+        if self._sums is None:
+            with tf.init_scope():
+                self._sums = [
+                    None
+                    if gradient is None
+                    else tf.Variable(
+                        tf.zeros(gradient.shape, gradient.dtype), trainable=False
+                    )
+                    for gradient in dense
+                ]
+                self._count = tf.Variable(0, trainable=False, dtype=tf.int32)
+        present = [total is not None for total in self._sums]
+        if present != [gradient is not None for gradient in dense]:
+            raise ValueError(
+                "backward_passes_per_step: a variable has a gradient in some passes "
+                "and none in others"
+            )
+        return self._sums, self._count

@@ -1,0 +1,113 @@
+"""How a distributed optimizer or tape exchanges gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from tfcluster.runtime import byhand
+from tfcluster.runtime.api.carriers import Reduction
+from tfcluster.runtime.api.exchange import Exchange, reduce_tensors
+from tfcluster.runtime.api.variables import name_of
+from tfcluster.runtime.collective import ReduceOp
+from tfcluster.runtime.collective.group import Group
+from tfcluster.runtime.compression import Compressor, compression_named
+from tfcluster.runtime.events import reporter
+from tfcluster.runtime.pace import Pace
+from tfcluster.runtime.world import context, group
+
+_pace: tuple[Group, Pace] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What is done with the gradients of ``label``."""
+
+    label: str
+    reduction: Reduction
+    sparse_as_dense: bool = False
+    passes: int = 1
+    """Gradients that are summed up on each rank before one exchange."""
+    average_passes: bool = False
+
+    def exchanged(
+        self, gradients: Sequence[Any], variables: Sequence[Any]
+    ) -> list[Any]:
+        """The gradients (None, tensors or IndexedSlices) combined over the ranks.
+
+        None stays None. Raises CollectiveMismatchError on all ranks where not all of
+        them have the same gradients, or some have none for a variable.
+        """
+        chosen = [
+            tf.convert_to_tensor(gradient)
+            if self.sparse_as_dense and isinstance(gradient, tf.IndexedSlices)
+            else gradient
+            for gradient in gradients
+        ]
+        names = [_name(variable, index) for index, variable in enumerate(variables)]
+        exchange = Exchange(
+            f"gradients of {self.label}",
+            self.reduction,
+            differentiable=False,
+            done=self._count,
+        )
+        return reduce_tensors(exchange, chosen, names)
+
+    def _count(self) -> None:
+        """Each exchange is a step, as those who watch the run count them."""
+        global _pace
+        byhand.exchanged()
+        ranks = group()
+        if _pace is None or _pace[0] is not ranks:
+            _pace = ranks, Pace(reporter(), ranks)
+        _pace[1].applied(self.label)
+
+
+def settings(
+    label: str,
+    *,
+    op: ReduceOp | None = None,
+    compression: Compressor | None = None,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
+) -> Settings:
+    """The settings that a program asks for; it now counts as distributing itself.
+
+    Raises ValueError for what makes no sense.
+    """
+    op = op or ReduceOp.AVERAGE
+    if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
+        raise ValueError(f"gradients are averaged or summed up: op cannot be {op}")
+    if gradient_predivide_factor != 1.0 and op is not ReduceOp.AVERAGE:
+        raise ValueError("gradient_predivide_factor goes with op=Average only")
+    if gradient_predivide_factor <= 0:
+        raise ValueError("gradient_predivide_factor must be positive")
+    if backward_passes_per_step < 1:
+        raise ValueError("backward_passes_per_step must be 1 or more")
+    byhand.claim()
+    if compression is None:
+        compression = compression_named(context().options.compression)
+    reduction = Reduction(
+        op, 1.0 / gradient_predivide_factor, gradient_predivide_factor, compression
+    )
+    return Settings(
+        label,
+        reduction,
+        sparse_as_dense,
+        backward_passes_per_step,
+        average_aggregated_gradients,
+    )
+
+
+def _name(variable: Any, index: int) -> str:
+    if hasattr(variable, "path") or hasattr(variable, "name"):
+        try:
+            return name_of(variable)
+        except AttributeError:
+            pass  # An eager tensor has no name.
+    return f"gradient {index}"

@@ -1,0 +1,139 @@
+"""Fork a task off a warm interpreter, as fresh as if it had just been started.
+
+Knows processes, descriptors, signals and the state of Python's own modules; nothing of
+what the task will run.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tfcluster.wire import Decoder, encode
+
+_FIRST_FREE_FD = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Birth:
+    """What a task begins with."""
+
+    env: Mapping[str, str | None]
+    """Changes to the environment; None removes a variable."""
+    cwd: str
+    output: int
+    """Descriptor that becomes standard output and error."""
+    events: int
+    """Descriptor that stays open; TFCLUSTER_EVENTS gets its number."""
+
+
+def fork_task(birth: Birth) -> int | None:
+    """Fork twice: the task's pid in the parent, None in the task.
+
+    The process between the two is gone on return, and with it the tie to us: the task's
+    parent is the nearest subreaper. Raises OSError where the task cannot come to life.
+    """
+    report, tell = os.pipe()
+    middle = _fork()
+    if middle == 0:
+        os.close(report)
+        if _fork_on(tell, birth):
+            return None
+    os.close(tell)
+    try:
+        with os.fdopen(report, "rb") as stream:
+            told = list(Decoder().feed(stream.read()))
+    finally:
+        os.waitpid(middle, 0)
+    for message in told:
+        if message["type"] == "failed":
+            raise OSError(message["cause"])
+    return int(next(message["pid"] for message in told if message["type"] == "pid"))
+
+
+def _fork_on(tell: int, birth: Birth) -> bool:
+    """In the middle process: leave a task behind. Returns in the task only."""
+    middle_ended, middle_lives = os.pipe()
+    try:
+        child = _fork()
+        if child:
+            os.write(tell, encode({"type": "pid", "pid": child}))
+            os._exit(0)
+        # Until then the task's parent would be that process.
+        os.close(middle_lives)
+        os.read(middle_ended, 1)
+        _become_task(birth, keep=tell)
+    except OSError as error:
+        os.write(tell, encode({"type": "failed", "cause": str(error)}))
+        os._exit(1)
+    os.close(tell)
+    return True
+
+
+def _fork() -> int:
+    # Python 3.12 warns of threads at every fork. Those of an import are OpenBLAS's,
+    # which stops and restarts them around a fork itself.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
+
+
+def _become_task(birth: Birth, *, keep: int) -> None:
+    os.setsid()
+    os.chdir(birth.cwd)
+    _take_descriptors(birth, keep)
+    _default_signals()
+    for name, value in birth.env.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    os.environ["TFCLUSTER_EVENTS"] = str(birth.events)
+    _renew_module_state()
+
+
+def _take_descriptors(birth: Birth, keep: int) -> None:
+    """Standard streams, the events socket, ``keep``, and nothing else."""
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.dup2(birth.output, 1)
+    os.dup2(birth.output, 2)
+    start = _FIRST_FREE_FD
+    for kept in sorted({birth.events, keep}):
+        os.closerange(start, kept)
+        start = kept + 1
+    os.closerange(start, os.sysconf("SC_OPEN_MAX"))
+
+
+def _default_signals() -> None:
+    """As Python sets them when it starts; what schedulers warn by stays ignored."""
+    kept = [signal.SIGKILL, signal.SIGSTOP]
+    for warning in (signal.SIGUSR1, signal.SIGUSR2):
+        if signal.getsignal(warning) is signal.SIG_IGN:
+            kept.append(warning)
+    for number in signal.valid_signals():
+        if number not in kept:
+            signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def _renew_module_state() -> None:
+    """Undo what tasks of one interpreter would otherwise share: chance and memory."""
+    random.seed()
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()
+    if "multiprocessing" in sys.modules:
+        from multiprocessing import current_process, process
+
+        current_process().authkey = os.urandom(32)
+        # Spawned children look for a relative script there.
+        process.ORIGINAL_DIR = str(Path.cwd())  # type: ignore[attr-defined]

@@ -1,0 +1,85 @@
+"""Be told when a library has been imported, without importing it.
+
+A program that never imports it pays nothing. Knows nothing of what the libraries are.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+
+def around_import(
+    names: Sequence[str], *, before: Callable[[str], None], after: Callable[[], None]
+) -> None:
+    """Call ``before(name)`` and ``after()`` around the first import of ``names``.
+
+    Where these libraries import each other it is the outermost import that counts: once
+    it is done, all are. ``after`` comes at once where one of them is imported already,
+    and not for an import that fails. What it raises, the import statement raises.
+    """
+    if any(name in sys.modules for name in names):
+        after()
+    else:
+        sys.meta_path.insert(0, _Watch(names, before, after))
+
+
+class _Watch(MetaPathFinder):
+    """Finds nothing itself, but sees who asks for what."""
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        before: Callable[[str], None],
+        after: Callable[[], None],
+    ) -> None:
+        self._names = frozenset(names)
+        self._before = before
+        self._after = after
+        self._depth = 0
+
+    def find_spec(
+        self,
+        fullname: str,
+        path: Sequence[str] | None,
+        target: ModuleType | None = None,
+    ) -> ModuleSpec | None:
+        if fullname not in self._names:
+            return None
+        for finder in sys.meta_path:
+            if finder is self or not hasattr(finder, "find_spec"):
+                continue
+            spec = finder.find_spec(fullname, path, target)
+            if spec is not None:
+                if spec.loader is not None:
+                    self._watch(fullname, spec.loader)
+                return spec
+        return None
+
+    def _watch(self, name: str, loader: Loader) -> None:
+        """See the module executed by its own loader, which it keeps as it was."""
+        execute = loader.exec_module
+
+        def watched(module: ModuleType) -> None:
+            vars(loader).pop("exec_module")
+            with self._importing(name):
+                execute(module)
+
+        vars(loader)["exec_module"] = watched
+
+    @contextmanager
+    def _importing(self, name: str) -> Iterator[None]:
+        if self._depth == 0:
+            self._before(name)
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+        if self._depth == 0:
+            sys.meta_path.remove(self)
+            self._after()

@@ -1,0 +1,147 @@
+"""Put the training runtime around a program that knows nothing of it.
+
+``begin`` comes before the program's first line, ``install`` once TensorFlow or Keras is
+imported. Neither imports them; what is done to them stands in ``runtime.keras``.
+"""
+
+from __future__ import annotations
+
+import atexit
+import hmac
+import random
+import sys
+from typing import TYPE_CHECKING
+
+from tfcluster.model import Strategy
+from tfcluster.runtime import byhand
+from tfcluster.runtime.context import Context
+from tfcluster.runtime.events import reporter
+from tfcluster.runtime.importing import around_import
+
+if TYPE_CHECKING:
+    from tfcluster.runtime.keras.session import Session
+
+_SEED_BITS = 31
+
+
+def begin(context: Context) -> None:
+    """Have all ranks draw the same random numbers, where the program sets no seed.
+
+    Not where it gives each rank data of its own: that may be another random order.
+    """
+    if not _concerns(context) or byhand.claimed():
+        return
+    seed = common_seed(context)
+    random.seed(seed)
+
+    def seed_numpy() -> None:
+        import numpy as np
+
+        np.random.seed(seed)
+
+    around_import(("numpy",), before=lambda name: None, after=seed_numpy)
+
+
+def install(context: Context) -> None:
+    """Make TensorFlow and Keras, imported or not, train on all ranks."""
+    if not _concerns(context):
+        return
+
+    def into_tensorflow() -> None:
+        import tensorflow as tf
+
+        if not byhand.claimed():
+            tf.random.set_seed(common_seed(context))
+        if context.options.transport == "tensorflow":
+            from tfcluster.runtime import world
+
+            # Its collective ops are set up before the program's first op, or never.
+            world.join(context)
+
+    def into_keras() -> None:
+        if byhand.claimed():
+            return
+        import keras
+
+        refuse_other_backends(keras.backend.backend())
+        # Only now: they import numpy and TensorFlow.
+        from tfcluster.runtime import keras as hooks
+        from tfcluster.runtime import world
+        from tfcluster.runtime.collective.buckets import MEGABYTE
+
+        session = hooks.Session(
+            world.join(context),
+            reporter(),
+            divides=context.options.batch == "global",
+            bucket_bytes=int(context.options.bucket_mb * MEGABYTE),
+        )
+        hooks.install(session)
+        byhand.guard(lambda: _refuse_late_claim(session))
+        atexit.register(_warn_of_no_training, session)
+
+    if byhand.claimed():
+        atexit.register(_warn_of_no_exchange, context)
+    if "tensorflow" in sys.modules:
+        into_tensorflow()
+    around_import(("keras",), before=lambda name: None, after=into_keras)
+
+
+def refuse_other_backends(backend: str) -> None:
+    """Raise CollectiveError for a Keras backend other than TensorFlow."""
+    if backend != "tensorflow":
+        # Not at the top: it brings numpy, which no program pays for that has no need.
+        from tfcluster.runtime.collective import CollectiveError
+
+        raise CollectiveError(
+            f"KERAS_BACKEND is {backend!r}: only models on the 'tensorflow' backend "
+            "are trained on all ranks (strategy: none leaves the program alone)"
+        )
+
+
+def common_seed(context: Context) -> int:
+    """A number that is the same on all ranks and new for every run."""
+    message = f"seed {context.attempt}".encode()
+    digest = hmac.digest(context.token, message, "sha256")
+    return int.from_bytes(digest, "big") % (1 << _SEED_BITS)
+
+
+def _concerns(context: Context) -> bool:
+    return (
+        context.strategy is Strategy.COLLECTIVE
+        and context.place is not None
+        and context.size > 1
+    )
+
+
+def _warn_of_no_training(session: Session) -> None:
+    if byhand.claimed():
+        return
+    if session.applies == 0 and session.group.failure is None:
+        session.warn(
+            "the program has ended without any training: every rank did all the work"
+        )
+        session.reporter.flush()
+
+
+def _warn_of_no_exchange(context: Context) -> None:
+    if byhand.in_vain():
+        text = (
+            "the program has ended without any exchange of gradients, though it names "
+            f"{' or '.join(byhand.NAMES)}: nothing was distributed for it, then"
+        )
+        reporter().warning(text)
+        reporter().flush()
+        if context.is_chief:
+            sys.stderr.write(f"tfcluster: warning: {text}\n")
+
+
+def _refuse_late_claim(session: Session) -> None:
+    """Batches have been divided for the program already: it cannot do so as well."""
+    if session.applies == 0 and not session.inside_keras:
+        return
+    from tfcluster.runtime.collective import CollectiveError
+
+    raise CollectiveError(
+        "DistributedOptimizer and DistributedGradientTape belong before the first step "
+        "of training, or have their names in the program's main file"
+    )

@@ -1,0 +1,126 @@
+"""The hooks on ``fit``, ``evaluate`` and the other ways into a Keras model."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfcluster.runtime.collective import CollectiveError
+from tfcluster.runtime.keras.callbacks import Callbacks
+from tfcluster.runtime.keras.metrics import Metrics
+from tfcluster.runtime.keras.same_data import SameData
+from tfcluster.runtime.keras.session import Session
+from tfcluster.runtime.keras.steps import divide_steps
+from tfcluster.runtime.keras.strategies import refuse_replicas
+from tfcluster.runtime.keras.sync import Synchroniser, training_state
+from tfcluster.runtime.keras.wrapping import defining_class, wrap
+
+
+class Entry:
+    """Wraps the methods of Keras's trainer that programs call."""
+
+    def __init__(
+        self,
+        session: Session,
+        synchroniser: Synchroniser,
+        metrics: Metrics,
+        callbacks: Callbacks,
+    ) -> None:
+        self._session = session
+        self._synchroniser = synchroniser
+        self._metrics = metrics
+        self._callbacks = callbacks
+        self._same_data = SameData(session)
+
+    def install(self) -> None:
+        for name, around in (
+            ("fit", self._fit),
+            ("evaluate", self._evaluate),
+            ("predict", self._predict),
+            ("train_on_batch", self._on_batch),
+            ("test_on_batch", self._on_batch),
+            ("predict_on_batch", self._predict),
+        ):
+            wrap(defining_class(keras.Model, name), name, around)
+
+    def _fit(
+        self, original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        call = inspect.signature(original).bind(model, *args, **kwargs)
+        callbacks = self._callbacks.around(call.arguments.get("callbacks"), model)
+        call.arguments["callbacks"] = callbacks
+        if not self._session.chief:
+            call.arguments["verbose"] = 0
+        self._refuse_states_of_rows(model)
+        with self._entering(model):
+            return original(*call.args, **call.kwargs)
+
+    def _evaluate(
+        self, original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        outermost = not self._session.inside_keras
+        call = inspect.signature(original).bind(model, *args, **kwargs)
+        if outermost:
+            callbacks = call.arguments.get("callbacks")
+            call.arguments["callbacks"] = self._callbacks.for_evaluation(callbacks)
+        self._refuse_states_of_rows(model)
+        with self._entering(model):
+            if outermost and model.built:
+                self._synchroniser.ensure(training_state(model))
+            return original(*call.args, **call.kwargs)
+
+    def _predict(
+        self, original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        with self._entering(model):
+            return original(model, *args, **kwargs)
+
+    def _on_batch(
+        self, original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        call = inspect.signature(original).bind(model, *args, **kwargs)
+        as_dict = call.arguments.get("return_dict", False)
+        call.arguments["return_dict"] = True
+        self._refuse_states_of_rows(model)
+        with self._entering(model):
+            logs = original(*call.args, **call.kwargs)
+            logs = self._metrics.of_step(model, logs)
+            return logs if as_dict else model._flatten_metrics_in_order(logs)
+
+    @contextmanager
+    def _entering(self, model: Any) -> Iterator[None]:
+        refuse_replicas(model.distribute_strategy)
+        divide_steps(self._session, model, self._same_data)
+        self._without_xla(model)
+        try:
+            with self._session.entering():
+                yield
+        except tf.errors.OpError as error:
+            # What our own code raised within an op, TensorFlow has made text of.
+            reason = self._session.refusal or self._session.group.failure
+            if reason is not None:
+                raise reason from error
+            raise
+
+    def _refuse_states_of_rows(self, model: Any) -> None:
+        """A stateful RNN keeps a state for each row, and each rank gets fewer."""
+        if not self._session.divides:
+            return
+        for layer in model._flatten_layers():
+            if isinstance(layer, keras.layers.RNN) and layer.stateful:
+                raise CollectiveError(
+                    f"the layer {layer.name} is stateful: it keeps a state for each "
+                    "row of the batch, which cannot be divided among ranks"
+                )
+
+    def _without_xla(self, model: Any) -> None:
+        """An exchange cannot be compiled; Keras does the same under tf.distribute."""
+        if not model.compiled or not model.jit_compile:
+            return
+        model.jit_compile = False
+        model.train_function = model.test_function = None

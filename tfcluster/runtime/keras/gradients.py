@@ -1,0 +1,152 @@
+"""Exchange gradients inside TensorFlow, eagerly and in graphs.
+
+The exchange itself is plain numpy and runs as a stateful op: TensorFlow keeps such ops
+of a graph in the order in which they were written, which is the same on every rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfcluster.runtime.aggregation import is_sparse
+from tfcluster.runtime.collective import Layout, tensor_words
+from tfcluster.runtime.collective.operations import mean_of_gradients
+from tfcluster.runtime.collective.sparse import Slices
+from tfcluster.runtime.collective.splitting import split, stitch
+from tfcluster.runtime.compression import compression_named
+from tfcluster.runtime.keras.session import Session
+from tfcluster.runtime.world import context
+
+_SUMMED_WIDER = (tf.float16, tf.bfloat16)
+"""Rows of these are added up in float32, for range and precision."""
+
+
+def exchange(
+    session: Session,
+    optimizer: str,
+    gradients: Sequence[Any],
+    variables: Sequence[Any],
+    state: Sequence[Any],
+) -> list[Any]:
+    """The gradients (None, tensors or IndexedSlices), averaged over the ranks by rows.
+
+    The variables in ``state``, which layers update from the data that they see, are set
+    to their average. None stays None, on all ranks or none.
+    """
+    words = [
+        _words(variable, gradient)
+        for variable, gradient in zip(variables, gradients, strict=True)
+    ]
+    words += [tensor_words(name_of(v), v.dtype, v.shape) for v in state]
+    without, given = split(gradients, lambda gradient: gradient is None)
+    (sparse, sparse_places), (dense, dense_places) = split(given[0], is_sparse)
+    if not given[0]:
+        return list(gradients)
+    layout = Layout(f"gradients of {optimizer}", tuple(words))
+    compression = compression_named(context().options.compression)
+    small = [compression.compress(tf.convert_to_tensor(tensor)) for tensor in dense]
+    values = [tf.convert_to_tensor(variable) for variable in state]
+    means, gathered = _means(
+        session,
+        [*(tensor for tensor, _ in small), *values],
+        sparse,
+        layout,
+        optimizer,
+    )
+    for variable, mean in zip(state, means[len(dense) :], strict=True):
+        variable.assign(mean)
+    whole = [
+        compression.decompress(mean, kept)
+        for mean, (_, kept) in zip(means[: len(small)], small, strict=True)
+    ]
+    found = stitch([(whole, dense_places), (gathered, sparse_places)])
+    return stitch([without, (found, given[1])])
+
+
+def _words(variable: Any, gradient: Any) -> str:
+    if gradient is None:
+        return f"{name_of(variable)} without gradient"
+    kind = "rows of " if is_sparse(gradient) else ""
+    return kind + tensor_words(name_of(variable), gradient.dtype.name, variable.shape)
+
+
+def name_of(variable: Any) -> str:
+    """A variable's path (Keras), else its name (TensorFlow)."""
+    return str(getattr(variable, "path", None) or variable.name)
+
+
+def _means(
+    session: Session,
+    dense: Sequence[Any],
+    sparse: Sequence[Any],
+    layout: Layout,
+    optimizer: str,
+) -> tuple[list[Any], list[Any]]:
+    def run(rows: Any, *arrays: Any) -> list[Any]:
+        in_loop = bool(rows < 0)
+        weight = session.loop.rows if in_loop else float(rows)
+        plain = arrays[: len(dense)]
+        pairs = arrays[len(dense) :]
+        means, slices = mean_of_gradients(
+            session.group,
+            plain,
+            [
+                _slices_of(session, pairs[i], pairs[i + 1], in_loop)
+                for i in range(0, len(pairs), 2)
+            ],
+            weight=weight,
+            layout=layout,
+            bucket_bytes=session.bucket_bytes,
+        )
+        session.last_rows = weight
+        session.applied(optimizer, in_loop=in_loop)
+        flat = [array for s in slices for array in (s.values, s.indices)]
+        return [*means, *flat]
+
+    share = session.share
+    # A loop of the user's own is told apart by -1: its rows are known when it runs.
+    rows = tf.cast(-1.0 if share is None else share.rows, tf.float64)
+    inputs = [tf.convert_to_tensor(tensor) for tensor in dense]
+    for slices in sparse:
+        inputs += [_widened(slices.values), slices.indices]
+    types = [tensor.dtype for tensor in inputs]
+    outputs = tf.nest.flatten(tf.numpy_function(run, [rows, *inputs], types))
+    means = []
+    for tensor, output in zip(dense, outputs[: len(dense)], strict=True):
+        output.set_shape(tensor.shape)
+        means.append(output)
+    rest = outputs[len(dense) :]
+    gathered = [
+        _slices(slices, rest[2 * i], rest[2 * i + 1]) for i, slices in enumerate(sparse)
+    ]
+    return means, gathered
+
+
+def _slices_of(session: Session, values: Any, indices: Any, in_loop: bool) -> Slices:
+    """Slices whose rows an optimizer finds as often as it would on one machine.
+
+    Keras's Adam squares each of them by itself. So those that come more than once are
+    not added up (the number of rows of the whole stays untold), and of those that all
+    ranks have alike, the chief's count for all.
+    """
+    if in_loop and session.divides and not session.loop.divided:
+        if not session.chief:
+            return Slices(values[:0], indices[:0])
+        values = values * values.dtype.type(session.size)
+    return Slices(values, indices)
+
+
+def _widened(tensor: Any) -> Any:
+    tensor = tf.convert_to_tensor(tensor)
+    return tf.cast(tensor, tf.float32) if tensor.dtype in _SUMMED_WIDER else tensor
+
+
+def _slices(local: Any, values: Any, indices: Any) -> Any:
+    values.set_shape([None, *local.values.shape[1:]])
+    indices.set_shape([None])
+    return tf.IndexedSlices(
+        tf.cast(values, local.values.dtype), indices, local.dense_shape
+    )

@@ -1,0 +1,176 @@
+"""Divides the batches of hand-written training loops over a ``tf.data.Dataset``.
+
+A loop is a training loop once a gradient has been applied between two of its batches:
+from then on the iterator yields this rank's rows. So its first batch is computed alike
+by every rank, and loops that only look at data or predict see all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfcluster.runtime.division import bounds
+from tfcluster.runtime.keras.rows import cut, has_rows, rows_in
+from tfcluster.runtime.keras.session import Session
+from tfcluster.runtime.keras.wrapping import wrap
+
+_BATCHES = ("Batch", "PaddedBatch", "ParallelBatch", "Rebatch")
+_KEEPS_BATCHES = (
+    "AssertCardinality",
+    "Cache",
+    "Concatenate",
+    "Filter",
+    "IgnoreErrors",
+    "Map",
+    "Options",
+    "ParallelMap",
+    "Prefetch",
+    "Repeat",
+    "Shard",
+    "Shuffle",
+    "Skip",
+    "Take",
+    "TakeWhile",
+    "Zip",
+)
+"""Transformations whose elements are batches where those of their inputs are."""
+
+
+class Loops:
+    """The hook on ``Dataset.__iter__``, and the share of what it has yielded last."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._mirror: tf.Variable | None = None
+        self._mirrored_fraction: tf.Variable | None = None
+
+    def install(self) -> None:
+        wrap(tf.data.Dataset, "__iter__", self._iter)
+
+    def counts(self) -> Any:
+        """Whether metrics count this rank's rows; in a graph, as of when it runs."""
+        if tf.executing_eagerly():
+            return self._session.loop.counts
+        if self._mirror is None:
+            with tf.init_scope():
+                self._mirror = tf.Variable(self._session.loop.counts, trainable=False)
+        return self._mirror.read_value()
+
+    def fraction(self) -> Any:
+        """This rank's part of the rows; in a graph, as of when it runs."""
+        loop = self._session.loop
+        if tf.executing_eagerly():
+            return loop.rows / loop.total
+        if self._mirrored_fraction is None:
+            with tf.init_scope():
+                self._mirrored_fraction = tf.Variable(
+                    loop.rows / loop.total, trainable=False, dtype=tf.float64
+                )
+        return self._mirrored_fraction.read_value()
+
+    def yields(self, *, rows: float, total: float, counts: bool, divided: bool) -> None:
+        """Note the share of the batch that the program gets now."""
+        loop = self._session.loop
+        before = loop.counts, loop.rows / loop.total
+        loop.rows, loop.total = rows, total
+        loop.counts, loop.divided = counts, divided
+        if before[0] != counts and self._mirror is not None:
+            self._mirror.assign(counts)
+        if before[1] != rows / total and self._mirrored_fraction is not None:
+            self._mirrored_fraction.assign(rows / total)
+
+    def _iter(self, original: Callable[..., Any], dataset: Any) -> Any:
+        session = self._session
+        if (
+            session.inside_keras
+            or not session.divides
+            or not tf.executing_eagerly()
+            or not yields_batches(dataset)
+        ):
+            return original(dataset)
+        return original(_divided(dataset, Passage(session, self)))
+
+
+class Passage:
+    """One pass over a dataset by the program's own loop."""
+
+    def __init__(self, session: Session, loops: Loops) -> None:
+        self._session = session
+        self._loops = loops
+        self._applies: int | None = None
+        self._trains = False
+
+    def next_bounds(self, batch: int) -> tuple[int, int]:
+        """Which rows of the next batch are yielded, of ``batch`` rows.
+
+        A negative ``batch`` cannot be divided.
+        """
+        applies = self._session.loop.applies
+        if self._applies is not None and applies > self._applies:
+            self._trains = True
+        self._applies = applies
+        rank, size = self._session.rank, self._session.size
+        if not self._trains or batch <= 0:
+            self._loops.yields(rows=1.0, total=1.0, counts=rank == 0, divided=False)
+            return 0, max(batch, 0)
+        start, stop = bounds(batch, rank, size)
+        rows = stop - start
+        self._loops.yields(
+            rows=float(rows), total=float(batch), counts=rows > 0, divided=True
+        )
+        return (start, stop) if rows else (0, 1)
+
+
+def yields_batches(dataset: Any) -> bool:
+    """Whether the elements of a dataset are batches for sure."""
+    kind = type(dataset).__name__.removeprefix("_").removesuffix("Dataset")
+    if kind in _BATCHES:
+        return True
+    inputs = dataset._inputs()
+    return (
+        kind in _KEEPS_BATCHES
+        and bool(inputs)
+        and all(yields_batches(source) for source in inputs)
+    )
+
+
+def _divided(dataset: Any, passage: Passage) -> Any:
+    """``dataset`` with each batch cut as ``passage`` says at that moment."""
+
+    def next_bounds(batch: Any) -> list[Any]:
+        return [np.int64(bound) for bound in passage.next_bounds(int(batch))]
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def part(*element: Any) -> Any:
+        counts = [
+            tf.cast(rows_in(leaf), tf.int64)
+            for leaf in tf.nest.flatten(element)
+            if has_rows(leaf)
+        ]
+        common = tf.reduce_all(tf.equal(tf.stack(counts), counts[0]))
+        batch = tf.where(common, counts[0], tf.constant(-1, tf.int64))
+        first, last = tf.numpy_function(next_bounds, [batch], [tf.int64, tf.int64])
+        first.set_shape([])
+        last.set_shape([])
+        last = tf.where(common, last, tf.reduce_max(tf.stack(counts)))
+        return tf.nest.map_structure(
+            lambda leaf: cut(leaf, first, last) if has_rows(leaf) else leaf,
+            _as_spec(element, dataset.element_spec),
+        )
+
+    options = tf.data.Options()
+    # Rows are noted when a batch is produced: that must be when it is asked for.
+    options.experimental_optimization.inject_prefetch = False
+    options.experimental_optimization.map_parallelization = False
+    return dataset.map(part).with_options(options)
+
+
+def _as_spec(element: tuple[Any, ...], spec: Any) -> Any:
+    """The arguments of a mapped function as the one element that they are."""
+    if not isinstance(spec, tuple):
+        return element[0]
+    return type(spec)(*element) if hasattr(spec, "_fields") else element

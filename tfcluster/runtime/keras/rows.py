@@ -1,0 +1,121 @@
+"""Cut a batch into the ranks' parts: plain functions of tensors.
+
+Rank ``r`` of ``N`` takes rows ``[r*B//N, (r+1)*B//N)`` of B. Works on eager and
+symbolic tensors, ragged and sparse ones, and numpy arrays, in any structure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfcluster.runtime.division import bounds
+from tfcluster.runtime.keras.session import Share
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What a rank takes of a batch."""
+
+    data: Any
+    share: Share
+
+
+def take_part(data: Any, rank: int, size: int) -> Part:
+    """This rank's rows of a global batch.
+
+    A rank without rows takes the first one, and weighs nothing. Where the tensors don't
+    have one common number of rows, there is nothing to divide: every rank takes all.
+    """
+    counts = [rows_in(leaf) for leaf in tf.nest.flatten(data) if has_rows(leaf)]
+    if not counts:
+        return Part(data, _of_the_chief(rank))
+    if all(isinstance(count, int) for count in counts):
+        return _static_part(data, counts, rank, size)
+    return _dynamic_part(data, counts, rank, size)
+
+
+def _static_part(data: Any, counts: list[int], rank: int, size: int) -> Part:
+    if len(set(counts)) > 1 or not counts[0]:
+        return Part(data, _of_the_chief(rank))
+    start, stop = bounds(counts[0], rank, size)
+    rows = stop - start
+    if not rows:
+        start, stop = 0, 1
+    share = Share(float(rows), rows > 0, total=float(counts[0]))
+    return Part(_cut_all(data, start, stop), share)
+
+
+def _dynamic_part(data: Any, counts: list[Any], rank: int, size: int) -> Part:
+    totals = [tf.cast(count, tf.int64) for count in counts]
+    batch = totals[0]
+    common = tf.reduce_all(tf.equal(tf.stack(totals), batch))
+    start = rank * batch // size
+    rows = (rank + 1) * batch // size - start
+    empty = tf.equal(rows, 0)
+    first = tf.where(tf.logical_or(empty, ~common), tf.zeros_like(start), start)
+    last = tf.where(empty, tf.minimum(batch, 1), start + rows)
+    last = tf.where(common, last, tf.reduce_max(tf.stack(totals)))
+    chiefs = _of_the_chief(rank)
+    share = Share(
+        rows=tf.where(common, tf.cast(rows, tf.float64), _float(chiefs.rows)),
+        counts=tf.where(common, ~empty, chiefs.counts),
+        total=tf.where(common, tf.cast(batch, tf.float64), _float(1.0)),
+    )
+    return Part(_cut_all(data, first, last), share)
+
+
+def _of_the_chief(rank: int) -> Share:
+    """All ranks compute the same, and only the chief's counts.
+
+    Not their mean: an optimizer would find each row of sparse gradients N times.
+    """
+    return Share(rows=float(rank == 0), counts=rank == 0, total=1.0)
+
+
+def _float(number: float) -> Any:
+    return tf.constant(number, tf.float64)
+
+
+def cut(leaf: Any, start: Any, stop: Any) -> Any:
+    """Rows ``[start, stop)`` of one tensor."""
+    if not isinstance(leaf, tf.SparseTensor):
+        return leaf[start:stop]
+    shape = leaf.dense_shape
+    begin = tf.concat([[tf.cast(start, tf.int64)], tf.zeros_like(shape[1:])], 0)
+    length = tf.concat([[tf.cast(stop - start, tf.int64)], shape[1:]], 0)
+    piece = tf.sparse.slice(leaf, begin, length)
+    piece.set_shape([None, *leaf.shape[1:]])
+    return piece
+
+
+def has_rows(leaf: Any) -> bool:
+    """Whether a part of a batch has a first dimension."""
+    if isinstance(leaf, np.ndarray):
+        return leaf.ndim > 0
+    if isinstance(leaf, tf.Tensor | tf.RaggedTensor | tf.SparseTensor):
+        return leaf.shape.rank is None or leaf.shape.rank > 0
+    return False
+
+
+def rows_in(leaf: Any) -> Any:
+    """The number of rows: an int where it is known, else a scalar tensor."""
+    if isinstance(leaf, np.ndarray):
+        return leaf.shape[0]
+    known = leaf.shape[0] if leaf.shape.rank is not None else None
+    if known is not None:
+        return int(known)
+    if isinstance(leaf, tf.RaggedTensor):
+        return leaf.nrows()
+    if isinstance(leaf, tf.SparseTensor):
+        return leaf.dense_shape[0]
+    return tf.shape(leaf, out_type=tf.int64)[0]
+
+
+def _cut_all(data: Any, start: Any, stop: Any) -> Any:
+    return tf.nest.map_structure(
+        lambda leaf: cut(leaf, start, stop) if has_rows(leaf) else leaf, data
+    )

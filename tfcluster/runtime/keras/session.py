@@ -1,0 +1,171 @@
+"""What the hooks of one training process know in common.
+
+The hooks themselves stand in the other modules of this package; here is no Keras.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+from tfcluster.runtime.collective import CollectiveError, Group, Layout
+from tfcluster.runtime.collective.buckets import DEFAULT_BYTES
+from tfcluster.runtime.collective.operations import share_bytes
+from tfcluster.runtime.events import Reporter
+from tfcluster.runtime.pace import Pace
+
+_SUSPICIOUS_APPLIES = 3
+"""A loop's first batch is never divided; more in a row mean that none will be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """How this rank's part of a batch counts.
+
+    Both may be tensors: a step that is traced once serves batches of many sizes.
+    """
+
+    rows: Any
+    """Weight of this rank's gradients."""
+    counts: Any
+    """Whether metrics take this rank's rows into account."""
+    total: Any = None
+    """The weights of all ranks' parts together, where that is known beforehand."""
+    alone: bool = False
+    """The other ranks may not be in a step of theirs: nothing can be exchanged."""
+
+
+@dataclass(slots=True)
+class LoopShare:
+    """The share of hand-written loops, as the last batch of a dataset left it."""
+
+    counts: bool
+    rows: float = 1.0
+    total: float = 1.0
+    """Rows of the whole batch."""
+    divided: bool = False
+    applies: int = 0
+    """Gradients that such loops have exchanged so far."""
+    undivided_applies: int = 0
+    """How many of the last ones were the same on all ranks."""
+
+
+@dataclass
+class Session:
+    """One rank in training."""
+
+    group: Group
+    reporter: Reporter
+    divides: bool = True
+    """The user's batch is the global one; False where the program divides its data."""
+    bucket_bytes: int = DEFAULT_BYTES
+    """Gradients are exchanged in portions of about so many."""
+    applies: int = 0
+    """Gradients that have been exchanged so far."""
+    hooked: set[int] = field(default_factory=set)
+    """Optimizers (their ids) whose gradients are seen to pass through our hook."""
+    last_rows: float = 1.0
+    """Weight of this rank's last gradient."""
+    refusal: CollectiveError | None = None
+    """Why this program cannot be trained on all ranks, once a step has shown it."""
+
+    def __post_init__(self) -> None:
+        self._entered = 0
+        self._warned: set[str] = set()
+        self._lock = threading.Lock()
+        self._local = threading.local()
+        self._share: ContextVar[Share | None] = ContextVar("share", default=None)
+        self.pace = Pace(self.reporter, self.group)
+        # Without a divided batch every rank computes the same: one of them counts.
+        self.loop = LoopShare(counts=not self.divides or self.chief)
+
+    @property
+    def rank(self) -> int:
+        return self.group.rank
+
+    @property
+    def size(self) -> int:
+        return self.group.size
+
+    @property
+    def chief(self) -> bool:
+        return self.group.rank == 0
+
+    @property
+    def inside_keras(self) -> bool:
+        """Keras's own training, evaluation or prediction is going on, in any thread."""
+        return self._entered > 0
+
+    @contextmanager
+    def entering(self) -> Iterator[None]:
+        with self._lock:
+            self._entered += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._entered -= 1
+
+    @property
+    def share(self) -> Share | None:
+        """The share of the Keras step that is being traced or executed, if any."""
+        return self._share.get()
+
+    @contextmanager
+    def stepping(self, share: Share) -> Iterator[None]:
+        token = self._share.set(share)
+        try:
+            yield
+        finally:
+            self._share.reset(token)
+
+    def within(self, what: str) -> bool:
+        """Whether this thread is inside ``once(what)``."""
+        return bool(getattr(self._local, what, False))
+
+    @contextmanager
+    def once(self, what: str) -> Iterator[None]:
+        """Mark this thread, so that a hook is not taken again within itself."""
+        before = self.within(what)
+        setattr(self._local, what, True)
+        try:
+            yield
+        finally:
+            setattr(self._local, what, before)
+
+    def applied(self, optimizer: str, *, in_loop: bool) -> None:
+        """``optimizer`` gets a gradient that all ranks have contributed to."""
+        self.applies += 1
+        self.pace.applied(optimizer)
+        if in_loop and self.divides:
+            self._applied_in_loop()
+
+    def _applied_in_loop(self) -> None:
+        self.loop.applies += 1
+        if self.loop.divided:
+            self.loop.undivided_applies = 0
+            return
+        self.loop.undivided_applies += 1
+        if self.loop.undivided_applies == _SUSPICIOUS_APPLIES:
+            self.warn(
+                "every rank computed the same gradient: the data is not divided. The "
+                "result is right, but no faster than on one machine. Batches are "
+                "divided in model.fit and in loops over a batched tf.data.Dataset"
+            )
+
+    def warn(self, text: str) -> None:
+        """Tell the person at the console, once."""
+        if text not in self._warned:
+            self._warned.add(text)
+            self.reporter.warning(text)
+            if self.chief:
+                sys.stderr.write(f"tfcluster: warning: {text}\n")
+
+    def agreed(self, value: str, what: str) -> str:
+        """The chief's value, on all ranks."""
+        return share_bytes(self.group, value.encode(), 0, Layout(what)).decode()

@@ -1,0 +1,32 @@
+"""Put a function of ours around one of a class or module.
+
+It is not called in a program that distributes its training by itself.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from tfcluster.runtime import byhand
+
+Around = Callable[..., Any]
+
+
+def wrap(owner: Any, name: str, around: Around) -> None:
+    """Have ``owner.name(*args)`` call ``around(original, *args)``."""
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        if byhand.claimed():
+            return original(*args, **kwargs)
+        return around(original, *args, **kwargs)
+
+    setattr(owner, name, wrapper)
+
+
+def defining_class(cls: type, name: str) -> type:
+    """The class, ``cls`` or a base of it, that has ``name`` in its own body."""
+    return next(base for base in cls.__mro__ if name in vars(base))

@@ -1,0 +1,61 @@
+"""Counts training steps and tells the agent how fast they go. Knows no TensorFlow."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tfcluster.runtime.collective import Group
+from tfcluster.runtime.events import Reporter
+
+_WINDOW_S = 1.0
+
+
+class Pace:
+    """A step is one gradient of the optimizer that has had most of them."""
+
+    def __init__(
+        self,
+        reporter: Reporter,
+        group: Group,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._reporter = reporter
+        self._group = group
+        self._clock = clock
+        self._steps: Counter[str] = Counter()
+        self._window = _Window(clock(), 0, 0.0)
+        self._rates = (0.0, 0.0)
+
+    @property
+    def steps(self) -> int:
+        return max(self._steps.values(), default=0)
+
+    def applied(self, optimizer: str) -> None:
+        """``optimizer`` has got a gradient that all ranks have contributed to."""
+        before = self.steps
+        self._steps[optimizer] += 1
+        if self.steps == before:
+            return
+        now = _Window(self._clock(), self.steps, self._group.waited_s)
+        if not before or now.time_s - self._window.time_s >= _WINDOW_S:
+            self._rates = now.rates_since(self._window)
+            self._window = now
+        self._reporter.step(self.steps, *self._rates)
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """Where a stretch of steps began."""
+
+    time_s: float
+    steps: int
+    waited_s: float
+
+    def rates_since(self, start: _Window) -> tuple[float, float]:
+        """Steps per second, and the share of the time that was waited."""
+        elapsed_s = max(self.time_s - start.time_s, 1e-9)
+        waited = (self.waited_s - start.waited_s) / elapsed_s
+        return (self.steps - start.steps) / elapsed_s, min(1.0, waited)

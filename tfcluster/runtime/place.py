@@ -1,0 +1,163 @@
+"""Where a rank stands among the others, by whatever started it. Pure.
+
+Knows the words that schedulers and MPI launchers leave in the environment, and nothing
+of TF_CONFIG.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tfcluster.runtime.errors import ContextError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A rank's numbers, as Horovod counts them.
+
+    ``local`` counts the ranks of the same host, ``cross`` the hosts that have a rank
+    with this local rank.
+    """
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+    cross_rank: int = 0
+    cross_size: int = 1
+
+
+ALONE = Place()
+"""A program that nobody started together with others."""
+
+
+def place_among(hosts: Sequence[str], rank: int) -> Place:
+    """The place of ``rank`` where ``hosts`` are all ranks' hosts, in rank order."""
+    host = hosts[rank]
+    local_rank = hosts[:rank].count(host)
+    # Hosts in the order of their first rank, each as often as it has ranks.
+    peers = [name for name in dict.fromkeys(hosts) if hosts.count(name) > local_rank]
+    return Place(
+        rank=rank,
+        size=len(hosts),
+        local_rank=local_rank,
+        local_size=hosts.count(host),
+        cross_rank=peers.index(host),
+        cross_size=len(peers),
+    )
+
+
+def place_from(env: Mapping[str, str]) -> Place:
+    """The place that MPI or Slurm gave this process; ``ALONE`` where neither did.
+
+    MPI comes first: an ``mpirun`` inside a Slurm job leaves its daemon's Slurm
+    variables to every rank. Grid Engine numbers no processes of a parallel job, and the
+    tasks of an array job are independent of each other: there, only MPI can tell.
+
+    Raises ContextError where the numbers contradict each other.
+    """
+    return _mpi(env) or _slurm(env) or ALONE
+
+
+_MPI_WORDS = (
+    # rank, size, local rank, local size: Open MPI; MVAPICH2; Hydra (MPICH, Intel MPI).
+    (
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ),
+    (
+        "MV2_COMM_WORLD_RANK",
+        "MV2_COMM_WORLD_SIZE",
+        "MV2_COMM_WORLD_LOCAL_RANK",
+        "MV2_COMM_WORLD_LOCAL_SIZE",
+    ),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+)
+
+
+def _mpi(env: Mapping[str, str]) -> Place | None:
+    for rank_word, size_word, local_rank_word, local_size_word in _MPI_WORDS:
+        if rank_word not in env or size_word not in env:
+            continue
+        size = number(env, size_word, at_least=1)
+        rank = number(env, rank_word, below=size)
+        if local_rank_word not in env or local_size_word not in env:
+            return Place(rank=rank, size=size, cross_rank=rank, cross_size=size)
+        local_size = number(env, local_size_word, at_least=1)
+        # No launcher tells its hosts apart to a rank: taken to be filled one by one.
+        return Place(
+            rank=rank,
+            size=size,
+            local_rank=number(env, local_rank_word, below=local_size),
+            local_size=local_size,
+            cross_rank=rank // local_size,
+            cross_size=-(-size // local_size),
+        )
+    return None
+
+
+def _slurm(env: Mapping[str, str]) -> Place | None:
+    # A batch script has SLURM_PROCID=0 and SLURM_NTASKS too, but it is no rank: only a
+    # step (srun) has SLURM_STEP_NUM_TASKS.
+    if "SLURM_STEP_NUM_TASKS" not in env or "SLURM_PROCID" not in env:
+        return None
+    size = number(env, "SLURM_STEP_NUM_TASKS", at_least=1)
+    rank = number(env, "SLURM_PROCID", below=size)
+    counts = tasks_per_node(env.get("SLURM_STEP_TASKS_PER_NODE", str(size)))
+    node = number(env, "SLURM_NODEID", default=0, below=len(counts))
+    local_rank = number(env, "SLURM_LOCALID", default=0, below=counts[node])
+    return Place(
+        rank=rank,
+        size=size,
+        local_rank=local_rank,
+        local_size=counts[node],
+        cross_rank=sum(count > local_rank for count in counts[:node]),
+        cross_size=sum(count > local_rank for count in counts),
+    )
+
+
+_REPEATED = re.compile(r"(\d+)(?:\(x(\d+)\))?")
+
+
+def tasks_per_node(text: str) -> list[int]:
+    """Slurm's short form of a list of counts: ``2(x3),1`` is [2, 2, 2, 1].
+
+    Raises ContextError for any other form.
+    """
+    counts: list[int] = []
+    for part in text.split(","):
+        match = _REPEATED.fullmatch(part.strip())
+        if match is None:
+            raise ContextError(
+                f"SLURM_STEP_TASKS_PER_NODE={text!r} is not a list of counts"
+            )
+        counts += [int(match[1])] * int(match[2] or 1)
+    return counts
+
+
+def number(
+    env: Mapping[str, str],
+    name: str,
+    *,
+    default: int | None = None,
+    at_least: int = 0,
+    below: int | None = None,
+) -> int:
+    """The whole number in ``env[name]``, ``at_least <= number < below``.
+
+    Raises ContextError where there is none and no default, or it is out of range.
+    """
+    text = env.get(name)
+    if text is None and default is not None:
+        return default
+    if text is None:
+        raise ContextError(f"{name} is not set, though its companions are")
+    found = int(text) if text.isascii() and text.isdecimal() else -1
+    if found < at_least or (below is not None and found >= below):
+        limit = f"{at_least} or more" if below is None else f"{at_least} to {below - 1}"
+        raise ContextError(f"{name}={text!r} is not a whole number, {limit}")
+    return found

@@ -1,0 +1,211 @@
+"""The ranks of this run: who this process is, and all of them as one group.
+
+Knows no Keras, and TensorFlow only where it carries the exchange.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import sys
+from collections.abc import Callable
+
+from tfcluster.model import RANKED_TYPES
+from tfcluster.runtime.collective import CollectiveError, Group, Layout, Transport
+from tfcluster.runtime.collective.board import Board
+from tfcluster.runtime.collective.handshake import Member
+from tfcluster.runtime.collective.host import HostTransport
+from tfcluster.runtime.collective.operations import meet
+from tfcluster.runtime.context import Context, context_from
+from tfcluster.runtime.events import reporter
+from tfcluster.runtime.failure import cause
+
+_FOREVER_S = 20 * 86400.0
+"""Nearly as long as poll(2) can wait."""
+
+_group: Group | None = None
+
+
+@functools.cache
+def context() -> Context:
+    """Who the environment says this process is; alone, if it says nothing.
+
+    Raises ContextError where it contradicts itself.
+    """
+    return context_from(os.environ)
+
+
+def init() -> None:
+    """Be ready to exchange with the other ranks. More than once does no harm.
+
+    Connections are made with the first exchange. Raises CollectiveError where there
+    are other ranks, but nobody told how to reach them; and, with transport
+    'tensorflow', where TensorFlow has done an op already.
+    """
+    join(context())
+
+
+def is_initialized() -> bool:
+    """Whether ``init`` was called, by the program or for it."""
+    return _group is not None
+
+
+def shutdown() -> None:
+    """Hang up. Ranks that wait for this one get a PeerLostError."""
+    global _group
+    if _group is not None:
+        _group.close()
+        _group = None
+
+
+def rank() -> int:
+    """This process among those that train: 0 is the chief.
+
+    It and the following raise NoRankError in a ps or data task.
+    """
+    return context().rank
+
+
+def size() -> int:
+    """How many processes train together; 1 without a launcher."""
+    return context().size
+
+
+def local_rank() -> int:
+    """This process among those of its host."""
+    return context().local_rank
+
+
+def local_size() -> int:
+    """How many of the ranks are on this host."""
+    return context().local_size
+
+
+def cross_rank() -> int:
+    """This process among those of the same local rank: its host's number."""
+    return context().cross_rank
+
+
+def cross_size() -> int:
+    """How many hosts have a process of this local rank."""
+    return context().cross_size
+
+
+def is_chief() -> bool:
+    """Whether this is rank 0."""
+    return context().is_chief
+
+
+def barrier() -> None:
+    """Return when all ranks have called. Raises CollectiveError."""
+    meet(group(), Layout("barrier"))
+
+
+def group() -> Group:
+    """The group of all ranks. Raises CollectiveError before ``init``."""
+    if _group is None:
+        raise CollectiveError("the ranks are not connected: call init() first")
+    return _group
+
+
+def join(context: Context) -> Group:
+    """The group of all ranks that ``context`` describes; one for each process."""
+    global _group
+    if _group is None:
+        _group = _group_of(context)
+    return _group
+
+
+def _leave_in_child() -> None:
+    """A process that the program forks is no rank, and must not keep a lost one's
+    connections open."""
+    shutdown()
+
+
+os.register_at_fork(after_in_child=_leave_in_child)
+
+
+def _group_of(context: Context) -> Group:
+    if context.options.transport not in _TRANSPORTS:
+        raise CollectiveError(
+            f"transport {context.options.transport!r} is not available; there is "
+            f"{', '.join(_TRANSPORTS)}"
+        )
+    if context.size > 1 and (not context.addresses or not context.token):
+        raise CollectiveError(
+            f"rank {context.rank} of {context.size} has not been told how to reach the "
+            "others: TF_CONFIG and TFCLUSTER_TOKEN are missing. tfcluster launch sets "
+            "them"
+        )
+    board = _board(context) if context.size > 1 else None
+    group = Group(
+        _TRANSPORTS[context.options.transport](context, board),
+        board=board,
+        on_failure=lambda error: reporter().failure(str(error)),
+    )
+    reporter().on_waiting(group.waiting)
+    atexit.register(_leave_at_exit, group)
+    return group
+
+
+def _leave_at_exit(group: Group) -> None:
+    """Those who go on should learn why this program does not."""
+    error = getattr(sys, "last_value", None)
+    group.close((cause(error) or "") if isinstance(error, BaseException) else "")
+
+
+def _member(context: Context) -> Member:
+    return Member(context.rank, context.size, context.token, context.attempt)
+
+
+def _board(context: Context) -> Board:
+    options = context.options
+    return Board(
+        _member(context),
+        context.addresses,
+        # Who does not come to the first exchange is as late as with any other.
+        join_timeout_s=options.stall_timeout_s or _FOREVER_S,
+        warning_s=options.stall_warning_s,
+    )
+
+
+def _host(context: Context, board: Board | None = None) -> HostTransport:
+    timeout_s = context.options.stall_timeout_s or _FOREVER_S
+    return HostTransport(
+        _member(context),
+        context.addresses or ("localhost:0",),
+        join_timeout_s=timeout_s,
+        stall_timeout_s=timeout_s,
+    )
+
+
+def _mpi(context: Context, board: Board | None) -> Transport:
+    from tfcluster.runtime.collective.mpi import MpiTransport
+
+    timeout_s = context.options.stall_timeout_s or _FOREVER_S
+    return MpiTransport(_host(context), stall_timeout_s=timeout_s)
+
+
+def _tensorflow(context: Context, board: Board | None) -> Transport:
+    if board is None:
+        return _host(context)
+    from tfcluster.runtime.collective.tensorflow.bringup import Task
+    from tfcluster.runtime.collective.tensorflow.transport import TensorFlowTransport
+
+    jobs = {job: found for job, found in context.cluster.items() if job in RANKED_TYPES}
+    return TensorFlowTransport(
+        _host(context),
+        Task(jobs, context.task_type, context.task_index),
+        # Its connections are made at the address that the server takes over.
+        before_joining=board.join,
+        stall_timeout_s=context.options.stall_timeout_s or _FOREVER_S,
+    )
+
+
+_TRANSPORTS: dict[str, Callable[[Context, Board | None], Transport]] = {
+    "auto": _host,
+    "host": _host,
+    "mpi": _mpi,
+    "tensorflow": _tensorflow,
+}
