@@ -1,0 +1,30 @@
+"""All benchmarks, one after the other."""
+
+from __future__ import annotations
+
+from benchmarks import (
+    between_hosts,
+    chatter,
+    collective,
+    commands,
+    fanout,
+    first_allreduce,
+    planning,
+    restart,
+    startup,
+    training,
+)
+
+for benchmark in (
+    startup,
+    commands,
+    planning,
+    restart,
+    first_allreduce,
+    chatter,
+    collective,
+    training,
+    between_hosts,
+):
+    benchmark.main()
+fanout.main([])

@@ -1,0 +1,344 @@
+"""Many SSH hosts, and schedulers: what it costs to reach them, and to hear them.
+
+``python -m benchmarks.fanout [PART...] [--hosts N...] [--repeats N] [--imports]``
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import json
+import shutil
+import signal
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from benchmarks.measure import HERE, Row, show
+from benchmarks.rigs import USER, Bench, Cost, Usage, bench
+from tests.testbed import Options, RigError, Unavailable
+
+REPEATS = 5
+DOCTOR_S = 15.0
+OVERHEAD_S = 1.0
+SCHEDULED = 4
+LINES_PER_S = 20_000
+LINES_S = 10
+SETTLE_S = 60.0
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    given = _parser().parse_args(words)
+    try:
+        _run(given.parts or list(_PARTS), given)
+    except Unavailable as error:
+        print(f"\n### Fan-out\n\nnot here: {error}")
+
+
+def _run(parts: Sequence[str], given: argparse.Namespace) -> None:
+    if set(parts) - {"schedulers"}:
+        with bench(Options(nodes=max(given.hosts))) as site:
+            for name in parts:
+                if name != "schedulers":
+                    _PARTS[name](site, given)
+    if "schedulers" in parts:
+        with bench(Options(nodes=SCHEDULED, slurm=True, sge=True)) as site:
+            _schedulers(site, given)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=" ".join(_PARTS))
+    parser.add_argument("--hosts", type=int, nargs="+", default=[32, 64])
+    parser.add_argument("--repeats", type=int, default=REPEATS)
+    parser.add_argument(
+        "--imports", action="store_true", help="doctor: import TensorFlow, too"
+    )
+    return parser
+
+
+def medians(trials: Mapping[str, Callable[[], Cost]], repeats: int) -> dict[str, Cost]:
+    """Of each figure by itself; the trials take turns."""
+    found: dict[str, list[Cost]] = {name: [] for name in trials}
+    for _ in range(repeats):
+        for name, trial in trials.items():
+            found[name].append(trial())
+    return {
+        name: Cost(
+            statistics.median(cost.seconds for cost in costs),
+            statistics.median(cost.cpu_s for cost in costs),
+            statistics.median(cost.nodes_cpu_s for cost in costs),
+        )
+        for name, costs in found.items()
+    }
+
+
+def _table(title: str, header: str, rows: Iterable[Sequence[object]]) -> None:
+    columns = header.split(" | ")
+    print(f"\n### {title}\n\n| {header} |\n|{' --- |' * len(columns)}")
+    for row in rows:
+        print(f"| {' | '.join(map(str, row))} |", flush=True)
+
+
+# --- one task that does nothing on each host ----------------------------------------
+
+
+def _mpirun(site: Bench, count: int) -> tuple[str, ...]:
+    """Open MPI 4 (Debian's openmpi-bin), as it comes, over the rig's ssh."""
+    program = shutil.which("mpirun", path="/usr/bin:/usr/local/bin")
+    if program is None:
+        raise SystemExit("mpirun is missing: apt-get install openmpi-bin")
+    hosts = ",".join(host.name for host in site.rig.nodes[:count])
+    agent = f"ssh -F {site.rig.ssh_config}"
+    options = ("--mca", "plm", "rsh", "--mca", "plm_rsh_agent", agent)
+    return (program, *options, "-n", str(count), "--host", hosts, "true")
+
+
+def _hosts(site: Bench, given: argparse.Namespace) -> None:
+    counts: list[int] = sorted(given.hosts)
+    trials: dict[str, Callable[[], Cost]] = {}
+    for count in counts:
+        ours, peer = site.launch(count, "true"), _mpirun(site, count)
+        site.cost(ours)  # the first one brings the agent to the hosts
+        trials[f"tfcluster {count}"] = lambda argv=ours: site.cost(argv)  # type: ignore[misc]
+        trials[f"mpirun {count}"] = lambda argv=peer: site.cost(argv)  # type: ignore[misc]
+    found = medians(trials, given.repeats)
+    rows = []
+    for count in counts:
+        ours_s = found[f"tfcluster {count}"].seconds
+        peer_s = found[f"mpirun {count}"].seconds
+        what = f"{count} SSH hosts, a task that does nothing on each"
+        rows.append(Row(what, ours_s, "mpirun over ssh", peer_s, 1.2))
+    for less, more in itertools.pairwise(counts):
+        pair = (found[f"tfcluster {count}"].seconds for count in (more, less))
+        rows.append(Row(f"{more} hosts", next(pair), f"{less} hosts", next(pair), 2.2))
+    show("Fan-out", rows)
+    _table(
+        "Fan-out: CPU",
+        "what | on the launcher's host | on all others | together, for each host",
+        (
+            (
+                name,
+                f"{cost.cpu_s:.2f} s",
+                f"{cost.nodes_cpu_s:.2f} s",
+                f"{cost.together_s / int(name.split()[1]) * 1e3:.0f} ms",
+            )
+            for name, cost in found.items()
+        ),
+    )
+
+
+# --- the launcher while tasks run ---------------------------------------------------
+
+
+def _launcher(site: Bench, given: argparse.Namespace) -> None:
+    """What each host costs the launcher."""
+    counts: list[int] = sorted(given.hosts)
+    if len(counts) == 1:
+        counts = [max(1, counts[0] // 2), *counts]
+    used = {count: _while_running(site, count) for count in counts}
+    rows: list[Sequence[object]] = [
+        (
+            f"{count} hosts",
+            f"{usage.cpu_s:.2f} s",
+            f"{usage.rss_kib >> 10} MiB",
+            usage.threads,
+            usage.files,
+            f"{1e3 * idle:.0f} ms",
+        )
+        for count, (usage, idle) in used.items()
+    ]
+    (few, (less, idle_less)), *_, (many, (more, idle_more)) = used.items()
+    rows.append(
+        (
+            "for each host",
+            f"{(more.cpu_s - less.cpu_s) / (many - few) * 1e3:.0f} ms",
+            f"{(more.rss_kib - less.rss_kib) / (many - few):.0f} KiB",
+            f"{(more.threads - less.threads) / (many - few):.1f}",
+            f"{(more.files - less.files) / (many - few):.1f}",
+            f"{(idle_more - idle_less) / (many - few) * 1e3:.1f} ms",
+        )
+    )
+    header = "what | CPU to start | memory | threads | descriptors | CPU in each second"
+    _table("Launcher", header, rows)
+
+
+def _while_running(site: Bench, count: int) -> tuple[Usage, float]:
+    """At the time when all tasks run, and its CPU for each second after that."""
+    output = site.folder / "launched"
+    process = site.start(site.launch(count, "sh", "-c", "echo up; sleep 600"), output)
+    try:
+        _until(lambda: output.read_text().count("| up") == count, output.read_text)
+        usage, begin = Usage.of(process.inside_pid), time.monotonic()
+        time.sleep(10)  # a measurement: nothing is waited for
+        later = Usage.of(process.inside_pid)
+        idle = (later.cpu_s - usage.cpu_s) / (time.monotonic() - begin)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(SETTLE_S)
+    return usage, idle
+
+
+def _until(done: Callable[[], bool], said: Callable[[], str]) -> None:
+    deadline = time.monotonic() + SETTLE_S
+    while not done():
+        if time.monotonic() > deadline:
+            raise SystemExit(f"the tasks did not start:\n{said()[-2000:]}")
+        time.sleep(0.1)
+
+
+# --- lines ---------------------------------------------------------------------------
+
+
+def _lines(site: Bench, given: argparse.Namespace) -> None:
+    count = min(given.hosts)
+    rate = LINES_PER_S // count
+    each = rate * LINES_S
+    program = (sys.executable, str(HERE / "programs" / "steady.py"))
+    output = site.folder / "shown"
+    begin = time.monotonic()
+    argv = site.launch(count, *program, str(each), str(rate))
+    process = site.start(argv, output)
+    used = Usage(0, 0, 0, 0)
+    while process.poll() is None:
+        with contextlib.suppress(OSError, RigError, KeyError, IndexError):
+            used = Usage.of(process.inside_pid)
+        time.sleep(0.1)
+    elapsed = time.monotonic() - begin
+    if process.returncode:
+        raise SystemExit(f"{argv} failed:\n{output.read_text()[-2000:]}")
+    runs = (site.folder / "state" / "runs").iterdir()
+    newest = max(runs, key=lambda path: path.stat().st_mtime)
+    logs = sorted(newest.glob("logs/worker*.log"))
+    lost = count * each - sum(_in_order(path.read_text(), each) for path in logs)
+    shown = output.read_text().count(" line ")
+    header = "what | target | found"
+    _table(
+        "Lines",
+        header,
+        [
+            (f"lines of {count} hosts, {LINES_PER_S} a second", "", count * each),
+            ("lost in the log files", 0, lost),
+            ("not shown on the console", "", count * each - shown),
+            ("time from launch to exit", "", f"{elapsed:.1f} s"),
+            ("launcher's CPU", f"< {LINES_S:.1f} s", f"{used.cpu_s:.1f} s"),
+            ("launcher's memory", "< 200 MiB", f"{used.rss_kib >> 10} MiB"),
+        ],
+    )
+
+
+def _in_order(text: str, count: int) -> int:
+    """How many lines a log has of those that it should have, all in their places."""
+    lines = text.splitlines()
+    wanted = (f"line {number} " for number in range(count))
+    pairs = zip(lines, wanted, strict=False)
+    return sum(line.startswith(words) for line, words in pairs)
+
+
+# --- doctor --------------------------------------------------------------------------
+
+
+def _doctor(site: Bench, given: argparse.Namespace) -> None:
+    count = min(given.hosts)
+    path = site.write(
+        "doctor.yaml",
+        f"backend: ssh\nhosts: ['{site.hosts(count)}']\ntasks: {{worker: {count}}}\n"
+        'workdir: /\nruntime: {strategy: none}\ncommand: "true"\n',
+    )
+    kinds: dict[str, tuple[str, ...]] = {"without importing TensorFlow": ("--quick",)}
+    if given.imports:
+        kinds["with all imports"] = ()
+    trials: dict[str, Callable[[], Cost]] = {
+        name: lambda words=words: site.cost(  # type: ignore[misc]
+            site.tfcluster("doctor", *words, str(path)), codes=(0, 4)
+        )
+        for name, words in kinds.items()
+    }
+    repeats = 1 if given.imports else given.repeats
+    _table(
+        "Doctor",
+        "what | time | target | CPU on the launcher's host | CPU on all others",
+        (
+            (
+                f"{count} hosts, {name}",
+                f"{cost.seconds:.1f} s",
+                f"{DOCTOR_S:.0f} s",
+                f"{cost.cpu_s:.1f} s",
+                f"{cost.nodes_cpu_s:.1f} s",
+            )
+            for name, cost in medians(trials, repeats).items()
+        ),
+    )
+
+
+# --- schedulers ----------------------------------------------------------------------
+
+
+def _schedulers(site: Bench, given: argparse.Namespace) -> None:
+    times = (sys.executable, str(HERE / "programs" / "times.py"))
+    rows = []
+    for backend, peer, job in (
+        ("slurm", ("srun", "hostname"), _in_slurm),
+        ("sge", ("qrsh", "-inherit", "{host}", "hostname"), _in_sge),
+    ):
+        text = f"backend: {backend}\ntasks: {{worker: {SCHEDULED}}}\nworkdir: /\n"
+        section = (
+            "slurm: {nodes: 4}"
+            if backend == "slurm"
+            else ("sge: {parallel_environment: tf, slots: 4}")
+        )
+        more = f'{section}\nruntime: {{strategy: none}}\ncommand: "true"\n'
+        path = site.write(f"{backend}.yaml", text + more)
+        commands = {"ours": site.tfcluster("launch", str(path)), "theirs": peer}
+        said = job(site, (*times, json.dumps(commands), str(given.repeats)))
+        line = next(line for line in said.splitlines() if line.startswith("TIMES "))
+        found = json.loads(line.removeprefix("TIMES "))
+        more_s = found["ours"] - found["theirs"]
+        rows.append(
+            (
+                f"{SCHEDULED} hosts in a job of {backend}",
+                f"{found['ours']:.3f} s",
+                " ".join(peer[:2]),
+                f"{found['theirs']:.3f} s",
+                f"**{more_s:+.3f} s**",
+                f"{OVERHEAD_S:.2f} s",
+            )
+        )
+    header = "what | tfcluster | peer | peer's time | difference | target"
+    _table("Schedulers", header, rows)
+
+
+def _in_slurm(site: Bench, argv: Sequence[str]) -> str:
+    options = ("--quiet", f"-N{SCHEDULED}", "--ntasks-per-node=1")
+    return _output(site, ("salloc", *options, *argv))
+
+
+def _in_sge(site: Bench, argv: Sequence[str]) -> str:
+    said = site.folder / "sge.out"
+    job = ("-sync", "y", "-b", "y", "-shell", "n", "-j", "y", "-V", "-cwd")
+    _output(site, ("qsub", *job, "-o", str(said), "-pe", "tf", str(SCHEDULED), *argv))
+    return said.read_text()
+
+
+def _output(site: Bench, argv: Sequence[str]) -> str:
+    done = site.rig.login.run(
+        argv, user=USER, cwd=site.folder, env=site.environ, timeout_s=SETTLE_S * 5
+    )
+    if done.returncode:
+        raise SystemExit(f"{argv} failed:\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+_PARTS: dict[str, Callable[[Bench, argparse.Namespace], None]] = {
+    "hosts": _hosts,
+    "launcher": _launcher,
+    "lines": _lines,
+    "doctor": _doctor,
+    "schedulers": _schedulers,
+}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""Timing of whole commands, medians of alternating trials, and a table of ratios."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+BIN = Path(sys.executable).parent
+TIMEOUT_S = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of a table: a figure, and the peer that it is compared with."""
+
+    what: str
+    seconds: float
+    peer: str
+    peer_seconds: float
+    target: float | None
+    """The ratio to reach, at most; None: only to compare."""
+
+    @property
+    def ratio(self) -> float:
+        return self.seconds / self.peer_seconds
+
+
+def command(name: str) -> str:
+    """A program of this environment, else of the PATH. Raises SystemExit without it."""
+    path = shutil.which(name, path=f"{BIN}:{os.environ.get('PATH', '')}")
+    if path is None:
+        raise SystemExit(f"{name} is missing: make bench installs what is needed")
+    return path
+
+
+def mpirun(count: int) -> list[str]:
+    """Open MPI's, for so many processes on this machine, however few cores it has.
+
+    Raises SystemExit where it is missing; the wheel of MPICH has a mpirun, too.
+    """
+    folders = [*os.environ.get("PATH", "").split(":"), str(BIN)]
+    found = [shutil.which("mpirun", path=folder) for folder in folders]
+    for path in filter(None, found):
+        argv = [path, "--version"]
+        said = subprocess.run(argv, capture_output=True, text=True, check=False)
+        if "Open MPI" in said.stdout:
+            words = [path, "--oversubscribe", "-n", str(count)]
+            return [*words, "--allow-run-as-root"] if os.geteuid() == 0 else words
+    raise SystemExit("Open MPI's mpirun is missing: install the package openmpi-bin")
+
+
+def tfcluster(*words: str) -> list[str]:
+    return [command("tfcluster"), *words]
+
+
+@contextlib.contextmanager
+def state() -> Iterator[dict[str, str]]:
+    """An environment with a fresh state folder, quiet TensorFlow and our programs."""
+    with tempfile.TemporaryDirectory(prefix="tfcluster-bench-") as folder:
+        yield {
+            **os.environ,
+            "TFCLUSTER_STATE_DIR": f"{folder}/state",
+            "TF_CPP_MIN_LOG_LEVEL": "3",
+            "PATH": f"{BIN}:{os.environ.get('PATH', '')}",
+        }
+
+
+def seconds(argv: Sequence[str], env: Mapping[str, str]) -> float:
+    """How long a command takes. Raises SystemExit with its output if it fails."""
+    begin = time.perf_counter()
+    done = subprocess.run(
+        argv,
+        env=dict(env),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    elapsed = time.perf_counter() - begin
+    if done.returncode:
+        raise SystemExit(f"{argv} failed:\n{done.stdout.decode()[-3000:]}")
+    return elapsed
+
+
+def medians(
+    trials: Mapping[str, Callable[[], float]], repeats: int
+) -> dict[str, float]:
+    """The median of each trial; they take turns, so that drifts hit all alike."""
+    found: dict[str, list[float]] = {name: [] for name in trials}
+    for _ in range(repeats):
+        for name, trial in trials.items():
+            found[name].append(trial())
+    return {name: statistics.median(values) for name, values in found.items()}
+
+
+def show(title: str, rows: Iterable[Row]) -> None:
+    """The table, in Markdown."""
+    print(f"\n### {title}\n")
+    print("| what | tfcluster | peer | peer's time | ratio | target |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    for row in rows:
+        target = "" if row.target is None else f"{row.target:.2f}"
+        cells = (
+            row.what,
+            f"{row.seconds:.3f} s",
+            row.peer,
+            f"{row.peer_seconds:.3f} s",
+            f"**{row.ratio:.2f}**",
+            target,
+        )
+        print(f"| {' | '.join(cells)} |", flush=True)

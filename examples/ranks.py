@@ -1,0 +1,23 @@
+"""Every rank says who it is: by a session of TensorFlow 1, and in plain Python.
+
+tfcluster launch -n 4 --set runtime.strategy=none -- python examples/ranks.py
+"""
+
+import tensorflow as tf
+
+import tfcluster.runtime as tfc
+
+
+def main():
+    with tf.Graph().as_default(), tfc.Session() as session:
+        rank, size = session.run([tfc.rank_op(), tfc.size_op()])
+    # The same as Python numbers, which cost no TensorFlow.
+    assert (rank, size) == (tfc.rank(), tfc.size())
+    print(f"rank {rank}, on its host {tfc.local_rank()} of {tfc.local_size()}")
+    tfc.barrier()
+    if rank == 0:
+        print(f"there are {size} ranks on {tfc.cross_size()} hosts")
+
+
+if __name__ == "__main__":
+    main()
