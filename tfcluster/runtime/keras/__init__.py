@@ -19,6 +19,7 @@ from tfcluster.runtime.keras.randomness import Randomness
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.strategies import refuse_strategies
 from tfcluster.runtime.keras.sync import Synchroniser
+from tfcluster.runtime.keras.updates import CollectiveUpdate
 from tfcluster.runtime.keras.variables import Variables
 from tfcluster.runtime.keras.whole_batch import WholeBatch
 
@@ -35,7 +36,8 @@ def install(session: Session) -> None:
     files = Files(session)
     callbacks = Callbacks(session, synchroniser, metrics, files)
     Variables(session, layer_state, loops).install()
-    Optimizers(session, synchroniser, layer_state).install()
+    update = CollectiveUpdate(session)
+    Optimizers(session, synchroniser, layer_state, update).install()
     Compilation(session).install()
     Normalization(session).install()
     Randomness(session).install()

@@ -1,8 +1,9 @@
-"""Where gradients are exchanged: on entry to ``Optimizer.apply``.
+"""The hook on ``Optimizer.apply``, where gradients become new weights.
 
 ``fit`` and hand-written loops both pass through it, and everything that an optimizer
 does to gradients (clipping, accumulation, averages) comes after it: so it does what it
-would on one machine.
+would on one machine. What becomes of the gradients is for the strategy to say: see
+``updates``.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfcluster.runtime.keras.gradients import exchange
 from tfcluster.runtime.keras.layer_state import LayerState
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.sync import Synchroniser, related_variables
+from tfcluster.runtime.keras.updates import Update
 from tfcluster.runtime.keras.wrapping import wrap
 
 
@@ -29,10 +30,12 @@ class Optimizers:
         session: Session,
         synchroniser: Synchroniser,
         layer_state: LayerState,
+        update: Update,
     ) -> None:
         self._session = session
         self._synchroniser = synchroniser
         self._layer_state = layer_state
+        self._update = update
         self._related: dict[int, tuple[weakref.ref[Any], list[int], list[Any]]] = {}
 
     def install(self) -> None:
@@ -52,19 +55,31 @@ class Optimizers:
             return original(optimizer, grads, trainable_variables)
         with self._session.once("apply"):
             variables = _build(optimizer, trainable_variables)
-            if variables is not None:
-                grads = self._exchange(optimizer, grads, variables)
-            return original(optimizer, grads, trainable_variables)
+            if variables is None:
+                return original(optimizer, grads, trainable_variables)
+            state = self._state(optimizer, variables)
+            own = self._before(optimizer, grads, variables, state)
+            if own is None:
+                return optimizer.iterations
+            result = original(optimizer, own, trainable_variables)
+            self._after(optimizer, variables, state)
+            return result
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
-    def _exchange(
-        self, optimizer: Any, grads: list[Any], variables: list[Any]
-    ) -> list[Any]:
+    def _state(self, optimizer: Any, variables: list[Any]) -> list[Any]:
+        """What layers update by themselves; all of it, and all else, begins alike."""
         self._session.hooked.add(id(optimizer))
         related = self._related_to(optimizer, variables)
         self._synchroniser.ensure([*variables, *optimizer.variables, *related])
-        state = self._layer_state.among(related)
-        return exchange(self._session, optimizer.name, grads, variables, state)
+        return self._layer_state.among(related)
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def _before(self, *found: Any) -> list[Any] | None:
+        return self._update.before(*found)
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def _after(self, *found: Any) -> None:
+        self._update.after(*found)
 
     def _related_to(self, optimizer: Any, variables: list[Any]) -> list[Any]:
         """Other variables of the layers that are trained; looked up once."""

@@ -1,0 +1,22 @@
+"""``reduce_tfcluster.py`` over TensorFlow's ops, with other settings than ours.
+
+``argv[2]`` is a JSON object of them. Started with ``transport: tensorflow``.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+from tfcluster.runtime.collective.tensorflow import bringup, ops
+
+settings: dict[str, int] = json.loads(sys.argv[2])
+# Module constants: nobody but this measurement wants them otherwise.
+found: Any = bringup
+found._WHOLE = settings.get("recv_buf_max_chunk", bringup._WHOLE)
+found._CHANNELS = settings.get("num_channels_per_target", bringup._CHANNELS)
+found = ops
+found._SUBDIVISIONS = settings.get("max_subdivs_per_device", ops._SUBDIVISIONS)
+
+import benchmarks.programs.reduce_tfcluster  # noqa: E402, F401  # it measures

@@ -1,0 +1,57 @@
+"""What a strategy makes of a rank's gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from tfcluster.runtime.keras.gradients import exchange
+from tfcluster.runtime.keras.session import Session
+
+
+class Update(Protocol):
+    """Stands around ``Optimizer.apply``, eagerly and while a step is traced.
+
+    ``state`` are those variables that layers set from the data that they see.
+    """
+
+    def before(
+        self,
+        optimizer: Any,
+        gradients: Sequence[Any],
+        variables: Sequence[Any],
+        state: Sequence[Any],
+    ) -> list[Any] | None:
+        """What the optimizer of this rank is to apply, in place of ``gradients``.
+
+        Each is None, a tensor or IndexedSlices, for one of ``variables``. None for all:
+        the variables have their new values, the optimizer has nothing left to do.
+        """
+        ...
+
+    def after(
+        self, optimizer: Any, variables: Sequence[Any], state: Sequence[Any]
+    ) -> None:
+        """The optimizer has applied what ``before`` gave it."""
+        ...
+
+
+class CollectiveUpdate:
+    """Every rank applies the mean over all ranks."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def before(
+        self,
+        optimizer: Any,
+        gradients: Sequence[Any],
+        variables: Sequence[Any],
+        state: Sequence[Any],
+    ) -> list[Any] | None:
+        return exchange(self._session, optimizer.name, gradients, variables, state)
+
+    def after(
+        self, optimizer: Any, variables: Sequence[Any], state: Sequence[Any]
+    ) -> None:
+        """Nothing is left to be done."""
