@@ -19,7 +19,7 @@ ROUNDS = 3
 STRATEGY = "MultiWorkerMirroredStrategy"
 SETTINGS: dict[str, dict[str, int]] = {
     "tensorflow": {},
-    "without whole messages": {"recv_buf_max_chunk": 0},
+    "with fields of 4 KiB": {"recv_buf_max_chunk": 0},
     "with one connection": {"num_channels_per_target": 0},
     "without subdivisions": {"max_subdivs_per_device": -1},
     "with none of them": {

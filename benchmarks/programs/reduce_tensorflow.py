@@ -14,7 +14,7 @@ from tfcluster.runtime.collective.tensorflow import bringup, ops
 settings: dict[str, int] = json.loads(sys.argv[2])
 # Module constants: nobody but this measurement wants them otherwise.
 found: Any = bringup
-found._WHOLE = settings.get("recv_buf_max_chunk", bringup._WHOLE)
+found._CHUNK_BYTES = settings.get("recv_buf_max_chunk", bringup._CHUNK_BYTES)
 found._CHANNELS = settings.get("num_channels_per_target", bringup._CHANNELS)
 found = ops
 found._SUBDIVISIONS = settings.get("max_subdivs_per_device", ops._SUBDIVISIONS)

@@ -21,8 +21,9 @@ from tensorflow.python.eager import context as eager
 
 from tfcluster.runtime.collective.errors import CollectiveError
 
-_WHOLE = -1
-"""recv_buf_max_chunk: a buffer is one field of a message, not one for each 4 KiB."""
+_CHUNK_BYTES = 1 << 16
+"""recv_buf_max_chunk: a buffer is cut into fields of this size, not of 4 KiB. A whole
+one in a single field (-1) is slower, if it is large."""
 _CHANNELS = 4
 """Connections to each other task: large messages don't hold up small ones."""
 
@@ -122,7 +123,7 @@ def _configure(context: Any, task: Task) -> None:
     config = server.default_session_config
     config.CopyFrom(context.config)
     config.experimental.collective_group_leader = task.leader
-    config.experimental.recv_buf_max_chunk = _WHOLE
+    config.experimental.recv_buf_max_chunk = _CHUNK_BYTES
     config.rpc_options.num_channels_per_target = _CHANNELS
     config.device_filters[:] = [own]
     context.enable_collective_ops(server)

@@ -30,7 +30,7 @@ MERGE_OPS = {
 
 _DTYPES = (tf.float32, tf.float64, tf.int32, tf.int64)
 
-_SUBDIVISIONS = 2
+_SUBDIVISIONS = 4
 """A ring sends parts of a vector that is long enough in so many pieces at a time."""
 
 

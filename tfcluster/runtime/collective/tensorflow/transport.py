@@ -24,6 +24,7 @@ from tfcluster.runtime.collective.tensorflow.bringup import Task
 from tfcluster.runtime.collective.tensorflow.dtypes import carried
 from tfcluster.runtime.collective.tensorflow.failures import translated
 from tfcluster.runtime.collective.transport import Array, ReduceOp, fill
+from tfcluster.runtime.tensors import tensor_of
 
 _DIRECT_BYTES = 1 << 14
 """What is not larger is faster over ``host``."""
@@ -106,7 +107,12 @@ class TensorFlowTransport:
         vector.store(
             self._run(
                 lambda: ops.all_reduce(
-                    array, devices, key, op, timeout_s=self._stall_timeout_s
+                    # Without a copy of it: nobody writes to the buffer meanwhile.
+                    tensor_of(array, tf.as_dtype(array.dtype)),
+                    devices,
+                    key,
+                    op,
+                    timeout_s=self._stall_timeout_s,
                 ),
                 array.nbytes,
             ),
