@@ -28,6 +28,7 @@ from tfcluster.runtime.collective.errors import (
 )
 from tfcluster.runtime.collective.pmi import ProcessManager, serving
 from tfcluster.runtime.collective.transport import Array, ReduceOp, Transport, fill
+from tfcluster.runtime.collective.upon_host import UponHost
 
 STALL_TIMEOUT_S = 1800.0
 
@@ -63,7 +64,7 @@ class Site:
     problem: str = ""
 
 
-class MpiTransport:
+class MpiTransport(UponHost[Transport]):
     """See ``Transport``. ``host`` connects the same ranks, and does all but reduce.
 
     ``place``: ranks that say the same share memory; left out, it is found out.
@@ -76,31 +77,12 @@ class MpiTransport:
         stall_timeout_s: float = STALL_TIMEOUT_S,
         place: str | None = None,
     ) -> None:
-        self._host = host
+        super().__init__(host)
         self._stall_timeout_s = stall_timeout_s
         self._place = place
         self._mpi: Any = None
         self._manager: ProcessManager | None = None
-        self._reducing = False
         self._interrupted = False
-
-    @property
-    def rank(self) -> int:
-        return self._host.rank
-
-    @property
-    def size(self) -> int:
-        return self._host.size
-
-    @property
-    def waited_s(self) -> float:
-        return self._host.waited_s
-
-    @property
-    def waiting_for(self) -> tuple[int, ...]:
-        if self._reducing:  # MPI does not tell for whom it waits.
-            return tuple(rank for rank in range(self.size) if rank != self.rank)
-        return self._host.waiting_for
 
     def allreduce(
         self,
@@ -114,39 +96,25 @@ class MpiTransport:
         if mpi is None or not reducible(buffer.dtype, op):
             self._host.allreduce(buffer, op)
             return
-        self._reducing = True
         try:
-            request = mpi.COMM_WORLD.Iallreduce(
-                mpi.IN_PLACE, buffer, getattr(mpi, _OPS[op])
-            )
-            self._wait(request, buffer)
+            with self.elsewhere():
+                request = mpi.COMM_WORLD.Iallreduce(
+                    mpi.IN_PLACE, buffer, getattr(mpi, _OPS[op])
+                )
+                self._wait(request, buffer)
         except mpi.Exception as error:
             raise PeerLostError(f"MPI: {error}") from error
-        finally:
-            self._reducing = False
 
     def allgather(self, data: bytes) -> list[bytes]:
         self._joined()
         return self._host.allgather(data)
 
-    def alltoall(self, parts: Sequence[bytes]) -> list[bytes]:
+    def prepare(self) -> None:
         self._joined()
-        return self._host.alltoall(parts)
-
-    def broadcast(self, data: bytes, root: int) -> bytes:
-        self._joined()
-        return self._host.broadcast(data, root)
-
-    def barrier(self) -> None:
-        self._joined()
-        self._host.barrier()
 
     def interrupt(self) -> None:
         self._interrupted = True
-        self._host.interrupt()
-
-    def close(self) -> None:
-        self._host.close()
+        super().interrupt()
 
     def _wait(self, request: Any, buffer: Array) -> None:
         """Until MPI is done; not by MPI's own wait, which nobody could interrupt."""

@@ -10,7 +10,7 @@ import json
 import os
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from tfcluster.runtime.collective.tensorflow.bringup import Task
 from tfcluster.runtime.collective.tensorflow.dtypes import carried
 from tfcluster.runtime.collective.tensorflow.failures import translated
 from tfcluster.runtime.collective.transport import Array, ReduceOp, fill
+from tfcluster.runtime.collective.upon_host import UponHost
 from tfcluster.runtime.tensors import tensor_of
 
 _DIRECT_BYTES = 1 << 14
@@ -33,7 +34,7 @@ _WHOLE, _LENGTH = b"\0", b"\1"
 """What a rank says first in an all-gather: all that it has, or only how much."""
 
 
-class TensorFlowTransport:
+class TensorFlowTransport(UponHost[HostTransport]):
     """See ``Transport``. ``host`` connects the same ranks.
 
     ``before_joining`` is called before it does, and must not take part in exchanges.
@@ -49,7 +50,7 @@ class TensorFlowTransport:
         stall_timeout_s: float = STALL_TIMEOUT_S,
         direct_bytes: int = _DIRECT_BYTES,
     ) -> None:
-        self._host = host
+        super().__init__(host)
         self._task = task
         self._before_joining = before_joining
         self._stall_timeout_s = stall_timeout_s
@@ -57,28 +58,9 @@ class TensorFlowTransport:
         self._keys = CollectiveKeys()
         self._devices: ops.Devices | None = None
         self._joining = threading.Lock()
-        self._within = False
         self.carried_bytes = 0
         """What TensorFlow's ops were given, all in all."""
         bringup.arrange(task, self._join)
-
-    @property
-    def rank(self) -> int:
-        return self._host.rank
-
-    @property
-    def size(self) -> int:
-        return self._host.size
-
-    @property
-    def waited_s(self) -> float:
-        return self._host.waited_s
-
-    @property
-    def waiting_for(self) -> tuple[int, ...]:
-        if self._within:  # TensorFlow does not tell for whom it waits.
-            return tuple(rank for rank in range(self.size) if rank != self.rank)
-        return self._host.waiting_for
 
     @property
     def devices(self) -> ops.Devices:
@@ -150,22 +132,13 @@ class TensorFlowTransport:
         parts = unpadded(np.ascontiguousarray(rows).reshape(-1).view(np.uint8), lengths)
         return [part.tobytes() for part in parts]
 
-    def alltoall(self, parts: Sequence[bytes]) -> list[bytes]:
-        return self._joined().alltoall(parts)
-
-    def broadcast(self, data: bytes, root: int) -> bytes:
-        return self._joined().broadcast(data, root)
-
-    def barrier(self) -> None:
-        self._joined().barrier()
+    def prepare(self) -> None:
+        self._join()
 
     def interrupt(self) -> None:
-        self._host.interrupt()
-        if self._within:
+        super().interrupt()
+        if self._elsewhere:
             bringup.abort(f"rank {self.rank} was interrupted")
-
-    def close(self) -> None:
-        self._host.close()
 
     def _joined(self) -> HostTransport:
         self._join()
@@ -202,8 +175,7 @@ class TensorFlowTransport:
             status = _STATUSES.get(error.error_code, "UNKNOWN")
             raise translated(status, error.message, self._task.ranks) from error
         finally:
-            self._within = False
-        self.carried_bytes += count
+            self.carried_bytes += count
         return result
 
 
