@@ -91,25 +91,22 @@ class HostTransport:
         source: Array | None = None,
         scale: float = 1.0,
     ) -> None:
-        if self.size > 1:
-            self._joined()
-        small = buffer.nbytes <= _DIRECT_BYTES
-        ufunc = UFUNCS[op]
-        if small or self.size == 1:
+        if self.size == 1:
             fill(buffer, source, scale)
-            self._allreduce_small(buffer, ufunc)
             return
+        self._joined()
+        ufunc = UFUNCS[op]
         values = Values(buffer) if source is None else Values(source, scale)
-        if self._local is not None and len(self._groups) == 1:
-            self._local.allreduce(buffer, ufunc, values)
+        if self._local is None or len(self._groups) > 1:
+            if buffer.nbytes <= _DIRECT_BYTES:
+                fill(buffer, source, scale)
+                self._allreduce_directly(buffer, ufunc)
+            else:
+                self._allreduce_by_hosts(buffer, ufunc, values)
+        elif self._local.fits_at_once(buffer.nbytes):
+            self._local.allreduce_at_once(buffer, ufunc, values)
         else:
-            self._allreduce_by_hosts(buffer, ufunc, values)
-
-    def _allreduce_small(self, buffer: Array, ufunc: np.ufunc) -> None:
-        if self._local is not None and len(self._groups) == 1:
-            self._local.allreduce_small(buffer, ufunc)
-        elif self.size > 1:
-            self._allreduce_directly(buffer, ufunc)
+            self._local.allreduce(buffer, ufunc, values)
 
     def _allreduce_directly(self, buffer: Array, ufunc: np.ufunc) -> None:
         """Every rank combines everything, in rank order."""

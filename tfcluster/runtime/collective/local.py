@@ -21,6 +21,8 @@ from tfcluster.runtime.collective.values import Values
 
 _Bounds = tuple[int, int]
 
+_AT_ONCE_BYTES = 1 << 14
+
 
 class LocalRanks:
     """Rank ``me`` of an arena's members."""
@@ -66,21 +68,29 @@ class LocalRanks:
             for member in range(self.members)
         ]
 
-    def allreduce_small(self, vector: Array, ufunc: np.ufunc) -> None:
-        """In one step: everyone combines everything, in order. It fits a piece."""
+    def fits_at_once(self, nbytes: int) -> bool:
+        """Whether a vector of that size is faster in one step than in shards."""
+        most = self.members * self._arena.piece_bytes if self.members == 2 else 0
+        return nbytes <= max(most, _AT_ONCE_BYTES)
+
+    def allreduce_at_once(self, vector: Array, ufunc: np.ufunc, source: Values) -> None:
+        """Combine the members' values; everyone combines everything, in order.
+
+        Among two that moves hardly more bytes than shards, and they wait but once.
+        """
         slot = self._turn % SLOTS
         self._turn += 1
         size = vector.nbytes
-        pieces = [
+        first, *others = [
             self._arena.pieces[member][slot][:size].view(vector.dtype)
             for member in range(self.members)
         ]
-        pieces[self.me][:] = vector
+        source.write(0, len(vector), [first, *others][self.me])
         self.pulse.done()
         self._wait(self.pulse.step)
-        vector[:] = pieces[0]
-        for piece in pieces[1:]:
-            ufunc(vector, piece, out=vector)
+        for piece in others:
+            ufunc(first, piece, out=vector)
+            first = vector
 
     # --- large vectors ----------------------------------------------------------------
 
