@@ -94,7 +94,7 @@ def test_a_pause_of_the_agent_is_not_the_launchers_silence(tmp_path: Path) -> No
 def test_no_open_frame(tmp_path: Path) -> None:
     agent = Agent(tmp_path)
     agent.hang_up()
-    assert agent.process.wait(5) == 10
+    assert agent.process.wait(20) == 10
     agent.dispose()
 
 
@@ -119,7 +119,7 @@ def test_a_malformed_frame_stops_everything(tmp_path: Path, line: bytes) -> None
         assert agent.wait("fault")["cause"]
         assert agent.wait("exited")["signal"] == "TERM"
         agent.wait("bye")
-        assert agent.process.wait(5) == 11
+        assert agent.process.wait(20) == 11
         assert gone(pid)
 
 
@@ -127,7 +127,7 @@ def test_a_frame_before_open(tmp_path: Path) -> None:
     agent = Agent(tmp_path)
     agent.send(type="hold", count=1, low=None, high=None)
     assert "open" in agent.wait("fault")["cause"]
-    assert agent.process.wait(5) == 11
+    assert agent.process.wait(20) == 11
     agent.dispose()
 
 
@@ -137,7 +137,7 @@ def test_another_protocol(tmp_path: Path) -> None:
     agent.send(**agent.open)
     assert agent.wait("hello")["protocol"] == 1
     assert "99" in agent.wait("fault")["cause"]
-    assert agent.process.wait(5) == 11
+    assert agent.process.wait(20) == 11
     agent.dispose()
 
 
@@ -170,7 +170,7 @@ def test_term_to_the_agent_closes_it(tmp_path: Path) -> None:
         assert agent.wait("note")["signal"] == "TERM"
         assert agent.wait("exited")["signal"] == "TERM"
         agent.wait("bye")
-        assert agent.process.wait(5) == 143
+        assert agent.process.wait(20) == 143
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSEGV])
@@ -180,8 +180,8 @@ def test_the_guard_sweeps_after_the_agent(tmp_path: Path, how: int) -> None:
         os.kill(agent.pid, how)
         began = time.monotonic()
         eventually(lambda: all(gone(pid) for pid in pids), "all are gone")
-        assert time.monotonic() - began < 1.0
-        assert agent.process.wait(5) == 12
+        assert time.monotonic() - began < 5
+        assert agent.process.wait(20) == 12
         assert signal.Signals(how).name in agent.stderr()
         assert not marked(agent.run)
 

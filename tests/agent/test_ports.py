@@ -143,7 +143,7 @@ def test_a_thief_and_two_agents_never_collide(tmp_path: Path) -> None:
 def test_the_tasks_own_listener_is_proven(agent: Agent) -> None:
     [port] = hold(agent, 1)
     agent.start("ps:0", PYTHON, "-c", LISTEN, str(port), port=port, listens=True)
-    listening = agent.wait("listening", timeout_s=3)
+    listening = agent.wait("listening", timeout_s=20)
     assert listening == {
         "type": "listening",
         "task": "ps:0",
@@ -157,7 +157,7 @@ def test_a_listener_of_its_child_is_the_tasks_own(agent: Agent) -> None:
     argv = [PYTHON, "-c", LISTEN, str(port)]
     run = f"import subprocess; subprocess.run({argv!r})"
     agent.start("ps:0", PYTHON, "-c", run, port=port, listens=True)
-    agent.wait("listening", timeout_s=3)
+    agent.wait("listening", timeout_s=20)
 
 
 def test_an_intruder_is_named(agent: Agent) -> None:
@@ -169,7 +169,7 @@ def test_an_intruder_is_named(agent: Agent) -> None:
         assert squatter.stdout is not None
         squatter.stdout.readline()
         agent.start("ps:0", PYTHON, "-c", LISTEN, str(port), port=port, listens=True)
-        intruder = agent.wait("intruder", task="ps:0", timeout_s=5)
+        intruder = agent.wait("intruder", task="ps:0", timeout_s=20)
         assert intruder["pid"] == squatter.pid
         assert intruder["port"] == port
         assert not [f for f in agent.frames if f["type"] == "listening"]
@@ -178,7 +178,7 @@ def test_an_intruder_is_named(agent: Agent) -> None:
         squatter.wait()
         if squatter.stdout is not None:
             squatter.stdout.close()
-    agent.wait("listening", timeout_s=5)
+    agent.wait("listening", timeout_s=20)
 
 
 def test_who_does_not_listen_is_not_said_to(agent: Agent) -> None:

@@ -52,7 +52,7 @@ def test_term_is_enough_for_most(agent: Agent) -> None:
     agent.start("w:0", "sleep", "600")
     agent.wait("started")
     agent.stop("w:0")
-    exited = agent.wait("exited", timeout_s=2)
+    exited = agent.wait("exited", timeout_s=20)
     assert (exited["signal"], exited["stopped"]) == ("TERM", True)
 
 
@@ -64,14 +64,14 @@ def test_who_ignores_term_is_killed_after_the_grace(agent: Agent) -> None:
     exited = agent.wait("exited")
     assert (exited["signal"], exited["stopped"]) == ("KILL", True)
     assert not exited["oom"]
-    assert 0.6 < time.monotonic() - began < 2.5
+    assert 0.6 < time.monotonic() - began < 10
 
 
 def test_no_grace_is_kill_at_once(agent: Agent) -> None:
     agent.python("w:0", f"{IGNORE}; time.sleep(600)")
     said(agent, "w:0")
     agent.stop("w:0", grace_s=0)
-    assert agent.wait("exited", timeout_s=2)["signal"] == "KILL"
+    assert agent.wait("exited", timeout_s=20)["signal"] == "KILL"
 
 
 def test_a_later_stop_shortens_the_grace(agent: Agent) -> None:
@@ -79,7 +79,7 @@ def test_a_later_stop_shortens_the_grace(agent: Agent) -> None:
     said(agent, "w:0")
     agent.stop("w:0", grace_s=600)
     agent.stop("w:0", grace_s=0)
-    assert agent.wait("exited", timeout_s=2)["signal"] == "KILL"
+    assert agent.wait("exited", timeout_s=20)["signal"] == "KILL"
 
 
 def test_a_stopped_process_hears_it_too(agent: Agent) -> None:
@@ -87,7 +87,7 @@ def test_a_stopped_process_hears_it_too(agent: Agent) -> None:
     pid = agent.wait("started")["pid"]
     os.kill(pid, signal.SIGSTOP)
     agent.stop("w:0", grace_s=8)
-    assert agent.wait("exited", timeout_s=4)["signal"] == "TERM"
+    assert agent.wait("exited", timeout_s=20)["signal"] == "TERM"
 
 
 def test_each_process_of_the_tree_gets_the_signal_once(agent: Agent) -> None:
@@ -154,10 +154,10 @@ def test_an_exit_is_told_though_a_grandchild_holds_the_pipe(agent: Agent) -> Non
         "subprocess.Popen(['sleep','600'])\n"
         "print('bye')\n",
     )
-    exited = agent.wait("exited", timeout_s=4)
+    exited = agent.wait("exited", timeout_s=20)
     assert (exited["code"], exited["tail"]) == (0, ["bye"])
-    assert exited["seconds"] < 2
-    assert agent.wait("swept", timeout_s=4)["count"] == 2
+    assert exited["seconds"] < 10
+    assert agent.wait("swept", timeout_s=20)["count"] == 2
 
 
 def test_leftovers_of_a_stopped_task_keep_the_grace(agent: Agent) -> None:
@@ -220,7 +220,7 @@ def test_close_sweeps_whatever_hides(agent: Agent, tmp_path: Path) -> None:
     assert not any(gone(pid) for pid in pids)
     began = time.monotonic()
     assert agent.close() == 0
-    assert time.monotonic() - began < 4
+    assert time.monotonic() - began < 15
     assert all(gone(pid) for pid in pids)
     swept = [f for f in agent.frames if f["type"] == "swept"]
     assert sum(frame["count"] for frame in swept) >= 1
@@ -293,7 +293,7 @@ def test_pids_of_others_are_safe() -> None:
         assert not send(reused, signal.SIGKILL)
         assert bystander.poll() is None
         assert send(process, signal.SIGTERM)
-        assert bystander.wait(5) == -signal.SIGTERM
+        assert bystander.wait(20) == -signal.SIGTERM
         assert not send(process, signal.SIGTERM)
 
 

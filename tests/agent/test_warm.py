@@ -163,7 +163,7 @@ def test_a_task_whose_pid_was_never_told_is_killed(agent: Agent) -> None:
         return not text.endswith("\n") or gone(int(text))
 
     eventually(written_and_gone, "the task is gone")
-    eventually(lambda: len(marked(agent.run)) == 0, "nothing is left", 3)
+    eventually(lambda: len(marked(agent.run)) == 0, "nothing is left")
 
 
 def test_a_refused_fork(agent: Agent) -> None:
@@ -186,7 +186,7 @@ def test_close_ends_interpreters(agent: Agent, mode: str) -> None:
     if mode == "work":
         agent.wait("warmed")
     fork(agent, "w:0", WAIT)
-    assert agent.close(timeout_s=3) == 0
+    assert agent.close(timeout_s=20) == 0
     assert not marked(agent.run)
     assert not [f for f in agent.frames if f["type"] in ("cold", "swept")]
 
@@ -209,5 +209,5 @@ def test_a_stop_overtakes_the_fork(agent: Agent) -> None:
     fork(agent, "w:0", WAIT)
     agent.stop("w:0", grace_s=5)
     agent.wait("started", task="w:0")
-    exited = agent.wait("exited", task="w:0", timeout_s=3)
+    exited = agent.wait("exited", task="w:0", timeout_s=20)
     assert (exited["signal"], exited["stopped"]) == ("TERM", True)

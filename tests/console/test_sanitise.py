@@ -140,7 +140,7 @@ def test_a_progress_bar_settles_on_its_last_state(line: str, shown: str) -> None
 
 def test_plain_text_costs_nearly_nothing() -> None:
     lines = ["Epoch 3/10: loss 0.1234, accuracy 0.98 " * 3] * 100_000
-    began_s = time.monotonic()
+    began_s = time.process_time()
     for line in lines:
         sanitise(line)
-    assert time.monotonic() - began_s < 1
+    assert time.process_time() - began_s < 1

@@ -470,9 +470,9 @@ def test_a_very_large_plan_is_fast_and_says_shared_things_once() -> None:
     hosts = [{"host": f"n{i}", "slots": 3, "gpus": None} for i in range(1000)]
     cluster = {"worker": [task["address"] for task in tasks]}
     document = {"name": "x", "backend": "ssh", "hosts": hosts, "tasks": tasks}
-    began_s = time.monotonic()
+    began_s = time.process_time()
     lines = views.plan({**document, "cluster": cluster})
-    assert time.monotonic() - began_s < 0.5
+    assert time.process_time() - began_s < 0.5
     text = _text(lines)
     assert "  n[0-999]  1000 hosts, each  3 slots\n" in text
     assert "n2:auto, n2:auto, and 2,992 more, one for each task\n" in text

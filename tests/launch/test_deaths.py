@@ -53,7 +53,7 @@ def test_agents_stop_everything_when_the_launcher_is_killed(cluster: Cluster) ->
     running.signal(signal.SIGKILL)
     lost(running)
     assert_nothing_left(running, report=False)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 12
     for task in ("worker:0", "worker:1"):
         _, *told = [line.split() for line in running.text(task).splitlines()]
         said = [(name, float(at) - began) for name, at in told]
@@ -105,7 +105,7 @@ def test_the_guard_alone_cleans_up(cluster: Cluster) -> None:
     kill(running.process.pid, agent)
     lost(running)
     assert_nothing_left(running, report=False)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 12
 
 
 def test_a_run_goes_on_without_its_guard(cluster: Cluster) -> None:

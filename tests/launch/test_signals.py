@@ -229,7 +229,7 @@ def test_a_terminal_that_nobody_reads_holds_up_nobody(cluster: Cluster) -> None:
     began = time.monotonic()
     for task in TASKS:
         running.wait_for("task", task=task, state="succeeded")
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 30
     # A short wait for a person who scrolls is all that it gets.
     assert running.end(12) == 0
     terminal.close()

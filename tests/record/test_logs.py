@@ -50,9 +50,9 @@ def test_a_line_of_100_mb_costs_neither_memory_nor_time(tmp_path: Path) -> None:
         file.truncate(100 << 20)  # a hole: 100 MB of NUL without a line end
         file.seek(0, os.SEEK_END)
         file.write(b"\nafter\n")
-    began_s = time.monotonic()
+    began_s = time.process_time()
     long, after = last_lines(path, 3)
-    assert time.monotonic() - began_s < 2
+    assert time.process_time() - began_s < 2
     assert after == "after"
     assert long.startswith("…")
     assert len(long) == LINE_BYTES + 1

@@ -38,7 +38,7 @@ def test_the_second_is_told_who_has_the_name_and_what_to_do(tmp_path: Path) -> N
     began_s = time.monotonic()
     with pytest.raises(ActiveRunError) as caught:
         hold_name(tmp_path, "digits", "other", now_s=NOW_S)
-    assert time.monotonic() - began_s < 0.4  # told at once
+    assert time.monotonic() - began_s < 2  # told at once
     host = os.uname().nodename
     assert caught.value.message == (
         f"the run {RUN} has the name 'digits' since 10:15:00 "

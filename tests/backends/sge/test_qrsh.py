@@ -108,7 +108,7 @@ def test_one_that_never_begins_is_given_up(start: Start) -> None:
     began = time.monotonic()
     with pytest.raises(StartError, match="started nothing there"):
         channel.wait_until_ready("hangs", 0.2)
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 20
     assert "killed by signal" in channel.diagnosis()
 
 
