@@ -27,7 +27,7 @@ from tests.testbed.namespaces import Mask
 from tests.testbed.sge_texts import changed
 from tests.testbed.sshd import Sshd
 
-_WAIT_S = 20.0
+_WAIT_S = 40.0
 
 
 def test_nodes_are_numbered_from_one_and_found_by_both_names() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from tests.testbed import Host, RigError, Testbed, Unavailable, layout
 
-_WAIT_S = 20.0
+_WAIT_S = 40.0
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from tests.testbed import Testbed
 from tests.testbed.commands import wait_until
 from tests.testbed.sge_texts import SLOTS_PER_NODE
 
-_WAIT_S = 20.0
+_WAIT_S = 40.0
 
 
 # Slurm.

@@ -16,7 +16,7 @@ from tfcluster.agent import proc
 from tfcluster.loading import module_argv
 from tfcluster.wire import PROTOCOL, Decoder, Frame, encode
 
-DEADLINE_S = 10.0
+DEADLINE_S = 30.0
 # Hosts may have another Python than the launcher's.
 PYTHON = os.environ.get("TFCLUSTER_TEST_HOST_PYTHON", sys.executable)
 

@@ -25,7 +25,7 @@ from tfcluster.console import lane
 from tfcluster.console.screen import Screen
 from tfcluster.loading import PACKAGE_ROOT
 
-DEADLINE_S = 10.0
+DEADLINE_S = 30.0
 
 
 class Terminal:

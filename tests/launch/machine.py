@@ -87,7 +87,7 @@ def agent_of(launcher: int) -> tuple[int, int]:
                 found.extend([guard, *agents[:1]])
         return len(found) == 2
 
-    eventually(look, lambda: f"{launcher} has no agent: {found}", 10)
+    eventually(look, lambda: f"{launcher} has no agent: {found}", 40)
     return found[0], found[1]
 
 

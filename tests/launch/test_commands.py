@@ -30,14 +30,14 @@ def detach(cluster: Cluster, script: str, *options: str, count: int = 1) -> Runn
 
 
 def wait_until_over(running: Running) -> None:
-    machine.eventually(lambda: running.found("end"), lambda: running.err, 20)
+    machine.eventually(lambda: running.found("end"), lambda: running.err, 40)
 
 
 def test_detach_returns_at_once_and_goes_on(cluster: Cluster) -> None:
     running = detach(cluster, UP, count=2)
     assert cluster.run_ids() == [running.run]
     assert "hi" not in running.err
-    machine.eventually(lambda: "up" in running.text("worker:1"), lambda: "", 10)
+    machine.eventually(lambda: "up" in running.text("worker:1"), lambda: "", 40)
     status = running.status()
     assert status["state"] == "running"
     assert {task["state"] for task in status["tasks"]} == {"running"}
@@ -71,7 +71,7 @@ def test_what_keeps_a_detached_run_from_beginning_is_told(cluster: Cluster) -> N
 
 def test_stop_ends_a_run_from_another_shell(cluster: Cluster) -> None:
     running = detach(cluster, UP, count=2)
-    machine.eventually(lambda: running.found("state", state="running"), str, 10)
+    machine.eventually(lambda: running.found("state", state="running"), str, 40)
     done = cluster.command("stop", running.run)
     assert done.returncode == 0, done.stderr
     assert f"{running.run}: stopped" in done.stderr

@@ -143,7 +143,7 @@ def test_a_killed_sweeper_is_followed_by_another(cluster: Cluster) -> None:
         found[:] = [*kin, *(child for pid in kin for child in machine.children(pid))]
         return found
 
-    machine.eventually(sweeper, lambda: running.err, 10)
+    machine.eventually(sweeper, lambda: running.err, 40)
     kill(*found)
     assert running.end() == 5
     assert_nothing_left(running)
@@ -160,7 +160,7 @@ def test_a_run_is_not_over_before_it_was_swept(cluster: Cluster) -> None:
         sweepers[:] = [pid for pid in found if pid not in first]
         return bool(sweepers)
 
-    machine.eventually(find_sweeper, lambda: running.err, 10)
+    machine.eventually(find_sweeper, lambda: running.err, 40)
     os.kill(sweepers[0], signal.SIGSTOP)
     running.wait_for("state", state="stopping")
     kill(running.process.pid, *sweepers)
@@ -231,7 +231,7 @@ def test_tasks_outlive_their_warm_interpreter(cluster: Cluster) -> None:
     _, agent = machine.agent_of(running.process.pid)
     (warm,) = [p for p in machine.children(agent) if p not in pids]
     kill(warm)
-    machine.eventually(lambda: not machine.is_alive(warm), lambda: "alive", 5)
+    machine.eventually(lambda: not machine.is_alive(warm), lambda: "alive", 40)
     assert all(map(machine.is_alive, pids))
     # What starts again starts cold.
     kill(pids[0])

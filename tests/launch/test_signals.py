@@ -145,7 +145,7 @@ PHASES = {
 @pytest.mark.parametrize("phase", PHASES)
 def test_sigterm_in_any_phase_is_143(cluster: Cluster, phase: str) -> None:
     running = cluster.start(*listener())
-    machine.eventually(lambda: PHASES[phase](running), lambda: phase, 10)
+    machine.eventually(lambda: PHASES[phase](running), lambda: phase, 40)
     running.signal(signal.SIGTERM)
     assert running.end() == 143, running.err
     assert running.report()["state"] == "stopped"

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 from tests.runtime.ranks import PROGRAMS, ROOT, TOKEN, held_addresses
 
-LONG_S = 20.0
+LONG_S = 50.0
 
 
 class Processes:

@@ -22,7 +22,7 @@ from tfcluster.runtime.collective.host import HostTransport
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = Path(__file__).resolve().parent / "programs"
 TOKEN = bytes(range(32))
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 
 T = TypeVar("T")
 

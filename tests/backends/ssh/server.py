@@ -15,7 +15,7 @@ from tests.launch.machine import eventually
 
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
 USER = pwd.getpwuid(os.getuid()).pw_name
-DEADLINE_S = 10.0
+DEADLINE_S = 30.0
 
 
 def keygen(path: Path, *, kind: str = "ed25519", passphrase: str = "") -> Path:
