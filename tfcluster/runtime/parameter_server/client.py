@@ -17,8 +17,8 @@ from tfcluster.runtime.parameter_server.placement import Piece, Placement, Varia
 Array = NDArray[Any]
 Gradient = Array | Slices | None
 Pack = Callable[[Sequence[Piece], str], bytes]
-"""The update of one ps' pieces as ``graphs.serialised`` gives it, for gradients of these
-kinds: a letter for each piece, ``d`` an array, ``s`` Slices, ``-`` none."""
+"""The update of one ps' pieces as ``graphs.serialised`` gives it, for gradients of
+these kinds: a letter for each piece, ``d`` an array, ``s`` Slices, ``-`` none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,17 +1,35 @@
 """An optimizer's update as bytes: traced where the optimizer is, run where it is not.
 
 The graph of a ``tf.function`` with its library, and which of its inputs are which
-variables. So a ps applies every optimizer that TensorFlow can trace, also a class of the
-user's own, and needs neither Keras nor the program's modules.
+variables. So a ps applies every optimizer that TensorFlow can trace, also a class of
+the user's own, and needs neither Keras nor the program's modules.
 """
 
 from __future__ import annotations
 
+import json
+import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-Apply = Callable[[list[Any]], None]
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from tfcluster.runtime.collective.sparse import Slices
+
+Array = NDArray[Any]
+Apply = Callable[[list[Any]], Any]
 """Applies gradients (a tensor, IndexedSlices or None for each piece)."""
+
+_LENGTH = struct.Struct(">Q")
+_PYTHON_OPS = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
+_SMALL_BYTES = 1 << 12
+"""Below, to copy is cheaper than to think."""
+
+
+class UntraceableError(Exception):
+    """An update that cannot be sent away."""
 
 
 def serialised(
@@ -20,7 +38,221 @@ def serialised(
     """The update that ``apply`` makes.
 
     ``variables`` are tf.Variables of the pieces' shapes, in order; ``slots`` the
-    optimizer's own, by path, with their first values. Their values travel only for
-    slots. ``kinds`` says what gradients are given: see ``client.Pack``.
+    optimizer's own, by path, with their first values. Only slots' values travel.
+    ``kinds`` says what gradients are given: see ``client.Pack``. Other variables that
+    the update uses (seeds of random numbers) go with it, by name.
+
+    Raises UntraceableError where Python is needed to run it.
     """
-    raise NotImplementedError
+    specs = _specs(kinds, variables)
+
+    @tf.function(autograph=False)  # type: ignore[untyped-decorator]
+    def update(*flat: Any) -> None:
+        apply(_structured(kinds, flat, variables))
+
+    traced = update.get_concrete_function(*specs)
+    definition = traced.graph.as_graph_def()
+    _refuse_python(definition)
+    _forget_devices(definition)
+    places = {id(v.handle): ["variable", i] for i, v in enumerate(variables)}
+    known = dict(slots)
+    places |= {id(slot.handle): ["slot", path] for path, slot in known.items()}
+    for used in traced.graph.variables:
+        if id(used.handle) not in places:
+            known[used.name] = used
+            places[id(used.handle)] = ["slot", used.name]
+    captures: list[list[Any]] = []
+    arrays = [np.asarray(slot.numpy()) for slot in known.values()]
+    for outer, inner in traced.graph.captures:
+        place = places.get(id(outer))
+        if place is None and outer.dtype == tf.resource:
+            raise UntraceableError(
+                f"its update uses {inner.name}, which is no variable: a table or an "
+                "iterator cannot be sent to a ps"
+            )
+        if place is None:
+            place = ["constant", len(arrays)]
+            arrays.append(np.asarray(outer.numpy()))
+        captures.append([inner.name, *place])
+    header = {
+        "kinds": kinds,
+        "inputs": [tensor.name for tensor in traced.inputs[: len(specs)]],
+        "captures": captures,
+        "slots": list(known),
+        "arrays": [[array.dtype.name, array.shape] for array in arrays],
+        "controls": [op.name for op in traced.graph.control_outputs],
+    }
+    text = json.dumps(header).encode()
+    graph = definition.SerializeToString()
+    lengths = _LENGTH.pack(len(text)) + _LENGTH.pack(len(graph))
+    return b"".join([lengths, text, graph, *(array.tobytes() for array in arrays)])
+
+
+def _refuse_python(definition: Any) -> None:
+    for nodes in (definition.node, *(f.node_def for f in definition.library.function)):
+        for node in nodes:
+            if node.op in _PYTHON_OPS:
+                raise UntraceableError(
+                    f"its update calls Python while it runs ({node.name}): "
+                    "tf.py_function and tf.numpy_function cannot be sent to a ps"
+                )
+
+
+def _forget_devices(definition: Any) -> None:
+    """A ps has others than the task that has traced it."""
+    for nodes in (definition.node, *(f.node_def for f in definition.library.function)):
+        for node in nodes:
+            node.device = ""
+
+
+def _specs(kinds: str, variables: Sequence[Any]) -> list[Any]:
+    specs = []
+    for kind, variable in zip(kinds, variables, strict=True):
+        dtype, shape = variable.dtype, variable.shape
+        if kind == "d":
+            specs.append(tf.TensorSpec(shape, dtype))
+        elif kind == "s":
+            specs.append(tf.TensorSpec([None, *shape[1:]], dtype))
+            specs.append(tf.TensorSpec([None], tf.int64))
+    return specs
+
+
+def _structured(kinds: str, flat: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+    """The gradients of which ``flat`` has the tensors."""
+    tensors = iter(flat)
+    gradients: list[Any] = []
+    for kind, variable in zip(kinds, variables, strict=True):
+        if kind == "d":
+            gradients.append(next(tensors))
+        elif kind == "s":
+            values, indices = next(tensors), next(tensors)
+            shape = tf.constant(variable.shape.as_list(), tf.int64)
+            gradients.append(tf.IndexedSlices(values, indices, shape))
+        else:
+            gradients.append(None)
+    return gradients
+
+
+class Engine:
+    """The variables of one ps' pieces and the updates that are known for them.
+
+    Not safe to use from several threads, but for what ``read`` has given.
+    """
+
+    def __init__(self, values: Sequence[Array]) -> None:
+        with tf.device("CPU:0"):
+            self._variables = [tf.Variable(_constant(value)) for value in values]
+        self._slots: dict[str, Any] = {}
+        self._updates: dict[str, Any] = {}
+
+    @property
+    def held_bytes(self) -> int:
+        every = [*self._variables, *self._slots.values()]
+        return int(sum(v.dtype.size * v.shape.num_elements() for v in every))
+
+    def knows(self, kinds: str) -> bool:
+        return kinds in self._updates
+
+    def define(self, data: bytes) -> None:
+        """Learn an update that ``serialised`` has made; slots keep values they have.
+
+        Raises ValueError where it is for other variables.
+        """
+        lengths = 2 * _LENGTH.size
+        size, graph_size = struct.unpack_from(">QQ", data)
+        header = json.loads(data[lengths : lengths + size])
+        offset = lengths + size + graph_size
+        graph = tf.compat.v1.GraphDef.FromString(data[lengths + size : offset])
+        arrays = []
+        for name, shape in header["arrays"]:
+            dtype = np.dtype(name)
+            count = int(np.prod(shape, dtype=np.int64))
+            array = np.frombuffer(data, dtype, count, offset).reshape(shape)
+            arrays.append(array)
+            offset += array.nbytes
+        with tf.device("CPU:0"):
+            for path, value in zip(header["slots"], arrays, strict=False):
+                if path not in self._slots:
+                    self._slots[path] = tf.Variable(_constant(value))
+        kinds = header["kinds"]
+        specs = _specs(kinds, self._variables)
+        outer = [self._captured(place, arrays) for _, *place in header["captures"]]
+
+        @tf.function(autograph=False, input_signature=specs)  # type: ignore[untyped-decorator]
+        def update(*flat: Any) -> None:
+            graph_here = tf.compat.v1.get_default_graph()
+            inner = [graph_here.capture(tensor) for tensor in outer]
+            names = [*header["inputs"], *(name for name, *_ in header["captures"])]
+            done = tf.graph_util.import_graph_def(
+                graph,
+                input_map=dict(zip(names, [*flat, *inner], strict=True)),
+                return_elements=header["controls"],
+                name="",
+            )
+            with tf.control_dependencies(done):
+                tf.no_op()
+
+        with tf.device("CPU:0"):
+            self._updates[kinds] = update.get_concrete_function()
+
+    def _captured(self, place: Sequence[Any], arrays: Sequence[Array]) -> Any:
+        what, where = place
+        if what == "variable":
+            return self._variables[where].handle
+        return (
+            self._slots[where].handle if what == "slot" else tf.constant(arrays[where])
+        )
+
+    def apply(self, gradients: Sequence[Array | Slices | None], kinds: str) -> None:
+        """Run the update that is known for these kinds of gradients."""
+        flat = []
+        for gradient in gradients:
+            if isinstance(gradient, Slices):
+                flat.append(_tensor(gradient.values))
+                flat.append(_tensor(gradient.indices.astype(np.int64, copy=False)))
+            elif gradient is not None:
+                flat.append(_tensor(gradient))
+        self._updates[kinds](*flat)
+
+    def read(self, index: int) -> Array:
+        """A variable's value: it stays what it is, whatever is applied later."""
+        return _array(self._variables[index].read_value())
+
+    def rows(self, index: int, indices: Array) -> Array:
+        return _array(tf.gather(self._variables[index], indices))
+
+    def assign(self, index: int, value: Array) -> None:
+        self._variables[index].assign(_constant(value))
+
+    def slots(self) -> dict[str, Array]:
+        return {path: _array(slot.read_value()) for path, slot in self._slots.items()}
+
+    def assign_slot(self, path: str, value: Array) -> None:
+        """Set one of the optimizer's own. Raises KeyError where there is none."""
+        self._slots[path].assign(_constant(value))
+
+
+def _constant(value: Array) -> Any:
+    """A tensor of its own memory."""
+    if value.dtype.name == "bfloat16":
+        return tf.bitcast(tf.constant(value.view(np.uint16)), tf.bfloat16)
+    return tf.constant(value)
+
+
+def _tensor(array: Array) -> Any:
+    """A tensor that has the array's memory, where that can be."""
+    if array.nbytes < _SMALL_BYTES or array.dtype.name == "bfloat16":
+        return _constant(array)
+    return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
+
+
+def _array(tensor: Any) -> Array:
+    """The memory of a tensor, which must not be written to."""
+    dtype = tensor.dtype.as_numpy_dtype
+    shape = tensor.shape.as_list()
+    if 0 in shape:
+        return np.empty(shape, dtype)
+    if tensor.dtype == tf.bfloat16:
+        tensor = tf.bitcast(tensor, tf.uint16)
+    found: Array = np.asarray(memoryview(tensor))
+    return found.view(dtype).reshape(shape)

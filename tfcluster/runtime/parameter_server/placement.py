@@ -6,11 +6,10 @@ Every training task computes it from the same list and comes to the same result.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-_SPLIT_FACTOR = 1 / 16
-"""Of what is fair for a ps: smaller variables are not worth being split."""
+_CUT = 16
+"""Parts of what is fair for a ps: variables that are smaller stay whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,3 +46,79 @@ class Piece:
 
 Placement = tuple[tuple[Piece, ...], ...]
 """The pieces of each ps, in the order of the variables."""
+
+
+def placed(
+    variables: Sequence[Variable],
+    servers: int,
+    *,
+    splittable: bool = False,
+    together: bool = False,
+) -> Placement:
+    """Every variable on the ps that has the fewest bytes so far, the largest first.
+
+    ``splittable``: what is large is cut between rows, so that all ps get the same.
+    ``together``: all on the first ps.
+    """
+    if together or servers == 1:
+        rest = [()] * (servers - 1)
+        return (tuple(_whole(v, i) for i, v in enumerate(variables)), *rest)
+    pieces: list[list[Piece]] = [[] for _ in range(servers)]
+    loads = [0] * servers
+    order = sorted(range(len(variables)), key=lambda i: -variables[i].bytes)
+    fair = sum(variable.bytes for variable in variables) / servers
+    cut = [
+        i
+        for i in order
+        if splittable and variables[i].rows > 1 and variables[i].bytes > fair / _CUT
+    ]
+    level = sum(variables[i].bytes for i in cut) / servers
+    for index in cut:
+        _pour(variables[index], index, level, pieces, loads)
+    for index in order:
+        if index not in cut:
+            ps = loads.index(min(loads))
+            pieces[ps].append(_whole(variables[index], index))
+            loads[ps] += variables[index].bytes
+    return tuple(
+        tuple(sorted(some, key=lambda piece: (piece.variable, piece.start)))
+        for some in pieces
+    )
+
+
+def bytes_per_server(
+    variables: Sequence[Variable], placement: Placement
+) -> tuple[int, ...]:
+    return tuple(
+        sum(
+            variables[piece.variable].bytes
+            * (piece.end - piece.start)
+            // max(1, variables[piece.variable].rows)
+            for piece in pieces
+        )
+        for pieces in placement
+    )
+
+
+def _whole(variable: Variable, index: int) -> Piece:
+    return Piece(index, 0, variable.rows, True)
+
+
+def _pour(
+    variable: Variable,
+    index: int,
+    level: float,
+    pieces: list[list[Piece]],
+    loads: list[int],
+) -> None:
+    """Fill up the ps with the fewest bytes to ``level``, then the next, ..."""
+    row = variable.bytes // variable.rows
+    start = 0
+    while start < variable.rows:
+        ps = loads.index(min(loads))
+        room = max(1, round((level - loads[ps]) / row))
+        end = min(variable.rows, start + room)
+        whole = (start, end) == (0, variable.rows)
+        pieces[ps].append(Piece(index, start, end, whole))
+        loads[ps] += (end - start) * row
+        start = end

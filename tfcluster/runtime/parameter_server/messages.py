@@ -1,0 +1,183 @@
+"""Messages between training tasks and ps: a small JSON header, then raw arrays.
+
+    4 bytes   length of the header
+    8 bytes   length of what follows it
+    header    JSON; "arrays" has a dtype and a shape for each array
+    arrays    one after the other, each from a multiple of 64 bytes on
+
+Arrays are sent from where they are, and received where TensorFlow can take them over
+as they are: nothing is copied on the way. Both ends work on blocking sockets and on
+others.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import socket
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tfcluster.runtime.collective.memory import ALIGNMENT, Pool
+
+Array = NDArray[Any]
+
+_PREFIX = struct.Struct(">IQ")
+_MAX_HEADER = 1 << 26
+_MAX_VIEWS = 512
+"""In one call; the system takes 1024."""
+_MAX_PORTION = 1 << 22
+_ZEROS = bytes(ALIGNMENT)
+
+
+class MessageError(Exception):
+    """The other end does not keep to the protocol."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    header: Mapping[str, Any]
+    arrays: Sequence[Array] = field(default_factory=tuple)
+
+
+def flat(array: Array) -> Array:
+    """All of an array's bytes, in order; a view wherever that can be."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def padded(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+class Outgoing:
+    """A message on its way to a socket."""
+
+    def __init__(self, message: Message) -> None:
+        arrays = [flat(array) for array in message.arrays]
+        header = dict(message.header)
+        if message.arrays:
+            header["arrays"] = [[a.dtype.name, a.shape] for a in message.arrays]
+        text = json.dumps(header, separators=(",", ":")).encode()
+        length = sum(padded(len(array)) for array in arrays)
+        self._views = [memoryview(_PREFIX.pack(len(text), length) + text)]
+        for array in arrays:
+            if len(array):
+                self._views.append(array.data)
+            if rest := -len(array) % ALIGNMENT:
+                self._views.append(memoryview(_ZEROS)[:rest])
+        self._next = 0
+
+    @property
+    def done(self) -> bool:
+        return self._next == len(self._views)
+
+    def send(self, connection: socket.socket) -> int:
+        """Send some of it; how many bytes. Raises OSError, BlockingIOError too."""
+        views = self._views[self._next : self._next + _MAX_VIEWS]
+        sent = left = connection.sendmsg(views)
+        for view in views:
+            if left < len(view):
+                self._views[self._next] = view[left:]
+                break
+            left -= len(view)
+            self._next += 1
+        return sent
+
+
+class Incoming:
+    """A message on its way from a socket."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._buffer = np.empty(_PREFIX.size, np.uint8)
+        self._view = self._buffer.data
+        self._position = 0
+        self._stage = 0
+        self._header: dict[str, Any] = {}
+        self._length = 0
+
+    @property
+    def begun(self) -> bool:
+        return self._stage > 0 or self._position > 0
+
+    @property
+    def done(self) -> bool:
+        return self._stage == 3
+
+    def receive(self, connection: socket.socket) -> int:
+        """Take some of it; how many bytes.
+
+        Raises EOFError where the other end has hung up, MessageError where it talks
+        nonsense, OSError, BlockingIOError too.
+        """
+        end = self._position + _MAX_PORTION
+        count = connection.recv_into(self._view[self._position : end])
+        if count == 0:
+            raise EOFError
+        self._position += count
+        while not self.done and self._position == len(self._view):
+            self._advance()
+        return count
+
+    def message(self) -> Message:
+        """What has arrived, once it is done."""
+        arrays = []
+        offset = 0
+        for name, shape in self._header.pop("arrays", ()):
+            dtype = np.dtype(name)
+            size = math.prod(shape) * dtype.itemsize
+            part = self._buffer[offset : offset + size]
+            arrays.append(part.view(dtype).reshape(shape))
+            offset += padded(size)
+        return Message(self._header, arrays)
+
+    def _advance(self) -> None:
+        self._stage += 1
+        if self._stage == 1:
+            header, self._length = _PREFIX.unpack(self._buffer.tobytes())
+            if header > _MAX_HEADER:
+                raise MessageError("a header that is too long")
+            self._take(np.empty(header, np.uint8))
+        elif self._stage == 2:
+            self._header = _parsed(self._buffer.tobytes(), self._length)
+            self._take(self._pool.empty(self._length, np.uint8))
+
+    def _take(self, buffer: Array) -> None:
+        self._buffer, self._view, self._position = buffer, buffer.data, 0
+
+
+def _parsed(text: bytes, length: int) -> dict[str, Any]:
+    try:
+        header = json.loads(text)
+        sizes = [
+            math.prod(shape) * np.dtype(name).itemsize
+            for name, shape in header.get("arrays", ())
+        ]
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise MessageError(f"a header that cannot be read: {error}") from error
+    if min(sizes, default=0) < 0 or sum(map(padded, sizes)) != length:
+        raise MessageError("a header that does not fit what follows it")
+    return dict(header)
+
+
+def send(connection: socket.socket, message: Message) -> int:
+    """Send all of it over a blocking socket; how many bytes."""
+    outgoing = Outgoing(message)
+    sent = 0
+    while not outgoing.done:
+        sent += outgoing.send(connection)
+    return sent
+
+
+def receive(connection: socket.socket, pool: Pool) -> tuple[Message, int]:
+    """A message from a blocking socket, and how many bytes it was."""
+    incoming = Incoming(pool)
+    received = 0
+    while not incoming.done:
+        received += incoming.receive(connection)
+    return incoming.message(), received
