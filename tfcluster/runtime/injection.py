@@ -107,7 +107,7 @@ def common_seed(context: Context) -> int:
 
 def _concerns(context: Context) -> bool:
     return (
-        context.strategy is Strategy.COLLECTIVE
+        context.strategy in (Strategy.COLLECTIVE, Strategy.LOCAL_SGD)
         and context.place is not None
         and context.size > 1
     )

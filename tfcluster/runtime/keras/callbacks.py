@@ -28,6 +28,14 @@ _DECIDES_NOTHING_IN_BATCHES = (
     keras.callbacks.ProgbarLogger,
     keras.callbacks.TensorBoard,
 )
+_LOOKS_AT_NO_WEIGHTS = (
+    keras.callbacks.CSVLogger,
+    keras.callbacks.History,
+    keras.callbacks.LearningRateScheduler,
+    keras.callbacks.ProgbarLogger,
+    keras.callbacks.ReduceLROnPlateau,
+    keras.callbacks.TerminateOnNaN,
+)
 
 
 _BATCH_METHODS = (
@@ -36,6 +44,22 @@ _BATCH_METHODS = (
     "on_train_batch_begin",
     "on_train_batch_end",
 )
+
+
+class Settling(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
+    """Has callbacks after it, and who calls ``fit``, see the weights of all ranks."""
+
+    def __init__(self, session: Session, *, every_epoch: bool) -> None:
+        super().__init__()
+        self._session = session
+        self._every_epoch = every_epoch
+
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
+        if self._every_epoch:
+            self._session.settle(f"end of epoch {epoch + 1}")
+
+    def on_train_end(self, logs: Logs = None) -> None:
+        self._session.settle(f"end of fit of {self.model.name}")
 
 
 class BatchLogs(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
@@ -102,6 +126,10 @@ class ByTheChief(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
         self._inner = inner
         self._session = session
         self._files = files
+        # Not setattr on the class: what it saves in the midst of an epoch is for this
+        # one to see.
+        self._saves = inner._save_model
+        vars(inner)["_save_model"] = self._save_alone
 
     def set_params(self, params: Any) -> None:
         self._inner.set_params(params)
@@ -113,9 +141,15 @@ class ByTheChief(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
         self._inner.on_train_begin(logs)
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
+        self._inner.on_train_batch_end(batch, logs)
+
+    def _save_alone(self) -> None:
+        """In the midst of an epoch nobody waits for the chief."""
+        if not self._session.within("saving"):
+            self._session.settle("backup")
         if self._session.chief:
             with self._session.once("saving"):
-                self._inner.on_train_batch_end(batch, logs)
+                self._saves()
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         self._inner.on_epoch_begin(epoch, logs)
@@ -157,6 +191,8 @@ class Callbacks:
             ours.append(BatchAgreement(self._session, self._synchroniser))
         else:
             ours.append(Agreement(self._session, self._synchroniser))
+        looks = any(not isinstance(cb, _LOOKS_AT_NO_WEIGHTS) for cb in theirs)
+        ours.insert(0, Settling(self._session, every_epoch=looks))
         if isinstance(callbacks, keras.callbacks.CallbackList):
             for callback in ours:
                 callback.set_model(model)

@@ -47,6 +47,7 @@ class Entry:
             ("predict_on_batch", self._predict),
         ):
             wrap(defining_class(keras.Model, name), name, around)
+        wrap(keras.Layer, "get_weights", self._get_weights)
 
     def _fit(
         self, original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
@@ -72,6 +73,7 @@ class Entry:
         with self._entering(model):
             if outermost and model.built:
                 self._synchroniser.ensure(training_state(model))
+            self._session.settle(f"evaluation of {model.name}")
             return original(*call.args, **call.kwargs)
 
     def _predict(
@@ -91,6 +93,11 @@ class Entry:
             logs = original(*call.args, **call.kwargs)
             logs = self._metrics.of_step(model, logs)
             return logs if as_dict else model._flatten_metrics_in_order(logs)
+
+    def _get_weights(self, original: Callable[..., Any], layer: Any) -> Any:
+        if not self._session.within("saving"):
+            self._session.settle(f"weights of {layer.name}")
+        return original(layer)
 
     @contextmanager
     def _entering(self, model: Any) -> Iterator[None]:

@@ -53,6 +53,7 @@ class Files:
         session = self._session
         if session.within("saving"):
             return act()
+        session.settle(what)
         error: Exception | None = None
         result: Any = None
         if session.chief:

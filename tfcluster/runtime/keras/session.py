@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -73,6 +73,8 @@ class Session:
     """Weight of this rank's last gradient."""
     refusal: CollectiveError | None = None
     """Why this program cannot be trained on all ranks, once a step has shown it."""
+    settle: Callable[[str], None] = lambda what: None
+    """What the strategy does before the weights are looked at; see ``Update``."""
 
     def __post_init__(self) -> None:
         self._entered = 0

@@ -35,6 +35,13 @@ class Update(Protocol):
         """The optimizer has applied what ``before`` gave it."""
         ...
 
+    def settle(self, what: str) -> None:
+        """The weights are about to be looked at: make them those of all ranks.
+
+        Called outside of steps, by all ranks at the same place; ``what`` names it.
+        """
+        ...
+
 
 class CollectiveUpdate:
     """Every rank applies the mean over all ranks."""
@@ -55,3 +62,6 @@ class CollectiveUpdate:
         self, optimizer: Any, variables: Sequence[Any], state: Sequence[Any]
     ) -> None:
         """Nothing is left to be done."""
+
+    def settle(self, what: str) -> None:
+        """They are so after every step."""
