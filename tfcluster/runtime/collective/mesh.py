@@ -49,8 +49,8 @@ def connect(
         return {}
     deadline = time.monotonic() + timeout_s
     found = {} if found is None else found
-    with _listen(addresses, me.rank) as listener:
-        door = _Door(listener, me)
+    with listen(addresses, me.rank, f"rank {me.rank}") as listener:
+        door = Door(listener, me)
         try:
             for peer in range(me.rank):
                 found[peer] = _dial(me, peer, addresses[peer], deadline)
@@ -87,13 +87,13 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _listen(addresses: Sequence[str], rank: int) -> socket.socket:
+def listen(addresses: Sequence[str], index: int, who: str) -> socket.socket:
     """Listen on our own port, which the agent holds but does not listen on.
 
     A cluster on one machine stays invisible to others. Else every interface is taken,
     because a host's name may mean another address to itself than to others.
     """
-    host, port = parse_address(addresses[rank])
+    host, port = parse_address(addresses[index])
     local = all(_is_loopback(parse_address(address)[0]) for address in addresses)
     family, kind, protocol, _, target = socket.getaddrinfo(
         host, port, type=socket.SOCK_STREAM
@@ -108,7 +108,7 @@ def _listen(addresses: Sequence[str], rank: int) -> socket.socket:
     except OSError as error:
         listener.close()
         raise CollectiveError(
-            f"rank {rank} cannot listen on {addresses[rank]}: {error.strerror}"
+            f"{who} cannot listen on {addresses[index]}: {error.strerror}"
         ) from error
     return listener
 
@@ -138,7 +138,7 @@ def _dial(me: Member, peer: int, address: str, deadline: float) -> socket.socket
     ) from cause
 
 
-class _Door:
+class Door:
     """Takes connections in and hands out those that prove to be ranks."""
 
     def __init__(self, listener: socket.socket, me: Member) -> None:
@@ -160,6 +160,10 @@ class _Door:
             raise CollectiveTimeoutError(
                 f"rank {self._me.rank} has waited in vain for rank {ranks}"
             ) from None
+
+    def arrival(self) -> tuple[int, socket.socket]:
+        """The next one, whenever it comes."""
+        return self._arrivals.get()
 
     def close(self) -> None:
         # close() alone would not wake the thread that waits in accept().

@@ -7,6 +7,7 @@ the user's own, and needs neither Keras nor the program's modules.
 
 from __future__ import annotations
 
+import itertools
 import json
 import struct
 from collections.abc import Callable, Mapping, Sequence
@@ -15,8 +16,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
+from tensorflow.python.eager import context
 
+from tfcluster.runtime.collective.memory import ALIGNMENT
 from tfcluster.runtime.collective.sparse import Slices
+from tfcluster.runtime.parameter_server.renaming import nodes_of, rename_functions
 
 Array = NDArray[Any]
 Apply = Callable[[list[Any]], Any]
@@ -24,6 +28,7 @@ Apply = Callable[[list[Any]], Any]
 
 _LENGTH = struct.Struct(">Q")
 _PYTHON_OPS = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
+_NUMBERS = itertools.count()
 _SMALL_BYTES = 1 << 12
 """Below, to copy is cheaper than to think."""
 
@@ -89,20 +94,18 @@ def serialised(
 
 
 def _refuse_python(definition: Any) -> None:
-    for nodes in (definition.node, *(f.node_def for f in definition.library.function)):
-        for node in nodes:
-            if node.op in _PYTHON_OPS:
-                raise UntraceableError(
-                    f"its update calls Python while it runs ({node.name}): "
-                    "tf.py_function and tf.numpy_function cannot be sent to a ps"
-                )
+    for node in nodes_of(definition):
+        if node.op in _PYTHON_OPS:
+            raise UntraceableError(
+                f"its update calls Python while it runs ({node.name}): "
+                "tf.py_function and tf.numpy_function cannot be sent to a ps"
+            )
 
 
 def _forget_devices(definition: Any) -> None:
     """A ps has others than the task that has traced it."""
-    for nodes in (definition.node, *(f.node_def for f in definition.library.function)):
-        for node in nodes:
-            node.device = ""
+    for node in nodes_of(definition):
+        node.device = ""
 
 
 def _specs(kinds: str, variables: Sequence[Any]) -> list[Any]:
@@ -163,6 +166,10 @@ class Engine:
         header = json.loads(data[lengths : lengths + size])
         offset = lengths + size + graph_size
         graph = tf.compat.v1.GraphDef.FromString(data[lengths + size : offset])
+        rename_functions(graph, f"update_{next(_NUMBERS)}_")
+        for function in graph.library.function:
+            # To import a graph does not make its functions known to the runtime.
+            context.context().add_function_def(function)
         arrays = []
         for name, shape in header["arrays"]:
             dtype = np.dtype(name)
@@ -243,6 +250,8 @@ def _tensor(array: Array) -> Any:
     """A tensor that has the array's memory, where that can be."""
     if array.nbytes < _SMALL_BYTES or array.dtype.name == "bfloat16":
         return _constant(array)
+    if array.ctypes.data % ALIGNMENT:
+        return _constant(array)
     return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
 
 
@@ -255,4 +264,5 @@ def _array(tensor: Any) -> Array:
     if tensor.dtype == tf.bfloat16:
         tensor = tf.bitcast(tensor, tf.uint16)
     found: Array = np.asarray(memoryview(tensor))
-    return found.view(dtype).reshape(shape)
+    shaped: Array = found.view(dtype).reshape(shape)
+    return shaped

@@ -6,6 +6,7 @@ Every training task computes it from the same list and comes to the same result.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 _CUT = 16
@@ -61,8 +62,8 @@ def placed(
     ``together``: all on the first ps.
     """
     if together or servers == 1:
-        rest = [()] * (servers - 1)
-        return (tuple(_whole(v, i) for i, v in enumerate(variables)), *rest)
+        all_of_them = tuple(_whole(v, i) for i, v in enumerate(variables))
+        return (all_of_them, *([()] * (servers - 1)))
     pieces: list[list[Piece]] = [[] for _ in range(servers)]
     loads = [0] * servers
     order = sorted(range(len(variables)), key=lambda i: -variables[i].bytes)

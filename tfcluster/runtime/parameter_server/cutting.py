@@ -1,0 +1,180 @@
+"""Variables cut into pieces, and put together again. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tfcluster.runtime.collective.sparse import Slices
+from tfcluster.runtime.parameter_server.placement import Piece, Variable
+
+Array = NDArray[Any]
+Gradient = Array | Slices | None
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What has changed of a variable: ``values[i]`` is its row ``indices[i]`` now."""
+
+    values: Array
+    indices: Array
+
+
+Part = tuple[Sequence[Piece], str, Sequence[Array]]
+"""What one ps has sent: its pieces, a letter for each, and arrays (see ``Master``)."""
+
+
+def cut(array: Array, piece: Piece) -> Array:
+    return array if piece.whole else array[piece.start : piece.end]
+
+
+def pushed_part(
+    variables: Sequence[Variable],
+    pieces: Sequence[Piece],
+    gradients: Sequence[Gradient],
+) -> tuple[str, list[Array]]:
+    """What of ``gradients`` goes to the ps that has ``pieces``: kinds, and arrays.
+
+    Raises IndexError for a row that a variable has not.
+    """
+    kinds, arrays = "", []
+    for piece in pieces:
+        gradient = gradients[piece.variable]
+        if gradient is None:
+            kinds += "-"
+        elif isinstance(gradient, Slices):
+            kinds += "s"
+            arrays += _rows_within(gradient, piece, variables[piece.variable])
+        else:
+            kinds += "d"
+            arrays.append(cut(gradient, piece))
+    return kinds, arrays
+
+
+def _rows_within(slices: Slices, piece: Piece, variable: Variable) -> list[Array]:
+    values, indices = slices.values, slices.indices.astype(np.int64, copy=False)
+    if len(indices) and (indices.min() < 0 or indices.max() >= variable.rows):
+        raise IndexError(
+            f"a gradient of {variable.path} has rows beyond its {variable.rows}"
+        )
+    if piece.whole:
+        return [values, indices]
+    within = (indices >= piece.start) & (indices < piece.end)
+    return [values[within], indices[within] - piece.start]
+
+
+def joined(
+    variables: Sequence[Variable], parts: Mapping[int, Part]
+) -> list[Array | Rows | None]:
+    """What all ps have sent, in the variables' order.
+
+    None: nothing of it has changed. Where a part of a variable came whole, it counts as
+    so many rows.
+    """
+    found: list[list[tuple[Piece, Array | Rows | None]]] = [[] for _ in variables]
+    for pieces, kinds, arrays in parts.values():
+        rest = iter(arrays)
+        for piece, kind in zip(pieces, kinds, strict=True):
+            value: Array | Rows | None = None
+            if kind == "d":
+                value = next(rest)
+            elif kind == "s":
+                values = next(rest)
+                value = Rows(values, next(rest))
+            found[piece.variable].append((piece, value))
+    return [_one(of_one) for of_one in found]
+
+
+def _one(parts: list[tuple[Piece, Array | Rows | None]]) -> Array | Rows | None:
+    parts.sort(key=lambda part: part[0].start)
+    if len(parts) == 1:
+        return parts[0][1]
+    if all(isinstance(value, np.ndarray) for _, value in parts):
+        return np.concatenate([value for _, value in parts])
+    rows = []
+    for piece, value in parts:
+        if isinstance(value, Rows):
+            rows.append(Rows(value.values, value.indices + piece.start))
+        elif value is not None:
+            rows.append(Rows(value, np.arange(piece.start, piece.end)))
+    if not rows:
+        return None
+    return Rows(
+        np.concatenate([some.values for some in rows]),
+        np.concatenate([some.indices for some in rows]),
+    )
+
+
+def joined_slots(
+    variables: Sequence[Variable],
+    parts: Mapping[int, tuple[Sequence[Piece], Mapping[str, Array]]],
+) -> dict[str, Array]:
+    """Slots by path. Those of split variables are put together, of others the first
+    one counts (each ps counts its own steps)."""
+    whole: dict[str, Array] = {}
+    split: dict[str, list[tuple[int, Array]]] = {}
+    for ps in sorted(parts):
+        pieces, slots = parts[ps]
+        for path, value in slots.items():
+            piece = _piece_of(variables, pieces, path, value)
+            if piece is None:
+                whole.setdefault(path, value)
+            else:
+                split.setdefault(path, []).append((piece.start, value))
+    for path, values in split.items():
+        values.sort(key=lambda part: part[0])
+        whole[path] = np.concatenate([value for _, value in values])
+    return whole
+
+
+def part_of(
+    variables: Sequence[Variable], pieces: Sequence[Piece], path: str, value: Array
+) -> tuple[int | str | None, Array]:
+    """Where on the ps that has ``pieces`` the variable or slot of that path is to be
+    set, and to what: a piece's number, a slot's path, None: nowhere."""
+    for index, piece in enumerate(pieces):
+        if variables[piece.variable].path == path:
+            return index, cut(value, piece)
+    if any(variable.path == path for variable in variables):
+        return None, value
+    owner = _owner(variables, path, value)
+    if owner is None:
+        return path, value
+    for piece in pieces:
+        if piece.variable == owner:
+            return path, cut(value, piece)
+    return None, value
+
+
+def _piece_of(
+    variables: Sequence[Variable], pieces: Sequence[Piece], path: str, value: Array
+) -> Piece | None:
+    """The piece of a split variable that a slot belongs to, if it does."""
+    mine = [
+        piece
+        for piece in pieces
+        if not piece.whole
+        and value.ndim
+        and len(value) == piece.end - piece.start
+        and _in_path(variables[piece.variable], path)
+    ]
+    return max(
+        mine, key=lambda piece: len(variables[piece.variable].path), default=None
+    )
+
+
+def _owner(variables: Sequence[Variable], path: str, value: Array) -> int | None:
+    mine = [
+        index
+        for index, variable in enumerate(variables)
+        if _in_path(variable, path) and value.ndim and len(value) == variable.rows
+    ]
+    return max(mine, key=lambda index: len(variables[index].path), default=None)
+
+
+def _in_path(variable: Variable, path: str) -> bool:
+    return variable.path.replace("/", "_") in path

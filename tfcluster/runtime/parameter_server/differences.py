@@ -1,0 +1,62 @@
+"""What a task's model has that the one on the ps has not, in words. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tfcluster.runtime.parameter_server.placement import Variable
+
+_MOST = 8
+"""So many differences are told one by one."""
+_SWITCHES = ("synchronous", "splittable", "together", "servers", "rows_only")
+
+
+def facts_of(
+    variables: Sequence[Variable],
+    *,
+    synchronous: bool,
+    splittable: bool,
+    together: bool,
+    servers: int,
+) -> dict[str, Any]:
+    """What all tasks have to agree about, as it is sent."""
+    return {
+        "variables": [[v.path, v.dtype, list(v.shape)] for v in variables],
+        "rows_only": [v.rows_only for v in variables],
+        "synchronous": synchronous,
+        "splittable": splittable,
+        "together": together,
+        "servers": servers,
+    }
+
+
+def differing(
+    theirs: Mapping[str, Any], ours: Mapping[str, Any], rank: int
+) -> str | None:
+    """How the model of ``rank`` differs from the one that the ps has, if it does."""
+    if theirs == ours:
+        return None
+    have = {path: (dtype, tuple(shape)) for path, dtype, shape in theirs["variables"]}
+    has = {path: (dtype, tuple(shape)) for path, dtype, shape in ours["variables"]}
+    found = [f"{path} is missing" for path in have if path not in has]
+    found += [f"{path} is not on the ps" for path in has if path not in have]
+    found += [
+        f"{path} is {_words(*has[path])}, on the ps {_words(*have[path])}"
+        for path in has
+        if path in have and has[path] != have[path]
+    ]
+    if not found and list(have) != list(has):
+        found = ["its variables are in another order"]
+    if not found:
+        found = [
+            f"{name.replace('_', ' ')} is {ours[name]}, on the ps {theirs[name]}"
+            for name in _SWITCHES
+            if ours[name] != theirs[name]
+        ]
+    more = f" and {len(found) - _MOST} more" if len(found) > _MOST else ""
+    return f"the model of rank {rank} differs: {'; '.join(found[:_MOST])}{more}"
+
+
+def _words(dtype: str, shape: Sequence[int]) -> str:
+    return f"{dtype}{list(shape)}"

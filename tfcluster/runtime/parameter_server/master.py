@@ -1,0 +1,134 @@
+"""The master copy of one model's pieces on one ps, and how gradients get into it.
+
+All methods are called with the ps' one lock held, so that an update is seen as a whole
+or not at all. What is returned to be sent stays what it is, whatever is applied later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tfcluster.runtime.collective.sparse import Slices
+from tfcluster.runtime.parameter_server.placement import Piece
+
+Array = NDArray[Any]
+Gradient = Array | Slices | None
+
+_MANY_ROWS = 0.5
+"""Changed rows, as a part of all: from here on the whole array travels."""
+
+
+class Engine(Protocol):
+    """What applies updates: see ``graphs.Engine``."""
+
+    @property
+    def held_bytes(self) -> int: ...
+    def knows(self, kinds: str) -> bool: ...
+    def define(self, data: bytes) -> None: ...
+    def apply(self, gradients: Sequence[Gradient], kinds: str) -> None: ...
+    def read(self, index: int) -> Array: ...
+    def rows(self, index: int, indices: Array) -> Array: ...
+    def assign(self, index: int, value: Array) -> None: ...
+    def slots(self) -> dict[str, Array]: ...
+    def assign_slot(self, path: str, value: Array) -> None: ...
+
+
+@dataclass(slots=True)
+class Counts:
+    """What has become of the gradients that came."""
+
+    applied: int = 0
+    dropped: int = 0
+    staleness_sum: int = 0
+    staleness_max: int = 0
+
+    def apply(self, staleness: int) -> None:
+        self.applied += 1
+        self.staleness_sum += staleness
+        self.staleness_max = max(self.staleness_max, staleness)
+
+    @property
+    def staleness_mean(self) -> float:
+        return self.staleness_sum / self.applied if self.applied else 0.0
+
+
+class Master:
+    """The pieces, in order, of one model on this ps."""
+
+    def __init__(
+        self, pieces: Sequence[Piece], rows_only: Sequence[bool], engine: Engine
+    ) -> None:
+        self.pieces = tuple(pieces)
+        self.engine = engine
+        self.version = 0
+        """How many updates have been applied."""
+        self.counts = Counts()
+        self._changed = [
+            np.zeros(piece.end - piece.start, np.int64) if only else None
+            for piece, only in zip(pieces, rows_only, strict=True)
+        ]
+        """The version in which each row got its value, where that is known."""
+
+    def apply(
+        self, gradients: Sequence[Gradient], kinds: str, *, staleness: int = 0
+    ) -> None:
+        """One step, of a gradient that was computed ``staleness`` versions ago."""
+        self.engine.apply(gradients, kinds)
+        self.version += 1
+        self.counts.apply(staleness)
+        for gradient, changed in zip(gradients, self._changed, strict=True):
+            if changed is None or gradient is None:
+                continue
+            if isinstance(gradient, Slices):
+                changed[gradient.indices] = self.version
+            else:
+                changed[:] = self.version
+
+    def fresh(self, since: int) -> tuple[str, list[Array]]:
+        """What has changed since a version: a letter for each piece, and arrays.
+
+        ``d``: its value; ``s``: the rows that have changed and their numbers; ``-``:
+        nothing has.
+        """
+        letters, arrays = "", []
+        for index, changed in enumerate(self._changed):
+            if changed is None:
+                letters += "d"
+                arrays.append(self.engine.read(index))
+                continue
+            rows = np.flatnonzero(changed > since)
+            if len(rows) > _MANY_ROWS * len(changed):
+                letters += "d"
+                arrays.append(self.engine.read(index))
+            elif len(rows):
+                letters += "s"
+                arrays += [self.engine.rows(index, rows), rows]
+            else:
+                letters += "-"
+        return letters, arrays
+
+    def values(self) -> list[Array]:
+        return [self.engine.read(index) for index in range(len(self.pieces))]
+
+    def assign(self, index: int, value: Array) -> None:
+        """Set a piece; everybody gets it with the next update."""
+        self.engine.assign(index, value)
+        changed = self._changed[index]
+        if changed is not None:
+            changed[:] = self.version + 1
+
+    def facts(self) -> Mapping[str, Any]:
+        """As ``Servers.statistics`` shows them."""
+        return {
+            "applied": self.counts.applied,
+            "dropped": self.counts.dropped,
+            "staleness_mean": self.counts.staleness_mean,
+            "staleness_max": self.counts.staleness_max,
+            "bytes": self.engine.held_bytes,
+            "version": self.version,
+        }

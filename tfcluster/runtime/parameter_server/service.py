@@ -1,0 +1,271 @@
+"""What a ps task serves: master copies, notes and counts.
+
+One lock around everything that changes; connections wait for it, not for each other. A
+task that leaves, even in the midst of a message, takes with it only what it had not
+sent in full.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from numpy.typing import NDArray
+
+from tfcluster.runtime.collective.sparse import Slices
+from tfcluster.runtime.parameter_server.combining import Pushed, difference, mean
+from tfcluster.runtime.parameter_server.differences import differing
+from tfcluster.runtime.parameter_server.master import Engine, Gradient, Master
+from tfcluster.runtime.parameter_server.messages import Message
+from tfcluster.runtime.parameter_server.placement import Piece
+
+Array = NDArray[Any]
+MakeEngine = Callable[[Sequence[Array]], Engine]
+
+_DONE = Message({})
+
+
+class RefusedError(Exception):
+    """A request that cannot be met; ``kind`` says which error its maker gets."""
+
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(text)
+        self.kind = kind
+
+
+@dataclass(slots=True)
+class _Step:
+    """One step of a model that is trained in step."""
+
+    pushed: dict[int, Pushed] = field(default_factory=dict)
+    done: bool = False
+    error: RefusedError | None = None
+
+
+@dataclass(slots=True)
+class _Model:
+    facts: Mapping[str, Any]
+    """What all tasks have to agree about."""
+    master: Master
+    step: _Step = field(default_factory=_Step)
+
+
+class Service:
+    """One ps. ``answer`` is called by a thread for each connection."""
+
+    def __init__(self, size: int, make_engine: MakeEngine) -> None:
+        self._size = size
+        self._make_engine = make_engine
+        self._models: dict[str, _Model] = {}
+        self._definers: dict[str, object] = {}
+        self._notes: dict[str, str] = {}
+        self._lock = threading.Condition()
+        self._gone: set[int] = set()
+        self._present: dict[int, object] = {}
+        self._verbs = {
+            "open": self._open,
+            "define": self._define,
+            "ask": self._ask,
+            "learn": self._learn,
+            "push": self._push,
+            "pull": self._pull,
+            "slots": self._slots,
+            "assign": self._assign,
+            "put": self._put,
+            "get": self._get,
+            "notes": self._all_notes,
+            "statistics": self._statistics,
+        }
+
+    def joined(self, rank: int, connection: object) -> None:
+        with self._lock:
+            self._present[rank] = connection
+            self._gone.discard(rank)
+
+    def left(self, rank: int, connection: object) -> None:
+        """Whoever waits for this task has to know."""
+        with self._lock:
+            if self._present.get(rank) is connection:
+                del self._present[rank]
+                self._gone.add(rank)
+            for model in [m for m, c in self._definers.items() if c is connection]:
+                del self._definers[model]
+            self._lock.notify_all()
+
+    def answer(self, rank: int, connection: object, request: Message) -> Message:
+        """What to send back. Raises RefusedError where it cannot be done."""
+        verb = self._verbs.get(request.header.get("op", ""))
+        if verb is None:
+            raise RefusedError("failed", "an unknown request")
+        with self._lock:
+            return verb(rank, connection, request)
+
+    def statistics(self) -> Mapping[str, Any]:
+        """Of all models together."""
+        with self._lock:
+            return _summed([model.master for model in self._models.values()])
+
+    # --- models ---------------------------------------------------------------------
+
+    def _open(self, rank: int, connection: object, request: Message) -> Message:
+        """Tell the values, or to define the model; others wait for who does that."""
+        name = request.header["model"]
+        while name not in self._models:
+            if name not in self._definers:
+                self._definers[name] = connection
+                return Message({"do": "define"})
+            self._lock.wait()
+        model = self._models[name]
+        if difference := differing(model.facts, request.header["facts"], rank):
+            raise RefusedError("mismatch", difference)
+        master = model.master
+        return Message({"do": "take", "version": master.version}, master.values())
+
+    def _define(self, rank: int, connection: object, request: Message) -> Message:
+        header = request.header
+        graph, *values = request.arrays
+        engine = self._make_engine(values)
+        pieces = [Piece(*piece) for piece in header["pieces"]]
+        rows_only = [header["facts"]["rows_only"][piece.variable] for piece in pieces]
+        master = Master(pieces, rows_only, engine)
+        if graph.size:
+            engine.define(graph.tobytes())
+        self._models[header["model"]] = _Model(header["facts"], master)
+        self._definers.pop(header["model"], None)
+        self._lock.notify_all()
+        return _DONE
+
+    def _model(self, request: Message) -> _Model:
+        name = request.header["model"]
+        if name not in self._models:
+            raise RefusedError("failed", f"no task has opened {name!r} here")
+        return self._models[name]
+
+    def _ask(self, rank: int, connection: object, request: Message) -> Message:
+        engine = self._model(request).master.engine
+        return Message({"known": engine.knows(request.header["kinds"])})
+
+    def _learn(self, rank: int, connection: object, request: Message) -> Message:
+        self._model(request).master.engine.define(request.arrays[0].tobytes())
+        return _DONE
+
+    # --- gradients ------------------------------------------------------------------
+
+    def _push(self, rank: int, connection: object, request: Message) -> Message:
+        header = request.header
+        model = self._model(request)
+        gradients = gradients_of(header["kinds"], request.arrays)
+        since = int(header["version"])
+        pushed = Pushed(float(header["weight"]), header["kinds"], gradients)
+        if not model.facts["synchronous"]:
+            staleness = max(0, model.master.version - since)
+            model.master.apply(gradients, pushed.kinds, staleness=staleness)
+        elif since < model.master.version:
+            model.master.counts.dropped += 1
+        else:
+            self._push_in_step(rank, model, pushed)
+        return _fresh(model.master, since)
+
+    def _push_in_step(self, rank: int, model: _Model, pushed: Pushed) -> None:
+        """Return once the step of all ranks is done, of which this is a part."""
+        step = model.step
+        step.pushed[rank] = pushed
+        if len(step.pushed) == self._size:
+            model.step = _Step()
+            try:
+                if unlike := difference(step.pushed):
+                    raise RefusedError("mismatch", f"gradients differ: {unlike}")
+                model.master.apply(mean(step.pushed), pushed.kinds)
+            except RefusedError as error:
+                step.error = error
+            except Exception as error:
+                # All ranks wait for this step: all have to know.
+                step.error = RefusedError("failed", str(error))
+            step.done = True
+            self._lock.notify_all()
+        while not step.done:
+            if missing := sorted(self._gone - step.pushed.keys()):
+                step.pushed.pop(rank, None)
+                raise RefusedError(
+                    "lost",
+                    f"rank {missing[0]} has left: its process ended or the connection "
+                    "to it broke",
+                )
+            self._lock.wait()
+        if step.error is not None:
+            raise RefusedError(step.error.kind, str(step.error))
+
+    def _pull(self, rank: int, connection: object, request: Message) -> Message:
+        master = self._model(request).master
+        return Message({"version": master.version}, master.values())
+
+    # --- the optimizer's own ----------------------------------------------------------
+
+    def _slots(self, rank: int, connection: object, request: Message) -> Message:
+        slots = self._model(request).master.engine.slots()
+        return Message({"paths": list(slots)}, list(slots.values()))
+
+    def _assign(self, rank: int, connection: object, request: Message) -> Message:
+        master = self._model(request).master
+        place = request.header["place"]
+        if isinstance(place, int):
+            master.assign(place, request.arrays[0])
+            return Message({"known": True})
+        try:
+            master.engine.assign_slot(place, request.arrays[0])
+        except KeyError:
+            return Message({"known": False})
+        return Message({"known": True})
+
+    # --- notes and counts -------------------------------------------------------------
+
+    def _put(self, rank: int, connection: object, request: Message) -> Message:
+        self._notes[request.header["key"]] = request.header["text"]
+        return _DONE
+
+    def _get(self, rank: int, connection: object, request: Message) -> Message:
+        return Message({"text": self._notes.get(request.header["key"])})
+
+    def _all_notes(self, rank: int, connection: object, request: Message) -> Message:
+        prefix = request.header["prefix"]
+        return Message(
+            {"notes": {k: t for k, t in self._notes.items() if k.startswith(prefix)}}
+        )
+
+    def _statistics(self, rank: int, connection: object, request: Message) -> Message:
+        return Message(_summed([model.master for model in self._models.values()]))
+
+
+def gradients_of(kinds: str, arrays: Sequence[Array]) -> list[Gradient]:
+    """The gradients of which ``arrays`` has the parts."""
+    rest = iter(arrays)
+    found: list[Gradient] = []
+    for kind in kinds:
+        if kind == "-":
+            found.append(None)
+        elif kind == "s":
+            values = next(rest)
+            found.append(Slices(values, next(rest)))
+        else:
+            found.append(next(rest))
+    return found
+
+
+def _fresh(master: Master, since: int) -> Message:
+    letters, arrays = master.fresh(since)
+    return Message({"version": master.version, "kinds": letters}, arrays)
+
+
+def _summed(masters: Sequence[Master]) -> dict[str, Any]:
+    counts = [master.counts for master in masters]
+    applied = sum(count.applied for count in counts)
+    staleness = sum(count.staleness_sum for count in counts)
+    return {
+        "applied": applied,
+        "dropped": sum(count.dropped for count in counts),
+        "staleness_mean": staleness / applied if applied else 0.0,
+        "staleness_max": max((count.staleness_max for count in counts), default=0),
+        "bytes": sum(master.engine.held_bytes for master in masters),
+    }
