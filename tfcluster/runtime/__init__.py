@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tfcluster.runtime import callbacks
+    from tfcluster.runtime import callbacks, v1
     from tfcluster.runtime.api.moving import (
         allgather,
         alltoall,
@@ -125,6 +125,7 @@ __all__ = [
     "shutdown",
     "size",
     "size_op",
+    "v1",
 ]
 
 _HOMES: dict[str, tuple[str, ...]] = {
@@ -191,7 +192,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     ),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-_MODULES = ("callbacks",)
+_MODULES = ("callbacks", "v1")
 
 
 def __getattr__(name: str) -> Any:

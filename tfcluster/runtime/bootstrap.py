@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NoReturn
 
-from tfcluster.runtime import byhand, injection
+from tfcluster.runtime import between_graph, byhand, injection
 from tfcluster.runtime.context import Context, context_from
 from tfcluster.runtime.errors import ContextError
 from tfcluster.runtime.events import reporter
@@ -89,13 +89,18 @@ def _run(program: Program, context: Context) -> None:
 
     def after_import() -> None:
         events.listen()
-        if context.trains:
+        if not context.trains:
+            return
+        between_graph.install(context)
+        if not between_graph.claimed():
             injection.install(context)
 
     if context.trains:
         byhand.read(program)
-        # Before the program's first line, which may set a seed of its own.
-        injection.begin(context)
+        between_graph.read(program, context)
+        if not between_graph.claimed():
+            # Before the program's first line, which may set a seed of its own.
+            injection.begin(context)
     around_import(LIBRARIES, before=before_import, after=after_import)
     run(program)
 

@@ -53,7 +53,7 @@ def guard(check: Callable[[], None]) -> None:
 
 def read(program: Program) -> None:
     """Claim where the program's main file says so."""
-    if source := _source(program):
+    if source := source_of(program):
         claim_by(source)
 
 
@@ -91,7 +91,8 @@ def _names_one(node: ast.AST) -> bool:
     )
 
 
-def _source(program: Program) -> str | None:
+def source_of(program: Program) -> str | None:
+    """The text of a program's main file; None of a module, or where it has none."""
     if program.option == "-c":
         return program.target
     if program.option:

@@ -1,0 +1,95 @@
+"""The mean of all workers' gradients, made on the parameter servers.
+
+Each worker adds its gradients to accumulators there; the chief takes the means out and
+applies them once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from tfcluster.runtime.v1.barrier import Barriers
+from tfcluster.runtime.v1.membership import Workers
+from tfcluster.runtime.v1.towers import Gradients
+
+tf1 = tf.compat.v1
+
+_NEVER_STALE = tf.int64.max
+"""Barriers see to it that no gradient is late: none must be dropped in silence."""
+
+
+def applied_mean(
+    optimizer: Any,
+    pairs: Gradients,
+    global_step: Any,
+    workers: Workers,
+    barriers: Barriers,
+) -> tuple[Any, Any]:
+    """The op that applies the mean over all workers, and whether any has left.
+
+    On workers other than the chief it only takes part. After a worker has left, the
+    mean is that of those that are there.
+    """
+    pairs = [
+        (gradient, variable) for gradient, variable in pairs if gradient is not None
+    ]
+    accumulators = [
+        _accumulator(gradient, variable, workers.attempt)
+        for gradient, variable in pairs
+    ]
+    pushed = barriers.after(
+        "gradients_pushed",
+        [
+            _pushed(accumulator, gradient, variable)
+            for accumulator, (gradient, variable) in zip(
+                accumulators, pairs, strict=True
+            )
+        ],
+    )
+    if not workers.is_chief:
+        return pushed.op, pushed.left
+    with tf1.control_dependencies([pushed.op]):
+        wanted = tf1.where(pushed.left, 1, workers.num_worker)
+        means = [
+            _taken(accumulator, gradient, variable, wanted)
+            for accumulator, (gradient, variable) in zip(
+                accumulators, pairs, strict=True
+            )
+        ]
+        applied = optimizer.apply_gradients(
+            zip(means, [variable for _, variable in pairs], strict=True),
+            global_step=global_step,
+        )
+    return applied, pushed.left
+
+
+def _accumulator(gradient: Any, variable: Any, attempt: int) -> Any:
+    kind = (
+        tf1.SparseConditionalAccumulator
+        if isinstance(gradient, tf.IndexedSlices)
+        else tf1.ConditionalAccumulator
+    )
+    with tf1.device(variable.device):
+        return kind(
+            variable.dtype.base_dtype,
+            shape=variable.shape,
+            shared_name=f"{variable.op.name}/mean/{attempt}",
+        )
+
+
+def _pushed(accumulator: Any, gradient: Any, variable: Any) -> Any:
+    with tf1.device(variable.device):
+        if isinstance(gradient, tf.IndexedSlices):
+            return accumulator.apply_indexed_slices_grad(
+                gradient, local_step=_NEVER_STALE
+            )
+        return accumulator.apply_grad(gradient, local_step=_NEVER_STALE)
+
+
+def _taken(accumulator: Any, gradient: Any, variable: Any, wanted: Any) -> Any:
+    with tf1.device(variable.device):
+        if isinstance(gradient, tf.IndexedSlices):
+            return accumulator.take_indexed_slices_grad(wanted)
+        return accumulator.take_grad(wanted)

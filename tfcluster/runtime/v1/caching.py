@@ -1,0 +1,69 @@
+"""Where a worker keeps what it has read of a variable: once for each step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+THRESHOLD_BYTES = 64 * 1024
+"""What is smaller stays on one device: spreading it gains nothing."""
+
+
+class Caches:
+    """The devices that hold copies: the first of them all small variables, and each
+    large one is held by the device that has the fewest bytes then."""
+
+    def __init__(
+        self,
+        devices: Sequence[str],
+        small: str,
+        threshold_bytes: int = THRESHOLD_BYTES,
+    ) -> None:
+        self._bytes = dict.fromkeys(devices, 0)
+        self._small = small
+        self._threshold_bytes = threshold_bytes
+
+    @property
+    def bytes_held(self) -> dict[str, int]:
+        """Of large variables, by device."""
+        return dict(self._bytes)
+
+    def device_for(self, size: int) -> str:
+        if size < self._threshold_bytes:
+            return self._small
+        device = min(self._bytes, key=lambda name: self._bytes[name])
+        self._bytes[device] += size
+        return device
+
+    def getter(self, get: Callable[..., Any], name: str, **options: Any) -> Any:
+        """A ``custom_getter`` of variable scopes: trained variables are cached."""
+        # None stands for the default, which is to train it.
+        trained = options.get("trainable") is not False
+        if not trained or options.get("caching_device"):
+            return get(name, **options)
+        if options.get("reuse") is True:
+            return get(name, **options)
+        size = _bytes_of(options.get("shape"), options.get("dtype"))
+        return get(name, **{**options, "caching_device": self.device_for(size)})
+
+
+def caches(kind: str, cpu: str, towers: Sequence[str], threshold_bytes: int) -> Caches:
+    """Raise ValueError unless ``kind`` is 'cpu' or 'gpu'."""
+    if kind not in ("cpu", "gpu"):
+        raise ValueError(
+            f"caching={kind!r}: variables are cached on 'cpu' or on 'gpu' (the devices "
+            "of the towers)"
+        )
+    devices = towers if kind == "gpu" else [cpu]
+    return Caches(devices, cpu, threshold_bytes)
+
+
+def _bytes_of(shape: Any, dtype: Any) -> int:
+    known = tf.TensorShape(shape)
+    if not known.is_fully_defined():
+        return 0
+    count: int = math.prod(known.as_list())
+    return count * int(tf.as_dtype(dtype or tf.float32).size)

@@ -1,0 +1,61 @@
+"""TF_CONFIG's cluster for programs of TensorFlow 1: its spec, a server, a config."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from tfcluster.runtime import serving, world
+
+tf1 = tf.compat.v1
+
+_THREADS = 64
+"""Exchanges of a graph that wait for other ranks each hold a thread."""
+
+
+def cluster_spec() -> Any:
+    """TF_CONFIG's cluster as a ``tf.train.ClusterSpec``; empty without one.
+
+    The evaluator stands outside of it. Raises ContextError where TF_CONFIG is wrong.
+    """
+    found = world.context().cluster
+    return tf.train.ClusterSpec({job: list(tasks) for job, tasks in found.items()})
+
+
+def server() -> Any:
+    """A new, running ``tf.distribute.Server`` for this task, on its own address.
+
+    Raises ContextError where TF_CONFIG has no address for it.
+    """
+    return serving.start(world.context())
+
+
+def device_filters() -> list[str]:
+    """The devices that this task's sessions on a server see; empty: all of them.
+
+    Beside parameter servers that is they and this task: so nobody waits for a worker
+    that is missing.
+    """
+    return list(serving.filters_of(world.context()))
+
+
+def session_config(config: Any = None) -> Any:
+    """A copy of a ``tf.compat.v1.ConfigProto`` with what sessions of a rank need.
+
+    What ``config`` says itself stays. Added are the device filters, the one GPU of this
+    local rank where several are visible, and threads enough for exchanges that wait.
+    """
+    made = tf1.ConfigProto()
+    if config is not None:
+        made.CopyFrom(config)
+    if not made.device_filters:
+        made.device_filters.extend(device_filters())
+    gpus = len(tf.config.list_physical_devices("GPU"))
+    if gpus and not made.gpu_options.visible_device_list:
+        number = world.local_rank() % gpus
+        made.gpu_options.visible_device_list = str(number)
+    if not made.inter_op_parallelism_threads:
+        # Local sessions of a process share as many as the first of them asks for.
+        made.inter_op_parallelism_threads = _THREADS
+    return made

@@ -1,0 +1,23 @@
+"""What an op that makes a variable says of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+
+def dtype_and_shape(op: Any) -> tuple[Any, tuple[int, ...] | None]:
+    """A variable op's dtype and shape; None for what it does not say.
+
+    ``op`` is an operation or its ``NodeDef``.
+    """
+    node = getattr(op, "node_def", op)
+    if "dtype" not in node.attr or "shape" not in node.attr:
+        return None, None
+    shape = tf.TensorShape(node.attr["shape"].shape)
+    known = shape.is_fully_defined()
+    return (
+        tf.as_dtype(node.attr["dtype"].type),
+        tuple(int(size) for size in shape.as_list()) if known else None,
+    )
