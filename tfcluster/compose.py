@@ -28,6 +28,9 @@ UNKNOWN_PORT = "auto"
 NO_PORT = ("evaluator",)
 """Task types that nobody connects to."""
 
+PARAMETER_SERVICE = (Strategy.PARAMETER_SERVER, Strategy.REPLICATED)
+"""Strategies under which ps tasks keep the variables for training tasks."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskSpec:
@@ -55,6 +58,16 @@ class TaskSpec:
     @property
     def needs_port(self) -> bool:
         return self.task.type not in NO_PORT
+
+    @property
+    def serves_parameters(self) -> bool:
+        """A ps whose own service training tasks talk to, beside TensorFlow's server."""
+        return self.task.type == "ps" and self.strategy in PARAMETER_SERVICE
+
+    @property
+    def ports(self) -> int:
+        """How many ports are held for it; the first one is that of TF_CONFIG."""
+        return int(self.needs_port) + int(self.serves_parameters)
 
     def at(self, place: Place) -> TaskSpec:
         """The same task in another place, with the GPUs of that."""

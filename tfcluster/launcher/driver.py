@@ -285,8 +285,8 @@ class Driver:
 
     def _start(self, tasks: tuple[TaskId, ...], attempts: tuple[int, ...]) -> None:
         ports, first = self._ports, not any(attempts)
+        hosts = self._hosts
         if first:
-            hosts = self._hosts
             self._job = self._job.located(hosts.addresses(), hosts.gpus())
         cluster = cluster_of(list(self._job.specs.values()), ports)
         try:
@@ -303,6 +303,7 @@ class Driver:
                 self._say(warning)
             self._show.places(self._job, apart, hosts.files.copies())
         data_service = self._job.data_service(ports)
+        parameter_servers = self._job.parameter_servers(hosts.parameter_ports())
         now = time.monotonic()
         for task, attempt in zip(tasks, attempts, strict=True):
             spec = self._job.specs[task]
@@ -312,6 +313,7 @@ class Driver:
             found = {
                 "TF_CONFIG": cluster.tf_config(task),
                 "TFCLUSTER_DATA_SERVICE": data_service,
+                "TFCLUSTER_PARAMETER_SERVERS": parameter_servers,
             }
             frame: dict[str, Any] = {
                 "type": "start",

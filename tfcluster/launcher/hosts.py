@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -85,11 +86,9 @@ class Hosts:
         for side in self._sides.values():
             waiting.put(side.host)
         for number in range(min(FAN_OUT, len(self._sides))):
+            act, name = self._open_some, f"open {number}"
             threading.Thread(
-                target=self._open_some,
-                args=(waiting,),
-                name=f"open {number}",
-                daemon=True,
+                target=act, args=(waiting,), name=name, daemon=True
             ).start()
 
     def _open_some(self, waiting: SimpleQueue[Host]) -> None:
@@ -117,7 +116,7 @@ class Hosts:
 
     def _hold(self, side: _HostSide) -> None:
         ports = self._job.description.ports
-        count = sum(spec.needs_port for spec in self._job.on_host(side.host))
+        count = sum(spec.ports for spec in self._job.on_host(side.host))
         self.send(
             side.host.name,
             {
@@ -371,11 +370,19 @@ class Hosts:
 
     def ports(self) -> dict[TaskId, int]:
         """The port of each task that has one, as its host's agent holds them."""
-        found: dict[TaskId, int] = {}
+        return {task: held[0] for task, held in self._held().items()}
+
+    def parameter_ports(self) -> dict[TaskId, int]:
+        """The second port of each ps that has one."""
+        return {task: held[1] for task, held in self._held().items() if held[1:]}
+
+    def _held(self) -> dict[TaskId, list[int]]:
+        found = {}
         for side in self._sides.values():
-            wanting = [s for s in self._job.on_host(side.host) if s.needs_port]
-            for spec, port in zip(wanting, side.ports or (), strict=False):
-                found[spec.task] = port
+            rest = iter(side.ports or ())
+            for spec in self._job.on_host(side.host):
+                if ports := list(islice(rest, spec.ports)):
+                    found[spec.task] = ports
         return found
 
     def importing(self, host: str) -> bool:

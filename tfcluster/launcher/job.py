@@ -95,10 +95,11 @@ class Job:
     def plan(self) -> Plan:
         """What the lifecycle needs to know of this run."""
         description = self.description
-        strategy = description.runtime.strategy
-        alone = _ALONE.get(
-            description.restart.scope, strategy is Strategy.PARAMETER_SERVER
+        runtime = description.runtime
+        asynchronous = (
+            runtime.strategy is Strategy.PARAMETER_SERVER and not runtime.synchronous
         )
+        alone = _ALONE.get(description.restart.scope, asynchronous)
         return Plan(
             tasks={task: spec.place.host.name for task, spec in self.specs.items()},
             roles={task: role_of(spec) for task, spec in self.specs.items()},
@@ -137,6 +138,15 @@ class Job:
         if dispatcher is None:
             return None
         return f"grpc://{address(dispatcher.place, ports.get(DISPATCHER))}"
+
+    def parameter_servers(self, ports: Mapping[TaskId, int]) -> str | None:
+        """Where ps tasks serve variables, in their order, if there are such."""
+        found = [
+            address(spec.place, ports.get(task))
+            for task, spec in self.specs.items()
+            if spec.serves_parameters
+        ]
+        return ",".join(found) or None
 
     def is_blind(self, task: TaskId) -> bool:
         """It should train with the others, but is no program we can see into."""

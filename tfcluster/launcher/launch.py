@@ -32,7 +32,6 @@ from tfcluster.launcher.preflight import require_commands, require_scripts
 from tfcluster.launcher.scan import uses_tensorflow
 from tfcluster.launcher.secrets import read_secrets
 from tfcluster.launcher.show import Show
-from tfcluster.launcher.supported import require_supported
 from tfcluster.lifecycle.types import Finish
 from tfcluster.model import Allocation, Description, TaskId
 from tfcluster.placement import place
@@ -94,7 +93,6 @@ def check(
 
     ``paths`` is a run that was begun before, for this launch. Raises a TfclusterError.
     """
-    require_supported(description)
     backend = backends.get(description.backend)
     lender = backend if isinstance(backend, Scheduled) else None
     description, note = _within_limits(description, lender, environ)

@@ -19,7 +19,6 @@ from tfcluster.errors import StartError
 from tfcluster.expected import expected
 from tfcluster.launcher.launch import prepare
 from tfcluster.launcher.secrets import read_secrets
-from tfcluster.launcher.supported import require_supported
 from tfcluster.loading import PACKAGE_ROOT
 from tfcluster.model import Description
 from tfcluster.planning import task_parts
@@ -68,7 +67,6 @@ def submit(
 
     What can be found wrong here is found here, not hours later in the queue.
     """
-    require_supported(description)
     prepared = prepare(description, expected(description))
     read_secrets(description.secrets, description.origins, environ)
     state = state_dir(environ)
