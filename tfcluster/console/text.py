@@ -60,6 +60,16 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
+def byte_size(count: int) -> str:
+    """``812 B``, ``21.4 MB``, ``1.1 GB``."""
+    size = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 999.5:
+            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"
+
+
 def table(
     rows: Iterable[Sequence[str]],
     header: Sequence[str] = (),

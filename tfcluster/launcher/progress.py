@@ -15,6 +15,8 @@ STACK_LINES = 18
 STACKS_WAIT_S = 3.0
 """How long hung tasks get to say where they are."""
 
+_SERVING = ("applied", "dropped", "staleness_mean", "staleness_max", "bytes")
+
 
 @dataclass(slots=True)
 class _Pace:
@@ -65,6 +67,12 @@ class Progress:
             pace.since = now
             pace.reports = True
         pace.latest = latest
+
+    def serving(self, task: TaskId, report: Mapping[str, Any]) -> None:
+        """A ``serving`` event of a ps, which makes no steps of its own."""
+        if (pace := self._paces.get(task)) is not None:
+            known = {key: report[key] for key in _SERVING if _number(report.get(key))}
+            pace.latest = {**pace.latest, "serving": known}
 
     def unwatch(self) -> None:
         """Once is enough: what is known of the tasks stays."""

@@ -36,6 +36,8 @@ _OF_TASKS = frozenset(
 _MAX_TEXT = 300
 _MAX_SAID = 1000
 _MAX_PHASE = 80
+_REPLACED = ("step", "serving")
+"""Only the latest of these is kept, so there may be any number of them."""
 
 
 Keep = Callable[[str, TaskId, Sequence[str], int], None]
@@ -160,11 +162,13 @@ class TaskFrames:
         if not isinstance(event, dict):
             return
         task, attempt = key
-        if event.get("type") != "step" and not self._may_say_more(key):
+        if event.get("type") not in _REPLACED and not self._may_say_more(key):
             return
         match event.get("type"):
             case "step":
                 self.progress.step(task, event, now)
+            case "serving":
+                self.progress.serving(task, event)
             case "phase":
                 phase = str(event.get("phase"))[:_MAX_PHASE]
                 self._journal.event(

@@ -17,6 +17,7 @@ from tfcluster.record.view import (
     HostView,
     LauncherView,
     RunView,
+    ServingView,
     TaskView,
 )
 from tfcluster.states import RunState, TaskState
@@ -212,6 +213,19 @@ def _with_steps(task: TaskView, steps: Any) -> TaskView:
         step=_integer(steps, "step"),
         steps_per_s=_number(steps, "steps_per_s"),
         wait_share=_number(steps, "wait_share"),
+        serving=_serving(steps.get("serving")),
+    )
+
+
+def _serving(found: Any) -> ServingView | None:
+    if not isinstance(found, Mapping):
+        return None
+    return ServingView(
+        applied=int(_number(found, "applied") or 0),
+        dropped=int(_number(found, "dropped") or 0),
+        staleness_mean=_number(found, "staleness_mean") or 0.0,
+        staleness_max=int(_number(found, "staleness_max") or 0),
+        bytes=int(_number(found, "bytes") or 0),
     )
 
 

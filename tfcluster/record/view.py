@@ -14,6 +14,30 @@ from tfcluster.states import RunState, TaskState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ServingView:
+    """What a ps has done."""
+
+    applied: int = 0
+    """Updates of the variables."""
+    dropped: int = 0
+    """Gradients that came too late to be used."""
+    staleness_mean: float = 0.0
+    """How many updates old gradients were when they were applied."""
+    staleness_max: int = 0
+    bytes: int = 0
+    """Of the variables that it holds, the optimizers' included."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "applied": self.applied,
+            "dropped": self.dropped,
+            "staleness_mean": self.staleness_mean,
+            "staleness_max": self.staleness_max,
+            "bytes": self.bytes,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TaskView:
     """One task; times are seconds since the epoch."""
 
@@ -36,6 +60,8 @@ class TaskView:
     steps_per_s: float | None = None
     wait_share: float | None = None
     """Part of its time, 0..1, that it waits for others."""
+    serving: ServingView | None = None
+    """Only of a ps that has variables."""
     log: str | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -52,6 +78,7 @@ class TaskView:
             "steps_per_s": self.steps_per_s,
             "log": self.log,
             "wait_share": self.wait_share,
+            "serving": self.serving.to_json() if self.serving else None,
             "phase": self.phase,
             "cause": self.cause,
             "seconds": self.seconds,

@@ -14,7 +14,7 @@ import socket
 import stat
 import threading
 import time
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,6 +88,11 @@ class Reporter:
         self._step_sent = now
         self._step_held_back = None
         self._say(event)
+
+    def serving(self, counts: Mapping[str, float]) -> None:
+        """What a ps has done so far; said at most once a second by who calls it."""
+        said = {key: _finite(value) for key, value in counts.items()}
+        self._say({"type": "serving", **said})
 
     def waiting(self, waiting: Waiting) -> None:
         """The task has been waiting for others for long."""

@@ -11,12 +11,15 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from tfcluster.runtime import data_service
 from tfcluster.runtime.context import Context
 from tfcluster.runtime.errors import ContextError
 from tfcluster.runtime.events import reporter
+
+if TYPE_CHECKING:
+    from tfcluster.runtime.parameter_server.serving import Serving
 
 _STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -31,14 +34,29 @@ def serve(context: Context) -> NoReturn:
     signal.pthread_sigmask(signal.SIG_BLOCK, _STOP)
     reporter().listen()
     reporter().phase("importing tensorflow")
-    is_data = context.task_type == "data"
-    _until_stopped(data_service.start(context) if is_data else start(context))
+    if context.task_type == "data":
+        _until_stopped(data_service.start(context), None)
+    # TensorFlow's server comes last: who finds it listening finds ours, too.
+    parameters = _parameters(context)
+    _until_stopped(start(context), parameters)
 
 
-def _until_stopped(server: Any) -> NoReturn:
-    """Keep ``server`` alive until we are told to end."""
+def _parameters(context: Context) -> Serving | None:
+    """The service that keeps variables, where this task has to be one."""
+    if context.task_type != "ps" or not context.parameter_servers:
+        return None
+    # Not at the top: it brings numpy, which other servers do without.
+    from tfcluster.runtime.parameter_server import serving
+
+    return serving.start(context, reporter())
+
+
+def _until_stopped(server: Any, parameters: Serving | None) -> NoReturn:
+    """Keep the servers alive until we are told to end."""
     reporter().phase("serving")
     signal.sigwait(_STOP)
+    if parameters is not None:
+        parameters.report()
     # TensorFlow cannot shut a server down cleanly: no destructors, then.
     sys.stdout.flush()
     sys.stderr.flush()

@@ -62,6 +62,8 @@ class Service:
         self._definers: dict[str, object] = {}
         self._notes: dict[str, str] = {}
         self._lock = threading.Condition()
+        self.news = threading.Event()
+        """Set when a gradient has come."""
         self._gone: set[int] = set()
         self._present: dict[int, object] = {}
         self._verbs = {
@@ -158,6 +160,7 @@ class Service:
         model = self._model(request)
         gradients = gradients_of(header["kinds"], request.arrays)
         since = int(header["version"])
+        self.news.set()
         pushed = Pushed(float(header["weight"]), header["kinds"], gradients)
         if not model.facts["synchronous"]:
             staleness = max(0, model.master.version - since)
