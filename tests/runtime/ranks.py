@@ -107,6 +107,7 @@ class Job:
     script: str
     args: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
+    servers: int = 0
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,14 @@ def run_jobs(folder: Path, jobs: Sequence[Job], timeout_s: float) -> dict[str, R
         "TF_NUM_INTRAOP_THREADS": "1",
     }
     described = [
-        [job.name, job.size, str(PROGRAMS / job.script), job.args, dict(job.env)]
+        [
+            job.name,
+            job.size,
+            str(PROGRAMS / job.script),
+            job.args,
+            dict(job.env),
+            job.servers,
+        ]
         for job in jobs
     ]
     subprocess.run(

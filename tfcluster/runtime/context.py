@@ -48,6 +48,8 @@ class Context:
     options: Runtime = field(default_factory=Runtime)
     data_service: str | None = None
     """``grpc://host:port`` of the tf.data service, where the run has one."""
+    parameter_servers: tuple[str, ...] = ()
+    """``host:port`` of the parameter service of every ps task, in order."""
     device_filters: tuple[str, ...] = ()
     """The devices that the task's sessions see; empty: all of them."""
 
@@ -119,6 +121,7 @@ def context_from(env: Mapping[str, str]) -> Context:
         strategy=strategy,
         options=_options(env.get("TFCLUSTER_RUNTIME", ""), strategy),
         data_service=env.get("TFCLUSTER_DATA_SERVICE"),
+        parameter_servers=_listed(env.get("TFCLUSTER_PARAMETER_SERVERS", "")),
         device_filters=_filters(env.get("TFCLUSTER_DEVICE_FILTERS", "[]")),
     )
 
@@ -259,6 +262,10 @@ def _token(text: str) -> bytes:
     except ValueError as error:
         # The text itself is a secret: it stays out of the message.
         raise ContextError("TFCLUSTER_TOKEN is not hexadecimal") from error
+
+
+def _listed(text: str) -> tuple[str, ...]:
+    return tuple(found for found in text.split(",") if found)
 
 
 def _filters(text: str) -> tuple[str, ...]:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from tfcluster.runtime.keras.session import Session
 
 _SEED_BITS = 31
+_SERVED = (Strategy.PARAMETER_SERVER, Strategy.REPLICATED)
+"""Gradients are applied by ps tasks, also where there is only one that trains."""
 
 
 def begin(context: Context) -> None:
@@ -66,16 +68,8 @@ def install(context: Context) -> None:
         refuse_other_backends(keras.backend.backend())
         # Only now: they import numpy and TensorFlow.
         from tfcluster.runtime import keras as hooks
-        from tfcluster.runtime import world
-        from tfcluster.runtime.collective.buckets import MEGABYTE
 
-        session = hooks.Session(
-            world.join(context),
-            reporter(),
-            divides=context.options.batch == "global",
-            bucket_bytes=int(context.options.bucket_mb * MEGABYTE),
-        )
-        hooks.install(session)
+        session = hooks.begin(context)
         byhand.guard(lambda: _refuse_late_claim(session))
         atexit.register(_warn_of_no_training, session)
 
@@ -100,16 +94,24 @@ def refuse_other_backends(backend: str) -> None:
 
 def common_seed(context: Context) -> int:
     """A number that is the same on all ranks and new for every run."""
-    message = f"seed {context.attempt}".encode()
+    # A task that is started again beside others that go on draws what they draw.
+    attempt = 0 if _independent(context) else context.attempt
+    message = f"seed {attempt}".encode()
     digest = hmac.digest(context.token, message, "sha256")
     return int.from_bytes(digest, "big") % (1 << _SEED_BITS)
 
 
 def _concerns(context: Context) -> bool:
+    if context.strategy is Strategy.NONE or context.place is None:
+        return False
+    return context.size > 1 or context.strategy in _SERVED
+
+
+def _independent(context: Context) -> bool:
+    """Whether the tasks don't wait for each other."""
     return (
-        context.strategy in (Strategy.COLLECTIVE, Strategy.LOCAL_SGD)
-        and context.place is not None
-        and context.size > 1
+        context.strategy is Strategy.PARAMETER_SERVER
+        and not context.options.synchronous
     )
 
 

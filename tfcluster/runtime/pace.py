@@ -6,11 +6,18 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
-from tfcluster.runtime.collective import Group
 from tfcluster.runtime.events import Reporter
 
 _WINDOW_S = 1.0
+
+
+class Waits(Protocol):
+    """What knows how long this rank has waited for others."""
+
+    @property
+    def waited_s(self) -> float: ...
 
 
 class Pace:
@@ -19,11 +26,11 @@ class Pace:
     def __init__(
         self,
         reporter: Reporter,
-        group: Group,
+        waits: Waits,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._reporter = reporter
-        self._group = group
+        self._waits = waits
         self._clock = clock
         self._steps: Counter[str] = Counter()
         self._window = _Window(clock(), 0, 0.0)
@@ -39,7 +46,7 @@ class Pace:
         self._steps[optimizer] += 1
         if self.steps == before:
             return
-        now = _Window(self._clock(), self.steps, self._group.waited_s)
+        now = _Window(self._clock(), self.steps, self._waits.waited_s)
         if not before or now.time_s - self._window.time_s >= _WINDOW_S:
             self._rates = now.rates_since(self._window)
             self._window = now

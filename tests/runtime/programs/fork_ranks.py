@@ -2,9 +2,10 @@
 
     fork_ranks.py FOLDER JOBS
 
-JOBS is a JSON list of [NAME, SIZE, SCRIPT, [ARG...], {VARIABLE: VALUE}], done one after
-the other. Output and exit status of rank R go to FOLDER/NAME/R.out and R.exit; the
-ranks run in FOLDER/NAME/work.
+JOBS is a JSON list of [NAME, SIZE, SCRIPT, [ARG...], {VARIABLE: VALUE}, SERVERS], done
+one after the other. Beside the ranks there are SERVERS parameter servers. Output and
+exit status of rank R go to FOLDER/NAME/R.out and R.exit; the ranks run in
+FOLDER/NAME/work.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ import json
 import os
 import runpy
 import secrets
+import signal
 import socket
 import sys
 import traceback
 from contextlib import ExitStack
 from pathlib import Path
 
-Job = tuple[str, int, str, list[str], dict[str, str]]
+Job = tuple[str, int, str, list[str], dict[str, str], int]
 
 
 def main(folder: Path, jobs: list[Job]) -> None:
@@ -31,10 +33,13 @@ def main(folder: Path, jobs: list[Job]) -> None:
 
 
 def run_ranks(folder: Path, job: Job) -> None:
-    _, size, script, args, env = job
+    _, size, script, args, env, servers = job
     token = secrets.token_hex(32)
     with ExitStack() as held:
         addresses = [_hold(held) for _ in range(size)]
+        serving = [_hold(held) for _ in range(servers)]
+        held.callback(_end, [_serve(serving, i, size, token) for i in range(servers)])
+        env = {"TFCLUSTER_PARAMETER_SERVERS": ",".join(serving)} | env
         children = {}
         for rank in range(size):
             pid = os.fork()
@@ -46,9 +51,34 @@ def run_ranks(folder: Path, job: Job) -> None:
             children[pid] = rank
         while children:
             pid, status = os.wait()
+            if pid not in children:
+                raise RuntimeError("a parameter server has ended")
             rank = children.pop(pid)
             code = os.waitstatus_to_exitcode(status)
             (folder / f"{rank}.exit").write_text(str(code))
+
+
+def _serve(addresses: list[str], index: int, size: int, token: str) -> int:
+    """A parameter server in a process of its own: its pid."""
+    if pid := os.fork():
+        return pid
+    from tfcluster.runtime.parameter_server.graphs import Engine
+    from tfcluster.runtime.parameter_server.listening import Listening
+    from tfcluster.runtime.parameter_server.service import Service
+
+    service = Service(size, Engine)
+    listening = Listening(
+        service, addresses, index, size=size, token=bytes.fromhex(token)
+    )
+    signal.sigwait([signal.SIGTERM])
+    listening.close()
+    os._exit(0)
+
+
+def _end(pids: list[int]) -> None:
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
 
 
 def _hold(held: ExitStack) -> str:

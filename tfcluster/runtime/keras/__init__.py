@@ -1,62 +1,11 @@
 """Makes Keras train on all ranks, without a word in the program.
 
-The only package that touches Keras's internals; ``install`` puts the hooks in place.
+The only package that touches Keras's internals; ``begin`` puts the hooks in place.
 """
 
 from __future__ import annotations
 
-from tfcluster.model import Strategy
-from tfcluster.runtime.keras.callbacks import Callbacks
-from tfcluster.runtime.keras.compilation import Compilation
-from tfcluster.runtime.keras.entry import Entry
-from tfcluster.runtime.keras.files import Files
-from tfcluster.runtime.keras.layer_state import LayerState
-from tfcluster.runtime.keras.local_sgd import LocalUpdate
-from tfcluster.runtime.keras.loops import Loops
-from tfcluster.runtime.keras.losses import Losses
-from tfcluster.runtime.keras.metrics import Metrics
-from tfcluster.runtime.keras.normalization import Normalization
-from tfcluster.runtime.keras.optimizers import Optimizers
-from tfcluster.runtime.keras.randomness import Randomness
+from tfcluster.runtime.keras.choosing import begin
 from tfcluster.runtime.keras.session import Session
-from tfcluster.runtime.keras.strategies import refuse_strategies
-from tfcluster.runtime.keras.sync import Synchroniser
-from tfcluster.runtime.keras.updates import CollectiveUpdate, Update
-from tfcluster.runtime.keras.variables import Variables
-from tfcluster.runtime.keras.whole_batch import WholeBatch
-from tfcluster.runtime.world import context
 
-__all__ = ["Session", "install"]
-
-
-def install(session: Session) -> None:
-    """Hook into the imported Keras, once for each process."""
-    synchroniser = Synchroniser(session)
-    layer_state = LayerState()
-    loops = Loops(session)
-    whole_batch = WholeBatch(session)
-    metrics = Metrics(session, loops)
-    files = Files(session)
-    callbacks = Callbacks(session, synchroniser, metrics, files)
-    Variables(session, layer_state, loops).install()
-    update = _update(session)
-    session.settle = update.settle
-    Optimizers(session, synchroniser, layer_state, update).install()
-    Compilation(session).install()
-    Normalization(session).install()
-    Randomness(session).install()
-    refuse_strategies()
-    metrics.install()
-    loops.install()
-    whole_batch.install()
-    Losses(session, whole_batch).install()
-    files.install()
-    Entry(session, synchroniser, metrics, callbacks).install()
-
-
-def _update(session: Session) -> Update:
-    options = context().options
-    if options.strategy is Strategy.LOCAL_SGD:
-        every, seconds = options.sync_every, options.sync_seconds
-        return LocalUpdate(session, every=every, seconds=seconds)
-    return CollectiveUpdate(session)
+__all__ = ["Session", "begin"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import keras
@@ -92,7 +92,7 @@ class Agreement(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
         self.model._initial_epoch = int(first) or None
         if self.model.built:
             self._synchroniser.force(training_state(self.model))
-        _prove_first_step(self._session, self.model)
+        prove_first_step(self._session, self.model)
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         self._applies = self._session.applies
@@ -185,7 +185,7 @@ class Callbacks:
             theirs = callbacks.callbacks
         else:
             theirs = [cb for cb in keras.tree.flatten(callbacks) if cb is not None]
-        ours: list[Any] = [c for cb in theirs for c in self._served(cb)]
+        ours = served(theirs, self._session, self._files)
         if any(map(_looks_at_batches, theirs)):
             ours.insert(0, BatchLogs(self._metrics))
             ours.append(BatchAgreement(self._session, self._synchroniser))
@@ -201,22 +201,27 @@ class Callbacks:
             return callbacks
         return ours
 
-    def for_evaluation(self, callbacks: Any) -> Any:
-        """The program's callbacks of ``evaluate`` and ``predict``."""
-        if self._session.chief or isinstance(callbacks, keras.callbacks.CallbackList):
-            return callbacks
-        return [
-            callback
-            for callback in keras.tree.flatten(callbacks)
-            if callback is not None and not isinstance(callback, _CHIEF_ONLY)
-        ]
 
-    def _served(self, callback: Any) -> list[Any]:
-        if isinstance(callback, _CHIEF_ONLY):
-            return [callback] if self._session.chief else []
+def served(callbacks: Iterable[Any], session: Session, files: Files) -> list[Any]:
+    """Callbacks of ``fit``; those that write do so for the chief alone."""
+    ours: list[Any] = []
+    for callback in callbacks:
         if isinstance(callback, keras.callbacks.BackupAndRestore):
-            return [ByTheChief(callback, self._session, self._files)]
-        return [callback]
+            ours.append(ByTheChief(callback, session, files))
+        elif session.chief or not isinstance(callback, _CHIEF_ONLY):
+            ours.append(callback)
+    return ours
+
+
+def for_evaluation(callbacks: Any, session: Session) -> Any:
+    """The program's callbacks of ``evaluate`` and ``predict``."""
+    if session.chief or isinstance(callbacks, keras.callbacks.CallbackList):
+        return callbacks
+    return [
+        callback
+        for callback in keras.tree.flatten(callbacks)
+        if callback is not None and not isinstance(callback, _CHIEF_ONLY)
+    ]
 
 
 def _looks_at_batches(callback: Any) -> bool:
@@ -232,7 +237,7 @@ def _looks_at_batches(callback: Any) -> bool:
     )
 
 
-def _prove_first_step(session: Session, model: Any) -> None:
+def prove_first_step(session: Session, model: Any) -> None:
     """After the first step, see that its gradient went to the other ranks."""
     train_function = model.train_function
 

@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 
 from tfcluster.runtime.collective import CollectiveError
-from tfcluster.runtime.keras.callbacks import Callbacks
+from tfcluster.runtime.keras.callbacks import Callbacks, for_evaluation
 from tfcluster.runtime.keras.metrics import Metrics
 from tfcluster.runtime.keras.same_data import SameData
 from tfcluster.runtime.keras.session import Session
@@ -68,7 +68,7 @@ class Entry:
         call = inspect.signature(original).bind(model, *args, **kwargs)
         if outermost:
             callbacks = call.arguments.get("callbacks")
-            call.arguments["callbacks"] = self._callbacks.for_evaluation(callbacks)
+            call.arguments["callbacks"] = for_evaluation(callbacks, self._session)
         self._refuse_states_of_rows(model)
         with self._entering(model):
             if outermost and model.built:

@@ -19,7 +19,7 @@ from tfcluster.runtime.keras.layer_state import LayerState
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.sync import Synchroniser, related_variables
 from tfcluster.runtime.keras.updates import Update
-from tfcluster.runtime.keras.wrapping import wrap
+from tfcluster.runtime.keras.wrapping import Around, wrap
 
 
 class Optimizers:
@@ -38,10 +38,12 @@ class Optimizers:
         self._update = update
         self._related: dict[int, tuple[weakref.ref[Any], list[int], list[Any]]] = {}
 
-    def install(self) -> None:
+    def install(self, loss_scaled: Around | None = None) -> None:
+        """``loss_scaled`` stands around the optimizer that scales losses."""
         wrap(keras.optimizers.Optimizer, "apply", self._apply)
         # It checks its gradients before it calls the other: ranks would disagree.
-        wrap(keras.optimizers.LossScaleOptimizer, "apply", self._apply)
+        around = loss_scaled or self._apply
+        wrap(keras.optimizers.LossScaleOptimizer, "apply", around)
 
     def _apply(
         self,
@@ -54,7 +56,7 @@ class Optimizers:
         if not grads or self._session.within("apply"):
             return original(optimizer, grads, trainable_variables)
         with self._session.once("apply"):
-            variables = _build(optimizer, trainable_variables)
+            variables = built(optimizer, trainable_variables)
             if variables is None:
                 return original(optimizer, grads, trainable_variables)
             state = self._state(optimizer, variables)
@@ -92,7 +94,7 @@ class Optimizers:
         return related
 
 
-def _build(
+def built(
     optimizer: Any, trainable_variables: Sequence[Any] | None
 ) -> list[Any] | None:
     """The variables that gradients are for; the optimizer then has its own.
@@ -103,7 +105,8 @@ def _build(
         return list(optimizer._trainable_variables) if optimizer.built else None
     variables = list(trainable_variables)
     if not optimizer.built:
-        with keras.name_scope(optimizer.name, caller=optimizer):
+        # Now, also where a step is only being traced: its values are looked at.
+        with tf.init_scope(), keras.name_scope(optimizer.name, caller=optimizer):
             optimizer.build(variables)
         optimizer.built = True
     return variables

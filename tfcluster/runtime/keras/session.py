@@ -73,8 +73,16 @@ class Session:
     """Weight of this rank's last gradient."""
     refusal: CollectiveError | None = None
     """Why this program cannot be trained on all ranks, once a step has shown it."""
+    waited_for_servers_s: Callable[[], float] = lambda: 0.0
+    """Seconds spent waiting for ps tasks since the start."""
     settle: Callable[[str], None] = lambda what: None
     """What the strategy does before the weights are looked at; see ``Update``."""
+
+    undivided = (
+        "every rank computed the same gradient: the data is not divided. The result is "
+        "right, but no faster than on one machine. Batches are divided in model.fit "
+        "and in loops over a batched tf.data.Dataset"
+    )
 
     def __post_init__(self) -> None:
         self._entered = 0
@@ -82,7 +90,7 @@ class Session:
         self._lock = threading.Lock()
         self._local = threading.local()
         self._share: ContextVar[Share | None] = ContextVar("share", default=None)
-        self.pace = Pace(self.reporter, self.group)
+        self.pace = Pace(self.reporter, self)
         # Without a divided batch every rank computes the same: one of them counts.
         self.loop = LoopShare(counts=not self.divides or self.chief)
 
@@ -97,6 +105,11 @@ class Session:
     @property
     def chief(self) -> bool:
         return self.group.rank == 0
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds spent waiting for others since the start."""
+        return self.group.waited_s + self.waited_for_servers_s()
 
     @property
     def inside_keras(self) -> bool:
@@ -140,6 +153,12 @@ class Session:
         finally:
             setattr(self._local, what, before)
 
+    def take(self, what: str) -> bool:
+        """Whether this thread is inside ``once(what)``; not any more, then."""
+        inside = self.within(what)
+        setattr(self._local, what, False)
+        return inside
+
     def applied(self, optimizer: str, *, in_loop: bool) -> None:
         """``optimizer`` gets a gradient that all ranks have contributed to."""
         self.applies += 1
@@ -154,11 +173,7 @@ class Session:
             return
         self.loop.undivided_applies += 1
         if self.loop.undivided_applies == _SUSPICIOUS_APPLIES:
-            self.warn(
-                "every rank computed the same gradient: the data is not divided. The "
-                "result is right, but no faster than on one machine. Batches are "
-                "divided in model.fit and in loops over a batched tf.data.Dataset"
-            )
+            self.warn(self.undivided)
 
     def warn(self, text: str) -> None:
         """Tell the person at the console, once."""

@@ -1,0 +1,131 @@
+"""Which hooks a strategy needs, and what becomes of gradients under it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+from tfcluster.model import Strategy
+from tfcluster.runtime import world
+from tfcluster.runtime.collective import CollectiveError, Group
+from tfcluster.runtime.collective.buckets import MEGABYTE
+from tfcluster.runtime.collective.handshake import Member
+from tfcluster.runtime.collective.host import HostTransport
+from tfcluster.runtime.context import Context
+from tfcluster.runtime.events import reporter
+from tfcluster.runtime.keras import independent, lockstep
+from tfcluster.runtime.keras.dealing import Hand
+from tfcluster.runtime.keras.independent import IndependentSession
+from tfcluster.runtime.keras.local_sgd import LocalUpdate
+from tfcluster.runtime.keras.masters import Masters
+from tfcluster.runtime.keras.model_variables import ModelVariables
+from tfcluster.runtime.keras.progress import Progress
+from tfcluster.runtime.keras.served import ServedUpdate
+from tfcluster.runtime.keras.session import Session
+from tfcluster.runtime.keras.updates import CollectiveUpdate
+from tfcluster.runtime.parameter_server.client import Servers
+
+
+def begin(context: Context) -> Session:
+    """Hook into the imported Keras, once for each process."""
+    return _BEGINNINGS[context.strategy](context)
+
+
+def _collective(context: Context) -> Session:
+    session = _session(context)
+    lockstep.install(session, CollectiveUpdate(session))
+    return session
+
+
+def _local_sgd(context: Context) -> Session:
+    session = _session(context)
+    options = context.options
+    every, seconds = options.sync_every, options.sync_seconds
+    lockstep.install(session, LocalUpdate(session, every=every, seconds=seconds))
+    return session
+
+
+def _parameter_server(context: Context) -> Session:
+    if context.options.synchronous:
+        return _served_in_step(context, averages_state=True)
+    return _independent(context)
+
+
+def _replicated(context: Context) -> Session:
+    return _served_in_step(context, averages_state=False)
+
+
+def _served_in_step(context: Context, *, averages_state: bool) -> Session:
+    """Ranks in step, whose gradients a ps averages and applies."""
+    session = _session(context)
+    servers = _servers(context, session)
+    masters = Masters(session, servers, synchronous=True, leads=session.chief)
+    chiefs = None if averages_state else ModelVariables(session, servers)
+    update = ServedUpdate(session, masters, model_variables=chiefs)
+    masters.install()
+    lockstep.install(session, update, loss_scaled=update.loss_scaled)
+    return session
+
+
+def _independent(context: Context) -> Session:
+    alone = HostTransport(
+        Member(0, 1, context.token, context.attempt), ("localhost:0",)
+    )
+    session = IndependentSession(
+        Group(alone),
+        reporter(),
+        divides=context.options.batch == "global",
+        hand=Hand(context.rank, context.size),
+    )
+    servers = _servers(context, session)
+    masters = Masters(session, servers, synchronous=False, leads=session.chief)
+    progress = Progress(
+        servers,
+        context.rank,
+        restarted=context.attempt > 0,
+        timeout_s=context.options.stall_timeout_s,
+        warning_s=context.options.stall_warning_s,
+        warn=session.reporter.warning,
+    )
+    independent.install(session, masters, progress)
+    return session
+
+
+def _session(context: Context) -> Session:
+    return Session(
+        world.join(context),
+        reporter(),
+        divides=context.options.batch == "global",
+        bucket_bytes=int(context.options.bucket_mb * MEGABYTE),
+    )
+
+
+def _servers(context: Context, session: Session) -> Callable[[], Servers]:
+    """The connections to the ps tasks, made when they are needed first."""
+    if not context.parameter_servers:
+        raise CollectiveError(
+            f"strategy {context.strategy} keeps the variables on ps tasks, and there "
+            "are none: TFCLUSTER_PARAMETER_SERVERS is empty. tfcluster launch sets it"
+        )
+
+    @functools.cache
+    def connect() -> Servers:
+        servers = Servers(
+            context.parameter_servers,
+            rank=context.rank,
+            size=context.size,
+            token=context.token,
+            stall_timeout_s=context.options.stall_timeout_s,
+        )
+        session.waited_for_servers_s = lambda: servers.waited_s
+        return servers
+
+    return connect
+
+
+_BEGINNINGS: dict[Strategy, Callable[[Context], Session]] = {
+    Strategy.COLLECTIVE: _collective,
+    Strategy.LOCAL_SGD: _local_sgd,
+    Strategy.PARAMETER_SERVER: _parameter_server,
+    Strategy.REPLICATED: _replicated,
+}

@@ -1,0 +1,51 @@
+"""The hooks for ranks that are in step: each takes its rows of every batch."""
+
+from __future__ import annotations
+
+from tfcluster.runtime.keras.callbacks import Callbacks
+from tfcluster.runtime.keras.compilation import Compilation
+from tfcluster.runtime.keras.entry import Entry
+from tfcluster.runtime.keras.files import Files
+from tfcluster.runtime.keras.layer_state import LayerState
+from tfcluster.runtime.keras.loops import Loops
+from tfcluster.runtime.keras.losses import Losses
+from tfcluster.runtime.keras.metrics import Metrics
+from tfcluster.runtime.keras.normalization import Normalization
+from tfcluster.runtime.keras.optimizers import Optimizers
+from tfcluster.runtime.keras.randomness import Randomness
+from tfcluster.runtime.keras.session import Session
+from tfcluster.runtime.keras.strategies import refuse_strategies
+from tfcluster.runtime.keras.sync import Synchroniser
+from tfcluster.runtime.keras.updates import Update
+from tfcluster.runtime.keras.variables import Variables
+from tfcluster.runtime.keras.whole_batch import WholeBatch
+from tfcluster.runtime.keras.wrapping import Around
+
+
+def install(
+    session: Session, update: Update, *, loss_scaled: Around | None = None
+) -> None:
+    """Hook into the imported Keras, once for each process.
+
+    ``loss_scaled`` stands around ``LossScaleOptimizer.apply``.
+    """
+    synchroniser = Synchroniser(session)
+    layer_state = LayerState()
+    loops = Loops(session)
+    whole_batch = WholeBatch(session)
+    metrics = Metrics(session, loops)
+    files = Files(session)
+    callbacks = Callbacks(session, synchroniser, metrics, files)
+    Variables(session, layer_state, loops).install()
+    session.settle = update.settle
+    Optimizers(session, synchroniser, layer_state, update).install(loss_scaled)
+    Compilation(session).install()
+    Normalization(session).install()
+    Randomness(session).install()
+    refuse_strategies()
+    metrics.install()
+    loops.install()
+    whole_batch.install()
+    Losses(session, whole_batch).install()
+    files.install()
+    Entry(session, synchroniser, metrics, callbacks).install()

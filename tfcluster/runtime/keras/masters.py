@@ -1,0 +1,217 @@
+"""The models that the ps tasks keep for this process: one for each optimizer.
+
+A master copy is opened with the first gradient. From then on the ps tasks say what its
+variables are; what the program assigns to them itself, the chief passes on.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfcluster.runtime.keras.session import Session
+from tfcluster.runtime.keras.shadow import described, packer, traits_of
+from tfcluster.runtime.keras.slots import raw, unique
+from tfcluster.runtime.keras.wrapping import defining_class, wrap
+from tfcluster.runtime.parameter_server.client import Opened, Rows, Servers
+
+
+@dataclass
+class Master:
+    """One optimizer's variables, as the ps tasks keep them."""
+
+    key: str
+    optimizer: weakref.ref[Any]
+    variables: list[Any]
+    rows_only: bool
+    """Of sparse gradients only rows come back."""
+    begun_elsewhere: bool = False
+    """Others had trained before us: a gradient on our own first values is no good."""
+    changed: dict[str, Any] = field(default_factory=dict)
+    """What the program has assigned to, by path, and the ps tasks don't know yet."""
+
+    def set(self, values: Sequence[Any]) -> None:
+        """Take over what the ps tasks have; None: nothing new."""
+        for variable, value in zip(self.variables, values, strict=True):
+            if isinstance(value, Rows):
+                slices = tf.IndexedSlices(value.values, value.indices)
+                raw(variable).scatter_update(slices)
+            elif value is not None:
+                raw(variable).assign(value)
+
+
+class Masters:
+    """Opens, refreshes, and tells the ps tasks what the program has assigned.
+
+    ``leads``: this task's own assignments count for all.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        servers: Callable[[], Servers],
+        *,
+        synchronous: bool,
+        leads: bool,
+    ) -> None:
+        self._session = session
+        self._connect = servers
+        self.synchronous = synchronous
+        self._leads = leads
+        self._masters: list[Master] = []
+        self._names: Counter[str] = Counter()
+        self._watched: dict[int, tuple[Master, str, weakref.ref[Any]]] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def servers(self) -> Servers:
+        return self._connect()
+
+    def install(self) -> None:
+        """Watch what the program assigns, and who wants to see an optimizer's slots."""
+        wrap(defining_class(keras.Variable, "assign"), "assign", self._assign)
+        for name in ("save_own_variables", "finalize_variable_values"):
+            wrap(keras.optimizers.Optimizer, name, self._with_slots)
+        for owner, name in (
+            (tf.train.Checkpoint, "write"),
+            (tf.train.Checkpoint, "save"),
+            (tf.saved_model, "save"),
+        ):
+            wrap(owner, name, self._with_all_slots)
+
+    def clips_here(self, optimizer: Any) -> bool:
+        """Whether each task clips its own gradients: where they are never averaged.
+
+        What is accumulated first is clipped where that is done.
+        """
+        return not self.synchronous and not optimizer.gradient_accumulation_steps
+
+    def of(self, optimizer: Any, kinds: str) -> Master:
+        """The master copy for ``optimizer``, opened where it is not yet."""
+        for master in self._masters:
+            if master.optimizer() is optimizer:
+                return master
+        in_step = tf.executing_eagerly()
+        with self._lock, tf.init_scope():
+            master, others = self._open(optimizer, kinds)
+        # A step that is only traced now will run with the right values.
+        master.begun_elsewhere = others and in_step
+        return master
+
+    def _open(self, optimizer: Any, kinds: str) -> tuple[Master, bool]:
+        self._names[optimizer.name] += 1
+        number = self._names[optimizer.name]
+        key = optimizer.name if number == 1 else f"{optimizer.name}#{number}"
+        variables = list(optimizer._trainable_variables)
+        clips_here = self.clips_here(optimizer)
+        traits = traits_of(optimizer, clips_here=clips_here)
+        values = [np.asarray(variable.numpy()) for variable in variables]
+        opened = self.servers.open(
+            key,
+            described(variables, rows_only=traits.rows_only),
+            values,
+            kinds,
+            packer(optimizer, self._tracing, clips_here=clips_here),
+            synchronous=self.synchronous,
+            splittable=traits.splittable,
+            together=traits.together,
+        )
+        master = Master(key, weakref.ref(optimizer), variables, traits.rows_only)
+        master.set(opened.values)
+        self._masters.append(master)
+        self._watch(master, variables)
+        self._watch(master, optimizer.variables)
+        return master, _are_others(opened, values)
+
+    @contextmanager
+    def _tracing(self) -> Iterator[None]:
+        """A shadow's gradients are applied by Keras, not pushed again."""
+        with self._session.once("apply"):
+            yield
+
+    # --- to the ps tasks ------------------------------------------------------------
+
+    def tell(self, master: Master) -> None:
+        """Pass on what the program has assigned to since the last time."""
+        while master.changed:
+            path, variable = master.changed.popitem()
+            if self._leads:
+                value = np.asarray(raw(variable).numpy())
+                self.servers.assign(master.key, path, value)
+
+    def tell_all(self) -> None:
+        for master in self._masters:
+            self.tell(master)
+
+    def _watch(self, master: Master, variables: Sequence[Any]) -> None:
+        for path, variable in zip(unique(variables), variables, strict=True):
+            self._watched[id(variable)] = master, path, weakref.ref(variable)
+
+    def _assign(self, original: Callable[..., Any], variable: Any, value: Any) -> Any:
+        result = original(variable, value)
+        watched = self._watched.get(id(variable))
+        if watched and watched[2]() is variable and not self._session.within("apply"):
+            master, path, _ = watched
+            if tf.inside_function():
+                self._session.warn(
+                    f"{path} is assigned to inside a tf.function: the parameter "
+                    "servers, which keep it, do not see that (a constraint of the "
+                    "layer is applied there)"
+                )
+            else:
+                master.changed[path] = variable
+        return result
+
+    # --- from the ps tasks ----------------------------------------------------------
+
+    def pull(self) -> None:
+        """Have the newest weights of all models."""
+        for master in self._masters:
+            if master.optimizer() is not None:
+                self.tell(master)
+                master.set(self.servers.pull(master.key))
+
+    def pull_slots(self, optimizer: Any) -> None:
+        """Have the optimizer's own variables as they are where it is applied."""
+        own = list(optimizer.variables)
+        for master in self._masters:
+            if master.optimizer() is not optimizer:
+                continue
+            self.tell(master)
+            found = self.servers.slots(master.key)
+            for path, variable in zip(unique(own), own, strict=True):
+                if path in found:
+                    value = found[path]
+                    raw(variable).assign(np.reshape(value, variable.shape))
+
+    def _with_slots(
+        self, original: Callable[..., Any], optimizer: Any, *args: Any
+    ) -> Any:
+        if not self._session.within("apply") and not tf.inside_function():
+            self.pull_slots(optimizer)
+        return original(optimizer, *args)
+
+    def _with_all_slots(
+        self, original: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        for master in self._masters:
+            if (optimizer := master.optimizer()) is not None:
+                self.pull_slots(optimizer)
+        return original(*args, **kwargs)
+
+
+def _are_others(opened: Opened, values: Sequence[Any]) -> bool:
+    """Whether the ps tasks have other values than this task has begun with."""
+    return not opened.defined and not all(
+        np.array_equal(theirs, ours)
+        for theirs, ours in zip(opened.values, values, strict=True)
+    )
