@@ -36,8 +36,7 @@ def applied_mean(
         (gradient, variable) for gradient, variable in pairs if gradient is not None
     ]
     accumulators = [
-        _accumulator(gradient, variable, workers.attempt)
-        for gradient, variable in pairs
+        _accumulator(gradient, variable, barriers.scope) for gradient, variable in pairs
     ]
     pushed = barriers.after(
         "gradients_pushed",
@@ -65,7 +64,7 @@ def applied_mean(
     return applied, pushed.left
 
 
-def _accumulator(gradient: Any, variable: Any, attempt: int) -> Any:
+def _accumulator(gradient: Any, variable: Any, scope: str) -> Any:
     kind = (
         tf1.SparseConditionalAccumulator
         if isinstance(gradient, tf.IndexedSlices)
@@ -75,7 +74,7 @@ def _accumulator(gradient: Any, variable: Any, attempt: int) -> Any:
         return kind(
             variable.dtype.base_dtype,
             shape=variable.shape,
-            shared_name=f"{variable.op.name}/mean/{attempt}",
+            shared_name=f"{variable.op.name}/mean/{scope}",
         )
 
 

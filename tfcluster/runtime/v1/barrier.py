@@ -35,11 +35,13 @@ class Barrier:
 class Barriers:
     """The barriers of one graph: the n-th has its queues on the n-th ps, in turn.
 
-    All workers have to make the same ones in the same order.
+    All workers have to make the same ones in the same order. ``scope`` tells them from
+    those of another graph of the same run.
     """
 
-    def __init__(self, workers: Workers) -> None:
+    def __init__(self, workers: Workers, scope: str = "") -> None:
         self._workers = workers
+        self.scope = f"{scope}/{workers.attempt}"
         self._made: dict[str, list[Any]] = {}
 
     def __len__(self) -> int:
@@ -92,7 +94,7 @@ class Barriers:
             _TOKENS_A_WORKER * self._workers.num_worker,
             [tf.bool],
             shapes=[[]],
-            shared_name=f"{name}/{self._workers.attempt}/{rank}",
+            shared_name=f"{name}/{self.scope}/{rank}",
         )
 
     def _put(self, queues: Sequence[Any], *, leaving: bool) -> list[Any]:

@@ -38,16 +38,16 @@ class Caches:
         self._bytes[device] += size
         return device
 
-    def getter(self, get: Callable[..., Any], name: str, **options: Any) -> Any:
+    def cached(self, getter: Callable[..., Any], name: str, **options: Any) -> Any:
         """A ``custom_getter`` of variable scopes: trained variables are cached."""
         # None stands for the default, which is to train it.
         trained = options.get("trainable") is not False
         if not trained or options.get("caching_device"):
-            return get(name, **options)
+            return getter(name, **options)
         if options.get("reuse") is True:
-            return get(name, **options)
+            return getter(name, **options)
         size = _bytes_of(options.get("shape"), options.get("dtype"))
-        return get(name, **{**options, "caching_device": self.device_for(size)})
+        return getter(name, **{**options, "caching_device": self.device_for(size)})
 
 
 def caches(kind: str, cpu: str, towers: Sequence[str], threshold_bytes: int) -> Caches:

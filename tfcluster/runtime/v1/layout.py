@@ -54,7 +54,7 @@ def add(workers: Workers) -> None:
         layout = Layout(
             workers,
             text,
-            tf1.is_variable_initialized(variable),
+            variable.is_initialized(),
             variable.read_value(),
             variable.assign(text).op,
         )

@@ -39,6 +39,7 @@ def parameter_server_graph(
     caching_threshold_bytes: int = THRESHOLD_BYTES,
     mean: bool = False,
     barrier: bool = True,
+    name: str = "training",
 ) -> Training:
     """Build a graph whose variables live on the parameter servers.
 
@@ -51,13 +52,16 @@ def parameter_server_graph(
     so that N workers take N steps at once; with ``mean=True`` their mean is applied,
     as one step. ``barrier=False`` lets workers go on without the others, which only
     the former allows.
+
+    A second graph of the same run needs another ``name``: what a barrier of the first
+    has left on the parameter servers is not for it.
     """
     if mean and not barrier:
         raise ValueError("mean=True makes workers wait for each other: barrier=True")
     workers = workers or all_workers()
     cpu = device_of(workers.device, "cpu:0")
     devices = [device_of(workers.device, tower) for tower in towers]
-    cached = caches(caching, cpu, devices, caching_threshold_bytes)
+    copies = caches(caching, cpu, devices, caching_threshold_bytes)
     placed = ByBytes(len(workers.ps_devices))
 
     def setter(device: str) -> Any:
@@ -78,7 +82,7 @@ def parameter_server_graph(
             tf1.device(setter(device)),
             tf1.variable_scope(
                 tf1.get_variable_scope(),
-                custom_getter=cached.getter,
+                custom_getter=copies.cached,
                 reuse=True if tower else None,
             ),
             tf1.name_scope(f"tower{tower}"),
@@ -91,7 +95,7 @@ def parameter_server_graph(
             )
     masters = [variable for _, variable in gradients[0]]
     pairs = list(zip(mean_gradients(gradients, cpu), masters, strict=True))
-    barriers = Barriers(workers)
+    barriers = Barriers(workers, name)
     with tf1.device(setter(cpu)):
         if mean:
             applied, left = applied_mean(

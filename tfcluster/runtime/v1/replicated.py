@@ -39,6 +39,7 @@ def replicated_graph(
     workers: Workers | None = None,
     towers: Sequence[str] = ("cpu:0",),
     mean: bool = False,
+    name: str = "training",
 ) -> Training:
     """Build a graph whose variables each tower has for itself.
 
@@ -51,7 +52,8 @@ def replicated_graph(
     to the parameter servers, as often as the caller runs it.
 
     ``mean=True`` applies the mean of all workers' gradients in one step; else each
-    worker's are applied for themselves.
+    worker's are applied for themselves. A second graph of the same run needs another
+    ``name``, as for ``parameter_server_graph``.
     """
     workers = workers or all_workers()
     cpu = device_of(workers.device, "cpu:0")
@@ -84,7 +86,7 @@ def replicated_graph(
                 optimizer.compute_gradients(losses[tower], trained.in_tower(tower))
             )
 
-    barriers = Barriers(workers)
+    barriers = Barriers(workers, name)
     with tf1.device(setter):
         masters = {
             name: shadow(trained.of(name)[0], name, trainable=True)

@@ -17,14 +17,14 @@ def scope_of(tower: int) -> str:
     return f"tower{tower}"
 
 
-def local(get: Any, name: str, **options: Any) -> Any:
+def local(getter: Any, name: str, **options: Any) -> Any:
     """A ``custom_getter`` of variable scopes: variables are this worker's own."""
     wanted = list(options.get("collections") or [tf1.GraphKeys.GLOBAL_VARIABLES])
     options["collections"] = [
         tf1.GraphKeys.LOCAL_VARIABLES if key == tf1.GraphKeys.GLOBAL_VARIABLES else key
         for key in wanted
     ]
-    return get(name, **options)
+    return getter(name, **options)
 
 
 def require_own(before: Sequence[Any]) -> None:

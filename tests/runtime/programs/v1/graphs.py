@@ -1,0 +1,585 @@
+"""What graphs of TensorFlow 1 do in a cluster: a line of JSON for each case."""
+
+import json
+import random
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import tensorflow as tf
+
+sys.path.insert(0, str(Path(__file__).parent))
+from cluster import Cluster, stacks_after
+
+from tfcluster.runtime import v1
+
+tf1 = tf.compat.v1
+if sys.argv[1] == "references":
+    tf1.disable_v2_behavior()
+else:
+    tf1.disable_eager_execution()
+LEARNING_RATE = 0.5
+SHAPE = [4, 3]
+
+
+def weighted(values):
+    """A loss whose gradient for w is ``values[tower]`` everywhere."""
+
+    def loss(tower):
+        w = tf1.get_variable("w", SHAPE, initializer=tf1.ones_initializer())
+        return tf1.reduce_sum(w * values[tower])
+
+    return loss
+
+
+def sgd():
+    return tf1.train.GradientDescentOptimizer(LEARNING_RATE)
+
+
+def begin(session, workers, meet):
+    """The chief initialises, the others wait for it; then all copy."""
+    if workers.is_chief:
+        session.run(tf1.global_variables_initializer())
+    session.run(tf1.local_variables_initializer())
+    meet.wait(60)
+
+
+def one_step(cluster, build):
+    """The master copies after one step of each worker."""
+    meet = threading.Barrier(len(cluster.workers))
+
+    def act(rank, workers):
+        training = build(rank, workers)
+        with cluster.session(rank) as session:
+            begin(session, workers, meet)
+            if training.sync_initial is not None:
+                session.run(training.sync_initial)
+            meet.wait(60)
+            session.run(training.train_op)
+            meet.wait(60)
+            own = [
+                session.run(variable)
+                for variable in tf1.local_variables()
+                if variable.name.startswith("tower")
+            ]
+            return {
+                "w": float(session.run(training.masters[0])[0, 0]),
+                "own": [float(value[0, 0]) for value in own],
+                "step": int(session.run(training.global_step)),
+                "barriers": training.barriers,
+            }
+
+    return cluster.run(act)
+
+
+# --- cases --------------------------------------------------------------------------
+
+
+def b2_barrier(cluster):
+    """How far apart workers that are late at random ever are."""
+    steps, count = 25, len(cluster.workers)
+    begun, ahead, behind = [0] * count, [], []
+
+    def act(rank, workers):
+        barriers = v1.Barriers(workers)
+        barrier = barriers.after("b2", [])
+        delays = random.Random(rank)
+        with cluster.session(rank) as session:
+            for _ in range(steps):
+                threading.Event().wait(delays.choice([0, 0, 0.001, 0.02]))
+                begun[rank] += 1
+                session.run(barrier.op)
+                ahead.append(begun[rank] - min(begun))
+                behind.append(max(begun) - begun[rank])
+        return session.graph is not None
+
+    cluster.run(act)
+    return {"begun": begun, "ahead": max(ahead), "behind": max(behind)}
+
+
+def b2_devices(cluster):
+    workers = cluster.members()[0]
+    with tf.Graph().as_default() as graph:
+        barriers = v1.Barriers(workers)
+        for name in "abc":
+            barriers.after(name, [])
+        queues = [op for op in graph.get_operations() if "FIFOQueue" in op.type]
+        return {
+            "devices": [op.device for op in queues],
+            "names": [op.get_attr("shared_name").decode() for op in queues],
+        }
+
+
+def b2_alone(cluster):
+    workers = v1.Workers({"worker": ("a:1",), "ps": ("b:1",)}, "worker", 0)
+    with tf.Graph().as_default() as graph:
+        barrier = v1.Barriers(workers).after("alone", [])
+        types = sorted({op.type for op in graph.get_operations()})
+        with tf1.Session() as session:
+            session.run(barrier.op)
+    return types
+
+
+def b3_devices(cluster):
+    """Where variables and slots are."""
+    workers = cluster.members()[1]
+    with tf.Graph().as_default():
+        training = v1.parameter_server_graph(
+            weighted([1.0]), tf1.train.AdamOptimizer(), workers=workers
+        )
+        found = {v.op.name: v.device for v in tf1.global_variables()}
+        return {"devices": found, "masters": [v.op.name for v in training.masters]}
+
+
+def b3_caching(cluster):
+    workers = cluster.members()[0]
+    errors = []
+    for options in ({"caching": "tpu"}, {"towers": ["here"]}):
+        with tf.Graph().as_default():
+            try:
+                v1.parameter_server_graph(
+                    weighted([1.0]), sgd(), workers=workers, **options
+                )
+            except ValueError as error:
+                errors.append(str(error))
+    with tf.Graph().as_default():
+        v1.parameter_server_graph(
+            weighted([1.0, 1.0]),
+            sgd(),
+            workers=workers,
+            towers=["gpu:0", "gpu:1"],
+            caching="gpu",
+            caching_threshold_bytes=1,
+        )
+        (cached,) = {v._caching_device for v in tf1.trainable_variables()}
+    return {"errors": errors, "gpu": cached}
+
+
+def b4_balance(cluster):
+    """VGG-16's sizes on two parameter servers."""
+    layers = [(3, 64), (64, 64), (64, 128), (128, 128), (128, 256), (256, 256)]
+    layers += [(256, 256), (256, 512)] + [(512, 512)] * 5
+    shapes = [[3, 3, a, b] for a, b in layers]
+    shapes += [[25088, 4096], [4096, 4096], [4096, 1000]]
+    found = {}
+    for name, parts in (("whole", 1), ("divided", 2)):
+        with tf.Graph().as_default():
+            placed = v1.ByBytes(2)
+            setter = tf1.train.replica_device_setter(
+                cluster=cluster.spec, ps_strategy=placed
+            )
+            with (
+                tf1.device(setter),
+                tf1.variable_scope(
+                    "vgg", partitioner=tf1.fixed_size_partitioner(parts)
+                ),
+            ):
+                for number, shape in enumerate(shapes):
+                    tf1.get_variable(f"kernel{number}", shape)
+                    tf1.get_variable(
+                        f"bias{number}", shape[-1:], partitioner=lambda **_: [1]
+                    )
+            actual = [0, 0]
+            for v in tf1.global_variables():
+                count = int(np.prod(v.shape.as_list()))
+                actual["task:1" in v.device] += 4 * count
+            found[name] = {
+                "held": placed.bytes_held,
+                "actual": actual,
+                "warning": placed.warning,
+            }
+    return found
+
+
+def b5_sums(cluster):
+    return one_step(
+        cluster,
+        lambda rank, workers: v1.parameter_server_graph(
+            weighted([rank + 1.0]), sgd(), workers=workers
+        ),
+    )
+
+
+def b5_mean(cluster):
+    return one_step(
+        cluster,
+        lambda rank, workers: v1.parameter_server_graph(
+            weighted([rank + 1.0]), sgd(), workers=workers, mean=True
+        ),
+    )
+
+
+def b5_sparse_mean(cluster):
+    """Rows of an embedding: the mean is over workers, for each row that has one."""
+    meet = threading.Barrier(len(cluster.workers))
+
+    def act(rank, workers):
+        def loss(tower):
+            table = tf1.get_variable("t", [4, 2], initializer=tf1.zeros_initializer())
+            return tf1.reduce_sum(tf1.gather(table, [0, rank + 1]))
+
+        training = v1.parameter_server_graph(loss, sgd(), workers=workers, mean=True)
+        with cluster.session(rank) as session:
+            begin(session, workers, meet)
+            session.run(training.train_op)
+            meet.wait(60)
+            return session.run(training.masters[0])[:, 0].tolist()
+
+    return cluster.run(act)
+
+
+def b6_reads(cluster):
+    """How often a step of two towers fetches w, with and without copies."""
+    found = {}
+    for name, cached in (("cached", True), ("plain", False)):
+        with tf.Graph().as_default():
+            workers = cluster.members()[0]
+
+            def loss(tower, cached=cached):
+                w = tf1.get_variable("w", SHAPE, initializer=tf1.ones_initializer())
+                if cached:
+                    return tf1.reduce_sum(w * 2.0) + tf1.reduce_sum(w * 3.0)
+                # Each use reads by itself.
+                first, second = w.read_value(), w.read_value()
+                return tf1.reduce_sum(first * 2.0) + tf1.reduce_sum(second * 3.0)
+
+            training = v1.parameter_server_graph(
+                loss, sgd(), workers=workers, towers=["cpu:0", "cpu:1"], barrier=False
+            )
+            with cluster.session(0) as session:
+                session.run(tf1.global_variables_initializer())
+                session.run(tf1.local_variables_initializer())
+                metadata = tf1.RunMetadata()
+                session.run(
+                    training.train_op,
+                    options=tf1.RunOptions(output_partition_graphs=True),
+                    run_metadata=metadata,
+                )
+            found[name] = sum(
+                node.op == "_Recv"
+                and "/job:ps" in node.attr["send_device"].s.decode()
+                and "job:worker" in node.attr["recv_device"].s.decode()
+                and node.attr["tensor_type"].type == tf.float32.as_datatype_enum
+                for graph in metadata.partition_graphs
+                for node in graph.node
+            )
+            found["partitions"] = len(metadata.partition_graphs)
+    return found
+
+
+def b7_and_b15_towers(cluster):
+    """Two towers with gradients 1 and 5: their mean is 3, not 1 and not 6."""
+    return {
+        "parameter_server": one_step(
+            cluster,
+            lambda rank, workers: v1.parameter_server_graph(
+                weighted([1.0, 5.0]), sgd(), workers=workers, towers=["cpu:0", "cpu:1"]
+            ),
+        ),
+        "replicated": one_step(
+            cluster,
+            lambda rank, workers: v1.replicated_graph(
+                weighted([1.0, 5.0]), sgd(), workers=workers, towers=["cpu:0", "cpu:1"]
+            ),
+        ),
+    }
+
+
+def b7_lockstep(cluster):
+    """No worker begins a step before all have applied the one before."""
+    steps, meet, seen = 10, threading.Barrier(len(cluster.workers)), []
+
+    def act(rank, workers):
+        training = v1.parameter_server_graph(weighted([1.0]), sgd(), workers=workers)
+        delays = random.Random(rank)
+        with cluster.session(rank) as session:
+            begin(session, workers, meet)
+            for step in range(steps):
+                threading.Event().wait(delays.choice([0, 0.02]))
+                session.run(training.train_op)
+                seen.append(int(session.run(training.global_step)) - (step + 1) * 3)
+        return None
+
+    cluster.run(act)
+    return [min(seen), max(seen)]
+
+
+def b8_replicated(cluster):
+    """Copies beside the master after every step; two towers, momentum, rows."""
+    meet = threading.Barrier(len(cluster.workers))
+
+    def act(rank, workers, mean=False):
+        numbers = np.random.RandomState(rank)
+        x = tf1.placeholder(tf.float32, [None, 5])
+
+        def loss(tower):
+            start = tf1.random_normal_initializer(seed=3)
+            hidden = tf1.get_variable("a/w", [5, 4], initializer=start)
+            out = tf1.get_variable("b/w", [4, 1], initializer=start)
+            return tf1.reduce_mean((x @ hidden @ out - tower) ** 2)
+
+        training = v1.replicated_graph(
+            loss,
+            tf1.train.MomentumOptimizer(0.01, 0.9),
+            workers=workers,
+            towers=["cpu:0", "cpu:1"],
+            mean=mean,
+        )
+        copies = [
+            [v for v in tf1.local_variables() if v.op.name == f"tower{t}/{m.op.name}"]
+            for m in training.masters
+            for t in range(2)
+        ]
+        with cluster.session(rank) as session:
+            begin(session, workers, meet)
+            session.run(training.sync_initial)
+            meet.wait(60)
+            equal, moved = [], []
+            before = session.run(training.masters[0])
+            for _ in range(8):
+                session.run(training.train_op, {x: numbers.normal(size=[6, 5])})
+                meet.wait(60)
+                master = session.run(list(training.masters))
+                own = session.run([found[0] for found in copies])
+                equal.append(
+                    all(
+                        np.array_equal(own[2 * i + t], value)
+                        for i, value in enumerate(master)
+                        for t in range(2)
+                    )
+                )
+                moved.append(not np.array_equal(master[0], before))
+                before = master[0]
+                meet.wait(60)
+            last = [value.tolist() for value in master]
+        return {
+            "equal": equal,
+            "moved": moved,
+            "last": last,
+            "barriers": training.barriers,
+            "slots": [
+                v.device
+                for v in tf1.global_variables()
+                if v.op.name.endswith("Momentum")
+            ],
+        }
+
+    return cluster.run(act)
+
+
+def b8_mean(cluster):
+    return one_step(
+        cluster,
+        lambda rank, workers: v1.replicated_graph(
+            weighted([rank + 1.0]), sgd(), workers=workers, mean=True
+        ),
+    )
+
+
+def b9_towers(cluster):
+    """A tower with a renamed layer, and a variable that is not get_variable's."""
+    errors = []
+
+    def renamed(tower):
+        name = "dense" if tower == 0 else "dense_1"
+        return tf1.reduce_sum(tf1.get_variable(f"{name}/kernel", [2]))
+
+    def strange(tower):
+        return tf1.reduce_sum(tf1.Variable([1.0, 2.0], name="stray"))
+
+    for loss in (renamed, strange):
+        with tf.Graph().as_default():
+            try:
+                v1.replicated_graph(
+                    loss,
+                    sgd(),
+                    workers=cluster.members()[0],
+                    towers=["cpu:0", "cpu:1"],
+                )
+            except v1_error() as error:
+                errors.append(str(error))
+    return errors
+
+
+def v1_error():
+    from tfcluster.runtime import CollectiveMismatchError
+
+    return CollectiveMismatchError
+
+
+def normalised(x, rank):
+    """A model with moving averages, as layers of old kept them."""
+
+    def loss(tower):
+        w = tf1.get_variable("w", [3, 1], initializer=tf1.ones_initializer())
+        mean = tf1.get_variable(
+            "norm/moving_mean",
+            [3],
+            initializer=tf1.zeros_initializer(),
+            trainable=False,
+            collections=[
+                tf1.GraphKeys.GLOBAL_VARIABLES,
+                tf1.GraphKeys.MODEL_VARIABLES,
+            ],
+        )
+        batch = tf1.reduce_mean(x, 0)
+        update = mean.assign(0.5 * mean + 0.5 * batch)
+        with tf1.control_dependencies([update]):
+            return tf1.reduce_mean(tf1.square((x - batch) @ w - rank))
+
+    return loss
+
+
+def b10_and_b11_model_variables(cluster):
+    """Moving averages of the chief on the ps; who comes late begins with them."""
+    meet = threading.Barrier(len(cluster.workers))
+
+    def act(rank, workers):
+        x = tf1.placeholder(tf.float32, [None, 3])
+        training = v1.replicated_graph(normalised(x, rank), sgd(), workers=workers)
+        (own,) = (v for v in tf1.model_variables() if v.op.name.startswith("tower0"))
+        shadow = training.masters[-1]
+        with cluster.session(rank) as session:
+            begin(session, workers, meet)
+            session.run(training.sync_initial)
+            meet.wait(60)
+            for _ in range(3):
+                session.run(training.train_op, {x: np.full([2, 3], rank + 1.0)})
+            before = session.run(shadow)[0]
+            meet.wait(60)
+            if training.sync_model_variables is not None:
+                session.run(training.sync_model_variables)
+            meet.wait(60)
+            found = {
+                "name": shadow.op.name,
+                "trained": shadow in tf1.trainable_variables(),
+                "before": float(before),
+                "own": float(session.run(own)[0]),
+                "shadow": float(session.run(shadow)[0]),
+                "syncs": training.sync_model_variables is not None,
+            }
+            # As one that comes late does.
+            session.run(tf1.local_variables_initializer())
+            fresh = float(session.run(own)[0])
+            session.run(training.sync_initial)
+            masters = session.run(list(training.masters))
+            locals_ = {v.op.name: v for v in tf1.local_variables()}
+            same = [
+                np.array_equal(session.run(locals_[f"tower0/{m.op.name}"]), value)
+                for m, value in zip(training.masters, masters, strict=True)
+            ]
+            return {**found, "fresh": fresh, "late": same}
+
+    return cluster.run(act)
+
+
+def b12_barriers(cluster):
+    """Barriers of a step do not grow with the number of variables."""
+    found = []
+    for count in (1, 20):
+
+        def loss(tower, count=count):
+            return tf1.add_n(
+                [tf1.reduce_sum(tf1.get_variable(f"v{i}", [2])) for i in range(count)]
+            )
+
+        with tf.Graph().as_default() as graph:
+            training = v1.replicated_graph(loss, sgd(), workers=cluster.members()[0])
+            dequeues = [op for op in graph.get_operations() if "Dequeue" in op.type]
+            found.append([training.barriers, len(dequeues)])
+    return found
+
+
+def b13_other_workers(cluster):
+    """The second worker has renamed a layer: it learns what differs."""
+
+    def act(rank, workers):
+        def loss(tower):
+            name = "dense" if rank != 1 else "dense_1"
+            return tf1.reduce_sum(tf1.get_variable(f"{name}/kernel", [2, 3]))
+
+        training = v1.replicated_graph(loss, sgd(), workers=workers)
+        try:
+            with tf1.train.MonitoredTrainingSession(
+                cluster.workers[rank].target,
+                is_chief=workers.is_chief,
+                hooks=[training.hook],
+                config=tf1.ConfigProto(
+                    device_filters=["/job:ps", f"/job:worker/task:{rank}"]
+                ),
+            ):
+                return "trains"
+        except v1_error() as error:
+            return str(error)
+
+    return cluster.run(act)
+
+
+def together(cluster):
+    """Workers stop at steps of their own: nobody waits for one that has left.
+
+    One graph after the other, on the same parameter servers.
+    """
+    found = {}
+    for name, build, mean in (
+        ("sums", v1.parameter_server_graph, False),
+        ("mean", v1.parameter_server_graph, True),
+        ("replicated", v1.replicated_graph, False),
+        ("replicated_mean", v1.replicated_graph, True),
+    ):
+
+        def act(rank, workers, name=name, build=build, mean=mean):
+            training = build(
+                weighted([1.0]), sgd(), workers=workers, mean=mean, name=name
+            )
+            steps = 0
+            with tf1.train.MonitoredTrainingSession(
+                cluster.workers[rank].target,
+                is_chief=workers.is_chief,
+                hooks=[training.hook],
+                config=tf1.ConfigProto(
+                    device_filters=["/job:ps", f"/job:worker/task:{rank}"],
+                    operation_timeout_in_ms=60000,
+                ),
+            ) as session:
+                # The second worker leaves after three steps.
+                while not session.should_stop() and not (rank == 1 and steps == 3):
+                    session.run(training.train_op)
+                    steps += 1
+            return steps
+
+        found[name] = cluster.run(act)
+    return found
+
+
+def d7_shared_name(cluster):
+    """Two sessions on two servers see one queue, by its name."""
+
+    def queue():
+        with tf1.device("/job:ps/task:1"):
+            return tf1.FIFOQueue(10, [tf.int32], shapes=[[]], shared_name="numbers")
+
+    with tf.Graph().as_default():
+        put = queue().enqueue_many([[3, 1, 4]])
+        with cluster.session(0) as session:
+            session.run(put)
+    with tf.Graph().as_default():
+        take = queue().dequeue_many(3)
+        with cluster.session(1) as session:
+            return session.run(take).tolist()
+
+
+TWO = {"b5_sums", "b5_mean", "b5_sparse_mean", "b7_and_b15_towers", "b8_mean"}
+
+
+def main(names):
+    stacks_after(100)
+    clusters = []
+    for name in names:
+        # A parameter server keeps what graphs of the same names have left there.
+        clusters.append(Cluster(2, 2 if name in TWO else 3))
+        print(json.dumps([name, globals()[name](clusters[-1])]), flush=True)
+
+
+main(sys.argv[2:])
