@@ -313,6 +313,7 @@ class Driver:
             found = {
                 "TF_CONFIG": cluster.tf_config(task),
                 "TFCLUSTER_DATA_SERVICE": data_service,
+                "TFCLUSTER_DATA_TASKS": self._job.data_tasks(),
                 "TFCLUSTER_PARAMETER_SERVERS": parameter_servers,
             }
             frame: dict[str, Any] = {

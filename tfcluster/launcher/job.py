@@ -139,6 +139,11 @@ class Job:
             return None
         return f"grpc://{address(dispatcher.place, ports.get(DISPATCHER))}"
 
+    def data_tasks(self) -> str | None:
+        """How many data tasks there are, if any."""
+        count = sum(task.type == DISPATCHER.type for task in self.specs)
+        return str(count) if count else None
+
     def parameter_servers(self, ports: Mapping[TaskId, int]) -> str | None:
         """Where ps tasks serve variables, in their order, if there are such."""
         found = [

@@ -13,12 +13,12 @@ DEFAULT_STEPS = 100
 
 _GROWTH = 10
 """The first steps trace and compile: their pace says little about those to come."""
-_FAR = 0.02
+_FAR = 0.1
 """Replicas this close to their mean (relative) are no matter, however that grows."""
 _GROWN = 4.0
-"""So many times what it was at its least, and they drift."""
-_SETTLED = 5
-"""Averagings before the first word: at the start of training weights move quickly."""
+"""So many times as far as in the beginning, and they drift."""
+_BEGINNING = 5
+"""Averagings: weights move quickly then, and show what is usual."""
 
 
 @dataclass
@@ -61,7 +61,8 @@ class Schedule:
 class Drift:
     """How far replicas are from their mean, averaging by averaging."""
 
-    least: float = math.inf
+    usual: float = 0.0
+    """The farthest that they were in the beginning."""
     seen: int = 0
     warned: bool = False
 
@@ -72,7 +73,7 @@ class Drift:
         an averaging after ``steps`` steps.
         """
         self.seen += 1
-        if self.warned or steps < 1:
+        if self.warned:
             return None
         if not math.isfinite(distance):
             self.warned = True
@@ -80,16 +81,15 @@ class Drift:
                 "the parameters of a replica are not finite any more, and so neither "
                 "is their average: try a lower learning rate"
             )
-        # One step more between averagings lets replicas go one step farther.
-        pace = distance / steps
-        grown = pace / self.least if 0.0 < self.least < math.inf else 1.0
-        self.least = min(self.least, pace)
-        if self.seen <= _SETTLED or distance < _FAR or grown < _GROWN:
+        if self.seen <= _BEGINNING:
+            self.usual = max(self.usual, distance)
+            return None
+        if distance < max(_FAR, _GROWN * self.usual):
             return None
         self.warned = True
         return (
             f"the replicas drift: after {steps} steps their parameters were "
-            f"{distance:.1%} away from their average, {grown:.1f} times as far as at "
-            "their closest. Average more often (runtime.sync_every), or train with a "
+            f"{distance:.1%} away from their average, and {self.usual:.1%} at most in "
+            "the beginning. Average more often (runtime.sync_every), or train with a "
             "lower learning rate"
         )

@@ -48,6 +48,8 @@ class Context:
     options: Runtime = field(default_factory=Runtime)
     data_service: str | None = None
     """``grpc://host:port`` of the tf.data service, where the run has one."""
+    data_tasks: int = 1
+    """How many tasks compute there."""
     parameter_servers: tuple[str, ...] = ()
     """``host:port`` of the parameter service of every ps task, in order."""
     device_filters: tuple[str, ...] = ()
@@ -121,6 +123,7 @@ def context_from(env: Mapping[str, str]) -> Context:
         strategy=strategy,
         options=_options(env.get("TFCLUSTER_RUNTIME", ""), strategy),
         data_service=env.get("TFCLUSTER_DATA_SERVICE"),
+        data_tasks=number(env, "TFCLUSTER_DATA_TASKS", default=1, at_least=1),
         parameter_servers=_listed(env.get("TFCLUSTER_PARAMETER_SERVERS", "")),
         device_filters=_filters(env.get("TFCLUSTER_DEVICE_FILTERS", "[]")),
     )

@@ -104,7 +104,8 @@ def common_seed(context: Context) -> int:
 def _concerns(context: Context) -> bool:
     if context.strategy is Strategy.NONE or context.place is None:
         return False
-    return context.size > 1 or context.strategy in _SERVED
+    remote = context.data_service is not None
+    return context.size > 1 or remote or context.strategy in _SERVED
 
 
 def _independent(context: Context) -> bool:

@@ -20,6 +20,7 @@ from tfcluster.runtime.keras.local_sgd import LocalUpdate
 from tfcluster.runtime.keras.masters import Masters
 from tfcluster.runtime.keras.model_variables import ModelVariables
 from tfcluster.runtime.keras.progress import Progress
+from tfcluster.runtime.keras.remote_data import RemoteData, desk_of
 from tfcluster.runtime.keras.served import ServedUpdate
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.updates import CollectiveUpdate
@@ -28,7 +29,10 @@ from tfcluster.runtime.parameter_server.client import Servers
 
 def begin(context: Context) -> Session:
     """Hook into the imported Keras, once for each process."""
-    return _BEGINNINGS[context.strategy](context)
+    session = _BEGINNINGS[context.strategy](context)
+    if found := desk_of(context):
+        RemoteData(session, *found).install()
+    return session
 
 
 def _collective(context: Context) -> Session:

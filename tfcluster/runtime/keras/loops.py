@@ -39,6 +39,9 @@ _KEEPS_BATCHES = (
 )
 """Transformations whose elements are batches where those of their inputs are."""
 
+YIELDS_BATCHES = "_tfcluster_yields_batches"
+"""On datasets of ours, whose class does not tell."""
+
 
 class Loops:
     """The hook on ``Dataset.__iter__``, and the share of what it has yielded last."""
@@ -92,7 +95,8 @@ class Loops:
             or not yields_batches(dataset)
         ):
             return original(dataset)
-        return original(_divided(dataset, Passage(session, self)))
+        iterator = original(_divided(dataset, Passage(session, self)))
+        return _settling(iterator, session)
 
 
 class Passage:
@@ -125,8 +129,28 @@ class Passage:
         return (start, stop) if rows else (0, 1)
 
 
+def _settling(iterator: Any, session: Session) -> Any:
+    """Have the weights be those of all ranks once ``iterator`` has no more batches."""
+    kind = type(iterator)
+    if session.settle is Session.settle:
+        return iterator
+
+    def following(self: Any) -> Any:
+        try:
+            return kind.__next__(self)
+        except StopIteration:
+            session.settle("end of a pass over a dataset")
+            raise
+
+    # Python looks for __next__ in the class; all else is to stay what it is.
+    iterator.__class__ = type(kind.__name__, (kind,), {"__next__": following})
+    return iterator
+
+
 def yields_batches(dataset: Any) -> bool:
     """Whether the elements of a dataset are batches for sure."""
+    if getattr(dataset, YIELDS_BATCHES, False):
+        return True
     kind = type(dataset).__name__.removeprefix("_").removesuffix("Dataset")
     if kind in _BATCHES:
         return True

@@ -1,0 +1,193 @@
+# As people write scripts: without types.
+# mypy: allow-untyped-defs, allow-untyped-calls, allow-subclassing-any
+"""Trainings under ``strategy: local_sgd``: RESULTS [CASE...], as in ``cases/tools.py``.
+
+What each rank finds is saved; cases look at weights between averagings as well.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tests.runtime.programs.cases.tools import classifier, compiled, data, main, results
+from tfcluster.runtime import world
+
+
+def sgd(rate=0.1):
+    return keras.optimizers.SGD(rate)
+
+
+def local(model):
+    """The weights as they are on this rank: nothing is averaged by looking."""
+    return np.concatenate([w.value.numpy().reshape(-1) for w in model.weights])
+
+
+class Watch(keras.callbacks.Callback):
+    """Keeps a rank's own weights after every step."""
+
+    def __init__(self):
+        super().__init__()
+        self.steps = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.steps.append(local(self.model))
+
+
+def case_fit():
+    """Four steps an epoch, the last one of two rows."""
+    x, y = data()
+    watch = Watch()
+    model = compiled(classifier(), sgd())
+    history = model.fit(x, y, batch_size=16, epochs=3, shuffle=False, callbacks=[watch])
+    after = local(model)
+    return {
+        **results(model, history),
+        "steps": np.array(watch.steps),
+        "after": after,
+    }
+
+
+def case_many_weights():
+    """Bytes are counted as they leave a rank that shares no memory with others."""
+    x, y = data(96)
+    model = compiled(
+        keras.Sequential(
+            [keras.Input((6,)), keras.layers.Dense(20000), keras.layers.Dense(2)]
+        ),
+        sgd(0.001),
+        loss="mse",
+        metrics=[],
+    )
+    transport: Any = world.group()._transport
+    transport._place = ""
+    model.fit(x, keras.utils.to_categorical(y), batch_size=12, verbose=0)
+    before = transport.sent_bytes
+    model.fit(x, keras.utils.to_categorical(y), batch_size=12, epochs=12, verbose=0)
+    return {"sent": np.array(transport.sent_bytes - before)}
+
+
+def case_looked_at():
+    """Evaluation, saving and restoring in the midst of an interval."""
+    x, y = data()
+    model = compiled(classifier(), keras.optimizers.Adam(0.05))
+    backup = keras.callbacks.BackupAndRestore("backup", save_freq=2)
+    checkpoint = keras.callbacks.ModelCheckpoint("best.keras", monitor="loss")
+    model.fit(x, y, batch_size=16, epochs=2, callbacks=[backup, checkpoint], verbose=0)
+    saved = keras.models.load_model("best.keras")
+    at_checkpoint = local(saved)
+    at_end = local(model)
+    for i in range(0, 20, 10):
+        model.train_on_batch(x[i : i + 10], y[i : i + 10])
+    apart = local(model)
+    loss, _ = model.evaluate(x, y, verbose=0)
+    evaluated = local(model)
+    model.train_on_batch(x[:10], y[:10])
+    model.save("other.keras")
+    return {
+        "checkpoint": at_checkpoint,
+        "at_end": at_end,
+        "apart": apart,
+        "loss": np.array(loss),
+        "evaluated": evaluated,
+        "saved": local(keras.models.load_model("other.keras")),
+        "after_saving": local(model),
+    }
+
+
+def case_validated():
+    x, y = data()
+    seen = []
+
+    class Look(keras.callbacks.Callback):
+        def on_test_begin(self, logs=None):
+            seen.append(local(self.model))
+
+    model = compiled(classifier(), sgd())
+    model.fit(x, y, batch_size=16, epochs=2, validation_split=0.2, callbacks=[Look()])
+    return {"seen": np.array(seen)}
+
+
+def tape_loop(compile_step):
+    x, y = data(96)
+    dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(10)
+    model, other = classifier(), classifier()
+    optimizers = sgd(), keras.optimizers.Adam(0.01)
+
+    def step(x, y):
+        for net, optimizer in zip((model, other), optimizers, strict=True):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(
+                    keras.losses.sparse_categorical_crossentropy(y, net(x))
+                )
+            weights = net.trainable_variables
+            optimizer.apply(tape.gradient(loss, weights), weights)
+
+    if compile_step:
+        step = tf.function(step)
+    found = []
+    for _ in range(2):
+        for batch in dataset:
+            step(*batch)
+            found.append(local(model))
+        found.append(local(model))
+    return {"steps": np.array(found), "other": local(other)}
+
+
+def case_tape_eager():
+    return tape_loop(compile_step=False)
+
+
+def case_tape_graph():
+    return tape_loop(compile_step=True)
+
+
+def case_embedding():
+    """Sparse gradients, and a last batch with fewer rows than ranks."""
+    ids = np.arange(49) % 7
+    model = keras.Sequential(
+        [
+            keras.Input((1,), dtype="int32"),
+            keras.layers.Embedding(9, 4),
+            keras.layers.Flatten(),
+            keras.layers.Dense(2, activation="softmax"),
+        ]
+    )
+    compiled(model, sgd(0.5))
+    history = model.fit(ids[:, None], ids % 2, batch_size=16, epochs=4, shuffle=False)
+    return results(model, history)
+
+
+def case_batch_normalization():
+    x, y = data()
+    model = compiled(classifier(keras.layers.BatchNormalization()), sgd())
+    model.fit(x, y, batch_size=16, epochs=3, verbose=0)
+    return results(model)
+
+
+def case_mixed_precision():
+    keras.mixed_precision.set_global_policy("mixed_float16")
+    try:
+        x, y = data()
+        model = compiled(classifier(dtype="mixed_float16"), sgd())
+        history = model.fit(x, y, batch_size=16, epochs=4, verbose=0)
+        return {**results(model, history), "scaled": np.array(model.optimizer.name)}
+    finally:
+        keras.mixed_precision.set_global_policy("float32")
+
+
+def case_drift():
+    """A rate at which replicas run away from each other."""
+    x, y = data()
+    model = compiled(classifier(), keras.optimizers.Adam(1e-4))
+    for rate in [1e-4] * 8 + [1.0] * 6:
+        model.optimizer.learning_rate = rate
+        model.fit(x, y, batch_size=16, verbose=0)
+    return {"done": np.array(1)}
+
+
+if __name__ == "__main__":
+    main(globals())

@@ -1,0 +1,190 @@
+"""``strategy: local_sgd``: ranks that train by themselves, and are averaged."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from tests.runtime.ranks import Job, Ranks, run_jobs
+
+pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(600)]
+
+Values = Mapping[str, NDArray[Any]]
+
+SIZE = 3
+COMPARED = ("fit", "embedding", "batch_normalization", "many_weights")
+OF_INTERVALS = (
+    "fit",
+    "many_weights",
+    "looked_at",
+    "validated",
+    "tape_eager",
+    "tape_graph",
+    "embedding",
+    "mixed_precision",
+    "drift",
+)
+STEPS = 3
+"""Between averagings, in the jobs that are not about every single step."""
+
+
+@dataclass(frozen=True)
+class Found:
+    folder: Path
+    jobs: Mapping[str, Ranks]
+
+    def of(self, job: str, case: str) -> list[Values]:
+        """What each rank has found."""
+        return [self._values(job, case, rank) for rank in range(SIZE)]
+
+    def _values(self, job: str, case: str, rank: int) -> Values:
+        values = np.load(self.folder / f"{job}-{rank}.npz")
+        start = f"{case}/"
+        found = {k[len(start) :]: values[k] for k in values if k.startswith(start)}
+        assert found, f"there is no case {case} in {job}"
+        assert "error" not in found, str(found["error"])
+        return found
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    folder = tmp_path_factory.mktemp("local-sgd")
+
+    def job(name: str, strategy: str, options: Any, *cases: str) -> Job:
+        env = {
+            "TFCLUSTER_STRATEGY": strategy,
+            "TFCLUSTER_RUNTIME": json.dumps(options),
+        }
+        args = (str(folder / name), *cases)
+        return Job(name, SIZE, "local_sgd.py", args, env)
+
+    jobs = [
+        job("collective", "collective", {}, *COMPARED),
+        job("every-step", "local_sgd", {"sync_every": 1}, *COMPARED),
+        job("intervals", "local_sgd", {"sync_every": STEPS}, *OF_INTERVALS),
+        job("seconds", "local_sgd", {"sync_seconds": 0.05}, "fit"),
+    ]
+    ended = run_jobs(folder, jobs, timeout_s=500)
+    for ranks in ended.values():
+        assert set(ranks.exit_codes) == {0}, ranks.outputs
+    return Found(folder, ended)
+
+
+def assert_alike(ranks: list[Values], *keys: str) -> None:
+    for other in ranks[1:]:
+        for key in keys or ranks[0]:
+            np.testing.assert_array_equal(other[key], ranks[0][key], err_msg=key)
+
+
+def differ(ranks: list[NDArray[Any]]) -> bool:
+    return all(np.abs(other - ranks[0]).max() > 1e-6 for other in ranks[1:])
+
+
+@pytest.mark.parametrize("case", COMPARED[:3])
+def test_averaged_after_every_step_it_is_collective_training(
+    found: Found, case: str
+) -> None:
+    local, collective = (found.of(job, case) for job in ("every-step", "collective"))
+    assert_alike(local)
+    assert local[0].keys() == collective[0].keys()
+    for key, value in collective[0].items():
+        limit = 1e-6 * np.abs(value).max()
+        np.testing.assert_allclose(
+            local[0][key], value, rtol=0, atol=limit, err_msg=key
+        )
+
+
+def test_ranks_go_their_own_ways_until_they_are_averaged(found: Found) -> None:
+    ranks = found.of("intervals", "fit")
+    assert_alike(ranks, "after")
+    for step in range(12):
+        weights = [values["steps"][step] for values in ranks]
+        if (step + 1) % 4 == 0:
+            # The end of an epoch, where the callback may look at the weights: what it
+            # kept after the epoch's last step is from before that.
+            assert differ(weights)
+        elif (step % 4 + 1) % STEPS == 0:
+            assert_alike([{"weights": each} for each in weights])
+        else:
+            assert differ(weights)
+
+
+def test_the_mean_is_weighted_by_rows(found: Found) -> None:
+    # One step of plain SGD from the same weights: the mean of the replicas by rows is
+    # one machine's step. Ranks have 5, 5 and 6 of 16 rows.
+    ranks = found.of("intervals", "fit")
+    first = [values["steps"][0] for values in ranks]
+    rows = np.array([5, 5, 6]) / 16
+    mean = sum(share * weights for share, weights in zip(rows, first, strict=True))
+    (one, *_) = found.of("collective", "fit")
+    np.testing.assert_allclose(mean, one["steps"][0], rtol=0, atol=1e-6)
+
+
+def test_bytes_fall_by_the_interval(found: Found) -> None:
+    sent = {
+        job: int(found.of(job, "many_weights")[0]["sent"])
+        for job in ("collective", "every-step", "intervals")
+    }
+    assert sent["every-step"] == pytest.approx(sent["collective"], rel=0.03)
+    # 96 steps, and a fit that begins with one copy of the weights.
+    assert sent["collective"] / sent["intervals"] == pytest.approx(STEPS, rel=0.05)
+
+
+def test_weights_are_averaged_before_they_are_looked_at(found: Found) -> None:
+    ranks = found.of("intervals", "looked_at")
+    assert_alike(ranks, "checkpoint", "at_end", "loss", "evaluated", "saved")
+    assert differ([values["apart"] for values in ranks])
+    for values in ranks:
+        np.testing.assert_array_equal(values["saved"], values["after_saving"])
+
+
+def test_validation_is_of_the_average(found: Found) -> None:
+    ranks = found.of("intervals", "validated")
+    assert len(ranks[0]["seen"]) == 2
+    assert_alike(ranks)
+
+
+@pytest.mark.parametrize("case", ["tape_eager", "tape_graph"])
+def test_loops_are_averaged_on_the_way_and_at_the_end_of_a_pass(
+    found: Found, case: str
+) -> None:
+    ranks = found.of("intervals", case)
+    # Ten batches and the end of each pass; the first batch is computed alike.
+    for place, apart in [(1, True), (2, False), (3, True), (9, True), (10, False)]:
+        weights = [values["steps"][place] for values in ranks]
+        assert differ(weights) == apart, place
+    assert_alike(ranks, "other")
+    assert differ([values["steps"][12] for values in ranks])
+
+
+def test_sparse_gradients_and_ranks_without_rows(found: Found) -> None:
+    ranks = found.of("intervals", "embedding")
+    assert_alike(ranks)
+    losses = ranks[0]["history_loss"]
+    assert losses[-1] < losses[0]
+
+
+def test_mixed_precision_trains(found: Found) -> None:
+    ranks = found.of("intervals", "mixed_precision")
+    assert_alike(ranks)
+    assert str(ranks[0]["scaled"]) == "loss_scale_optimizer"
+    assert ranks[0]["history_loss"][-1] < ranks[0]["history_loss"][0]
+
+
+def test_replicas_that_drift_are_told_of_once(found: Found) -> None:
+    chief, *others = found.jobs["intervals"].outputs
+    assert chief.count("the replicas drift: after") == 1
+    assert "%" in chief.partition("the replicas drift")[2].partition("\n")[0]
+    assert not any("drift:" in output for output in others)
+
+
+def test_seconds_are_as_many_steps_on_all_ranks(found: Found) -> None:
+    ranks = found.of("seconds", "fit")
+    assert_alike(ranks, "after")
