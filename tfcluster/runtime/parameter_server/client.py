@@ -29,11 +29,12 @@ from tfcluster.runtime.parameter_server.cutting import (
     pushed_part,
 )
 from tfcluster.runtime.parameter_server.differences import facts_of
-from tfcluster.runtime.parameter_server.messages import Message
+from tfcluster.runtime.parameter_server.messages import Message, padded
 from tfcluster.runtime.parameter_server.placement import (
     Piece,
     Placement,
     Variable,
+    bytes_of,
     placed,
 )
 
@@ -161,6 +162,7 @@ class Servers:
                 found = _values(opened, answers)
                 for ps, answer in answers.items():
                     opened.versions[ps] = answer.header["version"]
+            self._connections.share(model, _message_sizes(opened))
             self._models[model] = opened
         version = max(opened.versions)
         return Opened(found, version, defined, placement)
@@ -180,16 +182,15 @@ class Servers:
                 pieces = found.placement[ps]
                 kinds, arrays = pushed_part(found.variables, pieces, gradients)
                 self._teach(model, found, ps, kinds)
-                requests[ps] = Message(
-                    {
-                        "op": "push",
-                        "model": model,
-                        "version": found.versions[ps],
-                        "weight": weight,
-                        "kinds": kinds,
-                    },
-                    arrays,
-                )
+                header = {
+                    "op": "push",
+                    "model": model,
+                    "version": found.versions[ps],
+                    "weight": weight,
+                    "kinds": kinds,
+                }
+                sharing = self._connections.sharing[ps]
+                requests[ps] = sharing.placed(model, Message(header, arrays))
             answers = self._ask(requests)
             for ps, answer in answers.items():
                 found.versions[ps] = answer.header["version"]
@@ -336,3 +337,12 @@ def _values(model: _Model, answers: Mapping[int, Message]) -> list[Array]:
         },
     )
     return [array for array in found if isinstance(array, np.ndarray)]
+
+
+def _message_sizes(model: _Model) -> dict[int, int]:
+    """Of each ps: what all its pieces take in a message, none of them as rows."""
+    return {
+        ps: sum(padded(bytes_of(model.variables, piece)) for piece in pieces)
+        for ps, pieces in enumerate(model.placement)
+        if pieces
+    }

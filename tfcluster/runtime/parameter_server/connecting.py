@@ -26,6 +26,7 @@ from tfcluster.runtime.parameter_server.messages import (
     MessageError,
     Outgoing,
 )
+from tfcluster.runtime.parameter_server.sharing import Sharing
 
 _HANDSHAKE_S = 10.0
 _FIRST_RETRY_S = 0.002
@@ -50,6 +51,7 @@ class Connections:
         self._timeout_s = stall_timeout_s
         self._pool = Pool()
         self._sockets: list[socket.socket] = []
+        self.sharing = [Sharing() for _ in addresses]
         self._failure: CollectiveError | None = None
         self.waited_s = 0.0
         self.sent_bytes = 0
@@ -73,6 +75,15 @@ class Connections:
         for connection in self._sockets:
             connection.close()
 
+    def share(self, model: str, sizes: Mapping[int, int]) -> None:
+        """Have memory in common with each ps of this host for messages so large."""
+        for ps, size in sizes.items():
+            offered = self.sharing[ps].offer(size)
+            if offered is not None:
+                message, descriptor = offered
+                answer = self.exchange({ps: message})[ps]
+                self.sharing[ps].agreed(model, answer, descriptor)
+
     def exchange(self, requests: Mapping[int, Message]) -> dict[int, Message]:
         """Send each ps its message, and take each one's answer.
 
@@ -89,7 +100,8 @@ class Connections:
 
     def _exchange(self, requests: Mapping[int, Message]) -> dict[int, Message]:
         sending = {ps: Outgoing(message) for ps, message in requests.items()}
-        receiving = {ps: Incoming(self._pool) for ps in requests}
+        rooms = [sharing.rooms for sharing in self.sharing]
+        receiving = {ps: Incoming(self._pool, rooms[ps]) for ps in requests}
         answers: dict[int, Message] = {}
         while receiving:
             progress = False

@@ -238,6 +238,15 @@ class Engine:
         """Set one of the optimizer's own. Raises KeyError where there is none."""
         self._slots[path].assign(_constant(value))
 
+    def release(self) -> None:
+        """Give every variable memory of its own.
+
+        An optimizer that keeps a gradient as it is (``previous.assign(gradient)``)
+        makes a variable of the array that the gradient came in.
+        """
+        for variable in [*self._variables, *self._slots.values()]:
+            variable.assign(_constant(_array(variable.read_value()).copy()))
+
 
 def _constant(value: Array) -> Any:
     """A tensor of its own memory."""

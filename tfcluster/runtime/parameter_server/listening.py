@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
+from dataclasses import dataclass, field
 
 from tfcluster.runtime.collective.handshake import Member
 from tfcluster.runtime.collective.memory import Pool
@@ -20,9 +21,12 @@ from tfcluster.runtime.parameter_server.messages import (
     receive,
     send,
 )
+from tfcluster.runtime.parameter_server.rooms import Numbered
 from tfcluster.runtime.parameter_server.service import RefusedError, Service
+from tfcluster.runtime.parameter_server.sharing import Shared
 
 _BUFFER_BYTES = 1 << 22
+_LOOKS, _LOOK_S = 20, 0.0005
 _PURPOSE = 1 << 32
 """Keeps proofs of this port from being used at one where ranks meet, and back."""
 
@@ -42,6 +46,17 @@ def tune(connection: socket.socket) -> None:
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER_BYTES)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+@dataclass(slots=True)
+class _Guest:
+    """A training task that is connected."""
+
+    rank: int
+    connection: socket.socket
+    shared: Shared = field(default_factory=Shared)
+    copied: set[str] = field(default_factory=set)
+    """Models whose optimizer keeps gradients: it gets copies."""
 
 
 class Listening:
@@ -89,11 +104,12 @@ class Listening:
         with self._lock:
             self._connections.add(connection)
         self._service.joined(rank, connection)
+        guest = _Guest(rank, connection)
         try:
             connection.settimeout(None)
             tune(connection)
             while True:
-                self._exchange(rank, connection)
+                self._exchange(guest)
         except (OSError, EOFError, MessageError):
             # It has gone, or what it says makes no sense: the others go on.
             pass
@@ -103,22 +119,47 @@ class Listening:
                 self._connections.discard(connection)
             connection.close()
 
-    def _exchange(self, rank: int, connection: socket.socket) -> None:
-        request, received = receive(connection, self._pool)
-        reply = self._reply(rank, connection, request)
+    def _exchange(self, guest: _Guest) -> None:
+        request, received = receive(guest.connection, self._pool, guest.shared.rooms)
+        model, room = str(request.header.get("model")), request.room
+        if model in guest.copied:
+            request = Message(request.header, [a.copy() for a in request.arrays])
+        reply = self._reply(guest, request)
         # Its memory is free again before the next message comes.
         del request
-        sent = send(connection, reply)
+        if room is not None and not _let_go(guest.shared.rooms, room):
+            self._service.release(model)
+            guest.copied.add(model)
+        sent = send(guest.connection, reply)
         with self._lock:
             self.received_bytes += received
             self.sent_bytes += sent
 
-    def _reply(self, rank: int, connection: Any, request: Message) -> Message:
+    def _reply(self, guest: _Guest, request: Message) -> Message:
         try:
-            return self._service.answer(rank, connection, request)
+            if request.header.get("op") == "share":
+                return guest.shared.attach(request)
+            return self._service.answer(
+                guest.rank,
+                guest.connection,
+                request,
+                lambda answer: guest.shared.answer(request.header, answer),
+            )
         except RefusedError as error:
             return Message({"error": error.kind, "text": str(error)})
         except Exception as error:
             # Of TensorFlow, or a request without what it needs: its maker has to know.
             text = f"{type(error).__name__}: {error}"
             return Message({"error": "failed", "text": text})
+
+
+def _let_go(rooms: Numbered, number: int) -> bool:
+    """Whether nothing has anything of a room any more.
+
+    Threads of TensorFlow may be about to.
+    """
+    for _ in range(_LOOKS):
+        if rooms.is_free(number):
+            return True
+        time.sleep(_LOOK_S)
+    return False

@@ -5,6 +5,7 @@
     header    JSON; "arrays" has a dtype and a shape for each array
     arrays    one after the other, each from a multiple of 64 bytes on
 
+Where the header has a "room", they lie there, in memory that both ends share.
 Arrays are sent from where they are, and received where TensorFlow can take them over
 as they are: nothing is copied on the way. Both ends work on blocking sockets and on
 others.
@@ -43,6 +44,24 @@ class MessageError(Exception):
 class Message:
     header: Mapping[str, Any]
     arrays: Sequence[Array] = field(default_factory=tuple)
+    room: int | None = None
+    """The number of the shared room that has the arrays already, in their order."""
+
+    @property
+    def size(self) -> int:
+        """Of the arrays, as they lie one after the other."""
+        return sum(padded(array.nbytes) for array in self.arrays)
+
+    def moved(self, room: Array, number: int) -> Message:
+        """The same with its arrays in a shared room, which has to be large enough."""
+        offset = 0
+        arrays = []
+        for array in self.arrays:
+            part = room[offset : offset + array.nbytes]
+            part[:] = flat(array)
+            arrays.append(part.view(array.dtype).reshape(array.shape))
+            offset += padded(array.nbytes)
+        return Message(self.header, arrays, number)
 
 
 def flat(array: Array) -> Array:
@@ -62,6 +81,9 @@ class Outgoing:
         header = dict(message.header)
         if message.arrays:
             header["arrays"] = [[a.dtype.name, a.shape] for a in message.arrays]
+        if message.room is not None:
+            header["room"] = message.room
+            arrays = []
         text = json.dumps(header, separators=(",", ":")).encode()
         length = sum(padded(len(array)) for array in arrays)
         self._views = [memoryview(_PREFIX.pack(len(text), length) + text)]
@@ -92,8 +114,10 @@ class Outgoing:
 class Incoming:
     """A message on its way from a socket."""
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: Pool, rooms: Mapping[int, Array] | None = None) -> None:
+        """``rooms`` are those that the other end may have put arrays into."""
         self._pool = pool
+        self._rooms = rooms or {}
         self._buffer = np.empty(_PREFIX.size, np.uint8)
         self._view = self._buffer.data
         self._position = 0
@@ -128,13 +152,15 @@ class Incoming:
         """What has arrived, once it is done."""
         arrays = []
         offset = 0
+        room = self._header.pop("room", None)
+        buffer = self._buffer if room is None else self._rooms[room]
         for name, shape in self._header.pop("arrays", ()):
             dtype = np.dtype(name)
             size = math.prod(shape) * dtype.itemsize
-            part = self._buffer[offset : offset + size]
+            part = buffer[offset : offset + size]
             arrays.append(part.view(dtype).reshape(shape))
             offset += padded(size)
-        return Message(self._header, arrays)
+        return Message(self._header, arrays, room)
 
     def _advance(self) -> None:
         self._stage += 1
@@ -144,23 +170,29 @@ class Incoming:
                 raise MessageError("a header that is too long")
             self._take(np.empty(header, np.uint8))
         elif self._stage == 2:
-            self._header = _parsed(self._buffer.tobytes(), self._length)
+            text = self._buffer.tobytes()
+            self._header = _parsed(text, self._length, self._rooms)
             self._take(self._pool.empty(self._length, np.uint8))
 
     def _take(self, buffer: Array) -> None:
         self._buffer, self._view, self._position = buffer, buffer.data, 0
 
 
-def _parsed(text: bytes, length: int) -> dict[str, Any]:
+def _parsed(text: bytes, length: int, rooms: Mapping[int, Array]) -> dict[str, Any]:
     try:
         header = json.loads(text)
         sizes = [
             math.prod(shape) * np.dtype(name).itemsize
             for name, shape in header.get("arrays", ())
         ]
+        room = header.get("room")
+        # A room is large enough, or not there.
+        space = None if room is None else len(rooms.get(room, ()))
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise MessageError(f"a header that cannot be read: {error}") from error
-    if min(sizes, default=0) < 0 or sum(map(padded, sizes)) != length:
+    needed = sum(map(padded, sizes))
+    fits = needed == length if space is None else needed <= space and length == 0
+    if min(sizes, default=0) < 0 or not fits:
         raise MessageError("a header that does not fit what follows it")
     return dict(header)
 
@@ -174,9 +206,11 @@ def send(connection: socket.socket, message: Message) -> int:
     return sent
 
 
-def receive(connection: socket.socket, pool: Pool) -> tuple[Message, int]:
+def receive(
+    connection: socket.socket, pool: Pool, rooms: Mapping[int, Array]
+) -> tuple[Message, int]:
     """A message from a blocking socket, and how many bytes it was."""
-    incoming = Incoming(pool)
+    incoming = Incoming(pool, rooms)
     received = 0
     while not incoming.done:
         received += incoming.receive(connection)

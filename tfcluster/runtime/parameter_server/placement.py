@@ -91,14 +91,14 @@ def bytes_per_server(
     variables: Sequence[Variable], placement: Placement
 ) -> tuple[int, ...]:
     return tuple(
-        sum(
-            variables[piece.variable].bytes
-            * (piece.end - piece.start)
-            // max(1, variables[piece.variable].rows)
-            for piece in pieces
-        )
-        for pieces in placement
+        sum(bytes_of(variables, piece) for piece in pieces) for pieces in placement
     )
+
+
+def bytes_of(variables: Sequence[Variable], piece: Piece) -> int:
+    variable = variables[piece.variable]
+    row = variable.bytes // max(1, variable.rows)
+    return row * (piece.end - piece.start)
 
 
 def _whole(variable: Variable, index: int) -> Piece:

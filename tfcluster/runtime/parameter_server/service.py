@@ -96,13 +96,27 @@ class Service:
                 del self._definers[model]
             self._lock.notify_all()
 
-    def answer(self, rank: int, connection: object, request: Message) -> Message:
-        """What to send back. Raises RefusedError where it cannot be done."""
+    def answer(
+        self,
+        rank: int,
+        connection: object,
+        request: Message,
+        place: Callable[[Message], Message] = lambda answer: answer,
+    ) -> Message:
+        """What to send back. Raises RefusedError where it cannot be done.
+
+        ``place`` may copy what the answer has, before anything is applied again.
+        """
         verb = self._verbs.get(request.header.get("op", ""))
         if verb is None:
             raise RefusedError("failed", "an unknown request")
         with self._lock:
-            return verb(rank, connection, request)
+            return place(verb(rank, connection, request))
+
+    def release(self, model: str) -> None:
+        """Let go of the memory of gradients that optimizers have kept."""
+        with self._lock:
+            self._models[model].master.engine.release()
 
     def statistics(self) -> Mapping[str, Any]:
         """Of all models together."""
@@ -187,6 +201,8 @@ class Service:
                 # All ranks wait for this step: all have to know.
                 step.error = RefusedError("failed", str(error))
             step.done = True
+            # Others may not have left yet: nothing of the gradients stays with them.
+            step.pushed = {}
             self._lock.notify_all()
         while not step.done:
             if missing := sorted(self._gone - step.pushed.keys()):

@@ -1,0 +1,59 @@
+"""Pushes gradients of 40 MB to the ps tasks and gets the weights back: median seconds.
+
+``argv[1]``: how many numbers the variable has; ``argv[2]``: ``sum`` (what is pushed is
+subtracted) or ``none`` (the ps does nothing with it). Started by ``tfcluster launch``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfcluster.runtime.context import context_from
+from tfcluster.runtime.parameter_server.client import Piece, Servers, Variable
+from tfcluster.runtime.parameter_server.graphs import serialised
+
+REPEATS, WARM = 30, 5
+
+count = int(sys.argv[1])
+context = context_from(os.environ)
+servers = Servers(
+    context.parameter_servers, rank=context.rank, size=context.size, token=context.token
+)
+variable = Variable("weights", "float32", (count // 1000, 1000))
+
+
+def pack(pieces: Sequence[Piece], kinds: str) -> bytes:
+    rows = [piece.end - piece.start for piece in pieces]
+    shadows = [tf.Variable(tf.zeros([each, 1000])) for each in rows]
+
+    def apply(gradients: list[Any]) -> None:
+        for shadow, gradient in zip(shadows, gradients, strict=True):
+            if sys.argv[2] == "sum":
+                shadow.assign_sub(gradient)
+
+    return serialised(apply, shadows, {}, kinds)
+
+
+zeros = np.zeros(variable.shape, np.float32)
+servers.open("model", [variable], [zeros], "d", pack, splittable=True)
+gradient = np.ones(variable.shape, np.float32)
+times = []
+for _ in range(WARM + REPEATS):
+    begin = time.perf_counter()
+    servers.push("model", [gradient])
+    times.append(time.perf_counter() - begin)
+if context.rank == 0:
+    found = {
+        "push": statistics.median(times[WARM:]),
+        "bytes": [each["bytes"] for each in servers.statistics()],
+    }
+    print("TIMES", json.dumps(found), flush=True)
