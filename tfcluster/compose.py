@@ -14,7 +14,14 @@ from typing import Any
 
 from tfcluster import program
 from tfcluster.loading import PACKAGE_ROOT, module_argv
-from tfcluster.model import BUILT_IN_SERVERS, Description, Runtime, Strategy, TaskId
+from tfcluster.model import (
+    BUILT_IN_SERVERS,
+    RANKED_TYPES,
+    Description,
+    Runtime,
+    Strategy,
+    TaskId,
+)
 from tfcluster.placement import Place
 from tfcluster.program import Program
 from tfcluster.tfconfig import Cluster, cluster, device_filters
@@ -110,8 +117,12 @@ def compose(
         kind: _Group.of(description, kind, uses_tensorflow)
         for kind in description.tasks
     }
-    has_ps = "ps" in description.tasks
-    return tuple(groups[p.task.type].spec(p, size=size, has_ps=has_ps) for p in places)
+    # Where tasks are servers, the chief's graph is on all of them: it has to see them.
+    driven = any(groups[kind].server for kind in RANKED_TYPES if kind in groups)
+    filtered = "ps" in description.tasks and not driven
+    return tuple(
+        groups[p.task.type].spec(p, size=size, filtered=filtered) for p in places
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,12 +187,12 @@ class _Group:
             cwd=str(description.workdir),
         )
 
-    def spec(self, place: Place, *, size: int, has_ps: bool) -> TaskSpec:
+    def spec(self, place: Place, *, size: int, filtered: bool) -> TaskSpec:
         if self.program.program and not self.server:
             arguments = ("run", *self.program.program)
         else:
             arguments = self.program.program
-        filters = tuple(device_filters(place.task, self.strategy, has_ps=has_ps))
+        filters = tuple(device_filters(place.task, self.strategy, has_ps=filtered))
         own = _own_env(place, size)
         parsed, warm = self.program, self.warm
         if place.host.python is not None and parsed.python == self.python:

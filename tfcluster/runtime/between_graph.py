@@ -16,6 +16,7 @@ from tfcluster.runtime.context import Context
 from tfcluster.runtime.program import Program
 
 NAMES = (
+    "ClusterSpec",
     "MonitoredTrainingSession",
     "Supervisor",
     "SyncReplicasOptimizer",

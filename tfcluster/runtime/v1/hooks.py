@@ -169,10 +169,11 @@ class _Around:
             bound = signature.bind(*args, **kwargs)
             said = bound.arguments.get("is_chief")
             bound.arguments["is_chief"] = self._is_chief(said)
-            original(*bound.args, **bound.kwargs)
             graph = bound.arguments.get("graph") or tf1.get_default_graph()
             with graph.as_default():
                 managers.guard(self.workers)
+            # It is the last that may add to the graph.
+            original(*bound.args, **bound.kwargs)
 
         return begin
 

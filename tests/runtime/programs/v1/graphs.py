@@ -230,42 +230,56 @@ def b5_sparse_mean(cluster):
 
 
 def b6_reads(cluster):
-    """How often a step of two towers fetches w, with and without copies."""
-    found = {}
-    for name, cached in (("cached", True), ("plain", False)):
-        with tf.Graph().as_default():
-            workers = cluster.members()[0]
+    """How often a step of two towers fetches w, with copies and without."""
+    workers, towers = cluster.members()[0], ["cpu:0", "cpu:1"]
 
-            def loss(tower, cached=cached):
-                w = tf1.get_variable("w", SHAPE, initializer=tf1.ones_initializer())
-                if cached:
-                    return tf1.reduce_sum(w * 2.0) + tf1.reduce_sum(w * 3.0)
-                # Each use reads by itself.
-                first, second = w.read_value(), w.read_value()
-                return tf1.reduce_sum(first * 2.0) + tf1.reduce_sum(second * 3.0)
+    def loss(tower):
+        w = tf1.get_variable("w", SHAPE, initializer=tf1.ones_initializer())
+        return tf1.reduce_sum(w * (tower + 2.0))
 
-            training = v1.parameter_server_graph(
-                loss, sgd(), workers=workers, towers=["cpu:0", "cpu:1"], barrier=False
+    def cached():
+        return v1.parameter_server_graph(
+            loss, sgd(), workers=workers, towers=towers, barrier=False
+        ).train_op
+
+    def plain():
+        losses = []
+        for tower in range(2):
+            device = f"{workers.device}/device:CPU:{tower}"
+            setter = tf1.train.replica_device_setter(
+                cluster=cluster.spec, worker_device=device
             )
-            with cluster.session(0) as session:
-                session.run(tf1.global_variables_initializer())
-                session.run(tf1.local_variables_initializer())
-                metadata = tf1.RunMetadata()
-                session.run(
-                    training.train_op,
-                    options=tf1.RunOptions(output_partition_graphs=True),
-                    run_metadata=metadata,
-                )
-            found[name] = sum(
-                node.op == "_Recv"
-                and "/job:ps" in node.attr["send_device"].s.decode()
-                and "job:worker" in node.attr["recv_device"].s.decode()
-                and node.attr["tensor_type"].type == tf.float32.as_datatype_enum
-                for graph in metadata.partition_graphs
-                for node in graph.node
+            with (
+                tf1.device(setter),
+                tf1.variable_scope("", reuse=tf1.AUTO_REUSE),
+            ):
+                losses.append(loss(tower))
+        return sgd().minimize(tf1.add_n(losses))
+
+    return {build.__name__: fetches(cluster, build) for build in (cached, plain)}
+
+
+def fetches(cluster, build):
+    """How many tensors of floats go from parameter servers to a worker in a step."""
+    with tf.Graph().as_default():
+        step = build()
+        with cluster.session(0) as session:
+            session.run(tf1.global_variables_initializer())
+            session.run(tf1.local_variables_initializer())
+            metadata = tf1.RunMetadata()
+            session.run(
+                step,
+                options=tf1.RunOptions(output_partition_graphs=True),
+                run_metadata=metadata,
             )
-            found["partitions"] = len(metadata.partition_graphs)
-    return found
+    return sum(
+        node.op == "_Recv"
+        and "/job:ps" in node.attr["send_device"].s.decode()
+        and "job:worker" in node.attr["recv_device"].s.decode()
+        and node.attr["tensor_type"].type == tf.float32.as_datatype_enum
+        for graph in metadata.partition_graphs
+        for node in graph.node
+    )
 
 
 def b7_and_b15_towers(cluster):
@@ -299,7 +313,7 @@ def b7_lockstep(cluster):
                 threading.Event().wait(delays.choice([0, 0.02]))
                 session.run(training.train_op)
                 seen.append(int(session.run(training.global_step)) - (step + 1) * 3)
-        return None
+        return
 
     cluster.run(act)
     return [min(seen), max(seen)]
