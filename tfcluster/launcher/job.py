@@ -100,6 +100,7 @@ class Job:
             runtime.strategy is Strategy.PARAMETER_SERVER and not runtime.synchronous
         )
         alone = _ALONE.get(description.restart.scope, asynchronous)
+        data = [task for task in self.specs if task.type == DISPATCHER.type]
         return Plan(
             tasks={task: spec.place.host.name for task, spec in self.specs.items()},
             roles={task: role_of(spec) for task, spec in self.specs.items()},
@@ -107,6 +108,8 @@ class Job:
             start_timeout_s=description.start_timeout_s,
             max_restarts=description.restart.max,
             restart_alone=alone,
+            apart=frozenset(data),
+            spare=frozenset(data) - {DISPATCHER},
             min_training=self._min_training(),
             listeners=frozenset(t for t, s in self.specs.items() if _is_awaited(s)),
         )

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from tfcluster.errors import ExitCode
-from tfcluster.lifecycle.flow import VERDICT, Result, end, of, stop
+from tfcluster.lifecycle.flow import VERDICT, Result, alive, end, of, stop
 from tfcluster.lifecycle.types import (
     Action,
     Failure,
@@ -47,6 +47,11 @@ def judge(state: State) -> Result:
     state = replace(state, pending=())
     if _may_restart(state, (cause, *others)):
         return restart(state, cause)
+    if _can_be_spared(state, (cause, *others)):
+        named = ", ".join(str(failure.task) for failure in (cause, *others))
+        text = f"warning: {named} failed ({cause.cause}); the others go on without it"
+        spared = [replace(each, secondary=True) for each in (cause, *others)]
+        return state, [*spared, Say(text)]
     actions: list[Action] = [cause, *later]
     if state.plan.max_restarts and cause.task is not None:
         actions.append(Say(f"giving up after {state.restarts} restarts"))
@@ -72,6 +77,15 @@ def _may_restart(state: State, failures: Iterable[Failure]) -> bool:
         and state.phase is Phase.TRAINING
         and all(map(_can_be_got_over, failures))
         and (not lost_hosts(state) or enough_are_left(state))
+    )
+
+
+def _can_be_spared(state: State, failures: Iterable[Failure]) -> bool:
+    """Others do the work of what has failed, and are there."""
+    return (
+        state.phase is Phase.TRAINING
+        and all(failure.task in state.plan.spare for failure in failures)
+        and any(alive(state.tasks[task]) for task in state.plan.apart)
     )
 
 
@@ -105,7 +119,8 @@ def restart(state: State, cause: Failure) -> Result:
     failed = frozenset(
         task for task, s in state.tasks.items() if s.state is TaskState.FAILED
     )
-    alone = state.plan.restart_alone and not lost_hosts(state)
+    by_itself = state.plan.restart_alone or failed <= state.plan.apart
+    alone = by_itself and not lost_hosts(state)
     again = (
         failed
         if alone

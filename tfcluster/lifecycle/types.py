@@ -31,6 +31,10 @@ class Plan:
     max_restarts: int = 0
     restart_alone: bool = False
     """A failed task is started again by itself, not together with all others."""
+    apart: frozenset[TaskId] = frozenset()
+    """Tasks that are started again by themselves in any case."""
+    spare: frozenset[TaskId] = frozenset()
+    """Of those, the ones whose work is done by what is left of them, if need be."""
     min_training: int | None = None
     """A restart may leave hosts out as long as so many training tasks are left."""
 

@@ -5,13 +5,22 @@ Clients reach the dispatcher at TFCLUSTER_DATA_SERVICE, and learn the rest from 
 
 from __future__ import annotations
 
+import os
+import shutil
 import socket
+import stat
+import tempfile
+from pathlib import Path
 from typing import Any
 
 from tfcluster.runtime.context import Context
 from tfcluster.runtime.errors import ContextError
 
 _CONNECT_TIMEOUT_S = 60.0
+
+_HEARTBEAT_MS = 500
+_WORKER_TIMEOUT_MS = 5000
+"""So long after its last word a data task is taken for dead."""
 
 
 def start(context: Context) -> list[Any]:
@@ -29,15 +38,51 @@ def start(context: Context) -> list[Any]:
 
     servers: list[Any] = []
     if context.task_index == 0:
-        config = service.DispatcherConfig(port=int(port), protocol=protocol)
+        # What it has given out already, for the next attempt after it was killed.
+        journal = _private(journal_of(context))
+        config = service.DispatcherConfig(
+            port=int(port),
+            protocol=protocol,
+            work_dir=str(journal),
+            fault_tolerant_mode=True,
+            worker_timeout_ms=_WORKER_TIMEOUT_MS,
+        )
         servers.append(service.DispatchServer(config))
     else:
         host = _own_address(host, int(port))
     config = service.WorkerConfig(
-        dispatcher_address=address, worker_address=f"{host}:%port%", protocol=protocol
+        dispatcher_address=address,
+        worker_address=f"{host}:%port%",
+        protocol=protocol,
+        heartbeat_interval_ms=_HEARTBEAT_MS,
     )
     servers.append(service.WorkerServer(config))
     return servers
+
+
+def clear(context: Context) -> None:
+    """The service is stopped for good, or begins anew: nobody needs its journal."""
+    if context.task_index == 0:
+        shutil.rmtree(journal_of(context), ignore_errors=True)
+
+
+def journal_of(context: Context) -> Path:
+    """Where the dispatcher keeps what has to outlive it: on its own host."""
+    name = f"tfcluster-{os.geteuid()}-{context.run or os.getpid()}-data"
+    return Path(tempfile.gettempdir()) / name
+
+
+def _private(folder: Path) -> Path:
+    """``folder``, which nobody else can read or has put there.
+
+    Raises ContextError where somebody has.
+    """
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    mine = found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) == 0o700
+    if not mine or not stat.S_ISDIR(found.st_mode):
+        raise ContextError(f"{folder} is not a folder of yours alone: take it away")
+    return folder
 
 
 def _own_address(host: str, port: int) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from tfcluster.runtime import data_service
@@ -35,7 +35,8 @@ def serve(context: Context) -> NoReturn:
     reporter().listen()
     reporter().phase("importing tensorflow")
     if context.task_type == "data":
-        _until_stopped(data_service.start(context), None)
+        producing = data_service.start(context)
+        _until_stopped(producing, None, lambda: data_service.clear(context))
     # TensorFlow's server comes last: who finds it listening finds ours, too.
     parameters = _parameters(context)
     _until_stopped(start(context), parameters)
@@ -51,12 +52,17 @@ def _parameters(context: Context) -> Serving | None:
     return serving.start(context, reporter())
 
 
-def _until_stopped(server: Any, parameters: Serving | None) -> NoReturn:
+def _until_stopped(
+    server: Any,
+    parameters: Serving | None,
+    clear: Callable[[], None] = lambda: None,
+) -> NoReturn:
     """Keep the servers alive until we are told to end."""
     reporter().phase("serving")
     signal.sigwait(_STOP)
     if parameters is not None:
         parameters.report()
+    clear()
     # TensorFlow cannot shut a server down cleanly: no destructors, then.
     sys.stdout.flush()
     sys.stderr.flush()
