@@ -112,13 +112,18 @@ def _pour(
     pieces: list[list[Piece]],
     loads: list[int],
 ) -> None:
-    """Fill up the ps with the fewest bytes to ``level``, then the next, ..."""
+    """Fill up the ps with the fewest bytes to ``level``, then the next, ...
+
+    None gets two pieces: what is left goes to the last.
+    """
     row = variable.bytes // variable.rows
     start = 0
+    left = set(range(len(loads)))
     while start < variable.rows:
-        ps = loads.index(min(loads))
+        ps = min(left, key=lambda ps: (loads[ps], ps))
+        left.remove(ps)
         room = max(1, round((level - loads[ps]) / row))
-        end = min(variable.rows, start + room)
+        end = min(variable.rows, start + room) if left else variable.rows
         whole = (start, end) == (0, variable.rows)
         pieces[ps].append(Piece(index, start, end, whole))
         loads[ps] += (end - start) * row
