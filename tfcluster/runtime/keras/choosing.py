@@ -29,9 +29,13 @@ from tfcluster.runtime.parameter_server.client import Servers
 
 def begin(context: Context) -> Session:
     """Hook into the imported Keras, once for each process."""
-    session = _BEGINNINGS[context.strategy](context)
-    if found := desk_of(context):
-        RemoteData(session, *found).install()
+    if (
+        context.strategy is Strategy.PARAMETER_SERVER
+        and not context.options.synchronous
+    ):
+        return _independent(context)
+    session = _IN_STEP[context.strategy](context)
+    _with_data_tasks(context, session)
     return session
 
 
@@ -49,10 +53,8 @@ def _local_sgd(context: Context) -> Session:
     return session
 
 
-def _parameter_server(context: Context) -> Session:
-    if context.options.synchronous:
-        return _served_in_step(context, averages_state=True)
-    return _independent(context)
+def _synchronous(context: Context) -> Session:
+    return _served_in_step(context, averages_state=True)
 
 
 def _replicated(context: Context) -> Session:
@@ -91,8 +93,15 @@ def _independent(context: Context) -> Session:
         warning_s=context.options.stall_warning_s,
         warn=session.reporter.warning,
     )
+    # Before batches are dealt: what comes from data tasks has been.
+    _with_data_tasks(context, session)
     independent.install(session, masters, progress)
     return session
+
+
+def _with_data_tasks(context: Context, session: Session) -> None:
+    if found := desk_of(context):
+        RemoteData(session, *found).install()
 
 
 def _session(context: Context) -> Session:
@@ -127,9 +136,9 @@ def _servers(context: Context, session: Session) -> Callable[[], Servers]:
     return connect
 
 
-_BEGINNINGS: dict[Strategy, Callable[[Context], Session]] = {
+_IN_STEP: dict[Strategy, Callable[[Context], Session]] = {
     Strategy.COLLECTIVE: _collective,
     Strategy.LOCAL_SGD: _local_sgd,
-    Strategy.PARAMETER_SERVER: _parameter_server,
+    Strategy.PARAMETER_SERVER: _synchronous,
     Strategy.REPLICATED: _replicated,
 }
