@@ -13,6 +13,9 @@ from typing import Any
 import tensorflow as tf
 
 _PYTHON = ("EagerPyFunc", "PyFunc", "PyFuncStateless", "GeneratorDataset")
+_STATE = ("MutableDenseHashTableV2", "MutableHashTableV2", "VarHandleOp")
+"""They may change while the data tasks go on with what they were."""
+
 _SHUFFLE = "ShuffleDatasetV3"
 _SEED, _SEED2, _GENERATOR = 2, 3, 4
 """Places among a shuffle's inputs."""
@@ -70,12 +73,9 @@ class Pipeline:
         for node in _nodes(graph):
             if node.op in _PYTHON:
                 return "it calls Python (a generator, or py_function)"
-        generators = {
-            node.input[_GENERATOR] for node in graph.node if _reshuffles(node)
-        }
         for node in graph.node:
-            if _holds(node) and node.name not in generators:
-                return "it uses a variable or table of this process"
+            if node.op in _STATE:
+                return "it uses a variable of this process"
         return None if tasks == 1 else _why_undivided(graph)
 
     def for_pass(self, number: int, name: str) -> Any:
@@ -129,13 +129,6 @@ def _nodes(graph: Any) -> Iterator[Any]:
 def _reshuffles(node: Any) -> bool:
     # To ask an attribute that is not there is to make one.
     return node.op == _SHUFFLE and bool(node.attr["reshuffle_each_iteration"].b)
-
-
-def _holds(node: Any) -> bool:
-    """A variable, a table or the like."""
-    return node.op == "Const" and bool(
-        node.attr["dtype"].type == tf.resource.as_datatype_enum
-    )
 
 
 def _draws(node: Any) -> bool:

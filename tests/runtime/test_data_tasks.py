@@ -1,0 +1,188 @@
+"""An unmodified script's tf.data pipelines are computed by the run's data tasks."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from tests.runtime.harness import WarmInterpreter, held_ports
+from tests.runtime.ranks import Job, Ranks, run_jobs
+from tfcluster.runtime.context import Context
+from tfcluster.runtime.data_service import journal_of
+
+pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(600)]
+
+Values = Mapping[str, NDArray[Any]]
+ROWS, EPOCHS = 50, 3
+
+
+@contextmanager
+def data_tasks(
+    warm: WarmInterpreter, folder: Path, count: int
+) -> Iterator[dict[str, str]]:
+    """So many; what the other tasks are told of them."""
+    folder.mkdir()
+    (folder / "WHO").write_text("1")
+    with held_ports(1) as (port,):
+        env = {
+            "TF_GRPC_REUSE_PORT": "true",
+            "TFCLUSTER_DATA_SERVICE": f"grpc://127.0.0.1:{port}",
+            "TFCLUSTER_DATA_TASKS": str(count),
+            "TFCLUSTER_RUN": folder.name,
+        }
+        tasks = []
+        for index in range(count):
+            named = {**env, "TFCLUSTER_TASK": f"data:{index}"}
+            tasks.append(warm.start(["server"], folder, named))
+            tasks[-1].wait_for_event("phase", phase="serving")
+        yield env
+        for task in tasks:
+            os.kill(task.pid, signal.SIGTERM)
+            assert task.end().status == 0
+        assert not journal_of(Context(run=folder.name)).exists()
+
+
+@dataclass(frozen=True)
+class Found:
+    folder: Path
+    jobs: Mapping[str, Ranks]
+
+    def of(self, job: str, case: str) -> list[Values]:
+        """What each rank has found."""
+        size = len(self.jobs[job].exit_codes)
+        return [self._values(job, case, rank) for rank in range(size)]
+
+    def _values(self, job: str, case: str, rank: int) -> Values:
+        values = np.load(self.folder / f"{job}-{rank}.npz")
+        start = f"{case}/"
+        found = {k[len(start) :]: values[k] for k in values if k.startswith(start)}
+        assert found, f"there is no case {case} in {job}"
+        assert "error" not in found, str(found["error"])
+        return found
+
+
+@pytest.fixture(scope="module")
+def found(warm: WarmInterpreter, tmp_path_factory: pytest.TempPathFactory) -> Found:
+    folder = tmp_path_factory.mktemp("data-tasks")
+
+    def job(name: str, env: Mapping[str, str], *cases: str, **options: Any) -> Job:
+        runtime = {"TFCLUSTER_RUNTIME": json.dumps(options)}
+        args = (str(folder / name), *cases)
+        return Job(name, 3, "data_tasks.py", args, {**env, **runtime})
+
+    with (
+        data_tasks(warm, folder / "one-task", 1) as one,
+        data_tasks(warm, folder / "two-tasks", 2) as two,
+    ):
+        jobs = [
+            job("here", {}, "fit", "loop", "structures"),
+            job("one", one, "fit", "loop", "structures", "kept_here"),
+            job("two", two, "fit", "loop"),
+            Job(
+                "alone",
+                1,
+                "data_tasks.py",
+                (str(folder / "alone"), "passes", "reasons"),
+            ),
+        ]
+        ended = run_jobs(folder, jobs, timeout_s=500)
+    for ranks in ended.values():
+        assert set(ranks.exit_codes) == {0}, ranks.outputs
+    return Found(folder, ended)
+
+
+@pytest.mark.parametrize("case", ["fit", "loop", "structures"])
+def test_one_reader_gives_what_every_rank_reads_by_itself(
+    found: Found, case: str
+) -> None:
+    for there, here in zip(found.of("one", case), found.of("here", case), strict=True):
+        assert there.keys() == here.keys()
+        for key in here.keys() - {"makers"}:
+            np.testing.assert_array_equal(there[key], here[key], err_msg=key)
+
+
+def test_the_data_tasks_compute_the_elements(found: Found) -> None:
+    for job, maker in [("here", 0), ("one", 1), ("two", 1)]:
+        for values in found.of(job, "fit"):
+            assert values["makers"].tolist() == [maker]
+
+
+@pytest.mark.parametrize("job", ["one", "two"])
+def test_every_element_is_used_once_in_an_epoch(found: Found, job: str) -> None:
+    ranks = found.of(job, "fit")
+    for epoch in range(EPOCHS):
+        parts = [values[f"seen_{epoch}"] for values in ranks]
+        used = np.concatenate(parts)
+        # Last batches of one or two rows give one that does not count to the others.
+        assert set(used.tolist()) == set(range(ROWS))
+        assert ROWS <= len(used) <= ROWS + 4
+    orders = [ranks[0][f"seen_{epoch}"].tolist() for epoch in range(EPOCHS)]
+    assert orders[0] != orders[1] != orders[2]
+    for values in ranks[1:]:
+        np.testing.assert_array_equal(values["w0"], ranks[0]["w0"])
+
+
+def test_loops_use_every_element_once_in_a_pass(found: Found) -> None:
+    ranks = found.of("two", "loop")
+    for epoch in range(2):
+        first = ranks[0][f"first_{epoch}"]
+        for values in ranks[1:]:
+            np.testing.assert_array_equal(values[f"first_{epoch}"], first)
+        rest = np.concatenate([values[f"rest_{epoch}"] for values in ranks])
+        assert set(first.tolist()) | set(rest.tolist()) == set(range(ROWS))
+
+
+def test_a_generator_stays_with_the_ranks_and_they_say_so(found: Found) -> None:
+    for values in found.of("one", "kept_here"):
+        assert values["makers"].tolist() == [0]
+    chief = found.jobs["one"].outputs[0]
+    assert chief.count("computed by every rank, not by the data tasks") == 1
+    assert "it calls Python" in chief
+
+
+@pytest.mark.parametrize("name", ["seeded", "common", "twice", "fixed", "plain"])
+def test_a_pass_elsewhere_has_the_order_that_it_has_here(
+    found: Found, name: str
+) -> None:
+    (values,) = found.of("alone", "passes")
+    np.testing.assert_array_equal(values[f"{name}_there"], values[f"{name}_here"])
+
+
+def test_passes_differ_where_they_do_here(found: Found) -> None:
+    (values,) = found.of("alone", "passes")
+    repeated = values["repeated_there"]
+    # The first is as it is here; later ones are in other orders of their own.
+    np.testing.assert_array_equal(repeated[0], values["repeated_here"][0])
+    orders = {tuple(each.tolist()) for each in repeated}
+    assert len(orders) == 3
+    assert all(sorted(each) == sorted([*range(9)] * 2) for each in orders)
+    assert len(set(values["draws"].tolist())) == 3
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "one", "two"),
+    [
+        ("plain", "None", "None"),
+        ("python", "it calls Python", "it calls Python"),
+        ("variable", "it uses a variable", "it uses a variable"),
+        ("take", "None", "cannot share take"),
+        ("remainder", "None", "drop a remainder"),
+        ("file", "None", "cannot share tfrecord"),
+    ],
+)
+def test_what_data_tasks_cannot_compute(
+    found: Found, pipeline: str, one: str, two: str
+) -> None:
+    (values,) = found.of("alone", "reasons")
+    assert one in str(values[f"{pipeline}_1"])
+    assert two in str(values[f"{pipeline}_2"])
