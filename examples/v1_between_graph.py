@@ -19,7 +19,6 @@ def parse_arguments():
     parser.add_argument("--steps", type=int, default=1500, help="of all workers")
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--checkpoints", help="folder to keep them in")
-    parser.add_argument("--synchronous", type=int, metavar="WORKERS", default=0)
     return parser.parse_args()
 
 
@@ -58,34 +57,26 @@ def main():
         correct = tf.equal(tf.argmax(logits, 1), labels)
         accuracy = tf.reduce_mean(tf.cast(correct, tf.float32))
         optimizer = tf.train.AdamOptimizer(2e-3)
-        hooks = [tf.train.StopAtStepHook(last_step=arguments.steps)]
-        if arguments.synchronous:
-            optimizer = tf.train.SyncReplicasOptimizer(
-                optimizer, arguments.synchronous, arguments.synchronous
-            )
         train = optimizer.minimize(loss, global_step=global_step)
-        if arguments.synchronous:
-            hooks.append(optimizer.make_session_run_hook(is_chief=True))
 
     random = np.random.RandomState()
-    reached = 0.0
+    stop = tf.train.StopAtStepHook(last_step=arguments.steps)
+    best = 0.0
     with tf.train.MonitoredTrainingSession(
-        checkpoint_dir=arguments.checkpoints, hooks=hooks
+        checkpoint_dir=arguments.checkpoints, hooks=[stop]
     ) as session:
+        own = 0
         while not session.should_stop():
             rows = random.choice(len(training[0]), arguments.batch_size)
-            _, step, value = session.run(
-                [train, global_step, loss],
-                {images: training[0][rows], labels: training[1][rows]},
-            )
-            if step % 100 == 0:
-                print(f"step {step}: loss {value:.4f}", flush=True)
-            if step % 100 == 0 or step >= arguments.steps - 10:
-                if not session.should_stop():
-                    reached = session.run(
-                        accuracy, {images: validation[0], labels: validation[1]}
-                    )
-    print(f"validation accuracy {reached:.4f}")
+            batch = {images: training[0][rows], labels: training[1][rows]}
+            _, step, value = session.run([train, global_step, loss], batch)
+            own += 1
+            if own % 50 == 0 and not session.should_stop():
+                whole = {images: validation[0], labels: validation[1]}
+                reached = session.run(accuracy, whole)
+                best = max(best, reached)
+                print(f"step {step}: loss {value:.4f}, accuracy {reached:.4f}")
+    print(f"best validation accuracy {best:.4f}, after {own} steps of its own")
 
 
 if __name__ == "__main__":

@@ -51,37 +51,32 @@ OF_OLD = [
 Found = Mapping[str, Any]
 
 
-@pytest.fixture(scope="module", params=["resources", "references"])
-def found(
-    request: pytest.FixtureRequest,
-    warm: WarmInterpreter,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Found:
-    cases = CASES if request.param == "resources" else OF_OLD
+@pytest.fixture(scope="module")
+def found(warm: WarmInterpreter, tmp_path_factory: pytest.TempPathFactory) -> Found:
+    return run(warm, tmp_path_factory.mktemp("resources"), "resources", CASES)
+
+
+@pytest.fixture(scope="module")
+def old(warm: WarmInterpreter, tmp_path_factory: pytest.TempPathFactory) -> Found:
+    """With the variables that TensorFlow 1 had before resources."""
+    return run(warm, tmp_path_factory.mktemp("references"), "references", OF_OLD)
+
+
+def run(warm: WarmInterpreter, folder: Path, kind: str, cases: list[str]) -> Found:
     env = {"CUDA_VISIBLE_DEVICES": "", "TF_NUM_INTRAOP_THREADS": "1"}
-    ended = warm.start(
-        ["run", str(PROGRAM), request.param, *cases],
-        tmp_path_factory.mktemp("graphs"),
-        env,
-    ).end(DEADLINE_S)
+    ended = warm.start(["run", str(PROGRAM), kind, *cases], folder, env).end(DEADLINE_S)
     assert ended.status == 0, ended.output
     lines = [line for line in ended.output.splitlines() if line.startswith('["')]
     results: dict[str, Any] = dict(json.loads(line) for line in lines)
     assert list(results) == cases
-    return {**results, "kind": request.param}
-
-
-def case(found: Found, name: str) -> Any:
-    if name not in found:
-        pytest.skip("makes no difference for variables of old")
-    return found[name]
+    return results
 
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(180)]
 
 
 def test_b2_nobody_is_more_than_a_step_ahead(found: Found) -> None:
-    result = case(found, "b2_barrier")
+    result = found["b2_barrier"]
     assert result["begun"] == [25, 25, 25]
     # Who has passed a barrier finds that all others have come to it.
     assert result["ahead"] == 0
@@ -89,7 +84,7 @@ def test_b2_nobody_is_more_than_a_step_ahead(found: Found) -> None:
 
 
 def test_b2_queues_go_round_the_parameter_servers(found: Found) -> None:
-    result = case(found, "b2_devices")
+    result = found["b2_devices"]
     assert [device[:14] for device in result["devices"]] == (
         ["/job:ps/task:0"] * 3 + ["/job:ps/task:1"] * 3 + ["/job:ps/task:0"] * 3
     )
@@ -97,11 +92,11 @@ def test_b2_queues_go_round_the_parameter_servers(found: Found) -> None:
 
 
 def test_b2_one_worker_waits_for_nobody(found: Found) -> None:
-    assert not [kind for kind in case(found, "b2_alone") if "Queue" in kind]
+    assert not [kind for kind in found["b2_alone"] if "Queue" in kind]
 
 
 def test_b3_all_variables_are_on_a_ps(found: Found) -> None:
-    result = case(found, "b3_devices")
+    result = found["b3_devices"]
     assert {"w", "w/Adam", "global_step"} <= result["devices"].keys()
     assert all(at.startswith("/job:ps/task:") for at in result["devices"].values())
     # One copy: nothing but the model's variable is trained.
@@ -109,7 +104,7 @@ def test_b3_all_variables_are_on_a_ps(found: Found) -> None:
 
 
 def test_b3_caching_device(found: Found) -> None:
-    result = case(found, "b3_caching")
+    result = found["b3_caching"]
     caching, tower = result["errors"]
     assert caching.startswith(
         "caching='tpu': variables are cached on 'cpu' or on 'gpu'"
@@ -119,7 +114,7 @@ def test_b3_caching_device(found: Found) -> None:
 
 
 def test_b4_bytes_are_even(found: Found) -> None:
-    result = case(found, "b4_balance")
+    result = found["b4_balance"]
     for how in ("whole", "divided"):
         assert result[how]["held"] == result[how]["actual"]
     first, second = result["divided"]["held"]
@@ -128,44 +123,46 @@ def test_b4_bytes_are_even(found: Found) -> None:
 
 
 def test_b4_one_variable_that_is_too_large_is_told(found: Found) -> None:
-    warning = case(found, "b4_balance")["whole"]["warning"]
+    warning = found["b4_balance"]["whole"]["warning"]
     assert warning.startswith("variable vgg/kernel13/part_0 has 74% of all bytes")
     assert "fixed_size_partitioner(2)" in warning
 
 
-def test_b5_gradients_of_workers_are_applied_as_they_come(found: Found) -> None:
+def test_b5_gradients_of_workers_are_applied_as_they_come(
+    found: Found, old: Found
+) -> None:
     # 1 - 0.5 * (1 + 2), and two steps.
-    for worker in case(found, "b5_sums"):
+    for worker in (*found["b5_sums"], *old["b5_sums"]):
         assert (worker["w"], worker["step"]) == (-0.5, 2)
 
 
-def test_b5_or_their_mean_once(found: Found) -> None:
-    for worker in case(found, "b5_mean"):
+def test_b5_or_their_mean_once(found: Found, old: Found) -> None:
+    for worker in (*found["b5_mean"], *old["b5_mean"]):
         assert (worker["w"], worker["step"]) == (0.25, 1)
 
 
 def test_b5_the_mean_of_rows(found: Found) -> None:
     # Row 0 has two gradients; each of the others one, which is its mean.
-    for rows in case(found, "b5_sparse_mean"):
+    for rows in found["b5_sparse_mean"]:
         assert rows == [-0.5, -0.5, -0.5, 0.0]
 
 
-def test_b6_a_step_reads_a_variable_once(found: Found) -> None:
-    result = case(found, "b6_reads")
-    assert result["cached"] == 1
-    # Variables of old are fetched once for each device anyway.
-    assert result["plain"] == (2 if found["kind"] == "resources" else 1)
+def test_b6_a_step_reads_a_variable_once(found: Found, old: Found) -> None:
+    assert found["b6_reads"] == {"cached": 1, "plain": 2}
+    # Those of old are fetched once for each device anyway.
+    assert old["b6_reads"]["cached"] == 1
 
 
 def test_b7_a_step_ends_with_all_workers(found: Found) -> None:
-    least, most = case(found, "b7_lockstep")
+    least, most = found["b7_lockstep"]
     # All three have applied; others may be in the next step by then.
     assert least >= 0
     assert most <= 2
 
 
-def test_b8_copies_equal_the_master(found: Found) -> None:
-    workers = case(found, "b8_replicated")
+@pytest.mark.parametrize("kind", ["found", "old"])
+def test_b8_copies_equal_the_master(kind: str, request: pytest.FixtureRequest) -> None:
+    workers = request.getfixturevalue(kind)["b8_replicated"]
     for worker in workers:
         assert worker["equal"] == [True] * 8
         assert worker["moved"] == [True] * 8
@@ -175,19 +172,23 @@ def test_b8_copies_equal_the_master(found: Found) -> None:
 
 
 def test_b8_with_the_mean_of_workers(found: Found) -> None:
-    for worker in case(found, "b8_mean"):
+    for worker in found["b8_mean"]:
         assert (worker["w"], worker["own"], worker["step"]) == (0.25, [0.25], 1)
 
 
 def test_b9_shadows_go_by_name(found: Found) -> None:
-    renamed, strange = case(found, "b9_towers")
+    renamed, strange = found["b9_towers"]
     assert "tower 1 misses dense/kernel and has dense_1/kernel besides" in renamed
     assert "get_variable" in strange
     assert "tower0/stray" in strange
 
 
-def test_b10_model_variables_are_the_chiefs(found: Found) -> None:
-    chief, *others = case(found, "b10_and_b11_model_variables")
+@pytest.mark.parametrize("kind", ["found", "old"])
+def test_b10_model_variables_are_the_chiefs(
+    kind: str, request: pytest.FixtureRequest
+) -> None:
+    result = request.getfixturevalue(kind)["b10_and_b11_model_variables"]
+    chief, *others = result
     assert chief["syncs"]
     assert not any(other["syncs"] for other in others)
     assert (chief["name"], chief["trained"]) == ("norm/moving_mean", False)
@@ -198,18 +199,19 @@ def test_b10_model_variables_are_the_chiefs(found: Found) -> None:
     assert len({worker["own"] for worker in (chief, *others)}) == 3
 
 
-def test_b11_who_comes_late_begins_with_what_is_there(found: Found) -> None:
-    for worker in case(found, "b10_and_b11_model_variables"):
+def test_b11_who_comes_late_begins_with_what_is_there(found: Found, old: Found) -> None:
+    name = "b10_and_b11_model_variables"
+    for worker in (*found[name], *old[name]):
         assert worker["fresh"] == 0.0
         assert worker["late"] == [True, True]
 
 
 def test_b12_barriers_do_not_grow_with_variables(found: Found) -> None:
-    assert case(found, "b12_barriers") == [[2, 2], [2, 2]]
+    assert found["b12_barriers"] == [[2, 2], [2, 2]]
 
 
 def test_b13_another_model_is_told_readably(found: Found) -> None:
-    first, second, third = case(found, "b13_other_workers")
+    first, second, third = found["b13_other_workers"]
     assert (first, third) == ("trains", "trains")
     assert second.startswith(
         "worker:1 has another model than worker:0, the chief: missing here: "
@@ -220,7 +222,7 @@ def test_b13_another_model_is_told_readably(found: Found) -> None:
 
 def test_b15_the_mean_over_towers_is_used(found: Found) -> None:
     # Two workers, each with gradients 1 and 5: 1 - 0.5 * (3 + 3).
-    result = case(found, "b7_and_b15_towers")
+    result = found["b7_and_b15_towers"]
     for how in ("parameter_server", "replicated"):
         assert [worker["w"] for worker in result[how]] == [-2.0, -2.0]
     for worker in result["replicated"]:
@@ -229,9 +231,9 @@ def test_b15_the_mean_over_towers_is_used(found: Found) -> None:
 
 def test_workers_end_together(found: Found) -> None:
     # The second leaves after its third step; the others find out in their fourth.
-    for steps in case(found, "together").values():
+    for steps in found["together"].values():
         assert steps == [4, 3, 4]
 
 
 def test_d7_two_sessions_see_one_queue(found: Found) -> None:
-    assert case(found, "d7_shared_name") == [3, 1, 4]
+    assert found["d7_shared_name"] == [3, 1, 4]

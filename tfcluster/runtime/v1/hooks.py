@@ -26,8 +26,12 @@ from tfcluster.runtime.v1.one_server import OneServer
 from tfcluster.runtime.v1.placement import ByBytes
 from tfcluster.runtime.v1.reaching import Reach
 from tfcluster.runtime.v1.steps import StepsHook
+from tfcluster.runtime.v1.synchronous import STOP_GRACE_S, EndsTogether
 
 tf1 = tf.compat.v1
+
+_GRACE_AT = 5
+"""Where ``stop_grace_period_secs`` stands behind ``hooks``."""
 
 _used = False
 
@@ -61,6 +65,8 @@ class _Around:
         default_factory=weakref.WeakKeyDictionary
     )
     """One for each graph, however many device setters it has."""
+    synchronised: bool = False
+    """The script has a SyncReplicasOptimizer."""
 
     def __post_init__(self) -> None:
         context = self.context
@@ -127,6 +133,8 @@ class _Around:
                     "for all gradients with SyncReplicasOptimizer"
                 )
             managers.guard(self.workers)
+            if self.synchronised and len(args) <= _GRACE_AT:
+                kwargs.setdefault("stop_grace_period_secs", STOP_GRACE_S)
             return original(
                 master,
                 self._is_chief(is_chief),
@@ -157,7 +165,10 @@ class _Around:
     def sync_hook(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def hook(optimizer: Any, is_chief: Any = None, *args: Any, **kw: Any) -> Any:
-            return original(optimizer, self._is_chief(is_chief), *args, **kw)
+            chief = self._is_chief(is_chief)
+            self.synchronised = True
+            inner = original(optimizer, chief, *args, **kw)
+            return EndsTogether(optimizer, inner, is_chief=chief)
 
         return hook
 

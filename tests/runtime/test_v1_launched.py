@@ -1,0 +1,135 @@
+"""Scripts of TensorFlow 1 under the real command: nothing of a run is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.launch.cluster import Cluster, Running
+from tests.launch.oracle import assert_nothing_left, assert_nothing_runs
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE = ROOT / "examples" / "v1_between_graph.py"
+SCRIPT = Path(__file__).parent / "programs" / "v1" / "script.py"
+DEADLINE_S = 150.0
+
+pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(240)]
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    cluster = Cluster(tmp_path)
+    yield cluster
+    cluster.end()
+    assert_nothing_runs(cluster)
+
+
+def launch(
+    cluster: Cluster, program: Path, *args: str, options: tuple[str, ...] = ()
+) -> Running:
+    counts = ("-n", "2", "--ps", "1")
+    return cluster.start(*counts, *options, "--", "python", str(program), *args)
+
+
+def states(running: Running) -> dict[str, str]:
+    return {task["task"]: task["state"] for task in running.report()["tasks"]}
+
+
+def said(text: str, name: str) -> Any:
+    (line,) = [line for line in text.splitlines() if line.startswith(f"{name} {{")]
+    return json.loads(line.removeprefix(name))
+
+
+def accuracy(text: str) -> float:
+    (found,) = re.findall(r"best validation accuracy ([\d.]+)", text)
+    return float(found)
+
+
+def test_b16_no_ps_is_left_after_success(cluster: Cluster) -> None:
+    """And D5, D8: an unmodified script learns real digits; the chief writes files."""
+    folder = cluster.folder / "checkpoints"
+    running = launch(cluster, EXAMPLE, "--steps", "600", "--checkpoints", str(folder))
+    assert running.end(DEADLINE_S) == 0, running.err
+    assert states(running) == {
+        "worker:0": "succeeded",
+        "worker:1": "succeeded",
+        "ps:0": "stopped",
+    }
+    assert accuracy(running.text("worker:0")) > 0.93
+    assert (folder / "checkpoint").exists()
+    steps = [task["step"] for task in running.report()["tasks"]]
+    # Both have trained: that of 600 steps one had all is as good as impossible.
+    assert all(steps[rank] and steps[rank] > 20 for rank in (0, 1)), steps
+    assert_nothing_left(running)
+
+
+def test_b16_no_ps_is_left_after_a_crash(cluster: Cluster) -> None:
+    running = launch(cluster, SCRIPT, "fails")
+    assert running.end(DEADLINE_S) == 1
+    report = running.report()
+    assert report["first_failure"]["task"] == "worker:1"
+    assert report["first_failure"]["cause"] == "ValueError: boom"
+    assert states(running)["ps:0"] == "stopped"
+    assert_nothing_left(running)
+
+
+def test_b16_no_ps_is_left_after_ctrl_c(cluster: Cluster) -> None:
+    running = launch(cluster, SCRIPT, "waits")
+    running.wait_for_text("begun", "worker:0", "worker:1", timeout_s=DEADLINE_S)
+    # B14: no GPU for a ps, whatever the machine has.
+    plan = {task["task"]: task for task in running.plan()["tasks"]}
+    assert plan["ps:0"]["env"]["CUDA_VISIBLE_DEVICES"] == ""
+    assert plan["worker:1"]["device_filters"] == ["/job:ps", "/job:worker/task:1"]
+    os.kill(running.process.pid, signal.SIGINT)
+    assert running.end(DEADLINE_S) == 130
+    assert states(running)["ps:0"] == "stopped"
+    assert_nothing_left(running)
+
+
+def test_b14_a_ps_sees_no_gpu(cluster: Cluster) -> None:
+    planned = cluster.command(
+        "plan",
+        cluster.file("command: python x.py\ntasks: {worker: 1, ps: 2}"),
+        "--json",
+    )
+    tasks = {task["task"]: task for task in json.loads(planned.stdout)["tasks"]}
+    for name in ("ps:0", "ps:1"):
+        assert tasks[name]["env"]["CUDA_VISIBLE_DEVICES"] == ""
+
+
+def test_sync_replicas_end_together(cluster: Cluster) -> None:
+    """The mean over both workers, with TensorFlow's own optimizer for it."""
+    running = launch(cluster, SCRIPT, "synchronous")
+    status, seconds = running.end_timed(DEADLINE_S)
+    assert status == 0, running.err
+    # TensorFlow alone waits for two minutes in the end.
+    assert seconds < 60
+    for worker in ("worker:0", "worker:1"):
+        seen = said(running.text(worker), "synchronous")["seen"]
+        assert seen
+        # Each step is the mean of 1 and 2.
+        assert all(w == pytest.approx(-1.5 * step, abs=1.6) for step, w in seen)
+        assert seen[-1][0] <= 30
+    assert_nothing_left(running)
+
+
+def test_d4_the_chief_builds_the_whole_graph(cluster: Cluster) -> None:
+    """The workers are built-in servers that run no script; the default strategy."""
+    config = {
+        "command": ["python", str(SCRIPT), "whole_graph"],
+        "tasks": {"chief": 1, "worker": {"count": 2, "server": True}, "ps": 1},
+    }
+    running = cluster.start(cluster.file(json.dumps(config)))
+    assert running.end(DEADLINE_S) == 0, running.err
+    assert said(running.text("chief:0"), "whole_graph") == {
+        "w": [-3.0] * 3,
+        "on": ["/job:worker/task:0", "/job:worker/task:1"],
+    }
+    assert_nothing_left(running)

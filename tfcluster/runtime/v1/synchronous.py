@@ -1,0 +1,49 @@
+"""``SyncReplicasOptimizer`` ends: with the chief, and soon.
+
+TensorFlow's own leaves workers without a token for their next step, and the chief with
+a thread that waits for their gradients.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+tf1 = tf.compat.v1
+
+STOP_GRACE_S = 2
+"""For threads of the chief's session, which is all that ends them; otherwise 120."""
+
+
+class EndsTogether(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]  # untyped
+    """The optimizer's own hook, and: who waits for a token after the chief's end ends.
+
+    What is taken from a closed queue is OutOfRangeError, a managed session's end.
+    """
+
+    def __init__(self, optimizer: Any, hook: Any, *, is_chief: bool) -> None:
+        super().__init__()
+        self._optimizer = optimizer
+        self._hook = hook
+        self._is_chief = is_chief
+        self._close: Any = None
+
+    def begin(self) -> None:
+        self._hook.begin()
+        if self._is_chief:
+            self._close = self._optimizer._sync_token_queue.close()
+
+    def after_create_session(self, session: Any, coord: Any) -> None:
+        self._hook.after_create_session(session, coord)
+
+    def before_run(self, run_context: Any) -> Any:
+        return self._hook.before_run(run_context)
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        self._hook.after_run(run_context, run_values)
+
+    def end(self, session: Any) -> None:
+        self._hook.end(session)
+        if self._close is not None:
+            session.run(self._close)
