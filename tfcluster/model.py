@@ -92,6 +92,8 @@ class Runtime:
     bucket_mb: float = 25.0
     compression: str = "none"
     batch: str = "global"
+    data: str = "shared"
+    """shared | seed_offset: each rank has all data, in a random order of its own."""
     sync_every: int | None = None
     """local_sgd: steps between averagings (100 where neither is given)."""
     sync_seconds: float | None = None
@@ -101,6 +103,11 @@ class Runtime:
     """So late, a rank is asked where it is; None: never."""
     stall_timeout_s: float | None = 1800.0
     """So late, a rank is given up; None: never. It may be saving or compiling."""
+
+    @property
+    def divides(self) -> bool:
+        """The program's batch is that of all ranks, who divide it among them."""
+        return self.batch == "global" and self.data == "shared"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

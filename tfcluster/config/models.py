@@ -167,6 +167,14 @@ class Runtime(_Section):
             description="Whether the script's batch is that of all tasks together.",
         ),
     ]
+    data: Annotated[
+        Literal["shared", "seed_offset"],
+        Field(
+            default="shared",
+            description="Whether the tasks divide one order of the data, or each "
+            "shuffles all of it by seeds of its own.",
+        ),
+    ]
     sync_every: Annotated[
         int | None,
         Field(

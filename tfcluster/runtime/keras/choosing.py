@@ -21,6 +21,7 @@ from tfcluster.runtime.keras.masters import Masters
 from tfcluster.runtime.keras.model_variables import ModelVariables
 from tfcluster.runtime.keras.progress import Progress
 from tfcluster.runtime.keras.remote_data import RemoteData, desk_of
+from tfcluster.runtime.keras.seed_offset import SeedOffset
 from tfcluster.runtime.keras.served import ServedUpdate
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.updates import CollectiveUpdate
@@ -80,7 +81,7 @@ def _independent(context: Context) -> Session:
     session = IndependentSession(
         Group(alone),
         reporter(),
-        divides=context.options.batch == "global",
+        divides=context.options.divides,
         hand=Hand(context.rank, context.size),
     )
     servers = _servers(context, session)
@@ -100,6 +101,8 @@ def _independent(context: Context) -> Session:
 
 
 def _with_data_tasks(context: Context, session: Session) -> None:
+    if context.options.data == "seed_offset":
+        SeedOffset(context.rank).install()
     if found := desk_of(context):
         RemoteData(session, *found).install()
 
@@ -108,7 +111,7 @@ def _session(context: Context) -> Session:
     return Session(
         world.join(context),
         reporter(),
-        divides=context.options.batch == "global",
+        divides=context.options.divides,
         bucket_bytes=int(context.options.bucket_mb * MEGABYTE),
     )
 

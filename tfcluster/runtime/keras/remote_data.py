@@ -55,7 +55,7 @@ def desk_of(context: Context) -> tuple[Desk, str] | None:
         size=context.size,
         in_step=in_step,
     )
-    if options.batch == "per_worker":
+    if not options.divides:
         # Each rank has a pipeline of its own.
         return replace(desk, rank=0, size=1, in_step=True), f"{run}/{context.rank}"
     # One that is started again beside others does not know how far they are.
