@@ -38,10 +38,17 @@ class Tasks:
         return running
 
     def script(
-        self, name: str, kind: str = "worker", index: int = 0, **options: Any
+        self,
+        name: str,
+        kind: str = "worker",
+        index: int = 0,
+        attempt: int = 0,
+        **options: Any,
     ) -> Running:
         return self.warm.start(
-            ["run", str(SCRIPT), name], self.folder, self._env(kind, index, options)
+            ["run", str(SCRIPT), name],
+            self.folder,
+            self._env(kind, index, options) | {"TFCLUSTER_ATTEMPT": str(attempt)},
         )
 
     def _env(self, kind: str, index: int, options: dict[str, Any]) -> dict[str, str]:
@@ -227,6 +234,33 @@ def test_a_dead_ps_is_named(cluster: Tasks) -> None:
     assert f"PeerLostError: ps:0 ({address}) is gone" in ended.output
     (failure,) = ended.said("failure")
     assert "start the job again from its last checkpoint" in failure["cause"]
+
+
+@pytest.mark.tensorflow
+def test_a_wait_in_a_graph_is_given_up(cluster: Tasks) -> None:
+    ended = cluster.script("stuck", stall_timeout_s=2.0).end(DEADLINE_S)
+    assert ended.status == 1
+    (failure,) = ended.said("failure")
+    assert "worker:0 has waited 2 s in one session.run" in failure["cause"]
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("index", [0, 1])
+def test_who_is_started_again_goes_on_with_what_is_there(
+    index: int, cluster: Tasks
+) -> None:
+    """The chief, too: it does not initialise anew what the other trains on."""
+    workers = [cluster.script("waits", index=each) for each in range(2)]
+    for worker in workers:
+        worker.wait_for_output("begun", DEADLINE_S)
+    worker.wait_for_event("step")
+    os.kill(workers[index].pid, signal.SIGKILL)
+    workers[index].end()
+    again = cluster.script("waits", index=index, attempt=1)
+    again.wait_for_output("begun", DEADLINE_S)
+    (cluster.folder / "end").touch()
+    assert done(again.end(DEADLINE_S), "waits")["begun"] > 0
+    assert done(workers[1 - index].end(DEADLINE_S), "waits")
 
 
 @pytest.mark.tensorflow

@@ -41,7 +41,7 @@ class Barriers:
 
     def __init__(self, workers: Workers, scope: str = "") -> None:
         self._workers = workers
-        self.scope = f"{scope}/{workers.attempt}"
+        self.scope = scope
         self._made: dict[str, list[Any]] = {}
 
     def __len__(self) -> int:

@@ -17,7 +17,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfcluster.runtime.collective.errors import NotDistributedError
+from tfcluster.runtime.collective.errors import (
+    CollectiveTimeoutError,
+    NotDistributedError,
+)
 from tfcluster.runtime.context import Context
 from tfcluster.runtime.events import reporter
 from tfcluster.runtime.v1 import managers
@@ -49,6 +52,7 @@ def install(context: Context) -> None:
     _replace("MonitoredTrainingSession", around.monitored)
     for kind in (tf1.Session, tf1.InteractiveSession):
         kind.__init__ = around.session(kind.__init__)
+        kind.run = around.run(kind.run)
     supervisor = tf1.train.Supervisor
     supervisor.__init__ = around.supervisor(supervisor.__init__)
     optimizer = tf1.train.SyncReplicasOptimizer
@@ -158,9 +162,27 @@ class _Around:
                 self.reach.require()
                 self._warn_of_weights(graph or tf1.get_default_graph())
                 config = self._config(config)
+                session.tfcluster_timeout_ms = config.operation_timeout_in_ms
             original(session, target, graph, config)
 
         return begin
+
+    def run(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def run(session: Any, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return original(session, *args, **kwargs)
+            except tf.errors.DeadlineExceededError as error:
+                timeout_ms = getattr(session, "tfcluster_timeout_ms", 0)
+                if not timeout_ms:
+                    raise
+                raise CollectiveTimeoutError(
+                    f"{self.context.task} has waited {timeout_ms / 1000:g} s in one "
+                    "session.run: another task did not do what it waits for, such as "
+                    "come to a barrier (runtime.stall_timeout is how long it waits)"
+                ) from error
+
+        return run
 
     def sync_hook(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -227,7 +249,8 @@ class _Around:
 
     def _say(self, text: str) -> None:
         reporter().warning(text)
-        sys.stderr.write(f"tfcluster: warning: {text}\n")
+        if self.workers.is_chief:
+            sys.stderr.write(f"tfcluster: warning: {text}\n")
 
 
 def _replace(

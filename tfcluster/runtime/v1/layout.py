@@ -49,7 +49,7 @@ def add(workers: Workers) -> None:
             collections=[],
             trainable=False,
             use_resource=True,
-            name=f"{_KEY}_{workers.attempt}",
+            name=_KEY,
         )
         layout = Layout(
             workers,

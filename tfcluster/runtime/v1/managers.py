@@ -36,9 +36,12 @@ def watch() -> None:
     prepare, wait = manager.prepare_session, manager.wait_for_session
 
     @functools.wraps(prepare)
-    def prepared(self: Any, *args: Any, **kwargs: Any) -> Any:
-        session = prepare(self, *args, **kwargs)
+    def prepared(self: Any, master: str, *args: Any, **kwargs: Any) -> Any:
         found = layout.of(self._graph)
+        if found is not None and found.workers.attempt and _is_known(found, master):
+            # Others train on what it has initialised: it goes on with that.
+            return wait(self, master, kwargs.get("config"))
+        session = prepare(self, master, *args, **kwargs)
         if found is not None and found.workers.is_chief:
             session.run(found.leave)
         return session
@@ -67,3 +70,9 @@ def watch() -> None:
 
     manager.prepare_session = prepared
     manager.wait_for_session = waited
+
+
+def _is_known(found: layout.Layout, master: str) -> bool:
+    """Whether the chief has left its list before this task was started again."""
+    with tf1.Session(master, graph=found.there.graph) as session:
+        return layout.compare(found, session.run)

@@ -24,7 +24,7 @@ class Workers:
     task_type: str
     task_index: int
     attempt: int = 0
-    """Of this run: what an earlier one has left on a ps is not this one's."""
+    """How often this task was started before; the parameter servers are the same."""
 
     def __post_init__(self) -> None:
         if self.task_type not in RANKED_TYPES:

@@ -191,6 +191,16 @@ def synchronous():
     say(seen=seen)
 
 
+def stuck():
+    """Takes out of a queue that nobody fills."""
+    graph()
+    with tf.device("/job:ps/task:0"):
+        queue = tf.FIFOQueue(1, [tf.int32], shapes=[[]], shared_name="empty")
+    take = queue.dequeue()
+    with tf.train.MonitoredTrainingSession() as session:
+        session.run(take)
+
+
 def fails():
     _, _, train = graph()
     with tf.train.MonitoredTrainingSession() as session:
