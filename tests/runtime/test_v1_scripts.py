@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import pytest
 from tests.runtime.harness import Ended, Running, WarmInterpreter, held_ports
 from tfcluster.runtime.between_graph import says_so
 
-SCRIPT = Path(__file__).parent / "programs" / "v1" / "script.py"
+PROGRAMS = Path(__file__).parent / "programs" / "v1"
 DEADLINE_S = 90.0
 
 
@@ -45,10 +45,22 @@ class Tasks:
         attempt: int = 0,
         **options: Any,
     ) -> Running:
+        return self.program("script.py", name, kind, index, attempt, options)
+
+    def program(
+        self,
+        program: str,
+        argument: str,
+        kind: str = "worker",
+        index: int = 0,
+        attempt: int = 0,
+        options: Mapping[str, Any] | None = None,
+    ) -> Running:
+        env = self._env(kind, index, dict(options or {}))
         return self.warm.start(
-            ["run", str(SCRIPT), name],
+            ["run", str(PROGRAMS / program), argument],
             self.folder,
-            self._env(kind, index, options) | {"TFCLUSTER_ATTEMPT": str(attempt)},
+            env | {"TFCLUSTER_ATTEMPT": str(attempt)},
         )
 
     def _env(self, kind: str, index: int, options: dict[str, Any]) -> dict[str, str]:
@@ -187,6 +199,23 @@ def test_a_worker_that_only_serves_ends_with_the_chief(cluster: Tasks) -> None:
     assert found["w"] == [-3.0] * 3
     assert found["on"] == ["/job:worker/task:0", "/job:worker/task:1"]
     assert done(other.end(DEADLINE_S), "joins")["ended"]
+
+
+@pytest.mark.tensorflow
+def test_b8_the_mean_of_workers_equals_one_machine(
+    warm: WarmInterpreter, tmp_path: Path
+) -> None:
+    with tasks_of(warm, tmp_path, ps=2, chief=1, worker=1) as tasks:
+        for index in range(2):
+            tasks.server(index=index)
+        running = [
+            tasks.program("built.py", "25", kind) for kind in ("chief", "worker")
+        ]
+        ended = [each.end(DEADLINE_S) for each in running]
+    for each in ended:
+        found = done(each, "built")
+        assert found["end"] < 0.5 * found["begin"]
+        assert found["apart"] < 1e-5
 
 
 # --- nobody waits for ever, or trains for itself ------------------------------------

@@ -47,8 +47,8 @@ def applied_mean(
             )
         ],
     )
-    if not workers.is_chief:
-        return pushed.op, pushed.left
+    # All workers build it, so that the optimizer's variables are the same on all; only
+    # the chief runs it.
     with tf1.control_dependencies([pushed.op]):
         wanted = tf1.where(pushed.left, 1, workers.num_worker)
         means = [
@@ -61,7 +61,7 @@ def applied_mean(
             zip(means, [variable for _, variable in pairs], strict=True),
             global_step=global_step,
         )
-    return applied, pushed.left
+    return (applied if workers.is_chief else pushed.op), pushed.left
 
 
 def _accumulator(gradient: Any, variable: Any, scope: str) -> Any:

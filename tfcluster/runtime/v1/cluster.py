@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfcluster.runtime import serving, world
+from tfcluster.runtime.clusters import jobs_of
 
 tf1 = tf.compat.v1
 
@@ -14,11 +15,14 @@ _THREADS = 64
 """Exchanges of a graph that wait for other ranks each hold a thread."""
 
 
-def cluster_spec() -> Any:
+def cluster_spec(cluster: Any = None) -> Any:
     """TF_CONFIG's cluster as a ``tf.train.ClusterSpec``; empty without one.
 
-    The evaluator stands outside of it. Raises ContextError where TF_CONFIG is wrong.
+    The evaluator stands outside of it. Or ``cluster``: a dict, another ClusterSpec, a
+    ClusterDef. Raises ContextError where TF_CONFIG or that is wrong.
     """
+    if cluster is not None:
+        return tf.train.ClusterSpec(jobs_of(cluster))
     found = world.context().cluster
     return tf.train.ClusterSpec({job: list(tasks) for job, tasks in found.items()})
 
