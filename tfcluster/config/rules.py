@@ -143,8 +143,12 @@ def _check_runtime(cluster: Cluster, findings: Findings) -> None:
 
 def _check_restart(cluster: Cluster, findings: Findings) -> None:
     chosen = strategy(cluster)
-    if cluster.restart.scope == "task" and chosen in _WITHOUT_PS:
-        message = f"under {chosen} one task alone cannot rejoin the others"
+    waits = chosen in (*_WITHOUT_PS, Strategy.REPLICATED)
+    words = str(chosen)
+    if chosen is Strategy.PARAMETER_SERVER and cluster.runtime.synchronous:
+        waits, words = True, f"{chosen} with 'synchronous'"
+    if cluster.restart.scope == "task" and waits:
+        message = f"under {words} one task alone cannot rejoin the others"
         findings.error(("restart", "scope"), message, "scope: auto restarts all")
 
 

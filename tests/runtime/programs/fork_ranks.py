@@ -11,6 +11,7 @@ FOLDER/NAME/work.
 from __future__ import annotations
 
 import atexit
+import ctypes
 import json
 import os
 import runpy
@@ -62,6 +63,8 @@ def _serve(addresses: list[str], index: int, size: int, token: str) -> int:
     """A parameter server in a process of its own: its pid."""
     if pid := os.fork():
         return pid
+    set_parent_death_signal = 1
+    ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
     from tfcluster.runtime.parameter_server.graphs import Engine
     from tfcluster.runtime.parameter_server.listening import Listening
     from tfcluster.runtime.parameter_server.service import Service

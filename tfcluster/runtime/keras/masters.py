@@ -79,8 +79,9 @@ class Masters:
     def install(self) -> None:
         """Watch what the program assigns, and who wants to see an optimizer's slots."""
         wrap(defining_class(keras.Variable, "assign"), "assign", self._assign)
-        for name in ("save_own_variables", "finalize_variable_values"):
-            wrap(keras.optimizers.Optimizer, name, self._with_slots)
+        optimizers = keras.optimizers.Optimizer
+        wrap(optimizers, "save_own_variables", self._with_slots)
+        wrap(optimizers, "finalize_variable_values", self._finalize)
         for owner, name in (
             (tf.train.Checkpoint, "write"),
             (tf.train.Checkpoint, "save"),
@@ -199,6 +200,20 @@ class Masters:
         if not self._session.within("apply") and not tf.inside_function():
             self.pull_slots(optimizer)
         return original(optimizer, *args)
+
+    def _finalize(
+        self, original: Callable[..., Any], optimizer: Any, *args: Any
+    ) -> Any:
+        """Weights may be replaced by their averages, which the ps tasks have."""
+        if not optimizer.use_ema:
+            return original(optimizer, *args)
+        self.pull_slots(optimizer)
+        result = original(optimizer, *args)
+        for master in self._masters:
+            if master.optimizer() is optimizer:
+                paths = unique(master.variables)
+                master.changed |= dict(zip(paths, master.variables, strict=True))
+        return result
 
     def _with_all_slots(
         self, original: Callable[..., Any], *args: Any, **kwargs: Any

@@ -78,8 +78,10 @@ class ServedUpdate:
         self._idle = idle
 
     def settle(self, what: str) -> None:
-        """The weights came with the last step; what the program assigned goes out."""
+        """In step the weights are what the last answer has brought."""
         self._masters.tell_all()
+        if not self._masters.synchronous:
+            self._masters.pull()
         if self._model_variables is not None:
             self._model_variables.sync_model_variables()
 
@@ -130,7 +132,11 @@ class ServedUpdate:
         layout = Layout("whether gradients are finite")
         vote = np.array([bool(finite)], np.int64)
         votes = reduce_arrays(self._session.group, [vote], ReduceOp.MIN, layout)
-        return np.float32(0.0 if votes[0][0] else np.nan)
+        if votes[0][0]:
+            return np.float32(0.0)
+        # It is left out, but all ranks have been at it.
+        self._session.applies += 1
+        return np.float32(np.nan)
 
     def _unscaled_and_clipped(self, optimizer: Any, ordered: list[Any]) -> list[Any]:
         if optimizer.loss_scale_factor is not None:

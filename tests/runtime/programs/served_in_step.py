@@ -1,0 +1,137 @@
+# As people write scripts: without types.
+# mypy: allow-untyped-defs, allow-untyped-calls, allow-subclassing-any
+"""What ranks in step and their parameter servers have, step by step.
+
+served_in_step.py RESULTS
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import keras
+import numpy as np
+
+from tests.runtime.programs.cases.tools import RANK, classifier, compiled, data
+from tests.runtime.programs.served_alone import masters, product, train, weights
+
+
+def case_steps():
+    """After each step the weights are those of the parameter servers."""
+    from tfcluster.runtime.parameter_server.connecting import Connections
+
+    exchange, exchanges = Connections.exchange, []
+
+    def counted(self, requests):
+        exchanges.append([m.header["op"] for m in requests.values()])
+        return exchange(self, requests)
+
+    differences, talks = [], []
+
+    class Look(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            exchanges.clear()
+
+        def on_train_batch_end(self, batch, logs=None):
+            talks.append(list(exchanges))
+            if self.model.optimizer.iterations.numpy() % 2:
+                found = masters()
+                kept = found.servers.pull(found._masters[-1].key)
+                own = [v.numpy() for v in self.model.trainable_variables]
+                differences.append(
+                    max(np.abs(a - b).max() for a, b in zip(kept, own, strict=True))
+                )
+
+    x, y = data(rows=97)
+    model = compiled(classifier(keras.layers.BatchNormalization()))
+    connections: Any = Connections
+    connections.exchange = counted
+    try:
+        model.fit(x, y, batch_size=8, epochs=2, verbose=0, callbacks=[Look()])
+    finally:
+        connections.exchange = exchange
+    later = talks[1:]
+    return {
+        **weights(model),
+        "differences": np.array(differences),
+        "talks": np.array([len(talk) for talk in later]),
+        "verbs": np.array(sorted({op for talk in later for ops in talk for op in ops})),
+    }
+
+
+def case_averages():
+    """BatchNormalization's moving averages: this rank's own, and the ones kept."""
+    x, y = data(rows=64)
+    layer = keras.layers.BatchNormalization(name="normal")
+    model = compiled(classifier(layer))
+    own, kept, shown = [], [], []
+
+    class Last(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            own.append(layer.moving_mean.numpy())
+
+        def on_test_begin(self, logs=None):
+            shown.append(layer.moving_mean.numpy())
+
+    model.fit(
+        x,
+        y,
+        batch_size=16,
+        epochs=2,
+        verbose=0,
+        validation_data=(x, y),
+        callbacks=[Last()],
+    )
+    servers = masters().servers
+    for name in list(servers._models):
+        if name.startswith("model variables"):
+            kept = [v for v in servers.pull(name) if v.shape == own[-1].shape]
+    return {
+        "own": np.array(own),
+        "shown": np.array(shown),
+        "kept": np.array(kept),
+        "end": layer.moving_mean.numpy(),
+    }
+
+
+def case_mean():
+    """The mean over the ranks, weighted by their rows: 1, 2 | 6."""
+    return weights(train(product(), [1.0, 2.0, 6.0], batch_size=3))
+
+
+def case_parts():
+    optimizer = keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)
+    return weights(train(product(optimizer), [1.0, 3.0, 5.0, 9.0], batch_size=2))
+
+
+def case_assigned():
+    """What the program assigns between two fits, and a learning rate."""
+    model = train(product(), [1.0, 1.0], batch_size=2)
+    model.set_weights([np.array([5.0], "float32")])
+    model.optimizer.learning_rate = 1.0
+    return weights(train(model, [1.0, 1.0], batch_size=2))
+
+
+def case_wrong():
+    """The last case: after it the ranks are not in step."""
+    name = f"layer{RANK}"
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(2, name=name)])
+    x, y = data()
+    try:
+        compiled(model, loss="mse", metrics=[]).fit(x, np.c_[y, y], verbose=0)
+    except Exception as error:
+        return {"error_text": np.array(f"{type(error).__name__}: {error}")}
+    return {"error_text": np.array("")}
+
+
+def main(path):
+    found: dict[str, Any] = {}
+    for name, case in list(globals().items()):
+        if name.startswith("case_"):
+            found |= {f"{name[5:]}/{key}": value for key, value in case().items()}
+    np.savez(f"{path}-{RANK}.npz", **found)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,323 @@
+"""Keras programs under parameter servers, in step, replicated, and by themselves.
+
+Everything runs in a few jobs, in one start of the interpreter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from tests.config.files import loaded, problems
+from tests.runtime.ranks import Job, Ranks, run_jobs
+from tests.runtime.test_keras_cases import (
+    assert_equal_on_all_ranks,
+    assert_equal_to_one,
+)
+
+pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(600)]
+
+SYNCHRONOUS = {
+    "TFCLUSTER_STRATEGY": "parameter_server",
+    "TFCLUSTER_RUNTIME": '{"synchronous": true}',
+}
+REPLICATED = {"TFCLUSTER_STRATEGY": "replicated"}
+ALONE = {"TFCLUSTER_STRATEGY": "parameter_server"}
+
+IN_STEP = [
+    "accumulated",
+    "averaged_weights",
+    "clipped",
+    "embedding",
+    "frozen",
+    "gan",
+    "mixed_precision",
+    "overflow",
+    "reduced_rate",
+    "restored",
+    "several_fits",
+    "tape_eager",
+    "tape_graph",
+    "weight_decay",
+]
+COPIED = ["batches_of_seven", "early_stopping", "fit", "schedule"]
+HALF_PRECISION = {"mixed_precision": 0.02, "overflow": 0.02}
+OWN_ROWS = {"tape_eager", "tape_graph"}
+
+Values = Mapping[str, NDArray[Any]]
+
+
+class Found:
+    """What the ranks of all jobs have written down."""
+
+    def __init__(self, folder: Any, jobs: Mapping[str, Ranks]) -> None:
+        self.folder = folder
+        self.jobs = jobs
+
+    def of(self, job: str, case: str) -> list[Values]:
+        return [self._values(job, case, rank) for rank in range(self._size(job))]
+
+    def last(self, case: str) -> Values:
+        """Of a training where nobody waits: the rank that waits for the chief."""
+        return self._values("alone", case, 1)
+
+    def _size(self, job: str) -> int:
+        return len(self.jobs[job].exit_codes)
+
+    def _values(self, job: str, case: str, rank: int) -> Values:
+        values = np.load(self.folder / f"{job}-{rank}.npz")
+        found = {
+            key.partition("/")[2]: values[key]
+            for key in values
+            if key.partition("/")[0] == case
+        }
+        assert found, f"there is no case {case} in {job}"
+        assert "error" not in found, str(found.get("error"))
+        return found
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    folder = tmp_path_factory.mktemp("served")
+
+    def job(
+        name: str, size: int, script: str, env: Mapping[str, str], *args: str
+    ) -> Job:
+        return Job(
+            name, size, script, (str(folder / name), *args), env, 2 if env else 0
+        )
+
+    jobs = run_jobs(
+        folder,
+        [
+            job("one", 1, "cases/all.py", {}, *IN_STEP, *COPIED),
+            job("synchronous", 2, "cases/all.py", SYNCHRONOUS, *IN_STEP),
+            job("replicated", 3, "cases/all.py", REPLICATED, *COPIED),
+            job("steps", 2, "served_in_step.py", REPLICATED),
+            job("alone", 2, "served_alone.py", ALONE),
+        ],
+        timeout_s=570,
+    )
+    for name, ranks in jobs.items():
+        assert set(ranks.exit_codes) == {0}, (name, ranks.outputs)
+    return Found(folder, jobs)
+
+
+# --- in step --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", IN_STEP)
+def test_in_step_it_is_as_on_one_machine(found: Found, case: str) -> None:
+    _compare(found, "synchronous", case)
+
+
+@pytest.mark.parametrize("case", COPIED)
+def test_replicated_it_is_as_on_one_machine(found: Found, case: str) -> None:
+    _compare(found, "replicated", case)
+
+
+def _compare(found: Found, job: str, case: str) -> None:
+    ranks = found.of(job, case)
+    (one,) = found.of("one", case)
+    if case in OWN_ROWS:
+        ranks, one = [_weights(values) for values in ranks], _weights(one)
+    assert_equal_on_all_ranks(ranks)
+    assert_equal_to_one(one, ranks[0], tolerance=HALF_PRECISION.get(case))
+
+
+def _weights(values: Values) -> Values:
+    return {key: value for key, value in values.items() if key.startswith("w")}
+
+
+def test_b5_in_step_the_mean_is_applied(found: Found) -> None:
+    for values in found.of("steps", "mean"):
+        np.testing.assert_allclose(values["w0"], [1 - 0.1 * 3], rtol=1e-6)
+
+
+def test_b8_after_each_step_all_have_what_the_servers_have(found: Found) -> None:
+    ranks = found.of("steps", "steps")
+    for values in ranks:
+        assert len(values["differences"]) == 13
+        assert not values["differences"].any()
+    trained = ["w0", "w1", "w2", "w3"]
+    for name in trained:
+        np.testing.assert_array_equal(ranks[0][name], ranks[1][name])
+
+
+def test_b6_b7_b12_a_step_is_one_push_and_nothing_is_read_besides(found: Found) -> None:
+    """Which answers once all have pushed: one barrier for all variables."""
+    for values in found.of("steps", "steps"):
+        assert set(values["verbs"]) == {"push"}
+        assert set(values["talks"]) == {1}
+
+
+def test_b9_b13_another_layer_on_a_rank_is_named(found: Found) -> None:
+    for values in found.of("steps", "wrong"):
+        text = str(values["error_text"])
+        assert text.startswith("CollectiveMismatchError")
+        assert "layer0/kernel" in text
+        assert "layer1/kernel" in text
+
+
+def test_b10_b11_moving_averages_are_the_chiefs_at_every_epoch(found: Found) -> None:
+    chief, other = found.of("steps", "averages")
+    for epoch in (0, 1):
+        last = chief["own"][4 * epoch + 3]
+        assert np.abs(other["own"][4 * epoch + 3] - last).max() > 0
+        np.testing.assert_array_equal(chief["shown"][epoch], last)
+        np.testing.assert_array_equal(other["shown"][epoch], last)
+    for values in (chief, other):
+        np.testing.assert_array_equal(values["end"], chief["own"][-1])
+        assert any(np.array_equal(kept, chief["own"][-1]) for kept in values["kept"])
+
+
+@pytest.mark.parametrize("job", ["steps", "alone"])
+def test_b15_the_mean_over_the_parts_of_a_batch_is_used(found: Found, job: str) -> None:
+    for values in found.of(job, "parts"):
+        np.testing.assert_allclose(values["w0"], [1 - 0.1 * (2 + 7) / 2], rtol=1e-6)
+
+
+def test_what_the_program_assigns_reaches_the_servers(found: Found) -> None:
+    for values in found.of("steps", "assigned"):
+        np.testing.assert_allclose(values["w0"], [5.0 - 1.0], rtol=1e-6)
+
+
+# --- by themselves --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("case", "weights"),
+    [
+        pytest.param("sums", [1 - 0.1 * (1 + 2 + 3 + 4)], id="each batch once"),
+        pytest.param("clipped", [1 - 0.1 * (1 + 1.5)], id="a rank's own is clipped"),
+        pytest.param("fewer_batches_than_ranks", [1 - 0.1 * 3 * 2.0], id="one batch"),
+        pytest.param("uneven", [1 - 0.1 * (1 + 2.5 + 4)], id="uneven batches"),
+        pytest.param("not_finite", [1 - 0.1 * 2], id="infinity"),
+        pytest.param("saved", [1 - 0.1 - 0.15], id="saved"),
+        pytest.param("rate", [1 - 0.1 * 2], id="the chief's learning rate"),
+        pytest.param("late", [1.0], id="late"),
+    ],
+)
+def test_b5_alone_the_gradients_add_up(
+    found: Found, case: str, weights: list[float]
+) -> None:
+    np.testing.assert_allclose(found.last(case)["w0"], weights, atol=1e-6)
+
+
+def test_alone_what_is_not_trained_stays(found: Found) -> None:
+    frozen, unused = found.last("frozen"), found.last("unused")
+    assert frozen["w0"] == [2.0]
+    np.testing.assert_allclose(frozen["w1"], [1 - 0.1 * 2 * 3], rtol=1e-6)
+    np.testing.assert_allclose(unused["w0"], [1 - 0.1 * 3], rtol=1e-6)
+    assert unused["w1"] == [1.0]
+
+
+def test_alone_only_rows_travel(found: Found) -> None:
+    for values in found.of("alone", "rows"):
+        # One step of two: the table has 640,000 bytes.
+        assert values["moved"] < 20_000
+    rows = found.last("rows")["table"]
+    np.testing.assert_array_equal(rows, -8 * np.array([1, 2, 2, 1, 1, 1, 0]))
+
+
+def test_alone_a_loop_gets_its_batches(found: Found) -> None:
+    chief, other = found.of("alone", "loop")
+    assert chief["first"].tolist() == [0, 2, 4, 6]
+    assert other["first"].tolist() == [0, 1, 3, 5, 7]
+    assert chief["second"].tolist() == [0, 2, 4, 6]
+    assert other["second"].tolist() == [1, 3, 5, 7]
+    assert chief["other"].tolist() == other["other"].tolist() == list(range(8))
+
+
+def test_alone_calls_of_train_on_batch_are_dealt(found: Found) -> None:
+    chief, other = found.of("alone", "on_batch")
+    # The first one is everybody's.
+    assert [int(values["steps"]) for values in (chief, other)] == [2, 3]
+
+
+def test_alone_the_chief_writes_what_the_servers_have(found: Found) -> None:
+    for values in found.of("alone", "saved"):
+        np.testing.assert_allclose(values["momentum"], [-0.15], rtol=1e-6)
+    assert "done" in found.jobs["alone"].outputs[0]
+
+
+def test_alone_the_chief_says_when_it_is_enough(found: Found) -> None:
+    chief, other = found.of("alone", "stopped")
+    assert chief["epochs"] == 3
+    assert other["epochs"] < 100_000
+
+
+def test_alone_averaged_weights_are_those_of_the_servers(found: Found) -> None:
+    chief, other = found.of("alone", "averaged")
+    assert chief["w0"] == other["w0"]
+    assert 0.8 < chief["w0"] < 0.9
+
+
+def test_b11_a_late_rank_begins_with_the_servers_weights(found: Found) -> None:
+    late = found.last("late")
+    assert late["w0"] == [1.0]  # Its own would have been 2.
+    assert late["loss"] == 1.0  # Of its first step.
+
+
+def test_b9_b13_alone_another_layer_is_named(found: Found) -> None:
+    texts = [str(values["error_text"]) for values in found.of("alone", "wrong")]
+    # Who came first is right.
+    (text,) = [text for text in texts if text]
+    assert text.startswith("CollectiveMismatchError")
+    assert "layer0/w" in text
+    assert "layer1/w" in text
+
+
+# --- what is refused ------------------------------------------------------------------
+
+_ALONE_AGAIN = "restart: {max: 1, scope: task}\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        pytest.param(
+            "tasks: {worker: 2}\nruntime: {strategy: parameter_server}\n",
+            "strategy parameter_server needs ps tasks",
+            id="no ps",
+        ),
+        pytest.param(
+            "tasks: {worker: 2}\nruntime: {strategy: replicated}\n",
+            "strategy replicated needs ps tasks",
+            id="nothing to replicate",
+        ),
+        pytest.param(
+            "tasks: {worker: 2, ps: 1}\nruntime: {strategy: replicated}\n"
+            + _ALONE_AGAIN,
+            "under replicated one task alone cannot rejoin the others",
+            id="replicated, one again",
+        ),
+        pytest.param(
+            "tasks: {worker: 2, ps: 1}\nruntime: {synchronous: true}\n" + _ALONE_AGAIN,
+            "under parameter_server with 'synchronous' one task alone cannot rejoin",
+            id="in step, one again",
+        ),
+        pytest.param(
+            "tasks: {worker: 2, ps: 1}\nruntime: {synchronous: sometimes}\n",
+            "'synchronous' must be true or false",
+            id="no such way",
+        ),
+    ],
+)
+def test_b3_wrong_settings_are_told_at_their_place(
+    content: str, words: str, tmp_path: Path
+) -> None:
+    found = problems(tmp_path, f"command: python train.py\n{content}")
+    (problem,) = [problem for problem in found if not problem.warning]
+    assert words in problem.message
+    assert problem.where.startswith("cluster.yaml:")
+
+
+def test_b3_one_that_comes_alone_may_come_again(tmp_path: Path) -> None:
+    content = "command: python train.py\ntasks: {worker: 2, ps: 1}\n" + _ALONE_AGAIN
+    assert loaded(tmp_path, content)
