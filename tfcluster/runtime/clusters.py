@@ -1,0 +1,66 @@
+"""A cluster in the forms that TensorFlow has for it: dict, ClusterSpec, ClusterDef.
+
+Needs no TensorFlow: its objects are known by what they can do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tfcluster.model import TASK_TYPES
+from tfcluster.runtime.errors import ContextError
+
+_OLD_NAMES = {"master": "chief"}
+
+Jobs = dict[str, dict[int, str]]
+
+
+def jobs_of(cluster: Any) -> Jobs:
+    """Addresses by job and index, of any of the forms, or of a ServerDef.
+
+    A dict has for each job a list of addresses, one address, or addresses by index.
+    Raises ContextError for anything else.
+    """
+    if hasattr(cluster, "cluster") and hasattr(cluster, "job_name"):
+        cluster = cluster.cluster  # of a ServerDef
+    if hasattr(cluster, "as_cluster_def"):
+        cluster = cluster.as_cluster_def()
+    if hasattr(cluster, "job") and not isinstance(cluster, Mapping):
+        found = {job.name: dict(job.tasks) for job in cluster.job}
+    elif isinstance(cluster, Mapping):
+        found = {str(job): _by_index(job, tasks) for job, tasks in cluster.items()}
+    else:
+        kind = type(cluster).__name__
+        raise ContextError(
+            f"a cluster is a dict, a ClusterSpec or a ClusterDef, not a {kind}"
+        )
+    return {_OLD_NAMES.get(job, job): tasks for job, tasks in found.items()}
+
+
+def tasks_of(cluster: Any) -> dict[str, int]:
+    """The ``tasks:`` section of a cluster.yaml that has as many of each type.
+
+    Raises ContextError for a job that no task type is called like.
+    """
+    found = {job: len(tasks) for job, tasks in jobs_of(cluster).items() if tasks}
+    unknown = [job for job in found if job not in TASK_TYPES]
+    if unknown:
+        raise ContextError(
+            f"there are no tasks of type {unknown[0]!r}: {', '.join(TASK_TYPES)}"
+        )
+    return {kind: found[kind] for kind in TASK_TYPES if kind in found}
+
+
+def _by_index(job: Any, tasks: Any) -> dict[int, str]:
+    if isinstance(tasks, str):
+        tasks = [tasks]
+    if isinstance(tasks, Mapping):
+        numbered = list(tasks.items())
+    elif isinstance(tasks, list | tuple):
+        numbered = list(enumerate(tasks))
+    else:
+        raise ContextError(f"job {job!r} is not a list of addresses")
+    if not all(isinstance(i, int) and isinstance(a, str) for i, a in numbered):
+        raise ContextError(f"job {job!r} has something that is no address")
+    return dict(numbered)
