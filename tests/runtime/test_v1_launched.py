@@ -105,8 +105,13 @@ def test_b14_a_ps_sees_no_gpu(cluster: Cluster) -> None:
 
 
 def test_sync_replicas_end_together(cluster: Cluster) -> None:
-    """The mean over both workers, with TensorFlow's own optimizer for it."""
-    running = launch(cluster, SCRIPT, "synchronous")
+    """The mean over both workers, with TensorFlow's own optimizer for it.
+
+    As a module, whose text is not read: its session says what it is.
+    """
+    (cluster.folder / "script_of_old.py").write_text(SCRIPT.read_text())
+    module = ("-m", "script_of_old", "synchronous")
+    running = cluster.start("-n", "2", "--ps", "1", "--", "python", *module)
     status, seconds = running.end_timed(DEADLINE_S)
     assert status == 0, running.err
     # TensorFlow alone waits for two minutes in the end.
@@ -117,6 +122,7 @@ def test_sync_replicas_end_together(cluster: Cluster) -> None:
         # Each step is the mean of 1 and 2.
         assert all(w == pytest.approx(-1.5 * step, abs=1.6) for step, w in seen)
         assert seen[-1][0] <= 30
+    assert "without any training" not in running.err
     assert_nothing_left(running)
 
 

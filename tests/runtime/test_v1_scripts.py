@@ -45,12 +45,13 @@ class Tasks:
         attempt: int = 0,
         **options: Any,
     ) -> Running:
-        return self.program("script.py", name, kind, index, attempt, options)
+        return self.run(
+            [str(PROGRAMS / "script.py"), name], kind, index, attempt, options
+        )
 
-    def program(
+    def run(
         self,
-        program: str,
-        argument: str,
+        words: list[str],
         kind: str = "worker",
         index: int = 0,
         attempt: int = 0,
@@ -58,9 +59,7 @@ class Tasks:
     ) -> Running:
         env = self._env(kind, index, dict(options or {}))
         return self.warm.start(
-            ["run", str(PROGRAMS / program), argument],
-            self.folder,
-            env | {"TFCLUSTER_ATTEMPT": str(attempt)},
+            ["run", *words], self.folder, env | {"TFCLUSTER_ATTEMPT": str(attempt)}
         )
 
     def _env(self, kind: str, index: int, options: dict[str, Any]) -> dict[str, str]:
@@ -140,7 +139,7 @@ def test_d5_workers_train_between_graphs(cluster: Tasks) -> None:
 
 @pytest.mark.tensorflow
 def test_d6_a_worker_trains_while_another_is_absent(cluster: Tasks) -> None:
-    assert done(cluster.script("monitored").end(DEADLINE_S), "monitored")["last"] == 39
+    assert done(cluster.script("monitored").end(DEADLINE_S), "monitored")["last"] >= 39
 
 
 @pytest.mark.tensorflow
@@ -209,7 +208,8 @@ def test_b8_the_mean_of_workers_equals_one_machine(
         for index in range(2):
             tasks.server(index=index)
         running = [
-            tasks.program("built.py", "25", kind) for kind in ("chief", "worker")
+            tasks.run([str(PROGRAMS / "built.py"), "25"], kind)
+            for kind in ("chief", "worker")
         ]
         ended = [each.end(DEADLINE_S) for each in running]
     for each in ended:

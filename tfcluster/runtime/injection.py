@@ -13,7 +13,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from tfcluster.model import Strategy
-from tfcluster.runtime import byhand
+from tfcluster.runtime import between_graph, byhand
 from tfcluster.runtime.context import Context
 from tfcluster.runtime.events import reporter
 from tfcluster.runtime.importing import around_import
@@ -117,7 +117,7 @@ def _independent(context: Context) -> bool:
 
 
 def _warn_of_no_training(session: Session) -> None:
-    if byhand.claimed():
+    if byhand.claimed() or between_graph.claimed():
         return
     if session.applies == 0 and session.group.failure is None:
         session.warn(

@@ -17,6 +17,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfcluster.runtime import between_graph
 from tfcluster.runtime.collective.errors import (
     CollectiveTimeoutError,
     NotDistributedError,
@@ -35,13 +36,6 @@ tf1 = tf.compat.v1
 
 _GRACE_AT = 5
 """Where ``stop_grace_period_secs`` stands behind ``hooks``."""
-
-_used = False
-
-
-def used() -> bool:
-    """Whether the program has had a session on the cluster."""
-    return _used
 
 
 def install(context: Context) -> None:
@@ -157,8 +151,7 @@ class _Around:
             session: Any, target: str = "", graph: Any = None, config: Any = None
         ) -> None:
             if target and self.server.is_target(target):
-                global _used
-                _used = True
+                between_graph.claim()
                 self.reach.require()
                 self._warn_of_weights(graph or tf1.get_default_graph())
                 config = self._config(config)
