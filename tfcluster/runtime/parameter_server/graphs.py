@@ -11,6 +11,7 @@ import itertools
 import json
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -136,6 +137,14 @@ def _structured(kinds: str, flat: Sequence[Any], variables: Sequence[Any]) -> li
     return gradients
 
 
+@dataclass(frozen=True, slots=True)
+class _Update:
+    run: Any
+    """Takes the gradients' tensors, gives the values of ``dense`` variables."""
+    dense: list[int]
+    executor: str | None
+
+
 class Engine:
     """The variables of one ps' pieces and the updates that are known for them.
 
@@ -146,7 +155,9 @@ class Engine:
         with tf.device("CPU:0"):
             self._variables = [tf.Variable(_constant(value)) for value in values]
         self._slots: dict[str, Any] = {}
-        self._updates: dict[str, Any] = {}
+        self._updates: dict[str, _Update] = {}
+        self._fresh: dict[int, Any] = {}
+        """Values of variables that the last update has given, not asked for yet."""
 
     @property
     def held_bytes(self) -> int:
@@ -186,7 +197,7 @@ class Engine:
         outer = [self._captured(place, arrays) for _, *place in header["captures"]]
 
         @tf.function(autograph=False, input_signature=specs)  # type: ignore[untyped-decorator]
-        def update(*flat: Any) -> None:
+        def update(*flat: Any) -> list[Any]:
             graph_here = tf.compat.v1.get_default_graph()
             inner = [graph_here.capture(tensor) for tensor in outer]
             names = [*header["inputs"], *(name for name, *_ in header["captures"])]
@@ -197,10 +208,16 @@ class Engine:
                 name="",
             )
             with tf.control_dependencies(done):
-                tf.no_op()
+                # To read them here costs less than to ask for each of them.
+                return [self._variables[index].read_value() for index in dense]
 
+        dense = [index for index, kind in enumerate(kinds) if kind == "d"]
+        # Threads that wake each other cost more than small updates do. But this one
+        # knows no conditions.
+        executor = None if graph.library.function else "SINGLE_THREADED_EXECUTOR"
         with tf.device("CPU:0"):
-            self._updates[kinds] = update.get_concrete_function()
+            traced = update.get_concrete_function()
+        self._updates[kinds] = _Update(traced, dense, executor)
 
     def _captured(self, place: Sequence[Any], arrays: Sequence[Array]) -> Any:
         what, where = place
@@ -215,24 +232,33 @@ class Engine:
         flat = []
         for gradient in gradients:
             if isinstance(gradient, Slices):
-                flat.append(_tensor(gradient.values))
-                flat.append(_tensor(gradient.indices.astype(np.int64, copy=False)))
+                flat.append(tensor_of(gradient.values))
+                flat.append(tensor_of(gradient.indices.astype(np.int64, copy=False)))
             elif gradient is not None:
-                flat.append(_tensor(gradient))
-        self._updates[kinds](*flat)
+                flat.append(tensor_of(gradient))
+        # Variables whose value somebody else has as well are copied when they change.
+        self._fresh.clear()
+        update = self._updates[kinds]
+        with context.function_executor_type(update.executor):
+            found = update.run(*flat)
+        self._fresh.update(zip(update.dense, found, strict=True))
 
     def read(self, index: int) -> Array:
         """A variable's value: it stays what it is, whatever is applied later."""
-        return _array(self._variables[index].read_value())
+        known = self._fresh.pop(index, None)
+        if known is None:
+            known = self._variables[index].read_value()
+        return array_of(known)
 
     def rows(self, index: int, indices: Array) -> Array:
-        return _array(tf.gather(self._variables[index], indices))
+        return array_of(tf.gather(self._variables[index], indices))
 
     def assign(self, index: int, value: Array) -> None:
+        self._fresh.pop(index, None)
         self._variables[index].assign(_constant(value))
 
     def slots(self) -> dict[str, Array]:
-        return {path: _array(slot.read_value()) for path, slot in self._slots.items()}
+        return {path: array_of(slot.read_value()) for path, slot in self._slots.items()}
 
     def assign_slot(self, path: str, value: Array) -> None:
         """Set one of the optimizer's own. Raises KeyError where there is none."""
@@ -244,8 +270,9 @@ class Engine:
         An optimizer that keeps a gradient as it is (``previous.assign(gradient)``)
         makes a variable of the array that the gradient came in.
         """
+        self._fresh.clear()
         for variable in [*self._variables, *self._slots.values()]:
-            variable.assign(_constant(_array(variable.read_value()).copy()))
+            variable.assign(_constant(array_of(variable.read_value()).copy()))
 
 
 def _constant(value: Array) -> Any:
@@ -255,8 +282,11 @@ def _constant(value: Array) -> Any:
     return tf.constant(value)
 
 
-def _tensor(array: Array) -> Any:
-    """A tensor that has the array's memory, where that can be."""
+def tensor_of(array: Array) -> Any:
+    """A tensor that has the array's memory, where that can be.
+
+    Nobody may write to the array any more: TensorFlow may make a variable of it.
+    """
     if array.nbytes < _SMALL_BYTES or array.dtype.name == "bfloat16":
         return _constant(array)
     if array.ctypes.data % ALIGNMENT:
@@ -264,7 +294,7 @@ def _tensor(array: Array) -> Any:
     return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
 
 
-def _array(tensor: Any) -> Array:
+def array_of(tensor: Any) -> Array:
     """The memory of a tensor, which must not be written to."""
     dtype = tensor.dtype.as_numpy_dtype
     shape = tensor.shape.as_list()
