@@ -42,7 +42,7 @@ x = np.random.normal(size=(96, 4)).astype("float32")
 model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
 model.compile(keras.optimizers.SGD(0.05), "mse")
 model.fit(x, x @ [1.0, 2.0, 3.0, 4.0], epochs=12, verbose=0, callbacks=[Say()])
-print(f"weights {np.round(model.get_weights()[0].reshape(-1), 1)}", flush=True)
+print(f"weights {np.round(model.get_weights()[0].reshape(-1))}", flush=True)
 """
 
 

@@ -99,6 +99,17 @@ def case_fewer_batches_than_ranks():
     return weights(train(product(), [2.0], epochs=3))
 
 
+def case_one_batch_unforeseen():
+    """Nobody knows beforehand how many there are; and two of its epochs."""
+    dataset = tf.data.Dataset.from_generator(
+        lambda: iter([([[2.0]], [0.0])]),
+        output_signature=(tf.TensorSpec((1, 1)), tf.TensorSpec((1,))),
+    )
+    model = product()
+    model.fit(dataset, epochs=2, verbose=0)
+    return weights(model)
+
+
 def case_uneven():
     return weights(train(product(), [1.0, 1.0, 1.0, 4.0, 4.0], batch_size=2))
 
@@ -205,15 +216,27 @@ def case_on_batch():
     return {"steps": model.optimizer.iterations.numpy(), "loss": np.array(logs["loss"])}
 
 
+class AllHavePushed(keras.callbacks.Callback):
+    """The chief's epoch ends after the other's push."""
+
+    def __init__(self, what):
+        super().__init__()
+        self.sign = Path(f"pushed-{what}")
+
+    def on_train_batch_end(self, batch, logs=None):
+        if RANK == SIZE - 1:
+            self.sign.touch()
+
+    def on_epoch_end(self, epoch, logs=None):
+        while not self.sign.exists():
+            pass
+
+
 def case_saved():
     """The chief writes, with the optimizer's own variables from where they are."""
     optimizer = keras.optimizers.SGD(0.1, momentum=0.5)
-    pushed = keras.callbacks.LambdaCallback(
-        on_train_batch_end=lambda batch, logs: Path(f"pushed-{RANK}").touch()
-    )
-    model = train(product(optimizer), [1.0, 1.0], callbacks=[pushed])
-    while not Path(f"pushed-{SIZE - 1}").exists():
-        pass
+    callbacks = [AllHavePushed("to be saved")]
+    model = train(product(optimizer), [1.0, 1.0], callbacks=callbacks)
     model.save("saved.keras")
     loaded = keras.models.load_model(
         "saved.keras", custom_objects={"Product": Product}, compile=False
@@ -237,25 +260,27 @@ def case_stopped():
 
 
 def case_rate():
-    """The chief sets the learning rate to zero after the first epoch."""
+    """The chief sets the learning rate to zero after the first epoch of all."""
 
     class Rate(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
             if RANK == 0:
                 self.model.optimizer.learning_rate = 0.0
-                # The last word of this epoch; the others may still be in it.
-                Path("rate").touch()
 
         def on_epoch_begin(self, epoch, logs=None):
+            if RANK == 0 and epoch == 1:
+                Path("rate").touch()
             while RANK != 0 and epoch == 1 and not Path("rate").exists():
                 pass
 
-    return weights(train(product(), [1.0, 1.0], epochs=3, callbacks=[Rate()]))
+    callbacks = [AllHavePushed("at the old rate"), Rate()]
+    return weights(train(product(), [1.0, 1.0], epochs=3, callbacks=callbacks))
 
 
 def case_averaged():
     optimizer = keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.5)
-    return weights(train(product(optimizer), [1.0, 1.0]))
+    callbacks = [AllHavePushed("to be averaged")]
+    return weights(train(product(optimizer), [1.0, 1.0], callbacks=callbacks))
 
 
 def case_late():

@@ -94,6 +94,8 @@ class Epochs(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         if not self._session.hooked and self.model.trainable_variables:
             raise not_distributed(f"epoch {epoch + 1} of {self.model.name}")
+        # What callbacks have set, the others should not have to wait for.
+        self._masters.tell_all()
         self._progress.epoch_done(epoch + 1)
         if self._session.chief:
             if self.model.stop_training:
@@ -196,6 +198,7 @@ class IndependentEntry:
             call.arguments["callbacks"] = for_evaluation(callbacks, self._session)
             if not self._session.chief:
                 call.arguments["verbose"] = 0
+            self._masters.pull()
         with self._entering(model):
             return original(*call.args, **call.kwargs)
 

@@ -23,6 +23,7 @@ from tfcluster.runtime.keras.shadow import described, packer, traits_of
 from tfcluster.runtime.keras.slots import raw, unique
 from tfcluster.runtime.keras.wrapping import defining_class, wrap
 from tfcluster.runtime.parameter_server.client import Opened, Rows, Servers
+from tfcluster.runtime.parameter_server.graphs import tensor_of
 
 
 @dataclass
@@ -46,7 +47,7 @@ class Master:
                 slices = tf.IndexedSlices(value.values, value.indices)
                 raw(variable).scatter_update(slices)
             elif value is not None:
-                raw(variable).assign(value)
+                raw(variable).assign(tensor_of(value))
 
 
 class Masters:
@@ -98,7 +99,7 @@ class Masters:
 
     def of(self, optimizer: Any, kinds: str) -> Master:
         """The master copy for ``optimizer``, opened where it is not yet."""
-        for master in self._masters:
+        for master in self._living():
             if master.optimizer() is optimizer:
                 return master
         in_step = tf.executing_eagerly()
@@ -175,11 +176,26 @@ class Masters:
     # --- from the ps tasks ----------------------------------------------------------
 
     def pull(self) -> None:
-        """Have the newest weights of all models."""
-        for master in self._masters:
-            if master.optimizer() is not None:
+        """Have the newest weights of all models.
+
+        What the program itself has assigned just now stays: the chief passes it on, but
+        maybe later.
+        """
+        for master in self._living():
+            if self._leads:
                 self.tell(master)
+            if not master.changed:
                 master.set(self.servers.pull(master.key))
+
+    def _living(self) -> list[Master]:
+        """Forget the models whose optimizers are no more."""
+        self._masters = [m for m in self._masters if m.optimizer() is not None]
+        self._watched = {
+            key: found
+            for key, found in self._watched.items()
+            if found[0].optimizer() is not None
+        }
+        return self._masters
 
     def pull_slots(self, optimizer: Any) -> None:
         """Have the optimizer's own variables as they are where it is applied."""

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfcluster.runtime.aggregation import is_sparse
-from tfcluster.runtime.collective import Layout, ReduceOp
+from tfcluster.runtime.collective import CollectiveError, Layout, ReduceOp
 from tfcluster.runtime.collective.operations import mean_of_gradients, reduce_arrays
 from tfcluster.runtime.collective.sparse import Slices
 from tfcluster.runtime.keras.gradients import name_of
@@ -197,7 +197,12 @@ class ServedUpdate:
             types += [dtype] if whole else [tf.int32, dtype, tf.int64]
 
         def run(rows: Any, *arrays: Any) -> list[Any]:
-            fresh = self._exchange(master, name, kinds, rows, iter(arrays))
+            try:
+                fresh = self._exchange(master, name, kinds, rows, iter(arrays))
+            except CollectiveError as error:
+                # TensorFlow will make text of it.
+                self._session.refusal = error
+                raise
             return _flat(master, plain, fresh)
 
         found = iter(tf.nest.flatten(tf.numpy_function(run, inputs, types)))
