@@ -339,6 +339,13 @@ def test_what_does_nothing_under_the_strategy(key: str, tmp_path: Path) -> None:
     assert "does nothing under collective" in problem.message
 
 
+def test_weights_are_not_compressed(tmp_path: Path) -> None:
+    runtime = "runtime: {strategy: local_sgd, compression: fp16}\n"
+    (problem,) = problems(tmp_path, SMALLEST + runtime)
+    assert problem.warning
+    assert "weights are sent as is" in problem.message
+
+
 # Secrets.
 
 

@@ -139,6 +139,9 @@ def _check_runtime(cluster: Cluster, findings: Findings) -> None:
         if getattr(runtime, key) and chosen is not only_under:
             message = f"{key!r} does nothing under {chosen}: it is for {only_under}"
             findings.warn(("runtime", key), message)
+    if runtime.compression != "none" and chosen is Strategy.LOCAL_SGD:
+        message = "'compression' does nothing under local_sgd: weights are sent as is"
+        findings.warn(("runtime", "compression"), message)
 
 
 def _check_restart(cluster: Cluster, findings: Findings) -> None:

@@ -167,15 +167,10 @@ class Passes(tf.data.Dataset):  # type: ignore[misc]  # untyped
 
 
 def _leave_uncounted(iterator: Any) -> None:
-    """Each pass ends where its data ends; how many batches that are is not known."""
-    reset = iterator.reset
-
-    def reset_uncounted() -> None:
-        reset()
-        iterator._num_batches = None
-
-    iterator.reset = reset_uncounted
-    iterator._num_batches = None
+    """Each pass ends where its data ends, however many batches the last one had."""
+    kind = type(iterator)
+    never = property(lambda self: None, lambda self, count: None)
+    iterator.__class__ = type(kind.__name__, (kind,), {"_num_batches": never})
     if iterator.steps_per_epoch is None:
         # To run out of data is how every pass ends, then.
         iterator._interrupted_warning = lambda: None
