@@ -84,7 +84,8 @@ class Listening:
 
     def close(self) -> None:
         """Hang up on everybody."""
-        self._door.close()
+        with suppress(OSError):
+            self._door.close()
         with self._lock:
             for connection in self._connections:
                 with suppress(OSError):

@@ -186,9 +186,14 @@ def _parsed(text: bytes, length: int, rooms: Mapping[int, Array]) -> dict[str, A
             for name, shape in header.get("arrays", ())
         ]
         room = header.get("room")
-        # A room is large enough, or not there.
-        space = None if room is None else len(rooms.get(room, ()))
-    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        space = None if room is None else len(rooms[room])
+    except (
+        LookupError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+    ) as error:
         raise MessageError(f"a header that cannot be read: {error}") from error
     needed = sum(map(padded, sizes))
     fits = needed == length if space is None else needed <= space and length == 0
