@@ -182,6 +182,12 @@ def test_b15_the_mean_over_the_parts_of_a_batch_is_used(found: Found, job: str) 
         np.testing.assert_allclose(values["w0"], [1 - 0.1 * (2 + 7) / 2], rtol=1e-6)
 
 
+def test_an_optimizer_of_the_programs_own_is_applied_there(found: Found) -> None:
+    for values in found.of("steps", "own_optimizer"):
+        np.testing.assert_allclose(values["sum"], [0.25 * 1 + 1], rtol=1e-6)
+        np.testing.assert_allclose(values["w0"], [1 - 0.1 - 0.125], rtol=1e-6)
+
+
 def test_what_the_program_assigns_reaches_the_servers(found: Found) -> None:
     for values in found.of("steps", "assigned"):
         np.testing.assert_allclose(values["w0"], [5.0 - 1.0], rtol=1e-6)

@@ -105,6 +105,30 @@ def case_parts():
     return weights(train(product(optimizer), [1.0, 3.0, 5.0, 9.0], batch_size=2))
 
 
+class Remembers(keras.optimizers.Optimizer):
+    """Of a program's own, and its config does not tell how long."""
+
+    def __init__(self, learning_rate=0.1, memory=0.5, **kwargs):
+        super().__init__(learning_rate=learning_rate, **kwargs)
+        self.memory = memory
+
+    def build(self, variables):
+        super().build(variables)
+        self.sums = [self.add_variable(shape=v.shape, name="sum") for v in variables]
+
+    def update_step(self, gradient, variable, learning_rate):
+        total = self.sums[self._get_variable_index(variable)]
+        self.assign(total, total * self.memory + gradient)
+        self.assign_sub(variable, learning_rate * total)
+
+
+def case_own_optimizer():
+    optimizer = Remembers(memory=0.25)
+    model = train(product(optimizer), [1.0, 1.0, 1.0, 1.0], batch_size=2)
+    masters().pull_slots(optimizer)
+    return {**weights(model), "sum": optimizer.sums[0].numpy()}
+
+
 def case_assigned():
     """What the program assigns between two fits, and a learning rate."""
     model = train(product(), [1.0, 1.0], batch_size=2)
