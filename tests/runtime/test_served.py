@@ -5,6 +5,7 @@ Everything runs in a few jobs, in one start of the interpreter.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from tests.config.files import loaded, problems
 from tests.runtime.ranks import Job, Ranks, run_jobs
 from tests.runtime.test_keras_cases import (
+    EQUAL,
     assert_equal_on_all_ranks,
     assert_equal_to_one,
 )
@@ -30,22 +32,20 @@ REPLICATED = {"TFCLUSTER_STRATEGY": "replicated"}
 ALONE = {"TFCLUSTER_STRATEGY": "parameter_server"}
 
 IN_STEP = [
-    "accumulated",
     "averaged_weights",
     "clipped",
     "embedding",
     "frozen",
     "gan",
-    "mixed_precision",
     "overflow",
     "reduced_rate",
     "restored",
-    "several_fits",
-    "tape_eager",
     "tape_graph",
-    "weight_decay",
 ]
-COPIED = ["batches_of_seven", "early_stopping", "fit", "schedule"]
+COPIED = ["early_stopping", "fit", "schedule"]
+"""Those of ``programs/cases`` that say most; TFCLUSTER_TEST_ALL_SIZES=1 runs all."""
+if os.environ.get("TFCLUSTER_TEST_ALL_SIZES") == "1":
+    IN_STEP = COPIED = EQUAL
 HALF_PRECISION = {"mixed_precision": 0.02, "overflow": 0.02}
 OWN_ROWS = {"tape_eager", "tape_graph"}
 
@@ -95,7 +95,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     jobs = run_jobs(
         folder,
         [
-            job("one", 1, "cases/all.py", {}, *IN_STEP, *COPIED),
+            job("one", 1, "cases/all.py", {}, *{*IN_STEP, *COPIED}),
             job("synchronous", 2, "cases/all.py", SYNCHRONOUS, *IN_STEP),
             job("replicated", 3, "cases/all.py", REPLICATED, *COPIED),
             job("steps", 2, "served_in_step.py", REPLICATED),
