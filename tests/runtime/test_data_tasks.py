@@ -177,7 +177,8 @@ def test_passes_differ_where_they_do_here(found: Found) -> None:
         ("variable", "it uses a variable", "it uses a variable"),
         ("take", "None", "cannot share take"),
         ("remainder", "None", "drop a remainder"),
-        ("file", "None", "cannot share tfrecord"),
+        ("files", "None", "None"),
+        ("zip", "None", "cannot share zip"),
     ],
 )
 def test_what_data_tasks_cannot_compute(

@@ -167,7 +167,8 @@ def case_reasons():
         "variable": numbers.map(lambda x: x + variable),
         "take": numbers.take(3),
         "remainder": numbers.batch(2, drop_remainder=True),
-        "file": tf.data.TFRecordDataset("nowhere"),
+        "files": tf.data.TFRecordDataset(["one", "other"]).batch(2),
+        "zip": tf.data.Dataset.zip(numbers, numbers),
     }
     return {
         f"{name}_{tasks}": np.array(str(Pipeline(dataset).why_here(tasks)))
