@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -224,6 +225,22 @@ def test_a_task_restarts_alone_where_tasks_are_independent() -> None:
     assert started(actions) == [W0]
     assert history.state.tasks[CHIEF].attempt == 0
     assert history.state.tasks[W0].attempt == 1
+
+
+def test_all_restart_with_the_one_that_keeps_what_they_have_come_to() -> None:
+    alone = plan(CHIEF, W0, PS, max_restarts=1, restart_alone=True)
+    history = History(replace(alone, keepers=frozenset({PS})))
+    history.up()
+    history.exits(PS, None, signal="SIGKILL")
+    history.exits(W0, 1)
+    assert [task for task, _ in stopped(history.judged())] == [CHIEF]
+    history.obey(CHIEF)
+    states = history.state.tasks
+    assert {task: states[task].attempt for task in (CHIEF, W0, PS)} == {
+        CHIEF: 1,
+        W0: 1,
+        PS: 1,
+    }
 
 
 def test_the_restarts_are_used_up_at_some_point() -> None:

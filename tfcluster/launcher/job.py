@@ -108,6 +108,7 @@ class Job:
             start_timeout_s=description.start_timeout_s,
             max_restarts=description.restart.max,
             restart_alone=alone,
+            keepers=frozenset(t for t in self.specs if t.type == "ps" and asynchronous),
             apart=frozenset(data),
             spare=frozenset(data) - {DISPATCHER},
             min_training=self._min_training(),

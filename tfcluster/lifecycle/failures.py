@@ -119,7 +119,8 @@ def restart(state: State, cause: Failure) -> Result:
     failed = frozenset(
         task for task, s in state.tasks.items() if s.state is TaskState.FAILED
     )
-    by_itself = state.plan.restart_alone or failed <= state.plan.apart
+    alone = state.plan.restart_alone and not failed & state.plan.keepers
+    by_itself = alone or failed <= state.plan.apart
     alone = by_itself and not lost_hosts(state)
     again = (
         failed

@@ -31,6 +31,8 @@ class Plan:
     max_restarts: int = 0
     restart_alone: bool = False
     """A failed task is started again by itself, not together with all others."""
+    keepers: frozenset[TaskId] = frozenset()
+    """Tasks with what all others have come to: without it all start again."""
     apart: frozenset[TaskId] = frozenset()
     """Tasks that are started again by themselves in any case."""
     spare: frozenset[TaskId] = frozenset()
