@@ -50,9 +50,8 @@ def applied_mean(
     # All workers build it, so that the optimizer's variables are the same on all; only
     # the chief runs it.
     with tf1.control_dependencies([pushed.op]):
-        wanted = tf1.where(pushed.left, 1, workers.num_worker)
         means = [
-            _taken(accumulator, gradient, variable, wanted)
+            _taken(accumulator, gradient, variable)
             for accumulator, (gradient, variable) in zip(
                 accumulators, pairs, strict=True
             )
@@ -87,8 +86,9 @@ def _pushed(accumulator: Any, gradient: Any, variable: Any) -> Any:
         return accumulator.apply_grad(gradient, local_step=_NEVER_STALE)
 
 
-def _taken(accumulator: Any, gradient: Any, variable: Any, wanted: Any) -> Any:
+def _taken(accumulator: Any, gradient: Any, variable: Any) -> Any:
+    """The mean of all that are there: after the barrier those of all workers."""
     with tf1.device(variable.device):
         if isinstance(gradient, tf.IndexedSlices):
-            return accumulator.take_indexed_slices_grad(wanted)
-        return accumulator.take_grad(wanted)
+            return accumulator.take_indexed_slices_grad(1)
+        return accumulator.take_grad(1)
