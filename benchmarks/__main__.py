@@ -9,6 +9,7 @@ from benchmarks import (
     commands,
     fanout,
     first_allreduce,
+    parameter_server,
     planning,
     restart,
     startup,
@@ -24,6 +25,7 @@ for benchmark in (
     chatter,
     collective,
     training,
+    parameter_server,
     between_hosts,
 ):
     benchmark.main()

@@ -1,0 +1,102 @@
+"""Parameter servers: steps of workers, bare transfers, bytes, and rows of an Embedding.
+
+Beside ParameterServerStrategy with its ClusterCoordinator, and a bare tensor over gRPC.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+
+from benchmarks.collective import PROGRAMS, said_by
+from benchmarks.measure import HERE, Row, show, state, tfcluster
+
+ROUNDS = 3
+NUMBERS = 10_000_000
+BATCH = 32
+MODELS = {"10.0 M": (2048, 30), "0.1 M": (100, 400)}
+"""How wide the MLP is, and how many steps an epoch has."""
+TRANSFER = 1 / 0.7
+SPARSE = 1 / 20
+
+
+def program(name: str, *more: object) -> list[str]:
+    return ["python", str(PROGRAMS / f"{name}.py"), *map(str, more)]
+
+
+def launch(workers: int, servers: int, argv: Sequence[str], *more: str) -> list[str]:
+    tasks = ("-n", str(workers), "--ps", str(servers))
+    return tfcluster("launch", *tasks, *more, "--", *argv)
+
+
+def coordinated(argv: Sequence[str]) -> list[str]:
+    """Two workers and a ps as plain TensorFlow servers, a chief that drives them."""
+    settings = ("runtime.strategy=none", "tasks.chief=1", "tasks.worker.server=true")
+    words = [word for each in settings for word in ("--set", each)]
+    return launch(2, 1, argv, *words)
+
+
+def medians(
+    trials: Mapping[str, Sequence[str]], what: Callable[[str], str], env: dict[str, str]
+) -> dict[str, float]:
+    """Of rounds in which all take turns."""
+    found: dict[str, list[float]] = {name: [] for name in trials}
+    for _ in range(ROUNDS):
+        for name, argv in trials.items():
+            found[name].append(said_by(argv, env)[what(name)])
+    return {name: statistics.median(several) for name, several in found.items()}
+
+
+def steps(env: dict[str, str]) -> list[Row]:
+    rows = []
+    for title, (width, steps_each) in MODELS.items():
+        sizes = (width, BATCH, steps_each)
+        trials = {
+            "ours": launch(2, 1, program("train_served", *sizes)),
+            "peer": coordinated(program("train_coordinated", *sizes)),
+        }
+        found = medians(trials, lambda name: "step", env)
+        what = f"a worker's step, {title} parameters, 1 ps, 2 workers"
+        peer = "ClusterCoordinator, loop by hand"
+        rows.append(Row(what, found["ours"], peer, found["peer"], 1.0))
+    return rows
+
+
+def transfer(env: dict[str, str]) -> Row:
+    none = ("--set", "runtime.strategy=none")
+    trials = {
+        "ours": launch(1, 1, program("ps_push", NUMBERS, "none")),
+        "peer": launch(1, 1, program("grpc_transfer", NUMBERS), *none),
+    }
+    found = medians(trials, lambda name: "push", env)
+    what, peer = "40 MB to a ps and back", "a bare tensor over gRPC"
+    return Row(what, found["ours"], peer, found["peer"], TRANSFER)
+
+
+def rows_of_embedding(env: dict[str, str]) -> Row:
+    found = said_by(launch(1, 1, program("ps_rows")), env)
+    what = "1 % of 1 M x 64 rows"
+    return Row(what, found["rows"], "pushed as a whole", found["whole"], SPARSE)
+
+
+def main() -> None:
+    with state() as env:
+        env |= {
+            "PYTHONPATH": str(HERE.parent),
+            "OMP_NUM_THREADS": "1",
+            "TF_NUM_INTRAOP_THREADS": "1",
+        }
+        rows = [*steps(env), transfer(env), rows_of_embedding(env)]
+        held = {
+            servers: said_by(
+                launch(1, servers, program("ps_push", NUMBERS, "sum")), env
+            )
+            for servers in (2, 4)
+        }
+    show(f"Parameter servers (median of {ROUNDS})", rows)
+    for servers, found in held.items():
+        print(f"\nBytes on each of {servers} ps: {found['bytes']}")
+
+
+if __name__ == "__main__":
+    main()

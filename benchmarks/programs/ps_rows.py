@@ -1,0 +1,66 @@
+"""Pushes gradients of an Embedding to a ps, as rows and as a whole: median seconds.
+
+1 M rows of 64, of which a step touches 1 %. Started by ``tfcluster launch``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfcluster.runtime.collective.sparse import Slices
+from tfcluster.runtime.context import context_from
+from tfcluster.runtime.parameter_server.client import Piece, Servers, Variable
+from tfcluster.runtime.parameter_server.graphs import serialised
+
+ROWS, COLUMNS, TOUCHED = 1_000_000, 64, 10_000
+REPEATS, WARM = 10, 3
+
+context = context_from(os.environ)
+servers = Servers(
+    context.parameter_servers, rank=context.rank, size=context.size, token=context.token
+)
+table = Variable("table", "float32", (ROWS, COLUMNS), rows_only=True)
+
+
+def pack(pieces: Sequence[Piece], kinds: str) -> bytes:
+    shadow = tf.Variable(tf.zeros([pieces[0].end - pieces[0].start, COLUMNS]))
+
+    def apply(gradients: list[Any]) -> None:
+        (gradient,) = gradients
+        if isinstance(gradient, tf.IndexedSlices):
+            values = 0.1 * gradient.values
+            shadow.scatter_sub(tf.IndexedSlices(values, gradient.indices))
+        else:
+            shadow.assign_sub(0.1 * gradient)
+
+    return serialised(apply, [shadow], {}, kinds)
+
+
+zeros = np.zeros(table.shape, np.float32)
+servers.open("model", [table], [zeros], "s", pack)
+rng = np.random.default_rng(0)
+values = rng.normal(size=(TOUCHED, COLUMNS)).astype(np.float32)
+found = {}
+for name in ("rows", "whole"):
+    times, moved = [], 0
+    for _ in range(WARM + REPEATS):
+        indices = rng.choice(ROWS, TOUCHED, replace=False)
+        gradient: Any = Slices(values, indices)
+        if name == "whole":
+            gradient = zeros.copy()
+            gradient[indices] = values
+        before = servers.sent_bytes
+        begin = time.perf_counter()
+        servers.push("model", [gradient])
+        times.append(time.perf_counter() - begin)
+        moved = servers.sent_bytes - before
+    found[name] = statistics.median(times[WARM:])
+print("TIMES", json.dumps(found), flush=True)

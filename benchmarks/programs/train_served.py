@@ -1,0 +1,51 @@
+"""Trains an MLP with Keras, ``argv[1]`` wide, and prints seconds for each step.
+
+Not a word of tfcluster. ``argv[2]`` is the batch, ``argv[3]`` how many batches make an
+epoch; steps of all workers count.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import time
+from typing import Any
+
+import keras
+import numpy as np
+
+EPOCHS = 5
+
+width, batch, steps = map(int, sys.argv[1:])
+rng = np.random.default_rng(0)
+x = rng.normal(size=(batch * steps, 784)).astype("float32")
+y = rng.integers(0, 10, batch * steps)
+keras.utils.set_random_seed(1)
+layers = [keras.layers.Dense(width, activation="relu") for _ in range(3)]
+model = keras.Sequential([keras.Input((784,)), *layers, keras.layers.Dense(10)])
+loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+model.compile(keras.optimizers.SGD(0.01), loss)
+
+
+class Clock(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no types
+    def __init__(self) -> None:
+        super().__init__()
+        self.times: list[float] = []
+        self.began = 0.0
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.began = time.perf_counter()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.times.append((time.perf_counter() - self.began) / steps)
+
+
+clock = Clock()
+model.fit(
+    x, y, batch_size=batch, epochs=EPOCHS, shuffle=False, verbose=0, callbacks=[clock]
+)
+if os.environ.get("TFCLUSTER_RANK", "0") == "0":
+    found = {"step": statistics.median(clock.times[2:])}
+    print("TIMES", json.dumps(found), flush=True)
