@@ -17,6 +17,7 @@ import keras
 from tfcluster.runtime.keras.gradients import name_of
 from tfcluster.runtime.parameter_server.placement import Piece
 
+_NAMELESS = re.compile(r"variable(_\d+)?")
 _IN_SHADOW = re.compile(r"tfcluster(\d+)_(.+)")
 
 
@@ -86,7 +87,9 @@ def slots_of_shadow(optimizer: Any, shadow: Any, pieces: Sequence[Piece]) -> lis
 
 
 def _last(variable: Any) -> str:
-    return name_of(variable).rpartition("/")[2]
+    name = name_of(variable).rpartition("/")[2]
+    # Keras numbers those that were given no name (Nadam's) as they come.
+    return "variable" if _NAMELESS.fullmatch(name) else name
 
 
 def _stem(variable: Any) -> str:
