@@ -107,7 +107,7 @@ def case_validated():
             seen.append(local(self.model))
 
     model = compiled(classifier(), sgd())
-    model.fit(x, y, batch_size=16, epochs=2, validation_split=0.2, callbacks=[Look()])
+    model.fit(x, y, batch_size=20, epochs=2, validation_split=0.2, callbacks=[Look()])
     return {"seen": np.array(seen)}
 
 
