@@ -16,7 +16,9 @@ from tests.runtime.harness import Ended, Running, WarmInterpreter, held_ports
 from tfcluster.runtime.between_graph import says_so
 
 PROGRAMS = Path(__file__).parent / "programs" / "v1"
-DEADLINE_S = 90.0
+DEADLINE_S = 120.0
+
+pytestmark = pytest.mark.timeout(180)
 
 
 class Tasks:
