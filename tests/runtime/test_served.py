@@ -226,8 +226,9 @@ def test_alone_what_is_not_trained_stays(found: Found) -> None:
 
 def test_alone_only_rows_travel(found: Found) -> None:
     for values in found.of("alone", "rows"):
-        # One step of two: the table has 640,000 bytes.
-        assert values["moved"] < 20_000
+        # Two steps of each rank, there and back: the table has 640,000 bytes.
+        assert len(values["moved"]) == 2
+        assert values["moved"].max() < 1000
     rows = found.last("rows")["table"]
     np.testing.assert_array_equal(rows, -8 * np.array([1, 2, 2, 1, 1, 1, 0]))
 
