@@ -5,6 +5,7 @@ which a batch needs few. The text is in Python's standard library.
 """
 
 import argparse
+import itertools
 import re
 import zlib
 from pydoc_data.topics import topics
@@ -45,7 +46,7 @@ def load_passages(length, rows):
 
 
 def places(words, rows):
-    pairs = [" ".join(pair) for pair in zip(words, words[1:])]
+    pairs = [" ".join(pair) for pair in itertools.pairwise(words)]
     return [zlib.crc32(text.encode()) % rows for text in (*words, *pairs)]
 
 
@@ -83,7 +84,7 @@ def main():
         epochs=arguments.epochs,
         verbose=2,
     )
-    loss, accuracy = model.evaluate(passages[split:], labels[split:], verbose=0)
+    _, accuracy = model.evaluate(passages[split:], labels[split:], verbose=0)
     print(f"{len(passages)} passages, validation accuracy {accuracy:.3f}")
 
 
