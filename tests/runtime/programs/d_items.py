@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 RANK = int(os.environ.get("TFCLUSTER_RANK", "0"))
 
@@ -66,43 +67,43 @@ def case_resolver():
     return found
 
 
+KEPT: list[Any] = []
+"""Servers that are not stopped: they may wait for each other then. The end of the
+process ends them."""
+
+
 def case_service():
     """Whoever comes first is served first, and every element once."""
-    import tempfile
-
     import tensorflow as tf
 
     from tfcluster.runtime.handing_out import Desk
 
     service = tf.data.experimental.service
-    with tempfile.TemporaryDirectory() as journal:
-        dispatcher = service.DispatchServer(
-            service.DispatcherConfig(work_dir=journal, fault_tolerant_mode=True)
-        )
-        address = dispatcher.target.partition("://")[2]
-        config = service.WorkerConfig(dispatcher_address=address)
-        workers = [service.WorkerServer(config) for _ in range(2)]
-        parts = {}
+    config = service.DispatcherConfig(work_dir="journal", fault_tolerant_mode=True)
+    dispatcher = service.DispatchServer(config)
+    address = dispatcher.target.partition("://")[2]
+    config = service.WorkerConfig(dispatcher_address=address)
+    workers = [service.WorkerServer(config) for _ in range(2)]
+    KEPT.extend([dispatcher, *workers])
+    parts = {}
 
-        def consume(rank, in_step):
-            desk = Desk(f"grpc://{address}", len(workers), rank, 3, in_step)
-            elements = tf.data.Dataset.range(60)
-            job = "in step" if in_step else "in turn"
-            handed = desk.handed_out(elements, job, 60)
-            parts[rank] = [int(x) for x in handed]
+    def consume(rank, in_step):
+        desk = Desk(f"grpc://{address}", len(workers), rank, 3, in_step)
+        elements = tf.data.Dataset.range(60)
+        job = "in step" if in_step else "in turn"
+        parts[rank] = [int(x) for x in desk.handed_out(elements, job, 60)]
 
-        found = {}
-        for in_step in (False, True):
-            threads = [
-                threading.Thread(target=consume, args=(rank, in_step))
-                for rank in range(3)
-            ]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join(60)
-            found["in step" if in_step else "in turn"] = [parts[i] for i in range(3)]
-        return found
+    found = {}
+    for in_step in (False, True):
+        threads = [
+            threading.Thread(target=consume, args=(rank, in_step)) for rank in range(3)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        found["in step" if in_step else "in turn"] = [parts[i] for i in range(3)]
+    return found
 
 
 def keeping(model, seen):
