@@ -18,7 +18,7 @@ from typing import Any
 
 from tfcluster.loading import module_argv
 
-DEADLINE_S = 40.0
+DEADLINE_S = 120.0
 
 
 @dataclass
