@@ -14,6 +14,7 @@ from benchmarks import (
     restart,
     startup,
     training,
+    transports,
 )
 
 for benchmark in (
@@ -24,6 +25,7 @@ for benchmark in (
     first_allreduce,
     chatter,
     collective,
+    transports,
     training,
     parameter_server,
     between_hosts,
