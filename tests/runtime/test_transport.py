@@ -34,7 +34,7 @@ from tfcluster.runtime.collective import (
 )
 from tfcluster.runtime.collective.handshake import HandshakeError, Member, accept, dial
 from tfcluster.runtime.collective.host import HostTransport
-from tfcluster.runtime.collective.mesh import _listen
+from tfcluster.runtime.collective.mesh import listen
 from tfcluster.runtime.collective.operations import (
     gather_bytes,
     mean_of_gradients,
@@ -322,10 +322,13 @@ def test_a_killed_rank_is_noticed_within_a_second() -> None:
 
 
 def test_a_cluster_on_one_machine_is_not_seen_from_others() -> None:
-    with held_addresses(2) as addresses, _listen(addresses, 0) as listener:
+    with held_addresses(2) as addresses, listen(addresses, 0, "rank 0") as listener:
         assert listener.getsockname()[0] == "127.0.0.1"
         mixed = [addresses[0], "node1:4000"]
-    with held_addresses(1) as addresses, _listen([*addresses, *mixed], 0) as listener:
+    with (
+        held_addresses(1) as addresses,
+        listen([*addresses, *mixed], 0, "rank 0") as listener,
+    ):
         assert listener.getsockname()[0] == "0.0.0.0"
 
 

@@ -1,3 +1,6 @@
+# As people write scripts: without types.
+# mypy: allow-untyped-defs, allow-untyped-calls, allow-subclassing-any
+
 """Real digits under a graph with copies, beside the same training on one machine.
 
 built.py STEPS

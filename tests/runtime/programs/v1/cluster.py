@@ -1,3 +1,6 @@
+# As people write scripts: without types.
+# mypy: allow-untyped-defs, allow-untyped-calls, allow-subclassing-any
+
 """A cluster within one process: real servers, and a thread for each worker."""
 
 import socket

@@ -1,3 +1,6 @@
+# As people write scripts: without types.
+# mypy: allow-untyped-defs, allow-untyped-calls, allow-subclassing-any
+
 """What graphs of TensorFlow 1 do in a cluster: a line of JSON for each case."""
 
 import json
@@ -11,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 sys.path.insert(0, str(Path(__file__).parent))
-from cluster import Cluster, stacks_after
+from cluster import Cluster, stacks_after  # type: ignore[import-not-found]  # a script finds it beside itself
 
 from tfcluster.runtime import v1
 

@@ -1,3 +1,6 @@
+# As people write scripts: without types.
+# mypy: allow-untyped-defs, allow-untyped-calls, allow-subclassing-any
+
 """Scripts of TensorFlow 1 that know nothing of tfcluster: script.py NAME.
 
 Each says what it has seen in lines that begin with its name.
