@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.agent.client import PYTHON, Agent, eventually, gone, marked
+from tests.pace import allow_s
 from tfcluster.agent import proc
 from tfcluster.agent.kill import send
 
@@ -64,7 +65,7 @@ def test_who_ignores_term_is_killed_after_the_grace(agent: Agent) -> None:
     exited = agent.wait("exited")
     assert (exited["signal"], exited["stopped"]) == ("KILL", True)
     assert not exited["oom"]
-    assert 0.6 < time.monotonic() - began < 10
+    assert 0.6 < time.monotonic() - began < allow_s(10)
 
 
 def test_no_grace_is_kill_at_once(agent: Agent) -> None:
@@ -156,7 +157,7 @@ def test_an_exit_is_told_though_a_grandchild_holds_the_pipe(agent: Agent) -> Non
     )
     exited = agent.wait("exited", timeout_s=20)
     assert (exited["code"], exited["tail"]) == (0, ["bye"])
-    assert exited["seconds"] < 10
+    assert exited["seconds"] < allow_s(10)
     assert agent.wait("swept", timeout_s=20)["count"] == 2
 
 
@@ -220,7 +221,7 @@ def test_close_sweeps_whatever_hides(agent: Agent, tmp_path: Path) -> None:
     assert not any(gone(pid) for pid in pids)
     began = time.monotonic()
     assert agent.close() == 0
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < allow_s(15)
     assert all(gone(pid) for pid in pids)
     swept = [f for f in agent.frames if f["type"] == "swept"]
     assert sum(frame["count"] for frame in swept) >= 1
@@ -282,6 +283,35 @@ def test_a_sweeper_says_that_another_agent_lives_on(tmp_path: Path) -> None:
             bye = second.wait("bye")
             assert (bye["swept"], bye["others"]) == (0, True)
         assert not gone(pid)
+
+
+@pytest.mark.parametrize("how", ["closed", "killed", "swept"])
+def test_folders_of_the_run_are_cleared_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with Agent(tmp_path / "a") as agent:
+        start = f"tfcluster-{os.geteuid()}-{agent.run}"
+        kept, other, link = (tmp_path / f"{start}{end}" for end in ("-a", "", "-c"))
+        for folder in (kept, other):
+            (folder / "b").mkdir(parents=True)
+        link.symlink_to(other)
+        agent.start("w:0", "sleep", "600")
+        agent.wait("started")
+        if how == "killed":
+            os.kill(agent.pid, signal.SIGKILL)
+            agent.process.wait(20)
+        elif how == "closed":
+            assert agent.close() == 0
+        else:
+            for pid in (agent.process.pid, agent.pid):  # the guard first
+                os.kill(pid, signal.SIGKILL)
+            assert kept.exists()
+            with Agent(tmp_path / "b", run=agent.run) as sweeper:
+                assert sweeper.close() == 0
+    assert not kept.exists()
+    assert (other / "b").exists()
+    assert link.is_symlink()
 
 
 def test_pids_of_others_are_safe() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.config.files import ENVIRON, SMALLEST, loaded, write
+from tests.pace import allow_s
 from tfcluster.config import load
 from tfcluster.loading import PACKAGE_ROOT
 from tfcluster.model import (
@@ -399,4 +400,4 @@ def test_many_hosts(item: str, count: int, limit_s: float, tmp_path: Path) -> No
     assert len(description.hosts) == count
     assert description.hosts[-1].host == f"node{count - 1}"
     # CPU time, the best of three: other load of the machine does not count.
-    assert min(took_s) < limit_s
+    assert min(took_s) < allow_s(limit_s)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 import time
+from pathlib import Path
 
 from tests.launch import machine
 from tests.launch.cluster import Cluster, Running, is_final
@@ -49,6 +52,8 @@ def _left(running: Running) -> list[str]:
     marked = set(machine.carrying(f"TFCLUSTER_RUN={running.run}"))
     marked |= set(running.cluster.processes())
     found = [f"{pid} {machine.cmdline(pid)}" for pid in marked if machine.is_alive(pid)]
+    kept = f"tfcluster-{os.geteuid()}-{running.run}-*"
+    found += map(str, Path(tempfile.gettempdir()).glob(kept))
     listening = set(machine.listening_ports())
     found += [f"port {port}" for port in _ports(running) if port in listening]
     if machine.is_locked(running.folder / "lock"):

@@ -21,7 +21,7 @@ LONGEST_S = 3.0
 
 
 @pytest.mark.chaos
-@pytest.mark.timeout(90)
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize("seed", seeds(TRIALS))
 def test_nothing_survives(cluster: Cluster, seed: int) -> None:
     rng = random.Random(seed)

@@ -14,6 +14,7 @@ from tests.launch import machine
 from tests.launch.cluster import COMMAND, Cluster, Running, plain
 from tests.launch.oracle import assert_nothing_left
 from tests.launch.terminal import Terminal
+from tests.pace import allow_s
 
 UP = "echo up; until [ -e meeting ]; do sleep 0.02; done; echo down"
 DEAF = "trap '' TERM INT; echo up; while :; do sleep 0.1; done"
@@ -24,7 +25,7 @@ def detach(cluster: Cluster, script: str, *options: str, count: int = 1) -> Runn
     words = [*plain("-d", *options, count=count), "--", "bash", "-c", script]
     running = cluster.start(*words)
     code, seconds = running.end_timed()
-    assert (code, seconds < 3) == (0, True), running.err
+    assert (code, seconds < allow_s(3)) == (0, True), running.err
     running.adopt(running.out.strip())
     return running
 
@@ -84,13 +85,13 @@ def test_stop_waits_for_the_grace_and_stop_now_does_not(cluster: Cluster) -> Non
     running = cluster.bash(DEAF, "--set", "grace=2s").up()
     began = time.monotonic()
     assert cluster.command("stop").returncode == 0
-    assert 1.9 < time.monotonic() - began < 20
+    assert 1.9 < time.monotonic() - began < allow_s(20)
     assert running.end() == 143
     assert_nothing_left(running)
     running = cluster.bash(DEAF, "--set", "grace=20s").up()
     began = time.monotonic()
     assert cluster.command("stop", "--now").returncode == 0
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < allow_s(15)
     assert running.end() == 143
     assert_nothing_left(running)
 
@@ -169,7 +170,7 @@ def test_status_answers_while_the_launcher_is_stopped(cluster: Cluster) -> None:
     running.signal(signal.SIGSTOP)
     began = time.monotonic()
     assert running.status()["state"] == "running"
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < allow_s(10)
     running.signal(signal.SIGCONT)
     (cluster.folder / "meeting").touch()
     assert running.end() == 0

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+
+from tests.pace import allow_s
 
 GOLDEN = Path(__file__).parent / "golden"
 NAMES = sorted(path.stem for path in GOLDEN.glob("*.yaml"))
@@ -68,6 +70,11 @@ def test_the_json_has_what_the_contract_promises(name: str) -> None:
         assert "evaluator" not in task["tf_config"]["cluster"]
 
 
+def _children_cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def test_a_plan_of_3000_tasks_takes_a_moment(tmp_path: Path) -> None:
     """A loose bound: the benchmark has the figure. TF_CONFIG alone is 150 MB here."""
     (tmp_path / "big.yaml").write_text(
@@ -75,7 +82,7 @@ def test_a_plan_of_3000_tasks_takes_a_moment(tmp_path: Path) -> None:
         'hosts: ["node[0001-1000]"]\n'
         "tasks: {chief: 1, worker: 2949, ps: 50}\n"
     )
-    begin = time.process_time()
+    began_s = _children_cpu_s()
     with (tmp_path / "out").open("wb") as out:
         subprocess.run(
             [sys.executable, "-m", "tfcluster", "plan", "big.yaml", "--json"],
@@ -84,7 +91,7 @@ def test_a_plan_of_3000_tasks_takes_a_moment(tmp_path: Path) -> None:
             check=True,
             timeout=30,
         )
-    assert time.process_time() - begin < 5
+    assert _children_cpu_s() - began_s < allow_s(2)
     tasks = json.loads((tmp_path / "out").read_bytes())["tasks"]
     assert len(tasks) == 3000
     assert len(tasks[7]["tf_config"]["cluster"]["worker"]) == 2949

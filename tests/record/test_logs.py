@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.pace import allow_s
 from tfcluster.record.logs import LINE_BYTES, follow, last_lines
 
 
@@ -52,7 +53,7 @@ def test_a_line_of_100_mb_costs_neither_memory_nor_time(tmp_path: Path) -> None:
         file.write(b"\nafter\n")
     began_s = time.process_time()
     long, after = last_lines(path, 3)
-    assert time.process_time() - began_s < 2
+    assert time.process_time() - began_s < allow_s(2)
     assert after == "after"
     assert long.startswith("…")
     assert len(long) == LINE_BYTES + 1

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.pace import allow_s
 from tests.record.programs import MANY_SHORT_RUNS, line_of, program
 from tfcluster.loading import PACKAGE_ROOT
 from tfcluster.record.files import replace_json
@@ -45,12 +46,12 @@ def large_run(tmp_path: Path) -> RunPaths:
 def test_a_large_run_is_read_in_no_time(large_run: RunPaths) -> None:
     began_s = time.process_time()
     view = read_run(large_run, now_s=NOW_S)
-    assert time.process_time() - began_s < 1
+    assert time.process_time() - began_s < allow_s(1)
     assert len(view.tasks) == 3000
     assert {(str(t.state), t.step) for t in view.tasks} == {("succeeded", 7)}
     began_s = time.process_time()
     summary = read_summary(large_run, now_s=NOW_S)
-    assert time.process_time() - began_s < 0.05
+    assert time.process_time() - began_s < allow_s(0.05)
     for each in (view, summary):
         assert (each.run, each.name, each.backend) == (large_run.run, "large", "ssh")
         assert (each.state, each.exit_code) == (RunState.SUCCEEDED, 0)
@@ -102,4 +103,4 @@ print(time.process_time() - began_s)
         float(subprocess.run(run, check=True, capture_output=True, text=True).stdout)
         for _ in range(3)
     )
-    assert best_s < 0.2
+    assert best_s < allow_s(0.2)

@@ -7,22 +7,20 @@ import os
 import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from tests.runtime.harness import WarmInterpreter, held_ports
-from tests.runtime.ranks import Job, Ranks, run_jobs
+from tests.runtime.ranks import Job, run_jobs
+from tests.runtime.written import Written
 from tfcluster.runtime.context import Context
 from tfcluster.runtime.data_service import journal_of
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(600)]
 
-Values = Mapping[str, NDArray[Any]]
 ROWS, EPOCHS = 50, 3
 
 
@@ -52,27 +50,8 @@ def data_tasks(
         assert not journal_of(Context(run=folder.name)).exists()
 
 
-@dataclass(frozen=True)
-class Found:
-    folder: Path
-    jobs: Mapping[str, Ranks]
-
-    def of(self, job: str, case: str) -> list[Values]:
-        """What each rank has found."""
-        size = len(self.jobs[job].exit_codes)
-        return [self._values(job, case, rank) for rank in range(size)]
-
-    def _values(self, job: str, case: str, rank: int) -> Values:
-        values = np.load(self.folder / f"{job}-{rank}.npz")
-        start = f"{case}/"
-        found = {k[len(start) :]: values[k] for k in values if k.startswith(start)}
-        assert found, f"there is no case {case} in {job}"
-        assert "error" not in found, str(found["error"])
-        return found
-
-
 @pytest.fixture(scope="module")
-def found(warm: WarmInterpreter, tmp_path_factory: pytest.TempPathFactory) -> Found:
+def found(warm: WarmInterpreter, tmp_path_factory: pytest.TempPathFactory) -> Written:
     folder = tmp_path_factory.mktemp("data-tasks")
 
     def job(name: str, env: Mapping[str, str], *cases: str, **options: Any) -> Job:
@@ -98,12 +77,12 @@ def found(warm: WarmInterpreter, tmp_path_factory: pytest.TempPathFactory) -> Fo
         ended = run_jobs(folder, jobs, timeout_s=500)
     for ranks in ended.values():
         assert set(ranks.exit_codes) == {0}, ranks.outputs
-    return Found(folder, ended)
+    return Written(folder, ended)
 
 
 @pytest.mark.parametrize("case", ["fit", "loop", "structures"])
 def test_one_reader_gives_what_every_rank_reads_by_itself(
-    found: Found, case: str
+    found: Written, case: str
 ) -> None:
     for there, here in zip(found.of("one", case), found.of("here", case), strict=True):
         assert there.keys() == here.keys()
@@ -111,14 +90,14 @@ def test_one_reader_gives_what_every_rank_reads_by_itself(
             np.testing.assert_array_equal(there[key], here[key], err_msg=key)
 
 
-def test_the_data_tasks_compute_the_elements(found: Found) -> None:
+def test_the_data_tasks_compute_the_elements(found: Written) -> None:
     for job, maker in [("here", 0), ("one", 1), ("two", 1)]:
         for values in found.of(job, "fit"):
             assert values["makers"].tolist() == [maker]
 
 
 @pytest.mark.parametrize("job", ["one", "two"])
-def test_every_element_is_used_once_in_an_epoch(found: Found, job: str) -> None:
+def test_every_element_is_used_once_in_an_epoch(found: Written, job: str) -> None:
     ranks = found.of(job, "fit")
     for epoch in range(EPOCHS):
         parts = [values[f"seen_{epoch}"] for values in ranks]
@@ -132,7 +111,7 @@ def test_every_element_is_used_once_in_an_epoch(found: Found, job: str) -> None:
         np.testing.assert_array_equal(values["w0"], ranks[0]["w0"])
 
 
-def test_loops_use_every_element_once_in_a_pass(found: Found) -> None:
+def test_loops_use_every_element_once_in_a_pass(found: Written) -> None:
     ranks = found.of("two", "loop")
     for epoch in range(2):
         first = ranks[0][f"first_{epoch}"]
@@ -142,7 +121,7 @@ def test_loops_use_every_element_once_in_a_pass(found: Found) -> None:
         assert set(first.tolist()) | set(rest.tolist()) == set(range(ROWS))
 
 
-def test_a_generator_stays_with_the_ranks_and_they_say_so(found: Found) -> None:
+def test_a_generator_stays_with_the_ranks_and_they_say_so(found: Written) -> None:
     for values in found.of("one", "kept_here"):
         assert values["makers"].tolist() == [0]
     chief = found.jobs["one"].outputs[0]
@@ -152,13 +131,13 @@ def test_a_generator_stays_with_the_ranks_and_they_say_so(found: Found) -> None:
 
 @pytest.mark.parametrize("name", ["seeded", "common", "twice", "fixed", "plain"])
 def test_a_pass_elsewhere_has_the_order_that_it_has_here(
-    found: Found, name: str
+    found: Written, name: str
 ) -> None:
     (values,) = found.of("alone", "passes")
     np.testing.assert_array_equal(values[f"{name}_there"], values[f"{name}_here"])
 
 
-def test_passes_differ_where_they_do_here(found: Found) -> None:
+def test_passes_differ_where_they_do_here(found: Written) -> None:
     (values,) = found.of("alone", "passes")
     repeated = values["repeated_there"]
     # The first is as it is here; later ones are in other orders of their own.
@@ -182,7 +161,7 @@ def test_passes_differ_where_they_do_here(found: Found) -> None:
     ],
 )
 def test_what_data_tasks_cannot_compute(
-    found: Found, pipeline: str, one: str, two: str
+    found: Written, pipeline: str, one: str, two: str
 ) -> None:
     (values,) = found.of("alone", "reasons")
     assert one in str(values[f"{pipeline}_1"])

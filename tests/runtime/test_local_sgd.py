@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.runtime.ranks import Job, Ranks, run_jobs
+from tests.runtime.ranks import Job, run_jobs
+from tests.runtime.written import Values, Written
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(600)]
 
-Values = Mapping[str, NDArray[Any]]
 
 COMPARED = ("embedding", "batch_normalization")
 OF_INTERVALS = (
@@ -33,27 +30,8 @@ STEPS = 3
 """Between averagings, in the jobs that are not about every single step."""
 
 
-@dataclass(frozen=True)
-class Found:
-    folder: Path
-    jobs: Mapping[str, Ranks]
-
-    def of(self, job: str, case: str) -> list[Values]:
-        """What each rank has found."""
-        size = len(self.jobs[job].exit_codes)
-        return [self._values(job, case, rank) for rank in range(size)]
-
-    def _values(self, job: str, case: str, rank: int) -> Values:
-        values = np.load(self.folder / f"{job}-{rank}.npz")
-        start = f"{case}/"
-        found = {k[len(start) :]: values[k] for k in values if k.startswith(start)}
-        assert found, f"there is no case {case} in {job}"
-        assert "error" not in found, str(found["error"])
-        return found
-
-
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
+def found(tmp_path_factory: pytest.TempPathFactory) -> Written:
     folder = tmp_path_factory.mktemp("local-sgd")
 
     def job(name: str, strategy: str, options: Any, *cases: str) -> Job:
@@ -75,7 +53,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     ended = run_jobs(folder, jobs, timeout_s=500)
     for ranks in ended.values():
         assert set(ranks.exit_codes) == {0}, ranks.outputs
-    return Found(folder, ended)
+    return Written(folder, ended)
 
 
 def assert_alike(ranks: list[Values], *keys: str) -> None:
@@ -90,7 +68,7 @@ def differ(ranks: list[NDArray[Any]]) -> bool:
 
 @pytest.mark.parametrize("case", COMPARED)
 def test_averaged_after_every_step_it_is_collective_training(
-    found: Found, case: str
+    found: Written, case: str
 ) -> None:
     local, collective = (found.of(job, case) for job in ("every-step", "collective"))
     assert_alike(local)
@@ -102,7 +80,7 @@ def test_averaged_after_every_step_it_is_collective_training(
         )
 
 
-def test_ranks_go_their_own_ways_until_they_are_averaged(found: Found) -> None:
+def test_ranks_go_their_own_ways_until_they_are_averaged(found: Written) -> None:
     ranks = found.of("intervals", "fit")
     assert_alike(ranks, "after")
     for step in range(12):
@@ -117,7 +95,7 @@ def test_ranks_go_their_own_ways_until_they_are_averaged(found: Found) -> None:
             assert differ(weights)
 
 
-def test_the_mean_is_weighted_by_rows(found: Found) -> None:
+def test_the_mean_is_weighted_by_rows(found: Written) -> None:
     # One step of plain SGD from the same weights: the mean of the replicas by rows is
     # one machine's step. Ranks have 7 and 8 of 15 rows.
     ranks = found.of("intervals", "fit")
@@ -128,7 +106,7 @@ def test_the_mean_is_weighted_by_rows(found: Found) -> None:
     np.testing.assert_allclose(mean, one["steps"][0], rtol=0, atol=1e-6)
 
 
-def test_bytes_fall_by_the_interval(found: Found) -> None:
+def test_bytes_fall_by_the_interval(found: Written) -> None:
     (every, *_), (seldom, *_) = (
         found.of(job, "many_weights") for job in ("gradients-sent", "weights-sent")
     )
@@ -137,7 +115,7 @@ def test_bytes_fall_by_the_interval(found: Found) -> None:
     assert every["sent"] / seldom["sent"] == pytest.approx(STEPS, rel=0.06)
 
 
-def test_weights_are_averaged_before_they_are_looked_at(found: Found) -> None:
+def test_weights_are_averaged_before_they_are_looked_at(found: Written) -> None:
     ranks = found.of("intervals", "looked_at")
     assert_alike(ranks, "checkpoint", "at_end", "loss", "evaluated", "saved")
     assert differ([values["apart"] for values in ranks])
@@ -145,7 +123,7 @@ def test_weights_are_averaged_before_they_are_looked_at(found: Found) -> None:
         np.testing.assert_array_equal(values["saved"], values["after_saving"])
 
 
-def test_validation_is_of_the_average(found: Found) -> None:
+def test_validation_is_of_the_average(found: Written) -> None:
     ranks = found.of("intervals", "validated")
     assert len(ranks[0]["seen"]) == 2
     assert_alike(ranks)
@@ -153,7 +131,7 @@ def test_validation_is_of_the_average(found: Found) -> None:
 
 @pytest.mark.parametrize("case", ["tape_eager", "tape_graph"])
 def test_loops_are_averaged_on_the_way_and_at_the_end_of_a_pass(
-    found: Found, case: str
+    found: Written, case: str
 ) -> None:
     ranks = found.of("intervals", case)
     # Ten batches and the end of each pass; the first batch is computed alike.
@@ -164,27 +142,27 @@ def test_loops_are_averaged_on_the_way_and_at_the_end_of_a_pass(
     assert differ([values["steps"][12] for values in ranks])
 
 
-def test_sparse_gradients_and_ranks_without_rows(found: Found) -> None:
+def test_sparse_gradients_and_ranks_without_rows(found: Written) -> None:
     ranks = found.of("intervals", "embedding")
     assert_alike(ranks)
     losses = ranks[0]["history_loss"]
     assert losses[-1] < losses[0]
 
 
-def test_mixed_precision_trains(found: Found) -> None:
+def test_mixed_precision_trains(found: Written) -> None:
     ranks = found.of("intervals", "mixed_precision")
     assert_alike(ranks)
     assert str(ranks[0]["scaled"]) == "loss_scale_optimizer"
     assert ranks[0]["history_loss"][-1] < ranks[0]["history_loss"][0]
 
 
-def test_replicas_that_drift_are_told_of_once(found: Found) -> None:
+def test_replicas_that_drift_are_told_of_once(found: Written) -> None:
     chief, *others = found.jobs["intervals"].outputs
     assert chief.count("the replicas drift: after") == 1
     assert "%" in chief.partition("the replicas drift")[2].partition("\n")[0]
     assert not any("drift:" in output for output in others)
 
 
-def test_seconds_are_as_many_steps_on_all_ranks(found: Found) -> None:
+def test_seconds_are_as_many_steps_on_all_ranks(found: Written) -> None:
     ranks = found.of("seconds", "fit")
     assert_alike(ranks, "after")

@@ -8,19 +8,18 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from tests.config.files import loaded, problems
-from tests.runtime.ranks import Job, Ranks, run_jobs
+from tests.runtime.ranks import Job, run_jobs
 from tests.runtime.test_keras_cases import (
     EQUAL,
     assert_equal_on_all_ranks,
     assert_equal_to_one,
 )
+from tests.runtime.written import Values, Written
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(600)]
 
@@ -49,40 +48,9 @@ if os.environ.get("TFCLUSTER_TEST_ALL_SIZES") == "1":
 HALF_PRECISION = {"mixed_precision": 0.02, "overflow": 0.02}
 OWN_ROWS = {"tape_eager", "tape_graph"}
 
-Values = Mapping[str, NDArray[Any]]
-
-
-class Found:
-    """What the ranks of all jobs have written down."""
-
-    def __init__(self, folder: Any, jobs: Mapping[str, Ranks]) -> None:
-        self.folder = folder
-        self.jobs = jobs
-
-    def of(self, job: str, case: str) -> list[Values]:
-        return [self._values(job, case, rank) for rank in range(self._size(job))]
-
-    def last(self, case: str) -> Values:
-        """Of a training where nobody waits: the rank that waits for the chief."""
-        return self._values("alone", case, 1)
-
-    def _size(self, job: str) -> int:
-        return len(self.jobs[job].exit_codes)
-
-    def _values(self, job: str, case: str, rank: int) -> Values:
-        values = np.load(self.folder / f"{job}-{rank}.npz")
-        found = {
-            key.partition("/")[2]: values[key]
-            for key in values
-            if key.partition("/")[0] == case
-        }
-        assert found, f"there is no case {case} in {job}"
-        assert "error" not in found, str(found.get("error"))
-        return found
-
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
+def found(tmp_path_factory: pytest.TempPathFactory) -> Written:
     folder = tmp_path_factory.mktemp("served")
 
     def job(
@@ -105,23 +73,23 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     )
     for name, ranks in jobs.items():
         assert set(ranks.exit_codes) == {0}, (name, ranks.outputs)
-    return Found(folder, jobs)
+    return Written(folder, jobs)
 
 
 # --- in step --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("case", IN_STEP)
-def test_in_step_it_is_as_on_one_machine(found: Found, case: str) -> None:
+def test_in_step_it_is_as_on_one_machine(found: Written, case: str) -> None:
     _compare(found, "synchronous", case)
 
 
 @pytest.mark.parametrize("case", COPIED)
-def test_replicated_it_is_as_on_one_machine(found: Found, case: str) -> None:
+def test_replicated_it_is_as_on_one_machine(found: Written, case: str) -> None:
     _compare(found, "replicated", case)
 
 
-def _compare(found: Found, job: str, case: str) -> None:
+def _compare(found: Written, job: str, case: str) -> None:
     ranks = found.of(job, case)
     (one,) = found.of("one", case)
     if case in OWN_ROWS:
@@ -134,12 +102,12 @@ def _weights(values: Values) -> Values:
     return {key: value for key, value in values.items() if key.startswith("w")}
 
 
-def test_b5_in_step_the_mean_is_applied(found: Found) -> None:
+def test_b5_in_step_the_mean_is_applied(found: Written) -> None:
     for values in found.of("steps", "mean"):
         np.testing.assert_allclose(values["w0"], [1 - 0.1 * 3], rtol=1e-6)
 
 
-def test_b8_after_each_step_all_have_what_the_servers_have(found: Found) -> None:
+def test_b8_after_each_step_all_have_what_the_servers_have(found: Written) -> None:
     ranks = found.of("steps", "steps")
     for values in ranks:
         assert len(values["differences"]) == 13
@@ -149,14 +117,16 @@ def test_b8_after_each_step_all_have_what_the_servers_have(found: Found) -> None
         np.testing.assert_array_equal(ranks[0][name], ranks[1][name])
 
 
-def test_b6_b7_b12_a_step_is_one_push_and_nothing_is_read_besides(found: Found) -> None:
+def test_b6_b7_b12_a_step_is_one_push_and_nothing_is_read_besides(
+    found: Written,
+) -> None:
     """Which answers once all have pushed: one barrier for all variables."""
     for values in found.of("steps", "steps"):
         assert set(values["verbs"]) == {"push"}
         assert set(values["talks"]) == {1}
 
 
-def test_b9_b13_another_layer_on_a_rank_is_named(found: Found) -> None:
+def test_b9_b13_another_layer_on_a_rank_is_named(found: Written) -> None:
     for values in found.of("steps", "wrong"):
         text = str(values["error_text"])
         assert text.startswith("CollectiveMismatchError")
@@ -164,7 +134,7 @@ def test_b9_b13_another_layer_on_a_rank_is_named(found: Found) -> None:
         assert "layer1/kernel" in text
 
 
-def test_b10_b11_moving_averages_are_the_chiefs_at_every_epoch(found: Found) -> None:
+def test_b10_b11_moving_averages_are_the_chiefs_at_every_epoch(found: Written) -> None:
     chief, other = found.of("steps", "averages")
     for epoch in (0, 1):
         last = chief["own"][4 * epoch + 3]
@@ -177,18 +147,20 @@ def test_b10_b11_moving_averages_are_the_chiefs_at_every_epoch(found: Found) -> 
 
 
 @pytest.mark.parametrize("job", ["steps", "alone"])
-def test_b15_the_mean_over_the_parts_of_a_batch_is_used(found: Found, job: str) -> None:
+def test_b15_the_mean_over_the_parts_of_a_batch_is_used(
+    found: Written, job: str
+) -> None:
     for values in found.of(job, "parts"):
         np.testing.assert_allclose(values["w0"], [1 - 0.1 * (2 + 7) / 2], rtol=1e-6)
 
 
-def test_an_optimizer_of_the_programs_own_is_applied_there(found: Found) -> None:
+def test_an_optimizer_of_the_programs_own_is_applied_there(found: Written) -> None:
     for values in found.of("steps", "own_optimizer"):
         np.testing.assert_allclose(values["sum"], [0.25 * 1 + 1], rtol=1e-6)
         np.testing.assert_allclose(values["w0"], [1 - 0.1 - 0.125], rtol=1e-6)
 
 
-def test_what_the_program_assigns_reaches_the_servers(found: Found) -> None:
+def test_what_the_program_assigns_reaches_the_servers(found: Written) -> None:
     for values in found.of("steps", "assigned"):
         np.testing.assert_allclose(values["w0"], [5.0 - 1.0], rtol=1e-6)
 
@@ -211,29 +183,29 @@ def test_what_the_program_assigns_reaches_the_servers(found: Found) -> None:
     ],
 )
 def test_b5_alone_the_gradients_add_up(
-    found: Found, case: str, weights: list[float]
+    found: Written, case: str, weights: list[float]
 ) -> None:
-    np.testing.assert_allclose(found.last(case)["w0"], weights, atol=1e-6)
+    np.testing.assert_allclose(found.by(1, "alone", case)["w0"], weights, atol=1e-6)
 
 
-def test_alone_what_is_not_trained_stays(found: Found) -> None:
-    frozen, unused = found.last("frozen"), found.last("unused")
+def test_alone_what_is_not_trained_stays(found: Written) -> None:
+    frozen, unused = found.by(1, "alone", "frozen"), found.by(1, "alone", "unused")
     assert frozen["w0"] == [2.0]
     np.testing.assert_allclose(frozen["w1"], [1 - 0.1 * 2 * 3], rtol=1e-6)
     np.testing.assert_allclose(unused["w0"], [1 - 0.1 * 3], rtol=1e-6)
     assert unused["w1"] == [1.0]
 
 
-def test_alone_only_rows_travel(found: Found) -> None:
+def test_alone_only_rows_travel(found: Written) -> None:
     for values in found.of("alone", "rows"):
         # Two steps of each rank, there and back: the table has 640,000 bytes.
         assert len(values["moved"]) == 2
         assert values["moved"].max() < 1000
-    rows = found.last("rows")["table"]
+    rows = found.by(1, "alone", "rows")["table"]
     np.testing.assert_array_equal(rows, -8 * np.array([1, 2, 2, 1, 1, 1, 0]))
 
 
-def test_alone_a_loop_gets_its_batches(found: Found) -> None:
+def test_alone_a_loop_gets_its_batches(found: Written) -> None:
     chief, other = found.of("alone", "loop")
     assert chief["first"].tolist() == [0, 2, 4, 6]
     assert other["first"].tolist() == [0, 1, 3, 5, 7]
@@ -242,36 +214,36 @@ def test_alone_a_loop_gets_its_batches(found: Found) -> None:
     assert chief["other"].tolist() == other["other"].tolist() == list(range(8))
 
 
-def test_alone_calls_of_train_on_batch_are_dealt(found: Found) -> None:
+def test_alone_calls_of_train_on_batch_are_dealt(found: Written) -> None:
     chief, other = found.of("alone", "on_batch")
     # The first one is everybody's.
     assert [int(values["steps"]) for values in (chief, other)] == [2, 3]
 
 
-def test_alone_the_chief_writes_what_the_servers_have(found: Found) -> None:
+def test_alone_the_chief_writes_what_the_servers_have(found: Written) -> None:
     for values in found.of("alone", "saved"):
         np.testing.assert_allclose(values["momentum"], [-0.15], rtol=1e-6)
     assert "done" in found.jobs["alone"].outputs[0]
 
 
-def test_alone_the_chief_says_when_it_is_enough(found: Found) -> None:
+def test_alone_the_chief_says_when_it_is_enough(found: Written) -> None:
     chief, other = found.of("alone", "stopped")
     assert chief["epochs"] == 3
     assert other["epochs"] < 100_000
 
 
-def test_alone_averaged_weights_are_those_of_the_servers(found: Found) -> None:
+def test_alone_averaged_weights_are_those_of_the_servers(found: Written) -> None:
     for values in found.of("alone", "averaged"):
         np.testing.assert_allclose(values["w0"], [(0.9 + 0.8) / 2], rtol=1e-6)
 
 
-def test_b11_a_late_rank_begins_with_the_servers_weights(found: Found) -> None:
-    late = found.last("late")
+def test_b11_a_late_rank_begins_with_the_servers_weights(found: Written) -> None:
+    late = found.by(1, "alone", "late")
     assert late["w0"] == [1.0]  # Its own would have been 2.
     assert late["loss"] == 1.0  # Of its first step.
 
 
-def test_b9_b13_alone_another_layer_is_named(found: Found) -> None:
+def test_b9_b13_alone_another_layer_is_named(found: Written) -> None:
     texts = [str(values["error_text"]) for values in found.of("alone", "wrong")]
     # Who came first is right.
     (text,) = [text for text in texts if text]

@@ -245,7 +245,7 @@ def test_stop_sweeps_from_another_host(farm: Farm) -> None:
     way_in = running.process.pid
     os.kill(first, signal.SIGSTOP)
     # It stops by itself, some time after what it leads to: not after we wake it.
-    eventually(lambda: is_stopped(way_in), lambda: f"{way_in} runs", 5.0)
+    eventually(lambda: is_stopped(way_in), lambda: f"{way_in} runs", 20.0)
     for each in found:
         for pid in (*each.guards, *each.agents):
             kill(pid)
