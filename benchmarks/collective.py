@@ -10,6 +10,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from benchmarks.measure import HERE, TIMEOUT_S, command, mpirun, state, tfcluster
 
@@ -34,7 +35,7 @@ def times(argv: Sequence[str], env: Mapping[str, str]) -> Times:
     return by_size(said_by(argv, env))
 
 
-def said_by(argv: Sequence[str], env: Mapping[str, str]) -> dict[str, float]:
+def said_by(argv: Sequence[str], env: Mapping[str, str]) -> dict[str, Any]:
     """What a program says of itself. Raises SystemExit where it says nothing."""
     done = subprocess.run(
         argv,
@@ -49,11 +50,11 @@ def said_by(argv: Sequence[str], env: Mapping[str, str]) -> dict[str, float]:
     return said_in(done.stdout, argv)
 
 
-def said_in(output: str, argv: Sequence[str]) -> dict[str, float]:
+def said_in(output: str, argv: Sequence[str]) -> dict[str, Any]:
     """What a program has printed among other things. Raises SystemExit if nothing."""
     for line in output.splitlines():
         if "TIMES " in line:
-            found: dict[str, float] = json.loads(line.partition("TIMES ")[2])
+            found: dict[str, Any] = json.loads(line.partition("TIMES ")[2])
             return found
     raise SystemExit(f"{argv} failed:\n{output[-3000:]}")
 

@@ -17,7 +17,7 @@ from contextlib import suppress
 from tfcluster.agent import exits
 from tfcluster.agent.kill import adopt_orphans
 from tfcluster.agent.limits import OPEN_FILES
-from tfcluster.agent.sweep import sweep
+from tfcluster.agent.sweep import clear_away, sweep
 
 FORWARDED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
 IGNORED = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTSTP)
@@ -104,6 +104,7 @@ def _watch(agent: int, link: socket.socket) -> int:
     if clean and os.WIFEXITED(status):
         return os.WEXITSTATUS(status)
     killed = sweep(run)
+    clear_away(run)
     sys.stderr.write(
         f"tfcluster: the agent {_words(status)}; {len(killed)} processes were killed\n"
     )

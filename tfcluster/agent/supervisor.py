@@ -35,7 +35,7 @@ from tfcluster.agent.limits import (
 from tfcluster.agent.loop import Loop
 from tfcluster.agent.ports import Ports
 from tfcluster.agent.proc import Process
-from tfcluster.agent.sweep import belongings, in_other_hands
+from tfcluster.agent.sweep import belongings, clear_away, in_other_hands
 from tfcluster.agent.tasks import swept_keys
 from tfcluster.wire import PROTOCOL, Frame, WireError
 
@@ -292,6 +292,8 @@ class Supervisor:
             self._channel.send("swept", **swept_keys(killed))
         if left:
             self._channel.send("unkillable", pids=[process.pid for process in left])
+        if not self._others:
+            clear_away(self._opened.run if self._opened else None)
         if self._crew is not None:
             self._crew.pump.close(PUMP_CLOSE_S)
         self._channel.flush()

@@ -1,16 +1,17 @@
-"""Finds and kills what is left of a run on this host, and nothing else.
+"""Finds and removes what is left of a run on this host, and nothing else.
 
 A process belongs to a run by descent from its agent, or by the marks that the agent put
-into the environment with which it was started. Knows no tasks and no frames.
+into the environment with which it was started; a folder by its name. Knows no tasks and
+no frames.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 from tfcluster.agent import proc
 from tfcluster.agent.kill import send
@@ -94,6 +95,21 @@ def sweep(run: str | None, *, patience_s: float = GUARD_SWEEP_S) -> list[Process
     return list(killed.values())
 
 
+def clear_away(run: str | None) -> None:
+    """Remove what tasks of the run keep on this host for their next attempt.
+
+    Folders of ours in the folder for temporary files, ``tfcluster-UID-RUN-WHAT``.
+    """
+    start = f"tfcluster-{os.geteuid()}-{run}-"
+    for folder in {os.environ.get("TMPDIR") or "/tmp", "/tmp"} if run else ():
+        with suppress(OSError), os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.name.startswith(start) and entry.is_dir(follow_symlinks=False):
+                    import shutil  # on use: it takes long to import
+
+                    shutil.rmtree(entry.path, ignore_errors=True)
+
+
 def reap_children() -> None:
     """Wait for every child that has ended, without waiting for one that has not."""
     try:
@@ -101,13 +117,3 @@ def reap_children() -> None:
             pass
     except ChildProcessError:
         pass
-
-
-def main(argv: Sequence[str]) -> int:
-    """Kill what a run whose agent is gone has left here; ``argv`` is its name."""
-    if len(argv) != 1 or not argv[0]:
-        sys.stderr.write("usage: tfcluster.agent.sweep RUN\n")
-        return 2
-    for process in sweep(argv[0]):
-        sys.stdout.write(f"{process}\n")
-    return 0

@@ -1,0 +1,71 @@
+"""Times what an all-reduce consists of, layer by layer, and prints it as JSON.
+
+``argv[1]`` is a JSON list of sizes in bytes. Started by ``tfcluster launch``.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+
+import numpy as np
+import tensorflow as tf
+
+import tfcluster.runtime as tfc
+from benchmarks.programs.reduce_times import repeats
+from tfcluster.runtime.collective import Layout, ReduceOp
+from tfcluster.runtime.collective.operations import reduce_arrays
+from tfcluster.runtime.world import group
+
+
+def seconds(size: int, act: Callable[[], object]) -> float:
+    times = []
+    for number in range(repeats(size) + 3):
+        tfc.barrier()
+        begin = time.perf_counter()
+        act()
+        if number >= 3:
+            times.append(time.perf_counter() - begin)
+    return statistics.median(times)
+
+
+def agree() -> None:
+    with group().exchange(Layout("nothing")):
+        pass
+
+
+def parts(size: int) -> dict[str, float]:
+    with group().exchange(Layout("the transport")) as turn:
+        transport = turn.transport
+    tensor = tf.fill([size // 4], float(tfc.rank() + 1))
+    ours = np.full(size // 4, float(tfc.rank() + 1), np.float32)
+    theirs, room = ours.copy(), ours.copy()
+    layout = Layout("all-reduce of arrays")
+
+    def copy_and_add() -> None:
+        theirs[:] = ours
+        np.add(ours, theirs, out=room)
+
+    return {
+        "a copy and an addition, alone": seconds(size, copy_and_add),
+        "ranks meet (transport.barrier)": seconds(size, transport.barrier),
+        "ranks agree what they reduce (group.exchange)": seconds(size, agree),
+        "the vector is reduced (transport.allreduce)": seconds(
+            size, lambda: transport.allreduce(room, ReduceOp.SUM, ours)
+        ),
+        "both (operations.reduce_arrays)": seconds(
+            size, lambda: reduce_arrays(group(), [ours], ReduceOp.SUM, layout)
+        ),
+        "tensor in, tensor out (tfc.allreduce)": seconds(
+            size, lambda: tfc.allreduce(tensor, op=tfc.Sum)
+        ),
+    }
+
+
+tfc.init()
+found = {size: parts(size) for size in json.loads(sys.argv[1])}
+if tfc.rank() == 0:
+    print("TIMES", json.dumps(found), flush=True)
