@@ -13,7 +13,7 @@ from tfcluster.runtime.collective.handshake import Member
 from tfcluster.runtime.collective.host import HostTransport
 from tfcluster.runtime.context import Context
 from tfcluster.runtime.events import reporter
-from tfcluster.runtime.keras import independent, lockstep
+from tfcluster.runtime.keras import independent, lockstep, untuned
 from tfcluster.runtime.keras.dealing import Hand
 from tfcluster.runtime.keras.independent import IndependentSession
 from tfcluster.runtime.keras.local_sgd import LocalUpdate
@@ -30,6 +30,7 @@ from tfcluster.runtime.parameter_server.client import Servers
 
 def begin(context: Context) -> Session:
     """Hook into the imported Keras, once for each process."""
+    untuned.install()
     if (
         context.strategy is Strategy.PARAMETER_SERVER
         and not context.options.synchronous

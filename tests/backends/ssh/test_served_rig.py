@@ -1,0 +1,53 @@
+"""Parameter servers on other hosts than the workers': through sockets alone."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from tests.backends.ssh.farm import USER, Farm
+from tests.launch.oracle import assert_nothing_left
+from tests.testbed import Options, Testbed
+from tests.testbed.fixtures import Factory
+from tests.testbed.layout import REPOSITORY
+
+DIGITS = REPOSITORY / "examples" / "digits.py"
+
+
+@pytest.fixture(scope="module")
+def rig(testbed_factory: Factory) -> Testbed:
+    return testbed_factory(Options(nodes=4))
+
+
+@pytest.fixture
+def farm(rig: Testbed, request: pytest.FixtureRequest) -> Iterator[Farm]:
+    farm = Farm(rig, rig.accounts[USER].home / request.node.name.replace("[", "-")[:-1])
+    yield farm
+    farm.end()
+
+
+@pytest.mark.tensorflow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("strategy", ["parameter_server", "replicated"])
+def test_workers_train_with_servers_on_other_hosts(farm: Farm, strategy: str) -> None:
+    settings = (
+        "backend=ssh",
+        f"env.PYTHONPATH={REPOSITORY}",
+        f"python={sys.executable}",
+        f"runtime.strategy={strategy}",
+    )
+    words = [word for each in settings for word in ("--set", each)]
+    where = ("-n", "2", "--ps", "2", "--hosts", "node1,node2,node3,node4")
+    script = (str(DIGITS), "--epochs", "2")
+    running = farm.start(*where, *words, "--", "python", *script)
+    assert running.end(380) == 0, running.err
+    report = running.report()
+    hosts = {task["task"]: task["host"] for task in report["tasks"]}
+    assert len(set(hosts.values())) == 4, hosts
+    found = re.findall(r"val_accuracy: ([\d.]+)", running.text("worker:0"))
+    # Ten digits: guessing is right once in ten.
+    assert float(found[-1]) > 0.5
+    assert_nothing_left(running)

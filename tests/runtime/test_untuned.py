@@ -1,0 +1,42 @@
+"""Iterators over tf.data are not tuned while they run, unless the script says so."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.runtime.ranks import ROOT
+
+PROGRAM = """
+import tensorflow as tf
+from tfcluster.runtime.keras import untuned
+
+untuned.install()
+numbers = tf.data.Dataset.range(10).shuffle(10, seed=1)
+doubled = numbers.map(lambda x: 2 * x, num_parallel_calls=tf.data.AUTOTUNE).batch(4)
+asked = tf.data.Options()
+asked.autotune.enabled = True
+
+def of(dataset):
+    return iter(dataset)._dataset.options().autotune.enabled
+
+print(of(doubled), of(doubled.with_options(asked)), doubled.options().autotune.enabled)
+passes = [sorted(int(x) for batch in doubled for x in batch) for _ in range(2)]
+print(passes[0] == passes[1] == [*range(0, 20, 2)])
+"""
+
+
+@pytest.mark.tensorflow
+def test_an_iterator_ends_without_waiting_for_a_tuner() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["False True None", "True"]
