@@ -1,4 +1,4 @@
-"""Tensors as arrays and back, without a copy where TensorFlow allows it. Eager only.
+"""Tensors as arrays and back, without a copy where TensorFlow allows it; eager ones.
 
 Both are read-only to everyone: who has a tensor may have its array, too.
 """
@@ -13,22 +13,24 @@ import tensorflow as tf
 from tfcluster.runtime.collective.memory import ALIGNMENT
 from tfcluster.runtime.collective.transport import Array
 
-_SHARED_BYTES = 1 << 16
-"""What is smaller is copied as fast as shared."""
+
+def as_tensor(value: Any) -> Any:
+    """``value``, converted if it is no tensor yet: to ask TensorFlow takes long."""
+    return value if isinstance(value, tf.Tensor) else tf.convert_to_tensor(value)
 
 
 def array_of(tensor: Any) -> Array:
     """An eager tensor's values: its own memory, where that is the host's."""
     # TensorFlow makes no array of a scalar of bfloat16, only a number.
-    return np.asarray(tensor if tensor.shape.rank else tensor.numpy())
+    return np.asarray(tensor if tensor.ndim else tensor.numpy())
 
 
 def tensor_of(array: Array, dtype: Any) -> Any:
     """A tensor of that dtype, to which the array's memory belongs from now on."""
     fits = array.flags.c_contiguous and array.flags.writeable
     same = array.dtype == dtype.as_numpy_dtype
-    small = array.nbytes < _SHARED_BYTES
-    if small or not fits or not same or array.ctypes.data % ALIGNMENT:
+    empty = not array.size
+    if empty or not fits or not same or array.ctypes.data % ALIGNMENT:
         return tf.convert_to_tensor(array, dtype)
     try:
         capsule = array.__dlpack__()

@@ -16,6 +16,7 @@ from tfcluster.runtime.collective import Layout, ReduceOp, tensor_words
 from tfcluster.runtime.collective.operations import combine
 from tfcluster.runtime.collective.sparse import Slices
 from tfcluster.runtime.collective.transport import Array
+from tfcluster.runtime.tensors import as_tensor
 from tfcluster.runtime.world import group, rank, size
 
 _LINEAR = (ReduceOp.AVERAGE, ReduceOp.SUM)
@@ -42,12 +43,12 @@ def reduce_tensors(
     ValueError for what cannot be combined.
     """
     kinds = [_kind(tensor) for tensor in tensors]
-    dense = [tf.convert_to_tensor(t) for t in tensors if _kind(t) == _DENSE]
+    dense = [as_tensor(t) for t in tensors if _kind(t) == _DENSE]
     sparse = [t for t in tensors if _kind(t) == _SPARSE]
-    values = [tf.convert_to_tensor(slices.values) for slices in sparse]
+    values = [as_tensor(slices.values) for slices in sparse]
     for array in values:
         _require_summable(array, exchange)
-    indices = [tf.convert_to_tensor(slices.indices) for slices in sparse]
+    indices = [as_tensor(slices.indices) for slices in sparse]
     plan = _Plan(exchange, tuple(zip(kinds, names, strict=True)), len(dense))
     results = plan.run([*dense, *values, *indices])
     found = {
@@ -109,13 +110,16 @@ class _Plan:
         return (len(flat) - self.dense) // 2
 
     def _exchanged(self, flat: Sequence[Any]) -> tuple[list[Any], Any]:
-        """The results, and of each slices how many rows each rank has."""
+        """The results, and of each slices, if any, how many rows each rank has."""
         reduction = self.exchange.reduction
         moved = self.dense + self._sparse(flat)
         carriers = [carrier(t, reduction, self.exchange.what) for t in flat[:moved]]
         sent = [*(c.tensor for c in carriers), *flat[moved:]]
-        types = [*(tensor.dtype for tensor in sent), tf.int64]
-        *results, counts = exchange_op(self._act(carriers), sent, types)
+        types = [tensor.dtype for tensor in sent]
+        if self._sparse(flat):
+            types.append(tf.int64)
+        results = exchange_op(self._act(carriers), sent, types)
+        counts = results.pop() if self._sparse(flat) else None
         for index, (result, local) in enumerate(zip(results, flat, strict=True)):
             whole = index < self.dense
             result.set_shape(local.shape if whole else [None, *local.shape[1:]])
@@ -144,6 +148,8 @@ class _Plan:
                 self._layout(carriers, arrays),
             )
             exchange.done()
+            if not gathered:
+                return reduced
             return [
                 *reduced,
                 *(found.slices.values for found in gathered),

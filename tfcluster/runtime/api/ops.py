@@ -19,7 +19,7 @@ import tensorflow as tf
 from tfcluster.runtime.collective.group import Group
 from tfcluster.runtime.collective.ordering import Order
 from tfcluster.runtime.collective.transport import Array
-from tfcluster.runtime.tensors import array_of, tensor_of
+from tfcluster.runtime.tensors import array_of, as_tensor, tensor_of
 from tfcluster.runtime.world import group, is_initialized
 
 NUMBERS = frozenset(
@@ -54,7 +54,7 @@ def exchange_op(
     act: Callable[..., Sequence[Array]], tensors: Sequence[Any], dtypes: Sequence[Any]
 ) -> list[Any]:
     """The tensors that ``act`` returns, given those of ``tensors`` as arrays."""
-    tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
+    tensors = [as_tensor(tensor) for tensor in tensors]
     if tf.executing_eagerly():
         return _called(act, tensors, dtypes)
     raise_our_errors()

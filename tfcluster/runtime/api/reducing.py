@@ -16,6 +16,7 @@ from tfcluster.runtime.collective import Layout, ReduceOp, tensor_words
 from tfcluster.runtime.collective.rows import reduced_part
 from tfcluster.runtime.collective.transport import Array
 from tfcluster.runtime.compression import Compression, Compressor
+from tfcluster.runtime.tensors import as_tensor
 from tfcluster.runtime.world import group, size
 
 Average = ReduceOp.AVERAGE
@@ -102,7 +103,7 @@ def _reduced(
     sparse_as_dense: bool,
 ) -> list[Any]:
     chosen = [
-        tf.convert_to_tensor(tensor)
+        as_tensor(tensor)
         if sparse_as_dense or not isinstance(tensor, tf.IndexedSlices)
         else tensor
         for tensor in tensors
@@ -135,7 +136,7 @@ def reducescatter(
         compression or Compression.none,
     )
     what = f"reducescatter of {name}" if name else "reducescatter"
-    tensor = tf.convert_to_tensor(tensor)
+    tensor = as_tensor(tensor)
     if tensor.shape.rank == 0:
         raise ValueError("reducescatter takes tensors of at least one dimension")
     if not (tensor.dtype.is_floating or tensor.dtype.is_complex):
