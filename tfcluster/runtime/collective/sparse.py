@@ -51,6 +51,12 @@ def densified(slices: Slices, rows: int) -> Array:
     return whole
 
 
+def are_distinct(indices: Array) -> bool:
+    """Whether no row comes twice."""
+    ordered = np.sort(indices)
+    return bool(np.all(ordered[1:] != ordered[:-1]))
+
+
 def of_rows(whole: Array, indices: Array) -> Slices:
     """Those rows of an array that ``indices`` name, each once, in order.
 

@@ -20,8 +20,13 @@ from numpy.typing import NDArray
 from tensorflow.python.eager import context
 
 from tfcluster.runtime.collective.memory import ALIGNMENT
-from tfcluster.runtime.collective.sparse import Slices
+from tfcluster.runtime.collective.sparse import Slices, are_distinct
 from tfcluster.runtime.parameter_server.renaming import nodes_of, rename_functions
+from tfcluster.runtime.parameter_server.scattering import (
+    Addition,
+    new_rows,
+    rows_at_once,
+)
 
 Array = NDArray[Any]
 Apply = Callable[[list[Any]], Any]
@@ -46,15 +51,37 @@ def serialised(
     ``variables`` are tf.Variables of the pieces' shapes, in order; ``slots`` the
     optimizer's own, by path, with their first values. Only slots' values travel.
     ``kinds`` says what gradients are given: see ``client.Pack``. Other variables that
-    the update uses (seeds of random numbers) go with it, by name.
+    the update uses (seeds of random numbers) go with it, by name. Where it adds to rows
+    there are two graphs of it, see ``scattering``.
 
     Raises UntraceableError where Python is needed to run it.
     """
+    found = [_traced(apply, variables, slots, kinds, distinct=False)]
+    if "s" in kinds:
+        found.append(_traced(apply, variables, slots, kinds, distinct=True))
+    return b"".join(_LENGTH.pack(len(data)) + data for data in found)
+
+
+def _traced(
+    apply: Apply,
+    variables: Sequence[Any],
+    slots: Mapping[str, Any],
+    kinds: str,
+    *,
+    distinct: bool,
+) -> bytes:
+    """One graph; the one for ``distinct`` rows is sent with the other, which has the
+    slots' values."""
     specs = _specs(kinds, variables)
+    additions: dict[int, Addition] = {}
 
     @tf.function(autograph=False)  # type: ignore[untyped-decorator]
     def update(*flat: Any) -> None:
-        apply(_structured(kinds, flat, variables))
+        gradients = _structured(kinds, flat, variables)
+        sparse = [g for g in gradients if isinstance(g, tf.IndexedSlices) and distinct]
+        with rows_at_once([slices.indices for slices in sparse]) as done:
+            apply(gradients)
+        additions.update(done)
 
     traced = update.get_concrete_function(*specs)
     definition = traced.graph.as_graph_def()
@@ -68,7 +95,10 @@ def serialised(
             known[used.name] = used
             places[id(used.handle)] = ["slot", used.name]
     captures: list[list[Any]] = []
-    arrays = [np.asarray(slot.numpy()) for slot in known.values()]
+    arrays = [
+        np.empty(0, slot.dtype.as_numpy_dtype) if distinct else np.asarray(slot.numpy())
+        for slot in known.values()
+    ]
     for outer, inner in traced.graph.captures:
         place = places.get(id(outer))
         if place is None and outer.dtype == tf.resource:
@@ -82,11 +112,17 @@ def serialised(
         captures.append([inner.name, *place])
     header = {
         "kinds": kinds,
+        "distinct": distinct,
         "inputs": [tensor.name for tensor in traced.inputs[: len(specs)]],
         "captures": captures,
         "slots": list(known),
         "arrays": [[array.dtype.name, array.shape] for array in arrays],
         "controls": [op.name for op in traced.graph.control_outputs],
+        "rows": [
+            [index, rows.name]
+            for index, variable in enumerate(variables)
+            if (rows := new_rows(traced.graph, variable.handle, additions)) is not None
+        ],
     }
     text = json.dumps(header).encode()
     graph = definition.SerializeToString()
@@ -140,8 +176,10 @@ def _structured(kinds: str, flat: Sequence[Any], variables: Sequence[Any]) -> li
 @dataclass(frozen=True, slots=True)
 class _Update:
     run: Any
-    """Takes the gradients' tensors, gives the values of ``dense`` variables."""
+    """Takes the gradients' tensors; gives values of variables, then rows of some."""
     dense: list[int]
+    rows: list[int]
+    """Those whose rows, where the gradient has some, it gives as they are now."""
     executor: str | None
 
 
@@ -155,9 +193,12 @@ class Engine:
         with tf.device("CPU:0"):
             self._variables = [tf.Variable(_constant(value)) for value in values]
         self._slots: dict[str, Any] = {}
-        self._updates: dict[str, _Update] = {}
+        self._updates: dict[tuple[str, bool], _Update] = {}
+        """By the kinds of gradients, and whether all rows of them are distinct."""
         self._fresh: dict[int, Any] = {}
         """Values of variables that the last update has given, not asked for yet."""
+        self._fresh_rows: dict[int, tuple[Array, Any]] = {}
+        """Rows that it has set: their numbers and values."""
 
     @property
     def held_bytes(self) -> int:
@@ -165,18 +206,26 @@ class Engine:
         return int(sum(v.dtype.size * v.shape.num_elements() for v in every))
 
     def knows(self, kinds: str) -> bool:
-        return kinds in self._updates
+        return (kinds, False) in self._updates
 
     def define(self, data: bytes) -> None:
         """Learn an update that ``serialised`` has made; slots keep values they have.
 
         Raises ValueError where it is for other variables.
         """
+        rest = memoryview(data)
+        while rest:
+            (size,) = _LENGTH.unpack_from(rest)
+            end = _LENGTH.size + size
+            self._define(rest[_LENGTH.size : end])
+            rest = rest[end:]
+
+    def _define(self, data: memoryview) -> None:
         lengths = 2 * _LENGTH.size
         size, graph_size = struct.unpack_from(">QQ", data)
-        header = json.loads(data[lengths : lengths + size])
+        header = json.loads(bytes(data[lengths : lengths + size]))
         offset = lengths + size + graph_size
-        graph = tf.compat.v1.GraphDef.FromString(data[lengths + size : offset])
+        graph = tf.compat.v1.GraphDef.FromString(bytes(data[lengths + size : offset]))
         rename_functions(graph, f"update_{next(_NUMBERS)}_")
         for function in graph.library.function:
             # To import a graph does not make its functions known to the runtime.
@@ -204,20 +253,25 @@ class Engine:
             done = tf.graph_util.import_graph_def(
                 graph,
                 input_map=dict(zip(names, [*flat, *inner], strict=True)),
-                return_elements=header["controls"],
+                return_elements=[*header["controls"], *(n for _, n in header["rows"])],
                 name="",
             )
-            with tf.control_dependencies(done):
+            controls = len(header["controls"])
+            with tf.control_dependencies(done[:controls]):
                 # To read them here costs less than to ask for each of them.
-                return [self._variables[index].read_value() for index in dense]
+                values = [self._variables[index].read_value() for index in dense]
+            return [*values, *done[controls:]]
 
+        rows = [index for index, _ in header["rows"]]
         dense = [index for index, kind in enumerate(kinds) if kind == "d"]
         # Threads that wake each other cost more than small updates do. But this one
         # knows no conditions.
         executor = None if graph.library.function else "SINGLE_THREADED_EXECUTOR"
         with tf.device("CPU:0"):
             traced = update.get_concrete_function()
-        self._updates[kinds] = _Update(traced, dense, executor)
+        self._updates[kinds, header["distinct"]] = _Update(
+            traced, dense, rows, executor
+        )
 
     def _captured(self, place: Sequence[Any], arrays: Sequence[Array]) -> Any:
         what, where = place
@@ -238,10 +292,17 @@ class Engine:
                 flat.append(tensor_of(gradient))
         # Variables whose value somebody else has as well are copied when they change.
         self._fresh.clear()
-        update = self._updates[kinds]
+        self._fresh_rows.clear()
+        sparse = [g.indices for g in gradients if isinstance(g, Slices)]
+        update = self._updates[kinds, bool(sparse) and all(map(are_distinct, sparse))]
         with context.function_executor_type(update.executor):
             found = update.run(*flat)
-        self._fresh.update(zip(update.dense, found, strict=True))
+        values, rows = found[: len(update.dense)], found[len(update.dense) :]
+        self._fresh.update(zip(update.dense, values, strict=True))
+        for index, new in zip(update.rows, rows, strict=True):
+            gradient = gradients[index]
+            if isinstance(gradient, Slices):
+                self._fresh_rows[index] = (gradient.indices, new)
 
     def read(self, index: int) -> Array:
         """A variable's value: it stays what it is, whatever is applied later."""
@@ -251,10 +312,15 @@ class Engine:
         return array_of(known)
 
     def rows(self, index: int, indices: Array) -> Array:
+        """Some rows as they are; at once for the indices of the last gradient."""
+        numbers, values = self._fresh_rows.get(index, (None, None))
+        if numbers is indices:
+            return array_of(values)
         return array_of(tf.gather(self._variables[index], indices))
 
     def assign(self, index: int, value: Array) -> None:
         self._fresh.pop(index, None)
+        self._fresh_rows.pop(index, None)
         self._variables[index].assign(_constant(value))
 
     def slots(self) -> dict[str, Array]:
@@ -270,6 +336,7 @@ class Engine:
         An optimizer that keeps a gradient as it is (``previous.assign(gradient)``)
         makes a variable of the array that the gradient came in.
         """
+        self._fresh_rows.clear()
         self._fresh.clear()
         for variable in [*self._variables, *self._slots.values()]:
             variable.assign(_constant(array_of(variable.read_value()).copy()))

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tfcluster.runtime.collective.sparse import Slices
+from tfcluster.runtime.collective.sparse import Slices, are_distinct
 from tfcluster.runtime.parameter_server.placement import Piece
 
 Array = NDArray[Any]
@@ -74,19 +74,27 @@ class Master:
             for piece, only in zip(pieces, rows_only, strict=True)
         ]
         """The version in which each row got its value, where that is known."""
+        self._latest: dict[int, Array] = {}
+        """The rows that the last update has changed, where it was not all of them."""
 
     def apply(
         self, gradients: Sequence[Gradient], kinds: str, *, staleness: int = 0
     ) -> None:
         """One step, of a gradient that was computed ``staleness`` versions ago."""
+        gradients = [_kept(g) if isinstance(g, Slices) else g for g in gradients]
         self.engine.apply(gradients, kinds)
         self.version += 1
         self.counts.apply(staleness)
-        for gradient, changed in zip(gradients, self._changed, strict=True):
+        self._latest = {}
+        for index, (gradient, changed) in enumerate(
+            zip(gradients, self._changed, strict=True)
+        ):
             if changed is None or gradient is None:
                 continue
             if isinstance(gradient, Slices):
                 changed[gradient.indices] = self.version
+                if are_distinct(gradient.indices):
+                    self._latest[index] = gradient.indices
             else:
                 changed[:] = self.version
 
@@ -102,7 +110,10 @@ class Master:
                 letters += "d"
                 arrays.append(self.engine.read(index))
                 continue
-            rows = np.flatnonzero(changed > since)
+            if since == self.version - 1 and index in self._latest:
+                rows = self._latest[index]
+            else:
+                rows = np.flatnonzero(changed > since)
             if len(rows) > _MANY_ROWS * len(changed):
                 letters += "d"
                 arrays.append(self.engine.read(index))
@@ -119,6 +130,7 @@ class Master:
     def assign(self, index: int, value: Array) -> None:
         """Set a piece; everybody gets it with the next update."""
         self.engine.assign(index, value)
+        self._latest.pop(index, None)
         changed = self._changed[index]
         if changed is not None:
             changed[:] = self.version + 1
@@ -133,3 +145,8 @@ class Master:
             "bytes": self.engine.held_bytes,
             "version": self.version,
         }
+
+
+def _kept(slices: Slices) -> Slices:
+    """With indices of our own: they are remembered."""
+    return Slices(slices.values, slices.indices.copy(), slices.rows)

@@ -1,0 +1,90 @@
+"""Additions to rows of a variable that are many times faster, where no row comes twice.
+
+TensorFlow adds row by row, which takes 0.6 us for a row of 64; to gather the rows, add
+all of them at once and copy them back takes a third of that. It would lose one of two
+additions to the same row, so it is done only with the indices of a gradient, in a
+second graph of the update that is run for gradients where no row comes twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable
+
+_READS = ("ReadVariableOp", "ResourceGather", "VariableShape")
+
+
+@dataclass(frozen=True, slots=True)
+class Addition:
+    """What rows with the indices of a gradient have been set to."""
+
+    values: Any
+    update: Any
+    """The op that has set them."""
+
+
+@contextmanager
+def rows_at_once(distinct: Sequence[Any]) -> Iterator[dict[int, Addition]]:
+    """What is traced inside adds to rows with indices of ``distinct`` that way.
+
+    Yields what has been done so, by the id of a variable's handle.
+    """
+    known = {id(tensor) for tensor in distinct}
+    done: dict[int, Addition] = {}
+    ways: list[tuple[str, Callable[[Any, Any], Any]]] = [
+        ("scatter_add", tf.add),
+        ("scatter_sub", tf.subtract),
+    ]
+    originals = {name: vars(BaseResourceVariable)[name] for name, _ in ways}
+    for name, combine in ways:
+        around = _around(originals[name], combine, known, done)
+        setattr(BaseResourceVariable, name, around)
+    try:
+        yield done
+    finally:
+        for name, original in originals.items():
+            setattr(BaseResourceVariable, name, original)
+
+
+def new_rows(graph: Any, handle: Any, done: Mapping[int, Addition]) -> Any:
+    """The rows' values once ``graph`` has run; None where it may do more to them."""
+    addition = done.get(id(handle))
+    if addition is None:
+        return None
+    inner = next(inner for outer, inner in graph.captures if outer is handle)
+    writers = [op for op in inner.consumers() if op.type not in _READS]
+    return addition.values if writers == [addition.update] else None
+
+
+def _around(
+    original: Callable[..., Any],
+    combine: Callable[[Any, Any], Any],
+    known: set[int],
+    done: dict[int, Addition],
+) -> Callable[..., Any]:
+    def scatter(variable: Any, sparse_delta: Any, *args: Any, **kwargs: Any) -> Any:
+        if not (
+            isinstance(sparse_delta, tf.IndexedSlices)
+            and isinstance(sparse_delta.values, tf.Tensor)
+            and sparse_delta.values.shape.rank == variable.shape.rank
+            and id(sparse_delta.indices) in known
+        ):
+            return original(variable, sparse_delta, *args, **kwargs)
+        handle, indices = variable.handle, sparse_delta.indices
+        values = tf.cast(sparse_delta.values, variable.dtype)
+        old = tf.raw_ops.ResourceGather(
+            resource=handle, indices=indices, dtype=variable.dtype
+        )
+        values = combine(old, values)
+        update = tf.raw_ops.ResourceScatterUpdate(
+            resource=handle, indices=indices, updates=values
+        )
+        done[id(handle)] = Addition(values, update)
+        return variable
+
+    return scatter
