@@ -95,6 +95,27 @@ def test_rows_are_what_the_optimizer_makes_of_them(
 
 
 @pytest.mark.tensorflow
+def test_rows_of_another_gradient_are_not_taken_for_its_own() -> None:
+    import tensorflow as tf
+
+    from tfcluster.runtime.parameter_server.graphs import Engine, serialised
+
+    shadows = [tf.Variable(tf.zeros([ROWS, COLUMNS])) for _ in range(2)]
+
+    def apply(gradients: list[Any]) -> None:
+        for shadow, gradient in zip(shadows, reversed(gradients), strict=True):
+            shadow.scatter_sub(gradient)
+
+    zeros = np.zeros((ROWS, COLUMNS), np.float32)
+    engine = Engine([zeros, zeros])
+    engine.define(serialised(apply, shadows, {}, "ss"))
+    given = [slices(1, 2, 3), slices(4, 5, 6)]
+    engine.apply(given, "ss")
+    assert not engine.rows(0, given[0].indices).any()
+    np.testing.assert_array_equal(engine.rows(0, given[1].indices), -given[1].values)
+
+
+@pytest.mark.tensorflow
 def test_tensorflow_is_left_as_it_was() -> None:
     import tensorflow as tf
 

@@ -56,9 +56,10 @@ def serialised(
 
     Raises UntraceableError where Python is needed to run it.
     """
-    found = [_traced(apply, variables, slots, kinds, distinct=False)]
+    found = [_traced(apply, variables, slots, kinds, distinct=False)[0]]
     if "s" in kinds:
-        found.append(_traced(apply, variables, slots, kinds, distinct=True))
+        quick, additions = _traced(apply, variables, slots, kinds, distinct=True)
+        found += [quick] if additions else []
     return b"".join(_LENGTH.pack(len(data)) + data for data in found)
 
 
@@ -69,11 +70,15 @@ def _traced(
     kinds: str,
     *,
     distinct: bool,
-) -> bytes:
-    """One graph; the one for ``distinct`` rows is sent with the other, which has the
-    slots' values."""
+) -> tuple[bytes, int]:
+    """One graph, and how many variables it adds rows to at once.
+
+    The one for ``distinct`` rows is sent with the other, which has the slots' values.
+    """
     specs = _specs(kinds, variables)
     additions: dict[int, Addition] = {}
+    own: dict[int, Addition] = {}
+    """Those to the rows that the variable's own gradient has."""
 
     @tf.function(autograph=False)  # type: ignore[untyped-decorator]
     def update(*flat: Any) -> None:
@@ -82,6 +87,10 @@ def _traced(
         with rows_at_once([slices.indices for slices in sparse]) as done:
             apply(gradients)
         additions.update(done)
+        for variable, gradient in zip(variables, gradients, strict=True):
+            addition = done.get(id(variable.handle))
+            if addition and addition.indices is getattr(gradient, "indices", None):
+                own[id(variable.handle)] = addition
 
     traced = update.get_concrete_function(*specs)
     definition = traced.graph.as_graph_def()
@@ -121,13 +130,14 @@ def _traced(
         "rows": [
             [index, rows.name]
             for index, variable in enumerate(variables)
-            if (rows := new_rows(traced.graph, variable.handle, additions)) is not None
+            if (rows := new_rows(traced.graph, variable.handle, own)) is not None
         ],
     }
     text = json.dumps(header).encode()
     graph = definition.SerializeToString()
     lengths = _LENGTH.pack(len(text)) + _LENGTH.pack(len(graph))
-    return b"".join([lengths, text, graph, *(array.tobytes() for array in arrays)])
+    parts = [lengths, text, graph, *(array.tobytes() for array in arrays)]
+    return b"".join(parts), len(additions)
 
 
 def _refuse_python(definition: Any) -> None:
@@ -294,7 +304,8 @@ class Engine:
         self._fresh.clear()
         self._fresh_rows.clear()
         sparse = [g.indices for g in gradients if isinstance(g, Slices)]
-        update = self._updates[kinds, bool(sparse) and all(map(are_distinct, sparse))]
+        quick = (kinds, True) in self._updates and all(map(are_distinct, sparse))
+        update = self._updates[kinds, quick]
         with context.function_executor_type(update.executor):
             found = update.run(*flat)
         values, rows = found[: len(update.dense)], found[len(update.dense) :]

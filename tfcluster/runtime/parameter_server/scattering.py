@@ -23,6 +23,7 @@ _READS = ("ReadVariableOp", "ResourceGather", "VariableShape")
 class Addition:
     """What rows with the indices of a gradient have been set to."""
 
+    indices: Any
     values: Any
     update: Any
     """The op that has set them."""
@@ -84,7 +85,7 @@ def _around(
         update = tf.raw_ops.ResourceScatterUpdate(
             resource=handle, indices=indices, updates=values
         )
-        done[id(handle)] = Addition(values, update)
+        done[id(handle)] = Addition(indices, values, update)
         return variable
 
     return scatter
