@@ -16,8 +16,10 @@ from typing import Protocol
 from tfcluster.runtime.collective.peers import peer_lost, peers_late
 
 _BUFFER_BYTES = 1 << 21
-_MAX_PORTION = 1 << 19
+_MAX_PORTION = 1 << 21
 """At most so much in one call, so that sending and receiving take turns."""
+_LOW_WATER = 1 << 19
+"""A large message is waited for until so much of it is there, not its first packet."""
 
 
 class Source(Protocol):
@@ -60,6 +62,7 @@ class Links:
         self.waited_s = 0.0
         self.waiting_for: tuple[int, ...] = ()
         self.sent_bytes = 0
+        self._low_water: dict[int, int] = {}
         for connection in self._connections.values():
             connection.setblocking(False)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
@@ -157,6 +160,7 @@ class Links:
         for sink in sinks:
             if not sink.done:
                 events[sink.rank] = select.POLLIN
+                self._wake_at(sink)
         self.waiting_for = tuple(events)
         for source in sources:
             if not source.done and source.view():
@@ -169,6 +173,19 @@ class Links:
         self.waited_s += time.monotonic() - start
         if not ready:
             raise peers_late(self.waiting_for or sorted(events), timeout_s)
+
+    def _wake_at(self, sink: Sink) -> None:
+        """Set how many bytes from a rank are worth waking up for.
+
+        Never more than what it sends without anything in return: the rest of the view.
+        """
+        wanted = min(len(sink.view()), _LOW_WATER)
+        if self._low_water.get(sink.rank, 1) != wanted:
+            self._low_water[sink.rank] = wanted
+            with suppress(OSError):  # saves time only
+                self._connections[sink.rank].setsockopt(
+                    socket.SOL_SOCKET, socket.SO_RCVLOWAT, wanted
+                )
 
 
 class Outgoing:

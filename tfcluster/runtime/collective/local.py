@@ -179,7 +179,7 @@ class LocalRanks:
             slots.pieces[member][slot][offset : offset + len(mine)]
             for member in self._others
         ]
-        source.combine(start, end, theirs[0], ufunc, mine)
+        ufunc(source.read(start, end, mine), theirs[0], out=mine)
         for piece in theirs[1:]:
             ufunc(mine, piece, out=mine)
 

@@ -16,8 +16,11 @@ import numpy as np
 from tfcluster.runtime.collective.transport import Array
 from tfcluster.runtime.collective.values import Values
 
-_BLOCK_BYTES = 1 << 18
-"""So much is received before it is combined; it should fit a core's cache."""
+_BLOCK_BYTES = 1 << 21
+"""So much is received before it is combined.
+
+The more, the fewer calls and switches; but it should fit a core's cache.
+"""
 
 
 class Ring:
@@ -109,7 +112,11 @@ class RingSource:
 
 
 class _Combination:
-    """The first half of what comes in: to be combined, block by block."""
+    """The first half of what comes in: to be combined, block by block.
+
+    A block is received where its result will be, as long as our own values are not
+    there: those are read once, and everything else happens in a core's cache.
+    """
 
     def __init__(
         self,
@@ -127,17 +134,24 @@ class _Combination:
         ]
         longest = max((end - start for start, end in self.blocks), default=0)
         self._scratch = np.empty(longest // item, vector.dtype)
-        self.scratch = self._scratch.data.cast("B") if longest else None
+        self._apart = not np.may_share_memory(vector, source.vector)
+        self._room = _bytes_of(vector if self._apart else self._scratch)
         self._vector = vector
         self._source = source
         self._ufunc = ufunc
+
+    def room(self, start: int, end: int) -> memoryview:
+        """Where a block is to be received."""
+        offset = start if self._apart else 0
+        return self._room[offset : offset + end - start]
 
     def combine(self, start: int, end: int) -> None:
         item = self._vector.itemsize
         first, last = start // item, end // item
         target = self._vector[first:last]
-        came = self._scratch[: len(target)]
-        self._source.combine(first, last, came, self._ufunc, target)
+        scratch = self._scratch[: len(target)]
+        came, spare = (target, scratch) if self._apart else (scratch, target)
+        self._ufunc(self._source.read(first, last, spare), came, out=target)
 
 
 class RingSink:
@@ -170,9 +184,8 @@ class RingSink:
 
     def view(self) -> memoryview:
         start, end = self._blocks[self._index]
-        scratch = self._combination.scratch
-        if self._combines and scratch is not None:
-            return scratch[self._fill : end - start]
+        if self._combines:
+            return self._combination.room(start, end)[self._fill :]
         return self._data[start + self._fill : end]
 
     def advance(self, count: int) -> None:

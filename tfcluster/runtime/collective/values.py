@@ -27,11 +27,9 @@ class Values:
             factor = room.dtype.type(self.scale)
             np.multiply(self.vector[start:end], factor, out=room)
 
-    def combine(
-        self, start: int, end: int, other: Array, ufunc: np.ufunc, result: Array
-    ) -> None:
-        """Those from ``start`` to ``end`` with ``other``, into ``result``."""
-        ours = self.vector[start:end]
+    def read(self, start: int, end: int, room: Array) -> Array:
+        """Those from ``start`` to ``end``, in ``room`` where they have to be made."""
         if self.scale != 1.0:
-            ours = np.multiply(ours, result.dtype.type(self.scale), out=result)
-        ufunc(ours, other, out=result)
+            self.write(start, end, room)
+            return room
+        return self.vector[start:end]
