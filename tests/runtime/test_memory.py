@@ -55,8 +55,7 @@ def test_memory_of_which_somebody_has_a_part_is_left_alone(part: object) -> None
 def test_it_begins_where_tensorflow_wants_it(count: int) -> None:
     array = Pool().empty(count, "float64")
     assert array.shape == (count,)
-    if array.nbytes > 1 << 16:
-        assert address(array) % ALIGNMENT == 0
+    assert address(array) % ALIGNMENT == 0
 
 
 def test_what_was_much_for_once_is_let_go() -> None:

@@ -7,6 +7,7 @@ Each rank sums up one part of the vector and rounds it once; so every rank sends
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,12 @@ import numpy as np
 from tfcluster.runtime.collective.transport import UFUNCS, Array, ReduceOp, Transport
 
 
+@cache
 def is_half(dtype: Any) -> bool:
-    """float16, or TensorFlow's bfloat16, which numpy knows by its name only."""
+    """float16, or TensorFlow's bfloat16, which numpy knows by its name only.
+
+    To ask for a dtype's name takes longer than anything else here.
+    """
     return dtype.name in ("float16", "bfloat16")
 
 

@@ -32,6 +32,10 @@ _UNUSED = _references([np.empty(0)])[0]
 """References to a base that only a list of the pool has; arrays of it have one each."""
 
 
+def _room(size: int) -> Array:
+    return np.empty(size + ALIGNMENT, np.uint8)
+
+
 class Pool:
     """Safe to use from several threads."""
 
@@ -43,11 +47,9 @@ class Pool:
         """A vector of ``count`` items with any contents, nobody else's."""
         dtype = np.dtype(dtype)
         size = count * dtype.itemsize
-        if size < _MIN_BYTES:
-            return np.empty(count, dtype)
-        base = self._free(size)
+        base = self._free(size) if size >= _MIN_BYTES else _room(size)
         if base is None:
-            base = np.empty(size + ALIGNMENT, np.uint8)
+            base = _room(size)
             with self._lock:
                 self._bases.setdefault(size, []).append(base)
                 while len(self._bases) > _MAX_SIZES:
