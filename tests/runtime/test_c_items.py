@@ -6,6 +6,7 @@ All jobs run with one import of TensorFlow; each test then looks at one of them.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ ALONE = TRANSPORT | {
     "TFCLUSTER_RUNTIME": '{"transport": "tensorflow", "stall_timeout_s": 3}',
 }
 """Nothing is injected: the program itself calls ``init``."""
+PATIENT = TRANSPORT | {"TFCLUSTER_STRATEGY": "none"}
 Values = Mapping[str, NDArray[Any]]
 PROGRAM = "tensorflow_transport.py"
 
@@ -60,6 +62,8 @@ def _of_case(values: Values, name: str) -> Values:
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
     folder = tmp_path_factory.mktemp("items")
     digits = str(ROOT / "examples" / "digits.py")
+    pipe = folder / "pipe"
+    os.mkfifo(pipe)
     jobs = run_jobs(
         folder,
         [
@@ -67,6 +71,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
             Job("calls", SIZE, PROGRAM, ("calls",), TRANSPORT),
             Job("kill", SIZE, PROGRAM, ("kill",), TRANSPORT),
             Job("late", 2, PROGRAM, ("late",), ALONE),
+            Job("broken", 2, PROGRAM, ("broken", str(pipe)), PATIENT),
             Job("late_init", 2, PROGRAM, ("late_init",), ALONE),
             Job("strategy", 2, PROGRAM, ("strategy",), ALONE),
             Job("configured", 2, PROGRAM, ("configured",), TRANSPORT),
@@ -179,6 +184,15 @@ def test_c9_a_rank_that_does_not_come_in_time(outcomes: Outcomes) -> None:
     assert text.startswith("a rank did not come in time: Collective has timed out")
     # It waits for the first one no longer than that, or sees it leave.
     assert last["errors"][0][0] in ("CollectiveTimeoutError", "PeerLostError")
+
+
+def test_c8_a_rank_that_fails_and_lives_on_is_not_waited_for(
+    outcomes: Outcomes,
+) -> None:
+    first, _ = outcomes.said("broken")
+    ((kind, text),) = first["errors"]
+    assert kind == "CollectiveError"
+    assert "out of memory" in text
 
 
 def test_c9_the_hint_is_taken(outcomes: Outcomes) -> None:

@@ -2,7 +2,7 @@
 # mypy: allow-untyped-defs, allow-untyped-calls
 """What the tensorflow transport does, on every rank: results as JSON on the last line.
 
-    tensorflow_transport.py calls|kill|late|late_init|configured|strategy
+    tensorflow_transport.py calls|kill|late|broken|late_init|configured|strategy [PIPE]
 
 TF_CONFIG and the rest come from whoever starts the ranks.
 """
@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,10 @@ import tfcluster.runtime as tfc
 from tfcluster.runtime import world
 from tfcluster.runtime.collective import Layout, ReduceOp
 from tfcluster.runtime.collective.operations import gather_bytes, reduce_arrays
+from tfcluster.runtime.collective.tensorflow import transport as tensorflow_transport
+
+# What is tested here is not to need megabytes.
+tensorflow_transport._DIRECT_BYTES = 1 << 14
 
 RANK = int(os.environ["TFCLUSTER_RANK"])
 SIZE = int(os.environ["TFCLUSTER_SIZE"])
@@ -105,6 +110,23 @@ def late():
 
         vars(world.group())["_agree"] = agree_and_wait
     report(lambda: reduced(np.ones(ROWS, np.float32)))
+
+
+def broken():
+    """The last rank fails in an exchange, and lives on until the others are done."""
+    tfc.init()
+    reduced(np.ones(ROWS, np.float32))
+    if RANK == SIZE - 1:
+        agree = world.group()._agree
+
+        def agree_and_fail(layout, weight):
+            agree(layout, weight)
+            raise tfc.CollectiveError("out of memory")
+
+        vars(world.group())["_agree"] = agree_and_fail
+    report(lambda: reduced(np.ones(ROWS, np.float32)))
+    # Opening a pipe waits for the other end.
+    Path(sys.argv[2]).open("r" if RANK == SIZE - 1 else "w").close()
 
 
 def report(act):
