@@ -255,6 +255,10 @@ def test_a_loop_that_xla_was_to_compile_does_without(outcomes: Outcomes) -> None
         ("states_of_rows", "is stateful"),
         ("function_that_sums", "total returns the sum over the rows"),
         ("function_that_sums_eagerly", "total returns the sum over the rows"),
+        ("added_sum", "the layer penalty adds the sum over the rows"),
+        ("added_sum_eagerly", "the layer penalty adds the sum over the rows"),
+        ("added_sum_in_training_only", "the layer penalty adds the sum"),
+        ("added_sum_in_a_step_of_ones_own", "the layer penalty adds the sum"),
     ],
 )
 def test_what_would_train_wrongly_is_refused(
@@ -265,13 +269,20 @@ def test_what_would_train_wrongly_is_refused(
         assert text in str(found["raised"])
 
 
-@pytest.mark.parametrize("case", ["one_replica", "whole_batch", "unlike_data"])
+@pytest.mark.parametrize(
+    "case", ["one_replica", "added_mean", "added_root", "whole_batch", "unlike_data"]
+)
 def test_the_rest_is_not(outcomes: Outcomes, case: str) -> None:
     assert {str(found["raised"]) for found in outcomes.refused(case)} == {"nothing"}
 
 
 @pytest.mark.parametrize(
-    "text", ["dice is no mean over the rows", "the ranks read different batches"]
+    "text",
+    [
+        "dice is no mean over the rows",
+        "the layer root adds to the loss is no mean over the rows",
+        "the ranks read different batches",
+    ],
 )
 def test_what_may_differ_is_pointed_out(outcomes: Outcomes, text: str) -> None:
     assert outcomes.jobs["refused-2"].outputs[0].count(text) == 1

@@ -11,11 +11,12 @@ import keras
 import tensorflow as tf
 
 from tfcluster.runtime.collective import CollectiveError
+from tfcluster.runtime.keras.added_losses import AddedLosses
 from tfcluster.runtime.keras.callbacks import Callbacks, for_evaluation
 from tfcluster.runtime.keras.metrics import Metrics
 from tfcluster.runtime.keras.same_data import SameData
 from tfcluster.runtime.keras.session import Session
-from tfcluster.runtime.keras.steps import divide_steps
+from tfcluster.runtime.keras.steps import Looks, divide_steps
 from tfcluster.runtime.keras.strategies import refuse_replicas
 from tfcluster.runtime.keras.sync import Synchroniser, training_state
 from tfcluster.runtime.keras.wrapping import defining_class, wrap
@@ -35,7 +36,7 @@ class Entry:
         self._synchroniser = synchroniser
         self._metrics = metrics
         self._callbacks = callbacks
-        self._same_data = SameData(session)
+        self._looks = Looks(SameData(session), AddedLosses(session))
 
     def install(self) -> None:
         for name, around in (
@@ -102,7 +103,7 @@ class Entry:
     @contextmanager
     def _entering(self, model: Any) -> Iterator[None]:
         refuse_replicas(model.distribute_strategy)
-        divide_steps(self._session, model, self._same_data)
+        divide_steps(self._session, model, self._looks)
         self._without_xla(model)
         try:
             with self._session.entering():

@@ -101,6 +101,11 @@ def has_rows(leaf: Any) -> bool:
     return False
 
 
+def has_dense_rows(leaf: Any) -> bool:
+    """Whether it has, and is no ragged or sparse tensor."""
+    return isinstance(leaf, tf.Tensor | np.ndarray) and has_rows(leaf)
+
+
 def rows_in(leaf: Any) -> Any:
     """The number of rows: an int where it is known, else a scalar tensor."""
     if isinstance(leaf, np.ndarray):

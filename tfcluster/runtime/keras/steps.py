@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
+from tfcluster.runtime.keras.added_losses import AddedLosses
 from tfcluster.runtime.keras.rows import Part, take_part
 from tfcluster.runtime.keras.same_data import SameData
 from tfcluster.runtime.keras.session import Session, Share
@@ -14,29 +16,45 @@ _STEPS = ("train_step", "test_step")
 _MARK = "divides_batches"
 
 
-def divide_steps(session: Session, model: Any, same_data: SameData) -> None:
+@dataclass(frozen=True, slots=True)
+class Looks:
+    """What is looked at: before a batch is divided in training, and after each step."""
+
+    same_data: SameData
+    added_losses: AddedLosses
+
+
+def divide_steps(session: Session, model: Any, looks: Looks) -> None:
     """Set them on this one model: so a subclass with steps of its own is served too."""
     for name in _STEPS:
         step = getattr(model, name)
         if not hasattr(step, _MARK):
             # Not setattr: Keras's tracking of attributes has no business with them.
-            looks = same_data if name == "train_step" else None
-            vars(model)[name] = _divided(session, step, looks)
+            trains = name == "train_step"
+            vars(model)[name] = _divided(session, model, step, looks, trains=trains)
 
 
 def _divided(
-    session: Session, step: Callable[[Any], Any], training: SameData | None
+    session: Session,
+    model: Any,
+    step: Callable[[Any], Any],
+    looks: Looks,
+    *,
+    trains: bool,
 ) -> Callable[[Any], Any]:
     @functools.wraps(step)
     def divided_step(data: Any) -> Any:
         # Called by a loop of the user's own, its data has been divided already.
         if not session.inside_keras or session.share is not None:
             return step(data)
-        if training and session.divides:
-            training.look(data)
-        part = _part(session, data, trains=training is not None)
+        if trains and session.divides:
+            looks.same_data.look(data)
+        part = _part(session, data, trains=trains)
         with session.stepping(part.share):
-            return step(part.data)
+            result = step(part.data)
+        if session.divides:
+            looks.added_losses.look(model, part.data)
+        return result
 
     setattr(divided_step, _MARK, True)
     return divided_step

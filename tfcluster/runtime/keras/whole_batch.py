@@ -13,16 +13,31 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from tfcluster.runtime.collective import CollectiveError
-from tfcluster.runtime.keras.rows import has_rows, rows_in
+from tfcluster.runtime.keras.rows import has_dense_rows, rows_in
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.wrapping import wrap
 
 _TOLERANCE = 0.02
 """Relative; wide enough for half precision, and the mean and the sum are far apart."""
+
+
+class Judged:
+    """Of which objects everything is known already, for graphs to look at."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[weakref.ref[Any], tf.Variable]] = {}
+
+    def of(self, judged: Any) -> tf.Variable:
+        """A boolean, False at first."""
+        entry = self._known.get(id(judged))
+        if entry is None or entry[0]() is not judged:
+            with tf.init_scope():
+                variable = tf.Variable(False, trainable=False)
+            entry = self._known[id(judged)] = weakref.ref(judged), variable
+        return entry[1]
 
 
 class WholeBatch:
@@ -31,7 +46,7 @@ class WholeBatch:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._local = threading.local()
-        self._known: dict[int, tuple[weakref.ref[Any], tf.Variable]] = {}
+        self._judged = Judged()
 
     def install(self) -> None:
         wrap(keras.losses.Loss, "__call__", self._call)
@@ -53,7 +68,7 @@ class WholeBatch:
         number = self._local.number
         if number is None or self._session.share is None:
             return result
-        if all(map(_has_dense_rows, keras.tree.flatten([y_true, y_pred]))):
+        if all(map(has_dense_rows, keras.tree.flatten([y_true, y_pred]))):
             self._look(loss, y_true, y_pred, number)
         return result
 
@@ -61,7 +76,7 @@ class WholeBatch:
     def _look(self, loss: Any, y_true: Any, y_pred: Any, number: Any) -> None:
         rows = tf.cast(rows_in(keras.tree.flatten(y_pred)[0]), tf.int64)
         half = rows // 2
-        known = self._is_known(loss)
+        known = self._judged.of(loss)
 
         def part(start: Any, stop: Any) -> Any:
             def cut(tensor: Any) -> Any:
@@ -86,14 +101,6 @@ class WholeBatch:
             tf.logical_or(known, rows < 2), lambda: tf.no_op(), lambda: tf.group(look())
         )
 
-    def _is_known(self, loss: Any) -> tf.Variable:
-        entry = self._known.get(id(loss))
-        if entry is None or entry[0]() is not loss:
-            with tf.init_scope():
-                variable = tf.Variable(False, trainable=False)
-            entry = self._known[id(loss)] = weakref.ref(loss), variable
-        return entry[1]
-
     def _judge(
         self, name: str, whole: float, halves: tuple[float, float], rows: int
     ) -> bool:
@@ -116,10 +123,6 @@ class WholeBatch:
                 "machine"
             )
         return kind != "unknown"
-
-
-def _has_dense_rows(leaf: Any) -> bool:
-    return isinstance(leaf, tf.Tensor | np.ndarray) and has_rows(leaf)
 
 
 def kind_of_loss(whole: float, halves: tuple[float, float], rows: int) -> str:

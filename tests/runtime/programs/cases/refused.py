@@ -84,6 +84,75 @@ def case_function_that_sums_eagerly():
     return raised_by(fitting(total, run_eagerly=True))
 
 
+class Adding(keras.layers.Layer):
+    """Adds to the loss what a function makes of the activities."""
+
+    def __init__(self, reduce, only_training=False, **kwargs):
+        super().__init__(**kwargs)
+        self.reduce, self.only_training = reduce, only_training
+
+    def call(self, x, training=False):
+        if training or not self.only_training:
+            self.add_loss(0.01 * self.reduce(keras.ops.square(x)))
+        return x
+
+
+def fitting_with(layer, kind=keras.Sequential, dropout=0.5, **kwargs):
+    x, y = data(40)
+    model = kind(
+        [
+            keras.Input((6,)),
+            keras.layers.Dense(4, kernel_regularizer="l2"),
+            keras.layers.Dropout(dropout),
+            layer,
+            keras.layers.Dense(1),
+        ]
+    )
+    model.compile("sgd", "mse", **kwargs)
+    return lambda: model.fit(x, y.astype("float32")[:, None], verbose=0)
+
+
+def case_added_sum():
+    return raised_by(fitting_with(Adding(keras.ops.sum, name="penalty")))
+
+
+def case_added_sum_eagerly():
+    layer = Adding(keras.ops.sum, name="penalty")
+    return raised_by(fitting_with(layer, run_eagerly=True))
+
+
+def case_added_sum_in_training_only():
+    """Looked at as in training: with dropout the numbers would be others."""
+    layer = Adding(keras.ops.sum, only_training=True, name="penalty")
+    return raised_by(fitting_with(layer, dropout=0.0))
+
+
+class OwnStep(keras.Sequential):
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
+            loss += tf.add_n(self.losses)
+        weights = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"loss": loss}
+
+
+def case_added_sum_in_a_step_of_ones_own():
+    layer = Adding(keras.ops.sum, name="penalty")
+    return raised_by(fitting_with(layer, OwnStep))
+
+
+def case_added_mean():
+    return raised_by(fitting_with(Adding(keras.ops.mean)))
+
+
+def case_added_root():
+    """Neither mean nor sum: a warning."""
+    layer = Adding(lambda x: keras.ops.sqrt(keras.ops.sum(x)), name="root")
+    return raised_by(fitting_with(layer))
+
+
 def case_whole_batch():
     """Neither mean nor sum: a warning."""
     return raised_by(fitting(keras.losses.Dice()))
