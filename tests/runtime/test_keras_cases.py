@@ -255,6 +255,10 @@ def test_a_loop_that_xla_was_to_compile_does_without(outcomes: Outcomes) -> None
         ("states_of_rows", "is stateful"),
         ("function_that_sums", "total returns the sum over the rows"),
         ("function_that_sums_eagerly", "total returns the sum over the rows"),
+        ("step_that_sums", "sgd grow with the rows of a batch"),
+        ("step_that_sums_eagerly", "sgd grow with the rows of a batch"),
+        ("loop_that_sums", "sgd grow with the rows of a batch"),
+        ("loop_that_sums_eagerly", "sgd grow with the rows of a batch"),
         ("added_sum", "the layer penalty adds the sum over the rows"),
         ("added_sum_eagerly", "the layer penalty adds the sum over the rows"),
         ("added_sum_in_training_only", "the layer penalty adds the sum"),
@@ -270,7 +274,11 @@ def test_what_would_train_wrongly_is_refused(
 
 
 @pytest.mark.parametrize(
-    "case", ["one_replica", "added_mean", "added_root", "whole_batch", "unlike_data"]
+    "case",
+    [
+        *("one_replica", "whole_batch", "unlike_data", "added_mean", "added_root"),
+        *("step_of_a_mean", "loop_that_sums_a_part", "loop_of_sums_that_are_divided"),
+    ],
 )
 def test_the_rest_is_not(outcomes: Outcomes, case: str) -> None:
     assert {str(found["raised"]) for found in outcomes.refused(case)} == {"nothing"}
@@ -282,6 +290,7 @@ def test_the_rest_is_not(outcomes: Outcomes, case: str) -> None:
         "dice is no mean over the rows",
         "the layer root adds to the loss is no mean over the rows",
         "the ranks read different batches",
+        "times as large when every row of a batch comes twice",
     ],
 )
 def test_what_may_differ_is_pointed_out(outcomes: Outcomes, text: str) -> None:

@@ -6,3 +6,8 @@ from __future__ import annotations
 def bounds(batch: int, rank: int, size: int) -> tuple[int, int]:
     """First row of a rank's part of ``batch`` rows, and the row after its last."""
     return rank * batch // size, (rank + 1) * batch // size
+
+
+def trial_bounds(batch: int, rank: int, size: int) -> tuple[int, int]:
+    """As ``bounds``, where rank 1 has the rows of rank 0, and all others the rest."""
+    return bounds(batch, max(0, rank - 1), size - 1)

@@ -133,7 +133,7 @@ def translated() -> Iterator[None]:
     try:
         yield
     except tf.errors.OpError as error:
-        found = group().failure if is_initialized() else None
+        found = group().failure or group().refusal if is_initialized() else None
         if found is None:
             raise
         raise found from error

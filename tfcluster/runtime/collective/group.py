@@ -77,6 +77,8 @@ class Group:
         self._stay = _Stay(0, "", clock(), inside=False)
         self.failure: CollectiveError | None = None
         """The first error; the group is of no use after it."""
+        self.refusal: CollectiveError | None = None
+        """Why the program cannot be trained on all ranks, once a step has shown it."""
         if board is not None:
             board.start(self._standing, transport.interrupt)
 

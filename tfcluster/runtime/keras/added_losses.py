@@ -68,11 +68,11 @@ class AddedLosses:
         ]
         for name, kind in zip(names, kinds, strict=True):
             if kind == "sum":
-                self._session.refusal = CollectiveError(
+                self._session.group.refusal = CollectiveError(
                     f"the layer {name} adds the sum over the rows of a batch to the "
                     "loss: what add_loss is given has to be their mean"
                 )
-                raise self._session.refusal
+                raise self._session.group.refusal
             if kind == "whole batch":
                 self._session.warn(
                     f"what the layer {name} adds to the loss is no mean over the rows "

@@ -7,13 +7,14 @@ from collections.abc import Callable
 
 from tfcluster.model import Strategy
 from tfcluster.runtime import world
+from tfcluster.runtime.api.ops import raise_our_errors
 from tfcluster.runtime.collective import CollectiveError, Group
 from tfcluster.runtime.collective.buckets import MEGABYTE
 from tfcluster.runtime.collective.handshake import Member
 from tfcluster.runtime.collective.host import HostTransport
 from tfcluster.runtime.context import Context
 from tfcluster.runtime.events import reporter
-from tfcluster.runtime.keras import independent, lockstep, untuned
+from tfcluster.runtime.keras import doubling, independent, lockstep, untuned
 from tfcluster.runtime.keras.dealing import Hand
 from tfcluster.runtime.keras.independent import IndependentSession
 from tfcluster.runtime.keras.local_sgd import LocalUpdate
@@ -31,6 +32,7 @@ from tfcluster.runtime.parameter_server.client import Servers
 def begin(context: Context) -> Session:
     """Hook into the imported Keras, once for each process."""
     untuned.install()
+    raise_our_errors()
     if (
         context.strategy is Strategy.PARAMETER_SERVER
         and not context.options.synchronous
@@ -43,6 +45,7 @@ def begin(context: Context) -> Session:
 
 def _collective(context: Context) -> Session:
     session = _session(context)
+    session.trials = doubling.Doubling(session)
     lockstep.install(session, CollectiveUpdate(session))
     return session
 

@@ -13,6 +13,7 @@ import tensorflow as tf
 from tfcluster.runtime.collective import CollectiveError
 from tfcluster.runtime.keras.added_losses import AddedLosses
 from tfcluster.runtime.keras.callbacks import Callbacks, for_evaluation
+from tfcluster.runtime.keras.doubling import Doubling
 from tfcluster.runtime.keras.metrics import Metrics
 from tfcluster.runtime.keras.same_data import SameData
 from tfcluster.runtime.keras.session import Session
@@ -36,7 +37,7 @@ class Entry:
         self._synchroniser = synchroniser
         self._metrics = metrics
         self._callbacks = callbacks
-        self._looks = Looks(SameData(session), AddedLosses(session))
+        self._looks = Looks(SameData(session), AddedLosses(session), Doubling(session))
 
     def install(self) -> None:
         for name, around in (
@@ -110,7 +111,7 @@ class Entry:
                 yield
         except tf.errors.OpError as error:
             # What our own code raised within an op, TensorFlow has made text of.
-            reason = self._session.refusal or self._session.group.failure
+            reason = self._session.group.refusal or self._session.group.failure
             if reason is not None:
                 raise reason from error
             raise

@@ -51,7 +51,8 @@ def exchange(
     values = [tf.convert_to_tensor(variable) for variable in state]
     means, gathered = _means(
         session,
-        [*(tensor for tensor, _ in small), *values],
+        [tensor for tensor, _ in small],
+        values,
         sparse,
         layout,
         optimizer,
@@ -80,12 +81,15 @@ def name_of(variable: Any) -> str:
 
 def _means(
     session: Session,
-    dense: Sequence[Any],
+    gradients: Sequence[Any],
+    state: Sequence[Any],
     sparse: Sequence[Any],
     layout: Layout,
     optimizer: str,
 ) -> tuple[list[Any], list[Any]]:
-    def run(rows: Any, *arrays: Any) -> list[Any]:
+    dense = [*gradients, *state]
+
+    def run(rows: Any, trial: Any, *arrays: Any) -> list[Any]:
         in_loop = bool(rows < 0)
         weight = session.loop.rows if in_loop else float(rows)
         plain = arrays[: len(dense)]
@@ -102,6 +106,8 @@ def _means(
             bucket_bytes=session.bucket_bytes,
         )
         session.last_rows = weight
+        if session.trials and (session.loop.trial if in_loop else trial):
+            session.trials.judge(optimizer, plain[: len(gradients)])
         session.applied(optimizer, in_loop=in_loop)
         flat = [array for s in slices for array in (s.values, s.indices)]
         return [*means, *flat]
@@ -109,11 +115,12 @@ def _means(
     share = session.share
     # A loop of the user's own is told apart by -1: its rows are known when it runs.
     rows = tf.cast(-1.0 if share is None else share.rows, tf.float64)
+    trial = tf.convert_to_tensor(share is not None and share.trial)
     inputs = [tf.convert_to_tensor(tensor) for tensor in dense]
     for slices in sparse:
         inputs += [_widened(slices.values), slices.indices]
     types = [tensor.dtype for tensor in inputs]
-    outputs = tf.nest.flatten(tf.numpy_function(run, [rows, *inputs], types))
+    outputs = tf.nest.flatten(tf.numpy_function(run, [rows, trial, *inputs], types))
     means = []
     for tensor, output in zip(dense, outputs[: len(dense)], strict=True):
         output.set_shape(tensor.shape)

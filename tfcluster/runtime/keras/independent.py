@@ -234,7 +234,7 @@ class IndependentEntry:
                 yield
         except tf.errors.OpError as error:
             # What our own code raised within an op, TensorFlow has made text of.
-            if (reason := self._session.refusal) is not None:
+            if (reason := self._session.group.refusal) is not None:
                 raise reason from error
             raise
 

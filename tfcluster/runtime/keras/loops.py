@@ -13,9 +13,15 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfcluster.runtime.division import bounds
-from tfcluster.runtime.keras.rows import cut, has_rows, rows_in
-from tfcluster.runtime.keras.session import Session
+from tfcluster.runtime.division import bounds, trial_bounds
+from tfcluster.runtime.keras.rows import (
+    cut,
+    has_dense_rows,
+    has_rows,
+    repeated,
+    rows_in,
+)
+from tfcluster.runtime.keras.session import DOUBLING_RANK, Session
 from tfcluster.runtime.keras.wrapping import wrap
 
 _BATCHES = ("Batch", "PaddedBatch", "ParallelBatch", "Rebatch")
@@ -75,12 +81,22 @@ class Loops:
                 )
         return self._mirrored_fraction.read_value()
 
-    def yields(self, *, rows: float, total: float, counts: bool, divided: bool) -> None:
+    def yields(
+        self,
+        *,
+        rows: float,
+        total: float,
+        counts: bool,
+        divided: bool,
+        present: float | None = None,
+        trial: bool = False,
+    ) -> None:
         """Note the share of the batch that the program gets now."""
         loop = self._session.loop
         before = loop.counts, loop.rows / loop.total
         loop.rows, loop.total = rows, total
         loop.counts, loop.divided = counts, divided
+        loop.present, loop.trial = present, trial
         if before[0] != counts and self._mirror is not None:
             self._mirror.assign(counts)
         if before[1] != rows / total and self._mirrored_fraction is not None:
@@ -108,10 +124,10 @@ class Passage:
         self._applies: int | None = None
         self._trains = False
 
-    def next_bounds(self, batch: int) -> tuple[int, int]:
-        """Which rows of the next batch are yielded, of ``batch`` rows.
+    def next_bounds(self, batch: int, *, may_grow: bool) -> tuple[int, int, int]:
+        """Which rows of the next batch are yielded, of ``batch`` rows, how many times.
 
-        A negative ``batch`` cannot be divided.
+        A negative ``batch`` cannot be divided. It may come twice if it ``may_grow``.
         """
         applies = self._session.loop.applies
         if self._applies is not None and applies > self._applies:
@@ -120,13 +136,23 @@ class Passage:
         rank, size = self._session.rank, self._session.size
         if not self._trains or batch <= 0:
             self._loops.yields(rows=1.0, total=1.0, counts=rank == 0, divided=False)
-            return 0, max(batch, 0)
-        start, stop = bounds(batch, rank, size)
+            return 0, max(batch, 0), 1
+        trial = may_grow and self._session.loop.unjudged and batch >= size
+        start, stop = (trial_bounds if trial else bounds)(batch, rank, size)
         rows = stop - start
+        times = 2 if trial and rank == DOUBLING_RANK else 1
+        counted = rows if times == 1 else 0
         self._loops.yields(
-            rows=float(rows), total=float(batch), counts=rows > 0, divided=True
+            rows=float(counted),
+            total=float(batch),
+            counts=counted > 0,
+            divided=True,
+            present=float(rows * times) if trial else None,
+            trial=trial,
         )
-        return (start, stop) if rows else (0, 1)
+        if trial:
+            self._session.loop.unjudged = False
+        return (start, stop, times) if rows else (0, 1, 1)
 
 
 def _settling(iterator: Any, session: Session) -> Any:
@@ -165,26 +191,31 @@ def yields_batches(dataset: Any) -> bool:
 def _divided(dataset: Any, passage: Passage) -> Any:
     """``dataset`` with each batch cut as ``passage`` says at that moment."""
 
-    def next_bounds(batch: Any) -> list[Any]:
-        return [np.int64(bound) for bound in passage.next_bounds(int(batch))]
+    def next_bounds(batch: Any, may_grow: Any) -> list[Any]:
+        found = passage.next_bounds(int(batch), may_grow=bool(may_grow))
+        return [np.int64(number) for number in found]
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def part(*element: Any) -> Any:
-        counts = [
-            tf.cast(rows_in(leaf), tf.int64)
-            for leaf in tf.nest.flatten(element)
-            if has_rows(leaf)
-        ]
+        leaves = [leaf for leaf in tf.nest.flatten(element) if has_rows(leaf)]
+        counts = [tf.cast(rows_in(leaf), tf.int64) for leaf in leaves]
+        may_grow = all(map(has_dense_rows, leaves))
         common = tf.reduce_all(tf.equal(tf.stack(counts), counts[0]))
         batch = tf.where(common, counts[0], tf.constant(-1, tf.int64))
-        first, last = tf.numpy_function(next_bounds, [batch], [tf.int64, tf.int64])
-        first.set_shape([])
-        last.set_shape([])
-        last = tf.where(common, last, tf.reduce_max(tf.stack(counts)))
-        return tf.nest.map_structure(
-            lambda leaf: cut(leaf, first, last) if has_rows(leaf) else leaf,
-            _as_spec(element, dataset.element_spec),
+        first, last, times = tf.numpy_function(
+            next_bounds, [batch, may_grow], [tf.int64] * 3
         )
+        for number in (first, last, times):
+            number.set_shape([])
+        last = tf.where(common, last, tf.reduce_max(tf.stack(counts)))
+
+        def piece(leaf: Any) -> Any:
+            if not has_rows(leaf):
+                return leaf
+            rows = cut(leaf, first, last)
+            return repeated(rows, times) if may_grow else rows
+
+        return tf.nest.map_structure(piece, _as_spec(element, dataset.element_spec))
 
     options = tf.data.Options()
     # Rows are noted when a batch is produced: that must be when it is asked for.

@@ -81,7 +81,8 @@ class Losses:
         """The rows of the whole batch, per row of this rank's; None where that is 1."""
         session, share = self._session, self._session.share
         if share is not None and share.total is not None:
-            return tf.math.divide_no_nan(_float(share.total), _float(share.rows))
+            rows = share.rows if share.present is None else share.present
+            return tf.math.divide_no_nan(_float(share.total), _float(rows))
         if not self._is_divided(share):
             return None
         if share is not None:
@@ -90,9 +91,10 @@ class Losses:
 
         def run() -> Any:
             loop = session.loop
-            if not loop.divided or not loop.rows:
+            rows = loop.rows if loop.present is None else loop.present
+            if not loop.divided or not rows:
                 return np.float64(1.0)
-            return np.float64(loop.total / loop.rows)
+            return np.float64(loop.total / rows)
 
         return _called(run, [])
 

@@ -201,7 +201,7 @@ class ServedUpdate:
                 fresh = self._exchange(master, name, kinds, rows, iter(arrays))
             except CollectiveError as error:
                 # TensorFlow will make text of it.
-                self._session.refusal = error
+                self._session.group.refusal = error
                 raise
             return _flat(master, plain, fresh)
 

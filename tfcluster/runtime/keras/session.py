@@ -7,20 +7,24 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
-from tfcluster.runtime.collective import CollectiveError, Group, Layout
+from tfcluster.runtime.collective import Group, Layout
 from tfcluster.runtime.collective.buckets import DEFAULT_BYTES
 from tfcluster.runtime.collective.operations import share_bytes
+from tfcluster.runtime.collective.transport import Array
 from tfcluster.runtime.events import Reporter
 from tfcluster.runtime.pace import Pace
 
 _SUSPICIOUS_APPLIES = 3
 """A loop's first batch is never divided; more in a row mean that none will be."""
+
+DOUBLING_RANK = 1
+"""The one that has the chief's rows in a trial, each twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +42,10 @@ class Share:
     """The weights of all ranks' parts together, where that is known beforehand."""
     alone: bool = False
     """The other ranks may not be in a step of theirs: nothing can be exchanged."""
+    trial: Any = False
+    """One rank has the chief's rows, each twice: see ``doubling``."""
+    present: Any = None
+    """How many rows there are, where they are not ``rows``."""
 
 
 @dataclass(slots=True)
@@ -49,10 +57,30 @@ class LoopShare:
     total: float = 1.0
     """Rows of the whole batch."""
     divided: bool = False
+    trial: bool = False
+    present: float | None = None
+    """See ``Share``."""
+    unjudged: bool = False
+    """An optimizer has applied a gradient that has not been in a trial."""
     applies: int = 0
     """Gradients that such loops have exchanged so far."""
     undivided_applies: int = 0
     """How many of the last ones were the same on all ranks."""
+
+
+class Trials(Protocol):
+    """Looks for gradients that grow with the number of rows; called by all ranks."""
+
+    def allowed(self) -> bool:
+        """Whether one of the next batches may be that of a trial; the same on all."""
+        ...
+
+    def judge(self, optimizer: str, ours: Sequence[Array]) -> None:
+        """Look at this rank's gradients of a trial.
+
+        Raises CollectiveError on all ranks where they are those of a sum.
+        """
+        ...
 
 
 @dataclass
@@ -71,10 +99,9 @@ class Session:
     """Optimizers (their ids) whose gradients are seen to pass through our hook."""
     last_rows: float = 1.0
     """Weight of this rank's last gradient."""
-    refusal: CollectiveError | None = None
-    """Why this program cannot be trained on all ranks, once a step has shown it."""
     waited_for_servers_s: Callable[[], float] = lambda: 0.0
     """Seconds spent waiting for ps tasks since the start."""
+    trials: Trials | None = None
     settle: Callable[[str], None] = lambda what: None
     """What the strategy does before the weights are looked at; see ``Update``."""
 
@@ -87,6 +114,7 @@ class Session:
     def __post_init__(self) -> None:
         self._entered = 0
         self._warned: set[str] = set()
+        self._judged: set[str] = set()
         self._lock = threading.Lock()
         self._local = threading.local()
         self._share: ContextVar[Share | None] = ContextVar("share", default=None)
@@ -164,13 +192,17 @@ class Session:
         self.applies += 1
         self.pace.applied(optimizer)
         if in_loop and self.divides:
-            self._applied_in_loop()
+            self._applied_in_loop(optimizer)
 
-    def _applied_in_loop(self) -> None:
+    def _applied_in_loop(self, optimizer: str) -> None:
         self.loop.applies += 1
+        if self.loop.trial:
+            self._judged.add(optimizer)
         if self.loop.divided:
             self.loop.undivided_applies = 0
             return
+        if self.trials is not None and optimizer not in self._judged:
+            self.loop.unjudged = self.trials.allowed()
         self.loop.undivided_applies += 1
         if self.loop.undivided_applies == _SUSPICIOUS_APPLIES:
             self.warn(self.undivided)

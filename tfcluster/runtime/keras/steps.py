@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfcluster.runtime.keras.added_losses import AddedLosses
+from tfcluster.runtime.keras.doubling import Doubling
 from tfcluster.runtime.keras.rows import Part, take_part
 from tfcluster.runtime.keras.same_data import SameData
 from tfcluster.runtime.keras.session import Session, Share
@@ -22,6 +23,7 @@ class Looks:
 
     same_data: SameData
     added_losses: AddedLosses
+    doubling: Doubling
 
 
 def divide_steps(session: Session, model: Any, looks: Looks) -> None:
@@ -50,6 +52,8 @@ def _divided(
         if trains and session.divides:
             looks.same_data.look(data)
         part = _part(session, data, trains=trains)
+        if trains and session.divides:
+            part = looks.doubling.first(model, data, part)
         with session.stepping(part.share):
             result = step(part.data)
         if session.divides:

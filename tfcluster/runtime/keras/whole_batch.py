@@ -110,12 +110,12 @@ class WholeBatch:
         """
         kind = kind_of_loss(whole, halves, rows)
         if kind == "sum":
-            self._session.refusal = CollectiveError(
+            self._session.group.refusal = CollectiveError(
                 f"the loss {name} returns the sum over the rows of a batch: a function "
                 "has to return their mean, or one number for each row (a keras.Loss "
                 "may have reduction='sum')"
             )
-            raise self._session.refusal
+            raise self._session.group.refusal
         if kind == "whole batch":
             self._session.warn(
                 f"the loss {name} is no mean over the rows of a batch: it sees the "

@@ -143,6 +143,95 @@ def case_added_sum_in_a_step_of_ones_own():
     return raised_by(fitting_with(layer, OwnStep))
 
 
+class Stepping(keras.Sequential):
+    """A training step of one's own."""
+
+    def __init__(self, reduce, **kwargs):
+        super().__init__(**kwargs)
+        self.reduce = reduce
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.reduce((self(x, training=True) - y) ** 2)
+        weights = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"loss": loss}
+
+
+def stepping(reduce, **kwargs):
+    x, y = data(42)  # So that the last batch is another one: no graph for one size.
+    model = Stepping(reduce, layers=[keras.Input((6,)), keras.layers.Dense(1)])
+    model.compile("sgd", **kwargs)
+    return lambda: model.fit(
+        x, y.astype("float32")[:, None], batch_size=8, epochs=2, verbose=0
+    )
+
+
+def case_step_that_sums():
+    return raised_by(stepping(lambda error: tf.reduce_sum(error) / 8.0))
+
+
+def case_step_that_sums_eagerly():
+    return raised_by(stepping(tf.reduce_sum, run_eagerly=True))
+
+
+def case_step_of_a_mean():
+    return raised_by(stepping(tf.reduce_mean))
+
+
+def looping(reduce, function=tf.function, rate=0.001):
+    x, y = data(40)
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
+    optimizer = keras.optimizers.SGD(rate)
+
+    @function
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = reduce((model(x, training=True) - y) ** 2)
+        weights = model.trainable_variables
+        optimizer.apply_gradients(
+            zip(tape.gradient(loss, weights), weights, strict=True)
+        )
+
+    def loop():
+        batches = tf.data.Dataset.from_tensor_slices(
+            (x, y.astype("float32")[:, None])
+        ).batch(8, drop_remainder=True)
+        for _ in range(2):
+            for batch in batches:
+                step(*batch)
+
+    return loop
+
+
+def case_loop_that_sums():
+    return raised_by(looping(lambda error: tf.reduce_sum(error) / 8.0))
+
+
+def case_loop_that_sums_eagerly():
+    return raised_by(looping(tf.reduce_sum, lambda step: step))
+
+
+def case_loop_that_sums_a_part():
+    """A warning: it may be nothing that matters."""
+    return raised_by(
+        looping(lambda error: tf.reduce_mean(error) + 0.1 * tf.reduce_sum(error))
+    )
+
+
+def case_loop_of_sums_that_are_divided():
+    """By what there is of the rows, or by Keras: a mean on every rank."""
+    total = keras.losses.MeanSquaredError(reduction="sum")
+
+    def reduce(error):
+        rows = tf.cast(tf.shape(error)[0], tf.float32)
+        whole = total(error, tf.zeros_like(error)) / 8.0
+        return tf.reduce_sum(error) / rows + whole
+
+    return raised_by(looping(reduce))
+
+
 def case_added_mean():
     return raised_by(fitting_with(Adding(keras.ops.mean)))
 
