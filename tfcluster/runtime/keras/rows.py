@@ -95,7 +95,10 @@ def cut(leaf: Any, start: Any, stop: Any) -> Any:
 def repeated(leaf: Any, times: Any) -> Any:
     """All rows of a dense tensor so many times over."""
     others = tf.ones([tf.rank(leaf) - 1], tf.int64)
-    return tf.tile(leaf, tf.concat([[tf.cast(times, tf.int64)], others], 0))
+    rows = tf.tile(leaf, tf.concat([[tf.cast(times, tf.int64)], others], 0))
+    if leaf.shape.rank is not None:
+        rows.set_shape([None, *leaf.shape[1:]])
+    return rows
 
 
 def has_rows(leaf: Any) -> bool:
