@@ -213,7 +213,9 @@ def _divided(dataset: Any, passage: Passage) -> Any:
             if not has_rows(leaf):
                 return leaf
             rows = cut(leaf, first, last)
-            return repeated(rows, times) if may_grow else rows
+            if not may_grow:
+                return rows
+            return tf.cond(times > 1, lambda: repeated(rows, times), lambda: rows)
 
         return tf.nest.map_structure(piece, _as_spec(element, dataset.element_spec))
 
