@@ -55,7 +55,8 @@ def test_memory_of_which_somebody_has_a_part_is_left_alone(part: object) -> None
 def test_it_begins_where_tensorflow_wants_it(count: int) -> None:
     array = Pool().empty(count, "float64")
     assert array.shape == (count,)
-    assert address(array) % ALIGNMENT == 0
+    if count:
+        assert address(array) % ALIGNMENT == 0
 
 
 def test_what_was_much_for_once_is_let_go() -> None:
