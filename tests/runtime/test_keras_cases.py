@@ -130,7 +130,7 @@ def test_tape_loops_are_divided_from_their_second_batch(
             )
             share, last = end // size - start
             epoch = [10, *[share] * 8, last]
-            second = share
+            second = int(share)
             if case == "tape_eager":  # The program's first loop with that optimizer.
                 first, end = trial_bounds(10, rank, size)
                 second = (end - first) * (2 if rank == 1 else 1)

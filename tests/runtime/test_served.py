@@ -150,7 +150,9 @@ def test_b10_b11_moving_averages_are_the_chiefs_at_every_epoch(found: Written) -
 def test_b15_the_mean_over_the_parts_of_a_batch_is_used(
     found: Written, job: str
 ) -> None:
-    for values in found.of(job, "parts"):
+    ranks = found.of(job, "parts")
+    # By themselves the chief waits for nobody; the other has seen all in the end.
+    for values in ranks[1:] if job == "alone" else ranks:
         np.testing.assert_allclose(values["w0"], [1 - 0.1 * (2 + 7) / 2], rtol=1e-6)
 
 

@@ -10,7 +10,6 @@ chief's.
 from __future__ import annotations
 
 import dataclasses
-import math
 import struct
 from collections.abc import Sequence
 from typing import Any
@@ -23,6 +22,7 @@ from tfcluster.runtime.collective import CollectiveError, Layout
 from tfcluster.runtime.collective.operations import gather_bytes, share_bytes
 from tfcluster.runtime.collective.transport import Array, flat_bytes
 from tfcluster.runtime.division import trial_bounds
+from tfcluster.runtime.growth import growth
 from tfcluster.runtime.keras.rows import (
     Part,
     cut,
@@ -123,23 +123,6 @@ class Doubling:
     def _agreed(self) -> Any:
         found = tf.numpy_function(lambda: np.bool_(self.allowed()), [], tf.bool)
         return tf.reshape(found, [])
-
-
-def growth(ours: Sequence[Array], chiefs: Sequence[Array]) -> float:
-    """How much of the gradient ``chiefs`` there is in ``ours``; 0 where nobody can say.
-
-    The factor by which the one comes closest to the other.
-    """
-    with np.errstate(all="ignore"):
-        wide = [
-            (one.astype(np.float64).ravel(), other.astype(np.float64).ravel())
-            for one, other in zip(ours, chiefs, strict=True)
-        ]
-        length = sum(float(other @ other) for _, other in wide)
-        along = sum(float(one @ other) for one, other in wide)
-    if not (length > 0.0 and math.isfinite(length) and math.isfinite(along)):
-        return 0.0
-    return along / length
 
 
 def _like(arrays: Sequence[Array], data: bytes) -> list[Array]:
