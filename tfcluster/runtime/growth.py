@@ -15,13 +15,12 @@ def growth(ours: Sequence[Array], chiefs: Sequence[Array]) -> float:
 
     The factor by which the one comes closest to the other.
     """
+    length = along = 0.0
     with np.errstate(all="ignore"):
-        wide = [
-            (one.astype(np.float64).ravel(), other.astype(np.float64).ravel())
-            for one, other in zip(ours, chiefs, strict=True)
-        ]
-        length = sum(float(other @ other) for _, other in wide)
-        along = sum(float(one @ other) for one, other in wide)
+        for one, other in zip(ours, chiefs, strict=True):
+            wide = other.astype(np.float64).ravel()  # one at a time: they are large
+            length += float(wide @ wide)
+            along += float(one.astype(np.float64).ravel() @ wide)
     if not (length > 0.0 and math.isfinite(length) and math.isfinite(along)):
         return 0.0
     return along / length

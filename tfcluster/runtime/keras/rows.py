@@ -32,7 +32,7 @@ def take_part(data: Any, rank: int, size: int) -> Part:
     """
     counts = [rows_in(leaf) for leaf in tf.nest.flatten(data) if has_rows(leaf)]
     if not counts:
-        return Part(data, of_the_chief(rank))
+        return Part(data, _of_the_chief(rank))
     if all(isinstance(count, int) for count in counts):
         return _static_part(data, counts, rank, size)
     return _dynamic_part(data, counts, rank, size)
@@ -40,7 +40,7 @@ def take_part(data: Any, rank: int, size: int) -> Part:
 
 def _static_part(data: Any, counts: list[int], rank: int, size: int) -> Part:
     if len(set(counts)) > 1 or not counts[0]:
-        return Part(data, of_the_chief(rank))
+        return Part(data, _of_the_chief(rank))
     start, stop = bounds(counts[0], rank, size)
     rows = stop - start
     if not rows:
@@ -59,7 +59,7 @@ def _dynamic_part(data: Any, counts: list[Any], rank: int, size: int) -> Part:
     first = tf.where(tf.logical_or(empty, ~common), tf.zeros_like(start), start)
     last = tf.where(empty, tf.minimum(batch, 1), start + rows)
     last = tf.where(common, last, tf.reduce_max(tf.stack(totals)))
-    chiefs = of_the_chief(rank)
+    chiefs = _of_the_chief(rank)
     share = Share(
         rows=tf.where(common, tf.cast(rows, tf.float64), _float(chiefs.rows)),
         counts=tf.where(common, ~empty, chiefs.counts),
@@ -68,7 +68,7 @@ def _dynamic_part(data: Any, counts: list[Any], rank: int, size: int) -> Part:
     return Part(_cut_all(data, first, last), share)
 
 
-def of_the_chief(rank: int) -> Share:
+def _of_the_chief(rank: int) -> Share:
     """All ranks compute the same, and only the chief's counts.
 
     Not their mean: an optimizer would find each row of sparse gradients N times.
