@@ -4,23 +4,33 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from tfcluster.runtime.collective.transport import Array
 
 
-def growth(ours: Sequence[Array], chiefs: Sequence[Array]) -> float:
-    """How much of the gradient ``chiefs`` there is in ``ours``; 0 where nobody can say.
+class Growth(NamedTuple):
+    """What has become of a gradient; zeros where nobody can say."""
 
-    The factor by which the one comes closest to the other.
-    """
-    length = along = 0.0
+    times: float
+    """By which it comes closest to what it was."""
+    cosine: float
+    """Of the angle between the two: 1 if they have one direction, less for chance."""
+
+
+def growth(ours: Sequence[Array], chiefs: Sequence[Array]) -> Growth:
+    """How much of the gradient ``chiefs`` there is in ``ours``."""
+    length = along = own = 0.0
     with np.errstate(all="ignore"):
         for one, other in zip(ours, chiefs, strict=True):
-            wide = other.astype(np.float64).ravel()  # one at a time: they are large
+            # One array at a time: they are large.
+            found = one.astype(np.float64).ravel()
+            wide = other.astype(np.float64).ravel()
+            own += float(found @ found)
             length += float(wide @ wide)
-            along += float(one.astype(np.float64).ravel() @ wide)
-    if not (length > 0.0 and math.isfinite(length) and math.isfinite(along)):
-        return 0.0
-    return along / length
+            along += float(found @ wide)
+    if not (own > 0.0 and length > 0.0 and math.isfinite(own + length)):
+        return Growth(0.0, 0.0)
+    return Growth(along / length, along / math.sqrt(own * length))

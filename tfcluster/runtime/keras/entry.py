@@ -13,13 +13,13 @@ import tensorflow as tf
 from tfcluster.runtime.collective import CollectiveError
 from tfcluster.runtime.keras.added_losses import AddedLosses
 from tfcluster.runtime.keras.callbacks import Callbacks, for_evaluation
-from tfcluster.runtime.keras.doubling import Doubling
 from tfcluster.runtime.keras.metrics import Metrics
 from tfcluster.runtime.keras.same_data import SameData
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.steps import Looks, divide_steps
 from tfcluster.runtime.keras.strategies import refuse_replicas
 from tfcluster.runtime.keras.sync import Synchroniser, training_state
+from tfcluster.runtime.keras.trial_steps import TrialSteps
 from tfcluster.runtime.keras.wrapping import defining_class, wrap
 
 
@@ -37,7 +37,8 @@ class Entry:
         self._synchroniser = synchroniser
         self._metrics = metrics
         self._callbacks = callbacks
-        self._looks = Looks(SameData(session), AddedLosses(session), Doubling(session))
+        self._trial_steps = TrialSteps(session)
+        self._looks = Looks(SameData(session), AddedLosses(session), self._trial_steps)
 
     def install(self) -> None:
         for name, around in (
@@ -50,6 +51,7 @@ class Entry:
         ):
             wrap(defining_class(keras.Model, name), name, around)
         wrap(keras.Layer, "get_weights", self._get_weights)
+        self._trial_steps.install()
 
     def _fit(
         self, original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any

@@ -16,10 +16,9 @@ import tensorflow as tf
 from tfcluster.runtime.division import bounds, trial_bounds
 from tfcluster.runtime.keras.rows import (
     cut,
-    has_dense_rows,
     has_rows,
-    repeated,
     rows_in,
+    twice,
 )
 from tfcluster.runtime.keras.session import DOUBLING_RANK, Session
 from tfcluster.runtime.keras.wrapping import wrap
@@ -124,10 +123,10 @@ class Passage:
         self._applies: int | None = None
         self._trains = False
 
-    def next_bounds(self, batch: int, *, may_grow: bool) -> tuple[int, int, int]:
+    def next_bounds(self, batch: int) -> tuple[int, int, int]:
         """Which rows of the next batch are yielded, of ``batch`` rows, how many times.
 
-        A negative ``batch`` cannot be divided. It may come twice if it ``may_grow``.
+        A negative ``batch`` cannot be divided.
         """
         applies = self._session.loop.applies
         if self._applies is not None and applies > self._applies:
@@ -137,7 +136,7 @@ class Passage:
         if not self._trains or batch <= 0:
             self._loops.yields(rows=1.0, total=1.0, counts=rank == 0, divided=False)
             return 0, max(batch, 0), 1
-        trial = may_grow and self._session.loop.unjudged and batch >= size
+        trial = self._session.loop.unjudged and batch >= size
         start, stop = (trial_bounds if trial else bounds)(batch, rank, size)
         rows = stop - start
         times = 2 if trial and rank == DOUBLING_RANK else 1
@@ -191,20 +190,16 @@ def yields_batches(dataset: Any) -> bool:
 def _divided(dataset: Any, passage: Passage) -> Any:
     """``dataset`` with each batch cut as ``passage`` says at that moment."""
 
-    def next_bounds(batch: Any, may_grow: Any) -> list[Any]:
-        found = passage.next_bounds(int(batch), may_grow=bool(may_grow))
-        return [np.int64(number) for number in found]
+    def next_bounds(batch: Any) -> list[Any]:
+        return [np.int64(number) for number in passage.next_bounds(int(batch))]
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def part(*element: Any) -> Any:
         leaves = [leaf for leaf in tf.nest.flatten(element) if has_rows(leaf)]
         counts = [tf.cast(rows_in(leaf), tf.int64) for leaf in leaves]
-        may_grow = all(map(has_dense_rows, leaves))
         common = tf.reduce_all(tf.equal(tf.stack(counts), counts[0]))
         batch = tf.where(common, counts[0], tf.constant(-1, tf.int64))
-        first, last, times = tf.numpy_function(
-            next_bounds, [batch, may_grow], [tf.int64] * 3
-        )
+        first, last, times = tf.numpy_function(next_bounds, [batch], [tf.int64] * 3)
         for number in (first, last, times):
             number.set_shape([])
         last = tf.where(common, last, tf.reduce_max(tf.stack(counts)))
@@ -213,9 +208,7 @@ def _divided(dataset: Any, passage: Passage) -> Any:
             if not has_rows(leaf):
                 return leaf
             rows = cut(leaf, first, last)
-            if not may_grow:
-                return rows
-            return tf.cond(times > 1, lambda: repeated(rows, times), lambda: rows)
+            return tf.cond(times > 1, lambda: twice(rows), lambda: rows)
 
         return tf.nest.map_structure(piece, _as_spec(element, dataset.element_spec))
 

@@ -92,13 +92,11 @@ def cut(leaf: Any, start: Any, stop: Any) -> Any:
     return piece
 
 
-def repeated(leaf: Any, times: Any) -> Any:
-    """All rows of a dense tensor so many times over."""
-    others = tf.ones([tf.rank(leaf) - 1], tf.int64)
-    rows = tf.tile(leaf, tf.concat([[tf.cast(times, tf.int64)], others], 0))
-    if leaf.shape.rank is not None:
-        rows.set_shape([None, *leaf.shape[1:]])
-    return rows
+def twice(leaf: Any) -> Any:
+    """All rows of one tensor, and once more."""
+    if isinstance(leaf, tf.SparseTensor):
+        return tf.sparse.concat(0, [leaf, leaf])
+    return tf.concat([leaf, leaf], 0)
 
 
 def has_rows(leaf: Any) -> bool:

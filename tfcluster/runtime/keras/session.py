@@ -71,6 +71,9 @@ class LoopShare:
 class Trials(Protocol):
     """Looks for gradients that grow with the number of rows; called by all ranks."""
 
+    judged: int
+    """How many gradients have been looked at so far."""
+
     def allowed(self) -> bool:
         """Whether one of the next batches may be that of a trial; the same on all."""
         ...

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfcluster.runtime.keras.added_losses import AddedLosses
-from tfcluster.runtime.keras.doubling import Doubling
 from tfcluster.runtime.keras.rows import Part, take_part
 from tfcluster.runtime.keras.same_data import SameData
 from tfcluster.runtime.keras.session import Session, Share
+from tfcluster.runtime.keras.trial_steps import TrialSteps
 
 _STEPS = ("train_step", "test_step")
 _MARK = "divides_batches"
@@ -23,7 +23,7 @@ class Looks:
 
     same_data: SameData
     added_losses: AddedLosses
-    doubling: Doubling
+    trial_steps: TrialSteps
 
 
 def divide_steps(session: Session, model: Any, looks: Looks) -> None:
@@ -53,7 +53,7 @@ def _divided(
             looks.same_data.look(data)
         part = _part(session, data, trains=trains)
         if trains and session.divides:
-            part = looks.doubling.first(model, data, part)
+            part = looks.trial_steps.part(data, part)
         with session.stepping(part.share):
             result = step(part.data)
         if session.divides:

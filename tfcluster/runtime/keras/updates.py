@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -43,11 +45,28 @@ class Update(Protocol):
         ...
 
 
+class Names:
+    """Of optimizers, on all ranks alike: the second of one name is ``adam (2)``."""
+
+    def __init__(self) -> None:
+        self._names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+        self._counts: Counter[str] = Counter()
+
+    def of(self, optimizer: Any) -> str:
+        if optimizer not in self._names:
+            name = optimizer.name
+            self._counts[name] += 1
+            count = self._counts[name]
+            self._names[optimizer] = name if count == 1 else f"{name} ({count})"
+        return self._names[optimizer]
+
+
 class CollectiveUpdate:
     """Every rank applies the mean over all ranks."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
+        self._names = Names()
 
     def before(
         self,
@@ -56,7 +75,8 @@ class CollectiveUpdate:
         variables: Sequence[Any],
         state: Sequence[Any],
     ) -> list[Any] | None:
-        return exchange(self._session, optimizer.name, gradients, variables, state)
+        name = self._names.of(optimizer)
+        return exchange(self._session, name, gradients, variables, state)
 
     def after(
         self, optimizer: Any, variables: Sequence[Any], state: Sequence[Any]
