@@ -262,8 +262,11 @@ def test_a_loop_that_xla_was_to_compile_does_without(outcomes: Outcomes) -> None
         ("function_that_sums", "total returns the sum over the rows"),
         ("function_that_sums_eagerly", "total returns the sum over the rows"),
         ("step_that_sums", "grow with the rows of a batch"),
+        ("step_that_sums_with_dropout", "grow with the rows of a batch"),
         ("step_that_sums_eagerly", "grow with the rows of a batch"),
+        ("step_that_sums_eagerly_with_dropout", "grow with the rows of a batch"),
         ("step_that_sums_equal_batches", "grow with the rows of a batch"),
+        ("step_that_sums_equal_batches_with_dropout", "grow with the rows of a batch"),
         ("step_that_sums_in_every_other", "grow with the rows of a batch"),
         ("step_that_sums_over_embeddings", "grow with the rows of a batch"),
         ("step_that_sums_ragged", "grow with the rows of a batch"),
@@ -271,7 +274,10 @@ def test_a_loop_that_xla_was_to_compile_does_without(outcomes: Outcomes) -> None
         ("step_that_sums_sparse_eagerly", "grow with the rows of a batch"),
         ("step_whose_loss_sums", "grow with the rows of a batch"),
         ("loop_that_sums", "grow with the rows of a batch"),
+        ("loop_that_sums_with_dropout", "grow with the rows of a batch"),
         ("loop_that_sums_eagerly", "grow with the rows of a batch"),
+        ("loop_that_sums_eagerly_with_dropout", "grow with the rows of a batch"),
+        ("loop_that_sums_unknown_batches", "grow with the rows of a batch"),
         ("loop_that_sums_ragged", "grow with the rows of a batch"),
         ("loop_that_sums_sparse", "grow with the rows of a batch"),
         ("second_loop_that_sums", "grow with the rows of a batch"),
@@ -294,6 +300,7 @@ def test_what_would_train_wrongly_is_refused(
     [
         *("one_replica", "whole_batch", "unlike_data", "added_mean", "added_root"),
         *("step_of_a_mean", "step_of_a_sum_that_is_divided"),
+        *("step_of_a_mean_with_dropout", "loop_of_a_mean_with_dropout"),
         *("loop_that_sums_a_part", "loop_of_sums_that_are_divided"),
     ],
 )
@@ -307,7 +314,7 @@ def test_the_rest_is_not(outcomes: Outcomes, case: str) -> None:
         "dice is no mean over the rows",
         "the layer root adds to the loss is no mean over the rows",
         "the ranks read different batches",
-        "times as large when every row of a batch comes twice",
+        "the gradients for partial are 1.",
     ],
 )
 def test_what_may_differ_is_pointed_out(outcomes: Outcomes, text: str) -> None:

@@ -41,7 +41,7 @@ def install(
     Optimizers(session, synchroniser, layer_state, update).install(loss_scaled)
     Compilation(session).install()
     Normalization(session).install()
-    Randomness(session).install()
+    Randomness(session, loops).install()
     refuse_strategies()
     metrics.install()
     loops.install()

@@ -7,6 +7,7 @@ by every rank, and loops that only look at data or predict see all of it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +21,7 @@ from tfcluster.runtime.keras.rows import (
     rows_in,
     twice,
 )
-from tfcluster.runtime.keras.session import DOUBLING_RANK, Session
+from tfcluster.runtime.keras.session import DOUBLING_RANK, MOST_TRIALS, Session
 from tfcluster.runtime.keras.wrapping import wrap
 
 _BATCHES = ("Batch", "PaddedBatch", "ParallelBatch", "Rebatch")
@@ -48,37 +49,43 @@ YIELDS_BATCHES = "_tfcluster_yields_batches"
 """On datasets of ours, whose class does not tell."""
 
 
+class Mirrored:
+    """A value of Python's that graphs read as of when they run."""
+
+    def __init__(self, value: Any, dtype: Any) -> None:
+        self._value, self._dtype = value, dtype
+        self._variable: tf.Variable | None = None
+
+    def read(self) -> Any:
+        if tf.executing_eagerly():
+            return self._value
+        if self._variable is None:
+            with tf.init_scope():
+                self._variable = tf.Variable(
+                    self._value, trainable=False, dtype=self._dtype
+                )
+        return self._variable.read_value()
+
+    def set(self, value: Any) -> None:
+        if value != self._value and self._variable is not None:
+            self._variable.assign(value)
+        self._value = value
+
+
 class Loops:
     """The hook on ``Dataset.__iter__``, and the share of what it has yielded last."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._mirror: tf.Variable | None = None
-        self._mirrored_fraction: tf.Variable | None = None
+        self.counts = Mirrored(session.loop.counts, tf.bool)
+        """Whether metrics count this rank's rows."""
+        self.fraction = Mirrored(1.0, tf.float64)
+        """This rank's part of the rows."""
+        self.doubles = Mirrored(False, tf.bool)
+        """Whether each row comes twice."""
 
     def install(self) -> None:
         wrap(tf.data.Dataset, "__iter__", self._iter)
-
-    def counts(self) -> Any:
-        """Whether metrics count this rank's rows; in a graph, as of when it runs."""
-        if tf.executing_eagerly():
-            return self._session.loop.counts
-        if self._mirror is None:
-            with tf.init_scope():
-                self._mirror = tf.Variable(self._session.loop.counts, trainable=False)
-        return self._mirror.read_value()
-
-    def fraction(self) -> Any:
-        """This rank's part of the rows; in a graph, as of when it runs."""
-        loop = self._session.loop
-        if tf.executing_eagerly():
-            return loop.rows / loop.total
-        if self._mirrored_fraction is None:
-            with tf.init_scope():
-                self._mirrored_fraction = tf.Variable(
-                    loop.rows / loop.total, trainable=False, dtype=tf.float64
-                )
-        return self._mirrored_fraction.read_value()
 
     def yields(
         self,
@@ -92,14 +99,14 @@ class Loops:
     ) -> None:
         """Note the share of the batch that the program gets now."""
         loop = self._session.loop
-        before = loop.counts, loop.rows / loop.total
+        loop.batches += 1
+        loop.trials += trial
         loop.rows, loop.total = rows, total
         loop.counts, loop.divided = counts, divided
         loop.present, loop.trial = present, trial
-        if before[0] != counts and self._mirror is not None:
-            self._mirror.assign(counts)
-        if before[1] != rows / total and self._mirrored_fraction is not None:
-            self._mirrored_fraction.assign(rows / total)
+        self.counts.set(counts)
+        self.fraction.set(rows / total)
+        self.doubles.set(trial and self._session.rank == DOUBLING_RANK)
 
     def _iter(self, original: Callable[..., Any], dataset: Any) -> Any:
         session = self._session
@@ -110,16 +117,18 @@ class Loops:
             or not yields_batches(dataset)
         ):
             return original(dataset)
-        iterator = original(_divided(dataset, Passage(session, self)))
+        passage = Passage(session, self, _batches_in(dataset))
+        iterator = original(_divided(dataset, passage))
         return _settling(iterator, session)
 
 
 class Passage:
     """One pass over a dataset by the program's own loop."""
 
-    def __init__(self, session: Session, loops: Loops) -> None:
+    def __init__(self, session: Session, loops: Loops, batches: float) -> None:
         self._session = session
         self._loops = loops
+        self._left = batches
         self._applies: int | None = None
         self._trains = False
 
@@ -132,11 +141,12 @@ class Passage:
         if self._applies is not None and applies > self._applies:
             self._trains = True
         self._applies = applies
+        self._left -= 1
         rank, size = self._session.rank, self._session.size
         if not self._trains or batch <= 0:
             self._loops.yields(rows=1.0, total=1.0, counts=rank == 0, divided=False)
             return 0, max(batch, 0), 1
-        trial = self._session.loop.unjudged and batch >= size
+        trial = self._tries(batch)
         start, stop = (trial_bounds if trial else bounds)(batch, rank, size)
         rows = stop - start
         times = 2 if trial and rank == DOUBLING_RANK else 1
@@ -149,9 +159,23 @@ class Passage:
             present=float(rows * times) if trial else None,
             trial=trial,
         )
-        if trial:
-            self._session.loop.unjudged = False
         return (start, stop, times) if rows else (0, 1, 1)
+
+    def _tries(self, batch: int) -> bool:
+        """Whether the next batch is in a trial: all that make one gradient have to."""
+        loop = self._session.loop
+        if not loop.unjudged or loop.trials >= MOST_TRIALS:
+            return False
+        if loop.trial and loop.batches:
+            return True
+        # The first batch of the next pass could not be.
+        return batch >= self._session.size and loop.window <= max(self._left, 0) + 1
+
+
+def _batches_in(dataset: Any) -> float:
+    """Of that many is known that they will come."""
+    found = int(dataset.cardinality())
+    return math.inf if found == tf.data.INFINITE_CARDINALITY else max(found, 0)
 
 
 def _settling(iterator: Any, session: Session) -> Any:

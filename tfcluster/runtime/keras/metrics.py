@@ -80,7 +80,7 @@ class Metrics:
     def _fraction(self) -> Any:
         """This rank's part of the rows of the batch; None where it cannot be told."""
         if (share := self._session.share) is None:
-            return None if self._session.inside_keras else self._loops.fraction()
+            return None if self._session.inside_keras else self._loops.fraction.read()
         if share.total is None:
             return None
         return tf.cast(share.rows, tf.float64) / tf.cast(share.total, tf.float64)

@@ -26,6 +26,9 @@ _SUSPICIOUS_APPLIES = 3
 DOUBLING_RANK = 1
 """The one that has the chief's rows in a trial, each twice."""
 
+MOST_TRIALS = 100
+"""Batches without a gradient, after which there will be none: a trial costs time."""
+
 
 @dataclass(frozen=True, slots=True)
 class Share:
@@ -60,8 +63,14 @@ class LoopShare:
     trial: bool = False
     present: float | None = None
     """See ``Share``."""
-    unjudged: bool = False
-    """An optimizer has applied a gradient that has not been in a trial."""
+    unjudged: set[str] = field(default_factory=set)
+    """Optimizers that have applied gradients, none of which was in a trial."""
+    trials: int = 0
+    """Batches in trials so far."""
+    batches: int = 0
+    """How many have been yielded since a gradient was applied."""
+    window: int = 1
+    """How many there were before that one: some loops add up gradients by hand."""
     applies: int = 0
     """Gradients that such loops have exchanged so far."""
     undivided_applies: int = 0
@@ -199,16 +208,24 @@ class Session:
             self._applied_in_loop(optimizer)
 
     def _applied_in_loop(self, optimizer: str) -> None:
-        self.loop.applies += 1
-        if self.loop.trial:
+        loop = self.loop
+        loop.applies += 1
+        if loop.batches:
+            loop.window, loop.batches = loop.batches, 0
+        if loop.trial:
             self._judged.add(optimizer)
-        if self.loop.divided:
-            self.loop.undivided_applies = 0
+            loop.unjudged.discard(optimizer)
+        if loop.divided:
+            loop.undivided_applies = 0
             return
-        if self.trials is not None and optimizer not in self._judged:
-            self.loop.unjudged = self.trials.allowed()
-        self.loop.undivided_applies += 1
-        if self.loop.undivided_applies == _SUSPICIOUS_APPLIES:
+        if (
+            self.trials is not None
+            and optimizer not in self._judged
+            and self.trials.allowed()
+        ):
+            loop.unjudged.add(optimizer)
+        loop.undivided_applies += 1
+        if loop.undivided_applies == _SUSPICIOUS_APPLIES:
             self.warn(self.undivided)
 
     def warn(self, text: str) -> None:

@@ -22,12 +22,16 @@ from tfcluster.runtime.keras.rows import (
     rows_in,
     twice,
 )
-from tfcluster.runtime.keras.session import DOUBLING_RANK, Session, Share, Trials
+from tfcluster.runtime.keras.session import (
+    DOUBLING_RANK,
+    MOST_TRIALS,
+    Session,
+    Share,
+    Trials,
+)
 from tfcluster.runtime.keras.wrapping import defining_class, wrap
 
 _OWN = ("train_step", "compute_loss")
-_MOST = 100
-"""Steps without a gradient, after which there will be none: a trial costs time."""
 
 
 @dataclass(slots=True)
@@ -39,7 +43,7 @@ class _Trial:
     steps: int = 0
 
     def is_over(self) -> bool:
-        return self.allowed is False or self.steps >= _MOST
+        return self.allowed is False or self.steps >= MOST_TRIALS
 
     def end(self) -> None:
         self.allowed = False

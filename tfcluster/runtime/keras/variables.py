@@ -45,4 +45,4 @@ class Variables:
         """Whether the metric's rows count here: True, False or a boolean tensor."""
         if (share := self._session.share) is not None:
             return share.counts
-        return True if self._session.inside_keras else self._loops.counts()
+        return True if self._session.inside_keras else self._loops.counts.read()

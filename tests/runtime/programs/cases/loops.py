@@ -239,29 +239,35 @@ def case_tape_compiled_by_xla():
     return loop_with(lambda y, p, w: loss(y, p), compile_step="xla")
 
 
-def case_tape_accumulates():
+def accumulating(batches):
     """Gradients of two batches are added up by hand, and applied together."""
-    x, y = data(48)
-    dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(8)
+    x, y = data(12 * batches)
+    dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(12)
     model = classifier()
     optimizer = keras.optimizers.SGD(0.1)
     loss_of = keras.losses.SparseCategoricalCrossentropy()
     weights = model.trainable_variables
-    held = None
-    for _ in range(3):
-        for batch, (x, y) in enumerate(dataset):
+    held = []
+    for _ in range(4):
+        for x, y in dataset:
             with tf.GradientTape() as tape:
                 loss = loss_of(y, model(x))
-            gradients = tape.gradient(loss, weights)
-            held = (
-                [a + b for a, b in zip(held, gradients, strict=True)]
-                if held
-                else gradients
-            )
-            if batch % 2:
-                optimizer.apply([g / 2 for g in held], weights)
-                held = None
+            held.append(tape.gradient(loss, weights))
+            if len(held) == 2:
+                optimizer.apply(
+                    [(a + b) / 2 for a, b in zip(*held, strict=True)], weights
+                )
+                held = []
     return results(model)
+
+
+def case_tape_accumulates():
+    return accumulating(6)
+
+
+def case_tape_accumulates_across_passes():
+    """The last batch of a pass and the first one of the next."""
+    return accumulating(3)
 
 
 class Words(keras.Model):

@@ -159,14 +159,28 @@ class Stepping(keras.Sequential):
         return {"loss": loss}
 
 
-def stepping(reduce, rows=42, kind=Stepping, **kwargs):
+def stepping(reduce, rows=42, kind=Stepping, dropout=0.0, **kwargs):
     """Of 42 rows the last batch is another one: the graph takes any number of rows."""
     x, y = data(rows)
-    model = kind(reduce, layers=[keras.Input((6,)), keras.layers.Dense(1)])
+    model = kind(reduce, layers=dropping(dropout))
     model.compile("sgd", **kwargs)
     return lambda: model.fit(
         x, y.astype("float32")[:, None], batch_size=8, epochs=2, verbose=0
     )
+
+
+def dropping(rate):
+    return [
+        keras.Input((6,)),
+        keras.layers.Dense(8, "relu"),
+        keras.layers.Dropout(rate),
+        keras.layers.Dense(8, "relu"),
+        # Which activities, in rows of several.
+        keras.layers.Reshape((4, 2)),
+        keras.layers.SpatialDropout1D(rate),
+        keras.layers.Flatten(),
+        keras.layers.Dense(1),
+    ]
 
 
 def case_step_that_sums():
@@ -182,8 +196,24 @@ def case_step_that_sums_equal_batches():
     return raised_by(stepping(lambda error: tf.reduce_sum(error) / 8.0, rows=40))
 
 
+def case_step_that_sums_with_dropout():
+    return raised_by(stepping(tf.reduce_sum, dropout=0.4))
+
+
+def case_step_that_sums_equal_batches_with_dropout():
+    return raised_by(stepping(tf.reduce_sum, rows=40, dropout=0.4))
+
+
+def case_step_that_sums_eagerly_with_dropout():
+    return raised_by(stepping(tf.reduce_sum, dropout=0.4, run_eagerly=True))
+
+
 def case_step_of_a_mean():
     return raised_by(stepping(tf.reduce_mean))
+
+
+def case_step_of_a_mean_with_dropout():
+    return raised_by(stepping(tf.reduce_mean, dropout=0.4))
 
 
 def case_step_of_a_sum_that_is_divided():
@@ -313,9 +343,16 @@ def case_step_that_sums_over_embeddings():
     )
 
 
-def looping(reduce, function=tf.function, name=None, of_rows=np.asarray):
+def looping(
+    reduce,
+    function=tf.function,
+    name=None,
+    of_rows=np.asarray,
+    dropout=0.0,
+    through=lambda batches: batches,
+):
     x, y = data(40)
-    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
+    model = keras.Sequential(dropping(dropout))
     optimizer = keras.optimizers.SGD(0.001, name=name)
 
     @function
@@ -333,7 +370,7 @@ def looping(reduce, function=tf.function, name=None, of_rows=np.asarray):
             (of_rows(x), y.astype("float32")[:, None])
         ).batch(8, drop_remainder=True)
         for _ in range(2):
-            for batch in batches:
+            for batch in through(batches):
                 step(*batch)
 
     return loop
@@ -345,6 +382,27 @@ def case_loop_that_sums():
 
 def case_loop_that_sums_eagerly():
     return raised_by(looping(tf.reduce_sum, lambda step: step))
+
+
+def case_loop_that_sums_with_dropout():
+    return raised_by(looping(tf.reduce_sum, dropout=0.4))
+
+
+def case_loop_that_sums_eagerly_with_dropout():
+    return raised_by(looping(tf.reduce_sum, lambda step: step, dropout=0.4))
+
+
+def case_loop_of_a_mean_with_dropout():
+    return raised_by(looping(tf.reduce_mean, dropout=0.4))
+
+
+def case_loop_that_sums_unknown_batches():
+    """How many there are is not known beforehand."""
+
+    def through(batches):
+        return batches.filter(lambda *batch: True)
+
+    return raised_by(looping(tf.reduce_sum, through=through))
 
 
 def case_second_loop_that_sums():
@@ -368,7 +426,10 @@ def case_loop_that_sums_sparse():
 def case_loop_that_sums_a_part():
     """A warning: it may be nothing that matters."""
     return raised_by(
-        looping(lambda error: tf.reduce_mean(error) + 0.1 * tf.reduce_sum(error))
+        looping(
+            lambda error: tf.reduce_mean(error) + 0.1 * tf.reduce_sum(error),
+            name="partial",
+        )
     )
 
 
