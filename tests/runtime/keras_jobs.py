@@ -46,8 +46,12 @@ def cases_of(theme: str) -> list[str]:
     return re.findall(r"^def case_(\w+)", text, re.MULTILINE)
 
 
+EVERYTHING = os.environ.get("TFCLUSTER_TEST_ALL_SIZES") == "1"
+LIMIT_S = 2700 if EVERYTHING else 900
+
+
 def sizes_of(case: str, place: int) -> tuple[int, ...]:
-    if case in ON_ALL_SIZES or os.environ.get("TFCLUSTER_TEST_ALL_SIZES") == "1":
+    if case in ON_ALL_SIZES or EVERYTHING:
         return SIZES
     return (3,) if case in ON_THREE else (SIZES[place % len(SIZES)],)
 
@@ -122,7 +126,7 @@ def run_all(folder: Path) -> Outcomes:
     digits = (str(ROOT / "examples" / "digits.py"), "--epochs", "3")
     for size in (1, 3):
         jobs.append(_job(folder, f"digits-{size}", size, "final_weights.py", digits))
-    found = run_jobs(folder, jobs, timeout_s=900)
+    found = run_jobs(folder, jobs, timeout_s=LIMIT_S)
     for ranks in found.values():
         assert set(ranks.exit_codes) == {0}, ranks.outputs
     return Outcomes(folder, found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -143,18 +144,19 @@ def run_jobs(folder: Path, jobs: Sequence[Job], timeout_s: float) -> dict[str, R
         ]
         for job in jobs
     ]
-    subprocess.run(
-        [
-            sys.executable,
-            str(PROGRAMS / "fork_ranks.py"),
-            str(folder),
-            json.dumps(described),
-        ],
+    command = [sys.executable, str(PROGRAMS / "fork_ranks.py"), str(folder)]
+    with subprocess.Popen(
+        [*command, json.dumps(described)],
         env=env,
-        check=True,
-        timeout=timeout_s,
         stdin=subprocess.DEVNULL,
-    )
+        start_new_session=True,
+    ) as forker:
+        try:
+            code = forker.wait(timeout_s)
+        except BaseException:
+            os.killpg(forker.pid, signal.SIGKILL)  # The ranks, too.
+            raise
+    assert code == 0, f"fork_ranks.py ended with {code}"
     return {job.name: _left_behind(folder / job.name, job.size) for job in jobs}
 
 

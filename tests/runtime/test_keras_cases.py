@@ -13,6 +13,7 @@ import pytest
 
 from tests.runtime.keras_jobs import (
     CASES,
+    LIMIT_S,
     PER_WORKER_CASES,
     Compared,
     Outcomes,
@@ -21,7 +22,7 @@ from tests.runtime.keras_jobs import (
 )
 from tfcluster.runtime.division import trial_bounds
 
-pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(1000)]
+pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(LIMIT_S + 100)]
 
 WEIGHTS, METRICS = 1e-5, 1e-6
 """Of float32, relative to an array's largest value."""
