@@ -45,7 +45,8 @@ def begin(context: Context) -> Session:
 
 def _collective(context: Context) -> Session:
     session = _session(context)
-    session.trials = doubling.Doubling(session)
+    if session.divides and session.size > 1:
+        session.trials = doubling.Doubling(session)
     lockstep.install(session, CollectiveUpdate(session))
     return session
 

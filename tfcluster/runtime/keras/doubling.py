@@ -41,9 +41,8 @@ class Doubling:
         layout = Layout("whether rows may come twice")
         return all(gather_bytes(self._session.group, ours, layout))
 
-    def judge(self, optimizer: str, ours: Sequence[Array]) -> None:
+    def judge(self, optimizer: str, ours: Sequence[Array]) -> bool:
         session = self._session
-        self.judged += 1
         what = f"gradients of {optimizer} for rows that come twice"
         sent = flat_bytes(ours) if session.chief else b""
         chiefs = _like(ours, share_bytes(session.group, sent, 0, Layout(what)))
@@ -69,6 +68,9 @@ class Doubling:
                 "over rows, and comes out too small"
                 + ("" if found.cosine >= _CERTAIN else chance)
             )
+        known = found.cosine != 0.0
+        self.judged += known
+        return known
 
 
 def _like(arrays: Sequence[Array], data: bytes) -> list[Array]:

@@ -106,11 +106,12 @@ def _means(
             bucket_bytes=session.bucket_bytes,
         )
         session.last_rows = weight
+        judged = False
         if session.trials and (session.loop.trial if in_loop else trial):
             # Of rows that come twice the places do so, too: their sum is the same.
             sums = [values.sum(axis=0, keepdims=True) for values in pairs[::2]]
-            session.trials.judge(optimizer, [*plain[: len(gradients)], *sums])
-        session.applied(optimizer, in_loop=in_loop)
+            judged = session.trials.judge(optimizer, [*plain[: len(gradients)], *sums])
+        session.applied(optimizer, in_loop=in_loop, judged=judged)
         flat = [array for s in slices for array in (s.values, s.indices)]
         return [*means, *flat]
 

@@ -81,14 +81,14 @@ class Trials(Protocol):
     """Looks for gradients that grow with the number of rows; called by all ranks."""
 
     judged: int
-    """How many gradients have been looked at so far."""
+    """How many gradients have been judged so far."""
 
     def allowed(self) -> bool:
         """Whether one of the next batches may be that of a trial; the same on all."""
         ...
 
-    def judge(self, optimizer: str, ours: Sequence[Array]) -> None:
-        """Look at this rank's gradients of a trial.
+    def judge(self, optimizer: str, ours: Sequence[Array]) -> bool:
+        """Look at this rank's gradients of a trial; whether they have said anything.
 
         Raises CollectiveError on all ranks where they are those of a sum.
         """
@@ -200,19 +200,19 @@ class Session:
         setattr(self._local, what, False)
         return inside
 
-    def applied(self, optimizer: str, *, in_loop: bool) -> None:
+    def applied(self, optimizer: str, *, in_loop: bool, judged: bool = False) -> None:
         """``optimizer`` gets a gradient that all ranks have contributed to."""
         self.applies += 1
         self.pace.applied(optimizer)
         if in_loop and self.divides:
-            self._applied_in_loop(optimizer)
+            self._applied_in_loop(optimizer, judged)
 
-    def _applied_in_loop(self, optimizer: str) -> None:
+    def _applied_in_loop(self, optimizer: str, judged: bool) -> None:
         loop = self.loop
         loop.applies += 1
         if loop.batches:
             loop.window, loop.batches = loop.batches, 0
-        if loop.trial:
+        if judged:
             self._judged.add(optimizer)
             loop.unjudged.discard(optimizer)
         if loop.divided:

@@ -116,10 +116,9 @@ class TrialSteps:
 
 
 def _has_own_step(model: Any) -> bool:
-    """Whether its class says by itself what a step, or the loss, is."""
+    """Whether it, or its class, says by itself what a step, or the loss, is."""
     return any(
-        defining_class(type(model), name).__module__.partition(".")[0]
-        != keras.__name__.partition(".")[0]
+        getattr(model, name).__module__.partition(".")[0] != keras.__name__
         for name in _OWN
     )
 

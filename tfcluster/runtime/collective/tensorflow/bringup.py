@@ -94,14 +94,14 @@ def started() -> None:
     eager.context().ensure_initialized()
 
 
-def abort(reason: str) -> None:
+def abort(reason: str, status: int = tf.errors.CANCELLED) -> None:
     """Let all collective ops that are going on fail, here and where they wait for us.
 
     TensorFlow does none after that in this process.
     """
     context = eager.context()
     if _is_running(context):
-        context.abort_collective_ops(tf.errors.CANCELLED, reason)
+        context.abort_collective_ops(status, reason)
 
 
 def _is_running(context: Any) -> bool:

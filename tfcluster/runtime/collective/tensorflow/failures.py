@@ -14,6 +14,7 @@ from tfcluster.runtime.collective.errors import (
 _REMOTE = re.compile(r"remote target (/job:\w+/replica:\d+/task:\d+)")
 _NODES = re.compile(r"\{\{.*?\}\}|\[Op:\w+\]")
 """Where TensorFlow puts the names of ops: ours mean nothing to anybody."""
+_ABORTED = "Collective ops is aborted by: "
 _LEFT = ("UNAVAILABLE", "ABORTED", "CANCELLED", "INTERNAL")
 
 
@@ -24,6 +25,7 @@ def translated(status: str, text: str, ranks: Sequence[str]) -> CollectiveError:
     began: those that pass an error on add themselves behind.
     """
     reason = _NODES.sub("", text).strip().partition("\n")[0].rstrip()
+    reason = reason.removeprefix(_ABORTED)
     if status == "DEADLINE_EXCEEDED":
         return CollectiveTimeoutError(f"a rank did not come in time: {reason}")
     found = _REMOTE.search(text)

@@ -53,15 +53,15 @@ def all_reduce(
     key: int,
     op: ReduceOp,
     *,
-    timeout_s: float,
+    timeout_s: float = 0.0,
     after: Any = None,
 ) -> Any:
     """``tensor`` combined over the group; shape and dtype are the same on all ranks.
 
     float32, float64, int32 or int64, else TypeError. In a graph it begins when
     ``after``, a tensor, is there. Raises tf.errors.DeadlineExceededError where a rank
-    has not come within ``timeout_s`` (0: wait for ever), and other OpErrors where one
-    is gone.
+    has not come within ``timeout_s`` (0: wait for ever; else TensorFlow 2.21 may crash
+    at that moment), and other OpErrors where one is gone.
     """
     tensor = tf.convert_to_tensor(tensor)
     if tensor.dtype not in _DTYPES:
@@ -129,7 +129,9 @@ def _after(tensor: Any) -> AbstractContextManager[Any]:
     return nullcontext() if tensor is None else tf.control_dependencies([tensor])
 
 
-def all_gather(tensor: Any, devices: Devices, key: int, *, timeout_s: float) -> Any:
+def all_gather(
+    tensor: Any, devices: Devices, key: int, *, timeout_s: float = 0.0
+) -> Any:
     """The group's tensors, one after the other along the first axis.
 
     In which order is for TensorFlow to say (``task:10`` comes before ``task:2``), the

@@ -95,7 +95,6 @@ class TensorFlowTransport(UponHost[HostTransport]):
                     devices,
                     key,
                     op,
-                    timeout_s=self._stall_timeout_s,
                 ),
                 array.nbytes,
             ),
@@ -123,9 +122,7 @@ class TensorFlowTransport(UponHost[HostTransport]):
         (key,) = instance_keys(("allgather", array.size), 1)
         devices = self.devices
         gathered = self._run(
-            lambda: ops.all_gather(
-                array, devices, key, timeout_s=self._stall_timeout_s
-            ),
+            lambda: ops.all_gather(array, devices, key),
             array.nbytes,
         )
         rows = gathered.reshape(self.size, -1)
@@ -170,13 +167,24 @@ class TensorFlowTransport(UponHost[HostTransport]):
 
     def _run(self, act: Callable[[], Any], count: int) -> Array:
         self.carried_bytes += count
+        # Not the ops' own limit: with it they end while bytes are still on their way,
+        # and TensorFlow then uses what it has freed already.
+        limit = threading.Timer(self._stall_timeout_s, self._give_up)
+        limit.daemon = True
         with self.elsewhere():
+            limit.start()
             try:
                 result: Array = act().numpy()
             except tf.errors.OpError as error:
                 status = _STATUSES.get(error.error_code, "UNKNOWN")
                 raise translated(status, error.message, self._task.ranks) from error
+            finally:
+                limit.cancel()
         return result
+
+    def _give_up(self) -> None:
+        waited = f"rank {self.rank} has waited {self._stall_timeout_s:.0f} s"
+        bringup.abort(waited, tf.errors.DEADLINE_EXCEEDED)
 
 
 _STATUSES = {
