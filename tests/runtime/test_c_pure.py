@@ -139,6 +139,12 @@ def test_c7_keys_say_what_is_exchanged_and_count_nothing() -> None:
     ("status", "text", "kind", "words"),
     [
         ("DEADLINE_EXCEEDED", "{{x}} late. [Op:A]", "CollectiveTimeoutError", ": late"),
+        (
+            "DEADLINE_EXCEEDED",
+            "Collective ops is aborted by: rank 0 has waited 3 s\nIt could be",
+            "CollectiveTimeoutError",
+            "in time: rank 0 has waited 3 s",
+        ),
         ("UNAVAILABLE", "broken\nand more", "PeerLostError", "a rank has left: broken"),
         (
             "UNAVAILABLE",

@@ -62,11 +62,13 @@ def found(warm: WarmInterpreter, tmp_path_factory: pytest.TempPathFactory) -> Wr
     with (
         data_tasks(warm, folder / "one-task", 1) as one,
         data_tasks(warm, folder / "two-tasks", 2) as two,
+        data_tasks(warm, folder / "own-task", 1) as own,
     ):
         jobs = [
             job("here", {}, "fit", "loop", "structures"),
             job("one", one, "fit", "loop", "structures", "kept_here"),
             job("two", two, "fit", "loop"),
+            Job("single", 1, "data_tasks.py", (str(folder / "single"), "loop"), own),
             Job(
                 "alone",
                 1,
@@ -121,6 +123,13 @@ def test_loops_use_every_element_once_in_a_pass(found: Written) -> None:
             np.testing.assert_array_equal(values[f"first_{epoch}"], first)
         rest = np.concatenate([values[f"rest_{epoch}"] for values in ranks])
         assert set(first.tolist()) | set(rest.tolist()) == set(range(ROWS))
+
+
+def test_one_rank_alone_goes_over_all_of_them(found: Written) -> None:
+    (values,) = found.of("single", "loop")
+    for epoch in range(2):
+        seen = [*values[f"first_{epoch}"], *values[f"rest_{epoch}"]]
+        assert sorted(seen) == list(range(ROWS))
 
 
 def test_a_generator_stays_with_the_ranks_and_they_say_so(found: Written) -> None:
