@@ -15,12 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfcluster.runtime.division import bounds, trial_bounds
-from tfcluster.runtime.keras.rows import (
-    cut,
-    has_rows,
-    rows_in,
-    twice,
-)
+from tfcluster.runtime.keras.rows import cut, has_rows, rows_in, twice
 from tfcluster.runtime.keras.session import DOUBLING_RANK, MOST_TRIALS, Session
 from tfcluster.runtime.keras.wrapping import wrap
 

@@ -114,7 +114,7 @@ class Session:
     waited_for_servers_s: Callable[[], float] = lambda: 0.0
     """Seconds spent waiting for ps tasks since the start."""
     trials: Trials | None = None
-    """Set where a strategy averages the gradients of ranks in step."""
+    """Set where several ranks divide batches and average their gradients in step."""
     settle: Callable[[str], None] = lambda what: None
     """What the strategy does before the weights are looked at; see ``Update``."""
 

@@ -2,7 +2,7 @@
 
 Keras makes a function of the step, which TensorFlow traces for the shapes of its first
 batch. A trial has other shapes. So there is a second function for it, which is called
-until an optimizer has got a gradient, and then never again.
+until a gradient has been judged, and then never again.
 """
 
 from __future__ import annotations
@@ -15,13 +15,7 @@ import keras
 import tensorflow as tf
 
 from tfcluster.runtime.division import trial_bounds
-from tfcluster.runtime.keras.rows import (
-    Part,
-    cut,
-    has_rows,
-    rows_in,
-    twice,
-)
+from tfcluster.runtime.keras.rows import Part, cut, has_rows, rows_in, twice
 from tfcluster.runtime.keras.session import (
     DOUBLING_RANK,
     MOST_TRIALS,
