@@ -47,7 +47,7 @@ def cases_of(theme: str) -> list[str]:
 
 
 EVERYTHING = os.environ.get("TFCLUSTER_TEST_ALL_SIZES") == "1"
-LIMIT_S = 2700 if EVERYTHING else 900
+LIMIT_S = 5400 if EVERYTHING else 1800
 
 
 def sizes_of(case: str, place: int) -> tuple[int, ...]:
