@@ -63,7 +63,10 @@ CASES = {
 }
 """The theme of every case, and the numbers of ranks on which it runs."""
 PER_WORKER_CASES = cases_of("per_worker")
-REFUSED_CASES = cases_of("refused")
+REFUSED_CASES = {
+    case: theme for theme in ("refused", "sums") for case in cases_of(theme)
+}
+"""The theme of every case."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +91,8 @@ class Outcomes:
         ]
 
     def refused(self, case: str) -> list[Values]:
-        return [self._values("refused-2", rank, case) for rank in range(2)]
+        job = f"{REFUSED_CASES[case]}-2"
+        return [self._values(job, rank, case) for rank in range(2)]
 
     def digits(self) -> Compared:
         ranks = [self._values("digits-3", rank, "") for rank in range(3)]
@@ -122,7 +126,8 @@ def run_all(folder: Path) -> Outcomes:
         name = f"per_worker-{size}"
         parts |= PER_WORKER
         jobs.append(_job(folder, name, size, "cases/per_worker.py", (), parts))
-    jobs.append(_job(folder, "refused-2", 2, "cases/refused.py"))
+    for theme in ("refused", "sums"):
+        jobs.append(_job(folder, f"{theme}-2", 2, f"cases/{theme}.py"))
     digits = (str(ROOT / "examples" / "digits.py"), "--epochs", "3")
     for size in (1, 3):
         jobs.append(_job(folder, f"digits-{size}", size, "final_weights.py", digits))

@@ -43,8 +43,9 @@ def states(running: Running) -> dict[str, str]:
 
 
 def said(text: str, name: str) -> Any:
-    (line,) = [line for line in text.splitlines() if line.startswith(f"{name} {{")]
-    return json.loads(line.removeprefix(name))
+    # Before it may be a part of a line of stderr's.
+    (found,) = re.findall(rf"{name} (\{{.*\}})$", text, re.MULTILINE)
+    return json.loads(found)
 
 
 def accuracy(text: str) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -109,9 +110,9 @@ def tasks_of(warm: WarmInterpreter, folder: Path, **counts: int) -> Iterator[Tas
 def said(ended: Ended, name: str) -> dict[str, Any]:
     """All that the script has said."""
     found: dict[str, Any] = {}
-    for line in ended.output.splitlines():
-        if line.startswith(f"{name} {{"):
-            found |= json.loads(line.removeprefix(name))
+    # Before it may be a part of a line of stderr's.
+    for text in re.findall(rf"{name} (\{{.*\}})$", ended.output, re.MULTILINE):
+        found |= json.loads(text)
     assert found, ended.output
     return found
 

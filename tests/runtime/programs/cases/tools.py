@@ -67,6 +67,15 @@ def results(model, history=None):
     return found
 
 
+def raised_by(act):
+    """What ends an act, as text: "nothing" where it comes to its end."""
+    try:
+        act()
+    except Exception as error:
+        return {"raised": np.array(f"{type(error).__name__}: {error}")}
+    return {"raised": np.array("nothing")}
+
+
 def main(program):
     """Run the cases of a theme: all ``case_*`` in its globals, or those named."""
     path, *chosen = sys.argv[1:]

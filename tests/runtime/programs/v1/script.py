@@ -21,7 +21,8 @@ TASK = CONFIG["task"]["type"], CONFIG["task"]["index"]
 
 
 def say(**found):
-    print(NAME, json.dumps(found), flush=True)
+    # In one write: threads of TensorFlow's write to stderr, and the log has both.
+    print(f"{NAME} {json.dumps(found)}\n", end="", flush=True)
 
 
 def graph(width=3):
