@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import select
 import signal
 import socket
@@ -19,6 +20,15 @@ from typing import Any
 from tfcluster.loading import module_argv
 
 DEADLINE_S = 120.0
+
+
+def told(text: str, name: str) -> list[dict[str, Any]]:
+    """What a program has printed as ``name`` and a JSON object, in order.
+
+    Before it may be a part of a line of stderr's.
+    """
+    found = re.findall(rf"{name} (\{{.*\}})$", text, re.MULTILINE)
+    return [json.loads(item) for item in found]
 
 
 @dataclass

@@ -63,9 +63,8 @@ CASES = {
 }
 """The theme of every case, and the numbers of ranks on which it runs."""
 PER_WORKER_CASES = cases_of("per_worker")
-REFUSED_CASES = {
-    case: theme for theme in ("refused", "sums") for case in cases_of(theme)
-}
+REFUSED_THEMES = ("refused", "sums")
+REFUSED_CASES = {case: theme for theme in REFUSED_THEMES for case in cases_of(theme)}
 """The theme of every case."""
 
 
@@ -126,7 +125,7 @@ def run_all(folder: Path) -> Outcomes:
         name = f"per_worker-{size}"
         parts |= PER_WORKER
         jobs.append(_job(folder, name, size, "cases/per_worker.py", (), parts))
-    for theme in ("refused", "sums"):
+    for theme in REFUSED_THEMES:
         jobs.append(_job(folder, f"{theme}-2", 2, f"cases/{theme}.py"))
     digits = (str(ROOT / "examples" / "digits.py"), "--epochs", "3")
     for size in (1, 3):

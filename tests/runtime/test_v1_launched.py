@@ -14,6 +14,7 @@ import pytest
 
 from tests.launch.cluster import Cluster, Running
 from tests.launch.oracle import assert_nothing_left, assert_nothing_runs
+from tests.runtime.harness import told
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "v1_between_graph.py"
@@ -43,9 +44,8 @@ def states(running: Running) -> dict[str, str]:
 
 
 def said(text: str, name: str) -> Any:
-    # Before it may be a part of a line of stderr's.
-    (found,) = re.findall(rf"{name} (\{{.*\}})$", text, re.MULTILINE)
-    return json.loads(found)
+    (found,) = told(text, name)
+    return found
 
 
 def accuracy(text: str) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.runtime.harness import Ended, Running, WarmInterpreter, held_ports
+from tests.runtime.harness import Ended, Running, WarmInterpreter, held_ports, told
 from tfcluster.runtime.between_graph import says_so
 
 PROGRAMS = Path(__file__).parent / "programs" / "v1"
@@ -110,9 +109,8 @@ def tasks_of(warm: WarmInterpreter, folder: Path, **counts: int) -> Iterator[Tas
 def said(ended: Ended, name: str) -> dict[str, Any]:
     """All that the script has said."""
     found: dict[str, Any] = {}
-    # Before it may be a part of a line of stderr's.
-    for text in re.findall(rf"{name} (\{{.*\}})$", ended.output, re.MULTILINE):
-        found |= json.loads(text)
+    for item in told(ended.output, name):
+        found |= item
     assert found, ended.output
     return found
 
