@@ -226,6 +226,10 @@ class Running:
                 partial(self._says, task, text), partial(self._said, task), timeout_s
             )
 
+    def wait_for_err(self, text: str, timeout_s: float = DEADLINE_S) -> None:
+        """Until it is on stderr, where all comes a moment after it was recorded."""
+        self._wait(lambda: text in self.err, lambda: f"{text!r} not said", timeout_s)
+
     def _wait(
         self, condition: Callable[[], bool], what: Callable[[], str], timeout_s: float
     ) -> None:

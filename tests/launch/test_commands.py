@@ -38,7 +38,8 @@ def test_detach_returns_at_once_and_goes_on(cluster: Cluster) -> None:
     running = detach(cluster, UP, count=2)
     assert cluster.run_ids() == [running.run]
     assert "hi" not in running.err
-    machine.eventually(lambda: "up" in running.text("worker:1"), lambda: "", 40)
+    machine.eventually(lambda: "up" in running.text("worker:1"), str, 40)
+    machine.eventually(lambda: running.found("state", state="running"), str, 40)
     status = running.status()
     assert status["state"] == "running"
     assert {task["state"] for task in status["tasks"]} == {"running"}

@@ -173,6 +173,7 @@ def test_a_clock_that_is_wrong_and_jumps(farm: Farm) -> None:
     began_s = time.time()
     running = farm.start(description).up("at ", count=2)
     clock.write_text("-1h")
+    running.wait_for("state", state="running")
     assert running.status()["state"] == "running"
     (farm.folder / "go").touch()
     assert running.end(60) == 0, running.err
