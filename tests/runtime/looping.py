@@ -46,8 +46,9 @@ class Processes:
             for rank in range(len(addresses))
         ]
 
-    def wait_until_under_way(self) -> None:
-        for rank in self.ranks:
+    def wait_until_under_way(self, *ranks: int) -> None:
+        """All of them, or these."""
+        for rank in [self.ranks[r] for r in ranks] or self.ranks:
             assert rank.stdout is not None
             while (line := rank.stdout.readline()) != "under way\n":
                 self._children.append(int(line))
@@ -71,10 +72,10 @@ class Processes:
 
 @contextmanager
 def processes(
-    size: int, length: int, *, forking: int | None = None, **options: object
+    size: int, length: int, *deed: str, **options: object
 ) -> Iterator[Processes]:
-    """``options`` of the runtime; rank ``forking`` leaves a process behind."""
-    words = [str(length), *([] if forking is None else [str(forking)])]
+    """``options`` of the runtime; for ``deed`` see the program."""
+    words = [str(length), *deed]
     with held_addresses(size) as addresses:
         started = Processes(addresses, words, options)
         try:

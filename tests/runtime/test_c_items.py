@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tests.pace import allow_s
 from tests.runtime.ranks import ROOT, Job, Ranks, run_jobs
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(300)]
@@ -31,6 +32,9 @@ ALONE = TRANSPORT | {
 }
 """Nothing is injected: the program itself calls ``init``."""
 PATIENT = TRANSPORT | {"TFCLUSTER_STRATEGY": "none"}
+WARNING = PATIENT | {
+    "TFCLUSTER_RUNTIME": '{"transport": "tensorflow", "stall_warning_s": 0.2}'
+}
 Values = Mapping[str, NDArray[Any]]
 PROGRAM = "tensorflow_transport.py"
 
@@ -72,6 +76,8 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
             Job("kill", SIZE, PROGRAM, ("kill",), TRANSPORT),
             Job("late", 2, PROGRAM, ("late",), ALONE),
             Job("broken", 2, PROGRAM, ("broken", str(pipe)), PATIENT),
+            Job("early", SIZE, PROGRAM, ("early",), PATIENT),
+            Job("late_start", 2, PROGRAM, ("late_start",), WARNING),
             Job("late_init", 2, PROGRAM, ("late_init",), ALONE),
             Job("strategy", 2, PROGRAM, ("strategy",), ALONE),
             Job("configured", 2, PROGRAM, ("configured",), TRANSPORT),
@@ -83,7 +89,8 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
         timeout_s=280,
     )
     for name, job in jobs.items():
-        expected = [0, 0, -9] if name == "kill" else [0] * len(job.exit_codes)
+        killed = name in ("kill", "early")
+        expected = [0, 0, -9] if killed else [0] * len(job.exit_codes)
         assert job.exit_codes == expected, (name, job.outputs)
     ranks: list[Values] = [
         dict(np.load(folder / f"three-{rank}.npz")) for rank in range(SIZE)
@@ -192,6 +199,31 @@ def test_c8_a_rank_that_fails_and_lives_on_is_not_waited_for(
     ((kind, text),) = first["errors"]
     assert kind == "CollectiveError"
     assert "out of memory" in text
+
+
+def test_a_rank_that_dies_before_the_first_op_is_named(outcomes: Outcomes) -> None:
+    said = outcomes.said("early")
+    assert len(said) == SIZE - 1
+    for rank in said:
+        ((kind, text),) = rank["errors"]
+        assert kind == "PeerLostError"
+        assert text.startswith("rank 2 has left: its process ended")
+        assert rank["seconds"] < allow_s(1)
+
+
+def test_a_rank_that_is_late_for_the_first_op_is_named(outcomes: Outcomes) -> None:
+    assert [rank["total"] for rank in outcomes.said("late_start")] == [4.0, 4.0]
+    first, last = outcomes.jobs["late_start"].outputs
+    assert re.search(
+        r"tfcluster: rank 1 has not come for \d+ s to exchange 1: TensorFlow's first "
+        "op; it has not exchanged anything yet\n",
+        first,
+    )
+    assert re.search(
+        r"tfcluster: rank 0 has waited \d+ s for this rank to come to exchange 1: "
+        r"TensorFlow's first op. It is here:\n(?s:.*)in late_start",
+        last,
+    )
 
 
 def test_c9_the_hint_is_taken(outcomes: Outcomes) -> None:

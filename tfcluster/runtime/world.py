@@ -198,7 +198,7 @@ def _tensorflow(context: Context, board: Board | None) -> Transport:
         _host(context),
         Task(jobs, context.task_type, context.task_index),
         # Its connections are made at the address that the server takes over.
-        before_joining=board.join,
+        joining=board.joining,
         stall_timeout_s=context.options.stall_timeout_s or _FOREVER_S,
     )
 

@@ -1,6 +1,8 @@
 """A rank that exchanges for ever, and says so after some rounds.
 
-looping_rank.py LENGTH [RANK]: that rank also forks a process that outlives it.
+    looping_rank.py LENGTH [forking|waiting RANK]
+
+That rank also forks a process that outlives it, or waits before its first exchange.
 """
 
 from __future__ import annotations
@@ -19,12 +21,20 @@ from tfcluster.runtime.collective.operations import reduce_arrays
 
 tfc.init()
 vector = np.ones(int(sys.argv[1]), "float32")
+deed, who = sys.argv[2:] or ("", "-1")
+mine = deed if tfc.rank() == int(who) else ""
 rounds = 0
+if mine == "waiting":
+    board = world.group()._board
+    assert board
+    board.join()
+    print("under way", flush=True)
+    signal.pause()
 try:
     while True:
         reduce_arrays(world.group(), [vector], ReduceOp.SUM, Layout("gradients of sgd"))
         rounds += 1
-        if rounds == 3 and sys.argv[2:] == [str(tfc.rank())]:
+        if rounds == 3 and mine == "forking":
             child = os.fork()
             if child == 0:
                 signal.pause()

@@ -2,7 +2,9 @@
 # mypy: allow-untyped-defs, allow-untyped-calls
 """What the tensorflow transport does, on every rank: results as JSON on the last line.
 
-    tensorflow_transport.py calls|kill|late|broken|late_init|configured|strategy [PIPE]
+    tensorflow_transport.py DEED [PIPE]
+
+DEED: calls, kill, late, broken, early, late_start, late_init, configured or strategy.
 
 TF_CONFIG and the rest come from whoever starts the ranks.
 """
@@ -12,6 +14,8 @@ import json
 import os
 import signal
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +41,10 @@ found: dict[str, Any] = {}
 
 def transport() -> Any:
     return world.group()._transport
+
+
+def board() -> Any:
+    return world.group()._board
 
 
 def carried(act):
@@ -97,9 +105,35 @@ def kill():
     report(lambda: reduced(np.ones(ROWS, np.float32)))
 
 
-def late():
+def early():
+    """The last rank ends before TensorFlow's first op, at which the others wait."""
     tfc.init()
+    board().join()
+    if RANK == SIZE - 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    began = time.monotonic()
+    report(lambda: tf.constant(1.0))
+    found["seconds"] = time.monotonic() - began
+
+
+def late_start():
+    """The last rank comes to its first op when it is told that it is waited for."""
+    tfc.init()
+    if RANK == SIZE - 1:
+        told, say = threading.Event(), board()._say
+
+        def say_and_tell(text):
+            say(text)
+            told.set()
+
+        vars(board())["_say"] = say_and_tell
+        told.wait(50)
+    found["total"] = float(reduced((tf.ones(ROWS) + 1.0).numpy())[0])
+
+
+def late():
     """The last rank does not come to an op that all have agreed on."""
+    tfc.init()
     reduced(np.ones(ROWS, np.float32))
     if RANK == SIZE - 1:
         agree = world.group()._agree

@@ -15,8 +15,8 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -81,6 +81,8 @@ class Board:
         self._say = say
         self._standing: Callable[[], Standing] = lambda: Standing(0, "", 0.0, False)
         self._interrupt: Callable[[], None] = lambda: None
+        self._joining: tuple[str, float] | None = None
+        """What for, and since when."""
         self._pid = os.getpid()
         self._changed = threading.Condition()
         # What follows is changed under it, by whichever thread learns of it.
@@ -97,7 +99,6 @@ class Board:
         self._told = (0, "")
         """The last exchange that took long, and what was found out about it."""
         self._shown_for = 0
-        self._interrupted_in = 0
         self.joined = me.size == 1
         """All ranks have such a board, and are connected."""
 
@@ -137,6 +138,22 @@ class Board:
             if not self.joined:
                 self._say(unconnected_text(self.absent, waited_s))
                 warn_at *= 2
+
+    @contextmanager
+    def joining(self, what: str) -> Iterator[None]:
+        """Join, and watch over what connects the ranks otherwise, for ``what``.
+
+        It may be done outside of exchanges, and is watched like the first one: who does
+        not come is named, and a rank that is lost ends it. Raises CollectiveError.
+        """
+        self._joining = what, time.monotonic()
+        try:
+            self.join()
+            yield
+        except CollectiveError as error:
+            raise self.verdict(error, self._where().number) from error
+        finally:
+            self._joining = None
 
     @property
     def absent(self) -> tuple[int, ...]:
@@ -186,6 +203,14 @@ class Board:
             _send(connection, {"type": "left", **farewell.as_frame()})
             with suppress(OSError):
                 connection.shutdown(socket.SHUT_WR)
+
+    def _where(self) -> Standing:
+        standing, joining = self._standing(), self._joining
+        if standing.inside or joining is None:
+            return standing
+        what, since = joining
+        since_s = time.monotonic() - since
+        return Standing(standing.number + 1, what, since_s, inside=True)
 
     # --- the thread -------------------------------------------------------------------
 
@@ -270,7 +295,7 @@ class Board:
     def _answer(self, rank: int, frame: Mapping[str, Any]) -> None:
         """Say where we are; those who are waited for also show it in their log."""
         asked = Standing.of_frame(frame)
-        standing = self._standing()
+        standing = self._where()
         _send(self._found[rank], {"type": "here", **standing.as_frame()})
         if standing.has_come_to(asked.number) or self._shown_for == asked.number:
             return
@@ -280,7 +305,7 @@ class Board:
 
     def _look(self) -> None:
         """At an exchange that this rank is in: will it come to an end?"""
-        standing, now = self._standing(), time.monotonic()
+        standing, now = self._where(), time.monotonic()
         if not standing.inside or not standing.number:
             self._asked = None
             return
@@ -291,9 +316,8 @@ class Board:
             )
             doomed = lost or hopeless(number, self._farewells)
         if doomed:
-            if self._interrupted_in != number:
-                self._interrupted_in = number
-                self._interrupt()
+            # Each time: the exchange may only now have come to where it waits.
+            self._interrupt()
             return
         if self._asked is not None:
             self._tell(standing, now)

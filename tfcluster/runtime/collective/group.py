@@ -182,4 +182,5 @@ class Group:
         if self._board is not None:
             self._board.leave(Farewell(self._stay.number, kind, str(error)))
         self.failure = error
+        self._transport.interrupt()
         self._transport.close()

@@ -7,6 +7,7 @@ with its shard, and shared out again. Connections are made on first use.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 
 import numpy as np
@@ -48,6 +49,7 @@ class HostTransport:
         self._join_timeout_s = join_timeout_s
         self._stall_timeout_s = stall_timeout_s
         self._place = place
+        self._interrupted = threading.Event()
         self._links: Links | None = None
         self._local: LocalRanks | None = None
         self._groups: Groups = ()
@@ -160,6 +162,7 @@ class HostTransport:
         self.allgather(b"")
 
     def interrupt(self) -> None:
+        self._interrupted.set()
         if links := self._links:
             links.interrupt()
 
@@ -172,7 +175,12 @@ class HostTransport:
     def _joined(self) -> Links:
         if self._links is None:
             links = Links(
-                connect(self._me, self._addresses, timeout_s=self._join_timeout_s)
+                connect(
+                    self._me,
+                    self._addresses,
+                    timeout_s=self._join_timeout_s,
+                    interrupted=self._interrupted,
+                )
             )
             self._links = links
             if self.size > 1:

@@ -12,8 +12,13 @@ import socket
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 
-from tfcluster.runtime.collective.errors import CollectiveError, CollectiveTimeoutError
+from tfcluster.runtime.collective.errors import (
+    CollectiveError,
+    CollectiveTimeoutError,
+    PeerLostError,
+)
 from tfcluster.runtime.collective.handshake import (
     HandshakeError,
     Member,
@@ -25,6 +30,8 @@ _HANDSHAKE_S = 10.0
 _FIRST_RETRY_S = 0.002
 _RETRY_S = 0.05
 """The others are mostly about as far; whoever is not may be long in coming."""
+_LOOK_S = 0.1
+"""How soon a wait for arrivals learns that it was interrupted."""
 _MAX_STRANGERS = 64
 """How many connections may be unproven at one time."""
 
@@ -35,11 +42,13 @@ def connect(
     *,
     timeout_s: float,
     found: dict[int, socket.socket] | None = None,
+    interrupted: threading.Event | None = None,
 ) -> dict[int, socket.socket]:
     """A blocking socket to every other rank; ``addresses`` are in rank order.
 
     They are put into ``found`` one by one, for other threads to see who is missing.
-    Raises CollectiveTimeoutError with those that are missing after ``timeout_s``.
+    Raises CollectiveTimeoutError with those that are missing after ``timeout_s``, and
+    PeerLostError soon after ``interrupted`` is set.
     """
     if len(addresses) != me.size:
         raise CollectiveError(
@@ -49,13 +58,19 @@ def connect(
         return {}
     deadline = time.monotonic() + timeout_s
     found = {} if found is None else found
+    interrupted = interrupted or threading.Event()
     with listen(addresses, me.rank, f"rank {me.rank}") as listener:
         door = Door(listener, me)
         try:
             for peer in range(me.rank):
-                found[peer] = _dial(me, peer, addresses[peer], deadline)
+                found[peer] = _dial(me, peer, addresses[peer], deadline, interrupted)
             while missing := set(range(me.rank + 1, me.size)) - found.keys():
-                peer, connection = door.next_arrival(deadline, missing, addresses)
+                arrival = door.next_arrival(deadline, interrupted)
+                if arrival is None and interrupted.is_set():
+                    raise _interrupted()
+                if arrival is None:
+                    raise CollectiveTimeoutError(_in_vain(me, missing, addresses))
+                peer, connection = arrival
                 _close(found.get(peer))
                 found[peer] = connection
         except BaseException:
@@ -65,6 +80,15 @@ def connect(
         finally:
             door.close()
     return found
+
+
+def _in_vain(me: Member, missing: set[int], addresses: Sequence[str]) -> str:
+    ranks = ", ".join(f"{rank} ({addresses[rank]})" for rank in sorted(missing))
+    return f"rank {me.rank} has waited in vain for rank {ranks}"
+
+
+def _interrupted() -> PeerLostError:
+    return PeerLostError("a rank has left before all were connected")
 
 
 def _close(connection: socket.socket | None) -> None:
@@ -113,11 +137,17 @@ def listen(addresses: Sequence[str], index: int, who: str) -> socket.socket:
     return listener
 
 
-def _dial(me: Member, peer: int, address: str, deadline: float) -> socket.socket:
+def _dial(
+    me: Member,
+    peer: int,
+    address: str,
+    deadline: float,
+    interrupted: threading.Event,
+) -> socket.socket:
     """Try until the peer is there and has proven itself, or time is up."""
     target = parse_address(address)
     cause: Exception | None = None
-    pause, pause_s = threading.Event(), _FIRST_RETRY_S
+    pause_s = _FIRST_RETRY_S
     while (left := deadline - time.monotonic()) > 0:
         try:
             connection = socket.create_connection(target, min(left, _HANDSHAKE_S))
@@ -131,7 +161,8 @@ def _dial(me: Member, peer: int, address: str, deadline: float) -> socket.socket
                 cause = error
             else:
                 return connection
-        pause.wait(min(pause_s, left))
+        if interrupted.wait(min(pause_s, left)):
+            raise _interrupted()
         pause_s = min(2 * pause_s, _RETRY_S)
     raise CollectiveTimeoutError(
         f"rank {me.rank} could not reach rank {peer} at {address}: {cause}"
@@ -144,6 +175,7 @@ class Door:
     def __init__(self, listener: socket.socket, me: Member) -> None:
         self._listener = listener
         self._me = me
+        self._closed = False
         self._arrivals: queue.SimpleQueue[tuple[int, socket.socket]] = (
             queue.SimpleQueue()
         )
@@ -151,15 +183,13 @@ class Door:
         threading.Thread(target=self._serve, daemon=True).start()
 
     def next_arrival(
-        self, deadline: float, missing: set[int], addresses: Sequence[str]
-    ) -> tuple[int, socket.socket]:
-        try:
-            return self._arrivals.get(timeout=max(0.0, deadline - time.monotonic()))
-        except queue.Empty:
-            ranks = ", ".join(f"{rank} ({addresses[rank]})" for rank in sorted(missing))
-            raise CollectiveTimeoutError(
-                f"rank {self._me.rank} has waited in vain for rank {ranks}"
-            ) from None
+        self, deadline: float, interrupted: threading.Event
+    ) -> tuple[int, socket.socket] | None:
+        """None: nobody came before the deadline, or before it was interrupted."""
+        while not interrupted.is_set() and (left_s := deadline - time.monotonic()) > 0:
+            with suppress(queue.Empty):
+                return self._arrivals.get(timeout=min(left_s, _LOOK_S))
+        return None
 
     def arrival(self) -> tuple[int, socket.socket]:
         """The next one, whenever it comes."""
@@ -169,6 +199,14 @@ class Door:
         # close() alone would not wake the thread that waits in accept().
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
+        self._closed = True
+        self._turn_away()
+
+    def _turn_away(self) -> None:
+        """Who has come in, and is not waited for any more."""
+        with suppress(queue.Empty):
+            while True:
+                self._arrivals.get_nowait()[1].close()
 
     def _serve(self) -> None:
         while True:
@@ -191,5 +229,7 @@ class Door:
             connection.close()
         else:
             self._arrivals.put((rank, connection))
+            if self._closed:
+                self._turn_away()
         finally:
             self._strangers.release()

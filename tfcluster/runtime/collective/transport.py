@@ -90,7 +90,11 @@ class Transport(Protocol):
         ...
 
     def interrupt(self) -> None:
-        """Called from another thread: what waits for others fails soon."""
+        """What waits for others fails soon, and what they wait for of this rank.
+
+        Called from another thread, and again for as long as there is a wait: the first
+        time may have been too early. Called before ``close`` where this rank fails.
+        """
         ...
 
     def close(self) -> None: ...

@@ -11,6 +11,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -37,8 +38,8 @@ _WHOLE, _LENGTH = b"\0", b"\1"
 class TensorFlowTransport(UponHost[HostTransport]):
     """See ``Transport``. ``host`` connects the same ranks.
 
-    ``before_joining`` is called before it does, and must not take part in exchanges.
-    Raises CollectiveError where TensorFlow has done an op already.
+    ``joining`` is entered around that; it is told what for, and must not take part in
+    exchanges. Raises CollectiveError where TensorFlow has done an op already.
     """
 
     def __init__(
@@ -46,16 +47,17 @@ class TensorFlowTransport(UponHost[HostTransport]):
         host: HostTransport,
         task: Task,
         *,
-        before_joining: Callable[[], None] = lambda: None,
+        joining: Callable[[str], AbstractContextManager[None]],
         stall_timeout_s: float = STALL_TIMEOUT_S,
     ) -> None:
         super().__init__(host)
         self._task = task
-        self._before_joining = before_joining
+        self._watched = joining
         self._stall_timeout_s = stall_timeout_s
         self._keys = CollectiveKeys()
         self._devices: ops.Devices | None = None
         self._joining = threading.Lock()
+        self._has_joined = False
         self.carried_bytes = 0
         """What TensorFlow's ops were given, all in all."""
         bringup.arrange(task, self._join)
@@ -135,7 +137,9 @@ class TensorFlowTransport(UponHost[HostTransport]):
 
     def interrupt(self) -> None:
         super().interrupt()
-        if self._elsewhere:
+        # Also where this rank is in none: others may wait for it in one, and their own
+        # abort is lost on an op that just begins to receive.
+        if self._devices is not None:
             bringup.abort(f"rank {self.rank} was interrupted")
 
     def _joined(self) -> HostTransport:
@@ -145,8 +149,10 @@ class TensorFlowTransport(UponHost[HostTransport]):
     def _join(self) -> None:
         # The first op of the program may be in another thread than the first exchange.
         with self._joining:
-            self._before_joining()
-            self._host.join()
+            if not self._has_joined:
+                with self._watched("TensorFlow's first op"):
+                    self._host.join()
+                self._has_joined = True
 
     def _agreed_devices(self) -> ops.Devices:
         """One device of each rank: GPUs, where every rank has one to itself."""
