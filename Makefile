@@ -4,20 +4,35 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo test check chaos bench clean
+.PHONY: help demo test test-all test-rest rig-packages check chaos bench clean
+
+# More processes than two cores have: many tests wait for something most of the time.
+PYTEST = $(BIN)/python -m pytest --numprocesses 4 --dist loadfile --durations 30
 
 help:
-	@echo "make demo   train the digits example on three tasks of this machine"
-	@echo "make test   run all tests"
-	@echo "make check  formatting, lint, types"
-	@echo "make chaos  200 trials of killing things at random times"
-	@echo "make bench  benchmarks beside their peers (installs those too)"
+	@echo "make demo      train the digits example on three tasks of this machine"
+	@echo "make test      run the tests: each feature once"
+	@echo "make test-all  run every test there is; as root, install what they need"
+	@echo "make check     formatting, lint, types"
+	@echo "make chaos     200 trials of killing things at random times"
+	@echo "make bench     benchmarks beside their peers (installs those too)"
 
 demo: $(VENV)/.ready-demo
 	$(BIN)/tfcluster launch configs/digits.yaml
 
 test: $(VENV)/.ready-test
-	$(BIN)/python -m pytest
+	$(PYTEST)
+
+# The packages come first: some tests of the default tier use sshd where there is one.
+test-all: rig-packages
+	$(MAKE) test
+	$(MAKE) test-rest
+
+test-rest: $(VENV)/.ready-test
+	$(PYTEST) -m 'slow or testbed or chaos'
+
+rig-packages: $(VENV)/.ready-test
+	$(BIN)/python -m tests.testbed install
 
 check: $(VENV)/.ready-test
 	$(BIN)/ruff format --check .

@@ -18,6 +18,7 @@ from tests.testbed import (
     Testbed,
     Unavailable,
     layout,
+    namespaces,
     packages,
     record,
 )
@@ -309,7 +310,17 @@ def test_without_apt_there_is_one_line_what_is_missing(
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(packages, "PATH", str(tmp_path))
     with pytest.raises(Unavailable, match=r"^no apt-get to install iproute2 [-a-z ]+$"):
-        packages.provide(("ssh",), tmp_path / "lock")
+        packages.install(("ssh",), tmp_path / "lock")
+
+
+def test_a_rig_installs_nothing_but_says_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(packages, "PATH", str(tmp_path))
+    monkeypatch.setattr(namespaces, "check_possible", lambda: None)
+    with pytest.raises(Unavailable, match=r"^not installed: .*tests\.testbed install"):
+        Testbed.up(Options(nodes=1))
 
 
 def test_without_namespaces_there_is_one_line_why(

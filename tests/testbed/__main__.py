@@ -7,8 +7,8 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from tests.testbed import record
-from tests.testbed.commands import RigError
+from tests.testbed import packages, record
+from tests.testbed.commands import RigError, Unavailable
 from tests.testbed.host import Host, Login
 from tests.testbed.rig import Options, Testbed
 
@@ -33,6 +33,8 @@ def _parser() -> argparse.ArgumentParser:
     up.add_argument("--slurm", action="store_true")
     up.add_argument("--sge", action="store_true")
     up.set_defaults(do=_up)
+    install = commands.add_parser("install", help="Debian packages that rigs need")
+    install.set_defaults(do=_install)
     commands.add_parser("down", help="take it down").set_defaults(do=_down)
     commands.add_parser("status", help="every rig and host").set_defaults(do=_status)
     run = commands.add_parser("exec", help="run a program on a host")
@@ -59,6 +61,15 @@ def _up(given: argparse.Namespace) -> None:
     rig = Testbed.up(options, name=given.name)
     rig.keep()
     _say(" ".join(host.name for host in rig.hosts))
+
+
+def _install(_: argparse.Namespace) -> None:
+    """Where a package cannot be had, the tests that need it will be skipped."""
+    for group in packages.NEEDS:
+        try:
+            packages.install((group,), record.PACKAGES_LOCK)
+        except Unavailable as error:
+            _say(f"testbed: tests that need {group} will be skipped: {error}")
 
 
 def _down(given: argparse.Namespace) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.testbed import packages, record
+from tests.testbed import packages
 from tests.testbed.commands import check, run
 from tests.testbed.namespaces import Where
 
@@ -28,7 +28,7 @@ class Firewall:
         run(self._host().enter_network("nft", "delete", "table", *_TABLE.split()))
 
     def _rule(self, ports: str, verdict: str) -> None:
-        packages.provide(("nft",), record.PACKAGES_LOCK)
+        packages.require(("nft",))
         chain = "type filter hook input priority 0; policy accept;"
         text = (
             f"add table {_TABLE}\n"

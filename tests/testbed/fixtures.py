@@ -23,13 +23,23 @@ _SKIPPED = "no testbed: "
 Factory = Callable[[Options], Testbed]
 
 
+@pytest.hookimpl(tryfirst=True)  # Before -m selects by markers.
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if _FIXTURES & set(getattr(item, "fixturenames", ())):
             item.add_marker("testbed")
             if item.get_closest_marker("timeout") is None:
-                # A rig has deadlines of its own, and may have to install packages.
+                # A rig has deadlines of its own.
                 item.add_marker(pytest.mark.timeout(_TIMEOUT_S, func_only=True))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None, object, object]:
+    """What a test finds out only on the way is a reason to skip it, too."""
+    try:
+        return (yield)
+    except Unavailable as error:
+        pytest.skip(f"{_SKIPPED}{error}")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,6 +1,7 @@
-"""The Debian packages that a rig needs: are they here, and if not, get them.
+"""The Debian packages that a rig needs: which of them are missing, and how to get them.
 
-Nothing that is installed here is started on the machine.
+Tests only ask. ``python -m tests.testbed install`` installs; nothing that it installs
+is started on the machine.
 """
 
 from __future__ import annotations
@@ -65,15 +66,24 @@ def check_root() -> None:
         raise Unavailable("a rig of namespaces needs root")
 
 
-def provide(groups: Iterable[str], lock: Path) -> None:
-    """Install what is missing, one session at a time.
+def require(groups: Iterable[str]) -> None:
+    """Raises Unavailable, with one line, where packages of these groups are missing."""
+    if lacking := missing(groups):
+        raise Unavailable(
+            f"not installed: {' '.join(lacking)} "
+            "(as root: python -m tests.testbed install)"
+        )
 
-    Raises Unavailable, with one line, where that cannot be.
+
+def install(groups: Iterable[str], lock: Path) -> None:
+    """Install what is missing, one process at a time.
+
+    Raises Unavailable, with one line, where that is not possible.
     """
-    check_root()
     wanted = tuple(groups)
     if not missing(wanted):
         return
+    check_root()
     lock.parent.mkdir(exist_ok=True)
     with lock.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

@@ -102,7 +102,7 @@ class Testbed:
         wanted = options or Options()
         packages.check_root()
         namespaces.check_possible()
-        packages.provide(wanted.groups, record.PACKAGES_LOCK)
+        packages.require(wanted.groups)
         path = record.claim(name or f"{os.getpid()}-{secrets.token_hex(3)}")
         try:
             _write_files(path, wanted)

@@ -25,8 +25,7 @@ from tests.launch.machine import eventually, is_stopped
 from tests.launch.oracle import assert_nothing_left, assert_nothing_runs
 from tests.testbed import Host, Options, Testbed
 from tests.testbed.fixtures import Factory
-from tests.testbed.packages import provide
-from tests.testbed.record import PACKAGES_LOCK
+from tests.testbed.packages import require
 
 PYTHON3 = ("--set", "python=python3")
 QUIET = "echo up; sleep 300"
@@ -152,7 +151,7 @@ def test_a_full_disk_of_logs_on_one_host(farm: Farm) -> None:
 
 def test_a_clock_that_is_wrong_and_jumps(farm: Farm) -> None:
     """An hour fast at first, and then an hour slow: nothing is timed by it."""
-    provide(("clock",), PACKAGES_LOCK)
+    require(("clock",))
     (library,) = Path("/usr/lib").glob(f"*/{FAKE_TIME}")
     clock = farm.folder / "clock"
     clock.write_text("+1h")
