@@ -7,15 +7,29 @@ Only this module knows click. It imports what a command needs when it runs, so t
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-import click
+_EARLY = (
+    threading.current_thread() is threading.main_thread()
+    and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+)
+if _EARLY:
+    # Ctrl-C within the imports ends the command without a traceback.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-from tfcluster import __version__
-from tfcluster.errors import ExitCode, ResourceError, TfclusterError
-from tfcluster.model import BACKENDS
+import click  # noqa: E402 - after Ctrl-C is harmless
+
+from tfcluster import __version__  # noqa: E402
+from tfcluster.console.output import OutputClosedError, escape_unknown, put  # noqa: E402
+from tfcluster.errors import ExitCode, ResourceError, TfclusterError  # noqa: E402
+from tfcluster.model import BACKENDS  # noqa: E402
+
+if _EARLY:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _SET = click.option(
     "--set",
@@ -25,6 +39,17 @@ _SET = click.option(
     help="Replace a value of the file; KEY is dotted (tasks.worker=4).",
 )
 _RUN = click.argument("run", required=False, metavar="[RUN]")
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+_BEHIND = "tfcluster.behind"
+
+
+class _Launch(click.Command):
+    """Remembers which words stand behind ``--``: click itself forgets it."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if "--" in args:
+            ctx.meta[_BEHIND] = len(args) - args.index("--") - 1
+        return super().parse_args(ctx, args)
 
 
 class _Commands(click.Group):
@@ -43,67 +68,112 @@ def cli() -> None:
     tfcluster launch cluster.yaml              train as the file says
     tfcluster launch -n 4 -- python train.py   4 workers on this machine
     tfcluster status                           how far it is
+
+    Exit codes: 0 all well, 1 a task failed, 2 configuration or usage, 3 a host is not
+    reachable or not trusted, 4 start-up failed, 5 contact lost, 6 no progress, 7 the
+    run is already active, 8 the launcher's own resources, 75 preempted, 124 time
+    limit, 129 hung up, 130 interrupted, 143 told to stop.
     """
 
 
-@cli.command()
+@cli.command(cls=_Launch)
 @click.argument("words", nargs=-1, metavar="CONFIG.yaml [-- ARG...]")
 @_SET
 @click.option("--name", help="Name of the run; one active run holds it.")
-@click.option("-d", "--detach", is_flag=True, help="Go on in the background.")
+@click.option(
+    "-d",
+    "--detach",
+    is_flag=True,
+    help="Return at once; the run goes on in the background.",
+)
 @click.option("--dry-run", is_flag=True, help="Show the plan and start nothing.")
-@click.option("-n", "count", type=int, metavar="N", help="No file: N workers.")
-@click.option("--ps", type=int, default=0, metavar="M", help="No file: M ps tasks.")
-@click.option("--hosts", metavar="HOST[:SLOTS],...", help="No file: SSH hosts.")
+@click.option("-n", "count", type=int, metavar="N", help="Without a file: N workers.")
+@click.option(
+    "--ps",
+    type=int,
+    default=0,
+    metavar="M",
+    help="Without a file: M parameter servers.",
+)
+@click.option(
+    "--hosts", metavar="[USER@]HOST[:SLOTS],...", help="Without a file: SSH hosts."
+)
 @click.option("--submitted", metavar="FOLDER", hidden=True, help="For submit scripts.")
 def launch(words: tuple[str, ...], **options: Any) -> int:
     """Start all tasks and stay until they have ended.
 
     With CONFIG, what follows it is appended to its command. With -n N instead, all
-    words are the command: `tfcluster launch -n 4 -- python train.py`.
+    words are the command.
+
+    \b
+    tfcluster launch cluster.yaml
+    tfcluster launch cluster.yaml --set tasks.worker=4 -- --epochs 3
+    tfcluster launch -n 4 -- python train.py
+    tfcluster launch -n 4 --hosts node1:2,node2:2 -- python train.py
     """
     from tfcluster import launching
 
-    return launching.launch(words, launching.Options(**options), os.environ)
+    behind = click.get_current_context().meta.get(_BEHIND, 0)
+    given = launching.Options(**options, behind=behind)
+    return launching.launch(words, given, os.environ)
 
 
 @cli.command()
 @click.argument("config", metavar="CONFIG.yaml")
 @_SET
-@click.option("--json", "as_json", is_flag=True, help="For programs.")
-def plan(config: str, overrides: tuple[str, ...], as_json: bool) -> int:
+@_JSON
+@click.option("--full", is_flag=True, help="Show tfcluster's own variables, too.")
+def plan(config: str, overrides: tuple[str, ...], as_json: bool, full: bool) -> int:
     """Show every task as it would be started.
 
     Its host, command, environment, TF_CONFIG, log, and where values came from.
+    Within a job of Slurm or Grid Engine the hosts are those of the job.
+
+    \b
+    tfcluster plan cluster.yaml
+    tfcluster plan cluster.yaml --set tasks.worker=8
+    tfcluster launch -n 4 --dry-run -- python train.py     without a file
     """
     from tfcluster import launching
 
-    return launching.plan(config, overrides, os.environ, as_json=as_json)
+    return launching.plan(config, overrides, os.environ, as_json=as_json, full=full)
 
 
 @cli.command()
 @click.argument("config", metavar="CONFIG.yaml")
 @_SET
+@click.option("--name", help="Name of the run; one active run holds it.")
 @click.option("--dry-run", is_flag=True, help="Print the script and submit nothing.")
-def submit(config: str, overrides: tuple[str, ...], dry_run: bool) -> int:
+def submit(
+    config: str, overrides: tuple[str, ...], name: str | None, dry_run: bool
+) -> int:
     """Queue a job that launches CONFIG, and print its id.
 
     `launch` does that too where nothing is allocated, and stays until the end.
+
+    \b
+    tfcluster submit cluster.yaml --dry-run                the script
+    tfcluster submit cluster.yaml --set slurm.nodes=4
     """
     from tfcluster import launching
 
-    return launching.submit(config, overrides, os.environ, dry_run=dry_run)
+    return launching.submit(config, overrides, os.environ, name=name, dry_run=dry_run)
 
 
 @cli.command()
 @_RUN
-@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@_JSON
 @click.option("--watch", is_flag=True, help="Show it again as it changes.")
 def status(run: str | None, as_json: bool, watch: bool) -> int:
     """Show how a run stands.
 
     RUN is an id, the beginning of one, or a name. Without it: the newest run, and a
     line for each other one.
+
+    \b
+    tfcluster status
+    tfcluster status digits --watch
+    tfcluster status --json | jq .runs[0].state
     """
     from tfcluster import looking
 
@@ -113,11 +183,24 @@ def status(run: str | None, as_json: bool, watch: bool) -> int:
 @cli.command()
 @click.argument("words", nargs=-1, metavar="[RUN] [TASK]...")
 @click.option("-f", "--follow", is_flag=True, help="Go on until the run is over.")
-@click.option("-n", "count", default=10, metavar="N", help="Last lines of each task.")
+@click.option(
+    "-n",
+    "count",
+    default=10,
+    show_default=True,
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Last lines of each task, out of the last 8 MiB of its log.",
+)
 def logs(words: tuple[str, ...], follow: bool, count: int) -> int:
     """Show what tasks have printed.
 
     TASK is worker:0, or worker for all of them; without it all tasks.
+
+    \b
+    tfcluster logs                     the newest run
+    tfcluster logs worker:1 -n 100
+    tfcluster logs digits worker -f
     """
     from tfcluster import looking
 
@@ -126,11 +209,19 @@ def logs(words: tuple[str, ...], follow: bool, count: int) -> int:
 
 @cli.command()
 @_RUN
-@click.option("--now", is_flag=True, help="Kill at once, without the grace period.")
+@click.option(
+    "--now",
+    is_flag=True,
+    help="Kill all tasks at once, and a launcher that does not react.",
+)
 def stop(run: str | None, now: bool) -> int:
     """End a run and all that belongs to it.
 
     Without RUN the newest.
+
+    \b
+    tfcluster stop
+    tfcluster stop digits --now
     """
     from tfcluster import looking
 
@@ -140,12 +231,17 @@ def stop(run: str | None, now: bool) -> int:
 @cli.command()
 @click.argument("config", metavar="CONFIG.yaml")
 @_SET
-@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@_JSON
 @click.option("--quick", is_flag=True, help="Do not import TensorFlow on the hosts.")
 def doctor(config: str, overrides: tuple[str, ...], as_json: bool, quick: bool) -> int:
     """Look at all hosts for what would go wrong.
 
-    Exits with 4 where a launch would fail.
+    Exits with 3 where a host cannot be reached, with 4 where a launch would fail for
+    another reason.
+
+    \b
+    tfcluster doctor cluster.yaml
+    tfcluster doctor cluster.yaml --quick
     """
     from tfcluster import examining
 
@@ -159,7 +255,7 @@ def schema() -> int:
 
     from tfcluster import config
 
-    click.echo(json.dumps(config.schema(), indent=2))
+    put(json.dumps(config.schema(), indent=2) + "\n")
     return 0
 
 
@@ -171,12 +267,13 @@ def init(backend: str) -> int:
     """Print a commented cluster.yaml to start from."""
     from tfcluster import config
 
-    click.echo(config.starter(backend), nl=False)
+    put(config.starter(backend))
     return 0
 
 
 def main() -> NoReturn:
     """The entry point: the one place where errors become exit codes."""
+    escape_unknown()
     sys.exit(_guarded(lambda: cli(standalone_mode=False)))
 
 
@@ -195,12 +292,22 @@ def _guarded(command: Callable[[], int | None]) -> int:
         return _refused([f"error: {error.format_message()}"], ExitCode.USAGE)
     except (click.Abort, KeyboardInterrupt):
         return ExitCode.INTERRUPTED
-    except BrokenPipeError:
-        # Whoever read our output has seen enough; nothing more can be said there.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (OutputClosedError, BrokenPipeError):
         return ExitCode.OK
+    except FileNotFoundError as error:
+        if _has_folder():
+            return _refused(_crashed(error).lines(), ExitCode.RESOURCES)
+        gone = "error: the current folder does not exist any more"
+        return _refused([gone, "  hint: cd to one that does"], ExitCode.USAGE)
     except Exception as error:
         return _refused(_crashed(error).lines(), ExitCode.RESOURCES)
+
+
+def _has_folder() -> bool:
+    try:
+        return bool(os.getcwd())  # noqa: PTH109 - Path.cwd() makes a Path of it
+    except FileNotFoundError:
+        return False
 
 
 def _hints(error: click.UsageError) -> list[str]:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from tfcluster import backends, config
+from tfcluster.console.output import put, say
 from tfcluster.console.sanitise import sanitise, sanitise_word
 from tfcluster.console.style import style_of
 from tfcluster.console.text import table
@@ -41,12 +42,12 @@ def doctor(
     reports = examine(prepared.allocation.hosts, starter, wishes)
     found = findings(reports, _wanted_gpus(prepared))
     if as_json:
-        sys.stdout.write(json.dumps(to_json(reports, found), indent=1) + "\n")
+        put(json.dumps(to_json(reports, found), indent=1) + "\n")
     else:
         lines = table(
             [[sanitise_word(c) for c in row] for row in rows(reports)], HEADER
         )
-        sys.stdout.write("\n".join(lines) + "\n")
+        put("\n".join(lines) + "\n")
         _tell(found, environ)
     grave = any(finding.error for finding in found)
     return ExitCode.START if grave else ExitCode.OK
@@ -71,8 +72,6 @@ def _tell(found: Sequence[Finding], environ: Mapping[str, str]) -> None:
     style = style_of(sys.stderr, environ)
     for finding in found:
         paint = style.red if finding.error else style.yellow
-        sys.stderr.write(paint(sanitise(str(finding))) + "\n")
+        say(paint(sanitise(str(finding))))
     if not found:
-        sys.stderr.write(
-            style.green("nothing found that a launch would fail of") + "\n"
-        )
+        say(style.green("no problems found"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import TextIO
 
 from tfcluster import backends, config
 from tfcluster.config import Loaded
+from tfcluster.console.output import put, say
 from tfcluster.console.sanitise import sanitise
 from tfcluster.console.style import style_of
 from tfcluster.console.views.plan import plan as plan_view
@@ -40,6 +42,8 @@ class Options:
     count: int | None = None
     ps: int = 0
     hosts: str | None = None
+    behind: int = 0
+    """How many of the words stand behind ``--``."""
     submitted: str | None = None
     """The folder of a run that a job was submitted for: this is that job."""
 
@@ -59,7 +63,7 @@ def launch(words: Sequence[str], options: Options, environ: Mapping[str, str]) -
     if not options.detach:
         return ready.run(lambda paths: None, environ)
     run = detached(lambda begun: ready.run(begun, environ))
-    sys.stdout.write(f"{run}\n")
+    put(f"{run}\n")
     _say(f"detached; see `tfcluster status {run}`, `logs -f` and `stop`")
     return 0
 
@@ -69,10 +73,11 @@ def submit(
     overrides: Sequence[str],
     environ: Mapping[str, str],
     *,
+    name: str | None = None,
     dry_run: bool,
 ) -> int:
     """Queue a job for the file and print its id, or just show the script."""
-    loaded = config.load(path, overrides=overrides, environ=environ)
+    loaded = config.load(path, overrides=overrides, name=name, environ=environ)
     _warn(loaded)
     description = loaded.description
     scheduler = scheduler_of(description.backend)
@@ -83,10 +88,10 @@ def submit(
         raise ConfigError([Problem(where, problem, hint)])
     if dry_run:
         paths = _unborn(description, environ)
-        sys.stdout.write(scheduler.render(description, launcher_at(paths)))
+        put(scheduler.render(description, launcher_at(paths)))
         return 0
     job = submit_job(description, scheduler, asker(environ), environ)
-    sys.stdout.write(f"{job.id}\n")
+    put(f"{job.id}\n")
     _say(f"run {job.paths.run}")
     _say(f"submitted; see `tfcluster status {job.paths.run}`, `logs -f` and `stop`")
     return 0
@@ -103,7 +108,7 @@ def _launch_as_job(
     if not options.detach:
         return follow(job, environ)
     run = job.paths.run
-    sys.stdout.write(f"{run}\n")
+    put(f"{run}\n")
     _say(f"submitted as job {job.id}; see `tfcluster status {run}`, `logs -f`, `stop`")
     return 0
 
@@ -114,11 +119,12 @@ def plan(
     environ: Mapping[str, str],
     *,
     as_json: bool,
+    full: bool = False,
 ) -> int:
     """Print the plan of a file. Raises a TfclusterError."""
     loaded = config.load(path, overrides=overrides, environ=environ)
     _warn(loaded)
-    return _show_plan(loaded, environ, as_json=as_json)
+    return _show_plan(loaded, environ, as_json=as_json, full=full)
 
 
 def _load(words: Sequence[str], options: Options, environ: Mapping[str, str]) -> Loaded:
@@ -143,6 +149,7 @@ def _load(words: Sequence[str], options: Options, environ: Mapping[str, str]) ->
             environ=environ,
         )
     else:
+        _refuse_file(words, options.count)
         loaded = config.from_command(
             words,
             count=options.count,
@@ -159,6 +166,8 @@ def _load(words: Sequence[str], options: Options, environ: Mapping[str, str]) ->
 
 def _refuse_without_count(words: Sequence[str], options: Options) -> None:
     """``--ps`` and ``--hosts`` stand for a file; so does a command without ``-n``."""
+    before = words[: len(words) - options.behind] if options.behind else words
+    looks_like_command = words[0].endswith(".py") or words[0].startswith("python")
     problems = [
         Problem(flag, "goes with -n N and a command, not with a file", hint)
         for flag, given, hint in (
@@ -167,7 +176,16 @@ def _refuse_without_count(words: Sequence[str], options: Options) -> None:
         )
         if given
     ]
-    looks_like_command = words[0].endswith(".py") or words[0].startswith("python")
+    if before[1:] and not looks_like_command:
+        rest = shlex.join([*before[1:], *words[len(before) :]])
+        problems.append(
+            Problem(
+                before[1],
+                f"does not belong to {words[0]}",
+                "what is to be appended to the command stands behind `--`: "
+                f"tfcluster launch {shlex.quote(words[0])} -- {rest}",
+            )
+        )
     if looks_like_command and Path(words[0]).suffix not in (".yaml", ".yml"):
         problems.append(
             Problem(
@@ -182,16 +200,27 @@ def _refuse_without_count(words: Sequence[str], options: Options) -> None:
         raise ConfigError(problems)
 
 
+def _refuse_file(words: Sequence[str], count: int) -> None:
+    """With ``-n`` the words are a command, and a cluster.yaml is none."""
+    path = Path(words[0])
+    if path.suffix in (".yaml", ".yml") and path.is_file():
+        problem = "is a cluster.yaml, and -n goes with a command"
+        hint = f"tfcluster launch {shlex.quote(words[0])} --set tasks.worker={count}"
+        raise ConfigError([Problem(words[0], problem, hint)])
+
+
 def _warn(loaded: Loaded) -> None:
     for problem in loaded.warnings:
         _say(str(problem))
 
 
 def _say(text: str) -> None:
-    sys.stderr.write(sanitise(text) + "\n")
+    say(sanitise(text))
 
 
-def _show_plan(loaded: Loaded, environ: Mapping[str, str], *, as_json: bool) -> int:
+def _show_plan(
+    loaded: Loaded, environ: Mapping[str, str], *, as_json: bool, full: bool = False
+) -> int:
     description = loaded.description
     if description.backend == "local":
         hosts = backends.get("local").allocate(description, environ)
@@ -202,11 +231,10 @@ def _show_plan(loaded: Loaded, environ: Mapping[str, str], *, as_json: bool) -> 
     pieces = (
         _json_plan(prepared, str(run.logs))
         if as_json
-        else _text_plan(prepared, str(run.logs), sys.stdout, environ)
+        else _text_plan(prepared, str(run.logs), sys.stdout, environ, full=full)
     )
     for piece in pieces:
-        sys.stdout.write(piece)
-    sys.stdout.flush()
+        put(piece)
     return 0
 
 
@@ -221,9 +249,14 @@ def _json_plan(prepared: Prepared, logs: str) -> Iterator[str]:
 
 
 def _text_plan(
-    prepared: Prepared, logs: str, out: TextIO, environ: Mapping[str, str]
+    prepared: Prepared,
+    logs: str,
+    out: TextIO | None,
+    environ: Mapping[str, str],
+    *,
+    full: bool,
 ) -> Iterator[str]:
     document = task_parts(prepared.document(logs), prepared.cluster)
     origins = prepared.description.origins
-    for line in plan_view(document, origins, style_of(out, environ)):
+    for line in plan_view(document, origins, style_of(out, environ), full=full):
         yield f"{line}\n"

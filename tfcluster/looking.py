@@ -8,8 +8,9 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
+from tfcluster.console.output import put, say
 from tfcluster.console.sanitise import sanitise
-from tfcluster.console.style import style_of
+from tfcluster.console.style import is_terminal, style_of
 from tfcluster.console.views.status import status as status_view
 from tfcluster.console.views.status import status_line
 from tfcluster.errors import ExitCode
@@ -54,7 +55,7 @@ def _text(
     lines = status_view(view, time.time(), style)
     if others and (rest := other_runs(environ)):
         lines += ["", *(status_line(other, time.time(), style) for other in rest)]
-    top = _CLEAR if clear and sys.stdout.isatty() else ""
+    top = _CLEAR if clear and is_terminal(sys.stdout, environ) else ""
     return top + "\n".join(lines)
 
 
@@ -68,9 +69,7 @@ def logs(
     style = style_of(sys.stdout, environ, files)
     for task, lines in batches:
         prefix = style.prefix(task) if len(files) > 1 else ""
-        for line in lines:
-            sys.stdout.write(f"{prefix}{sanitise(line)}\n")
-        sys.stdout.flush()
+        put("".join(f"{prefix}{sanitise(line)}\n" for line in lines))
     return 0
 
 
@@ -84,10 +83,9 @@ def stop(run: str | None, environ: Mapping[str, str], *, now: bool) -> int:
 
 
 def _say(text: str) -> None:
-    sys.stderr.write(sanitise(text) + "\n")
+    say(sanitise(text))
 
 
 def _put(text: str) -> int:
-    sys.stdout.write(f"{text}{os.linesep}")
-    sys.stdout.flush()
+    put(f"{text}{os.linesep}")
     return 0

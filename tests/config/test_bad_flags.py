@@ -99,6 +99,7 @@ def test_every_problem_is_reported_in_one_pass_and_in_order(tmp_path: Path) -> N
         "cluster.yaml:2:10",
         "cluster.yaml:3:22",
         "cluster.yaml:4:7",
+        "cluster.yaml:4:24",
         "cluster.yaml:5:27",
         "cluster.yaml:6:12",
         "cluster.yaml:6:15",

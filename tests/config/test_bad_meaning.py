@@ -315,10 +315,70 @@ def test_a_workdir_that_someone_else_put_into_a_shared_folder(tmp_path: Path) ->
 
 def test_one_machine_under_two_names(tmp_path: Path) -> None:
     hosts = "hosts: [{host: a, address: 10.9.0.1}, 10.9.0.1]\n"
-    (problem,) = problems(tmp_path, f"{SMALLEST}{hosts}")
+    (problem,) = problems(tmp_path, f"{SMALLEST}{hosts}backend: ssh\n")
     assert problem.warning
     assert problem.where == "cluster.yaml:3:39"
     assert problem.message == "a and 10.9.0.1 are one machine: 10.9.0.1"
+
+
+def test_hosts_without_a_backend_are_said_to_be_unused(tmp_path: Path) -> None:
+    (problem,) = problems(tmp_path, f"{SMALLEST}hosts: [a, b]\n")
+    assert problem.warning
+    assert problem.where == "cluster.yaml:3:8"
+    assert "'hosts' is not used" in problem.message
+    assert problems(tmp_path, f"{SMALLEST}hosts: [a]\nbackend: local\n") == []
+
+
+@pytest.mark.parametrize(
+    "secrets",
+    [
+        "{KEY: hunter22hunter22}",
+        "{KEY: [hunter22]}",
+        "{KEY: {file: [hunter22]}}",
+        "{KEY: {file: hunter22}}",
+        "{KEY: {env: hunter-22}}",
+        "{KEY: {env: hunter22}}",
+        "{KEY: {value: hunter22}}",
+        "[hunter22]",
+        "hunter22",
+    ],
+)
+def test_no_problem_shows_what_may_be_a_secret(secrets: str, tmp_path: Path) -> None:
+    found = problems(tmp_path, f"{SMALLEST}secrets: {secrets}\n")
+    assert [each.where.rpartition(":")[0] for each in found] == ["cluster.yaml:3"]
+    assert "hunter" not in str(found[0])
+
+
+@pytest.mark.parametrize("key", ["secrets.KEY", "secrets.KEY.env", "secrets"])
+def test_no_problem_of_a_flag_shows_what_may_be_a_secret(
+    key: str, tmp_path: Path
+) -> None:
+    found = problems(tmp_path, SMALLEST, overrides=[f"{key}=hunter-22"])
+    assert [each.where for each in found] == [f"--set {key}=..."]
+    assert "hunter" not in str(found[0])
+
+
+def test_one_broken_item_hides_no_problem_of_its_neighbours(tmp_path: Path) -> None:
+    content = (
+        "command: a\n"
+        "tasks: {worker: {count: x}, ps: {command: b}}\n"
+        "hosts: ['bad one', 5, {host: n1, gpu: 3}, 'n[5-1]', {slots: 2}, 'b c']\n"
+        "slurm: {nodes: 0, options: [x, 5, --wrap=a]}\n"
+    )
+    assert [each.where for each in problems(tmp_path, content)] == [
+        "cluster.yaml:2:25",
+        "cluster.yaml:2:43",
+        "cluster.yaml:3:9",
+        "cluster.yaml:3:20",
+        "cluster.yaml:3:34",
+        "cluster.yaml:3:46",
+        "cluster.yaml:3:53",
+        "cluster.yaml:3:65",
+        "cluster.yaml:4:16",
+        "cluster.yaml:4:29",
+        "cluster.yaml:4:32",
+        "cluster.yaml:4:35",
+    ]
 
 
 def test_a_secret_under_env(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ BAD = [
     Bad(f"{SMALLEST}hosts: [{{slots: 2}}]\n", "3:9", "missing 'host' in 'hosts.0'"),
     Bad("name: a\ntasks: {worker: 2, chief: 1}\n", "1:1", "missing 'command': chief"),
     Bad(f"{SMALLEST}backend: ssh\n", "3:10", "backend ssh needs 'hosts' (hosts: ["),
+    Bad(f"{SMALLEST}backend: ssh\nhosts: []\n", "4:8", "backend ssh needs 'hosts' ("),
     Bad(f"{SMALLEST}secrets: {{A: {{}}}}\n", "3:14", "secret A needs either 'file'"),
     Bad(
         f"{SMALLEST}hosts: h1\n",

@@ -53,6 +53,19 @@ class Cluster:
             check=False,
         )
 
+    def bash_line(self, script: str) -> subprocess.CompletedProcess[str]:
+        """A line of bash, where it is the shell that is looked at."""
+        return subprocess.run(
+            ["bash", "-c", script],
+            cwd=self.folder,
+            env=self.environ,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            check=False,
+        )
+
     def start(
         self,
         *words: str,

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import os
+import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import pytest
+
 _POLL_S = 0.01
+_PTRACE_ATTACH, _PTRACE_DETACH = 16, 17
 
 
 def eventually(
@@ -69,6 +74,35 @@ def _state(pid: int) -> bytes:
         line = Path(f"/proc/{pid}/stat").read_bytes()
         return line[line.rindex(b")") + 1 :].split()[0]
     return b""
+
+
+@contextmanager
+def frozen(pid: int) -> Iterator[None]:
+    """A child of ours that runs nothing, whatever signals it is sent, but KILL."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.ptrace(_PTRACE_ATTACH, pid, None, None) != 0:
+        pytest.skip(f"ptrace: {os.strerror(ctypes.get_errno())}")
+    os.waitpid(pid, os.WUNTRACED)
+    try:
+        yield
+    finally:
+        libc.ptrace(_PTRACE_DETACH, pid, None, None)  # fails where it was killed
+
+
+@contextmanager
+def few_files(folder: Path, count: int) -> Iterator[None]:
+    """A file system in memory for so many files at ``folder``. Needs root."""
+    folder.mkdir(mode=0o700, exist_ok=True)
+    options = f"nr_inodes={count},mode=700"
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], capture_output=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"cannot mount: {mounted.stderr.decode()}")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", folder], check=True)
 
 
 def children(pid: int) -> list[int]:

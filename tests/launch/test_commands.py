@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import time
+from contextlib import suppress
 
 import pytest
 
@@ -15,6 +16,7 @@ from tests.launch.cluster import COMMAND, Cluster, Running, plain
 from tests.launch.oracle import assert_nothing_left
 from tests.launch.terminal import Terminal
 from tests.pace import allow_s
+from tfcluster.stopping import stop
 
 UP = "echo up; until [ -e meeting ]; do sleep 0.02; done; echo down"
 DEAF = "trap '' TERM INT; echo up; while :; do sleep 0.1; done"
@@ -129,6 +131,58 @@ def test_many_stops_at_once_are_one(cluster: Cluster) -> None:
     # A second signal would have killed it before it was done.
     assert running.report()["tasks"][0]["exit_code"] == 0
     assert_nothing_left(running)
+
+
+def test_a_stop_that_was_killed_is_in_nobodys_way(cluster: Cluster) -> None:
+    running = cluster.bash(DEAF, "--set", "grace=20s").up()
+    gentle = subprocess.Popen(
+        [*COMMAND, "stop", running.run], env=cluster.environ, cwd=cluster.folder
+    )
+    running.wait_for("state", state="stopping")
+    gentle.kill()
+    gentle.wait()
+    (running.folder / "stop").touch()  # what earlier versions left
+    began = time.monotonic()
+    assert cluster.command("stop", "--now", running.run).returncode == 0
+    assert time.monotonic() - began < allow_s(15)
+    assert running.end(5) == 143
+    assert_nothing_left(running)
+
+
+def test_a_launcher_that_was_stopped_can_be_told_to_stop(cluster: Cluster) -> None:
+    running = cluster.bash(UP).up()
+    running.signal(signal.SIGSTOP)
+    assert cluster.command("stop", running.run).returncode == 0
+    assert running.end(5) == 143
+    assert_nothing_left(running)
+
+
+def test_a_launcher_that_does_not_react_is_killed(cluster: Cluster) -> None:
+    running = cluster.bash(DEAF, "--set", "grace=60s").up()
+    said: list[str] = []
+    with machine.frozen(running.process.pid):
+        view = stop(
+            running.run,
+            now=True,
+            environ=cluster.environ,
+            say=said.append,
+            patience_s=1,
+        )
+        assert str(view.state) == "lost"
+        assert not machine.carrying(f"TFCLUSTER_RUN={running.run}")
+    assert "does not react" in said[0]
+    assert running.end() == -signal.SIGKILL
+    assert_nothing_left(running, report=False)
+
+
+def test_stop_needs_no_room_in_the_state_folder(cluster: Cluster) -> None:
+    with machine.few_files(cluster.state, 40):
+        running = cluster.bash(UP).up()
+        with suppress(OSError):
+            for number in range(50):
+                (cluster.state / f"filler-{number}").touch()
+        assert cluster.command("stop", running.run).returncode == 0
+        assert running.end() == 143
 
 
 def test_stop_of_what_is_over_or_unknown(cluster: Cluster) -> None:

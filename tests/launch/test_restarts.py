@@ -32,6 +32,40 @@ def test_the_whole_group_starts_again_until_it_succeeds(cluster: Cluster) -> Non
     assert_nothing_left(running)
 
 
+LEAVES_A_DAEMON = """
+import os, signal, sys, time
+attempt = os.environ['TFCLUSTER_ATTEMPT']
+folder = os.environ['FOLDER']
+if attempt == '1':
+    pid = open(folder + '/pid').read()
+    print('daemon' if os.path.exists('/proc/' + pid) else 'alone')
+    sys.exit(0)
+if os.fork() == 0:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.setsid()
+    if os.fork() == 0:
+        with open(folder + '/new', 'w') as file:
+            file.write(str(os.getpid()))
+        os.rename(folder + '/new', folder + '/pid')
+        while True:
+            time.sleep(1)
+    os._exit(0)
+while not os.path.exists(folder + '/pid'):
+    time.sleep(0.01)
+sys.exit(3)
+"""
+
+
+def test_an_attempt_begins_when_nothing_of_the_last_one_is_left(
+    cluster: Cluster,
+) -> None:
+    options = ("--set", "restart.max=1", "--set", f"env.FOLDER={cluster.folder}")
+    running = cluster.python(LEAVES_A_DAEMON, *options)
+    assert running.end() == 0, running.err
+    assert running.text("worker:0").splitlines()[-1] == "alone"
+    assert_nothing_left(running)
+
+
 def test_giving_up_blames_the_last_failure(cluster: Cluster) -> None:
     script = "exit $((40 + TFCLUSTER_ATTEMPT))"
     running = cluster.bash(script, "--set", "restart.max=2")

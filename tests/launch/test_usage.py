@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
+import signal
 import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
-from tests.launch.cluster import Cluster, console_script
+from tests.launch.cluster import COMMAND, Cluster, console_script
 
 MISTAKES: dict[str, tuple[list[str], list[str]]] = {
     "a script for a file": (
@@ -50,6 +54,15 @@ MISTAKES: dict[str, tuple[list[str], list[str]]] = {
     "logs of no run": (["logs"], ["no runs yet"]),
     "no such file to plan": (["plan", "missing.yaml"], ["missing.yaml"]),
     "no file to plan": (["plan"], ["CONFIG"]),
+    "two files": (
+        ["launch", "one.yaml", "two.yaml"],
+        ["two.yaml", "tfcluster launch one.yaml -- two.yaml"],
+    ),
+    "a file and -n": (
+        ["launch", "one.yaml", "-n", "3"],
+        ["one.yaml", "tfcluster launch one.yaml --set tasks.worker=3"],
+    ),
+    "less than no lines": (["logs", "-n", "-3"], ["-3"]),
     "no such backend": (["init", "--backend", "pbs"], ["pbs"]),
 }
 
@@ -58,6 +71,7 @@ MISTAKES: dict[str, tuple[list[str], list[str]]] = {
 def test_a_mistake_is_told(cluster: Cluster, mistake: str) -> None:
     words, expected = MISTAKES[mistake]
     (cluster.folder / "train.py").write_text("print('hi')\n")
+    cluster.file("command: python train.py\ntasks: {worker: 2}\n", "one.yaml")
     done = cluster.command(*words)
     assert done.returncode == 2, done.stderr
     for word in expected:
@@ -131,3 +145,67 @@ def test_the_command_works_from_any_folder(cluster: Cluster) -> None:
     )
     assert "picked up" not in done.stdout + done.stderr
     assert done.returncode == 0, done.stderr
+
+
+def test_what_cannot_be_written_is_an_error_and_no_crash(cluster: Cluster) -> None:
+    path = cluster.file("command: python train.py\ntasks: {worker: 2}\n")
+    for words in (["plan", path], ["schema"], ["init"]):
+        with Path("/dev/full").open("wb") as full:
+            done = subprocess.run(
+                [*COMMAND, *words],
+                cwd=cluster.folder,
+                env=cluster.environ,
+                stdout=full,
+                stderr=subprocess.PIPE,
+                check=False,
+            )
+        assert done.returncode == 8
+        assert b"cannot write the answer to standard output: No space" in done.stderr
+        assert b"tfcluster itself" not in done.stderr
+    closed = cluster.bash_line(f"{shlex.join([*COMMAND, 'plan', path])} >&-")
+    assert closed.returncode == 8
+    assert "standard output is closed" in closed.stderr
+    for words in (["plan", path], ["schema"]):
+        command = (
+            f"{shlex.join([*COMMAND, *words])} | head -c1; exit ${{PIPESTATUS[0]}}"
+        )
+        piped = cluster.bash_line(command)
+        assert (piped.returncode, piped.stderr) == (0, "")
+
+
+def test_a_terminal_without_unicode_shows_escapes(cluster: Cluster) -> None:
+    folder = cluster.folder / "größe"
+    folder.mkdir()
+    path = folder / "cluster.yaml"
+    path.write_text("command: python train.py\ntasks: {worker: 2}\n")
+    path.chmod(0o600)
+    cluster.environ["PYTHONIOENCODING"] = "ascii"
+    done = cluster.command("plan", str(path))
+    assert done.returncode == 0, done.stderr
+    assert "gr\\xf6\\xdfe" in done.stdout
+
+
+def test_a_folder_that_was_deleted_is_said_to_be(cluster: Cluster) -> None:
+    (cluster.folder / "gone").mkdir()
+    command = shlex.join([*COMMAND, "launch", "-n", "1", "--", "true"])
+    done = cluster.bash_line(f"cd gone && rmdir ../gone && {command}")
+    assert done.returncode == 2
+    assert "the current folder does not exist any more" in done.stderr
+
+
+def test_ctrl_c_within_the_imports_ends_without_a_traceback(cluster: Cluster) -> None:
+    # The signal is sent while the command's own modules are imported.
+    code = (
+        "import builtins, os, signal, sys\n"
+        "real = builtins.__import__\n"
+        "def spy(name, *rest, **keys):\n"
+        "    if name == 'click':\n"
+        "        os.kill(os.getpid(), signal.SIGINT)\n"
+        "    return real(name, *rest, **keys)\n"
+        "builtins.__import__ = spy\n"
+        "import tfcluster.cli\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, check=False, timeout=30
+    )
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, b"")

@@ -24,6 +24,7 @@ from tfcluster.lifecycle.types import (
     StopTasks,
     TaskExited,
     TaskListening,
+    TaskSettled,
     TaskStarted,
 )
 from tfcluster.model import TaskId
@@ -93,24 +94,27 @@ class History:
         return self.feed(
             TaskExited(
                 task=task, attempt=attempt, code=code, signal=signal, cause=cause
-            )
+            ),
+            TaskSettled(task, attempt),
         )
 
     def obey(self, *tasks: TaskId) -> list[Action]:
-        """Tasks that were told to stop do so."""
-        return self.feed(
-            *(
+        """Tasks that were told to stop do so, and leave nothing behind."""
+        actions: list[Action] = []
+        for task in tasks:
+            attempt = self.state.tasks[task].attempt
+            actions += self.feed(
                 TaskExited(
                     task=task,
-                    attempt=self.state.tasks[task].attempt,
+                    attempt=attempt,
                     code=None,
                     signal="SIGTERM",
                     cause="ended by SIGTERM",
                     stopped=True,
-                )
-                for task in tasks
+                ),
+                TaskSettled(task, attempt),
             )
-        )
+        return actions
 
     def judged(self) -> list[Action]:
         """The moment in which failures are collected passes."""

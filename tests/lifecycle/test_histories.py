@@ -41,9 +41,11 @@ from tfcluster.lifecycle.types import (
     Phase,
     Replanned,
     Say,
+    SetRunState,
     Stalled,
     TaskExited,
     TaskListening,
+    TaskSettled,
     TaskStarted,
     TaskUnstartable,
 )
@@ -368,6 +370,46 @@ def test_a_silent_host_may_still_train_until_its_lease_is_over() -> None:
     history.judged()
     assert replans(history.obey(CHIEF, W1, W2)) == []
     assert replans(history.feed(Expired("lease h2"))) != []
+
+
+@pytest.mark.parametrize("restart_alone", [False, True])
+def test_a_restart_waits_for_what_the_last_attempt_left(*, restart_alone: bool) -> None:
+    history = History(plan(W0, W1, max_restarts=1, restart_alone=restart_alone))
+    history.up()
+    before = started(history.actions)
+    history.feed(TaskExited(task=W1, attempt=0, code=3, cause="x"))
+    history.judged()
+    if not restart_alone:
+        history.obey(W0)
+    assert started(history.actions) == before
+    again = started(history.feed(TaskSettled(W1, 0)))
+    assert again == ([W1] if restart_alone else [W0, W1])
+
+
+def test_what_a_lost_host_has_left_is_not_waited_for() -> None:
+    history = four()
+    history.feed(TaskExited(task=W0, attempt=0, code=3, cause="x"))
+    history.feed(HostLost("h2", "contact lost: reset"))
+    history.judged()
+    history.obey(CHIEF, W1, W2)
+    assert replans(history.actions) != []
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        (ExitCode.TIME_LIMIT, "the time limit is near"),
+        (ExitCode.HANGUP, "the terminal hung up"),
+        (ExitCode.TERMINATED, "told to stop"),
+        (ExitCode.INTERRUPTED, "interrupted"),
+    ],
+)
+def test_the_reason_of_an_end_says_who_wanted_it(code: ExitCode, reason: str) -> None:
+    history = History(plan(W0))
+    history.up()
+    actions = history.feed(Interrupted(code))
+    assert [a.reason for a in actions if isinstance(a, SetRunState)] == [reason]
+    assert any(isinstance(a, Say) and a.text.startswith(reason) for a in actions)
 
 
 def test_a_new_plan_that_comes_too_late_changes_nothing() -> None:

@@ -96,8 +96,15 @@ def test_nothing_of_the_record_is_open_to_others(
         assert stat.S_IMODE(path.lstat().st_mode) & 0o077 == 0, path
 
 
-def test_an_open_folder_is_refused_with_what_to_do(tmp_path: Path) -> None:
+def test_an_empty_folder_that_was_made_by_hand_becomes_private(tmp_path: Path) -> None:
     (tmp_path / "state").mkdir(mode=0o755)
+    found = state_dir({"TFCLUSTER_STATE_DIR": str(tmp_path / "state")})
+    assert found.stat().st_mode & 0o777 == 0o700
+
+
+def test_an_open_folder_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "state" / "runs").mkdir(parents=True)
+    (tmp_path / "state").chmod(0o755)
     text = _refused(tmp_path / "state")
     assert "open to others (0755)" in text
     assert f"chmod 700 {tmp_path / 'state'}" in text

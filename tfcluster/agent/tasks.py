@@ -225,6 +225,7 @@ class Tasks:
             self._shared.reports.send(
                 "swept", **task.key, **swept_keys(task.leftovers.values())
             )
+        self._send("settled", task)
         self._forget(task)
 
     def _forget(self, task: Task) -> None:

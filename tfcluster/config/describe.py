@@ -107,7 +107,7 @@ class _Describer:
         node = find(self._findings.root, keys).node
         if not isinstance(node, Scalar):
             filled = [
-                self._fill((*keys, index), word, keep_bare=True)
+                self._fill(self._findings.item(keys, index), word, keep_bare=True)
                 for index, word in enumerate(words)
             ]
         else:
@@ -182,14 +182,17 @@ class _Describer:
     def _secret(self, name: str, source: SecretSource) -> model.Secret:
         keys: Keys = ("secrets", name)
         if source.env is not None and source.env not in self._setting.environ:
-            self._findings.error((*keys, "env"), f"${source.env} is not set here")
+            # A name that is not like one may be the secret itself.
+            variable = f"${source.env}" if source.env.isupper() else "its variable"
+            self._findings.error((*keys, "env"), f"{variable} is not set here")
         path = self._path((*keys, "file"), source.file)
         if path is not None:
             if found := paths.secret_problem(path):
                 self._findings.error((*keys, "file"), *found)
             elif not paths.exists(path):
-                message = f"{str(path)!r} does not exist here"
-                self._findings.warn((*keys, "file"), message)
+                # What is not like a path may be the secret itself.
+                shown = repr(str(path)) if "/" in (source.file or "") else "its file"
+                self._findings.warn((*keys, "file"), f"{shown} does not exist here")
         return model.Secret(file=path, env=source.env)
 
     def _group(self, keys: Keys, task: Task) -> model.TaskGroup:

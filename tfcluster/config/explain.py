@@ -53,6 +53,8 @@ def explain(error: ErrorDetails, findings: Findings) -> None:
     elif kind == "extra_forbidden":
         place = findings.key_mark(path)
         message, hint = _unknown_key(path)
+    elif path[:1] == ("secrets",) and not of_key:
+        message, hint = _of_secret(kind, context, found)
     elif kind == "refused":
         message, hint = context["message"], context["hint"]
     elif not of_key and (misread := _misread(found)):
@@ -65,6 +67,19 @@ def explain(error: ErrorDetails, findings: Findings) -> None:
 
 
 _Words = tuple[str, str | None]
+
+
+def _of_secret(kind: str, context: Mapping[str, Any], found: Found) -> _Words:
+    """What is wrong, without what was written: that may be the secret itself."""
+    what = context["what"] if kind == "unfit" else _EXPECTED.get(kind, "")
+    if kind == "refused":
+        what = "the name of a variable"
+    inside = found.key is not None and found.name != "secrets"
+    name = found.name if inside else "NAME"
+    hint = f"say where its value is: {name}: {{file: ~/.secret}}, or {{env: NAME}}"
+    if found.name in SecretSource.model_fields:
+        hint = "its value is not shown here"
+    return f"{printable(found.name)!r} must be {what or 'something else'}", hint
 
 
 def _missing(path: Path) -> _Words:

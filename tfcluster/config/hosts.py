@@ -33,7 +33,9 @@ def host_entries(
     seen = _Seen()
     entries: list[HostEntry] = []
     for index, item in enumerate(items):
-        entries.extend(_expanded(item, ("hosts", index), findings, seen))
+        entries.extend(
+            _expanded(item, findings.item(("hosts",), index), findings, seen)
+        )
         if len(entries) > MAX_HOSTS:
             findings.error(("hosts",), f"more than {MAX_HOSTS} hosts")
             break

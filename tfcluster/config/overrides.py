@@ -17,15 +17,18 @@ from tfcluster.hostlist import HostlistError, split
 COMMAND_LINE = Mark("command line")
 _MAX_KEYS = 8
 """Dots in a key: more than cluster.yaml is deep."""
+_MANY_SLOTS = 1000
+"""Beyond it a port of ssh was meant, most likely."""
 _SLOTS = re.compile(r"(.+?):([0-9]+)", re.DOTALL)
 
 
 def override(root: Map, settings: Sequence[str], report: Report) -> Map:
     """``root`` with every ``KEY=VALUE`` applied in turn; null takes a key out."""
     for setting in settings:
-        mark = Mark(f"--set {printable(setting, 80)}")
         key, equals, written = setting.partition("=")
         path = key.split(".")
+        shown = f"{key}=..." if path[0] == "secrets" else setting
+        mark = Mark(f"--set {printable(shown, 80)}")
         if not equals or not all(path) or len(path) > _MAX_KEYS:
             report.error(mark, "not KEY=VALUE", "like --set tasks.worker=4")
             continue
@@ -105,15 +108,23 @@ def _hosts(written: str, mark: Mark, report: Report) -> list[Node]:
         items = split(written)
     except HostlistError as error:
         raise report.failed(mark, f"{printable(written)!r}: {error.message}") from error
-    return [_host(item, mark) for item, _ in items]
+    return [_host(item, mark, report) for item, _ in items]
 
 
-def _host(item: str, mark: Mark) -> Node:
-    slots = _SLOTS.fullmatch(item)
+def _host(item: str, mark: Mark, report: Report) -> Node:
+    user, at, name = item.rpartition("@")
+    slots = _SLOTS.fullmatch(name)
     # Several colons without brackets are IPv6 that wants brackets: said elsewhere.
-    if not slots or (":" in slots[1] and not slots[1].endswith("]")):
+    if slots and (":" not in slots[1] or slots[1].endswith("]")):
+        if int(slots[2]) > _MANY_SLOTS:
+            message = f"{slots[2]} tasks on {slots[1]}: behind ':' stand slots"
+            report.warn(mark, message, "the port of an sshd goes into a file")
+        nodes = {
+            "host": text(slots[1], mark),
+            "slots": Scalar(slots[2], mark, plain=True),
+        }
+    elif at:
+        nodes = {"host": text(name, mark)}
+    else:
         return text(item, mark)
-    return mapping(
-        mark,
-        {"host": text(slots[1], mark), "slots": Scalar(slots[2], mark, plain=True)},
-    )
+    return mapping(mark, {**nodes, "user": text(user, mark)} if at else nodes)

@@ -18,8 +18,9 @@ from tfcluster.config.loaded import Loaded
 from tfcluster.config.models import Cluster
 from tfcluster.config.overrides import COMMAND_LINE, from_flags, named, override
 from tfcluster.config.parse import parse
+from tfcluster.config.prune import without
 from tfcluster.config.report import Findings, Report
-from tfcluster.config.rules import check_rules
+from tfcluster.config.rules import check_rules, check_unused
 from tfcluster.config.scalars import EMPTY
 from tfcluster.config.source import read_file
 from tfcluster.config.tree import Map, Mark, Scalar, value
@@ -99,11 +100,12 @@ def _check(root: Map, report: Report, setting: Setting) -> Loaded:
     if findings.sound("ports", "tasks", "hosts", "backend"):
         check_ports(description, findings)
     report.check()
+    check_unused(cluster, findings)
     return Loaded(description=description, warnings=report.warnings())
 
 
 def _shape(findings: Findings) -> Cluster:
-    """The values, checked one by one; broken top-level keys are at their defaults."""
+    """The values, checked one by one; what is broken is left out."""
     data = value(findings.root)
     try:
         return Cluster.model_validate(data)
@@ -112,10 +114,15 @@ def _shape(findings: Findings) -> Cluster:
     for problem in problems:
         explain(problem, findings)
     findings.broken = frozenset(str(problem["loc"][0]) for problem in problems)
-    rest = dict(data) if isinstance(data, dict) else {}
-    for key in findings.broken:
-        rest.pop(key, None)
-    return Cluster.model_validate({"tasks": {"worker": 1}} | rest)
+    whole = dict(data) if isinstance(data, dict) else {}
+    rest, findings.left_out = without(whole, [p["loc"] for p in problems])
+    try:
+        return Cluster.model_validate({"tasks": {}} | rest)
+    except ValidationError:
+        # What is left of a key does not stand by itself: leave the key out.
+        findings.left_out = {}
+        rest = {k: v for k, v in whole.items() if k not in findings.broken}
+        return Cluster.model_validate({"tasks": {"worker": 1}} | rest)
 
 
 def as_name(text: str) -> str:

@@ -28,9 +28,14 @@ class Report:
         self.error(mark, message, hint)
         return ConfigError(self.errors())
 
+    @property
+    def sound(self) -> bool:
+        """No error was found so far."""
+        return all(problem.warning for _, problem in self._found)
+
     def check(self) -> None:
         """Raises ConfigError where there are errors: warnings then come with them."""
-        if any(not problem.warning for _, problem in self._found):
+        if not self.sound:
             raise ConfigError(self.errors())
 
     def errors(self) -> tuple[Problem, ...]:
@@ -59,11 +64,25 @@ class Findings:
         self.root = root
         self.report = report
         self.broken: frozenset[str] = frozenset()
-        """Top-level keys that could not be read, so that a default stands for them."""
+        """Top-level keys of which something could not be read and was left out."""
+        self.left_out: dict[Path, set[int]] = {}
+        """Items of lists that were left out, by the path of the list."""
 
     def sound(self, *keys: str) -> bool:
         """Whether what stands under these top-level keys is what was written."""
         return self.broken.isdisjoint(keys)
+
+    def is_written(self, key: str) -> bool:
+        """Whether this top-level key is given at all."""
+        return key in self.root.entries
+
+    def item(self, path: Path, index: int) -> Path:
+        """The path in the tree of the item ``index`` of those that could be read."""
+        for gone in sorted(self.left_out.get(path, ())):
+            if gone > index:
+                break
+            index += 1
+        return (*path, index)
 
     def error(self, path: Path, message: str, hint: str | None = None) -> None:
         self.report.error(self.mark(path), message, hint)

@@ -40,9 +40,10 @@ def strategy(cluster: Cluster) -> Strategy:
 
 def check_rules(cluster: Cluster, findings: Findings) -> None:
     if findings.sound("tasks"):
-        _check_tasks(cluster, findings)
+        _check_training(cluster, findings)
         if findings.sound("command"):
             _check_commands(cluster, findings)
+    _check_tasks(cluster, findings)
     if findings.sound("tasks", "runtime"):
         _check_strategy(cluster, findings)
         _check_runtime(cluster, findings)
@@ -51,18 +52,32 @@ def check_rules(cluster: Cluster, findings: Findings) -> None:
         _check_restart(cluster, findings)
     if findings.sound("env", "secrets"):
         _check_secrets(cluster, findings)
-    needs_hosts = findings.sound("backend", "hosts") and cluster.backend == "ssh"
-    if needs_hosts and not cluster.hosts:
-        message = "backend ssh needs 'hosts'"
-        findings.error(("backend",), message, "hosts: [node1, node2]")
+    if findings.sound("backend", "hosts"):
+        _check_hosts(cluster, findings)
     _check_options(cluster, findings)
+
+
+def check_unused(cluster: Cluster, findings: Findings) -> None:
+    """What a sound configuration says in vain."""
+    if cluster.hosts and not findings.is_written("backend"):
+        message = "'hosts' is not used: without 'backend' all tasks run here"
+        findings.warn(("hosts",), message, "backend: ssh; or backend: local")
+
+
+def _check_hosts(cluster: Cluster, findings: Findings) -> None:
+    if cluster.backend == "ssh" and not cluster.hosts:
+        path = ("hosts",) if findings.is_written("hosts") else ("backend",)
+        findings.error(path, "backend ssh needs 'hosts'", "hosts: [node1, node2]")
+
+
+def _check_training(cluster: Cluster, findings: Findings) -> None:
+    if not any(kind in groups(cluster) for kind in RANKED_TYPES):
+        message = "needs at least one worker or chief"
+        findings.error(("tasks",), message, "tasks: {worker: 2}")
 
 
 def _check_tasks(cluster: Cluster, findings: Findings) -> None:
     tasks = groups(cluster)
-    if not any(kind in tasks for kind in RANKED_TYPES):
-        message = "needs at least one worker or chief"
-        findings.error(("tasks",), message, "tasks: {worker: 2}")
     if "chief" in tasks and tasks["chief"].count > 1:
         message = f"only one chief is possible; found {tasks['chief'].count}"
         findings.error(("tasks", "chief", "count"), message, "the others are workers")
@@ -184,8 +199,8 @@ def _check_options(cluster: Cluster, findings: Findings) -> None:
     ):
         if options and not options[0].startswith("-"):
             message = f"{options[0]!r} is not an option: it does not begin with '-'"
-            findings.error((section, "options", 0), message)
+            findings.error(findings.item((section, "options"), 0), message)
         for index, option in enumerate(options):
             if option.partition("=")[0] in _DENIED_OPTIONS[section]:
                 message = f"option {option.partition('=')[0]} is not allowed"
-                findings.error((section, "options", index), message)
+                findings.error(findings.item((section, "options"), index), message)

@@ -57,6 +57,8 @@ class _HostSide:
     """Keys of the warm interpreters that are there, or will be."""
     warming: set[str] = field(default_factory=set)
     ready: bool = False
+    failed: bool = False
+    """It was reported as a host that cannot be made ready."""
     closing: bool = False
     gone: bool = False
 
@@ -114,14 +116,17 @@ class Hosts:
                 resolved = resolve(host.name) if named else ()
                 self._post(Opened(host.name, contact, resolved))
 
+    def _ports_of(self, side: _HostSide) -> int:
+        """How many ports the tasks of a host need."""
+        return sum(spec.ports for spec in self._job.on_host(side.host))
+
     def _hold(self, side: _HostSide) -> None:
         ports = self._job.description.ports
-        count = sum(spec.ports for spec in self._job.on_host(side.host))
         self.send(
             side.host.name,
             {
                 "type": "hold",
-                "count": count,
+                "count": self._ports_of(side),
                 "low": ports.low if ports else None,
                 "high": ports.high if ports else None,
             },
@@ -237,6 +242,9 @@ class Hosts:
         tail: tuple[str, ...] = (),
     ) -> list[Event]:
         """A host that cannot be made ready; all of them are told of together."""
+        if self._sides[host].failed:
+            return []
+        self._sides[host].failed = True
         self._failed.append(HostFailed(host, cause, code, tail))
         return self._failures()
 
@@ -275,6 +283,8 @@ class Hosts:
                     isinstance(port, int) for port in ports
                 ):
                     raise WireError("ports must be numbers")
+                if len(ports) < self._ports_of(side):
+                    return self._fail(host, _too_few_ports(frame, self._job))
                 side.ports = ports
             case "warmed":
                 side.warming.discard(_key(frame))
@@ -391,6 +401,14 @@ class Hosts:
 
     def is_warm(self, host: str, key: str | None) -> bool:
         return key in self._sides[host].warm
+
+
+def _too_few_ports(frame: Frame, job: Job) -> str:
+    """The agent's own reason, with what a person can change."""
+    cause = frame.get("cause") or "too few ports are free"
+    if job.description.ports is None:
+        return f"{cause}"
+    return f"{cause} (end what uses them, or give 'ports' another range, or auto)"
 
 
 def _key(frame: dict[str, Any]) -> str:

@@ -45,6 +45,10 @@ from tfcluster.tfconfig import Cluster
 
 _FLUSH_S = 5.0
 _MAX_NAME = 64
+_WHY_ENDED = {
+    ExitCode.TIME_LIMIT: "the scheduler ended the job: its time limit was reached",
+    ExitCode.PREEMPTED: "the scheduler ended the job: it was preempted",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,8 +249,11 @@ class Launch:
             return job.on_fewer(left, _looking_in(job.description))
 
         finish = Driver(job, hosts, queue, journal, show, replan, on_fewer).run()
-        finish = self._explained(finish, environ)
-        journal.event("end", state=str(finish.state), exit_code=int(finish.exit_code))
+        finish, why = self._explained(finish, environ)
+        if why is not None:
+            show.say(why)
+        state, code = str(finish.state), int(finish.exit_code)
+        journal.event("end", state=state, exit_code=code, reason=why)
         view = journal.view()
         if not writer.flush(_FLUSH_S):
             show.say(f"warning: the record is incomplete: {writer.trouble}")
@@ -257,12 +264,19 @@ class Launch:
         show.end(view)
         return finish
 
-    def _explained(self, finish: Finish, environ: Mapping[str, str]) -> Finish:
-        """Who told us to end may have been the scheduler, for a reason of its own."""
+    def _explained(
+        self, finish: Finish, environ: Mapping[str, str]
+    ) -> tuple[Finish, str | None]:
+        """Who told us to end may have been the scheduler, for a reason of its own.
+
+        The second value says so in words.
+        """
         if self.lender is None or finish.exit_code is not ExitCode.TERMINATED:
-            return finish
-        reason = self.lender.why_ending(environ)
-        return finish if reason is None else replace(finish, exit_code=reason)
+            return finish, None
+        code = self.lender.why_ending(environ)
+        if code is None:
+            return finish, None
+        return replace(finish, exit_code=code), _WHY_ENDED.get(code)
 
 
 def _identity(job: Job) -> dict[str, Any]:

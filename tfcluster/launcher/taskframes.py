@@ -15,6 +15,7 @@ from tfcluster.lifecycle.types import (
     HostTold,
     TaskExited,
     TaskListening,
+    TaskSettled,
     TaskStarted,
     TaskUnstartable,
 )
@@ -30,6 +31,7 @@ _OF_TASKS = frozenset(
         "intruder",
         "failed",
         "exited",
+        "settled",
         "event",
     ]
 )
@@ -124,6 +126,8 @@ class TaskFrames:
                 return [TaskUnstartable(task, attempt, _text(frame, "cause"))]
             case "exited":
                 return [self._exited(key, frame, now)]
+            case "settled":
+                return [TaskSettled(task, attempt)]
             case "event":
                 self._said(key, frame.get("event"), now)
         return []

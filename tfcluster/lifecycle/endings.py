@@ -26,6 +26,12 @@ from tfcluster.lifecycle.types import (
 )
 from tfcluster.states import RunState, TaskState
 
+_WORDS = {
+    ExitCode.INTERRUPTED: "interrupted",
+    ExitCode.HANGUP: "the terminal hung up",
+    ExitCode.TIME_LIMIT: "the time limit is near",
+}
+
 EVALUATOR_GRACE_S = 60.0
 """How long an evaluator may go on after the training has succeeded."""
 
@@ -33,7 +39,7 @@ EVALUATOR_GRACE_S = 60.0
 def stop_gently(state: State, code: ExitCode) -> Result:
     by_hand = code is ExitCode.INTERRUPTED
     state = replace(state, signal="INT" if by_hand else "TERM")
-    word = "interrupted" if by_hand else "told to stop"
+    word = _WORDS.get(code, "told to stop")
     tip = " (press Ctrl-C again to kill them)" if by_hand else ""
     state, actions = end(state, reason=word)
     grace = f"{state.plan.grace_s:g} s"

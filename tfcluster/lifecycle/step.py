@@ -77,10 +77,12 @@ from tfcluster.lifecycle.types import (
     State,
     TaskExited,
     TaskListening,
+    TaskSettled,
     TaskStarted,
     TaskStatus,
     TaskUnstartable,
 )
+from tfcluster.model import TaskId
 from tfcluster.states import RunState, TaskState
 
 
@@ -173,6 +175,14 @@ def _(event: TaskListening, state: State) -> Result:
     if status.attempt != event.attempt:
         return state, []
     return with_task(state, event.task, replace(status, listening=True)), []
+
+
+@_on.register
+def _(event: TaskSettled, state: State) -> Result:
+    status = state.tasks[event.task]
+    if status.attempt != event.attempt:
+        return state, []
+    return with_task(state, event.task, replace(status, settled=True)), []
 
 
 @_on.register
@@ -307,7 +317,7 @@ def _due(state: State) -> Result:
     if state.phase is Phase.TRAINING:
         return _due_in_training(state)
     if state.phase is Phase.RESTARTING:
-        if any(not state.tasks[task].state.final for task in state.restarting):
+        if not all(_is_over(state, task) for task in state.restarting):
             return state, []
         if lost := lost_hosts(state):
             if lost & state.awaiting:
@@ -326,6 +336,13 @@ def _due(state: State) -> Result:
     if state.phase is Phase.ENDING:
         return _due_in_ending(state)
     return state, []
+
+
+def _is_over(state: State, task: TaskId) -> bool:
+    """It has ended, and nothing of it can disturb its next attempt."""
+    status = state.tasks[task]
+    gone = state.hosts[state.plan.tasks[task]] is HostState.GONE
+    return status.state.final and (status.settled or gone)
 
 
 def _due_in_training(state: State) -> Result:

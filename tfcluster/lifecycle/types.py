@@ -122,6 +122,14 @@ class TaskExited:
 
 
 @dataclass(frozen=True, slots=True)
+class TaskSettled:
+    """Nothing of what it had started is left."""
+
+    task: TaskId
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
 class TaskUnstartable:
     """It could not be started, or something else has its port."""
 
@@ -177,6 +185,7 @@ Event = (
     | TaskStarted
     | TaskListening
     | TaskExited
+    | TaskSettled
     | TaskUnstartable
     | Replanned
     | Interrupted
@@ -321,6 +330,8 @@ class TaskStatus:
     state: TaskState = TaskState.PENDING
     attempt: int = 0
     listening: bool = False
+    settled: bool = False
+    """What it had started itself is gone, too."""
 
 
 class Phase(Enum):

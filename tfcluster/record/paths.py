@@ -97,12 +97,21 @@ def state_dir(environ: Mapping[str, str]) -> Path:
         created = _make_folders(path)
         _refuse_foreign_ways(path)
         found = path.stat()
+        if not created and _is_ours_and_empty(path, found):
+            path.chmod(FOLDER_MODE)
+            found = path.stat()
     except OSError as error:
         raise ResourceError(
             f"cannot use the state folder {path}: {error.strerror}", hint=_ELSEWHERE
         ) from error
     refuse_open_folder(path, found, created=created)
     return path
+
+
+def _is_ours_and_empty(path: Path, found: os.stat_result) -> bool:
+    """A folder that was made for us by hand: nothing in it was open to anybody."""
+    ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+    return ours and bool(found.st_mode & 0o077) and not any(path.iterdir())
 
 
 def names_dir(state: Path) -> Path:

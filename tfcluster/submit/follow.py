@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from queue import Empty, SimpleQueue
 
+from tfcluster.console.output import say
 from tfcluster.console.sanitise import sanitise
 from tfcluster.console.screen import Screen
 from tfcluster.console.views.failures import failure
@@ -255,7 +256,7 @@ class _Watch:
 
 def _say(text: str) -> None:
     """When the screen is closed."""
-    sys.stderr.write(sanitise(text) + "\n")
+    say(sanitise(text))
 
 
 def _reread(paths: RunPaths) -> RunView:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from tfcluster.console.output import say
 from tfcluster.errors import ExitCode, TfclusterError
 from tfcluster.launcher.launch import check
 from tfcluster.record.events import read_events
@@ -66,5 +66,5 @@ def _again(first: RunPaths, given: handover.Handover) -> RunPaths:
         why = f"its host was lost, and its job began again as {paths.run}"
         settle(latest, RunState.LOST, ExitCode.PREEMPTED, why)
     replace_json(latest.root / _NEXT, {"run": paths.run})
-    sys.stderr.write(f"the job was requeued: {paths.run} follows {latest.run}\n")
+    say(f"the job was requeued: {paths.run} follows {latest.run}")
     return paths

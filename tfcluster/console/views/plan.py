@@ -18,10 +18,18 @@ _TOLD_ELSEWHERE = ("TF_CONFIG", "TFCLUSTER_TASK", "TFCLUSTER_RANK")
 _NAMED = 8
 
 
+_OWN_START = ("TFCLUSTER_", "TF_GRPC_REUSE_PORT", "PYTHONUNBUFFERED", "PYTHONHASHSEED")
+"""What tfcluster sets for its own parts, beside what was asked for."""
+
+
 def plan(
-    document: Json, origins: Mapping[str, str] | None = None, style: Style = PLAIN
+    document: Json,
+    origins: Mapping[str, str] | None = None,
+    style: Style = PLAIN,
+    *,
+    full: bool = False,
 ) -> list[str]:
-    """Hosts, tasks and where values came from.
+    """Hosts, tasks and where values came from; ``full``: with all variables.
 
     ``document`` is what ``plan --json`` prints; instead of a ``tf_config`` in every
     task it may have the ``cluster`` once. ``origins``: dotted key -> place.
@@ -39,7 +47,7 @@ def plan(
         lines += _section("files", [text], style)
     for kind, group in _groups(tasks).items():
         title = f"{_word(kind)}: {plural(len(group), 'task')}"
-        lines += _section(title, _group(group), style)
+        lines += _section(title, _group(group if full else _plain(group)), style)
     lines += _section("TF_CONFIG of each task", _cluster(document, tasks), style)
     if origins:
         rows = [(_word(key), _word(place)) for key, place in origins.items()]
@@ -63,7 +71,21 @@ def _hosts(hosts: Sequence[Json]) -> list[str]:
         (_word(fold(names)), str(len(names)) if len(names) > 1 else "", *kind)
         for kind, names in alike
     ]
-    return table([(n, f"{c} hosts, each" if c else "", s, g) for n, c, s, g in rows])
+    return table([(n, _hosts_of(c, s or g), s, g) for n, c, s, g in rows])
+
+
+def _hosts_of(count: str, each: str) -> str:
+    """``4 hosts``, and ``each`` where it is said what each of them has."""
+    return f"{count} hosts{', each' if each else ''}" if count else ""
+
+
+def _plain(tasks: Sequence[Json]) -> list[Json]:
+    """The tasks without the variables that only the parts of tfcluster read."""
+
+    def kept(env: Mapping[str, Any]) -> dict[str, Any]:
+        return {k: v for k, v in env.items() if not k.startswith(_OWN_START)}
+
+    return [{**task, "env": kept(task.get("env") or {})} for task in tasks]
 
 
 def _count(host: Json, key: str, noun: str) -> str:
