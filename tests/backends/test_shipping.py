@@ -5,16 +5,20 @@ from __future__ import annotations
 import ast
 import io
 import json
+import os
+import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tfcluster import __version__
 from tfcluster.backends.shipping import agent_argv, pack, parcel
+from tfcluster.loading import PACKAGE_ROOT
 from tfcluster.wire import PROTOCOL, encode
 
 OPEN = {
@@ -59,6 +63,60 @@ def test_nothing_but_the_cache_is_left_and_it_is_private(tmp_path: Path) -> None
     (home,) = (tmp_path / ".cache" / "tfcluster").iterdir()
     for path in home.rglob("*"):
         assert path.stat().st_mode & 0o077 == 0
+
+
+def _cached(home: Path) -> Path:
+    (found,) = (home / ".cache" / "tfcluster").iterdir()
+    return found
+
+
+def _remove_a_module(cached: Path) -> None:
+    shutil.rmtree(cached / "tfcluster" / "agent")
+
+
+def _cut_a_module(cached: Path) -> None:
+    path = cached / "tfcluster" / "agent" / "supervisor.py"
+    path.write_bytes(path.read_bytes()[:3000])
+
+
+def _cut_byte_code(cached: Path) -> None:
+    (path,) = (cached / "tfcluster" / "agent" / "__pycache__").glob("supervisor.*")
+    path.write_bytes(path.read_bytes()[:3000])
+
+
+@pytest.mark.parametrize("damage", [_remove_a_module, _cut_a_module, _cut_byte_code])
+def test_a_damaged_copy_is_mended(
+    tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    assert ship(tmp_path, parcel().data).returncode == 0
+    damage(_cached(tmp_path))
+    done = ship(tmp_path, parcel().data)
+    assert done.returncode == 0, done.stderr
+    cached = _cached(tmp_path)  # and nothing lies beside it
+    source = Path(PACKAGE_ROOT) / "tfcluster" / "agent" / "supervisor.py"
+    copy = cached / "tfcluster" / "agent" / "supervisor.py"
+    assert copy.read_bytes() == source.read_bytes()
+
+
+def test_what_killed_agents_have_left_half_unpacked_is_removed(tmp_path: Path) -> None:
+    folder = tmp_path / ".cache" / "tfcluster"
+    for name, age_s in (("tmpold", 7200), ("tmpnew", 0)):
+        (folder / name / "tfcluster").mkdir(parents=True)
+        os.utime(folder / name, times=(time.time() - age_s,) * 2)
+    folder.chmod(0o700)
+    assert ship(tmp_path, parcel().data).returncode == 0
+    names = {path.name for path in folder.iterdir()}
+    assert "tmpold" not in names
+    assert "tmpnew" in names  # another agent may be at work on it
+
+
+def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / ".cache").write_text("not a folder")
+    done = ship(tmp_path, parcel().data)
+    assert done.returncode == 1
+    said = done.stderr.decode()
+    assert f"cannot keep the agent in {tmp_path}/.cache/tfcluster: Not a dir" in said
+    assert "XDG_CACHE_HOME" in said
 
 
 @pytest.mark.parametrize("share", [0.0, 0.0001, 0.5])

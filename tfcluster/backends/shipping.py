@@ -1,9 +1,9 @@
 """The agent for hosts that have nothing but Python: sent over the channel, and kept.
 
-Three things go over the channel before the first frame: a program of a few lines, its
-end, and the source of what hosts need of this package. The program checks its hash and
-unpacks it, once for each version, into the user's cache folder. Nothing else is left on
-the host.
+Three things go over the channel before the first frame: a short program, its end, and
+the source of what hosts need of this package. The program unpacks that into the user's
+cache folder, once for each version, and compares what lies there with what has come
+each time. Nothing else is left on the host.
 """
 
 from __future__ import annotations
@@ -55,32 +55,103 @@ while len(data) < size:
     if not part:
         sys.exit("tfcluster: the channel ended before the agent had come")
     data += part
+import zlib
+try:
+    data = memoryview(zlib.decompress(data, 31))
+except zlib.error:
+    sys.exit("tfcluster: the agent was damaged on its way")
 os.umask(0o077)
 cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
 folder = os.path.join(cache, "tfcluster")
 home = os.path.join(folder, digest[:32])
-new = not os.path.isdir(home)
-if new:
-    # Not before: to import these takes as long as to start the agent.
-    import hashlib, io, tarfile, tempfile
-    if hashlib.sha256(data).hexdigest() != digest:
-        sys.exit("tfcluster: the agent was damaged on its way")
-os.makedirs(folder, mode=0o700, exist_ok=True)
-status = os.stat(folder)
-if status.st_uid != os.geteuid() or status.st_mode & 0o022:
-    sys.exit("tfcluster: others may write to " + folder)
-if new:
-    fresh = tempfile.mkdtemp(dir=folder)
-    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
-        archive.extractall(fresh)
+
+def files():
+    # The members of a plain ustar archive: a header of 512 bytes, then the bytes.
+    at = 0
+    while at < len(data) and data[at]:
+        head = bytes(data[at:at + 512])
+        name, start = head[345:500].rstrip(bytes(1)), head[:100].rstrip(bytes(1))
+        name = name + b"/" + start if name else start
+        length = int(head[124:136].rstrip(bytes(1)), 8)
+        yield os.fsdecode(name), data[at + 512:at + 512 + length]
+        at += 512 + (length + 511) // 512 * 512
+
+def whole():
+    # A cleaner or a power cut may have damaged what was unpacked here before.
     try:
-        os.rename(fresh, home)
-    except OSError:  # another agent was faster
-        import shutil
+        for name, content in files():
+            with open(os.path.join(home, name), "rb", 0) as file:
+                if file.read() != content:
+                    return False
+    except OSError:
+        return False
+    return True
+
+def unpack():
+    import shutil, tempfile, time
+    for name in os.listdir(folder):
+        old = os.path.join(folder, name)
+        if name.startswith("tmp") and time.time() - os.lstat(old).st_mtime > 3600:
+            shutil.rmtree(old, ignore_errors=True)
+    fresh = tempfile.mkdtemp(dir=folder)
+    try:
+        made = set()
+        for name, content in files():
+            path = os.path.join(fresh, name)
+            if os.path.dirname(path) not in made:
+                os.makedirs(os.path.dirname(path), exist_ok=True)
+                made.add(os.path.dirname(path))
+            with open(path, "wb") as file:
+                file.write(content)
+        for _ in range(3):
+            try:
+                os.rename(fresh, home)
+                return
+            except OSError:
+                if whole():  # another agent was faster
+                    return
+                aside = tempfile.mkdtemp(dir=folder)
+                try:
+                    os.rename(home, aside)
+                except OSError:
+                    pass
+                shutil.rmtree(aside, ignore_errors=True)
+    finally:
         shutil.rmtree(fresh, ignore_errors=True)
-del data
+
+def load():
+    import importlib
+    importlib.invalidate_caches()
+    from tfcluster.agent import main, guard, supervisor
+    return main
+
+def forget():
+    # Its byte code is damaged, then: nobody compares that with anything.
+    import shutil
+    shutil.rmtree(home, ignore_errors=True)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "tfcluster"]:
+        del sys.modules[name]
+
+try:
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    status = os.stat(folder)
+    if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+        sys.exit("tfcluster: others may write to " + folder)
+    if not whole():
+        unpack()
+except OSError as error:
+    why = error.strerror or str(error)
+    hint = "make room there, or set XDG_CACHE_HOME for this host to another folder"
+    said = "tfcluster: cannot keep the agent in {{}}: {{}} ({{}})"
+    sys.exit(said.format(folder, why, hint))
 sys.path.insert(0, home)
-from tfcluster.agent import main
+try:
+    main = load()
+except (ImportError, EOFError, ValueError, TypeError, SyntaxError):
+    forget()
+    unpack()
+    main = load()
+del data
 sys.exit(main([]))
 """
 
