@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from tfcluster.console.output import put, say
-from tfcluster.console.sanitise import sanitise
+from tfcluster.console.sanitise import sanitise, settle
 from tfcluster.console.style import is_terminal, style_of
 from tfcluster.console.views.status import status as status_view
 from tfcluster.console.views.status import status_line
@@ -69,7 +69,7 @@ def logs(
     style = style_of(sys.stdout, environ, files)
     for task, lines in batches:
         prefix = style.prefix(task) if len(files) > 1 else ""
-        put("".join(f"{prefix}{sanitise(line)}\n" for line in lines))
+        put("".join(f"{prefix}{sanitise(settle(line))}\n" for line in lines))
     return 0
 
 

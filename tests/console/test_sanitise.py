@@ -145,3 +145,25 @@ def test_plain_text_costs_nearly_nothing() -> None:
     for line in lines:
         sanitise(line)
     assert time.process_time() - began_s < allow_s(1)
+
+
+def test_a_bar_of_keras_shows_its_last_state() -> None:
+    first = "1/8 ━━━━ 1s 200ms/step - loss: 0.65"
+    last = "8/8 ━━━━ 0s 3ms/step - loss: 0.41 "
+    line = f"{first}{chr(8) * len(first)}\r{last}"
+    assert settle(line) == last
+    assert settle(f"{first}{chr(8) * len(first)}") == first
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ("10%\b\b\b20%", "20%"),
+        ("|\b/\b-", "-"),
+        ("abc\b\b\b\b\bX", "Xbc"),
+        ("\b\b", ""),
+        ("a\r\b\b", "a"),
+    ],
+)
+def test_backspaces_overwrite(line: str, shown: str) -> None:
+    assert settle(line) == shown

@@ -37,5 +37,22 @@ def test_the_optimizer_with_most_gradients_is_counted() -> None:
         ours.shutdown(socket.SHUT_WR)
         events = [json.loads(line) for line in theirs.makefile()]
     assert [event["step"] for event in events] == [1, 5, 9, 12]
-    assert [event["steps_per_s"] for event in events] == [2.0, 4.0, 4.0, 4.0]
-    assert {event["wait_share"] for event in events} == {0.0}
+    assert [event["steps_per_s"] for event in events] == [None, 4.0, 4.0, 4.0]
+    assert {event["wait_share"] for event in events[1:]} == {0.0}
+
+
+def test_a_short_run_tells_the_pace_of_its_steps_without_the_first() -> None:
+    ours, theirs = socket.socketpair()
+    clock = Clock()
+    reporter = Reporter(ours, clock)
+    group = Group(HostTransport(Member(0, 1, TOKEN), ["127.0.0.1:1"]))
+    pace = Pace(reporter, group, clock)
+    clock.now += 6.0
+    for _ in range(24):
+        pace.applied("sgd")
+        clock.now += 0.025
+    reporter.flush()
+    with ours, theirs:
+        ours.shutdown(socket.SHUT_WR)
+        *_, last = [json.loads(line) for line in theirs.makefile()]
+    assert (last["step"], last["steps_per_s"]) == (24, 40.0)

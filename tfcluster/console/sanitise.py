@@ -23,6 +23,9 @@ _HOSTILE = re.compile(
 )
 
 
+_BLANK = "\b \t"
+
+
 def sanitise(text: str) -> str:
     """Text of any number of lines, as it may be written to a terminal.
 
@@ -46,14 +49,27 @@ def sanitise_word(text: str) -> str:
 
 
 def settle(line: str) -> str:
-    """What a terminal would show of a line in which carriage returns overwrite.
+    """What a terminal would show of a line in which text overwrites other text.
 
-    Progress bars are such lines: their last state is what counts.
+    Progress bars are such lines: their last state is what counts. They go back by a
+    carriage return, or by as many backspaces as they have written.
     """
-    if "\r" not in line:
-        return line
-    states = [state for state in line.split("\r") if state.strip()]
-    return states[-1] if states else ""
+    if "\r" in line:
+        states = [state for state in line.split("\r") if state.strip(_BLANK)]
+        line = states[-1] if states else ""
+    return _overwritten(line) if "\b" in line else line
+
+
+def _overwritten(line: str) -> str:
+    shown: list[str] = []
+    at = 0
+    for character in line:
+        if character == "\b":
+            at = max(0, at - 1)
+            continue
+        shown[at : at + 1] = character
+        at += 1
+    return "".join(shown)
 
 
 def _visible(match: re.Match[str]) -> str:

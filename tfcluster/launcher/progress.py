@@ -154,4 +154,5 @@ def _silent(tasks: Iterable[TaskId], answers: Mapping[TaskId, Answer]) -> str:
     mute = [task for task in tasks if task not in answers]
     if not mute:
         return ""
-    return f" ({_names(mute)} did not answer; stopped, or stuck outside Python?)"
+    why = "stopped, stuck outside Python, or without TensorFlow so far"
+    return f" ({_names(mute)} did not answer: {why})"

@@ -13,6 +13,7 @@ from tfcluster.console.views.failures import failure
 from tfcluster.console.views.live import running, starting, stopping
 from tfcluster.console.views.outcome import outcome
 from tfcluster.hostlist import fold
+from tfcluster.launcher.echo import Echo, is_debugging
 from tfcluster.launcher.exposure import exposure_warning
 from tfcluster.launcher.job import Job
 from tfcluster.model import TaskId
@@ -26,15 +27,20 @@ _CLOSE_S = 5.0
 class Show:
     """Words for a person; never in the way of the run."""
 
-    def __init__(self, screen: Screen) -> None:
+    def __init__(
+        self, screen: Screen, job: Job | None = None, *, everything: bool = False
+    ) -> None:
         self._screen = screen
+        self._job = job
+        self._echo = Echo(self._has_gpus, everything=everything)
         self._next_live_s = 0.0
 
     @classmethod
     def on_terminal(
         cls, job: Job, out: TextIO, err: TextIO, environ: Mapping[str, str]
     ) -> Show:
-        return cls(Screen(out, err, environ=environ, tasks=map(str, job.specs)))
+        screen = Screen(out, err, environ=environ, tasks=map(str, job.specs))
+        return cls(screen, job, everything=is_debugging(environ))
 
     def begin(self, job: Job) -> None:
         """The run id comes first, then what somebody should know."""
@@ -51,6 +57,7 @@ class Show:
 
     def ports(self, job: Job, ports: Mapping[TaskId, int]) -> None:
         """TensorFlow's servers take orders from anybody who can reach them."""
+        self._job = job
         exposed = [task for task in ports if job.runs_tensorflow_server(task)]
         away = {job.specs[task].place.host.name for task in exposed}
         if job.description.backend == "local":
@@ -74,7 +81,16 @@ class Show:
             )
 
     def log(self, task: str, lines: Sequence[str], skipped: int) -> None:
-        self._screen.log(task, lines, skipped=skipped)
+        if (chosen := self._echo.chosen(task, lines)) or skipped:
+            self._screen.log(task, chosen, skipped=skipped)
+
+    def _has_gpus(self, task: str) -> bool | None:
+        spec = None if self._job is None else self._job.specs.get(TaskId.parse(task))
+        if spec is None:
+            return None
+        share, there = spec.place.gpus, spec.place.host.gpus
+        known = there if share is None else share
+        return None if known is None else bool(known)
 
     def say(self, text: str) -> None:
         self._screen.say(text)

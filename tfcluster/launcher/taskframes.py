@@ -68,6 +68,7 @@ class TaskFrames:
         self._facts: dict[tuple[TaskId, int], dict[str, Any]] = {}
         self._causes: dict[tuple[TaskId, int], str] = {}
         self._said_count: dict[tuple[TaskId, int], int] = {}
+        self._warned: set[str] = set()
 
     def facts(self, task: TaskId, attempt: int) -> dict[str, Any]:
         """What the record should say of an attempt beside its state."""
@@ -179,7 +180,7 @@ class TaskFrames:
                     "task", task=str(task), attempt=attempt, phase=phase
                 )
             case "warning":
-                self._note(f"{task}: {str(event.get('text'))[:_MAX_TEXT]}")
+                self._warn(task, str(event.get("text"))[:_MAX_TEXT])
             case "failure":
                 self._causes[key] = str(event.get("cause"))[:_MAX_TEXT]
             case "stack":
@@ -189,6 +190,12 @@ class TaskFrames:
                 self._journal.event(
                     "stack", task=str(task), text=str(event.get("text"))
                 )
+
+    def _warn(self, task: TaskId, text: str) -> None:
+        """Ranks that run the same program have the same to say: once is enough."""
+        if text not in self._warned:
+            self._warned.add(text)
+            self._note(f"warning: {task}: {text}")
 
     def _may_say_more(self, key: tuple[TaskId, int]) -> bool:
         """What a task says goes into the record, so there has to be an end of it."""

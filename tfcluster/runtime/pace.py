@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -34,7 +35,9 @@ class Pace:
         self._clock = clock
         self._steps: Counter[str] = Counter()
         self._window = _Window(clock(), 0, 0.0)
-        self._rates = (0.0, 0.0)
+        self._is_first = True
+        """The window is the first one, whose rate is told while it fills."""
+        self._rates = (math.nan, math.nan)
 
     @property
     def steps(self) -> int:
@@ -47,9 +50,13 @@ class Pace:
         if self.steps == before:
             return
         now = _Window(self._clock(), self.steps, self._waits.waited_s)
-        if not before or now.time_s - self._window.time_s >= _WINDOW_S:
-            self._rates = now.rates_since(self._window)
+        if not before:
+            # The first step has traced and compiled, and says nothing of the others.
             self._window = now
+        elif (full := now.time_s - self._window.time_s >= _WINDOW_S) or self._is_first:
+            self._rates = now.rates_since(self._window)
+            if full:
+                self._window, self._is_first = now, False
         self._reporter.step(self.steps, *self._rates)
 
 

@@ -7,9 +7,11 @@ frames above it are left out of its tracebacks. Knows neither tasks nor TensorFl
 from __future__ import annotations
 
 import builtins
+import os
 import pkgutil
 import runpy
 import sys
+import sysconfig
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader, SourcelessFileLoader
@@ -142,19 +144,25 @@ def _fresh_main() -> ModuleType:
 Hook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
 
 
-_UNSEEN = (__name__, "tfcluster.runtime.importing")
-"""Modules whose frames are of no interest to the author of a program."""
+_OURS = "tfcluster."
 
 
 def _without_our_frames(error: BaseException, hook: Hook) -> Hook:
     """``hook`` for ``sys.excepthook``, shown the program's own part of the traceback.
 
     Python itself calls it at the very end, after which it exits as it must: with 1, or
-    by the signal after a KeyboardInterrupt.
+    by the signal after a KeyboardInterrupt. With TFCLUSTER_DEBUG=1 all is shown.
     """
+    if os.environ.get("TFCLUSTER_DEBUG", "") not in ("", "0"):
+        return hook
+    entries = list(_parts(error.__traceback__))
+    ours = _is_ours(type(error).__module__)
+    if ours:
+        # Where the program called into us is what its author can do something about.
+        entries = entries[: 1 + max(_places_of_program(entries), default=-1)]
     traceback: TracebackType | None = None
-    for module, part in reversed(list(_parts(error.__traceback__))):
-        if module not in _UNSEEN:
+    for module, part in reversed(entries):
+        if not _is_ours(module):
             traceback = TracebackType(
                 traceback, part.tb_frame, part.tb_lasti, part.tb_lineno
             )
@@ -165,9 +173,33 @@ def _without_our_frames(error: BaseException, hook: Hook) -> Hook:
         if value is error:
             found = sys.last_traceback = traceback
             value.__traceback__ = traceback
+            if ours:
+                value.__cause__ = value.__context__ = None
+            if getattr(kind, "of_another_rank", False):
+                # Its own rank shows what has happened, and where.
+                sys.stderr.write(f"{kind.__name__}: {value}\n")
+                return
         hook(kind, value, found)
 
     return show
+
+
+def _is_ours(module: str) -> bool:
+    return module.startswith(_OURS)
+
+
+def _places_of_program(
+    entries: Sequence[tuple[str, TracebackType]],
+) -> Iterator[int]:
+    """Which entries are neither ours nor of an installed or standard library."""
+    folders = tuple({sysconfig.get_path(name) for name in _LIBRARIES})
+    for at, (module, part) in enumerate(entries):
+        file = part.tb_frame.f_code.co_filename
+        if not _is_ours(module) and not file.startswith(folders):
+            yield at
+
+
+_LIBRARIES = ("stdlib", "platstdlib", "purelib", "platlib")
 
 
 def _parts(traceback: TracebackType | None) -> Iterator[tuple[str, TracebackType]]:

@@ -18,6 +18,7 @@ from tfcluster.console.sanitise import sanitise
 from tfcluster.console.screen import Screen
 from tfcluster.console.views.failures import failure
 from tfcluster.errors import ExitCode
+from tfcluster.launcher.echo import is_debugging
 from tfcluster.launcher.interrupts import Interrupt, interrupts
 from tfcluster.launcher.show import Show
 from tfcluster.model import TaskId
@@ -94,7 +95,8 @@ class _Watch:
         self._view = read_run(job.paths, now_s=time.time())
         names = _tasks(job.paths)
         screen = Screen(sys.stdout, sys.stderr, environ=environ, tasks=names)
-        self._screen, self._show = screen, Show(screen)
+        self._screen = screen
+        self._show = Show(screen, everything=is_debugging(environ))
         self._files = {name: job.paths.log(TaskId.parse(name)) for name in names}
 
     def run(self) -> int:

@@ -15,6 +15,9 @@ from __future__ import annotations
 class CollectiveError(RuntimeError):
     """The exchange between the ranks failed."""
 
+    of_another_rank = False
+    """It is only the consequence of what has happened on another rank."""
+
 
 class CollectiveMismatchError(CollectiveError):
     """Ranks do different things, or with different tensors."""
@@ -26,6 +29,8 @@ class CollectiveTimeoutError(CollectiveError):
 
 class PeerLostError(CollectiveError):
     """A rank has left: its process ended, or the connection broke."""
+
+    of_another_rank = True
 
 
 class NotDistributedError(CollectiveError):

@@ -51,6 +51,7 @@ class Entry:
         ):
             wrap(defining_class(keras.Model, name), name, around)
         wrap(keras.Layer, "get_weights", self._get_weights)
+        wrap(defining_class(keras.Model, "compile"), "compile", self._compile)
         self._trial_steps.install()
 
     def _fit(
@@ -128,6 +129,16 @@ class Entry:
                     f"the layer {layer.name} is stateful: it keeps a state for each "
                     "row of the batch, which cannot be divided among ranks"
                 )
+
+    def _compile(
+        self, original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        if kwargs.get("jit_compile") is True:
+            self._session.warn(
+                "compile(jit_compile=True): the model runs without XLA, as an exchange "
+                "between ranks cannot be compiled by XLA"
+            )
+        return original(model, *args, **kwargs)
 
     def _without_xla(self, model: Any) -> None:
         """An exchange cannot be compiled; Keras does the same under tf.distribute."""

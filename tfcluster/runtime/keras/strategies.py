@@ -13,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfcluster.runtime.collective import CollectiveError
+from tfcluster.runtime.events import reporter
 from tfcluster.runtime.keras.wrapping import wrap
 
 _OF_CLUSTERS = (
@@ -49,6 +50,10 @@ def _refuse_replicas(
 ) -> None:
     original(strategy, *args, **kwargs)
     refuse_replicas(strategy)
+    reporter().warning(
+        f"{type(strategy).__name__} has one replica and changes nothing: tfcluster "
+        "trains on all ranks already"
+    )
 
 
 def _refusal(name: str) -> CollectiveError:

@@ -1,0 +1,90 @@
+"""Which lines of tasks are shown: the culprit's, and none that say nothing new."""
+
+from __future__ import annotations
+
+import pytest
+
+from tfcluster.launcher.echo import Echo, is_debugging
+
+CUDA = (
+    "E0000 00:00:1795394395.891576   23924 cuda_platform.cc:52] failed call to cuInit: "
+    "INTERNAL: CUDA error: Failed call to cuInit: UNKNOWN ERROR (303)"
+)
+LOST = "PeerLostError: rank 1 has left: its program has ended: ValueError: bad shard"
+DUMP = [
+    f"W0000 00:00:1795394435.953519   24796 op_kernel.cc:1845] UNKNOWN: {LOST}",
+    "Traceback (most recent call last):",
+    "",
+    '  File "group.py", line 118, in exchange',
+    "    yield Turn(self._transport)",
+    "",
+    "tfcluster.runtime.collective.errors.PeerLostError: rank 1 has left",
+    "",
+    "",
+    "The above exception was the direct cause of the following exception:",
+    "",
+    "Traceback (most recent call last):",
+    "",
+    '  File "script_ops.py", line 269, in __call__',
+    "",
+    "tfcluster.runtime.collective.errors.PeerLostError: rank 1 has left",
+    "",
+    "\t [[{{function_node __inference_one_step_on_data_606}}{{node PyFunc}}]]",
+]
+OWN = [
+    "Traceback (most recent call last):",
+    '  File "train.py", line 10, in <module>',
+    "    model.fit(x, y)",
+    "tfcluster.runtime.collective.errors.CollectiveError: a sum",
+]
+WARNING = [
+    "/venv/keras/data.py:164: UserWarning: no __len__",
+    "  warnings.warn(",
+]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "shown"), [(False, False), (True, True), (None, True)]
+)
+def test_the_search_for_gpus_is_news_only_where_there_are_any(
+    gpus: bool | None, shown: bool
+) -> None:
+    assert bool(Echo(lambda _: gpus).chosen("worker:0", [CUDA])) is shown
+
+
+def test_of_a_victim_one_line_is_shown() -> None:
+    lines = ["Epoch 2/3", *DUMP, DUMP[0], *DUMP[1:], LOST]
+    assert Echo(lambda _: None).chosen("worker:0", lines) == ["Epoch 2/3", LOST]
+
+
+def test_it_matters_not_how_lines_arrive() -> None:
+    echo = Echo(lambda _: None)
+    shown = [
+        line
+        for each in [*DUMP, *OWN, "after it"]
+        for line in echo.chosen("worker:0", [each])
+    ]
+    assert shown == [*OWN, "after it"]
+
+
+def test_what_a_program_prints_itself_is_shown() -> None:
+    said = ["Traceback (most recent call last):", "", "  mine", "", LOST, "saving"]
+    echo = Echo(lambda _: False)
+    assert echo.chosen("worker:0", said) == said
+    assert echo.chosen("worker:1", [*DUMP, "saving", "", *OWN]) == ["saving", "", *OWN]
+
+
+def test_a_warning_is_shown_once_and_not_once_for_each_rank() -> None:
+    echo = Echo(lambda _: None)
+    assert echo.chosen("worker:0", [*WARNING, "a"]) == [*WARNING, "a"]
+    assert echo.chosen("worker:1", [*WARNING, "b"]) == ["b"]
+    assert echo.chosen("worker:0", WARNING) == WARNING  # it is the program's own wish
+
+
+def test_everything_is_shown_where_somebody_looks_for_an_error() -> None:
+    lines = [CUDA, *DUMP, *WARNING]
+    echo = Echo(lambda _: False, everything=True)
+    assert echo.chosen("worker:0", lines) == lines
+    assert is_debugging({"TFCLUSTER_DEBUG": "1"})
+    assert not is_debugging({"TFCLUSTER_DEBUG": "0"})
+    assert not is_debugging({})
