@@ -6,8 +6,8 @@ BIN := $(VENV)/bin
 
 .PHONY: help demo test test-all test-rest rig-packages check chaos bench clean
 
-# More processes than two cores have: many tests wait for something most of the time.
-PYTEST = $(BIN)/python -m pytest --numprocesses 4 --dist loadfile --durations 30
+# More processes than cores: many tests wait for something most of the time.
+PYTEST = $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --durations 30
 
 help:
 	@echo "make demo      train the digits example on three tasks of this machine"

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from tests.launch.machine import carrying, eventually
+from tfcluster.query import one_run
 
 DEADLINE_S = 50.0
 COMMAND = (sys.executable, "-m", "tfcluster")
@@ -122,6 +123,13 @@ class Cluster:
         done = self.command("status", run, "--json")
         assert done.returncode == 0, done.stderr
         found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+    def recorded(self, run: str) -> dict[str, Any]:
+        """What ``status`` prints, read by this process: a command takes its time."""
+        found: dict[str, Any] = json.loads(
+            json.dumps(one_run(run, self.environ).to_json())
+        )
         return found
 
     def end(self) -> None:

@@ -24,7 +24,7 @@ def assert_nothing_left(running: Running, *, report: bool = True) -> None:
         lambda: f"{running.run} has left {_left(running)}; {running.err}",
         deadline - time.monotonic(),
     )
-    status = running.status()
+    status = running.cluster.recorded(running.run)
     assert is_final(status["state"]), status
     for task in status["tasks"]:
         assert is_final(task["state"]), status

@@ -114,6 +114,7 @@ def test_stop_now_hurries_a_stop_that_is_under_way(cluster: Cluster) -> None:
     assert_nothing_left(running)
 
 
+@pytest.mark.slow
 def test_many_stops_at_once_are_one(cluster: Cluster) -> None:
     script = "trap 'echo TERM; sleep 1; exit 0' TERM; echo up; while :; do :; done"
     running = cluster.bash(script, "--set", "grace=20s").up()

@@ -13,6 +13,7 @@ LAUNCHES = 20
 SCRIPT = 'echo "$TF_CONFIG"; until [ -e "$MEETING" ]; do sleep 0.1; done'
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_d3_twenty_launches_at_once_have_ports_of_their_own(cluster: Cluster) -> None:
     meeting = cluster.folder / "meeting"

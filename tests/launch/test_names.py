@@ -19,6 +19,7 @@ def rivals(cluster: Cluster, *options: str) -> list[Running]:
     return [cluster.bash(SCRIPT, *options) for _ in range(RIVALS)]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_of_many_launches_of_one_name_exactly_one_wins(cluster: Cluster) -> None:
     launches = rivals(cluster, "--name", "digits")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.launch.cluster import Cluster
 from tests.launch.oracle import assert_nothing_left
 
@@ -113,6 +115,7 @@ sys.exit(0 if os.environ['TFCLUSTER_ATTEMPT'] == '20' else 3)
 """
 
 
+@pytest.mark.slow
 def test_a_port_serves_twenty_attempts(cluster: Cluster) -> None:
     running = cluster.python(LISTEN, "--set", "restart.max=20")
     assert running.end(40) == 0

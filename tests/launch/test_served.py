@@ -83,6 +83,7 @@ def test_a_killed_worker_comes_back_and_the_others_never_stop(cluster: Cluster) 
     assert_nothing_left(running)
 
 
+@pytest.mark.slow
 def test_a_killed_worker_ends_the_run_where_nobody_restarts_it(
     cluster: Cluster,
 ) -> None:
@@ -95,6 +96,7 @@ def test_a_killed_worker_ends_the_run_where_nobody_restarts_it(
     assert_nothing_left(running)
 
 
+@pytest.mark.slow
 def test_a_killed_ps_is_named_and_ends_the_run(cluster: Cluster) -> None:
     running = begun(cluster)
     kill(running, "ps:1")

@@ -1,4 +1,6 @@
-"""One warm interpreter for all tests: importing TensorFlow takes seconds."""
+"""One warm interpreter and one fork server for all tests: importing TensorFlow takes
+seconds.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.runtime.harness import WarmInterpreter, adopting_orphans, kill_leftovers
+from tests.runtime.ranks import end_fork_server, keep_baselines_in
 
 
 @pytest.fixture(scope="package")
@@ -33,3 +36,11 @@ def _warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmInterpreter]
 def _no_task_outlives_its_test() -> Iterator[None]:
     yield
     kill_leftovers()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _fork_server_and_baselines(request: pytest.FixtureRequest) -> Iterator[None]:
+    cache: pytest.Cache | None = getattr(request.config, "cache", None)
+    keep_baselines_in(cache.mkdir("baselines") if cache else None)
+    yield
+    end_fork_server()

@@ -1,22 +1,27 @@
 """Runs the programs in ``programs/cases`` as one process and on 2, 3 and 4 ranks.
 
-So that this stays quick, a case runs on one of these numbers of ranks, in turn; those
-in ``ON_ALL_SIZES`` run on each. TFCLUSTER_TEST_ALL_SIZES=1 runs all cases on each.
+The default tier runs the cases of ``IN_DEFAULT_TIER``, one for each mechanism of the
+runtime, on two ranks, or three where a test looks at the third. ``make test-all`` adds
+the others. So that this stays quick, too, a case runs there on one of these numbers of
+ranks, in turn; those in ``ON_ALL_SIZES`` run on each. TFCLUSTER_TEST_ALL_SIZES=1 runs
+all cases on each. A job runs when a test looks at it.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
+from _pytest.mark import ParameterSet
 from numpy.typing import NDArray
 
-from tests.runtime.ranks import PROGRAMS, ROOT, Job, Ranks, run_jobs
+from tests.runtime.ranks import PROGRAMS, ROOT, Job, Jobs, Ranks
 
 SIZES = (2, 3, 4)
 THEMES = (
@@ -36,6 +41,26 @@ ON_ALL_SIZES = {
 }
 ON_THREE = {"dropout", "files", "one_rank_stops"}
 """Cases whose tests look at a certain rank."""
+IN_DEFAULT_TIER = {
+    "callbacks": ["one_rank_stops", "files", "checkpoints", "unwritable"],
+    "inputs": ["fit", "batches_of_one"],
+    "loops": [
+        *("tape_graph", "tape_on_arrays", "on_batch", "tape_compiled_by_xla"),
+        "tape_accumulates",
+    ],
+    "losses": ["mean_by_weights", "masked_sum"],
+    "metrics": ["metrics"],
+    "models": [
+        *("embedding", "batch_normalization", "batch_normalization_synchronized"),
+        *("dropout", "several_steps_per_execution", "own_train_step"),
+    ],
+    "optimizers": ["clipped", "accumulated", "mixed_precision"],
+    "sums": [
+        *("step_that_sums", "step_of_a_mean", "loop_that_sums_eagerly"),
+        *("loop_that_sums_a_part", "loop_of_sums_that_are_divided"),
+    ],
+}
+"""By theme; of the themes that are not named here all cases."""
 PER_WORKER = {"TFCLUSTER_RUNTIME": '{"batch": "per_worker"}'}
 
 Values = Mapping[str, NDArray[Any]]
@@ -50,22 +75,73 @@ EVERYTHING = os.environ.get("TFCLUSTER_TEST_ALL_SIZES") == "1"
 LIMIT_S = 5400 if EVERYTHING else 1800
 
 
-def sizes_of(case: str, place: int) -> tuple[int, ...]:
-    if case in ON_ALL_SIZES or EVERYTHING:
-        return SIZES
-    return (3,) if case in ON_THREE else (SIZES[place % len(SIZES)],)
+def sizes_of(theme: str, case: str, place: int) -> tuple[int, ...]:
+    """The first is that of the default tier, where the case is in it."""
+    sizes: tuple[int, ...] = SIZES
+    if case not in ON_ALL_SIZES and not EVERYTHING:
+        sizes = (3,) if case in ON_THREE else (SIZES[place % len(SIZES)],)
+    if not in_default_tier(theme, case):
+        return sizes
+    first = 3 if case in ON_THREE else 2
+    return (first, *(size for size in sizes if size != first))
+
+
+def in_default_tier(theme: str, case: str) -> bool:
+    return theme not in IN_DEFAULT_TIER or case in IN_DEFAULT_TIER[theme]
 
 
 CASES = {
-    case: (theme, sizes_of(case, place))
+    case: (theme, sizes_of(theme, case, place))
     for theme in THEMES
     for place, case in enumerate(cases_of(theme))
 }
 """The theme of every case, and the numbers of ranks on which it runs."""
 PER_WORKER_CASES = cases_of("per_worker")
+
+
 REFUSED_THEMES = ("refused", "sums")
+REFUSED_SIZE = 2
 REFUSED_CASES = {case: theme for theme in REFUSED_THEMES for case in cases_of(theme)}
 """The theme of every case."""
+
+
+def at_each_size(cases: Sequence[str]) -> pytest.MarkDecorator:
+    """The argument ``compared``: each case on each of its numbers of ranks."""
+    return pytest.mark.parametrize(
+        "compared",
+        [
+            pytest.param((case, size), id=f"{case}-{size}", marks=_tier(case, size))
+            for case in cases
+            for size in (CASES[case][1] if case in CASES else SIZES)
+        ],
+        indirect=True,
+    )
+
+
+def in_tiers(rows: Sequence[str | tuple[str, ...]]) -> list[ParameterSet]:
+    """Rows of parameters, the first of which is a case that may be refused."""
+    as_tuples = [(row,) if isinstance(row, str) else row for row in rows]
+    return [
+        pytest.param(*row, id=row[0], marks=_tier(row[0], REFUSED_SIZE))
+        for row in as_tuples
+    ]
+
+
+def _tier(case: str, size: int) -> Sequence[pytest.MarkDecorator]:
+    return () if _is_default(case, size) else (pytest.mark.slow,)
+
+
+def _is_default(case: str, size: int) -> bool:
+    if case in CASES:
+        theme, (first, *_) = CASES[case]
+        return in_default_tier(theme, case) and size == first
+    return in_default_tier(REFUSED_CASES.get(case, "per_worker"), case) and size == 2
+
+
+def job_of(case: str, size: int) -> str:
+    """The name of the job that runs a case; with size 1 that of one process."""
+    tier = _is_default(case, CASES[case][1][0] if size == 1 else size)
+    return f"{'cases' if tier else 'more'}-{size}"
 
 
 @dataclass(frozen=True)
@@ -83,25 +159,33 @@ class Outcomes:
     jobs: Mapping[str, Ranks]
 
     def of(self, case: str) -> list[Compared]:
+        """A case on the first of its numbers of ranks."""
+        return [self.at(case, CASES[case][1][0] if case in CASES else SIZES[0])]
+
+    def at(self, case: str, size: int) -> Compared:
+        """A case on one of its numbers of ranks."""
         if case in CASES:
-            return [self._compared(case, "cases-1", "cases", n) for n in CASES[case][1]]
-        return [
-            self._compared(case, f"per_worker-1-{n}", "per_worker", n) for n in SIZES
-        ]
+            return self._compared(case, job_of(case, 1), job_of(case, size), size)
+        return self._compared(case, f"per_worker-1-{size}", f"per_worker-{size}", size)
 
     def refused(self, case: str) -> list[Values]:
-        job = f"{REFUSED_CASES[case]}-2"
-        return [self._values(job, rank, case) for rank in range(2)]
+        job = _refused_job(REFUSED_CASES[case], default=_is_default(case, REFUSED_SIZE))
+        return [self._values(job, rank, case) for rank in range(REFUSED_SIZE)]
+
+    def output(self, case: str) -> str:
+        """What the chief of the job of a case has printed, on its number of ranks."""
+        return self.jobs[job_of(case, CASES[case][1][0])].outputs[0]
 
     def digits(self) -> Compared:
         ranks = [self._values("digits-3", rank, "") for rank in range(3)]
         return Compared(3, self._values("digits-1", 0, ""), ranks)
 
     def _compared(self, case: str, alone: str, job: str, size: int) -> Compared:
-        ranks = [self._values(f"{job}-{size}", rank, case) for rank in range(size)]
+        ranks = [self._values(job, rank, case) for rank in range(size)]
         return Compared(size, self._values(alone, 0, case), ranks)
 
     def _values(self, job: str, rank: int, case: str) -> Values:
+        assert self.jobs[job]
         values = np.load(self.folder / f"{job}-{rank}.npz")
         if not case:
             return dict(values)
@@ -113,12 +197,20 @@ class Outcomes:
         return found
 
 
-def run_all(folder: Path) -> Outcomes:
-    """Everything, in one start of the interpreter. Raises where a rank fails."""
-    jobs = [_job(folder, "cases-1", 1, "cases/all.py")]
+def outcomes_in(folder: Path) -> Outcomes:
+    """Looking at the outcome of a rank that has failed, fails."""
+    jobs = []
+    for size in (1, *SIZES):
+        for name in ("cases", "more"):
+            chosen = tuple(
+                case
+                for case, (_, sizes) in CASES.items()
+                if size in (1, *sizes) and job_of(case, size) == f"{name}-{size}"
+            )
+            if chosen:
+                job = _job(folder, f"{name}-{size}", size, "cases/all.py", chosen)
+                jobs.append(job)
     for size in SIZES:
-        chosen = tuple(case for case, (_, sizes) in CASES.items() if size in sizes)
-        jobs.append(_job(folder, f"cases-{size}", size, "cases/all.py", chosen))
         parts = {"PARTS": str(size)}
         name = f"per_worker-1-{size}"
         jobs.append(_job(folder, name, 1, "cases/per_worker.py", (), parts))
@@ -126,14 +218,24 @@ def run_all(folder: Path) -> Outcomes:
         parts |= PER_WORKER
         jobs.append(_job(folder, name, size, "cases/per_worker.py", (), parts))
     for theme in REFUSED_THEMES:
-        jobs.append(_job(folder, f"{theme}-2", 2, f"cases/{theme}.py"))
+        for default in (True, False):
+            chosen = tuple(
+                case
+                for case, found in REFUSED_CASES.items()
+                if found == theme and _is_default(case, REFUSED_SIZE) is default
+            )
+            name = _refused_job(theme, default=default)
+            script = f"cases/{theme}.py"
+            if chosen:
+                jobs.append(_job(folder, name, REFUSED_SIZE, script, chosen))
     digits = (str(ROOT / "examples" / "digits.py"), "--epochs", "3")
     for size in (1, 3):
         jobs.append(_job(folder, f"digits-{size}", size, "final_weights.py", digits))
-    found = run_jobs(folder, jobs, timeout_s=LIMIT_S)
-    for ranks in found.values():
-        assert set(ranks.exit_codes) == {0}, ranks.outputs
-    return Outcomes(folder, found)
+    return Outcomes(folder, Jobs(folder, jobs, LIMIT_S, must_succeed=True))
+
+
+def _refused_job(theme: str, *, default: bool) -> str:
+    return f"{theme if default else 'more-' + theme}-{REFUSED_SIZE}"
 
 
 def _job(
@@ -144,4 +246,5 @@ def _job(
     args: tuple[str, ...] = (),
     env: Mapping[str, str] | None = None,
 ) -> Job:
-    return Job(name, size, script, (str(folder / name), *args), env or {})
+    words = (str(folder / name), *args)
+    return Job(name, size, script, words, env or {}, keep=size == 1)

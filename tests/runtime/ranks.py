@@ -9,13 +9,15 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tests.runtime.baselines import Baselines, digest_of
 from tfcluster.runtime.collective import Group
 from tfcluster.runtime.collective.handshake import Member
 from tfcluster.runtime.collective.host import HostTransport
@@ -109,6 +111,8 @@ class Job:
     args: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     servers: int = 0
+    keep: bool = False
+    """One rank, whose outcome need not be computed in every session: ``Baselines``."""
 
 
 @dataclass(frozen=True)
@@ -120,44 +124,173 @@ class Ranks:
     folder: Path
 
 
-def run_jobs(folder: Path, jobs: Sequence[Job], timeout_s: float) -> dict[str, Ranks]:
-    """Run jobs one after the other, with TensorFlow imported once for all of them."""
-    env = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("TF_", "TFCLUSTER_"))
-    }
-    env |= {
-        "PYTHONPATH": str(ROOT),
-        "TF_CPP_MIN_LOG_LEVEL": "2",
-        # Several ranks on few cores: threads would only be in each other's way.
-        "TF_NUM_INTRAOP_THREADS": "1",
-    }
-    described = [
-        [
+class ForkServer:
+    """``fork_ranks.py``: imports TensorFlow once, and forks the ranks of jobs."""
+
+    def __init__(self) -> None:
+        env = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("TF_", "TFCLUSTER_"))
+        }
+        env |= {
+            "PYTHONPATH": str(ROOT),
+            "TF_CPP_MIN_LOG_LEVEL": "2",
+            # Several ranks on few cores: threads would only be in each other's way.
+            "TF_NUM_INTRAOP_THREADS": "1",
+        }
+        self._channel, theirs = socket.socketpair()
+        self._answers = self._channel.makefile("rb")
+        with theirs:
+            descriptor = theirs.fileno()
+            self._process = subprocess.Popen(
+                [sys.executable, str(PROGRAMS / "fork_ranks.py"), str(descriptor)],
+                env=env,
+                stdin=subprocess.DEVNULL,
+                pass_fds=[descriptor],
+                start_new_session=True,
+            )
+
+    def run(self, folder: Path, job: Job, timeout_s: float) -> Ranks:
+        """Run a job to its end. Kills the server, and the ranks, at the timeout."""
+        described = (
             job.name,
             job.size,
             str(PROGRAMS / job.script),
             job.args,
             dict(job.env),
             job.servers,
-        ]
-        for job in jobs
-    ]
-    command = [sys.executable, str(PROGRAMS / "fork_ranks.py"), str(folder)]
-    with subprocess.Popen(
-        [*command, json.dumps(described)],
-        env=env,
-        stdin=subprocess.DEVNULL,
-        start_new_session=True,
-    ) as forker:
+        )
+        request = json.dumps([str(folder), described]).encode() + b"\n"
+        self._channel.settimeout(timeout_s)
         try:
-            code = forker.wait(timeout_s)
+            self._channel.sendall(request)
+            answer = self._answers.readline()
         except BaseException:
-            os.killpg(forker.pid, signal.SIGKILL)  # The ranks, too.
+            self.kill()
             raise
-    assert code == 0, f"fork_ranks.py ended with {code}"
-    return {job.name: _left_behind(folder / job.name, job.size) for job in jobs}
+        if not answer:
+            code = self._process.wait(DEADLINE_S)
+            self.kill()
+            raise AssertionError(f"fork_ranks.py ended with {code} in {job.name}")
+        return _left_behind(folder / job.name, job.size)
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def end(self) -> int:
+        self._answers.close()
+        self._channel.close()
+        return self._process.wait(DEADLINE_S)
+
+    def kill(self) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)  # The ranks, too.
+        self.end()
+
+
+_fork_servers: list[ForkServer] = []
+"""The one of this process, once a job has run: importing TensorFlow takes seconds."""
+
+
+def _fork_server() -> ForkServer:
+    if _fork_servers and not _fork_servers[0].alive:
+        _fork_servers.pop().kill()
+    if not _fork_servers:
+        _fork_servers.append(ForkServer())
+    return _fork_servers[0]
+
+
+def end_fork_server() -> None:
+    while _fork_servers:
+        server = _fork_servers.pop()
+        if server.alive:
+            assert server.end() == 0
+        else:
+            server.kill()
+
+
+_baselines: Baselines | None = None
+
+
+def keep_baselines_in(folder: Path | None) -> None:
+    global _baselines
+    _baselines = Baselines(folder) if folder else None
+
+
+def _digest_of(job: Job, folder: Path) -> str:
+    words = [job.script, *job.args]
+    plain = [word.replace(str(folder), "").replace(str(ROOT), "") for word in words]
+    sources = [*PROGRAMS.rglob("*.py"), PROGRAMS / job.script]
+    sources += [Path(word) for word in job.args if word.endswith(".py")]
+    return digest_of(plain, dict(job.env), sources)
+
+
+class Jobs(Mapping[str, Ranks]):
+    """Jobs by name; each runs when somebody looks at what it has left behind.
+
+    ``timeout_s`` is for each of them. Where jobs ``must_succeed``, looking at one that
+    has not fails.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        jobs: Sequence[Job],
+        timeout_s: float,
+        *,
+        must_succeed: bool = False,
+    ) -> None:
+        self._folder = folder
+        self._jobs = {job.name: job for job in jobs}
+        self._timeout_s = timeout_s
+        self._must_succeed = must_succeed
+        self._ended: dict[str, Ranks] = {}
+        self._failed: dict[str, BaseException] = {}
+
+    def __getitem__(self, name: str) -> Ranks:
+        if name in self._failed:
+            # Once is enough: it may have taken all of its time.
+            raise AssertionError(f"{name} has not ended") from self._failed[name]
+        if name not in self._ended:
+            try:
+                self._ended[name] = self._run(self._jobs[name])
+            except BaseException as error:
+                self._failed[name] = error
+                raise
+        ended = self._ended[name]
+        if self._must_succeed:
+            assert set(ended.exit_codes) == {0}, (name, ended.outputs)
+        return ended
+
+    def _run(self, job: Job) -> Ranks:
+        if not job.keep or _baselines is None:
+            return _fork_server().run(self._folder, job, self._timeout_s)
+        digest = _digest_of(job, self._folder)
+        with _baselines.locked(digest):
+            if _baselines.restore(digest, self._folder):
+                return _left_behind(self._folder / job.name, job.size)
+            ended = _fork_server().run(self._folder, job, self._timeout_s)
+            if not any(ended.exit_codes):
+                written = [job.name, f"{job.name}-0.npz"]
+                _baselines.keep(digest, self._folder, written)
+            return ended
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._jobs)
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+
+def run_jobs(folder: Path, jobs: Sequence[Job], timeout_s: float) -> dict[str, Ranks]:
+    """Run jobs one after the other; the timeout is for all of them together."""
+    deadline_s = time.monotonic() + timeout_s
+    return {
+        job.name: _fork_server().run(folder, job, deadline_s - time.monotonic())
+        for job in jobs
+    }
 
 
 def _left_behind(folder: Path, size: int) -> Ranks:

@@ -1,7 +1,7 @@
 """The Python API on one to five ranks: every test looks at what the ranks have found.
 
 The checks themselves stand in ``programs/api_*.py``; each program runs once for each
-number of ranks.
+number of ranks, of which the default tier uses the first.
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import pytest
 
-from tests.runtime.ranks import ROOT, Job, Ranks, run_jobs
+from tests.runtime.ranks import ROOT, Job, Jobs, Ranks
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(600)]
 
 SIZES = {
-    "api_tensors.py": (1, 2, 3, 4, 5),
-    "api_training.py": (1, 3),
-    "api_graph.py": (1, 3),
+    "api_tensors.py": (2, 1, 3, 4, 5),
+    "api_training.py": (3, 1),
+    "api_graph.py": (3, 1),
     "api_differing.py": (3,),
 }
 EXAMPLES = ("ranks.py", "linear_regression.py")
-EXAMPLE_SIZES = (1, 2, 4)
+EXAMPLE_SIZES = (2, 1, 4)
 # The servers of a graph's sessions listen where the ranks do.
 ENVIRONMENT = {"TF_GRPC_REUSE_PORT": "true"}
 
@@ -120,7 +120,7 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Ranks]:
         for size in EXAMPLE_SIZES
     ]
     folder = tmp_path_factory.mktemp("a")
-    return run_jobs(folder, [*checks, *examples], timeout_s=580)
+    return Jobs(folder, [*checks, *examples], timeout_s=580)
 
 
 def outcomes(ranks: Ranks) -> list[dict[str, str]]:
@@ -133,88 +133,126 @@ def outcomes(ranks: Ranks) -> list[dict[str, str]]:
     return found
 
 
-def passed(jobs: Mapping[str, Ranks], script: str, check: str) -> None:
-    for size in SIZES[script]:
-        for rank, found in enumerate(outcomes(jobs[f"{script}-{size}"])):
-            said = found[check]
-            assert said == "ok", f"rank {rank} of {size}: {said}"
+def passed(jobs: Mapping[str, Ranks], script: str, check: str, size: int) -> None:
+    for rank, found in enumerate(outcomes(jobs[f"{script}-{size}"])):
+        said = found[check]
+        assert said == "ok", f"rank {rank} of {size}: {said}"
+
+
+def of_tier(size: int, sizes: Sequence[int]) -> Sequence[pytest.MarkDecorator]:
+    return () if size == sizes[0] else (pytest.mark.slow,)
 
 
 def of_item(item: str) -> pytest.MarkDecorator:
     """The checks of one item, in all programs."""
     return pytest.mark.parametrize(
-        ("script", "check"),
+        ("script", "check", "size"),
         [
-            (script, check)
+            pytest.param(
+                script,
+                check,
+                size,
+                id=f"{check}-{size}",
+                marks=of_tier(size, SIZES[script]),
+            )
             for script, items in CHECKS.items()
             for check in items.get(item, ())
+            for size in SIZES[script]
         ],
     )
 
 
+EACH_SIZE = pytest.mark.parametrize(
+    "size",
+    [pytest.param(size, marks=of_tier(size, EXAMPLE_SIZES)) for size in EXAMPLE_SIZES],
+)
+
+
 @of_item("1")
-def test_a1_init(jobs: Mapping[str, Ranks], script: str, check: str) -> None:
-    passed(jobs, script, check)
+def test_a1_init(jobs: Mapping[str, Ranks], script: str, check: str, size: int) -> None:
+    passed(jobs, script, check, size)
 
 
 @of_item("2")
-def test_a2_ranks(jobs: Mapping[str, Ranks], script: str, check: str) -> None:
-    passed(jobs, script, check)
+def test_a2_ranks(
+    jobs: Mapping[str, Ranks], script: str, check: str, size: int
+) -> None:
+    passed(jobs, script, check, size)
 
 
 @of_item("4")
-def test_a4_allreduce(jobs: Mapping[str, Ranks], script: str, check: str) -> None:
-    passed(jobs, script, check)
+def test_a4_allreduce(
+    jobs: Mapping[str, Ranks], script: str, check: str, size: int
+) -> None:
+    passed(jobs, script, check, size)
 
 
 @of_item("5")
-def test_a5_slices(jobs: Mapping[str, Ranks], script: str, check: str) -> None:
-    passed(jobs, script, check)
+def test_a5_slices(
+    jobs: Mapping[str, Ranks], script: str, check: str, size: int
+) -> None:
+    passed(jobs, script, check, size)
 
 
 @of_item("6")
-def test_a6_allgather(jobs: Mapping[str, Ranks], script: str, check: str) -> None:
-    passed(jobs, script, check)
+def test_a6_allgather(
+    jobs: Mapping[str, Ranks], script: str, check: str, size: int
+) -> None:
+    passed(jobs, script, check, size)
 
 
 @of_item("7")
-def test_a7_mismatches(jobs: Mapping[str, Ranks], script: str, check: str) -> None:
-    passed(jobs, script, check)
+def test_a7_mismatches(
+    jobs: Mapping[str, Ranks], script: str, check: str, size: int
+) -> None:
+    passed(jobs, script, check, size)
 
 
 @of_item("8")
-def test_a8_order(jobs: Mapping[str, Ranks], script: str, check: str) -> None:
-    passed(jobs, script, check)
+def test_a8_order(
+    jobs: Mapping[str, Ranks], script: str, check: str, size: int
+) -> None:
+    passed(jobs, script, check, size)
 
 
 @of_item("9")
-def test_a9_keeps_its_class(jobs: Mapping[str, Ranks], script: str, check: str) -> None:
-    passed(jobs, script, check)
+def test_a9_keeps_its_class(
+    jobs: Mapping[str, Ranks], script: str, check: str, size: int
+) -> None:
+    passed(jobs, script, check, size)
 
 
 @of_item("10")
-def test_a10_trains_alike(jobs: Mapping[str, Ranks], script: str, check: str) -> None:
-    passed(jobs, script, check)
+def test_a10_trains_alike(
+    jobs: Mapping[str, Ranks], script: str, check: str, size: int
+) -> None:
+    passed(jobs, script, check, size)
 
 
 @of_item("11")
-def test_a11_no_gradient(jobs: Mapping[str, Ranks], script: str, check: str) -> None:
-    passed(jobs, script, check)
+def test_a11_no_gradient(
+    jobs: Mapping[str, Ranks], script: str, check: str, size: int
+) -> None:
+    passed(jobs, script, check, size)
 
 
 @of_item("12")
-def test_a12_sessions(jobs: Mapping[str, Ranks], script: str, check: str) -> None:
-    passed(jobs, script, check)
+def test_a12_sessions(
+    jobs: Mapping[str, Ranks], script: str, check: str, size: int
+) -> None:
+    passed(jobs, script, check, size)
 
 
 @of_item("")
-def test_operations(jobs: Mapping[str, Ranks], script: str, check: str) -> None:
-    passed(jobs, script, check)
+def test_operations(
+    jobs: Mapping[str, Ranks], script: str, check: str, size: int
+) -> None:
+    passed(jobs, script, check, size)
 
 
 def test_no_check_is_left_out(jobs: Mapping[str, Ranks]) -> None:
     for script, items in CHECKS.items():
-        (found, *_) = outcomes(jobs[f"{script}-3"])
+        (found, *_) = outcomes(jobs[f"{script}-{SIZES[script][0]}"])
         assert set(found) == {check for checks in items.values() for check in checks}
 
 
@@ -241,26 +279,23 @@ def test_a9_files_are_loaded_where_there_is_no_tfcluster(
     assert done.stdout == "Adam 2\n"
 
 
-def test_a13_every_rank_says_who_it_is(jobs: Mapping[str, Ranks]) -> None:
-    for size in EXAMPLE_SIZES:
-        ranks = jobs[f"ranks.py-{size}"]
-        assert ranks.exit_codes == [0] * size, ranks.outputs
-        for rank, output in enumerate(ranks.outputs):
-            assert f"rank {rank}, on its host {rank} of {size}" in output
-        assert f"there are {size} ranks on 1 hosts" in ranks.outputs[0]
+@EACH_SIZE
+def test_a13_every_rank_says_who_it_is(jobs: Mapping[str, Ranks], size: int) -> None:
+    ranks = jobs[f"ranks.py-{size}"]
+    assert ranks.exit_codes == [0] * size, ranks.outputs
+    for rank, output in enumerate(ranks.outputs):
+        assert f"rank {rank}, on its host {rank} of {size}" in output
+    assert f"there are {size} ranks on 1 hosts" in ranks.outputs[0]
 
 
+@EACH_SIZE
 def test_a13_a_regression_is_the_same_on_any_number_of_ranks(
-    jobs: Mapping[str, Ranks],
+    jobs: Mapping[str, Ranks], size: int
 ) -> None:
-    results = set()
-    for size in EXAMPLE_SIZES:
-        ranks = jobs[f"linear_regression.py-{size}"]
-        assert ranks.exit_codes == [0] * size, ranks.outputs
-        chief, *others = ranks.outputs
-        assert "step 200: average loss 0.01" in chief
-        assert not any("average loss" in output for output in others)
-        results.add(
-            tuple(re.findall(r"average loss (\S+)\nfirst weight (\S+),", chief))
-        )
-    assert results == {(("0.0103", "-0.996"),)}
+    ranks = jobs[f"linear_regression.py-{size}"]
+    assert ranks.exit_codes == [0] * size, ranks.outputs
+    chief, *others = ranks.outputs
+    assert "step 200: average loss 0.01" in chief
+    assert not any("average loss" in output for output in others)
+    found = re.findall(r"average loss (\S+)\nfirst weight (\S+),", chief)
+    assert found == [("0.0103", "-0.996")]

@@ -1,6 +1,6 @@
 """TensorFlow's collective ops as the transport, and sums over devices of one process.
 
-All jobs run with one import of TensorFlow; each test then looks at one of them.
+Each test looks at a job, which runs when the first one does.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,7 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.pace import allow_s
-from tests.runtime.ranks import ROOT, Job, Ranks, run_jobs
+from tests.runtime.ranks import ROOT, Job, Jobs, Ranks
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(300)]
 
@@ -41,17 +43,34 @@ PROGRAM = "tensorflow_transport.py"
 
 @dataclass(frozen=True)
 class Outcomes:
+    folder: Path
     jobs: Mapping[str, Ranks]
-    one: Values
-    ranks: list[Values]
+
+    def ended(self, job: str) -> Ranks:
+        """What a job has left behind, if its ranks have ended as they should."""
+        found = self.jobs[job]
+        killed = job in ("kill", "early")
+        expected = [0, 0, -9] if killed else [0] * len(found.exit_codes)
+        assert found.exit_codes == expected, (job, found.outputs)
+        return found
 
     def said(self, job: str) -> list[dict[str, Any]]:
         """The JSON on the last line that begins like it, of each rank that wrote it."""
         found = []
-        for output in self.jobs[job].outputs:
+        for output in self.ended(job).outputs:
             lines = [line for line in output.splitlines() if line.startswith("{")]
             found += [json.loads(line) for line in lines[-1:]]
         return found
+
+    @cached_property
+    def ranks(self) -> list[Values]:
+        assert self.ended("three")
+        return [dict(np.load(self.folder / f"three-{r}.npz")) for r in range(SIZE)]
+
+    @cached_property
+    def one(self) -> Values:
+        assert self.ended("one")
+        return dict(np.load(self.folder / "one-0.npz"))
 
     def case(self, name: str) -> tuple[Values, list[Values]]:
         """What a training has come to, in one process and on each rank."""
@@ -68,34 +87,23 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
     digits = str(ROOT / "examples" / "digits.py")
     pipe = folder / "pipe"
     os.mkfifo(pipe)
-    jobs = run_jobs(
-        folder,
-        [
-            Job("aggregating", 1, "aggregating.py"),
-            Job("calls", SIZE, PROGRAM, ("calls",), TRANSPORT),
-            Job("kill", SIZE, PROGRAM, ("kill",), TRANSPORT),
-            Job("late", 2, PROGRAM, ("late",), ALONE),
-            Job("broken", 2, PROGRAM, ("broken", str(pipe)), PATIENT),
-            Job("early", SIZE, PROGRAM, ("early",), PATIENT),
-            Job("late_start", 2, PROGRAM, ("late_start",), WARNING),
-            Job("late_init", 2, PROGRAM, ("late_init",), ALONE),
-            Job("strategy", 2, PROGRAM, ("strategy",), ALONE),
-            Job("configured", 2, PROGRAM, ("configured",), TRANSPORT),
-            Job("three", SIZE, "c_items.py", (str(folder / "three"),), TRANSPORT),
-            Job("one", 1, "c_items.py", (str(folder / "one"),)),
-            Job("digits-2", 2, digits, ("--epochs", "2"), TRANSPORT),
-            Job("digits-1", 1, digits, ("--epochs", "2")),
-        ],
-        timeout_s=280,
-    )
-    for name, job in jobs.items():
-        killed = name in ("kill", "early")
-        expected = [0, 0, -9] if killed else [0] * len(job.exit_codes)
-        assert job.exit_codes == expected, (name, job.outputs)
-    ranks: list[Values] = [
-        dict(np.load(folder / f"three-{rank}.npz")) for rank in range(SIZE)
+    jobs = [
+        Job("aggregating", 1, "aggregating.py"),
+        Job("calls", SIZE, PROGRAM, ("calls",), TRANSPORT),
+        Job("kill", SIZE, PROGRAM, ("kill",), TRANSPORT),
+        Job("late", 2, PROGRAM, ("late",), ALONE),
+        Job("broken", 2, PROGRAM, ("broken", str(pipe)), PATIENT),
+        Job("early", SIZE, PROGRAM, ("early",), PATIENT),
+        Job("late_start", 2, PROGRAM, ("late_start",), WARNING),
+        Job("late_init", 2, PROGRAM, ("late_init",), ALONE),
+        Job("strategy", 2, PROGRAM, ("strategy",), ALONE),
+        Job("configured", 2, PROGRAM, ("configured",), TRANSPORT),
+        Job("three", SIZE, "c_items.py", (str(folder / "three"),), TRANSPORT),
+        Job("one", 1, "c_items.py", (str(folder / "one"),)),
+        Job("digits-2", 2, digits, ("--epochs", "2"), TRANSPORT),
+        Job("digits-1", 1, digits, ("--epochs", "2")),
     ]
-    return Outcomes(jobs, dict(np.load(folder / "one-0.npz")), ranks)
+    return Outcomes(folder, Jobs(folder, jobs, timeout_s=280))
 
 
 def assert_as_one_process(outcomes: Outcomes, name: str) -> None:
@@ -108,11 +116,12 @@ def assert_as_one_process(outcomes: Outcomes, name: str) -> None:
             np.testing.assert_array_equal(rank[key], ranks[0][key], err_msg=key)
 
 
+@pytest.mark.slow
 def test_digits_prints_what_one_process_prints(outcomes: Outcomes) -> None:
     figures = re.compile(r"(accuracy|loss): [\d.]+|validation .*")
 
     def printed(job: str) -> list[str]:
-        return [m[0] for m in figures.finditer(outcomes.jobs[job].outputs[0])]
+        return [m[0] for m in figures.finditer(outcomes.ended(job).outputs[0])]
 
     assert len(printed("digits-1")) > 5
     assert printed("digits-2") == printed("digits-1")
@@ -213,7 +222,7 @@ def test_a_rank_that_dies_before_the_first_op_is_named(outcomes: Outcomes) -> No
 
 def test_a_rank_that_is_late_for_the_first_op_is_named(outcomes: Outcomes) -> None:
     assert [rank["total"] for rank in outcomes.said("late_start")] == [4.0, 4.0]
-    first, last = outcomes.jobs["late_start"].outputs
+    first, last = outcomes.ended("late_start").outputs
     assert re.search(
         r"tfcluster: rank 1 has not come for \d+ s to exchange 1: TensorFlow's first "
         "op; it has not exchanged anything yet\n",

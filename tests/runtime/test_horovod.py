@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.runtime.ranks import ROOT, Job, Ranks, run_jobs
+from tests.runtime.ranks import ROOT, Job, Jobs, Ranks
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(300)]
 
@@ -41,7 +41,7 @@ def jobs(folder: Path) -> Mapping[str, Ranks]:
         Job("fp16", 2, "final_weights.py", (str(folder / "fp16"), *DIGITS), COMPRESSED),
         Job("late", 2, "late_claims.py"),
     ]
-    return run_jobs(folder, [*examples, *weights], timeout_s=280)
+    return Jobs(folder, [*examples, *weights], timeout_s=280)
 
 
 def accuracy(output: str) -> float:
@@ -49,7 +49,7 @@ def accuracy(output: str) -> float:
     return float(found)
 
 
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize("script", EXAMPLES)
 def test_examples_learn(jobs: Mapping[str, Ranks], script: str, size: int) -> None:
     ranks = jobs[f"{script}-{size}"]
@@ -72,6 +72,7 @@ def test_only_rank_0_has_written(jobs: Mapping[str, Ranks]) -> None:
     assert written == {f"digits-{epoch}.weights.h5" for epoch in range(1, 6)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", EXAMPLES)
 def test_examples_run_under_the_launcher(script: str, tmp_path: Path) -> None:
     env = {k: v for k, v in os.environ.items() if not k.startswith("TFCLUSTER_")}

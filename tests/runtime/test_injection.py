@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from tests.runtime.ranks import ROOT, Job, Ranks, run_jobs
+from tests.runtime.ranks import ROOT, Job, Jobs, Ranks
 from tfcluster.model import Strategy
 from tfcluster.runtime.collective import CollectiveError
 from tfcluster.runtime.context import Context
@@ -28,7 +28,7 @@ TRAININGS = [
 
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Ranks]:
-    return run_jobs(
+    return Jobs(
         tmp_path_factory.mktemp("failing"),
         [
             *(Job(name, 3, "failing.py", (name,)) for name in TRAININGS),
@@ -71,6 +71,7 @@ def test_who_still_trains_learns_who_has_left(jobs: Mapping[str, Ranks]) -> None
         assert "has left" in ranks.outputs[rank]
 
 
+@pytest.mark.slow
 @pytest.mark.tensorflow
 def test_a_loop_in_a_graph_learns_it_too(jobs: Mapping[str, Ranks]) -> None:
     ranks = jobs["leaves_a_tape_loop"]
@@ -79,6 +80,7 @@ def test_a_loop_in_a_graph_learns_it_too(jobs: Mapping[str, Ranks]) -> None:
         assert "has left" in ranks.outputs[rank]
 
 
+@pytest.mark.slow
 @pytest.mark.tensorflow
 def test_sums_are_refused(jobs: Mapping[str, Ranks]) -> None:
     ranks = jobs["sums"]

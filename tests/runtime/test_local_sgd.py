@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.runtime.ranks import Job, run_jobs
+from tests.runtime.ranks import Job, Jobs
 from tests.runtime.written import Values, Written
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(600)]
@@ -50,10 +50,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Written:
         job("weights-sent", "local_sgd", {"sync_every": STEPS}, "many_weights"),
         job("seconds", "local_sgd", {"sync_seconds": 0.05}, "fit"),
     ]
-    ended = run_jobs(folder, jobs, timeout_s=500)
-    for ranks in ended.values():
-        assert set(ranks.exit_codes) == {0}, ranks.outputs
-    return Written(folder, ended)
+    return Written(folder, Jobs(folder, jobs, timeout_s=500))
 
 
 def assert_alike(ranks: list[Values], *keys: str) -> None:
@@ -106,6 +103,7 @@ def test_the_mean_is_weighted_by_rows(found: Written) -> None:
     np.testing.assert_allclose(mean, one["steps"][0], rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_bytes_fall_by_the_interval(found: Written) -> None:
     (every, *_), (seldom, *_) = (
         found.of(job, "many_weights") for job in ("gradients-sent", "weights-sent")
@@ -163,6 +161,7 @@ def test_replicas_that_drift_are_told_of_once(found: Written) -> None:
     assert not any("drift:" in output for output in others)
 
 
+@pytest.mark.slow
 def test_seconds_are_as_many_steps_on_all_ranks(found: Written) -> None:
     ranks = found.of("seconds", "fit")
     assert_alike(ranks, "after")

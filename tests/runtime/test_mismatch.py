@@ -4,37 +4,41 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
 from tests.pace import allow_s
-from tests.runtime.ranks import Job, Ranks, run_jobs
+from tests.runtime.ranks import Job, Jobs, Ranks
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(120)]
 
 SIZES = [2, 3]
+EACH_SIZE = pytest.mark.parametrize(
+    "size", [2, pytest.param(3, marks=pytest.mark.slow)]
+)
 FITS = ["model", "evaluate", "more"]
 
 
 @pytest.fixture(scope="module")
-def jobs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ranks]:
+def jobs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Ranks]:
     jobs = [Job(f"calls {size}", size, "differing.py") for size in SIZES]
     jobs += [
         Job(f"{what} {size}", size, "differing_fit.py", (what,))
         for size in SIZES
         for what in FITS
     ]
-    return run_jobs(tmp_path_factory.mktemp("mismatch"), jobs, timeout_s=110)
+    return Jobs(tmp_path_factory.mktemp("mismatch"), jobs, timeout_s=110)
 
 
-def _calls(jobs: dict[str, Ranks], size: int) -> list[dict[str, Any]]:
+def _calls(jobs: Mapping[str, Ranks], size: int) -> list[dict[str, Any]]:
     job = jobs[f"calls {size}"]
     assert job.exit_codes == [0] * size, job.outputs
     return [json.loads(output.splitlines()[-1]) for output in job.outputs]
 
 
-@pytest.mark.parametrize("size", SIZES)
+@EACH_SIZE
 @pytest.mark.parametrize("mode", ["eager", "graph"])
 @pytest.mark.parametrize(
     ("case", "usual", "odd"),
@@ -50,7 +54,7 @@ def _calls(jobs: dict[str, Ranks], size: int) -> list[dict[str, Any]]:
     ],
 )
 def test_a7_a_difference_is_the_same_error_on_every_rank(
-    jobs: dict[str, Ranks], size: int, mode: str, case: str, usual: str, odd: str
+    jobs: Mapping[str, Ranks], size: int, mode: str, case: str, usual: str, odd: str
 ) -> None:
     if case == "barrier" and mode == "graph":
         mode = "eager"
@@ -63,9 +67,9 @@ def test_a7_a_difference_is_the_same_error_on_every_rank(
     assert f"rank {size - 1}: {odd}" in found[0]["text"]
 
 
-@pytest.mark.parametrize("size", SIZES)
+@EACH_SIZE
 def test_a7_a_different_model_is_an_error_on_every_rank(
-    jobs: dict[str, Ranks], size: int
+    jobs: Mapping[str, Ranks], size: int
 ) -> None:
     job = jobs[f"model {size}"]
     assert 0 not in job.exit_codes
@@ -76,17 +80,17 @@ def test_a7_a_different_model_is_an_error_on_every_rank(
         assert "last/kernel float32 (4, 3)" in output
 
 
-@pytest.mark.parametrize("size", SIZES)
+@EACH_SIZE
 def test_a7_another_call_of_keras_is_an_error_on_every_rank(
-    jobs: dict[str, Ranks], size: int
+    jobs: Mapping[str, Ranks], size: int
 ) -> None:
     job = jobs[f"evaluate {size}"]
     assert 0 not in job.exit_codes
     assert all("CollectiveMismatchError" in output for output in job.outputs)
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_one_training_more_does_not_hang(jobs: dict[str, Ranks], size: int) -> None:
+@EACH_SIZE
+def test_one_training_more_does_not_hang(jobs: Mapping[str, Ranks], size: int) -> None:
     job = jobs[f"more {size}"]
     assert job.exit_codes[:-1] == [0] * (size - 1), job.outputs
     assert job.exit_codes[-1] == 1

@@ -1,6 +1,6 @@
 """Keras programs under parameter servers, in step, replicated, and by themselves.
 
-Everything runs in a few jobs, in one start of the interpreter.
+Everything runs in a few jobs; a job runs when a test looks at it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests.config.files import loaded, problems
-from tests.runtime.ranks import Job, run_jobs
+from tests.runtime.ranks import Job, Jobs
 from tests.runtime.test_keras_cases import (
     EQUAL,
     assert_equal_on_all_ranks,
@@ -45,6 +45,8 @@ COPIED = ["early_stopping", "fit", "schedule"]
 """Those of ``programs/cases`` that say most; TFCLUSTER_TEST_ALL_SIZES=1 runs all."""
 if os.environ.get("TFCLUSTER_TEST_ALL_SIZES") == "1":
     IN_STEP = COPIED = EQUAL
+IN_DEFAULT_TIER = {"embedding", "fit", "gan", "tape_graph"}
+"""The others of these are in jobs of their own, which are slow."""
 HALF_PRECISION = {"mixed_precision": 0.02, "overflow": 0.02}
 OWN_ROWS = {"tape_eager", "tape_graph"}
 
@@ -56,42 +58,53 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Written:
     def job(
         name: str, size: int, script: str, env: Mapping[str, str], *args: str
     ) -> Job:
-        return Job(
-            name, size, script, (str(folder / name), *args), env, 2 if env else 0
-        )
+        words = (str(folder / name), *args)
+        servers = 2 if env else 0
+        return Job(name, size, script, words, env, servers, keep=not env)
 
-    jobs = run_jobs(
-        folder,
-        [
-            job("one", 1, "cases/all.py", {}, *{*IN_STEP, *COPIED}),
-            job("synchronous", 2, "cases/all.py", SYNCHRONOUS, *IN_STEP),
-            job("replicated", 3, "cases/all.py", REPLICATED, *COPIED),
-            job("steps", 2, "served_in_step.py", REPLICATED),
-            job("alone", 2, "served_alone.py", ALONE),
-        ],
-        timeout_s=570,
+    jobs = [
+        job("steps", 2, "served_in_step.py", REPLICATED),
+        job("alone", 2, "served_alone.py", ALONE),
+    ]
+    for name, size, env, cases in (
+        ("one", 1, {}, {*IN_STEP, *COPIED}),
+        ("synchronous", 2, SYNCHRONOUS, IN_STEP),
+        ("replicated", 3, REPLICATED, COPIED),
+    ):
+        for tier in ("", "more-"):
+            chosen = sorted(case for case in cases if _tier(case) == tier)
+            jobs.append(job(f"{tier}{name}", size, "cases/all.py", env, *chosen))
+    return Written(folder, Jobs(folder, jobs, timeout_s=570))
+
+
+def _tier(case: str) -> str:
+    """What the names of the jobs that run a case begin with."""
+    return "" if case in IN_DEFAULT_TIER else "more-"
+
+
+def of_tiers(cases: list[str]) -> pytest.MarkDecorator:
+    slow = {"": (), "more-": (pytest.mark.slow,)}
+    return pytest.mark.parametrize(
+        "case", [pytest.param(case, marks=slow[_tier(case)]) for case in cases]
     )
-    for name, ranks in jobs.items():
-        assert set(ranks.exit_codes) == {0}, (name, ranks.outputs)
-    return Written(folder, jobs)
 
 
 # --- in step --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", IN_STEP)
+@of_tiers(IN_STEP)
 def test_in_step_it_is_as_on_one_machine(found: Written, case: str) -> None:
     _compare(found, "synchronous", case)
 
 
-@pytest.mark.parametrize("case", COPIED)
+@of_tiers(COPIED)
 def test_replicated_it_is_as_on_one_machine(found: Written, case: str) -> None:
     _compare(found, "replicated", case)
 
 
 def _compare(found: Written, job: str, case: str) -> None:
-    ranks = found.of(job, case)
-    (one,) = found.of("one", case)
+    ranks = found.of(f"{_tier(case)}{job}", case)
+    (one,) = found.of(f"{_tier(case)}one", case)
     if case in OWN_ROWS:
         ranks, one = [_weights(values) for values in ranks], _weights(one)
     assert_equal_on_all_ranks(ranks)

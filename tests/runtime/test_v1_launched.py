@@ -71,6 +71,7 @@ def test_b16_no_ps_is_left_after_success(cluster: Cluster) -> None:
     assert_nothing_left(running)
 
 
+@pytest.mark.slow
 def test_b16_no_ps_is_left_after_a_crash(cluster: Cluster) -> None:
     running = launch(cluster, SCRIPT, "fails")
     assert running.end(DEADLINE_S) == 1
@@ -81,6 +82,7 @@ def test_b16_no_ps_is_left_after_a_crash(cluster: Cluster) -> None:
     assert_nothing_left(running)
 
 
+@pytest.mark.slow
 def test_b16_no_ps_is_left_after_ctrl_c(cluster: Cluster) -> None:
     running = launch(cluster, SCRIPT, "waits")
     running.wait_for_text("begun", "worker:0", "worker:1", timeout_s=DEADLINE_S)
@@ -94,6 +96,7 @@ def test_b16_no_ps_is_left_after_ctrl_c(cluster: Cluster) -> None:
     assert_nothing_left(running)
 
 
+@pytest.mark.slow
 def test_b14_a_ps_sees_no_gpu(cluster: Cluster) -> None:
     planned = cluster.command(
         "plan",
@@ -105,6 +108,7 @@ def test_b14_a_ps_sees_no_gpu(cluster: Cluster) -> None:
         assert tasks[name]["env"]["CUDA_VISIBLE_DEVICES"] == ""
 
 
+@pytest.mark.slow
 def test_sync_replicas_end_together(cluster: Cluster) -> None:
     """The mean over both workers, with TensorFlow's own optimizer for it.
 
@@ -127,6 +131,7 @@ def test_sync_replicas_end_together(cluster: Cluster) -> None:
     assert_nothing_left(running)
 
 
+@pytest.mark.slow
 def test_d4_the_chief_builds_the_whole_graph(cluster: Cluster) -> None:
     """The workers are built-in servers that run no script; the default strategy."""
     config = {

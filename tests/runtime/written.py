@@ -29,6 +29,7 @@ class Written:
 
     def by(self, rank: int, job: str, case: str) -> Values:
         """What one rank has found. Fails with the case's error, if it had one."""
+        assert not any(self.jobs[job].exit_codes), self.jobs[job].outputs
         values = np.load(self.folder / f"{job}-{rank}.npz")
         start = f"{case}/"
         found = {k[len(start) :]: values[k] for k in values if k.startswith(start)}

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from subprocess import DEVNULL, CompletedProcess
-from typing import IO
+from typing import IO, Any
 
 from tests.launch import machine
 from tests.launch.cluster import COMMAND, DEADLINE_S, Cluster, Running
@@ -46,6 +46,10 @@ class Farm(Cluster):
         return self.rig.host(host).run(
             argv, user=USER, cwd=self.folder, env=self._env, timeout_s=timeout_s
         )
+
+    def recorded(self, run: str) -> dict[str, Any]:
+        """Only on a host of the rig is it known which of its processes live."""
+        return self.status(run)
 
     def start(
         self,

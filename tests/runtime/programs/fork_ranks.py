@@ -1,11 +1,11 @@
 """Run scripts as the ranks of runs: TensorFlow is imported once, and forked.
 
-    fork_ranks.py FOLDER JOBS
+    fork_ranks.py FD
 
-JOBS is a JSON list of [NAME, SIZE, SCRIPT, [ARG...], {VARIABLE: VALUE}, SERVERS], done
-one after the other. Beside the ranks there are SERVERS parameter servers. Output and
-exit status of rank R go to FOLDER/NAME/R.out and R.exit; the ranks run in
-FOLDER/NAME/work.
+FD is a socket. A line that comes on it is a job, in JSON: [FOLDER, [NAME, SIZE, SCRIPT,
+[ARG...], {VARIABLE: VALUE}, SERVERS]]. Beside the ranks there are SERVERS parameter
+servers. Output and exit status of rank R go to FOLDER/NAME/R.out and R.exit; the ranks
+run in FOLDER/NAME/work. The answer is a line, too, once all ranks have ended.
 """
 
 from __future__ import annotations
@@ -26,25 +26,31 @@ from pathlib import Path
 Job = tuple[str, int, str, list[str], dict[str, str], int]
 
 
-def main(folder: Path, jobs: list[Job]) -> None:
+def main(channel: socket.socket) -> None:
     __import__("keras")
-    for job in jobs:
-        (folder / job[0] / "work").mkdir(parents=True)
-        run_ranks(folder / job[0], job)
+    with channel, channel.makefile("rb") as requests:
+        for line in requests:
+            parent, job = json.loads(line)
+            folder = Path(parent) / job[0]
+            (folder / "work").mkdir(parents=True)
+            run_ranks(channel, folder, job)
+            channel.sendall(b"ended\n")
 
 
-def run_ranks(folder: Path, job: Job) -> None:
+def run_ranks(channel: socket.socket, folder: Path, job: Job) -> None:
     _, size, script, args, env, servers = job
     token = secrets.token_hex(32)
     with ExitStack() as held:
         addresses = [_hold(held) for _ in range(size)]
         serving = [_hold(held) for _ in range(servers)]
-        held.callback(_end, [_serve(serving, i, size, token) for i in range(servers)])
+        pids = [_serve(channel, serving, i, size, token) for i in range(servers)]
+        held.callback(_end, pids)
         env = {"TFCLUSTER_PARAMETER_SERVERS": ",".join(serving)} | env
         children = {}
         for rank in range(size):
             pid = os.fork()
             if pid == 0:
+                os.close(channel.detach())
                 _redirect(folder / f"{rank}.out")
                 os.chdir(folder / "work")
                 os.environ.update(_environment(rank, addresses, token) | env)
@@ -59,10 +65,13 @@ def run_ranks(folder: Path, job: Job) -> None:
             (folder / f"{rank}.exit").write_text(str(code))
 
 
-def _serve(addresses: list[str], index: int, size: int, token: str) -> int:
+def _serve(
+    channel: socket.socket, addresses: list[str], index: int, size: int, token: str
+) -> int:
     """A parameter server in a process of its own: its pid."""
     if pid := os.fork():
         return pid
+    os.close(channel.detach())
     set_parent_death_signal = 1
     ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
     from tfcluster.runtime.parameter_server.graphs import Engine
@@ -138,4 +147,4 @@ def _run(script: str, args: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), json.loads(sys.argv[2]))
+    main(socket.socket(fileno=int(sys.argv[1])))
