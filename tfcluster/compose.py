@@ -76,6 +76,17 @@ class TaskSpec:
         """How many ports are held for it; the first one is that of TF_CONFIG."""
         return int(self.needs_port) + int(self.serves_parameters)
 
+    @property
+    def trains(self) -> bool:
+        """The training runtime belongs around its command, whatever that is."""
+        ranked = self.place.rank is not None and not self.server
+        return ranked and self.strategy is not Strategy.NONE
+
+    @property
+    def wrapped(self) -> bool:
+        """It trains, but a program that is no Python script starts what does."""
+        return self.trains and not self.arguments
+
     def at(self, place: Place) -> TaskSpec:
         """The same task in another place, with the GPUs of that."""
         return replace(self, place=place, own_env={**self.own_env, **_gpus_env(place)})

@@ -12,6 +12,9 @@ from pathlib import Path
 
 PACKAGE_ROOT = str(Path(__file__).resolve().parent.parent)
 
+HOOK_FOLDER = "tfcluster/runtime/site"
+"""Below the folder that holds the package: what every Python imports as it starts."""
+
 # sys.path loses '' first: `-c` puts the working directory there, and nothing may be
 # picked up from it by accident.
 _LOAD = """\

@@ -103,6 +103,8 @@ class Runtime:
     """So late, a rank is asked where it is; None: never."""
     stall_timeout_s: float | None = 1800.0
     """So late, a rank is given up; None: never. It may be saving or compiling."""
+    require_exchange: bool = True
+    """A training task that has exchanged nothing with the others has not succeeded."""
 
     @property
     def divides(self) -> bool:

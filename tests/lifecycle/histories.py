@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from tfcluster.errors import ExitCode
 from tfcluster.lifecycle import Action, Event, begin, step
 from tfcluster.lifecycle.types import (
     CloseHosts,
@@ -129,7 +128,7 @@ class History:
         return next((a for a in self.actions if isinstance(a, Finish)), None)
 
     @property
-    def code(self) -> ExitCode | None:
+    def code(self) -> int | None:
         return self.finish.exit_code if self.finish else None
 
     @property

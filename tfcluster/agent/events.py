@@ -18,7 +18,10 @@ _LAST_READS = 64
 
 
 class EventSocket:
-    """The agent's end. ``say`` gets each event, ``complain`` a cause, once."""
+    """The agent's end. ``say`` gets each event, ``complain`` a cause, once.
+
+    ``on_close`` is called when the task has hung up.
+    """
 
     def __init__(
         self,
@@ -26,11 +29,13 @@ class EventSocket:
         end: socket.socket,
         say: Callable[[Frame], None],
         complain: Callable[[str], None],
+        on_close: Callable[[], None] = lambda: None,
     ) -> None:
         self._loop = loop
         self._end = end
         self._say = say
         self._complain = complain
+        self._on_close = on_close
         self._lines = LineBuffer(EVENT_BYTES)
         self._complained = False
         end.setblocking(False)
@@ -38,8 +43,11 @@ class EventSocket:
 
     def ask_stacks(self) -> None:
         # A task that does not read them has no room left for further requests.
+        self.answer({"type": "stacks"})
+
+    def answer(self, frame: Frame) -> None:
         with suppress(OSError):
-            self._end.send(encode({"type": "stacks"}))
+            self._end.send(encode(frame))
 
     def finish(self) -> None:
         """Read what is there, and close."""
@@ -83,3 +91,4 @@ class EventSocket:
         if self._end.fileno() >= 0:
             self._loop.unwatch(self._end.fileno())
             self._end.close()
+            self._on_close()

@@ -73,6 +73,7 @@ class Warm:
     env: Mapping[str, str | None]
     cwd: str
     log: str
+    prepend: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,7 @@ class Start:
     port: int | None
     warm: str | None
     listens: bool
+    prepend: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +176,15 @@ class _Keys:
             )
         return dict(values)
 
+    def folders(self, key: str) -> dict[str, str]:
+        """Folders by the variable in which they come first; the key may be missing."""
+        values = self._frame.get(key, {})
+        if not isinstance(values, dict) or not all(
+            isinstance(value, str) for value in values.values()
+        ):
+            raise WireError(f"{self._frame['type']!r} frame: {key!r} must hold strings")
+        return dict(values)
+
     def rows(self, key: str, *kinds: type) -> list[Any]:
         """A list of lists that hold one value of each of these kinds."""
         rows = self.get(key, list, "a list of lists")
@@ -220,6 +231,7 @@ def _warm(keys: _Keys) -> Warm:
         env=keys.env("env"),
         cwd=keys.text("cwd"),
         log=keys.text("log"),
+        prepend=keys.folders("prepend"),
     )
 
 
@@ -234,6 +246,7 @@ def _start(keys: _Keys) -> Start:
         port=keys.optional_whole("port"),
         warm=keys.optional_text("warm"),
         listens=keys.flag("listens"),
+        prepend=keys.folders("prepend"),
     )
 
 

@@ -56,6 +56,18 @@ def environment(base: Environment, changes: Mapping[str, str | None]) -> Environ
     return env
 
 
+def with_folders_first(
+    base: Environment, changes: Mapping[str, str | None], folders: Mapping[str, str]
+) -> dict[str, str | None]:
+    """``changes``, and these folders first in the search paths of these variables."""
+    found = dict(changes)
+    for name, folder in folders.items():
+        before = found[name] if name in found else os.fsdecode(base.get(raw(name), b""))
+        # An empty entry would mean the working directory.
+        found[name] = f"{folder}{os.pathsep}{before}" if before else folder
+    return found
+
+
 def spawn(program: Program, output: int, inherited: int) -> int:
     """Start it with ``output`` for both outputs. Returns its pid. Raises SpawnError.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 
+from tfcluster.agent.claims import Claims
 from tfcluster.agent.events import EventSocket
 from tfcluster.agent.frames import Start
 from tfcluster.agent.loop import Timer
@@ -21,6 +22,7 @@ class Task:
     stream: int  # the pump's number for its output
     output: str  # the same pipe in the words of /proc
     events: EventSocket
+    claims: Claims
     began: float
     process: Process | None = None
     status: int | None = None  # as waitpid gives it
@@ -28,6 +30,7 @@ class Task:
     oom: bool = False
     tail: list[str] | None = None
     stopped: bool = False  # we had asked it to
+    exchanged: bool = False  # it has said so: something, with other tasks
     stop_signal: int | None = None  # came before the process
     signals: set[int] = field(default_factory=set)  # that it was sent already
     killed: bool = False
@@ -76,6 +79,7 @@ class Task:
             "seconds": round(self.seconds, 3),
             "ago_s": round(max(0.0, now - self.began - self.seconds), 3),
             "stopped": self.stopped,
+            "exchanged": self.exchanged,
         }
 
 

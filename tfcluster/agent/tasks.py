@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from tfcluster.agent import proc
 from tfcluster.agent.backlog import Source
+from tfcluster.agent.claims import ADDRESS, Claims
 from tfcluster.agent.events import EventSocket
 from tfcluster.agent.frames import Start, Stop
 from tfcluster.agent.limits import EXIT_REPORT_S
@@ -22,10 +23,18 @@ from tfcluster.agent.members import ATTEMPT, TASK
 from tfcluster.agent.oom import OomCounter
 from tfcluster.agent.proc import Process
 from tfcluster.agent.pump import Pump
-from tfcluster.agent.spawn import Environment, Program, SpawnError, environment, spawn
+from tfcluster.agent.spawn import (
+    Environment,
+    Program,
+    SpawnError,
+    environment,
+    spawn,
+    with_folders_first,
+)
 from tfcluster.agent.stopping import Stopping
 from tfcluster.agent.task import Task
 from tfcluster.agent.values import dataclass
+from tfcluster.wire import Frame
 
 TYPE_CHECKING = False  # as typing has it, which takes long to import
 if TYPE_CHECKING:
@@ -84,7 +93,7 @@ class Tasks:
         if made is None:
             return None
         task, ends = made
-        env = environment(self._shared.base, self.changes(order))
+        env = environment(self._shared.base, self.changes(task))
         env = environment(env, {_EVENTS: str(ends.events.fileno())})
         program = Program(order.argv, env, order.cwd)
         try:
@@ -97,11 +106,12 @@ class Tasks:
         self.begun(task, pid)
         return task
 
-    @staticmethod
-    def changes(order: Start) -> Mapping[str, str | None]:
+    def changes(self, task: Task) -> Mapping[str, str | None]:
         """What its environment differs in, with the marks it is known by."""
+        order = task.order
         marks = {TASK: order.task, ATTEMPT: str(order.attempt)}
-        return {**order.env, **marks}
+        env = {**order.env, **marks, ADDRESS: task.claims.address}
+        return with_folders_first(self._shared.base, env, order.prepend)
 
     def prepare(self, order: Start) -> tuple[Task, Ends] | None:
         """A task without a process, its log file open. A failure is reported."""
@@ -111,17 +121,11 @@ class Tasks:
         try:
             read_end, write_end = os.pipe()
             ours, theirs = socket.socketpair()
+            task = self._task(order, read_end, ours)
         except OSError as error:
             self.refuse(order, f"no pipes: {error.strerror}", error.errno or 0)
             return None
-        stream = next(self._shared.streams)
-        task = Task(
-            order=order,
-            stream=stream,
-            output=f"pipe:[{os.fstat(read_end).st_ino}]",
-            events=self._event_socket(order, ours),
-            began=self._shared.loop.now(),
-        )
+        stream = task.stream
         self._tasks[stream] = task
         again = f"---- attempt {order.attempt}, {_utc_now()} ----"
         self._shared.pump.add(
@@ -145,6 +149,7 @@ class Tasks:
         """It has no process and gets none."""
         task.reported = True
         task.events.finish()
+        task.claims.finish()
         self.refuse(task.order, cause, number)
         self._stopping.abandoned(task)
 
@@ -163,6 +168,7 @@ class Tasks:
         by_kill = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
         task.oom = by_kill and not task.killed and self._oom.struck()
         task.events.finish()
+        task.claims.finish()
         self._shared.pump.drain(task.stream)
         self._shared.loop.later(EXIT_REPORT_S, lambda: self._report(task))
         self._stopping.ended(task)
@@ -187,6 +193,7 @@ class Tasks:
         for task in self._running():
             if task.name in names:
                 task.events.ask_stacks()
+                task.claims.ask_stacks()
 
     def find(self, stream: int) -> Task | None:
         return self._tasks.get(stream)
@@ -202,16 +209,29 @@ class Tasks:
         others = (t.process_id for t in self._running() if t is not task)
         return self.foreign | {pid for pid in others if pid is not None}
 
-    def _event_socket(self, order: Start, end: socket.socket) -> EventSocket:
-        key = {"task": order.task, "attempt": order.attempt}
-        return EventSocket(
-            self._shared.loop,
-            end,
-            lambda event: self._shared.reports.send_event(**key, event=event),
-            lambda cause: self._shared.reports.send(
-                "note", text=f"{order.task} wrote to its events socket: {cause}"
-            ),
+    def _task(self, order: Start, output: int, events: socket.socket) -> Task:
+        """Raises OSError."""
+        loop, reports = self._shared.loop, self._shared.reports
+
+        def say(event: Frame) -> None:
+            if event["type"] == "exchanged":
+                task.exchanged = True
+            else:
+                reports.send_event(**task.key, event=event)
+
+        def complain(cause: str) -> None:
+            text = f"{order.task} wrote to its events socket: {cause}"
+            reports.send("note", text=text)
+
+        task = Task(
+            order=order,
+            stream=next(self._shared.streams),
+            output=f"pipe:[{os.fstat(output).st_ino}]",
+            events=EventSocket(loop, events, say, complain),
+            claims=Claims(loop, say, complain),
+            began=loop.now(),
         )
+        return task
 
     def _report(self, task: Task) -> None:
         if not task.reported:

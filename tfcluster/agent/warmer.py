@@ -17,7 +17,13 @@ from tfcluster.agent.children import Children
 from tfcluster.agent.frames import Start, Warm
 from tfcluster.agent.kill import send_group
 from tfcluster.agent.limits import EVENT_BYTES
-from tfcluster.agent.spawn import Program, SpawnError, environment, spawn
+from tfcluster.agent.spawn import (
+    Program,
+    SpawnError,
+    environment,
+    spawn,
+    with_folders_first,
+)
 from tfcluster.agent.task import Task, signal_name
 from tfcluster.agent.tasks import Ends, Surroundings, Tasks
 from tfcluster.agent.values import dataclass, field
@@ -97,7 +103,9 @@ class Warmer:
         stream = next(self._shared.streams)
         self._shared.pump.add(stream, read_end, order.log, source=None)
         argv = (*order.argv, str(theirs.fileno()))
-        program = Program(argv, environment(self._shared.base, order.env), order.cwd)
+        base = self._shared.base
+        env = with_folders_first(base, order.env, order.prepend)
+        program = Program(argv, environment(base, env), order.cwd)
         began = self._shared.loop.now()
         interpreter = _Interpreter(order, stream, began, ours)
         try:
@@ -128,7 +136,7 @@ class Warmer:
             "type": "fork",
             "id": self._requests,
             "argv": list(order.argv),
-            "env": self._tasks.changes(order),
+            "env": self._tasks.changes(task),
             "cwd": order.cwd,
         }
         try:

@@ -222,6 +222,14 @@ class Runtime(_Section):
             description="Ranks that have waited for another so long end with an error.",
         ),
     ]
+    require_exchange: Annotated[
+        bool,
+        Field(
+            default=True,
+            description="A training task that has exchanged nothing with the others is "
+            "no success; false: for scripts that train nothing.",
+        ),
+    ]
 
 
 class HostItem(_Section):

@@ -22,7 +22,7 @@ from tfcluster.launcher.contact import Answered, Closed, Opened, Unopened
 from tfcluster.launcher.copies import LogCopies
 from tfcluster.launcher.hosts import Hosts
 from tfcluster.launcher.interrupts import Interrupt
-from tfcluster.launcher.job import Item, Job, start_env
+from tfcluster.launcher.job import Item, Job, search_paths, start_env
 from tfcluster.launcher.journal import Journal
 from tfcluster.launcher.progress import Progress
 from tfcluster.launcher.show import Show
@@ -327,6 +327,7 @@ class Driver:
                 "port": ports.get(task),
                 "warm": spec.warm if warm else None,
                 "listens": task in self._plan.listeners,
+                "prepend": search_paths(self._job, package),
             }
             try:
                 self._hosts.send(host, frame)

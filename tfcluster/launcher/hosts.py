@@ -21,7 +21,7 @@ from tfcluster.errors import ExitCode, StartError, TfclusterError
 from tfcluster.launcher.clocks import certain_lead
 from tfcluster.launcher.contact import Closed, Contact, Opened, Unopened
 from tfcluster.launcher.copying import Copying
-from tfcluster.launcher.job import Item, Job, warm_env
+from tfcluster.launcher.job import Item, Job, search_paths, warm_env
 from tfcluster.launcher.reach import choose_address, resolve
 from tfcluster.launcher.silence import Silence
 from tfcluster.launcher.sweeping import (
@@ -147,6 +147,7 @@ class Hosts:
                     "env": warm_env(self._job, by_key[warm.key]),
                     "cwd": self.files.cwd(side.host.name, warm.cwd),
                     "log": str(self._job.logs / f"warm-{side.host.name}-{number}.log"),
+                    "prepend": search_paths(self._job, side.package),
                 },
             )
 

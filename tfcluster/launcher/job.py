@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from tfcluster.compose import TaskSpec, UsesTensorFlow, address, compose
+from tfcluster.compose import (
+    PARAMETER_SERVICE,
+    TaskSpec,
+    UsesTensorFlow,
+    address,
+    compose,
+)
 from tfcluster.launcher.contact import Answered, Closed, Opened, Received, Unopened
 from tfcluster.launcher.files import Listing
 from tfcluster.launcher.interrupts import Interrupt
 from tfcluster.lifecycle.types import Plan, Role
+from tfcluster.loading import HOOK_FOLDER
 from tfcluster.model import Allocation, Description, Host, Strategy, TaskId
 from tfcluster.placement import place_again, share_gpus
 
@@ -113,7 +120,17 @@ class Job:
             spare=frozenset(data) - {DISPATCHER},
             min_training=self._min_training(),
             listeners=frozenset(t for t, s in self.specs.items() if _is_awaited(s)),
+            must_exchange=frozenset(self._exchanging()),
         )
+
+    def _exchanging(self) -> Iterator[TaskId]:
+        """Training tasks that are expected to exchange something with others."""
+        runtime = self.description.runtime
+        together = [task for task, s in self.specs.items() if s.trains]
+        if runtime.require_exchange and (
+            len(together) > 1 or runtime.strategy in PARAMETER_SERVICE
+        ):
+            yield from together
 
     def _min_training(self) -> int | None:
         tasks = self.description.tasks
@@ -157,12 +174,6 @@ class Job:
         ]
         return ",".join(found) or None
 
-    def is_blind(self, task: TaskId) -> bool:
-        """It should train with the others, but is no program we can see into."""
-        spec = self.specs[task]
-        wanted = spec.strategy is not Strategy.NONE and spec.place.rank is not None
-        return wanted and not spec.arguments
-
     def runs_tensorflow_server(self, task: TaskId) -> bool:
         """Its port will be TensorFlow's, as far as can be known."""
         spec = self.specs[task]
@@ -172,9 +183,7 @@ class Job:
 
     def reports_steps(self, task: TaskId) -> bool:
         """The task trains under the runtime, which tells of its steps."""
-        spec = self.specs[task]
-        trains = spec.place.rank is not None and not spec.server
-        return trains and bool(spec.arguments) and spec.strategy is not Strategy.NONE
+        return self.specs[task].trains
 
 
 def role_of(spec: TaskSpec) -> Role:
@@ -186,6 +195,17 @@ def role_of(spec: TaskSpec) -> Role:
 def _is_awaited(spec: TaskSpec) -> bool:
     """It counts as started once it listens on its port; data workers choose theirs."""
     return spec.server and (spec.task.type != "data" or spec.task == DISPATCHER)
+
+
+def search_paths(job: Job, package: str) -> dict[str, str]:
+    """Folders that come first in the search paths of all tasks' environments.
+
+    Every Python below the command of a training task finds the runtime there. Others
+    get them as well, because they may share a warm interpreter with such a task.
+    """
+    if job.description.runtime.strategy is Strategy.NONE:
+        return {}
+    return {"PYTHONPATH": f"{package}/{HOOK_FOLDER}"}
 
 
 def start_env(

@@ -271,7 +271,7 @@ class Launch:
 
         The second value says so in words.
         """
-        if self.lender is None or finish.exit_code is not ExitCode.TERMINATED:
+        if self.lender is None or finish.exit_code != ExitCode.TERMINATED:
             return finish, None
         code = self.lender.why_ending(environ)
         if code is None:

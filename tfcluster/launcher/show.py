@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TextIO
 
 from tfcluster.console.screen import Screen
-from tfcluster.console.text import fold_tasks
 from tfcluster.console.views.failures import failure
 from tfcluster.console.views.live import running, starting, stopping
 from tfcluster.console.views.outcome import outcome
@@ -47,13 +46,6 @@ class Show:
         self._screen.say(f"run {job.run}")
         if os.geteuid() == 0:
             self._screen.say("warning: running as root: so will the program")
-        blind = [t for t in job.specs if job.is_blind(t)]
-        if blind:
-            self._screen.say(
-                f"warning: {fold_tasks(map(str, blind))}: not a Python program that "
-                "the runtime can be put around, so each trains on its own unless it "
-                "uses TF_CONFIG itself"
-            )
 
     def ports(self, job: Job, ports: Mapping[TaskId, int]) -> None:
         """TensorFlow's servers take orders from anybody who can reach them."""

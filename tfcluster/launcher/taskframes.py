@@ -159,6 +159,7 @@ class TaskFrames:
             tail=tail,
             stopped=bool(frame.get("stopped")),
             victim=signal is None and looks_like_victim(cause, tail),
+            exchanged=frame.get("exchanged") is True,
             at_s=now - _seconds(frame.get("ago_s")),
         )
 

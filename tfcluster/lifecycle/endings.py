@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tfcluster.errors import ExitCode
+from tfcluster.lifecycle.codes import run_code
 from tfcluster.lifecycle.failures import fail, judge
 from tfcluster.lifecycle.flow import Result, alive, close, end, set_task, stop, up
 from tfcluster.lifecycle.types import (
@@ -186,9 +187,11 @@ def close_expired(state: State) -> Result:
     return state, [*actions, *lost]
 
 
-def outcome(state: State) -> tuple[ExitCode, RunState]:
+def outcome(state: State) -> tuple[int, RunState]:
     if state.verdict is not None:
-        return state.verdict.run_exit_code, RunState.FAILED
+        code = state.verdict.run_exit_code
+        by_task = state.verdict.task is not None and code is ExitCode.TASK_FAILED
+        return run_code(state.codes) if by_task else code, RunState.FAILED
     if state.interrupted is not None:
         return state.interrupted, RunState.STOPPED
     return ExitCode.OK, RunState.SUCCEEDED

@@ -51,7 +51,7 @@ def judge(state: State) -> Result:
         named = ", ".join(str(failure.task) for failure in (cause, *others))
         text = f"warning: {named} failed ({cause.cause}); the others go on without it"
         spared = [replace(each, secondary=True) for each in (cause, *others)]
-        return state, [*spared, Say(text)]
+        return replace(state, codes=frozenset()), [*spared, Say(text)]
     actions: list[Action] = [cause, *later]
     if state.plan.max_restarts and cause.task is not None:
         actions.append(Say(f"giving up after {state.restarts} restarts"))
@@ -91,7 +91,7 @@ def _can_be_spared(state: State, failures: Iterable[Failure]) -> bool:
 
 def _can_be_got_over(failure: Failure) -> bool:
     if failure.task is not None:
-        return failure.run_exit_code is ExitCode.TASK_FAILED
+        return failure.again and failure.run_exit_code is ExitCode.TASK_FAILED
     return failure.run_exit_code is ExitCode.CONTACT_LOST
 
 
@@ -131,6 +131,7 @@ def restart(state: State, cause: Failure) -> Result:
     state = replace(
         state, phase=Phase.RESTARTING, restarting=again, restarts=number, signal="TERM"
     )
+    state = replace(state, codes=frozenset())
     what = "it" if alone else "all tasks"
     if lost_hosts(state):
         what = "the training on the hosts that are left"

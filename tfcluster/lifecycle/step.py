@@ -85,6 +85,14 @@ from tfcluster.lifecycle.types import (
 from tfcluster.model import TaskId
 from tfcluster.states import RunState, TaskState
 
+NOTHING_EXCHANGED = (
+    "it has ended without exchanging anything with the other tasks: the training was "
+    "not distributed, each of them has done all the work by itself. If that is meant, "
+    "set 'runtime: {strategy: none}'; for a script that trains nothing (evaluation, "
+    "prediction), 'runtime: {require_exchange: false}'"
+)
+"""Why an end with exit code 0 is no success."""
+
 
 def begin(plan: Plan) -> Result:
     """The state before anything has happened, and the first actions."""
@@ -208,7 +216,12 @@ def _(event: TaskExited, state: State) -> Result:
     if status.attempt != event.attempt or not alive(status):
         return state, []
     role = state.plan.roles[event.task]
+    if event.exchanged:
+        state = replace(state, exchanged=state.exchanged | {event.task})
+    in_vain = event.code == 0 and event.task in state.plan.must_exchange
+    in_vain = in_vain and event.task not in state.exchanged and not event.stopped
     good = event.code == 0 and (role is not Role.SERVER or event.stopped)
+    good = good and not in_vain
     told = state.interrupted is not None and event.signal == "SIGTERM"
     if event.stopped or told or (good and event.task in state.restarting):
         word = TaskState.STOPPED
@@ -217,6 +230,8 @@ def _(event: TaskExited, state: State) -> Result:
     cause = event.cause
     if role is Role.SERVER and event.code == 0 and not event.stopped:
         cause = "ended before the training did"
+    elif in_vain:
+        cause = NOTHING_EXCHANGED
     state, actions = set_task(
         state,
         event.task,
@@ -236,10 +251,13 @@ def _(event: TaskExited, state: State) -> Result:
         tail=event.tail,
         secondary=event.victim,
         at_s=event.at_s,
+        again=not in_vain,
     )
     if role is Role.EVALUATOR:
         text = f"warning: {event.task} failed ({failure.cause}); the training goes on"
         return state, [*actions, replace(failure, secondary=True), Say(text)]
+    if not event.victim:
+        state = replace(state, codes=state.codes | {event.code})
     state, more = fail(state, failure)
     return state, [*actions, *more]
 

@@ -46,6 +46,8 @@ class Plan:
 
     listeners: frozenset[TaskId] = frozenset()
     """Tasks that count as started once they listen."""
+    must_exchange: frozenset[TaskId] = frozenset()
+    """Tasks that have not succeeded unless they exchanged something with others."""
 
 
 # --- events -------------------------------------------------------------------------
@@ -117,6 +119,8 @@ class TaskExited:
     """It was told to."""
     victim: bool = False
     """It looks as if it failed because of another task's failure."""
+    exchanged: bool = False
+    """It has exchanged gradients, or whatever its strategy exchanges, with others."""
     at_s: float = 0.0
     """When it ended, by whatever clock measures all ends of the run."""
 
@@ -290,14 +294,16 @@ class Failure:
     secondary: bool = False
     at_s: float = 0.0
     run_exit_code: ExitCode = ExitCode.TASK_FAILED
+    again: bool = True
+    """The task might end otherwise if it were started again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """Nothing is left to do."""
+    """Nothing is left to do. ``exit_code`` is ours, or the tasks' own: ``codes``."""
 
     state: RunState
-    exit_code: ExitCode
+    exit_code: int
 
 
 Action = (
@@ -375,3 +381,7 @@ class State:
     signal: str = "TERM"
     killing: bool = False
     success: bool = False
+    exchanged: frozenset[TaskId] = frozenset()
+    """Tasks that have exchanged something, in any of their attempts."""
+    codes: frozenset[int | None] = frozenset()
+    """Exit codes of the tasks that failed by themselves; None: killed by a signal."""

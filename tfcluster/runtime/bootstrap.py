@@ -79,7 +79,11 @@ def _serve() -> NoReturn:
         sys.exit(f"tfcluster: {error}")
 
 
-def _run(program: Program, context: Context) -> None:
+def surround(program: Program, context: Context) -> None:
+    """Be called back around the first import of TensorFlow or Keras.
+
+    In a training task, have ``program`` trained on all ranks then.
+    """
     events = reporter()
 
     def before_import(name: str) -> None:
@@ -98,10 +102,14 @@ def _run(program: Program, context: Context) -> None:
     if context.trains:
         byhand.read(program)
         between_graph.read(program, context)
-        if not between_graph.claimed():
-            # Before the program's first line, which may set a seed of its own.
-            injection.begin(context)
     around_import(LIBRARIES, before=before_import, after=after_import)
+
+
+def _run(program: Program, context: Context) -> None:
+    surround(program, context)
+    if context.trains and not between_graph.claimed():
+        # Before the program's first line, which may set a seed of its own.
+        injection.begin(context)
     run(program)
 
 

@@ -17,7 +17,6 @@ NAMES = ("DistributedOptimizer", "DistributedGradientTape")
 _PACKAGE = "tfcluster.runtime"
 
 _claimed = False
-_exchanges = 0
 _may_claim: Callable[[], None] = lambda: None  # noqa: E731  # a default, not a function
 
 
@@ -32,17 +31,6 @@ def claim() -> None:
     if not _claimed:
         _may_claim()
         _claimed = True
-
-
-def exchanged() -> None:
-    """Note that the program has had gradients exchanged."""
-    global _exchanges
-    _exchanges += 1
-
-
-def in_vain() -> bool:
-    """Whether a program that said so has never had any gradients exchanged."""
-    return _claimed and _exchanges == 0
 
 
 def guard(check: Callable[[], None]) -> None:

@@ -65,6 +65,7 @@ class Reporter:
         self._step_held_back: dict[str, Any] | None = None
         self._waiting: Callable[[], Waiting | None] | None = None
         self._listening = False
+        self._exchanged = False
 
     def phase(self, text: str) -> None:
         """What the task does while it does not train yet: ``joining``."""
@@ -106,6 +107,12 @@ class Reporter:
         """One sentence that says why the task will exit."""
         self._say({"type": "failure", "cause": _cut(cause)})
 
+    def exchanged(self) -> None:
+        """The task has exchanged something with the others; said once."""
+        if not self._exchanged:
+            self._exchanged = True
+            self._say({"type": "exchanged"}, always=True)
+
     def flush(self) -> None:
         """Report the last step, if it was kept back."""
         held_back, self._step_held_back = self._step_held_back, None
@@ -125,20 +132,33 @@ class Reporter:
         # business, and nobody may wait for this one at exit.
         _thread.start_new_thread(self._answer, (self._connection,))
 
+    def adopt(self, connection: socket.socket) -> None:
+        """Speak on this connection, and listen there, if we have been silent so far."""
+        if self._connection is None:
+            self._connection = connection
+            self.listen()
+
     def abandon(self) -> None:
-        """Fall silent for good, in a process that is a copy of the task's."""
+        """Fall silent, in a process that is a copy of the task's.
+
+        It may yet become the one that trains, and then adopts a line of its own.
+        """
         connection, self._connection = self._connection, None
         self._lock = threading.RLock()
         self._waiting = None
+        self._pending.clear()
+        self._step_held_back = None
+        self._listening = self._exchanged = False
         if connection is not None:
             connection.close()
 
-    def _say(self, event: dict[str, Any]) -> None:
+    def _say(self, event: dict[str, Any], *, always: bool = False) -> None:
         with self._lock:
             if self._connection is None:
                 return
             line = encode(event)
-            if len(self._pending) + len(line) > _MAX_PENDING_BYTES:
+            full = len(self._pending) + len(line) > _MAX_PENDING_BYTES
+            if full and not always:
                 return
             self._pending += line
             self._send_pending(self._connection)
@@ -188,11 +208,16 @@ def reporter() -> Reporter:
     return _current
 
 
-def _fall_silent() -> None:
+def be_silent() -> None:
+    """This process is below the task's own one, and may not speak for it."""
     global _current
+    if _current is None:
+        _current = Reporter()
+
+
+def _fall_silent() -> None:
     if _current is not None:
         _current.abandon()
-        _current = None
 
 
 os.register_at_fork(after_in_child=_fall_silent)

@@ -6,16 +6,14 @@ imported. Neither imports them; what is done to them stands in ``runtime.keras``
 
 from __future__ import annotations
 
-import atexit
 import hmac
 import random
 import sys
 from typing import TYPE_CHECKING
 
 from tfcluster.model import Strategy
-from tfcluster.runtime import between_graph, byhand
+from tfcluster.runtime import byhand
 from tfcluster.runtime.context import Context
-from tfcluster.runtime.events import reporter
 from tfcluster.runtime.importing import around_import
 
 if TYPE_CHECKING:
@@ -71,10 +69,7 @@ def install(context: Context) -> None:
 
         session = hooks.begin(context)
         byhand.guard(lambda: _refuse_late_claim(session))
-        atexit.register(_warn_of_no_training, session)
 
-    if byhand.claimed():
-        atexit.register(_warn_of_no_exchange, context)
     if "tensorflow" in sys.modules:
         into_tensorflow()
     around_import(("keras",), before=lambda name: None, after=into_keras)
@@ -96,9 +91,20 @@ def common_seed(context: Context) -> int:
     """A number that is the same on all ranks and new for every run."""
     # A task that is started again beside others that go on draws what they draw.
     attempt = 0 if _independent(context) else context.attempt
-    message = f"seed {attempt}".encode()
+    message = f"seed {attempt}{_child()}".encode()
     digest = hmac.digest(context.token, message, "sha256")
     return int.from_bytes(digest, "big") % (1 << _SEED_BITS)
+
+
+def _child() -> str:
+    """Which child of the program this is, where multiprocessing has started it.
+
+    Children have seeds of their own: they would all draw the same numbers otherwise.
+    """
+    process = sys.modules.get("multiprocessing.process")
+    if process is None or process.parent_process() is None:
+        return ""
+    return f" {process.current_process().name}"
 
 
 def _concerns(context: Context) -> bool:
@@ -114,28 +120,6 @@ def _independent(context: Context) -> bool:
         context.strategy is Strategy.PARAMETER_SERVER
         and not context.options.synchronous
     )
-
-
-def _warn_of_no_training(session: Session) -> None:
-    if byhand.claimed() or between_graph.claimed():
-        return
-    if session.applies == 0 and session.group.failure is None:
-        session.warn(
-            "the program has ended without any training: every rank did all the work"
-        )
-        session.reporter.flush()
-
-
-def _warn_of_no_exchange(context: Context) -> None:
-    if byhand.in_vain():
-        text = (
-            "the program has ended without any exchange of gradients, though it names "
-            f"{' or '.join(byhand.NAMES)}: nothing was distributed for it, then"
-        )
-        reporter().warning(text)
-        reporter().flush()
-        if context.is_chief:
-            sys.stderr.write(f"tfcluster: warning: {text}\n")
 
 
 def _refuse_late_claim(session: Session) -> None:

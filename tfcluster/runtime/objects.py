@@ -14,7 +14,7 @@ import numpy as np
 
 from tfcluster.runtime.collective import Layout
 from tfcluster.runtime.collective.operations import gather_bytes, share_bytes
-from tfcluster.runtime.world import group, rank, size
+from tfcluster.runtime.world import exchanged, group, rank, size
 
 _TAG = "\0"
 _NUMERIC_KINDS = "biufc"
@@ -32,7 +32,9 @@ def broadcast_object(
         raise ValueError(f"there is no rank {root_rank} among {size()}")
     sent = _encoded(obj) if rank() == root_rank else b""
     layout = Layout(f"broadcast of object {name or ''} from rank {root_rank}")
-    return _decoded(share_bytes(group(), sent, root_rank, layout), root_rank)
+    found = share_bytes(group(), sent, root_rank, layout)
+    exchanged(combined=False)
+    return _decoded(found, root_rank)
 
 
 def allgather_object(
@@ -41,6 +43,7 @@ def allgather_object(
     """The ranks' objects, in rank order. Raises as ``broadcast_object`` does."""
     layout = Layout(f"allgather of object {name or ''}".rstrip())
     parts = gather_bytes(group(), _encoded(obj), layout)
+    exchanged(combined=True)
     return [_decoded(part, sender) for sender, part in enumerate(parts)]
 
 

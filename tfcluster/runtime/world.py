@@ -9,9 +9,12 @@ import atexit
 import functools
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from tfcluster.model import RANKED_TYPES
+from tfcluster.runtime import byhand
+from tfcluster.runtime.claiming import agent_answers, claim
 from tfcluster.runtime.collective import CollectiveError, Group, Layout, Transport
 from tfcluster.runtime.collective.board import Board
 from tfcluster.runtime.collective.handshake import Member
@@ -23,6 +26,12 @@ from tfcluster.runtime.failure import cause
 
 _FOREVER_S = 20 * 86400.0
 """Nearly as long as poll(2) can wait."""
+
+_MOST_CLAIMS = 1 << 20
+"""Far more processes than can have a task's rank one after the other."""
+
+Joining = Callable[[str], AbstractContextManager[None]]
+"""Entered around what connects the ranks outside of exchanges; told what that is."""
 
 _group: Group | None = None
 
@@ -100,6 +109,17 @@ def is_chief() -> bool:
 def barrier() -> None:
     """Return when all ranks have called. Raises CollectiveError."""
     meet(group(), Layout("barrier"))
+    exchanged(combined=False)
+
+
+def exchanged(*, combined: bool) -> None:
+    """The program itself has exchanged something: it knows of the other ranks.
+
+    One that is to exchange its gradients by itself has to combine something of every
+    rank: equal weights at the start prove nothing.
+    """
+    if combined or not byhand.claimed():
+        reporter().exchanged()
 
 
 def group() -> Group:
@@ -119,18 +139,19 @@ def join(context: Context) -> Group:
 
 def _leave_in_child() -> None:
     """A process that the program forks is no rank, and must not keep a lost one's
-    connections open."""
-    shutdown()
+    connections open. If it has none yet, the child may be the one that trains."""
+    if _group is not None and _group.begun:
+        shutdown()
 
 
 os.register_at_fork(after_in_child=_leave_in_child)
 
 
 def _group_of(context: Context) -> Group:
-    if context.options.transport not in _TRANSPORTS:
+    name = context.options.transport
+    if name not in _TRANSPORTS:
         raise CollectiveError(
-            f"transport {context.options.transport!r} is not available; there is "
-            f"{', '.join(_TRANSPORTS)}"
+            f"transport {name!r} is not available; there is {', '.join(_TRANSPORTS)}"
         )
     if context.size > 1 and (not context.addresses or not context.token):
         raise CollectiveError(
@@ -139,14 +160,48 @@ def _group_of(context: Context) -> Group:
             "them"
         )
     board = _board(context) if context.size > 1 else None
-    group = Group(
-        _TRANSPORTS[context.options.transport](context, board),
+    host = _host(context)
+
+    def enter() -> None:
+        generation = _generation(context)
+        host.enter(generation)
+        if board is not None:
+            board.enter(generation)
+        # Whoever asked before was perhaps another process, which we were forked off.
+        reporter().on_waiting(ranks.waiting)
+        _leave_at_end(ranks)
+
+    @contextmanager
+    def joining(what: str) -> Iterator[None]:
+        ranks.begin()
+        with board.joining(what) if board is not None else nullcontext():
+            yield
+
+    ranks = Group(
+        _TRANSPORTS[name](context, host, joining),
         board=board,
+        enter=enter if agent_answers() else None,
         on_failure=lambda error: reporter().failure(str(error)),
     )
-    reporter().on_waiting(group.waiting)
-    atexit.register(_leave_at_exit, group)
-    return group
+    reporter().on_waiting(ranks.waiting)
+    atexit.register(_leave_at_exit, ranks)
+    return ranks
+
+
+def _generation(context: Context) -> int:
+    """Which ranks this process belongs with: those of the same attempt and claim.
+
+    A task may train in several processes, one after the other: all tasks do so alike.
+    """
+    return context.attempt * _MOST_CLAIMS + claim(context.task).number
+
+
+def _leave_at_end(group: Group) -> None:
+    """A child that multiprocessing has forked ends without the calls of ``atexit``."""
+    util = sys.modules.get("multiprocessing.util")
+    parent = getattr(sys.modules.get("multiprocessing"), "parent_process", None)
+    if util is not None and parent is not None and parent() is not None:
+        util.Finalize(None, group.close, exitpriority=0)
 
 
 def _leave_at_exit(group: Group) -> None:
@@ -170,7 +225,7 @@ def _board(context: Context) -> Board:
     )
 
 
-def _host(context: Context, board: Board | None = None) -> HostTransport:
+def _host(context: Context) -> HostTransport:
     timeout_s = context.options.stall_timeout_s or _FOREVER_S
     return HostTransport(
         _member(context),
@@ -180,32 +235,36 @@ def _host(context: Context, board: Board | None = None) -> HostTransport:
     )
 
 
-def _mpi(context: Context, board: Board | None) -> Transport:
+def _upon_host(context: Context, host: HostTransport, joining: Joining) -> Transport:
+    return host
+
+
+def _mpi(context: Context, host: HostTransport, joining: Joining) -> Transport:
     from tfcluster.runtime.collective.mpi import MpiTransport
 
     timeout_s = context.options.stall_timeout_s or _FOREVER_S
-    return MpiTransport(_host(context), stall_timeout_s=timeout_s)
+    return MpiTransport(host, stall_timeout_s=timeout_s)
 
 
-def _tensorflow(context: Context, board: Board | None) -> Transport:
-    if board is None:
-        return _host(context)
+def _tensorflow(context: Context, host: HostTransport, joining: Joining) -> Transport:
+    if context.size == 1:
+        return host
     from tfcluster.runtime.collective.tensorflow.bringup import Task
     from tfcluster.runtime.collective.tensorflow.transport import TensorFlowTransport
 
     jobs = {job: found for job, found in context.cluster.items() if job in RANKED_TYPES}
     return TensorFlowTransport(
-        _host(context),
+        host,
         Task(jobs, context.task_type, context.task_index),
         # Its connections are made at the address that the server takes over.
-        joining=board.joining,
+        joining=joining,
         stall_timeout_s=context.options.stall_timeout_s or _FOREVER_S,
     )
 
 
-_TRANSPORTS: dict[str, Callable[[Context, Board | None], Transport]] = {
-    "auto": _host,
-    "host": _host,
+_TRANSPORTS: dict[str, Callable[[Context, HostTransport, Joining], Transport]] = {
+    "auto": _upon_host,
+    "host": _upon_host,
     "mpi": _mpi,
     "tensorflow": _tensorflow,
 }

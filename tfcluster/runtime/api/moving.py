@@ -147,7 +147,7 @@ def _broadcast(
             for start, end, array in zip(ends[:-1], ends[1:], arrays, strict=True)
         ]
 
-    results = exchange_op(act, tensors, dtypes)
+    results = exchange_op(act, tensors, dtypes, combines=False)
     for result, tensor in zip(results, tensors, strict=True):
         result.set_shape(tensor.shape)
     return results

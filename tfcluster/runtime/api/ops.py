@@ -20,7 +20,7 @@ from tfcluster.runtime.collective.group import Group
 from tfcluster.runtime.collective.ordering import Order
 from tfcluster.runtime.collective.transport import Array
 from tfcluster.runtime.tensors import array_of, as_tensor, tensor_of
-from tfcluster.runtime.world import group, is_initialized
+from tfcluster.runtime.world import exchanged, group, is_initialized
 
 NUMBERS = frozenset(
     (
@@ -51,9 +51,22 @@ def require_numbers(tensor: Any, what: str) -> None:
 
 
 def exchange_op(
-    act: Callable[..., Sequence[Array]], tensors: Sequence[Any], dtypes: Sequence[Any]
+    exchange: Callable[..., Sequence[Array]],
+    tensors: Sequence[Any],
+    dtypes: Sequence[Any],
+    *,
+    combines: bool = True,
 ) -> list[Any]:
-    """The tensors that ``act`` returns, given those of ``tensors`` as arrays."""
+    """The tensors that ``exchange`` returns, given those of ``tensors`` as arrays.
+
+    ``combines``: something of every rank is in them.
+    """
+
+    def act(*arrays: Array) -> Sequence[Array]:
+        results = exchange(*arrays)
+        exchanged(combined=combines)
+        return results
+
     tensors = [as_tensor(tensor) for tensor in tensors]
     if tf.executing_eagerly():
         return _called(act, tensors, dtypes)

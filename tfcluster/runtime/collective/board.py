@@ -110,10 +110,16 @@ class Board:
         ``interrupt`` makes an exchange fail that cannot come to an end.
         """
         self._standing, self._interrupt = standing, interrupt
+        # Not before: a fork of a process that has not begun may begin by itself.
+        self._pid = os.getpid()
         if self._me.size > 1:
             threading.Thread(
                 target=self._run, daemon=True, name="tfcluster-board"
             ).start()
+
+    def enter(self, generation: int) -> None:
+        """Be of this generation of ranks; before ``start``."""
+        self._me = replace(self._me, generation=generation)
 
     def join(self) -> None:
         """Return when all ranks are connected. Raises CollectiveError.

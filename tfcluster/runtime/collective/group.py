@@ -57,7 +57,9 @@ class Group:
     """All ranks of the run, seen from one of them.
 
     ``board`` tells who keeps the others waiting, and why ranks have left; without one
-    an error names only whom this rank was connected to.
+    an error names only whom this rank was connected to. ``enter`` is called before
+    anything is connected, which then waits for the first exchange; it may raise
+    CollectiveError where this process must not take part.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class Group:
         transport: Transport,
         *,
         board: Board | None = None,
+        enter: Callable[[], None] | None = None,
         on_failure: Callable[[CollectiveError], None] = lambda error: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -79,8 +82,10 @@ class Group:
         """The first error; the group is of no use after it."""
         self.refusal: CollectiveError | None = None
         """Why the program cannot be trained on all ranks, once a step has shown it."""
-        if board is not None:
-            board.start(self._standing, transport.interrupt)
+        self._enter = enter
+        self._begun = False
+        if enter is None:
+            self.begin()
 
     @property
     def rank(self) -> int:
@@ -94,6 +99,22 @@ class Group:
     def waited_s(self) -> float:
         """Seconds spent waiting for others since the start."""
         return self._transport.waited_s
+
+    @property
+    def begun(self) -> bool:
+        """This process looks for the others, or has found them."""
+        return self._begun
+
+    def begin(self) -> None:
+        """Look for the others, if that has not begun. Raises CollectiveError."""
+        with self._lock:
+            if self._begun:
+                return
+            if self._enter is not None:
+                self._enter()
+            self._begun = True
+            if self._board is not None:
+                self._board.start(self._standing, self._transport.interrupt)
 
     @contextmanager
     def exchange(self, layout: Layout, weight: float = 1.0) -> Iterator[Turn]:
@@ -113,6 +134,7 @@ class Group:
             stay = _Stay(self._stay.number + 1, layout.what, self._clock(), inside=True)
             self._stay = stay
             try:
+                self.begin()
                 if self._board is not None and not self._board.joined:
                     self._board.join()
                 yield Turn(self._transport, self._agree(layout, weight))
@@ -140,6 +162,8 @@ class Group:
 
     def close(self, reason: str = "") -> None:
         """Hang up. ``reason``: why the program has ended, for those that go on."""
+        if not self._begun:
+            return
         if self._board is not None:
             self._board.leave(Farewell(self._stay.number, text=reason))
         self._transport.close()
@@ -179,8 +203,10 @@ class Group:
 
     def _end(self, error: CollectiveError, kind: str) -> None:
         """Remember the error, let the others know, and hang up."""
-        if self._board is not None:
+        if self._board is not None and self._begun:
             self._board.leave(Farewell(self._stay.number, kind, str(error)))
         self.failure = error
+        if not self._begun:
+            return
         self._transport.interrupt()
         self._transport.close()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -81,6 +82,10 @@ class HostTransport:
     def groups(self) -> Groups:
         """The ranks that share memory, host by host; none before the first exchange."""
         return self._groups
+
+    def enter(self, generation: int) -> None:
+        """Be of this generation of ranks; before anything is exchanged."""
+        self._me = replace(self._me, generation=generation)
 
     def join(self) -> None:
         """Connect to the others, if that has not been done. Nothing is exchanged."""

@@ -59,7 +59,6 @@ class Settings:
     def _count(self) -> None:
         """Each exchange is a step, as those who watch the run count them."""
         global _pace
-        byhand.exchanged()
         ranks = group()
         if _pace is None or _pace[0] is not ranks:
             _pace = ranks, Pace(reporter(), ranks)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from tfcluster.model import Strategy
 from tfcluster.runtime import world
 from tfcluster.runtime.api.ops import raise_our_errors
+from tfcluster.runtime.claiming import require_first
 from tfcluster.runtime.collective import CollectiveError, Group
 from tfcluster.runtime.collective.buckets import MEGABYTE
 from tfcluster.runtime.collective.handshake import Member
@@ -131,6 +132,9 @@ def _servers(context: Context, session: Session) -> Callable[[], Servers]:
 
     @functools.cache
     def connect() -> Servers:
+        require_first(
+            context.task, "the ps tasks have the weights of that training by now"
+        )
         servers = Servers(
             context.parameter_servers,
             rank=context.rank,

@@ -146,7 +146,7 @@ class LocalUpdate:
         replica.steps += 1
         replica.rows += rows
         session.last_rows = rows
-        session.applied(replica.name, in_loop=in_loop)
+        session.applied(replica.name, in_loop=in_loop, exchanged=False)
         return replica.schedule.is_due(replica.steps)
 
     def _average_within(self, replica: Replica, variables: Sequence[Any]) -> Any:
@@ -196,6 +196,7 @@ class LocalUpdate:
             self._session.warn(warning)
         replica.steps, replica.rows, replica.since_s = 0, 0.0, self._clock()
         self.averagings += 1
+        self._session.exchanged()
         return means
 
 

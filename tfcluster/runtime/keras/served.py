@@ -136,6 +136,7 @@ class ServedUpdate:
             return np.float32(0.0)
         # It is left out, but all ranks have been at it.
         self._session.applies += 1
+        self._session.exchanged()
         return np.float32(np.nan)
 
     def _unscaled_and_clipped(self, optimizer: Any, ordered: list[Any]) -> list[Any]:

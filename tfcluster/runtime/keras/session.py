@@ -200,12 +200,25 @@ class Session:
         setattr(self._local, what, False)
         return inside
 
-    def applied(self, optimizer: str, *, in_loop: bool, judged: bool = False) -> None:
-        """``optimizer`` gets a gradient that all ranks have contributed to."""
+    def applied(
+        self,
+        optimizer: str,
+        *,
+        in_loop: bool,
+        judged: bool = False,
+        exchanged: bool = True,
+    ) -> None:
+        """``optimizer`` gets a gradient; ``exchanged``: of all ranks' making."""
         self.applies += 1
+        if exchanged:
+            self.exchanged()
         self.pace.applied(optimizer)
         if in_loop and self.divides:
             self._applied_in_loop(optimizer, judged)
+
+    def exchanged(self) -> None:
+        """What is trained has gone to the other ranks, or has come from them."""
+        self.reporter.exchanged()
 
     def _applied_in_loop(self, optimizer: str, judged: bool) -> None:
         loop = self.loop

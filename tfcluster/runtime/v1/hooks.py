@@ -18,6 +18,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfcluster.runtime import between_graph
+from tfcluster.runtime.claiming import claim
 from tfcluster.runtime.collective.errors import (
     CollectiveTimeoutError,
     NotDistributedError,
@@ -151,10 +152,12 @@ class _Around:
             session: Any, target: str = "", graph: Any = None, config: Any = None
         ) -> None:
             if target and self.server.is_target(target):
+                claim(self.context.task)
                 between_graph.claim()
                 self.reach.require()
                 self._warn_of_weights(graph or tf1.get_default_graph())
                 config = self._config(config)
+                session.tfcluster_exchanges = True
                 session.tfcluster_timeout_ms = config.operation_timeout_in_ms
             original(session, target, graph, config)
 
@@ -164,7 +167,9 @@ class _Around:
         @functools.wraps(original)
         def run(session: Any, *args: Any, **kwargs: Any) -> Any:
             try:
-                return original(session, *args, **kwargs)
+                result = original(session, *args, **kwargs)
+                self._note_exchange(session)
+                return result
             except tf.errors.DeadlineExceededError as error:
                 timeout_ms = getattr(session, "tfcluster_timeout_ms", 0)
                 if not timeout_ms:
@@ -202,6 +207,14 @@ class _Around:
             original(*bound.args, **bound.kwargs)
 
         return begin
+
+    def _note_exchange(self, session: Any) -> None:
+        """A session on our servers has run a graph that has variables on a ps."""
+        if getattr(session, "tfcluster_exchanges", False):
+            variables = session.graph.get_collection(tf1.GraphKeys.GLOBAL_VARIABLES)
+            if any("/job:ps" in variable.device for variable in variables):
+                session.tfcluster_exchanges = False
+                reporter().exchanged()
 
     def _balance(self) -> ByBytes:
         graph = tf1.get_default_graph()

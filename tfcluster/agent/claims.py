@@ -1,0 +1,135 @@
+"""Which process of a task trains: the first one that asks for the task's rank gets it.
+
+A task's command may be a script that starts Python, or a program that trains in a
+child. So each attempt at a task has a socket that every process below the command can
+connect to. Knows neither ranks nor training.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import struct
+from collections.abc import Callable
+
+from tfcluster.agent import proc
+from tfcluster.agent.events import EventSocket
+from tfcluster.agent.loop import Loop
+from tfcluster.agent.values import dataclass
+from tfcluster.wire import Frame
+
+ADDRESS = "TFCLUSTER_EVENTS_SOCKET"
+"""Names the socket, in the abstract namespace of Unix sockets, to the task."""
+
+_WAITING = 16
+_MOST_GUESTS = 64
+_COMMAND_CHARS = 200
+_PEER = struct.Struct("3i")  # struct ucred: pid, uid, gid
+
+
+@dataclass(frozen=True, slots=True)
+class Claimant:
+    """A process that trains, or has trained."""
+
+    pid: int
+    command: str
+
+    def keys(self) -> dict[str, object]:
+        return {"pid": self.pid, "command": self.command}
+
+
+class Claims:
+    """The agent's end for one attempt. Raises OSError where there can be none.
+
+    ``say`` gets every event of whoever holds the claim, ``complain`` a cause.
+    """
+
+    def __init__(
+        self, loop: Loop, say: Callable[[Frame], None], complain: Callable[[str], None]
+    ) -> None:
+        self._loop = loop
+        self._say = say
+        self._complain = complain
+        self._guests: dict[EventSocket, int] = {}  # with their pids
+        self._holder: EventSocket | None = None
+        self._last: Claimant | None = None
+        self._count = 0
+        self.address = f"tfcluster-{os.urandom(16).hex()}"
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._listener.setblocking(False)
+            self._listener.bind(f"\0{self.address}")
+            self._listener.listen(_WAITING)
+        except OSError:
+            self._listener.close()
+            raise
+        loop.watch(self._listener.fileno(), self._accept)
+
+    def ask_stacks(self) -> None:
+        if self._holder is not None:
+            self._holder.ask_stacks()
+
+    def finish(self) -> None:
+        """Read what has been said, and close."""
+        if self._listener.fileno() >= 0:
+            self._loop.unwatch(self._listener.fileno())
+            while self._accept():
+                pass
+            self._listener.close()
+        for guest in list(self._guests):
+            guest.finish()
+        self._guests.clear()
+        self._holder = None
+
+    def _accept(self) -> bool:
+        """Whether somebody came."""
+        try:
+            end, _ = self._listener.accept()
+        except OSError as error:
+            # Others: the visitor is gone already, or there are too many open files.
+            return error.errno == errno.ECONNABORTED
+        peer = end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+        pid, uid, _ = _PEER.unpack(peer)
+        if uid != os.geteuid() or len(self._guests) >= _MOST_GUESTS:
+            end.close()
+            return True
+        guest = EventSocket(
+            self._loop,
+            end,
+            lambda event: self._take(guest, event),
+            self._complain,
+            on_close=lambda: self._gone(guest),
+        )
+        self._guests[guest] = pid
+        return True
+
+    def _take(self, guest: EventSocket, event: Frame) -> None:
+        if event["type"] == "claim":
+            guest.answer(self._claimed(guest))
+        elif guest is self._holder:
+            self._say(event)
+
+    def _claimed(self, guest: EventSocket) -> Frame:
+        last = {} if self._last is None else self._last.keys()
+        if self._holder is not None:
+            return {"type": "taken", **last}
+        self._holder = guest
+        pid = self._guests[guest]
+        self._last = Claimant(pid, _command(pid))
+        self._count += 1
+        return {"type": "claimed", "number": self._count - 1, **last}
+
+    def _gone(self, guest: EventSocket) -> None:
+        self._guests.pop(guest, None)
+        if guest is self._holder:
+            self._holder = None
+
+
+def _command(pid: int) -> str:
+    """What the process was started as, for people."""
+    try:
+        words = proc.text_of(f"{proc.PROC}/{pid}/cmdline").split("\0")
+    except OSError:
+        return ""
+    return " ".join(words).strip()[:_COMMAND_CHARS]

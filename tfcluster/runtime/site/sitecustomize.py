@@ -1,0 +1,175 @@
+"""Found first on PYTHONPATH by every Python below the command of a training task.
+
+Hands on to the site's own ``sitecustomize``, and brings the training runtime along once
+TensorFlow or Keras is imported: see ``docs/protocols.md`` ("Python below the command").
+Until then it imports nothing that Python has not imported by itself, and any version of
+Python 3 will do.
+"""
+
+import os
+import sys
+from _frozen_importlib_external import PathFinder
+
+TYPE_CHECKING = False  # as typing has it, which takes long to import
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+    from typing import Any
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(_HERE)))
+_LIBRARIES = ("tensorflow", "keras")
+_OLDEST = (3, 10)
+_OURS = ("tfcluster.runtime.bootstrap", "tfcluster.runtime.warm")
+_BY_HAND = ("DistributedOptimizer", "DistributedGradientTape", "horovod")
+"""A program that says one of these gives each rank data of its own."""
+
+
+def _is_below_a_training_task() -> bool:
+    """Not the task's own interpreter, around which the runtime stands already."""
+    return (
+        os.environ.get("TFCLUSTER_STRATEGY", "none") != "none"
+        and "TFCLUSTER_RANK" in os.environ
+        and not any(name in _started_as() for name in _OURS)
+    )
+
+
+def _started_as() -> "Sequence[str]":
+    return getattr(sys, "orig_argv", ())
+
+
+def _is_helper() -> bool:
+    """A process that multiprocessing has started, perhaps one of many alike."""
+    return any("multiprocessing" in word for word in _started_as()[:4])
+
+
+class _Hook:
+    """A finder that finds only our package, and sees what else is looked for."""
+
+    def __init__(self) -> None:
+        self._random_state: object = None
+
+    def find_spec(
+        self,
+        name: str,
+        path: "Sequence[str] | None" = None,
+        target: "ModuleType | None" = None,
+    ) -> "ModuleSpec | None":
+        if name in _LIBRARIES:
+            sys.meta_path.remove(self)
+            self._bring_runtime()
+            return _found(name, path, target)
+        if name == "tfcluster":
+            return _package()
+        if name in ("random", "numpy"):
+            return self._watched(name, path, target)
+        return None
+
+    def _bring_runtime(self) -> None:
+        """Have the runtime stand around the import that has just begun."""
+        if sys.version_info < _OLDEST:
+            text = "tfcluster: warning: %s is Python %d.%d, but the training runtime "
+            text += "needs %d.%d: what is trained here is not distributed\n"
+            found = (sys.executable, *sys.version_info[:2], *_OLDEST)
+            sys.stderr.write(text % found)
+            return
+        from tfcluster.runtime import below
+
+        known, state = sys.modules.get("random"), self._random_state
+        untouched = known is not None and state == known.getstate()
+        below.begin(seed_random=untouched)
+
+    def _watched(
+        self,
+        name: str,
+        path: "Sequence[str] | None",
+        target: "ModuleType | None",
+    ) -> "ModuleSpec | None":
+        """The module's spec; its generator gets our seed when it is executed."""
+        sys.meta_path.remove(self)
+        try:
+            spec = _found(name, path, target)
+        finally:
+            sys.meta_path.insert(0, self)
+        loader: Any = getattr(spec, "loader", None)
+        if loader is None or _distributes_by_hand():
+            return spec
+        execute = loader.exec_module
+
+        def executed(module: "Any") -> None:
+            vars(loader).pop("exec_module", None)
+            execute(module)
+            self._seed(name, module)
+
+        vars(loader)["exec_module"] = executed
+        return spec
+
+    def _seed(self, name: str, module: "Any") -> None:
+        """All ranks draw the same numbers, where the program sets no seed."""
+        if name == "numpy":
+            module.random.seed(_seed())
+        elif _is_helper():
+            # Helpers of a program must not draw the same numbers as each other, and
+            # this one has no name yet.
+            self._random_state = module.getstate()
+        else:
+            module.seed(_seed())
+
+
+def _found(
+    name: str, path: "Sequence[str] | None", target: "ModuleType | None"
+) -> "ModuleSpec | None":
+    """The spec by whichever finder has one now."""
+    for finder in list(sys.meta_path):
+        find = getattr(finder, "find_spec", None)
+        spec: ModuleSpec | None = find(name, path, target) if find else None
+        if spec is not None:
+            return spec
+    return None
+
+
+def _package() -> "ModuleSpec | None":
+    """Our package: this Python may have none of its own, or another version."""
+    from importlib.util import spec_from_file_location
+
+    folder = os.path.join(_ROOT, "tfcluster")
+    return spec_from_file_location(
+        "tfcluster",
+        os.path.join(folder, "__init__.py"),
+        submodule_search_locations=[folder],
+    )
+
+
+def _seed() -> int:
+    """The same on all ranks, another in every run: ``injection.common_seed``."""
+    from tfcluster.runtime.below import seed
+
+    return seed()
+
+
+def _distributes_by_hand() -> bool:
+    try:
+        with open(sys.argv[0], encoding="utf-8", errors="replace") as file:
+            source = file.read()
+    except (AttributeError, IndexError, OSError, ValueError):
+        source = " ".join(_started_as())
+    return any(name in source for name in _BY_HAND)
+
+
+def _hand_on() -> None:
+    """Do what the ``sitecustomize`` does that Python would have found without us."""
+    sys.path[:] = [p for p in sys.path if os.path.abspath(p or os.curdir) != _HERE]
+    spec = PathFinder.find_spec("sitecustomize", sys.path)
+    if spec is None or spec.loader is None:
+        return
+    from importlib.util import module_from_spec
+
+    module = module_from_spec(spec)
+    sys.modules["sitecustomize"] = module
+    spec.loader.exec_module(module)
+
+
+if _is_below_a_training_task():
+    sys.meta_path.insert(0, _Hook())
+_hand_on()
