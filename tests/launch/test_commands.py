@@ -203,7 +203,7 @@ def test_stop_of_what_is_over_or_unknown(cluster: Cluster) -> None:
 
 def test_status_of_all_runs_and_of_one(cluster: Cluster) -> None:
     first = cluster.bash("exit 3", "--name", "first")
-    assert first.end() == 1
+    assert first.end() == 3
     second = cluster.bash(UP, "--name", "second").up()
     second.wait_for("state", state="running")
     listed = json.loads(cluster.command("status", "--json").stdout)["runs"]

@@ -141,7 +141,7 @@ def test_a_failing_program_cannot_steer_through_its_last_words(
 ) -> None:
     script = r"printf '\033]0;owned\007\033[2Jlast\nError: \033[31mred\n'; exit 3"
     running = cluster.bash(script)
-    assert running.end() == 1
+    assert running.end() == 3
     for text in (
         running.out,
         running.err,

@@ -30,11 +30,11 @@ def test_success_is_0(cluster: Cluster) -> None:
     assert_nothing_left(running)
 
 
-def test_a_task_that_exits_3_is_1_and_is_named_everywhere(cluster: Cluster) -> None:
+def test_a_task_that_exits_3_is_3_and_is_named_everywhere(cluster: Cluster) -> None:
     running = cluster.bash(
         "[ $TFCLUSTER_TASK = worker:1 ] || exec sleep 60; echo bad; exit 3", count=2
     )
-    assert running.end() == 1
+    assert running.end() == 3
     log = str(running.log("worker:1"))
     assert "first failure: worker:1 on localhost: exited with code 3" in running.err
     assert "  | bad\n" in running.err
@@ -55,7 +55,7 @@ def test_a_task_that_exits_3_is_1_and_is_named_everywhere(cluster: Cluster) -> N
 
 def test_status_has_the_shape_of_the_contract(cluster: Cluster) -> None:
     running = cluster.bash("exit 3")
-    assert running.end() == 1
+    assert running.end() == 3
     status = running.status()
     assert list(status)[:9] == [
         "run",

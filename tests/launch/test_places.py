@@ -42,7 +42,7 @@ def test_a_failure_is_told_without_a_record(cluster: Cluster) -> None:
     running = cluster.bash(UP + "; exit 3").up()
     shutil.rmtree(cluster.state)
     (cluster.folder / "meeting").touch()
-    assert running.end() == 1
+    assert running.end() == 3
     assert "first failure: worker:0 on localhost: exited with code 3" in running.err
     assert "  | down" in running.err
     assert_nothing_runs(cluster)

@@ -17,7 +17,7 @@ def test_the_run_id_comes_first_and_the_table_last(cluster: Cluster) -> None:
     terminal = Terminal()
     script = "echo hello; [ $TFCLUSTER_RANK = 1 ] && sleep 0.1 && exit 3; sleep 60"
     running = terminal.launch(cluster, *plain(count=3), "--", "bash", "-c", script)
-    assert running.end() == 1
+    assert running.end() == 3
     terminal.close()
     rows = terminal.rows()
     assert rows[0] == f"run {running.run}"
@@ -76,20 +76,20 @@ def test_no_color_is_honoured(cluster: Cluster) -> None:
     terminal = Terminal()
     words = [*plain(count=1), "--", "bash", "-c", script]
     running = terminal.launch(cluster, *words, NO_COLOR="1")
-    assert running.end() == 1
+    assert running.end() == 3
     terminal.close()
     assert "\x1b[3" not in terminal.text
     assert "\x1b[1m" not in terminal.text
     colourful = Terminal()
     running = colourful.launch(cluster, *words)
-    assert running.end() == 1
+    assert running.end() == 3
     colourful.close()
     assert "\x1b[31m" in colourful.text
 
 
 def test_without_a_terminal_there_are_plain_lines(cluster: Cluster) -> None:
     running = cluster.bash("echo hello; sleep 0.5; exit 3", count=2)
-    assert running.end() == 1
+    assert running.end() == 3
     assert "\x1b" not in running.out + running.err
     assert "\r" not in running.out + running.err
     assert running.err.startswith(f"run {running.run}\n")

@@ -56,7 +56,7 @@ def test_a_secret_is_in_no_command_line_and_no_file(
     config = cluster.file(f"{CONFIG}command: [bash, -c, '{script}']\n")
     with Spy() as spy:
         running = cluster.start(config)
-        assert running.end() == 1
+        assert running.end() == 3
     assert running.text("worker:0") == running.text("worker:1") == "right\n"
     assert any("tfcluster.agent" in word for word in spy.seen)
     assert not [word for word in spy.seen if CANARY in word]

@@ -48,7 +48,7 @@ def test_tasks_are_told_by_one_term_and_get_their_grace(cluster: Cluster) -> Non
     running = cluster.python(FAIL_OR_WORK + OBEY + WORK, *meeting(cluster), count=3)
     running.wait_for_text("up", "worker:1", "worker:2")
     (cluster.folder / "meeting").touch()
-    assert running.end() == 1
+    assert running.end() == 3
     for task in ("worker:1", "worker:2"):
         assert running.text(task) == "up\nTERM\nsaved\n"
     report = running.report()
@@ -62,7 +62,7 @@ def test_a_task_that_ignores_term_is_killed_after_the_grace(cluster: Cluster) ->
     running = cluster.python(FAIL_OR_WORK + IGNORE + WORK, *options, count=2)
     running.wait_for_text("up", "worker:1")
     (cluster.folder / "meeting").touch()
-    assert running.end() == 1
+    assert running.end() == 3
     stopping = running.found("task", task="worker:1", state="stopping")[0]["t"]
     stopped = running.found("task", task="worker:1", state="stopped")[0]
     assert stopped["signal"] == "SIGKILL"

@@ -82,6 +82,22 @@ def test_a_mistake_is_told(cluster: Cluster, mistake: str) -> None:
     assert cluster.run_ids() == []
 
 
+def test_another_backend_of_keras_is_told_before_anything_starts(
+    cluster: Cluster,
+) -> None:
+    (cluster.folder / "train.py").write_text("import keras")
+    script = ("--", "python", "train.py")
+    for options, environ in (
+        (("--set", "env.KERAS_BACKEND=jax"), {}),
+        ((), {"KERAS_BACKEND": "jax"}),
+    ):
+        running = cluster.start("-n", "2", *options, *script, environ=environ)
+        assert running.end() == 4
+        assert "KERAS_BACKEND is 'jax'" in running.err
+        assert "strategy: none" in running.err
+    assert cluster.run_ids() == []
+
+
 def test_a_forgotten_separator_is_forgiven_where_it_is_clear(cluster: Cluster) -> None:
     (cluster.folder / "hello.py").write_text("print('hi')\n")
     running = cluster.start("-n", "2", "python", "hello.py")

@@ -150,7 +150,7 @@ def test_the_first_failure_ends_the_run_servers_last() -> None:
     assert stopped(history.obey(CHIEF)) == [(PS, "TERM")]
     assert closing(history.obey(PS))
     history.closed()
-    assert history.code is ExitCode.TASK_FAILED
+    assert history.code == 3
     assert history.verdict is not None
     assert (history.verdict.task, history.verdict.exit_code) == (W0, 3)
     assert history.task_states(CHIEF)[-1] is TaskState.STOPPED
@@ -195,7 +195,7 @@ def test_failures_after_the_verdict_are_secondary() -> None:
     actions = history.exits(CHIEF, 1)
     assert [a.secondary for a in actions if isinstance(a, Failure)] == [True]
     history.closed()
-    assert history.code is ExitCode.TASK_FAILED
+    assert history.code == ExitCode.TASK_FAILED
 
 
 # --- restarts -------------------------------------------------------------------------
@@ -254,7 +254,7 @@ def test_the_restarts_are_used_up_at_some_point() -> None:
     history.exits(W0, 1)
     history.judged()
     history.closed()
-    assert history.code is ExitCode.TASK_FAILED
+    assert history.code == ExitCode.TASK_FAILED
 
 
 def test_the_end_of_an_earlier_attempt_is_no_news() -> None:
@@ -559,7 +559,7 @@ def test_a_failure_that_came_just_before_the_interrupt_stays_the_verdict() -> No
     history.feed(Interrupted(ExitCode.INTERRUPTED))
     history.obey(CHIEF)
     history.closed()
-    assert history.code is ExitCode.TASK_FAILED
+    assert history.code == ExitCode.TASK_FAILED
 
 
 # --- the rest -------------------------------------------------------------------------

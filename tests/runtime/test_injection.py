@@ -25,6 +25,8 @@ TRAININGS = [
     "never_trains",
 ]
 
+SERVED = {"TFCLUSTER_STRATEGY": "parameter_server"}
+
 
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Ranks]:
@@ -32,6 +34,7 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Ranks]:
         tmp_path_factory.mktemp("failing"),
         [
             *(Job(name, 3, "failing.py", (name,)) for name in TRAININGS),
+            Job("second_model", 2, "failing.py", ("second_model",), SERVED, 1),
             Job("unseeded", 3, "unseeded.py"),
         ],
         timeout_s=170,
@@ -49,6 +52,15 @@ def test_a_training_without_exchange_is_stopped(jobs: Mapping[str, Ranks]) -> No
     ranks = jobs["by_hand"]
     assert ranks.exit_codes == [1, 1, 1]
     for output in ranks.outputs:
+        assert "NotDistributedError: the script was not distributed" in output
+
+
+@pytest.mark.tensorflow
+def test_a_second_model_has_its_own_proof_to_give(jobs: Mapping[str, Ranks]) -> None:
+    ranks = jobs["second_model"]
+    assert ranks.exit_codes == [1, 1]
+    for output in ranks.outputs:
+        assert "the first model was trained" in output
         assert "NotDistributedError: the script was not distributed" in output
 
 
@@ -89,10 +101,12 @@ def test_sums_are_refused(jobs: Mapping[str, Ranks]) -> None:
 
 
 @pytest.mark.tensorflow
-def test_a_program_that_never_trains_is_warned(jobs: Mapping[str, Ranks]) -> None:
+def test_a_program_that_never_trains_is_left_to_its_agent(
+    jobs: Mapping[str, Ranks],
+) -> None:
     ranks = jobs["never_trains"]
     assert ranks.exit_codes == [0, 0, 0]
-    assert "ended without any training" in ranks.outputs[0]
+    assert "warning" not in ranks.outputs[0]
     assert all("prediction (12, 1)" in output for output in ranks.outputs)
 
 

@@ -13,7 +13,6 @@ import socket
 import struct
 from collections.abc import Callable
 
-from tfcluster.agent import proc
 from tfcluster.agent.events import EventSocket
 from tfcluster.agent.loop import Loop
 from tfcluster.agent.values import dataclass
@@ -106,17 +105,17 @@ class Claims:
 
     def _take(self, guest: EventSocket, event: Frame) -> None:
         if event["type"] == "claim":
-            guest.answer(self._claimed(guest))
+            guest.answer(self._claimed(guest, event))
         elif guest is self._holder:
             self._say(event)
 
-    def _claimed(self, guest: EventSocket) -> Frame:
+    def _claimed(self, guest: EventSocket, event: Frame) -> Frame:
         last = {} if self._last is None else self._last.keys()
         if self._holder is not None:
             return {"type": "taken", **last}
         self._holder = guest
-        pid = self._guests[guest]
-        self._last = Claimant(pid, _command(pid))
+        command = str(event.get("command"))[:_COMMAND_CHARS]
+        self._last = Claimant(self._guests[guest], command)
         self._count += 1
         return {"type": "claimed", "number": self._count - 1, **last}
 
@@ -124,12 +123,3 @@ class Claims:
         self._guests.pop(guest, None)
         if guest is self._holder:
             self._holder = None
-
-
-def _command(pid: int) -> str:
-    """What the process was started as, for people."""
-    try:
-        words = proc.text_of(f"{proc.PROC}/{pid}/cmdline").split("\0")
-    except OSError:
-        return ""
-    return " ".join(words).strip()[:_COMMAND_CHARS]

@@ -28,7 +28,11 @@ from tfcluster.launcher.hosts import Hosts
 from tfcluster.launcher.interrupts import interrupts
 from tfcluster.launcher.job import Item, Job
 from tfcluster.launcher.journal import Journal
-from tfcluster.launcher.preflight import require_commands, require_scripts
+from tfcluster.launcher.preflight import (
+    require_commands,
+    require_keras_backend,
+    require_scripts,
+)
 from tfcluster.launcher.scan import uses_tensorflow
 from tfcluster.launcher.secrets import read_secrets
 from tfcluster.launcher.show import Show
@@ -105,6 +109,8 @@ def check(
     prepared = prepare(description, backend.allocate(description, environ))
     if description.backend == "local":
         require_commands(prepared.specs, environ)
+    inherited = environ if description.backend == "local" else {}
+    require_keras_backend(prepared.specs, inherited)
     files = None
     if description.sync is not None:
         require_scripts(prepared.specs)

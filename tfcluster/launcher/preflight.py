@@ -33,6 +33,24 @@ def require_scripts(specs: Iterable[TaskSpec]) -> None:
         _require_script(spec)
 
 
+def require_keras_backend(
+    specs: Iterable[TaskSpec], environ: Mapping[str, str]
+) -> None:
+    """Raise StartError where Keras would be imported on another backend.
+
+    ``environ`` is what tasks inherit, as far as that is known here.
+    """
+    for spec in specs:
+        backend = spec.shared_env.get("KERAS_BACKEND", environ.get("KERAS_BACKEND"))
+        if spec.trains and backend and backend != "tensorflow":
+            raise StartError(
+                f"{spec.task}: KERAS_BACKEND is {backend!r} in its environment, but "
+                "only models on Keras's 'tensorflow' backend are trained on all ranks",
+                hint="unset KERAS_BACKEND, or set 'runtime: {strategy: none}', which "
+                "leaves the program alone",
+            )
+
+
 def _different(specs: Iterable[TaskSpec]) -> list[TaskSpec]:
     first: dict[tuple[tuple[str, ...], str], TaskSpec] = {}
     for spec in specs:

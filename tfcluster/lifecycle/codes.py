@@ -9,11 +9,11 @@ from tfcluster.errors import ExitCode
 _FIRST_OF_SIGNALS = 128
 """A shell says with these that a signal has killed its command."""
 
-_ACTED_UPON = frozenset({ExitCode.PREEMPTED, 99, ExitCode.TIME_LIMIT, 126, 127})
+_ACTED_UPON = frozenset({ExitCode.PREEMPTED, 99, 100, ExitCode.TIME_LIMIT, 126, 127})
 """Schedulers and scripts requeue or give up by these, so they are never a task's own.
 
-75: preempted; 99: Grid Engine requeues; 124: time limit; 126, 127: a shell could not
-execute its command.
+75: preempted; 99 and 100: Grid Engine queues the job again, or puts it into error
+state; 124: time limit; 126, 127: a shell could not execute its command.
 """
 
 

@@ -20,6 +20,7 @@ from tfcluster.wire import Decoder, encode
 ADDRESS = "TFCLUSTER_EVENTS_SOCKET"
 """Names the agent's socket for the task, in the abstract namespace of Unix sockets."""
 
+_COMMAND_CHARS = 120
 _PATIENCE_S = 60.0
 """An agent answers at once; one that is stopped must not hold the program for ever."""
 
@@ -73,7 +74,7 @@ def _ask(address: str, task: str) -> Claim:
     try:
         line.settimeout(_PATIENCE_S)
         line.connect(f"\0{address}")
-        line.sendall(encode({"type": "claim"}))
+        line.sendall(encode({"type": "claim", "command": _command()}))
         answer = _answer(line)
         line.settimeout(None)
     except OSError as error:
@@ -106,11 +107,11 @@ def _answer(line: socket.socket) -> dict[str, Any]:
 
 
 def _this_process() -> str:
-    return f"process {os.getpid()} ({' '.join(_words())[:200]})"
+    return f"process {os.getpid()} ({_command()})"
 
 
-def _words() -> list[str]:
-    return list(getattr(sys, "orig_argv", sys.argv))
+def _command() -> str:
+    return " ".join(" ".join(sys.orig_argv).split())[:_COMMAND_CHARS]
 
 
 def _not_in_child() -> None:

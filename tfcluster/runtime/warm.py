@@ -46,6 +46,12 @@ def main(argv: Sequence[str]) -> int | None:
 def import_tensorflow(agent: socket.socket) -> None:
     """Import TensorFlow and Keras, and say so."""
     _say(agent, {"type": "phase", "phase": "importing tensorflow"})
+    backend = os.environ.get("KERAS_BACKEND", "tensorflow")
+    if backend != "tensorflow" and os.environ.get("TFCLUSTER_STRATEGY") != "none":
+        sys.exit(
+            f"tfcluster: KERAS_BACKEND is {backend!r} in this host's environment: only "
+            "models on Keras's 'tensorflow' backend are trained on all ranks"
+        )
     bootstrap.quieten_tensorflow()
     start = time.monotonic()
     # What an import leaves behind stays: collecting in between only costs time, and

@@ -45,6 +45,13 @@ def by_hand():
     model.fit(X, Y, verbose=0)
 
 
+def second_model():
+    """One that is trained, and then one that changes its variables itself."""
+    model_of().fit(X, Y, verbose=0)
+    print("the first model was trained")
+    by_hand()
+
+
 def other_model():
     model_of(4 + RANK % 2).fit(X, Y, verbose=0)
 

@@ -243,12 +243,23 @@ def prove_first_step(session: Session, model: Any) -> None:
 
     def first_step(iterator: Any) -> Any:
         model.train_function = train_function
+        applies = session.applies
         logs = train_function(iterator)
-        if not session.hooked and model.trainable_variables:
+        if not has_exchanged(session, model, applies):
             raise not_distributed(f"the first step of {model.name}")
         return logs
 
     model.train_function = first_step
+
+
+def has_exchanged(session: Session, model: Any, applies: int) -> bool:
+    """Whether what ``model`` trains goes to the others; it had ``applies`` before.
+
+    Its own variables count, not those of models that were trained before it. An
+    optimizer that has none of them may still train what the model does not know of.
+    """
+    variables = model.trainable_variables
+    return not variables or session.applies > applies or session.hooks(variables)
 
 
 def not_distributed(when: str) -> NotDistributedError:

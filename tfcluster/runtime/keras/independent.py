@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from tfcluster.runtime.keras.callbacks import (
     for_evaluation,
+    has_exchanged,
     not_distributed,
     prove_first_step,
     served,
@@ -80,6 +81,7 @@ class Epochs(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
         self._session = session
         self._masters = masters
         self._progress = progress
+        self._applies = 0
 
     def on_train_begin(self, logs: Logs = None) -> None:
         self._progress.begin_fit()
@@ -87,12 +89,15 @@ class Epochs(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
             self._resume()
         prove_first_step(self._session, self.model)
 
+    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
+        self._applies = self._session.applies
+
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         if not self._session.chief and self._progress.chief_has_stopped(at_once=False):
             self.model.stop_training = True
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
-        if not self._session.hooked and self.model.trainable_variables:
+        if not has_exchanged(self._session, self.model, self._applies):
             raise not_distributed(f"epoch {epoch + 1} of {self.model.name}")
         # What callbacks have set, the others should not have to wait for.
         self._masters.tell_all()

@@ -70,7 +70,7 @@ class Optimizers:
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def _state(self, optimizer: Any, variables: list[Any]) -> list[Any]:
         """What layers update by themselves; all of it, and all else, begins alike."""
-        self._session.hooked.add(id(optimizer))
+        self._session.hook(variables)
         related = self._related_to(optimizer, variables)
         self._synchroniser.ensure([*variables, *optimizer.variables, *related])
         return self._layer_state.among(related)

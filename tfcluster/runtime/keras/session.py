@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -107,8 +108,8 @@ class Session:
     """Gradients are exchanged in portions of about so many."""
     applies: int = 0
     """Gradients that have been exchanged so far."""
-    hooked: set[int] = field(default_factory=set)
-    """Optimizers (their ids) whose gradients are seen to pass through our hook."""
+    hooked: dict[int, weakref.ref[Any]] = field(default_factory=dict)
+    """Variables, by id, whose gradients are seen to pass through our hook."""
     last_rows: float = 1.0
     """Weight of this rank's last gradient."""
     waited_for_servers_s: Callable[[], float] = lambda: 0.0
@@ -215,6 +216,19 @@ class Session:
         self.pace.applied(optimizer)
         if in_loop and self.divides:
             self._applied_in_loop(optimizer, judged)
+
+    def hook(self, variables: Sequence[Any]) -> None:
+        """Gradients for these variables pass through our hook."""
+        for variable in variables:
+            if id(variable) not in self.hooked:
+                self.hooked[id(variable)] = weakref.ref(variable)
+
+    def hooks(self, variables: Sequence[Any]) -> bool:
+        """Whether gradients for any of these variables pass through our hook."""
+        known = (self.hooked.get(id(variable)) for variable in variables)
+        # The id may be that of another variable, which is gone.
+        found = zip(variables, known, strict=True)
+        return any(ref is not None and ref() is variable for variable, ref in found)
 
     def exchanged(self) -> None:
         """What is trained has gone to the other ranks, or has come from them."""
