@@ -308,6 +308,8 @@ def task_json(spec: TaskSpec, *, port: int | None, log: str) -> dict[str, Any]:
     """One entry of ``plan --json``, without the TF_CONFIG that all entries share."""
     place = spec.place
     start = "warm" if spec.warm else "exec"
+    if spec.wrapped:
+        start = "exec, runtime in every Python below it"
     return {
         "task": str(spec.task),
         "rank": place.rank,

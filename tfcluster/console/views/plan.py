@@ -110,6 +110,9 @@ def _group(tasks: Sequence[Json]) -> list[str]:
     facts = []
     if same_argv:
         facts.append(("command", _command(tasks[0])))
+    how = str(tasks[0].get("start") or "").partition(", ")[2]
+    if how.startswith("runtime"):
+        facts.append(("", _word(how)))
     if same_cwd:
         facts.append(("in", _word(tasks[0].get("cwd"))))
     facts += [
