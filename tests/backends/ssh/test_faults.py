@@ -323,8 +323,8 @@ def test_without_a_silent_host_the_others_begin_again(farm: Farm) -> None:
     script = 'echo up; [ "$TFCLUSTER_SIZE" = 2 ] || exec sleep 300'
     least = ("--set", "tasks.worker.min=2", "--set", "restart.max=1")
     collective = ("runtime.strategy=collective", "runtime.require_exchange=false")
-    least += tuple(word for each in collective for word in ("--set", each))
-    options = ("--set", "grace=1s", *least)
+    chosen = [word for each in collective for word in ("--set", each)]
+    options = ("--set", "grace=1s", *chosen, *least)
     running = farm.shell(script, "node[1-3]", *options, count=3).up(count=3)
     began = time.monotonic()
     farm.rig.host("node2").cable.cut()
