@@ -9,7 +9,7 @@ import pytest
 from tests.lifecycle.histories import CHIEF, W0, W1, History, plan, started
 from tfcluster.lifecycle.codes import run_code
 from tfcluster.lifecycle.step import NOTHING_EXCHANGED
-from tfcluster.lifecycle.types import Plan, TaskExited
+from tfcluster.lifecycle.types import Plan, TaskExited, TaskSettled
 from tfcluster.model import TaskId
 from tfcluster.states import TaskState
 
@@ -28,7 +28,8 @@ def ended(
     history.feed(
         TaskExited(
             task=task, attempt=attempt, code=code, exchanged=exchanged, cause=cause
-        )
+        ),
+        TaskSettled(task, attempt),
     )
 
 
@@ -93,7 +94,8 @@ def test_what_an_earlier_attempt_has_exchanged_counts() -> None:
             signal="SIGTERM",
             stopped=True,
             exchanged=True,
-        )
+        ),
+        TaskSettled(CHIEF, attempt),
     )
     history.up()
     ended(history, CHIEF)

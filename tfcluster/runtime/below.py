@@ -34,11 +34,6 @@ def begin(*, seed_random: bool) -> None:
     bootstrap.surround(_program(), context)
 
 
-def seed() -> int:
-    """The number that all ranks seed their generators with."""
-    return injection.common_seed(_context())
-
-
 def _context() -> Context:
     try:
         return context_from(os.environ)

@@ -60,6 +60,8 @@ class _Hook:
             sys.meta_path.remove(self)
             self._bring_runtime()
             return _found(name, path, target)
+        if sys.version_info < _OLDEST:
+            return None
         if name == "tfcluster":
             return _package()
         if name in ("random", "numpy"):
@@ -142,10 +144,21 @@ def _package() -> "ModuleSpec | None":
 
 
 def _seed() -> int:
-    """The same on all ranks, another in every run: ``injection.common_seed``."""
-    from tfcluster.runtime.below import seed
+    """What ``injection.common_seed`` gives, without all that it imports."""
+    import hmac
 
-    return seed()
+    environ = os.environ
+    alone = environ["TFCLUSTER_STRATEGY"] == "parameter_server"
+    if '"synchronous":true' in environ.get("TFCLUSTER_RUNTIME", ""):
+        alone = False
+    attempt = "0" if alone else environ.get("TFCLUSTER_ATTEMPT", "0")
+    message = "seed " + attempt
+    if _is_helper():
+        process = sys.modules.get("multiprocessing.process")
+        message += " " + process.current_process().name if process else ""
+    token = bytes.fromhex(environ.get("TFCLUSTER_TOKEN", ""))
+    digest = hmac.digest(token, message.encode(), "sha256")
+    return int.from_bytes(digest, "big") % (1 << 31)
 
 
 def _distributes_by_hand() -> bool:
