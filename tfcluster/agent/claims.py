@@ -38,31 +38,41 @@ class Claimant:
         return {"pid": self.pid, "command": self.command}
 
 
+def listen() -> socket.socket:
+    """A socket that processes can connect to, under a name that nobody else has."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.setblocking(False)
+        listener.bind(f"\0tfcluster-{os.urandom(16).hex()}")
+        listener.listen(_WAITING)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
 class Claims:
-    """The agent's end for one attempt. Raises OSError where there can be none.
+    """The agent's end for one attempt; processes connect to ``listener``.
 
     ``say`` gets every event of whoever holds the claim, ``complain`` a cause.
     """
 
     def __init__(
-        self, loop: Loop, say: Callable[[Frame], None], complain: Callable[[str], None]
+        self,
+        loop: Loop,
+        listener: socket.socket,
+        say: Callable[[Frame], None],
+        complain: Callable[[str], None],
     ) -> None:
         self._loop = loop
+        self._listener = listener
         self._say = say
         self._complain = complain
         self._guests: dict[EventSocket, int] = {}  # with their pids
         self._holder: EventSocket | None = None
         self._last: Claimant | None = None
         self._count = 0
-        self.address = f"tfcluster-{os.urandom(16).hex()}"
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            self._listener.setblocking(False)
-            self._listener.bind(f"\0{self.address}")
-            self._listener.listen(_WAITING)
-        except OSError:
-            self._listener.close()
-            raise
+        self.address = listener.getsockname()[1:].decode()
         loop.watch(self._listener.fileno(), self._accept)
 
     def ask_stacks(self) -> None:

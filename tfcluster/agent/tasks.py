@@ -11,10 +11,11 @@ import signal
 import socket
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import ExitStack
 
 from tfcluster.agent import proc
 from tfcluster.agent.backlog import Source
-from tfcluster.agent.claims import ADDRESS, Claims
+from tfcluster.agent.claims import ADDRESS, Claims, listen
 from tfcluster.agent.events import EventSocket
 from tfcluster.agent.frames import Start, Stop
 from tfcluster.agent.limits import EXIT_REPORT_S
@@ -119,12 +120,17 @@ class Tasks:
             self.refuse(order, "it is running already")
             return None
         try:
-            read_end, write_end = os.pipe()
-            ours, theirs = socket.socketpair()
-            task = self._task(order, read_end, ours)
+            with ExitStack() as undo:
+                listener = undo.enter_context(listen())
+                read_end, write_end = os.pipe()
+                undo.callback(os.close, read_end)
+                undo.callback(os.close, write_end)
+                ours, theirs = socket.socketpair()
+                undo.pop_all()
         except OSError as error:
             self.refuse(order, f"no pipes: {error.strerror}", error.errno or 0)
             return None
+        task = self._task(order, read_end, ours, listener)
         stream = task.stream
         self._tasks[stream] = task
         again = f"---- attempt {order.attempt}, {_utc_now()} ----"
@@ -209,8 +215,9 @@ class Tasks:
         others = (t.process_id for t in self._running() if t is not task)
         return self.foreign | {pid for pid in others if pid is not None}
 
-    def _task(self, order: Start, output: int, events: socket.socket) -> Task:
-        """Raises OSError."""
+    def _task(
+        self, order: Start, output: int, events: socket.socket, listener: socket.socket
+    ) -> Task:
         loop, reports = self._shared.loop, self._shared.reports
 
         def say(event: Frame) -> None:
@@ -228,7 +235,7 @@ class Tasks:
             stream=next(self._shared.streams),
             output=f"pipe:[{os.fstat(output).st_ino}]",
             events=EventSocket(loop, events, say, complain),
-            claims=Claims(loop, say, complain),
+            claims=Claims(loop, listener, say, complain),
             began=loop.now(),
         )
         return task

@@ -102,7 +102,17 @@ def surround(program: Program, context: Context) -> None:
     if context.trains:
         byhand.read(program)
         between_graph.read(program, context)
+        around_import(("tf_keras",), before=_warn_of_keras_2, after=lambda: None)
     around_import(LIBRARIES, before=before_import, after=after_import)
+
+
+def _warn_of_keras_2(name: str) -> None:
+    text = (
+        f"the program imports {name}, which is Keras 2: only models of Keras 3 are "
+        "trained on all ranks (TF_USE_LEGACY_KERAS=1 has tf.keras be Keras 2)"
+    )
+    reporter().warning(text)
+    sys.stderr.write(f"tfcluster: warning: {text}\n")
 
 
 def _run(program: Program, context: Context) -> None:
