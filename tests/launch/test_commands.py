@@ -213,7 +213,7 @@ def test_status_of_all_runs_and_of_one(cluster: Cluster) -> None:
     ]
     text = cluster.command("status").stdout
     assert text.index(second.run) < text.index(first.run)
-    assert "failed (exit code 1)" in text
+    assert "failed (exit code 3)" in text
     by_name = cluster.command("status", "first").stdout
     assert "exited with code 3" in by_name
     (cluster.folder / "meeting").touch()

@@ -85,7 +85,7 @@ def test_status_has_the_shape_of_the_contract(cluster: Cluster) -> None:
     host, _, port = task["address"].rpartition(":")
     assert host == "127.0.0.1"
     assert port.isdecimal()
-    assert (status["exit_code"], task["exit_code"]) == (1, 3)
+    assert (status["exit_code"], task["exit_code"]) == (3, 3)
     assert status["started"] <= status["ended"]
     assert_nothing_left(running)
 
