@@ -100,7 +100,8 @@ def test_another_backend_of_keras_is_told_before_anything_starts(
 
 def test_a_forgotten_separator_is_forgiven_where_it_is_clear(cluster: Cluster) -> None:
     (cluster.folder / "hello.py").write_text("print('hi')\n")
-    running = cluster.start("-n", "2", "python", "hello.py")
+    plain = ("--set", "runtime.strategy=none")
+    running = cluster.start("-n", "2", *plain, "python", "hello.py")
     assert running.end() == 0, running.err
     assert sorted(running.out.splitlines()) == ["worker:0 | hi", "worker:1 | hi"]
 
