@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(_HERE)))
-_LIBRARIES = ("tensorflow", "keras")
+_LIBRARIES = ("tensorflow", "keras", "horovod")
+"""What is imported by programs that train, or by way of what they exchange."""
 _OLDEST = (3, 10)
 _OURS = ("tfcluster.runtime.bootstrap", "tfcluster.runtime.warm")
 _BY_HAND = ("DistributedOptimizer", "DistributedGradientTape", "horovod")
