@@ -299,6 +299,11 @@ def test_a_loop_that_xla_was_to_compile_does_without(outcomes: Outcomes) -> None
             ("loop_that_sums_ragged", "grow with the rows of a batch"),
             ("loop_that_sums_sparse", "grow with the rows of a batch"),
             ("second_loop_that_sums", "descent (2) grow with the rows of a batch"),
+            ("rate_by_its_own_loss", "the learning_rate of descent is "),
+            ("rate_by_its_own_loss", "step 21 of descent; it was the same in step 20"),
+            ("momentum_by_its_own_loss", "the momentum of descent"),
+            ("weights_by_its_own_loss", "last/kernel differs by "),
+            ("weights_by_its_own_loss", "it was the same in step 16"),
             ("added_sum", "the layer penalty adds the sum over the rows"),
             ("added_sum_eagerly", "the layer penalty adds the sum over the rows"),
             ("added_sum_in_training_only", "the layer penalty adds the sum"),
@@ -322,6 +327,7 @@ def test_what_would_train_wrongly_is_refused(
             *("step_of_a_mean", "step_of_a_sum_that_is_divided"),
             *("step_of_a_mean_with_dropout", "loop_of_a_mean_with_dropout"),
             *("loop_that_sums_a_part", "loop_of_sums_that_are_divided"),
+            "changes_that_all_ranks_make",
         ]
     ),
 )

@@ -12,7 +12,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from tfcluster.model import Strategy
-from tfcluster.runtime import byhand
+from tfcluster.runtime import byhand, exit_status
 from tfcluster.runtime.context import Context
 from tfcluster.runtime.importing import around_import
 
@@ -29,7 +29,10 @@ def begin(context: Context) -> None:
 
     Not where it gives each rank data of its own: that may be another random order.
     """
-    if not _concerns(context) or byhand.claimed():
+    if not _concerns(context):
+        return
+    exit_status.install()
+    if byhand.claimed():
         return
     seed = common_seed(context)
     random.seed(seed)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import traceback
 from collections.abc import Iterator
+from pathlib import Path
 from types import FrameType
 
 RUNNER = "tfcluster.runtime.program"
@@ -15,6 +17,8 @@ OURS = "tfcluster-"
 """What the names of the runtime's own threads begin with: they are never shown."""
 _OUR_LISTENER = "tfcluster.runtime.events"
 """Its thread has no name: it is not one of the threading module's."""
+_OUR_ROOT = str(Path(__file__).resolve().parents[1]) + os.sep
+_PYTHONS_OWN = str(Path(os.__file__).parent) + os.sep
 
 
 def stacks_text(without_thread: int) -> str:
@@ -28,6 +32,29 @@ def stacks_text(without_thread: int) -> str:
         if ident != without_thread
         and not names.get(ident, "").startswith(OURS)
         and _outermost(frame).f_globals.get("__name__") != _OUR_LISTENER
+    )
+
+
+def program_line() -> str:
+    """Where the main thread is in the user's program: ``train.py:30``, or nothing.
+
+    Not in a library, and not in Python's own modules.
+    """
+    main = threading.main_thread().ident
+    frame = sys._current_frames().get(main or 0)
+    for call in _program_frames(frame):
+        path = call.f_code.co_filename
+        if not path.startswith("<") and not _is_library(path):
+            return f"{path}:{call.f_lineno}"
+    return ""
+
+
+def _is_library(path: str) -> bool:
+    parts = Path(path).parts
+    return (
+        "site-packages" in parts
+        or "dist-packages" in parts
+        or path.startswith((_OUR_ROOT, _PYTHONS_OWN))
     )
 
 

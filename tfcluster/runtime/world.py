@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from tfcluster.model import RANKED_TYPES
-from tfcluster.runtime import byhand
+from tfcluster.runtime import byhand, exit_status
 from tfcluster.runtime.claiming import agent_answers, claim
 from tfcluster.runtime.collective import CollectiveError, Group, Layout, Transport
 from tfcluster.runtime.collective.board import Board
@@ -207,7 +207,14 @@ def _leave_at_end(group: Group) -> None:
 def _leave_at_exit(group: Group) -> None:
     """Those who go on should learn why this program does not."""
     error = getattr(sys, "last_value", None)
-    group.close((cause(error) or "") if isinstance(error, BaseException) else "")
+    if isinstance(error, BaseException):
+        group.close(cause(error) or "")
+        return
+    ending = group.end()
+    if ending.warning:
+        reporter().warning(ending.warning)
+    if ending.error:
+        exit_status.fail(ending.error)
 
 
 def _member(context: Context) -> Member:

@@ -96,8 +96,8 @@ def kill():
     if RANK == SIZE - 1:
         agree = world.group()._agree
 
-        def agree_and_die(layout, weight):
-            agree(layout, weight)
+        def agree_and_die(*words):
+            agree(*words)
             os.kill(os.getpid(), signal.SIGKILL)
 
         vars(world.group())["_agree"] = agree_and_die
@@ -138,8 +138,8 @@ def late():
     if RANK == SIZE - 1:
         agree = world.group()._agree
 
-        def agree_and_wait(layout, weight):
-            agree(layout, weight)
+        def agree_and_wait(*words):
+            agree(*words)
             transport().barrier()  # until the others hang up
 
         vars(world.group())["_agree"] = agree_and_wait
@@ -153,8 +153,8 @@ def broken():
     if RANK == SIZE - 1:
         agree = world.group()._agree
 
-        def agree_and_fail(layout, weight):
-            agree(layout, weight)
+        def agree_and_fail(*words):
+            agree(*words)
             raise tfc.CollectiveError("out of memory")
 
         vars(world.group())["_agree"] = agree_and_fail

@@ -25,7 +25,7 @@ from tfcluster.runtime.collective.errors import (
     CollectiveTimeoutError,
     PeerLostError,
 )
-from tfcluster.runtime.collective.farewell import Farewell, hopeless, verdict
+from tfcluster.runtime.collective.farewell import Farewell, Here, hopeless, verdict
 from tfcluster.runtime.collective.handshake import Member
 from tfcluster.runtime.collective.mesh import connect
 from tfcluster.runtime.collective.stall import (
@@ -92,6 +92,8 @@ class Board:
         self._died: dict[int, float] = {}
         self._farewells: dict[int, Farewell] = {}
         self._answers: dict[int, Standing] = {}
+        self._heard_by: set[int] = set()
+        """Ranks that know that this one has left."""
         self._closed = False
         # The thread's own.
         self._warned_of = (0, 0.0)
@@ -173,7 +175,9 @@ class Board:
         lower = min(missing)
         return (lower,) if lower < self._me.rank else tuple(sorted(missing))
 
-    def verdict(self, error: CollectiveError, number: int) -> CollectiveError:
+    def verdict(
+        self, error: CollectiveError, number: int, here: Here | None = None
+    ) -> CollectiveError:
         """``error`` in exchange ``number``, with what is known of its origin."""
         if isinstance(error, CollectiveTimeoutError):
             told_of, text = self._told
@@ -187,7 +191,7 @@ class Board:
         deadline = time.monotonic() + _EVIDENCE_S
         with self._changed:
             while True:
-                found = verdict(number, self._died, self._farewells)
+                found = verdict(number, self._died, self._farewells, here)
                 left_s = deadline - time.monotonic()
                 if found is not None or left_s <= 0 or not self.joined:
                     return found or error
@@ -206,9 +210,30 @@ class Board:
             self._closed = True
             connections = dict(self._found)
         for connection in connections.values():
-            _send(connection, {"type": "left", **farewell.as_frame()})
+            _send_whole(connection, {"type": "left", **farewell.as_frame()})
+        if farewell.state:
+            self._wait_until_heard(set(connections))
+        for connection in connections.values():
             with suppress(OSError):
                 connection.shutdown(socket.SHUT_WR)
+
+    def left_with(self, number: int) -> dict[int, Farewell]:
+        """What those ranks have said that ended well after the same exchange."""
+        with self._changed:
+            return {
+                rank: said
+                for rank, said in self._farewells.items()
+                if not said.failed and said.number == number
+            }
+
+    def _wait_until_heard(self, ranks: set[int]) -> None:
+        """Of two ranks that end, the later one knows what the other has said."""
+        deadline = time.monotonic() + _ANSWER_S
+        with self._changed:
+            while ranks - self._heard_by - set(self._farewells) - set(self._died):
+                left_s = deadline - time.monotonic()
+                if left_s <= 0 or not self._changed.wait(left_s):
+                    return
 
     def _where(self) -> Standing:
         standing, joining = self._standing(), self._joining
@@ -291,6 +316,10 @@ class Board:
                 farewell = Farewell.of_frame(frame)
                 with self._changed:
                     self._farewells[rank] = farewell
+                _send(self._found[rank], {"type": "heard"})
+            case "heard":
+                with self._changed:
+                    self._heard_by.add(rank)
             case "ready":
                 with self._changed:
                     self._ready.add(rank)
@@ -369,3 +398,17 @@ def _send(connection: socket.socket, frame: Frame) -> None:
     """At once or not at all: whoever does not read is not worth waiting for."""
     with suppress(OSError):
         connection.send(encode(frame), socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
+
+
+def _send_whole(connection: socket.socket, frame: Frame) -> None:
+    """It may be larger than what fits at once; who does not read is left, as above."""
+    data = memoryview(encode(frame))
+    deadline = time.monotonic() + _ANSWER_S
+    poll = select.poll()
+    with suppress(OSError, ValueError):
+        poll.register(connection, select.POLLOUT)
+        while data and time.monotonic() < deadline:
+            poll.poll(_GRACE_S * 1000)
+            with suppress(BlockingIOError):
+                flags = socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT
+                data = data[connection.send(data, flags) :]

@@ -9,21 +9,24 @@ from __future__ import annotations
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from tfcluster.runtime.collective.board import Board
 from tfcluster.runtime.collective.errors import CollectiveError, CollectiveMismatchError
-from tfcluster.runtime.collective.farewell import Farewell
+from tfcluster.runtime.collective.farewell import Farewell, Here
 from tfcluster.runtime.collective.layout import Layout, difference
 from tfcluster.runtime.collective.stall import Standing
 from tfcluster.runtime.collective.transport import Transport
+from tfcluster.runtime.consistency import Ending, compared_at_end
 from tfcluster.runtime.events import Waiting
+from tfcluster.runtime.stacks import program_line
 
-_HEADER = struct.Struct(">Q32sd")
-"""Number of the exchange, digest of its layout, weight of this rank's contribution."""
+_HEADER = struct.Struct(">Q32sd8s")
+"""Number of the exchange, digest of its layout, weight of this rank's contribution, and
+its note."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,8 @@ class Turn:
 
     transport: Transport
     weights: tuple[float, ...]
+    notes: tuple[bytes, ...] = ()
+    """What each rank has sent along, in rank order: eight bytes."""
 
     @property
     def share(self) -> float:
@@ -82,6 +87,11 @@ class Group:
         """The first error; the group is of no use after it."""
         self.refusal: CollectiveError | None = None
         """Why the program cannot be trained on all ranks, once a step has shown it."""
+        self.steps: Callable[[], int] = lambda: 0
+        """Training steps that this rank has done."""
+        self.last_state: Callable[[], Mapping[str, str]] = dict
+        """What this rank ends with; see ``consistency.compared_at_end``."""
+        self.last_equal: Callable[[], Mapping[str, int]] = dict
         self._enter = enter
         self._begun = False
         if enter is None:
@@ -117,8 +127,12 @@ class Group:
                 self._board.start(self._standing, self._transport.interrupt)
 
     @contextmanager
-    def exchange(self, layout: Layout, weight: float = 1.0) -> Iterator[Turn]:
+    def exchange(
+        self, layout: Layout, weight: float = 1.0, note: bytes = b""
+    ) -> Iterator[Turn]:
         """Agree with all ranks on ``layout``, then use the turn's transport.
+
+        The turn has every rank's ``note``, of eight bytes at most; it may differ.
 
         Raises CollectiveMismatchError on every rank where they don't agree, and any
         other CollectiveError where a rank is lost or late. All later exchanges then
@@ -137,7 +151,7 @@ class Group:
                 self.begin()
                 if self._board is not None and not self._board.joined:
                     self._board.join()
-                yield Turn(self._transport, self._agree(layout, weight))
+                yield Turn(self._transport, *self._agree(layout, weight, note))
             except CollectiveError as error:
                 failure = self._failed(error)
                 if failure is error:
@@ -162,10 +176,27 @@ class Group:
 
     def close(self, reason: str = "") -> None:
         """Hang up. ``reason``: why the program has ended, for those that go on."""
+        self._leave(Farewell(self._stay.number, text=reason, steps=self.steps()))
+
+    def end(self) -> Ending:
+        """Hang up at the end of a program that has ended well.
+
+        Says whether the ranks that end with this one have the same model.
+        """
+        ours = {} if self.failure else self.last_state()
+        number = self._stay.number
+        self._leave(Farewell(number, steps=self.steps(), state=ours))
+        if self._board is None or not ours:
+            return Ending()
+        others = self._board.left_with(number)
+        states = {rank: said.state for rank, said in others.items()}
+        return compared_at_end(self.rank, ours, states, self.last_equal())
+
+    def _leave(self, farewell: Farewell) -> None:
         if not self._begun:
             return
         if self._board is not None:
-            self._board.leave(Farewell(self._stay.number, text=reason))
+            self._board.leave(farewell)
         self._transport.close()
 
     def _standing(self) -> Standing:
@@ -173,13 +204,17 @@ class Group:
         since_s = self._clock() - stay.since
         return Standing(stay.number, stay.what, since_s, stay.inside)
 
-    def _agree(self, layout: Layout, weight: float) -> tuple[float, ...]:
-        """Every rank's weight, in rank order."""
+    def _agree(
+        self, layout: Layout, weight: float, note: bytes
+    ) -> tuple[tuple[float, ...], tuple[bytes, ...]]:
+        """Every rank's weight, and its note, in rank order."""
         number = self._stay.number
-        header = _HEADER.pack(number, layout.digest, weight)
+        header = _HEADER.pack(number, layout.digest, weight, note)
         headers = self._transport.allgather(header)
         try:
-            numbers, digests, weights = zip(*map(_HEADER.unpack, headers), strict=True)
+            numbers, digests, weights, notes = zip(
+                *map(_HEADER.unpack, headers), strict=True
+            )
         except struct.error as error:
             raise CollectiveError("a rank speaks another protocol") from error
         if len(set(digests)) > 1 or len(set(numbers)) > 1:
@@ -188,13 +223,14 @@ class Group:
             raise CollectiveMismatchError(
                 f"in exchange {number}, {difference(layouts)}"
             )
-        return weights
+        return weights, notes
 
     def _failed(self, error: CollectiveError) -> CollectiveError:
         """What the failure is due to: that may be known better than by ``error``."""
         stay = self._stay
         if self._board is not None:
-            error = self._board.verdict(error, stay.number)
+            here = Here(self.rank, stay.exchange, self.steps(), program_line())
+            error = self._board.verdict(error, stay.number, here)
         self._end(error, kind=type(error).__name__)
         if not isinstance(error, CollectiveMismatchError):
             error.args = (f"{error} (in {stay.exchange})",)

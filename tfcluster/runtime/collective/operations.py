@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -21,6 +21,19 @@ _ALONE_BYTES = 1 << 22
 _pool = Pool()
 
 
+class Check(Protocol):
+    """Compares, beside an exchange, what should be the same on all ranks."""
+
+    @property
+    def note(self) -> bytes:
+        """This rank's, of eight bytes at most."""
+        ...
+
+    def compared(self, *, equal: bool) -> None:
+        """The exchange is done; called by all ranks alike."""
+        ...
+
+
 def mean_of_gradients(
     group: Group,
     dense: Sequence[Array],
@@ -29,6 +42,7 @@ def mean_of_gradients(
     weight: float,
     layout: Layout,
     bucket_bytes: int = DEFAULT_BYTES,
+    check: Check | None = None,
 ) -> tuple[list[Array], list[Slices]]:
     """The ranks' arrays, averaged by weight, and their slices, one after the other.
 
@@ -40,7 +54,8 @@ def mean_of_gradients(
     if bucket_bytes != DEFAULT_BYTES:
         what = f"{layout.what} (buckets of {bucket_bytes} bytes)"
         layout = Layout(what, layout.tensors)
-    with group.exchange(layout, weight) as turn:
+    note = check.note if check else b""
+    with group.exchange(layout, weight, note) as turn:
         rest = [_counted(slices, turn.share) for slices in sparse]
         indices = [rows.gathered(turn.transport, slices.indices) for slices in rest]
         whole = {
@@ -53,12 +68,15 @@ def mean_of_gradients(
             turn, arrays, ReduceOp.SUM, scale=turn.share, bucket_bytes=bucket_bytes
         )
         sums = dict(zip(whole, means[len(dense) :], strict=True))
-        return means[: len(dense)], [
+        gathered = [
             of_rows(sums[i], found)
             if i in sums
             else Slices(_gathered_values(turn, slices), found, slices.rows)
             for i, (slices, (found, _)) in enumerate(zip(rest, indices, strict=True))
         ]
+    if check:
+        check.compared(equal=len(set(turn.notes)) == 1)
+    return means[: len(dense)], gathered
 
 
 def reduce_arrays(
@@ -96,10 +114,15 @@ def combine(
         return combined, [_gathered(turn, slices) for slices in sparse]
 
 
-def gather_bytes(group: Group, data: bytes, layout: Layout) -> list[bytes]:
+def gather_bytes(
+    group: Group, data: bytes, layout: Layout, check: Check | None = None
+) -> list[bytes]:
     """Every rank's data, in rank order."""
-    with group.exchange(layout) as turn:
-        return turn.transport.allgather(data)
+    with group.exchange(layout, note=check.note if check else b"") as turn:
+        found = turn.transport.allgather(data)
+    if check:
+        check.compared(equal=len(set(turn.notes)) == 1)
+    return found
 
 
 def swap_bytes(group: Group, parts: Sequence[bytes], layout: Layout) -> list[bytes]:

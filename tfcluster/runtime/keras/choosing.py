@@ -17,6 +17,7 @@ from tfcluster.runtime.context import Context
 from tfcluster.runtime.events import reporter
 from tfcluster.runtime.keras import doubling, independent, lockstep, untuned
 from tfcluster.runtime.keras.dealing import Hand
+from tfcluster.runtime.keras.drift_check import DriftCheck
 from tfcluster.runtime.keras.independent import IndependentSession
 from tfcluster.runtime.keras.local_sgd import LocalUpdate
 from tfcluster.runtime.keras.masters import Masters
@@ -48,7 +49,10 @@ def _collective(context: Context) -> Session:
     session = _session(context)
     if session.divides and session.size > 1:
         session.trials = doubling.Doubling(session)
-    lockstep.install(session, CollectiveUpdate(session))
+    drift = DriftCheck(session)
+    session.group.last_state = drift.last_state
+    session.group.last_equal = drift.last_equal
+    lockstep.install(session, CollectiveUpdate(session, drift))
     return session
 
 
@@ -56,7 +60,8 @@ def _local_sgd(context: Context) -> Session:
     session = _session(context)
     options = context.options
     every, seconds = options.sync_every, options.sync_seconds
-    lockstep.install(session, LocalUpdate(session, every=every, seconds=seconds))
+    update = LocalUpdate(session, DriftCheck(session), every=every, seconds=seconds)
+    lockstep.install(session, update)
     return session
 
 
@@ -74,7 +79,9 @@ def _served_in_step(context: Context, *, averages_state: bool) -> Session:
     servers = _servers(context, session)
     masters = Masters(session, servers, synchronous=True, leads=session.chief)
     chiefs = None if averages_state else ModelVariables(session, servers)
-    update = ServedUpdate(session, masters, model_variables=chiefs)
+    update = ServedUpdate(
+        session, masters, model_variables=chiefs, drift=DriftCheck(session)
+    )
     masters.install()
     lockstep.install(session, update, loss_scaled=update.loss_scaled)
     return session

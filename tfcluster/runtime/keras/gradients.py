@@ -7,15 +7,16 @@ of a graph in the order in which they were written, which is the same on every r
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import tensorflow as tf
 
 from tfcluster.runtime.aggregation import is_sparse
 from tfcluster.runtime.collective import Layout, tensor_words
-from tfcluster.runtime.collective.operations import mean_of_gradients
+from tfcluster.runtime.collective.operations import Check, mean_of_gradients
 from tfcluster.runtime.collective.sparse import Slices
 from tfcluster.runtime.collective.splitting import split, stitch
+from tfcluster.runtime.collective.transport import Array
 from tfcluster.runtime.compression import compression_named
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.world import context
@@ -24,17 +25,35 @@ _SUMMED_WIDER = (tf.float16, tf.bfloat16)
 """Rows of these are added up in float32, for range and precision."""
 
 
+class Watch(Protocol):
+    """Compares what the ranks train, beside the exchanges of a trace."""
+
+    def inputs(self) -> list[Any]:
+        """Tensors whose values ``look`` needs."""
+        ...
+
+    def before(self) -> list[Any]:
+        """Ops that have to be done before an exchange."""
+        ...
+
+    def look(self, *inputs: Array) -> Check:
+        """At what this rank has; called once for each exchange, right before it."""
+        ...
+
+
 def exchange(
     session: Session,
     optimizer: str,
     gradients: Sequence[Any],
     variables: Sequence[Any],
     state: Sequence[Any],
+    watch: Watch | None = None,
 ) -> list[Any]:
     """The gradients (None, tensors or IndexedSlices), averaged over the ranks by rows.
 
     The variables in ``state``, which layers update from the data that they see, are set
-    to their average. None stays None, on all ranks or none.
+    to their average. None stays None, on all ranks or none. ``watch`` compares
+    what the ranks train.
     """
     words = [
         _words(variable, gradient)
@@ -56,6 +75,7 @@ def exchange(
         sparse,
         layout,
         optimizer,
+        watch,
     )
     for variable, mean in zip(state, means[len(dense) :], strict=True):
         variable.assign(mean)
@@ -86,10 +106,12 @@ def _means(
     sparse: Sequence[Any],
     layout: Layout,
     optimizer: str,
+    watch: Watch | None,
 ) -> tuple[list[Any], list[Any]]:
     dense = [*gradients, *state]
 
-    def run(rows: Any, trial: Any, *arrays: Any) -> list[Any]:
+    def run(rows: Any, trial: Any, *given: Any) -> list[Any]:
+        told, arrays = given[: len(watched)], given[len(watched) :]
         in_loop = bool(rows < 0)
         weight = session.loop.rows if in_loop else float(rows)
         plain = arrays[: len(dense)]
@@ -104,6 +126,7 @@ def _means(
             weight=weight,
             layout=layout,
             bucket_bytes=session.bucket_bytes,
+            check=watch.look(*told) if watch else None,
         )
         session.last_rows = weight
         judged = False
@@ -123,7 +146,10 @@ def _means(
     for slices in sparse:
         inputs += [_widened(slices.values), slices.indices]
     types = [tensor.dtype for tensor in inputs]
-    outputs = tf.nest.flatten(tf.numpy_function(run, [rows, trial, *inputs], types))
+    watched = watch.inputs() if watch else []
+    with tf.control_dependencies(watch.before() if watch else []):
+        found = tf.numpy_function(run, [rows, trial, *watched, *inputs], types)
+    outputs = tf.nest.flatten(found)
     means = []
     for tensor, output in zip(dense, outputs[: len(dense)], strict=True):
         output.set_shape(tensor.shape)

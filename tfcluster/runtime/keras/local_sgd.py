@@ -24,6 +24,7 @@ from tfcluster.runtime.averaging import Drift, Schedule
 from tfcluster.runtime.collective import Layout, tensor_words
 from tfcluster.runtime.collective.operations import gather_bytes, mean_of_gradients
 from tfcluster.runtime.collective.transport import Array
+from tfcluster.runtime.keras.drift_check import DriftCheck
 from tfcluster.runtime.keras.gradients import name_of
 from tfcluster.runtime.keras.session import Session
 
@@ -40,6 +41,7 @@ class Replica:
 
     name: str
     schedule: Schedule
+    optimizer: weakref.ref[Any]
     variables: dict[int, Any] = field(default_factory=dict)
     """By id: the parameters, and what layers set from their data."""
     steps: int = 0
@@ -55,12 +57,14 @@ class LocalUpdate:
     def __init__(
         self,
         session: Session,
+        drift: DriftCheck,
         *,
         every: int | None = None,
         seconds: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._session = session
+        self._drift = drift
         self._every, self._seconds = every, seconds
         self._clock = clock
         self._replicas: list[Replica] = []
@@ -114,12 +118,12 @@ class LocalUpdate:
         if known is None or known[0]() is not optimizer:
             schedule = Schedule(every=self._every, seconds=self._seconds)
             name = f"{optimizer.name} {len(self._replicas) + 1}"
-            replica = Replica(name, schedule, since_s=self._clock())
+            # Named before it is made: it is called once the optimizer is gone.
+            replica: Replica
+            ref = weakref.ref(optimizer, lambda _: self._forget(replica))
+            replica = Replica(name, schedule, ref, since_s=self._clock())
             self._replicas.append(replica)
-            known = self._by_optimizer[id(optimizer)] = (
-                weakref.ref(optimizer, lambda _: self._forget(replica)),
-                replica,
-            )
+            known = self._by_optimizer[id(optimizer)] = ref, replica
         return known[1]
 
     def _forget(self, replica: Replica) -> None:
@@ -186,10 +190,10 @@ class LocalUpdate:
         now = self._clock()
         proposal = replica.schedule.proposal(steps, now - replica.since_s)
         ours = _WORD.pack(_squared_distance(arrays, means), proposal)
-        words = [
-            _WORD.unpack(word)
-            for word in gather_bytes(group, ours, Layout(f"drift of {replica.name}"))
-        ]
+        optimizers = [(replica.name, replica.optimizer())]
+        told = self._drift.look_at(optimizers, self._session.pace.steps)
+        layout = Layout(f"drift of {replica.name}")
+        words = [_WORD.unpack(w) for w in gather_bytes(group, ours, layout, told)]
         replica.schedule.agreed(words[0][1])
         distance = float(np.sqrt(np.mean([word[0] for word in words])))
         if warning := replica.drift.saw(distance, steps):

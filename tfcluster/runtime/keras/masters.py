@@ -197,6 +197,10 @@ class Masters:
         }
         return self._masters
 
+    def optimizers(self) -> list[tuple[str, Any]]:
+        """With their keys; None for those that are gone."""
+        return [(master.key, master.optimizer()) for master in self._masters]
+
     def pull_slots(self, optimizer: Any) -> None:
         """Have the optimizer's own variables as they are where it is applied."""
         own = list(optimizer.variables)

@@ -10,8 +10,13 @@ import tensorflow as tf
 
 from tfcluster.runtime.aggregation import is_sparse
 from tfcluster.runtime.collective import CollectiveError, Layout, ReduceOp
-from tfcluster.runtime.collective.operations import mean_of_gradients, reduce_arrays
+from tfcluster.runtime.collective.operations import (
+    gather_bytes,
+    mean_of_gradients,
+    reduce_arrays,
+)
 from tfcluster.runtime.collective.sparse import Slices
+from tfcluster.runtime.keras.drift_check import DriftCheck
 from tfcluster.runtime.keras.gradients import name_of
 from tfcluster.runtime.keras.masters import Master, Masters
 from tfcluster.runtime.keras.model_variables import ModelVariables
@@ -26,6 +31,7 @@ _NOTHING, _ROWS, _WHOLE = range(3)
 class ServedUpdate:
     """``Optimizer.apply`` becomes a push, whose answer are the new weights.
 
+    ``drift`` compares what the ranks tell their optimizers, where they are in step.
     ``model_variables`` shares what layers set from the data that they see (moving
     averages). Without, it is averaged over the ranks of the group at every step.
     """
@@ -36,10 +42,13 @@ class ServedUpdate:
         masters: Masters,
         *,
         model_variables: ModelVariables | None = None,
+        drift: DriftCheck | None = None,
     ) -> None:
         self._session = session
         self._masters = masters
         self._model_variables = model_variables
+        self._drift = drift
+        self._looked_at = 0
         self._idle = False
 
     def before(
@@ -84,6 +93,21 @@ class ServedUpdate:
             self._masters.pull()
         if self._model_variables is not None:
             self._model_variables.sync_model_variables()
+        self._compare()
+
+    def _compare(self) -> None:
+        """See that all ranks have told their optimizers the same: the chief's counts.
+
+        The weights are those that all ranks had in the last answer.
+        """
+        session = self._session
+        if self._drift is None or session.size == 1:
+            return
+        if self._looked_at == session.applies:
+            return
+        self._looked_at = session.applies
+        look = self._drift.look_at(self._masters.optimizers(), session.pace.steps)
+        gather_bytes(session.group, b"", Layout("settings of the optimizers"), look)
 
     def loss_scaled(
         self,

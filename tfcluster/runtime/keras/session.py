@@ -133,6 +133,7 @@ class Session:
         self._local = threading.local()
         self._share: ContextVar[Share | None] = ContextVar("share", default=None)
         self.pace = Pace(self.reporter, self)
+        self.group.steps = lambda: self.pace.steps
         # Without a divided batch every rank computes the same: one of them counts.
         self.loop = LoopShare(counts=not self.divides or self.chief)
 

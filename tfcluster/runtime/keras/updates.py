@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from tfcluster.runtime.keras.drift_check import DriftCheck
 from tfcluster.runtime.keras.gradients import exchange
 from tfcluster.runtime.keras.session import Session
 
@@ -64,8 +65,9 @@ class Names:
 class CollectiveUpdate:
     """Every rank applies the mean over all ranks."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, drift: DriftCheck) -> None:
         self._session = session
+        self._drift = drift
         self._names = Names()
 
     def before(
@@ -76,7 +78,8 @@ class CollectiveUpdate:
         state: Sequence[Any],
     ) -> list[Any] | None:
         name = self._names.of(optimizer)
-        return exchange(self._session, name, gradients, variables, state)
+        watch = self._drift.watch(name, optimizer, variables, gradients)
+        return exchange(self._session, name, gradients, variables, state, watch)
 
     def after(
         self, optimizer: Any, variables: Sequence[Any], state: Sequence[Any]

@@ -165,6 +165,70 @@ def case_unlike_data():
     return raised_by(lambda: model.fit(x, x[:, :1], batch_size=8, verbose=0))
 
 
+def loop(after_batch):
+    """A loop of one's own, in which ``after_batch`` has its say."""
+    x, _ = data(60)
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1, name="last")])
+    optimizer = keras.optimizers.SGD(0.1, name="descent", momentum=0.5)
+
+    @tf.function
+    def step(rows):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(rows) - 1) ** 2)
+        weights = model.trainable_variables
+        optimizer.apply(tape.gradient(loss, weights), weights)
+        return loss
+
+    def run():
+        for _ in range(4):
+            for rows in tf.data.Dataset.from_tensor_slices(x).batch(5):
+                after_batch(model, optimizer, float(step(rows)))
+
+    return raised_by(run)
+
+
+def case_rate_by_its_own_loss():
+    """Which no two ranks have: each has the mean over its own rows."""
+
+    def decide(model, optimizer, loss):
+        if int(optimizer.iterations) == 20:
+            optimizer.learning_rate = 0.01 * loss
+
+    return loop(decide)
+
+
+def case_momentum_by_its_own_loss():
+    """A plain number of Python's; graphs that have been traced do not see it."""
+
+    def decide(model, optimizer, loss):
+        if int(optimizer.iterations) == 20:
+            optimizer.momentum = loss
+
+    return loop(decide)
+
+
+def case_weights_by_its_own_loss():
+    def decide(model, optimizer, loss):
+        if int(optimizer.iterations) == 20:
+            model.layers[-1].kernel.assign_add(loss * tf.ones((6, 1)))
+
+    return loop(decide)
+
+
+def case_changes_that_all_ranks_make():
+    """Rates and weights that follow from what all ranks have, NaN and frozen layers."""
+
+    def decide(model, optimizer, loss):
+        step = int(optimizer.iterations)
+        optimizer.learning_rate = 0.1 / step
+        if step == 10:
+            model.layers[-1].kernel.assign(tf.zeros((6, 1)))
+        if step == 20:
+            model.layers[-1].bias.assign([np.nan])
+
+    return loop(decide)
+
+
 if __name__ == "__main__":
     tf.config.set_logical_device_configuration(
         tf.config.list_physical_devices("CPU")[0],

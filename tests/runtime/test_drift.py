@@ -1,0 +1,58 @@
+"""Ranks that do not train the same model any more are told so, if only at the end."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.runtime.ranks import Job, Ranks, run_jobs
+
+pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(300)]
+
+WHATS = ("ends early", "assigns last", "sets a rate last", "exits", "in a function")
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ranks]:
+    jobs = [Job(what, 2, "drifting.py", (what,)) for what in WHATS]
+    jobs.append(Job("three end early", 3, "drifting.py", ("ends early",)))
+    return run_jobs(tmp_path_factory.mktemp("drift"), jobs, timeout_s=290)
+
+
+@pytest.mark.parametrize("what", ["ends early", "three end early"])
+def test_a_rank_that_takes_fewer_steps_is_named(
+    jobs: dict[str, Ranks], what: str
+) -> None:
+    *others, early = jobs[what].exit_codes
+    assert early == 0, jobs[what].outputs
+    assert set(others) == {1}
+    for output in jobs[what].outputs[:-1]:
+        last = output.strip().splitlines()[-1]
+        assert "CollectiveMismatchError: the ranks took different numbers of" in last
+        assert f"rank {len(others)} has ended its program after step 4, while" in last
+        assert "goes on after step 4" in last
+        assert re.search(r" at \S*drifting\.py:\d+\. Rank", last)
+
+
+@pytest.mark.parametrize(
+    ("what", "text"),
+    [
+        ("assigns last", "last/kernel differs between rank"),
+        ("sets a rate last", "the learning_rate of adam is 0.1 on rank 0 and 0.05 on"),
+    ],
+)
+def test_what_differs_at_the_end_is_an_error(
+    jobs: dict[str, Ranks], what: str, text: str
+) -> None:
+    """Of the later rank, where they do not end at the same moment."""
+    assert 1 in jobs[what].exit_codes, jobs[what].outputs
+    said = "".join(jobs[what].outputs)
+    assert text in said
+    assert "at the end of the program; it was the same in step" in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("what", ["exits", "in a function"])
+def test_programs_that_end_alike_end_well(jobs: dict[str, Ranks], what: str) -> None:
+    assert jobs[what].exit_codes == [0, 0], jobs[what].outputs

@@ -1,0 +1,220 @@
+"""Whether the ranks still train one and the same model, in words for people. Pure.
+
+Ranks that average their gradients have the same weights, bit by bit, as long as their
+programs do the same. A program that decides by its rank's own figures breaks that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+CHUNK_BYTES = 1 << 20
+CHUNK_TENSORS = 4
+"""At most so much of the weights is read for one comparison: a small part of a step."""
+
+ROUNDING, ROUNDING_OF_HALVES = 1e-4, 2e-2
+"""Relative to an array's largest value. Hosts with unlike processors may round
+otherwise: their weights differ by that much at most, and training does not amplify it,
+since all ranks apply the same gradients."""
+_SAME_NORM = 1e-6
+_MASK = (1 << 64) - 1
+
+ADVICE = (
+    "A rank has decided by figures of its own: a loss of its rows, a clock, random "
+    "numbers. Decide by what all ranks have: metric.result(), or "
+    "tfcluster.runtime.allreduce(loss)"
+)
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A part of a tensor: its place in a list of them, and the elements in it."""
+
+    place: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Chunks:
+    """What is compared now, and where it goes on the next time."""
+
+    chunks: tuple[Chunk, ...]
+    following: Chunk
+
+
+def next_chunks(sizes: Sequence[int], widths: Sequence[int], begin: Chunk) -> Chunks:
+    """What to compare next of tensors of ``sizes`` elements, ``widths`` bytes each.
+
+    From ``begin`` on, round and round, each element once at most; the same on all
+    ranks.
+    """
+    chunks: list[Chunk] = []
+    left, remaining = CHUNK_BYTES, sum(sizes)
+    place, start = begin.place, begin.start
+    if place >= len(sizes) or start >= sizes[place]:
+        place, start = 0, 0
+    while remaining > 0 and left > 0 and len(chunks) < CHUNK_TENSORS:
+        count = min(sizes[place] - start, max(1, left // widths[place]), remaining)
+        if count:
+            chunks.append(Chunk(place, start, start + count))
+            left -= count * widths[place]
+            remaining -= count
+        start += count
+        if start >= sizes[place]:
+            place, start = (place + 1) % len(sizes), 0
+    return Chunks(tuple(chunks), Chunk(place, start, start))
+
+
+def rounding_of(itemsize: int) -> float:
+    """How far apart arrays of such elements may be by rounding."""
+    return ROUNDING if itemsize >= 4 else ROUNDING_OF_HALVES
+
+
+def checksum(array: Array) -> int:
+    """Of the bits; it does not depend on the order in which a device adds them up."""
+    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    whole = data.size // 8 * 8
+    with np.errstate(over="ignore"):
+        total = int(np.add.reduce(data[:whole].view(np.uint64)))
+    return (total + int.from_bytes(data[whole:].tobytes(), "little")) & _MASK
+
+
+def distance(one: Array, other: Array) -> float:
+    """The largest difference, relative to the largest value; 0 for equal NaNs."""
+    a, b = one.astype(np.float64), other.astype(np.float64)
+    both = np.isnan(a) & np.isnan(b) | (a == b)
+    if both.all():
+        return 0.0
+    away = np.abs(np.where(both, 0.0, a - b)).max()
+    length = max(np.abs(a[np.isfinite(a)]).max(initial=0.0), 1e-30)
+    return float(away / length) if math.isfinite(away) else math.inf
+
+
+def differing(told: Sequence[Mapping[str, str]]) -> str | None:
+    """The first label that not all ranks, in order, have the same value for.
+
+    Only labels that all of them know are compared.
+    """
+    for label, value in told[0].items():
+        values = [found.get(label) for found in told]
+        if None not in values and any(other != value for other in values[1:]):
+            return label
+    return None
+
+
+def hyperparameter_text(
+    label: str, values: Mapping[int, str], when: str, last_equal: str
+) -> str:
+    """``values``: what each rank has."""
+    return (
+        f"{_apart()}: the {label} is {by_rank(values)} {when}; {last_equal}. {ADVICE}"
+    )
+
+
+def weights_text(label: str, ranks: str, away: float, when: str, equal: str) -> str:
+    size = f" by {away:.2g} of its largest value" if 0 < away < math.inf else ""
+    return (
+        f"{_apart()}: {label} differs{size} between {ranks} {when}; {equal}. {ADVICE}"
+    )
+
+
+def text_of(value: Any) -> str:
+    """A hyperparameter; numbers that differ by rounding look the same."""
+    number = float(value)
+    if number.is_integer() and abs(number) < 1e15:
+        return str(int(number))
+    return f"{number:.6g}"
+
+
+def _apart() -> str:
+    return "the ranks do not train the same model any more"
+
+
+def rounding_text(label: str, away: float) -> str:
+    return (
+        f"{label} differs between ranks by {away:.1g} of its largest value: their "
+        "processors round differently. The result is no longer the same on all ranks, "
+        "bit by bit; the chief's counts"
+    )
+
+
+def by_rank(values: Mapping[int, str]) -> str:
+    """``0.05 on rank 0, 2 and 0.1 on rank 1``."""
+    ranks: dict[str, list[str]] = {}
+    for rank, value in sorted(values.items()):
+        ranks.setdefault(value, []).append(str(rank))
+    return " and ".join(
+        f"{value} on rank {', '.join(who)}" for value, who in ranks.items()
+    )
+
+
+def summary(arrays: Sequence[Array]) -> str:
+    """Arrays in a few characters: a checksum and a length."""
+    total = sum(map(checksum, arrays)) & _MASK
+    squares = sum(float(np.square(array.astype(np.float64)).sum()) for array in arrays)
+    return f"{total:016x} {math.sqrt(squares):.9g}"
+
+
+def differ_by_rounding(one: str, other: str) -> bool:
+    """Of two summaries that are not equal."""
+    try:
+        a, b = (float(text.split()[1]) for text in (one, other))
+    except (IndexError, ValueError):
+        return False
+    if math.isnan(a) and math.isnan(b):
+        return True
+    return abs(a - b) <= _SAME_NORM * max(abs(a), abs(b))
+
+
+def is_summary(text: str) -> bool:
+    return " " in text
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """What comparing the ranks' models at the end of their programs has shown."""
+
+    error: str | None = None
+    warning: str | None = None
+
+
+def compared_at_end(
+    rank: int,
+    ours: Mapping[str, str],
+    others: Mapping[int, Mapping[str, str]],
+    last_equal: Mapping[str, int],
+) -> Ending:
+    """``ours`` and what the ranks have told that left before, label by label.
+
+    ``last_equal``: the step at which each label was last seen to be the same.
+    """
+    warning = None
+    when = "at the end of the program"
+    for label, value in ours.items():
+        values = {other: told[label] for other, told in others.items() if label in told}
+        unlike = {other: found for other, found in values.items() if found != value}
+        if not unlike:
+            continue
+        known = equal_text(last_equal.get(label, 0))
+        if not is_summary(value):
+            values[rank] = value
+            return Ending(hyperparameter_text(label, values, when, known))
+        if all(differ_by_rounding(value, found) for found in unlike.values()):
+            warning = warning or rounding_text(label, ROUNDING)
+            continue
+        ranks = f"rank {rank} and rank {', '.join(map(str, sorted(unlike)))}"
+        return Ending(weights_text(label, ranks, 0.0, when, known))
+    return Ending(warning=warning)
+
+
+def equal_text(step: int) -> str:
+    return f"it was the same in step {step}" if step else "it was never seen to be"
