@@ -222,6 +222,25 @@ def test_an_exported_model_serves_what_was_trained(compared: Compared) -> None:
     np.testing.assert_allclose(last["served"], last["predicted"], rtol=1e-5)
 
 
+def test_files_are_downloaded_once_on_a_host(outcomes: Outcomes) -> None:
+    size = CASES["downloads"][1][0]
+    folder = outcomes.jobs[f"cases-{size}"].folder
+    requests = (folder / "requests.txt").read_text().splitlines()
+    assert [request.rpartition("/")[2] for request in requests] == [
+        "callbacks.py",
+        "texts.zip",
+    ]
+
+
+def test_datasets_are_saved_by_the_chief_and_cached_by_each(outcomes: Outcomes) -> None:
+    size = CASES["cached_in_files"][1][0]
+    folder = outcomes.jobs[f"cases-{size}"].folder
+    caches = {path.name for path in folder.glob("cached*.index")}
+    others = {f"cached.rank{rank}.index" for rank in range(1, size)}
+    assert caches == {"cached.index", *others}
+    assert not list(folder.glob("saved.rank*"))
+
+
 @at_each_size(["unwritable"])
 def test_an_error_while_saving_is_raised_on_all_ranks(compared: Compared) -> None:
     raised = str(compared.one["raised"])

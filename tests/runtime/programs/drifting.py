@@ -1,3 +1,5 @@
+# As people write scripts: without types.
+# mypy: allow-untyped-defs, allow-untyped-calls
 """Ranks that go apart in ways that a training loop can: drifting.py WHAT."""
 
 import os

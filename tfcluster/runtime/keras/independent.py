@@ -24,7 +24,7 @@ from tfcluster.runtime.keras.callbacks import (
 )
 from tfcluster.runtime.keras.compilation import Compilation
 from tfcluster.runtime.keras.dealing import FitBatches, Hand, LoopBatches
-from tfcluster.runtime.keras.files import Files
+from tfcluster.runtime.keras.files import Files, Name
 from tfcluster.runtime.keras.layer_state import LayerState
 from tfcluster.runtime.keras.masters import Masters
 from tfcluster.runtime.keras.optimizers import Optimizers
@@ -251,7 +251,11 @@ class IndependentFiles(Files):
         super().__init__(session)
         self._progress = progress
 
-    def chief_only(self, act: Callable[[], Any], what: str) -> Any:
+    def chief_only(
+        self, act: Callable[[], Any], what: str, name: Name | None = None
+    ) -> Any:
+        """Those that have another ``name`` for it do not find it there: nobody waits
+        for all others here."""
         session = self._session
         if session.within("saving"):
             return act()

@@ -6,6 +6,7 @@ It is not called in a program that distributes its training by itself.
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +26,13 @@ def wrap(owner: Any, name: str, around: Around) -> None:
         return around(original, *args, **kwargs)
 
     setattr(owner, name, wrapper)
+
+
+def replace_everywhere(name: str, old: Any, new: Any) -> None:
+    """Keras offers one function in many modules."""
+    for module_name, module in list(sys.modules.items()):
+        if module_name.partition(".")[0] == "keras" and vars(module).get(name) is old:
+            setattr(module, name, new)
 
 
 def defining_class(cls: type, name: str) -> type:

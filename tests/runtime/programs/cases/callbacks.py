@@ -7,11 +7,15 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import sys
+import tempfile
+import uuid
+import zipfile
 from pathlib import Path
 
 import keras
 import numpy as np
 import tensorflow as tf
+from keras.src.datasets import mnist
 
 from tests.runtime.programs.cases.tools import (
     RANK,
@@ -107,6 +111,102 @@ def case_checkpoints():
         "restored": np.array(
             all(map(np.array_equal, before, model.get_weights())),
         ),
+    }
+
+
+def case_folders_of_ones_own():
+    """Each process has its own name for the folder: by chance, or by the time."""
+    x, y = data()
+    model = compiled(classifier())
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder)
+        best = path / f"best-{uuid.uuid4().hex}.keras"
+        model.fit(
+            x, y, batch_size=16, epochs=3, validation_split=0.2, verbose=0,
+            callbacks=[keras.callbacks.ModelCheckpoint(best, save_best_only=True)],
+        )  # fmt: skip
+        (path / "deep").mkdir()
+        model.save_weights(path / "deep" / "end.weights.h5")
+        model.save(path / "end.keras")
+        model.save(path / "end.keras")
+        model.export(path / "exported", verbose=False)
+        kept = model.get_weights()
+        again = keras.saving.load_model(best)
+        found |= {f"best{i}": w for i, w in enumerate(again.get_weights())}
+        again.load_weights(path / "deep" / "end.weights.h5")
+        found["same"] = np.array(all(map(np.array_equal, kept, again.get_weights())))
+        again = keras.saving.load_model(path / "end.keras")
+        found["again"] = np.array(all(map(np.array_equal, kept, again.get_weights())))
+        served = tf.saved_model.load(folder + "/exported")
+        found["served"] = served.serve(x[:3].astype(keras.config.floatx())).numpy()
+    return found
+
+
+def case_checkpoints_in_folders_of_ones_own():
+    model = classifier()
+    folder = f"run-{uuid.uuid4().hex}"
+    manager = tf.train.CheckpointManager(
+        tf.train.Checkpoint(model=model), folder, 2, checkpoint_name=folder
+    )
+    for step in range(4):
+        model.layers[-1].bias.assign([step, step])
+        path = manager.save()
+    kept = model.get_weights()
+    model.set_weights([np.zeros_like(weight) for weight in kept])
+    names = [path, manager.latest_checkpoint, tf.train.latest_checkpoint(folder)]
+    manager.restore_or_initialize()
+    written = [file.name.removeprefix(folder) for file in Path(folder).iterdir()]
+    return {
+        "restored": np.array(all(map(np.array_equal, kept, model.get_weights()))),
+        "named": np.array([Path(name).parent.name == folder for name in names]),
+        "numbers": np.array([name.rpartition("-")[2] for name in names]),
+        "files": np.array(sorted(written)),
+    }
+
+
+def case_checkpoints_are_known():
+    """In a folder of one name for all: whoever has not written knows the newest."""
+    model = classifier()
+    manager = tf.train.CheckpointManager(tf.train.Checkpoint(model=model), "known", 2)
+    manager.save()
+    model.layers[-1].bias.assign([3.0, 4.0])
+    manager.save()
+    model.layers[-1].bias.assign([5.0, 6.0])
+    path = manager.restore_or_initialize()
+    return {
+        "path": np.array(path),
+        "kept": np.array(manager.checkpoints),
+        "bias": model.layers[-1].bias.numpy(),
+    }
+
+
+def case_downloads():
+    """Of a file and of an archive, by way of a URL of this machine."""
+    source = Path(__file__).resolve()
+    archive = Path("texts.zip").resolve()
+    with zipfile.ZipFile(f"{archive}.{RANK}", "w") as made:
+        made.writestr("texts/one.txt", "one")
+    Path(f"{archive}.{RANK}").replace(archive)
+    folder = Path("downloads").resolve()
+
+    def note(event, args):
+        if event == "urllib.Request":
+            with Path("requests.txt").open("a") as requests:
+                requests.write(f"{args[0]}\n")
+
+    sys.addaudithook(note)
+    plain = keras.utils.get_file(
+        "plain.txt", source.as_uri(), cache_dir=folder, force_download=True
+    )
+    assert mnist.get_file is keras.utils.get_file
+    unpacked = keras.utils.get_file(
+        origin=archive.as_uri(), cache_dir=folder, extract=True
+    )
+    texts = [path.read_text() for path in sorted(Path(unpacked).rglob("*.txt"))]
+    return {
+        "plain": np.array(Path(plain).read_text() == source.read_text()),
+        "unpacked": np.array(texts),
     }
 
 

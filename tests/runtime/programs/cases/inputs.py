@@ -167,6 +167,21 @@ def case_augmented():
     return results(model, model.fit(dataset, epochs=EPOCHS, verbose=0))
 
 
+def case_cached_in_files():
+    """Every process writes its cache as it reads; a saved dataset is written once."""
+    x, y = data()
+    dataset = tf.data.Dataset.from_tensor_slices((x, y))
+    dataset.map(lambda x, y: (x, 1 - y)).save("saved")
+    dataset = tf.data.Dataset.load("saved").map(lambda x, y: (x, 1 - y))
+    dataset = dataset.cache("cached").shuffle(50, seed=2).batch(8)
+    model = compiled(classifier())
+    found = results(model, model.fit(dataset, epochs=3, verbose=0))
+    snapshot = tf.data.Dataset.range(30).snapshot("snapshots")
+    for _ in range(2):
+        found["snapshot"] = np.array(sorted(int(number) for number in snapshot))
+    return found
+
+
 def case_without_a_fixed_order():
     """Many threads fill the dataset; its order is left to them."""
     x, y = data()

@@ -1,0 +1,156 @@
+"""What the chief has saved, under the names that other ranks have for it.
+
+A folder that a program names by the time, by chance, or as a temporary one has another
+name on every rank. Names are paths; what they stand for is a file, a folder, or all
+files that begin so (checkpoints).
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+MAX_BYTES = 1 << 30
+"""What is sent to a host that does not see the chief's files."""
+
+_CHECKPOINT = re.compile(r"(-\d+)?\.(index|data-\d+-of-\d+)")
+_CLOCK_S = 2.0
+"""So much may file systems be behind."""
+
+INDEX = "checkpoint"
+"""TensorFlow's list of a folder's checkpoints; its paths are relative."""
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What a chief's path stands for."""
+
+    path: str
+    kind: str
+    """file | folder | prefix"""
+    endings: tuple[str, ...]
+    """Each file's path without ``path``; empty for a file."""
+    sizes: tuple[int, ...]
+
+    @property
+    def bytes(self) -> int:
+        return sum(self.sizes)
+
+    def as_words(self) -> list[Any]:
+        return [self.path, self.kind, list(self.endings), list(self.sizes)]
+
+    @classmethod
+    def of_words(cls, words: Any) -> Saved:
+        """Raises ValueError for an ending that would lead elsewhere."""
+        path, kind, endings, sizes = words
+        if any(".." in Path(ending).parts for ending in endings):
+            raise ValueError(f"{path}: {endings}")
+        return cls(path, kind, tuple(endings), tuple(sizes))
+
+    def is_here(self) -> bool:
+        """This host sees these very files."""
+        try:
+            found = [Path(self.path + end).stat().st_size for end in self.endings]
+        except OSError:
+            return False
+        return tuple(found) == self.sizes
+
+
+def described(path: str, *, prefix: bool, since: float = 0.0) -> Saved | None:
+    """What has been saved as ``path``, by a save that began at a time; None: nothing.
+
+    Programs may have other files in the same folder: those are not meant.
+    """
+    whole = Path(path)
+    if prefix:
+        names = [entry.name for entry in whole.parent.glob("*")]
+        endings = [
+            name[len(whole.name) :] for name in names if name.startswith(whole.name)
+        ]
+        return _saved(path, "prefix", sorted(filter(_CHECKPOINT.fullmatch, endings)))
+    if whole.is_file():
+        return _saved(path, "file", [""])
+    files = [
+        entry
+        for entry in sorted(whole.rglob("*"))
+        if entry.is_file() and entry.stat().st_mtime >= since - _CLOCK_S
+    ]
+    return _saved(path, "folder", [f"/{file.relative_to(whole)}" for file in files])
+
+
+def _saved(path: str, kind: str, endings: Iterable[str]) -> Saved | None:
+    known = tuple(endings)
+    if not known:
+        return None
+    sizes = tuple(Path(path + ending).stat().st_size for ending in known)
+    return Saved(path, kind, known, sizes)
+
+
+def link(saved: Saved, path: str) -> None:
+    """Have the chief's files as ``path``, too; they outlive the chief's own names."""
+    _clear(saved, path)
+    for ending in saved.endings:
+        _link_file(saved.path + ending, path + ending)
+    if saved.kind == "prefix":
+        index = Path(saved.path).parent / INDEX
+        if index.is_file():
+            target = Path(path).parent / INDEX
+            target.write_text(_renamed(index.read_text(), saved.path, path))
+
+
+def packed(saved: Saved) -> bytes:
+    """The contents of all files, one after the other; the index comes last."""
+    parts = [Path(saved.path + ending).read_bytes() for ending in saved.endings]
+    index = Path(saved.path).parent / INDEX
+    if saved.kind == "prefix" and index.is_file():
+        parts.append(index.read_bytes())
+    return b"".join(parts)
+
+
+def unpack(saved: Saved, data: bytes, path: str) -> None:
+    """Write what ``packed`` has read as ``path``."""
+    _clear(saved, path)
+    start = 0
+    for ending, size in zip(saved.endings, saved.sizes, strict=True):
+        target = Path(path + ending)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(data[start : start + size])
+        start += size
+    if data[start:]:
+        text = _renamed(data[start:].decode(), saved.path, path)
+        (Path(path).parent / INDEX).write_text(text)
+
+
+def _clear(saved: Saved, path: str) -> None:
+    """Remove the checkpoints that the chief has removed."""
+    if saved.kind == "prefix":
+        earlier = described(path, prefix=True)
+        for ending in earlier.endings if earlier else ():
+            if ending not in saved.endings:
+                Path(path + ending).unlink()
+
+
+def _link_file(source: str, path: str) -> None:
+    target, temporary = Path(path), Path(f"{path}.tfcluster")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary.unlink(missing_ok=True)
+    try:
+        temporary.hardlink_to(source)
+    except OSError:
+        shutil.copyfile(source, temporary)
+    temporary.replace(target)
+    # Nothing is replaced where both are names of one file already.
+    temporary.unlink(missing_ok=True)
+
+
+def _renamed(index: str, chiefs: str, ours: str) -> str:
+    """The list of checkpoints, for prefixes of another name."""
+    names = Path(chiefs).name, Path(ours).name
+    folders = str(Path(chiefs).parent), str(Path(ours).parent)
+    return index.replace(f'"{folders[0]}/', f'"{folders[1]}/').replace(
+        f'"{names[0]}-', f'"{names[1]}-'
+    )
