@@ -98,6 +98,8 @@ class Runtime:
     """local_sgd: steps between averagings (100 where neither is given)."""
     sync_seconds: float | None = None
     synchronous: bool = False
+    chief_only: tuple[str, ...] = ("summary",)
+    """print | summary: what other ranks leave undone."""
     warm_start: bool = True
     stall_warning_s: float | None = 60.0
     """So late, a rank is asked where it is; None: never."""

@@ -36,6 +36,11 @@ BAD = [
         "3:8",
         "'hosts' must be a list; found h1 (write: [",
     ),
+    Bad(
+        f"{SMALLEST}runtime: {{chief_only: [files]}}\n",
+        "3:24",
+        "'chief_only[0]' must be print or summary; found files",
+    ),
     Bad(f"{TASKS}command: 5\n", "2:10", "'command' must be text or a list; found 5"),
     Bad(f"{SMALLEST}restart: 3\n", "3:10", "'restart' must be a mapping; found 3"),
     Bad(f"{SMALLEST}hosts: [5]\n", "3:9", "'hosts[0]' must be text; found 5 (quote"),

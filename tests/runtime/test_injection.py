@@ -26,6 +26,7 @@ TRAININGS = [
 ]
 
 SERVED = {"TFCLUSTER_STRATEGY": "parameter_server"}
+CHIEF_PRINTS = {"TFCLUSTER_RUNTIME": '{"chief_only": ["print"]}'}
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +37,7 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Ranks]:
             *(Job(name, 3, "failing.py", (name,)) for name in TRAININGS),
             Job("second_model", 2, "failing.py", ("second_model",), SERVED, 1),
             Job("unseeded", 3, "unseeded.py"),
+            Job("chief prints", 2, "chief_prints.py", env=CHIEF_PRINTS),
         ],
         timeout_s=170,
     )
@@ -200,3 +202,15 @@ def test_the_api_does_not_import_tensorflow_before_it_is_needed() -> None:
         timeout=30,
     )
     assert "has no attribute 'no_such_name'" in done.stdout
+
+
+@pytest.mark.tensorflow
+def test_what_is_printed_by_the_chief_alone(jobs: Mapping[str, Ranks]) -> None:
+    ranks = jobs["chief prints"]
+    assert ranks.exit_codes == [0, 0]
+    chief, other = ranks.outputs
+    for words in ("all of it", "as an error"):
+        assert words in chief
+        assert words not in other
+    assert "WARNING:root:careful" in other
+    assert (ranks.folder / "notes.txt").read_text() == "kept tensorflow\n" * 2

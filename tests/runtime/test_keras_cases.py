@@ -232,6 +232,12 @@ def test_files_are_downloaded_once_on_a_host(outcomes: Outcomes) -> None:
     ]
 
 
+def test_summaries_are_written_by_the_chief(outcomes: Outcomes) -> None:
+    size = CASES["summaries"][1][0]
+    folder = outcomes.jobs[f"cases-{size}"].folder / "figures"
+    assert len(list(folder.iterdir())) == 1
+
+
 def test_datasets_are_saved_by_the_chief_and_cached_by_each(outcomes: Outcomes) -> None:
     size = CASES["cached_in_files"][1][0]
     folder = outcomes.jobs[f"cases-{size}"].folder

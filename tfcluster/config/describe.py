@@ -85,6 +85,7 @@ class _Describer:
     def _runtime(self) -> model.Runtime:
         keys = dict(self._cluster.runtime)
         keys["strategy"] = strategy(self._cluster)
+        keys["chief_only"] = tuple(keys["chief_only"])
         keys["stall_warning_s"] = keys.pop("stall_warning")
         keys["stall_timeout_s"] = keys.pop("stall_timeout")
         return model.Runtime(**keys)

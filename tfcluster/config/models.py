@@ -200,6 +200,14 @@ class Runtime(_Section):
             description="parameter_server: wait for every worker's gradient.",
         ),
     ]
+    chief_only: Annotated[
+        list[Literal["print", "summary"]],
+        Field(
+            default=["summary"],
+            description="What other ranks than the chief leave undone: print() to the "
+            "console, event files of tf.summary.",
+        ),
+    ]
     warm_start: Annotated[
         bool,
         Field(

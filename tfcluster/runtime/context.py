@@ -254,6 +254,8 @@ def _options(text: str, strategy: Strategy) -> Runtime:
     """The ``runtime:`` section; keys of another version are ignored."""
     known = {field.name for field in dataclasses.fields(Runtime)} - {"strategy"}
     found = _object(text, "TFCLUSTER_RUNTIME")
+    if "chief_only" in found:
+        found["chief_only"] = tuple(found["chief_only"])
     return Runtime(
         strategy=strategy, **{key: found[key] for key in known & found.keys()}
     )

@@ -12,7 +12,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from tfcluster.model import Strategy
-from tfcluster.runtime import byhand, exit_status
+from tfcluster.runtime import byhand, chief_only, exit_status
 from tfcluster.runtime.context import Context
 from tfcluster.runtime.importing import around_import
 
@@ -32,6 +32,7 @@ def begin(context: Context) -> None:
     if not _concerns(context):
         return
     exit_status.install()
+    chief_only.silence_print(context)
     if byhand.claimed():
         return
     seed = common_seed(context)

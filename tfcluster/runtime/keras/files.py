@@ -22,6 +22,7 @@ import tensorflow as tf
 from keras.src.saving import saving_api
 from keras.src.utils import file_utils, io_utils
 
+from tfcluster.runtime import chief_only
 from tfcluster.runtime.collective import Layout
 from tfcluster.runtime.collective.operations import gather_bytes, share_bytes
 from tfcluster.runtime.keras import dataset_files
@@ -72,6 +73,7 @@ class Files:
         wrap(tf.train.CheckpointManager, "save", self._save_of_manager)
         wrap(tf.saved_model, "save", self._saved_as("export_dir"))
         wrap(tf.data.Dataset, "save", self._saved_as("path"))
+        chief_only.without_summaries(context())
         dataset_files.install(context().rank)
         Downloads(context()).install()
         wrap(file_utils, "makedirs", _make_once)

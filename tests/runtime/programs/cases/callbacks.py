@@ -118,7 +118,7 @@ def case_folders_of_ones_own():
     """Each process has its own name for the folder: by chance, or by the time."""
     x, y = data()
     model = compiled(classifier())
-    found = {}
+    found: dict[str, np.ndarray] = {}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder)
         best = path / f"best-{uuid.uuid4().hex}.keras"
@@ -208,6 +208,17 @@ def case_downloads():
         "plain": np.array(Path(plain).read_text() == source.read_text()),
         "unpacked": np.array(texts),
     }
+
+
+def case_summaries():
+    """A script that notes its figures by itself."""
+    writer = tf.summary.create_file_writer("figures")
+    with writer.as_default():
+        for step in range(3):
+            tf.summary.scalar("loss", 1.0 / (step + 1), step=step)
+    writer.flush()
+    writer.close()
+    return {"steps": np.array(step)}
 
 
 def case_unwritable():
