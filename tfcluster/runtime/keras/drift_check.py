@@ -310,7 +310,8 @@ def _numbers(optimizer: Any) -> list[tuple[str | None, str]]:
     for owner, holder in ((None, optimizer), ("inner_optimizer", inner)):
         if holder is None:
             continue
-        with contextlib.suppress(Exception):  # Of the program's own class.
+        # It reads variables. Of a class of the program's own it may fail.
+        with contextlib.suppress(Exception), tf.init_scope():
             found += [(owner, k) for k in holder.get_config() if k in vars(holder)]
     return found
 
