@@ -42,8 +42,11 @@ ON_ALL_SIZES = {
 ON_THREE = {"dropout", "files", "one_rank_stops"}
 """Cases whose tests look at a certain rank."""
 IN_DEFAULT_TIER = {
-    "callbacks": ["one_rank_stops", "files", "checkpoints", "unwritable"],
-    "inputs": ["fit", "batches_of_one"],
+    "callbacks": [
+        *("one_rank_stops", "files", "checkpoints", "unwritable", "downloads"),
+        *("folders_of_ones_own", "checkpoints_in_folders_of_ones_own", "summaries"),
+    ],
+    "inputs": ["fit", "batches_of_one", "cached_in_files"],
     "loops": [
         *("tape_graph", "tape_on_arrays", "on_batch", "tape_compiled_by_xla"),
         "tape_accumulates",
@@ -175,6 +178,10 @@ class Outcomes:
     def output(self, case: str) -> str:
         """What the chief of the job of a case has printed, on its number of ranks."""
         return self.jobs[job_of(case, CASES[case][1][0])].outputs[0]
+
+    def folder_of(self, case: str) -> Path:
+        """Where the job of a case has run, on its number of ranks."""
+        return self.jobs[job_of(case, CASES[case][1][0])].folder
 
     def digits(self) -> Compared:
         ranks = [self._values("digits-3", rank, "") for rank in range(3)]

@@ -223,8 +223,7 @@ def test_an_exported_model_serves_what_was_trained(compared: Compared) -> None:
 
 
 def test_files_are_downloaded_once_on_a_host(outcomes: Outcomes) -> None:
-    size = CASES["downloads"][1][0]
-    folder = outcomes.jobs[f"cases-{size}"].folder
+    folder = outcomes.folder_of("downloads")
     requests = (folder / "requests.txt").read_text().splitlines()
     assert [request.rpartition("/")[2] for request in requests] == [
         "callbacks.py",
@@ -233,14 +232,13 @@ def test_files_are_downloaded_once_on_a_host(outcomes: Outcomes) -> None:
 
 
 def test_summaries_are_written_by_the_chief(outcomes: Outcomes) -> None:
-    size = CASES["summaries"][1][0]
-    folder = outcomes.jobs[f"cases-{size}"].folder / "figures"
+    folder = outcomes.folder_of("summaries") / "figures"
     assert len(list(folder.iterdir())) == 1
 
 
 def test_datasets_are_saved_by_the_chief_and_cached_by_each(outcomes: Outcomes) -> None:
     size = CASES["cached_in_files"][1][0]
-    folder = outcomes.jobs[f"cases-{size}"].folder
+    folder = outcomes.folder_of("cached_in_files")
     caches = {path.name for path in folder.glob("cached*.index")}
     others = {f"cached.rank{rank}.index" for rank in range(1, size)}
     assert caches == {"cached.index", *others}

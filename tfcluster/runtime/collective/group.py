@@ -183,7 +183,7 @@ class Group:
 
         Says whether the ranks that end with this one have the same model.
         """
-        ours = {} if self.failure else self.last_state()
+        ours = self.last_state() if self._begun and not self.failure else {}
         number = self._stay.number
         self._leave(Farewell(number, steps=self.steps(), state=ours))
         if self._board is None or not ours:
