@@ -27,7 +27,9 @@ from tfcluster.runtime.collective import Layout
 from tfcluster.runtime.collective.operations import gather_bytes, share_bytes
 from tfcluster.runtime.keras import dataset_files
 from tfcluster.runtime.keras.downloads import Downloads
-from tfcluster.runtime.keras.saved_copies import (
+from tfcluster.runtime.keras.session import Session
+from tfcluster.runtime.keras.wrapping import Around, replace_everywhere, wrap
+from tfcluster.runtime.saved_copies import (
     MAX_BYTES,
     Saved,
     described,
@@ -35,8 +37,6 @@ from tfcluster.runtime.keras.saved_copies import (
     packed,
     unpack,
 )
-from tfcluster.runtime.keras.session import Session
-from tfcluster.runtime.keras.wrapping import Around, replace_everywhere, wrap
 from tfcluster.runtime.world import context
 
 _SAVERS = ("save_model", "save_weights")

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import os
 import sys
 import tempfile
 import uuid
@@ -162,6 +163,27 @@ def case_checkpoints_in_folders_of_ones_own():
         "named": np.array([Path(name).parent.name == folder for name in names]),
         "numbers": np.array([name.rpartition("-")[2] for name in names]),
         "files": np.array(sorted(written)),
+    }
+
+
+def case_folders_that_others_do_not_see():
+    """As on hosts without a shared folder: a path that leads elsewhere for each."""
+    here = Path.cwd()
+    own = here / f"own-{RANK}"
+    own.mkdir()
+    model = classifier()
+    try:
+        os.chdir(own)
+        path = Path("/proc/self/cwd") / f"of-{RANK}.keras"
+        model.save(path)
+        again = keras.saving.load_model(path)
+    finally:
+        os.chdir(here)
+    return {
+        "same": np.array(
+            all(map(np.array_equal, model.get_weights(), again.get_weights()))
+        ),
+        "files": np.array([file.suffix for file in own.iterdir()]),
     }
 
 
