@@ -39,7 +39,7 @@ BAD = [
     Bad(
         f"{SMALLEST}runtime: {{chief_only: [files]}}\n",
         "3:24",
-        "'chief_only[0]' must be print or summary; found files",
+        "unknown chief_only[0] 'files' (one of: print, summary)",
     ),
     Bad(f"{TASKS}command: 5\n", "2:10", "'command' must be text or a list; found 5"),
     Bad(f"{SMALLEST}restart: 3\n", "3:10", "'restart' must be a mapping; found 3"),
