@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
-from tests.runtime.ranks import ROOT
-from tfcluster.runtime.byhand import says_so
+from tests.runtime.ranks import ROOT, Job, Ranks, run_jobs
+from tfcluster.runtime.program_analysis import distributes_itself
+
+US = "import tfcluster.runtime as tfc\n"
 
 
 @pytest.mark.parametrize(
@@ -20,10 +25,31 @@ from tfcluster.runtime.byhand import says_so
         "from tfcluster import runtime as r\ndef f():\n    r.DistributedOptimizer(1)",
         "from tfcluster.runtime import DistributedOptimizer",
         "def f():\n    from tfcluster.runtime import DistributedGradientTape as T\n",
+        "import horovod.tensorflow as hvd",
+        "try:\n    import horovod.keras as hvd\nexcept ImportError:\n    hvd = None",
+        US + "o.apply_gradients([(tfc.allreduce(g), v) for g, v in zip(gs, vs)])",
+        US + "def f(x):\n"
+        "    gs = t.gradient(x, vs)\n"
+        "    gs = [tfc.allreduce(g) for g in gs]\n"
+        "    o.apply_gradients(zip(gs, vs))",
+        US + "def mean(gs):\n"
+        "    out = []\n"
+        "    for g in gs:\n"
+        "        out.append(tfc.allreduce(g))\n"
+        "    return out\n"
+        "class Model:\n"
+        "    def train_step(self, data):\n"
+        "        gs = mean(t.gradient(x, vs))\n"
+        "        self.optimizer.apply(gs, vs)",
+        "from tfcluster.runtime import grouped_allreduce as mean\n"
+        "gs, _ = tf.clip_by_global_norm(mean(t.gradient(x, vs)), 1.0)\n"
+        "o.apply_gradients(zip(gs, vs))",
+        US + "for v in vs:\n    v.assign(tfc.allreduce(v))",
+        US + "m.set_weights([tfc.allreduce(w) for w in m.get_weights()])",
     ],
 )
 def test_programs_that_say_so(source: str) -> None:
-    assert says_so(source)
+    assert distributes_itself(source)
 
 
 @pytest.mark.parametrize(
@@ -33,13 +59,22 @@ def test_programs_that_say_so(source: str) -> None:
         "import tfcluster.runtime as tfc\ntfc.allreduce(1)",
         "import tfcluster.runtime as tfc  # DistributedOptimizer, one day",
         "import tfcluster.runtime as tfc\nprint('DistributedOptimizer')",
-        "import horovod.tensorflow as hvd\nhvd.DistributedOptimizer(1)",
+        "import horovodlike.tensorflow as hvd\nhvd.DistributedOptimizer(1)",
+        "if a:\n    import horovod.tensorflow as hvd",
+        US + "def f(x):\n"
+        "    gs = t.gradient(x, vs)\n"
+        "    o.apply_gradients(zip(gs, vs))\n"
+        "    return tfc.allreduce(x)\n"
+        "print(f(1))",
+        US + "x = tfc.allreduce(x)\ngs = t.gradient(x, vs)\no.apply(gs, vs)",
+        US + "norm = tfc.allreduce(tf.linalg.global_norm(gs))\no.apply(gs, vs)",
+        US + "best.assign(tfc.allreduce(loss))",
         "import tfcluster.runtime as tfc\nDistributedOptimizer = (",
         "import tfcluster.runtime as tfc\0\nDistributedOptimizer",
     ],
 )
 def test_programs_that_do_not(source: str) -> None:
-    assert not says_so(source)
+    assert not distributes_itself(source)
 
 
 _READ = """
@@ -102,3 +137,80 @@ def test_a_claim_can_be_too_late_once() -> None:
         timeout=30,
     )
     assert done.stdout == "too late False\nTrue\n"
+
+
+RUNS = (
+    ("own", "eager", 2),
+    ("own", "eager", 3),
+    ("own", "function", 2),
+    ("own", "fit", 2),
+    ("printed", "eager", 2),
+    ("printed", "function", 2),
+    ("part", "eager", 2),
+    ("part", "fit", 2),
+)
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Ranks]:
+    folder = tmp_path_factory.mktemp("byhand")
+    alone = Job("alone", 1, "own_exchanges.py", ("alone", "eager", str(folder / "a")))
+    several = [
+        Job(
+            f"{how}-{mode}-{size}",
+            size,
+            "own_exchanges.py",
+            (how, mode, str(folder / f"{how}-{mode}-{size}")),
+        )
+        for how, mode, size in RUNS
+    ]
+    return run_jobs(folder, [alone, *several], timeout_s=280)
+
+
+def weights(ranks: Ranks, name: str) -> list[Mapping[str, Any]]:
+    folder = ranks.folder.parent.parent
+    return [
+        dict(np.load(folder / f"{name}-{rank}.npz"))
+        for rank in range(len(ranks.outputs))
+    ]
+
+
+@pytest.mark.tensorflow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("name", "rows"),
+    [
+        ("own-eager-2", 6),
+        ("own-eager-3", 4),
+        ("own-function-2", 6),
+        ("printed-eager-2", 6),
+        ("printed-function-2", 6),
+    ],
+)
+def test_no_row_is_lost(jobs: Mapping[str, Ranks], name: str, rows: int) -> None:
+    """Neither where a program combines its gradients, nor where it averages a loss."""
+    ranks = jobs[name]
+    (expected,) = weights(jobs["alone"], "a")
+    for output, found in zip(ranks.outputs, weights(ranks, name), strict=True):
+        assert f"fewest rows {rows}\n" in output
+        for key, value in expected.items():
+            np.testing.assert_allclose(found[key], value, 1e-5, 1e-6, err_msg=name)
+
+
+@pytest.mark.tensorflow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("own-fit-2", "most of"),
+        ("part-eager-2", "takes part 1 of 2 of its dataset"),
+        ("part-fit-2", "set runtime.batch: per_worker"),
+    ],
+)
+def test_what_is_known_too_late_is_refused(
+    jobs: Mapping[str, Ranks], name: str, words: str
+) -> None:
+    assert words in jobs[name].outputs[-1]
+    assert all(
+        "CollectiveError" in o or "PeerLostError" in o for o in jobs[name].outputs
+    )

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NoReturn
 
-from tfcluster.runtime import between_graph, byhand, injection
+from tfcluster.runtime import between_graph, byhand, horovod_names, injection
 from tfcluster.runtime.context import Context, context_from
 from tfcluster.runtime.errors import ContextError
 from tfcluster.runtime.events import reporter
@@ -99,6 +99,8 @@ def surround(program: Program, context: Context) -> None:
         if not between_graph.claimed():
             injection.install(context)
 
+    if context.place is not None:
+        horovod_names.install(lambda text: _tell(context, text))
     if context.trains:
         byhand.read(program)
         between_graph.read(program, context)
@@ -121,6 +123,12 @@ def _run(program: Program, context: Context) -> None:
         # Before the program's first line, which may set a seed of its own.
         injection.begin(context)
     run(program)
+
+
+def _tell(context: Context, text: str) -> None:
+    """A line for the person at the console, from one rank."""
+    if context.is_chief:
+        sys.stderr.write(f"tfcluster: {text}\n")
 
 
 if __name__ == "__main__":

@@ -7,14 +7,11 @@ line runs, or else from its first call. Knows neither TensorFlow nor Keras.
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Callable
 from pathlib import Path
 
 from tfcluster.runtime.program import Program
-
-NAMES = ("DistributedOptimizer", "DistributedGradientTape")
-_PACKAGE = "tfcluster.runtime"
+from tfcluster.runtime.program_analysis import distributes_itself
 
 _claimed = False
 _may_claim: Callable[[], None] = lambda: None  # noqa: E731  # a default, not a function
@@ -47,36 +44,8 @@ def read(program: Program) -> None:
 
 def claim_by(source: str) -> None:
     """Claim where ``source`` says that the program distributes its training."""
-    if says_so(source):
+    if distributes_itself(source):
         claim()
-
-
-def says_so(source: str) -> bool:
-    """Whether a program imports ``tfcluster.runtime`` and uses one of ``NAMES``."""
-    if not any(name in source for name in NAMES):
-        return False
-    try:
-        nodes = list(ast.walk(ast.parse(source)))
-    except (SyntaxError, ValueError, RecursionError):
-        return False
-    return any(map(_imports_us, nodes)) and any(map(_names_one, nodes))
-
-
-def _imports_us(node: ast.AST) -> bool:
-    if isinstance(node, ast.ImportFrom):
-        full = [f"{node.module}.{alias.name}" for alias in node.names]
-        return _PACKAGE in (node.module, *full)
-    return isinstance(node, ast.Import) and any(
-        alias.name == _PACKAGE for alias in node.names
-    )
-
-
-def _names_one(node: ast.AST) -> bool:
-    return (
-        (isinstance(node, ast.Attribute) and node.attr in NAMES)
-        or (isinstance(node, ast.Name) and node.id in NAMES)
-        or (isinstance(node, ast.alias) and node.name in NAMES)
-    )
 
 
 def source_of(program: Program) -> str | None:

@@ -71,8 +71,9 @@ class MetricAverage(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
 class LearningRateSchedule(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
     """The learning rate is ``initial_lr`` times ``multiplier``, for some epochs.
 
-    ``multiplier`` is a number or a function of the epoch, from ``start_epoch`` until
-    before ``end_epoch``. With ``staircase`` it is asked once in an epoch; else for
+    ``multiplier`` is a function of the epoch, or a number m, which means
+    ``m ** (epoch - start_epoch)``. It counts from ``start_epoch`` until before
+    ``end_epoch``. With ``staircase`` it is asked once in an epoch; else for
     every batch, with fractions of epochs, for which ``steps_per_epoch`` has to be known
     (``fit`` says it, or it is given). With ``momentum_correction`` the velocity of SGD,
     which the old learning rate is a factor of, is scaled along. ``initial_lr`` is the
@@ -95,13 +96,13 @@ class LearningRateSchedule(keras.callbacks.Callback):  # type: ignore[misc]  # u
         self.end_epoch = end_epoch
         self.momentum_correction = momentum_correction
         self.steps_per_epoch = steps_per_epoch
+        self.staircase = staircase
         self.multiplier: Callable[[float], float]
         if callable(multiplier):
-            self.multiplier, self.staircase = multiplier, staircase
+            self.multiplier = multiplier
         else:
             factor = multiplier
-            # A constant does not change within an epoch.
-            self.multiplier, self.staircase = (lambda epoch: factor), True
+            self.multiplier = lambda epoch: factor ** (epoch - start_epoch)
         self._epoch = 0
 
     def on_train_begin(self, logs: Logs = None) -> None:
@@ -181,6 +182,42 @@ class LearningRateWarmup(LearningRateSchedule):
         done = epoch + 1 / (self.steps_per_epoch or 1)
         ranks = size()
         return (1 + done * (ranks - 1) / self.warmup_epochs) / ranks
+
+
+class BestModelCheckpoint(
+    keras.callbacks.ModelCheckpoint  # type: ignore[misc]  # untyped
+):
+    """Saves the model whenever it is better than before; rank 0 writes.
+
+    ``filepath`` may be set later, but before training begins (ValueError).
+    """
+
+    def __init__(
+        self,
+        monitor: str = "val_loss",
+        verbose: int = 0,
+        mode: str = "auto",
+        save_freq: str | int = "epoch",
+        filepath: str | None = None,
+    ) -> None:
+        super().__init__(
+            filepath or "unset.keras",
+            monitor=monitor,
+            verbose=verbose,
+            save_best_only=True,
+            mode=mode,
+            save_freq=save_freq,
+        )
+        self.filepath = filepath
+
+    def on_train_begin(self, logs: Logs = None) -> None:
+        if self.filepath is None:
+            raise ValueError("BestModelCheckpoint: set its filepath, to *.keras")
+        super().on_train_begin(logs)
+
+    def _save_model(self, epoch: int, batch: int | None, logs: Logs) -> None:
+        if is_chief():
+            super()._save_model(epoch, batch, logs)
 
 
 BroadcastGlobalVariablesCallback = BroadcastVariables

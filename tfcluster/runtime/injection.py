@@ -70,8 +70,10 @@ def install(context: Context) -> None:
         refuse_other_backends(keras.backend.backend())
         # Only now: they import numpy and TensorFlow.
         from tfcluster.runtime import keras as hooks
+        from tfcluster.runtime.keras.own_exchanges import OwnExchanges
 
         session = hooks.begin(context)
+        OwnExchanges(session, context.rank, context.size).install()
         byhand.guard(lambda: _refuse_late_claim(session))
 
     if "tensorflow" in sys.modules:
@@ -133,6 +135,11 @@ def _refuse_late_claim(session: Session) -> None:
     from tfcluster.runtime.collective import CollectiveError
 
     raise CollectiveError(
+        "the program combines gradients over the ranks by itself, but its batches have "
+        "been divided among the ranks already: most of its data would not be used. "
         "DistributedOptimizer and DistributedGradientTape belong before the first step "
-        "of training, or have their names in the program's main file"
+        "of training, or have their names in the program's main file, and so has "
+        "'import horovod.tensorflow'. Or leave the exchange out: gradients are "
+        "averaged without it. Or set runtime.strategy: none, and nothing is done for "
+        "the program"
     )

@@ -8,41 +8,66 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from tfcluster.runtime.collective import Layout
 from tfcluster.runtime.collective.operations import gather_bytes, share_bytes
-from tfcluster.runtime.world import exchanged, group, rank, size
+from tfcluster.runtime.process_sets import ProcessSet, global_process_set
+from tfcluster.runtime.world import exchanged, rank, size
 
 _TAG = "\0"
 _NUMERIC_KINDS = "biufc"
 
 
 def broadcast_object(
-    obj: Any = None, root_rank: int = 0, session: Any = None, name: str | None = None
+    obj: Any = None,
+    root_rank: int = 0,
+    session: Any = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
 ) -> Any:
     """The object of rank ``root_rank``; the others' are ignored.
 
     ``session`` is not needed. Raises TypeError on all ranks where the object cannot be
     sent, ValueError where there is no such rank.
     """
-    if not 0 <= root_rank < size():
-        raise ValueError(f"there is no rank {root_rank} among {size()}")
+    if root_rank not in process_set.ranks:
+        there = size() if process_set.process_set_id == 0 else process_set
+        raise ValueError(f"there is no rank {root_rank} among {there}")
+    root = process_set.ranks.index(root_rank)
     sent = _encoded(obj) if rank() == root_rank else b""
     layout = Layout(f"broadcast of object {name or ''} from rank {root_rank}")
-    found = share_bytes(group(), sent, root_rank, layout)
+    found = share_bytes(process_set.group(), sent, root, layout)
     exchanged(combined=False)
     return _decoded(found, root_rank)
 
 
+def broadcast_object_fn(
+    root_rank: int = 0,
+    session: Any = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Callable[[Any], Any]:
+    """``broadcast_object`` as a function of the object."""
+
+    def broadcast(obj: Any) -> Any:
+        return broadcast_object(obj, root_rank, session, name, process_set)
+
+    return broadcast
+
+
 def allgather_object(
-    obj: Any, session: Any = None, name: str | None = None
+    obj: Any,
+    session: Any = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
     """The ranks' objects, in rank order. Raises as ``broadcast_object`` does."""
     layout = Layout(f"allgather of object {name or ''}".rstrip())
-    parts = gather_bytes(group(), _encoded(obj), layout)
+    parts = gather_bytes(process_set.group(), _encoded(obj), layout)
     exchanged(combined=True)
     return [_decoded(part, sender) for sender, part in enumerate(parts)]
 

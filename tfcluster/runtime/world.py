@@ -9,7 +9,7 @@ import atexit
 import functools
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from tfcluster.model import RANKED_TYPES
@@ -34,6 +34,8 @@ Joining = Callable[[str], AbstractContextManager[None]]
 """Entered around what connects the ranks outside of exchanges; told what that is."""
 
 _group: Group | None = None
+_at_shutdown: list[Callable[[], None]] = []
+"""What else ends when the ranks hang up."""
 
 
 @functools.cache
@@ -63,9 +65,16 @@ def is_initialized() -> bool:
 def shutdown() -> None:
     """Hang up. Ranks that wait for this one get a PeerLostError."""
     global _group
+    for forget in _at_shutdown:
+        forget()
     if _group is not None:
         _group.close()
         _group = None
+
+
+def at_shutdown(act: Callable[[], None]) -> None:
+    """Have ``act`` called before the ranks hang up."""
+    _at_shutdown.append(act)
 
 
 def rank() -> int:
@@ -135,6 +144,23 @@ def join(context: Context) -> Group:
     if _group is None:
         _group = _group_of(context)
     return _group
+
+
+def group_among(ranks: Sequence[int], token: bytes) -> Group:
+    """Some of the ranks, this one included, as a group of their own; connected."""
+    described = context()
+    timeout_s = described.options.stall_timeout_s or _FOREVER_S
+    transport = HostTransport(
+        Member(ranks.index(described.rank), len(ranks), token, described.attempt),
+        [described.addresses[rank] for rank in ranks] if len(ranks) > 1 else [""],
+        join_timeout_s=timeout_s,
+        stall_timeout_s=timeout_s,
+    )
+    if len(ranks) > 1:
+        transport.join()
+    found = Group(transport, on_failure=lambda error: reporter().failure(str(error)))
+    atexit.register(found.close)
+    return found
 
 
 def _leave_in_child() -> None:

@@ -117,3 +117,9 @@ OPERATIONS = {
     "parts": lambda x: tfc.reducescatter(x, op=tfc.Sum),
     "twice": lambda x: tfc.allgather(tfc.allreduce(x) * x),
 }
+
+HOROVODS = {
+    **dict.fromkeys(("allgather", "columns", "uneven", "broadcast", "twice"), 1 / SIZE),
+    **dict.fromkeys(("reducescatter", "parts"), SIZE),
+}
+"""How many times the derivative of the sum over all ranks Horovod's gradient is."""

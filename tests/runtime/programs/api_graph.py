@@ -107,6 +107,65 @@ def check_a8_graphs_have_an_order():
             assert sorted(session.run(chosen, {own: 0.0})) == [3 * SIZE, 4 * SIZE]
 
 
+def check_more_exchanges_than_threads():
+    """All of them wait at the same time, in a session that has a thread or two."""
+    for threads in (1, 2):
+        config = tf1.ConfigProto(
+            inter_op_parallelism_threads=threads, use_per_session_threads=True
+        )
+        with tf.Graph().as_default():
+            own = tf1.placeholder(tf.float32, [])
+            sums = [tfc.allreduce(own * i, op=tfc.Sum) for i in range(64)]
+            means = tfc.grouped_allreduce([own, own])
+            gathered = tfc.allgather(own[None])
+            # Of TensorFlow's own class, as strangers' programs use it.
+            with tf1.Session(config=config) as session:
+                for _ in range(3):
+                    chosen = sums if RANK % 2 else sums[::-1]
+                    found = session.run([chosen, means, gathered], {own: RANK + 1.0})
+                    total = sum(range(SIZE + 1))
+                    assert sorted(found[0]) == [total * i for i in range(64)]
+                    assert found[1] == [total / SIZE] * 2
+                    assert found[2].tolist() == [r + 1.0 for r in range(SIZE)]
+
+
+def check_a8_names_are_keys():
+    """Made in another order on each rank, and some of the same name."""
+    with tf.Graph().as_default():
+        names = ["a", "b", "c"]
+        sums = {
+            name: tfc.allreduce(tf.constant(float(i)), op=tfc.Sum, name=name)
+            for i, name in sorted(enumerate(names), reverse=bool(RANK % 2))
+        }
+        twice = [tfc.allgather(tf.constant([i]), "a") for i in range(2)]
+        with tfc.Session() as session:
+            found = session.run(sums)
+            assert found == {"a": 0.0, "b": SIZE, "c": 2.0 * SIZE}
+            assert [each.tolist() for each in session.run(twice)] == [
+                [0] * SIZE,
+                [1] * SIZE,
+            ]
+            # What TensorFlow's own messages call it.
+            assert session.graph.get_operation_by_name("allreduce_of_a")
+
+
+def check_after_a_mismatch_all_go_on():
+    if SIZE == 1:
+        return
+    with tf.Graph().as_default():
+        wrong = tfc.allreduce(tf.ones([2 + (RANK == 0)]), name="wrong")
+        others = [tfc.allreduce(tf.constant(1.0), op=tfc.Sum) for _ in range(8)]
+        for kind in (tfc.Session, tf1.Session):
+            with kind() as session:
+                for _ in range(3):
+                    refuses(
+                        tfc.CollectiveMismatchError,
+                        "allreduce (average) of wrong",
+                        lambda session=session: session.run([wrong, others]),
+                    )
+                    assert session.run(others) == [SIZE] * 8
+
+
 def check_functions_in_a_graph():
     @tf.function
     def twice(x):
@@ -210,6 +269,15 @@ def check_a12_session():
     assert tfc.session_config(chosen) == chosen
 
 
+def check_a12_ranks_can_be_fetched():
+    with tfc.Session() as session:
+        assert session.run(tfc.rank()) == RANK
+        total = tfc.allreduce(tf.constant(1.0), op=tfc.Sum)
+        found = session.run({"who": [tfc.rank(), tfc.size()], "total": total})
+        assert found == {"who": [RANK, SIZE], "total": SIZE}
+        assert session.run([tfc.rank_op(), tfc.size()]) == [RANK, SIZE]
+
+
 def check_a12_gpu():
     """The one of this local rank; where the launcher has shared them out, the first."""
     for gpus, expected in ((0, ""), (1, "0"), (3, str(RANK % 3)), (8, str(RANK))):
@@ -263,7 +331,6 @@ def check_a12_cluster():
 
 
 def check_errors_of_a_session():
-    """Last: nobody can exchange after it."""
     if SIZE == 1:
         return
 

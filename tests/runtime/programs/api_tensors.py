@@ -12,6 +12,7 @@ import tfcluster.runtime as tfc
 from tests.runtime.programs import api_moves, checks
 from tests.runtime.programs.api_data import (
     HALVES,
+    HOROVODS,
     OPERATIONS,
     OPS,
     combined,
@@ -215,8 +216,45 @@ def check_a5_slices():
     refuses(ValueError, "no max", lambda: tfc.allreduce(slices, op=tfc.Max))
 
 
+def check_factors_of_doubles_are_exact():
+    for dtype in ("float64", "complex128"):
+        one = tf.constant([1.0, 3.0], tf.as_dtype(dtype))
+        found = tfc.allreduce(one, prescale_factor=0.1, op=tfc.Sum).numpy()
+        np.testing.assert_allclose(found, np.array([0.1, 0.3]) * SIZE, rtol=1e-15)
+        found = tfc.allreduce(one, postscale_factor=0.1).numpy()
+        np.testing.assert_allclose(found, [0.1, 0.3], rtol=1e-15)
+    large = tf.constant([10**9], tf.int64)
+    assert tfc.allreduce(large, postscale_factor=0.1).numpy().tolist() == [10**8]
+
+
+def check_the_second_argument_of_allgather_may_be_the_name():
+    own = tf.fill([1, 2], RANK)
+    for found in (
+        tfc.allgather(own, "rows"),
+        tfc.allgather(own, name="rows"),
+        tf.function(lambda: tfc.allgather(own, "rows"))(),
+    ):
+        assert found.numpy().tolist() == [[r, r] for r in range(SIZE)]
+
+
+def check_global_variables_are_none_of_eager_execution():
+    refuses(
+        RuntimeError,
+        "broadcast_variables(model.variables",
+        lambda: tfc.broadcast_global_variables(0),
+    )
+    refuses(
+        RuntimeError,
+        "broadcast_variables(model.variables",
+        lambda: tfc.BroadcastGlobalVariablesHook(0).begin(),
+    )
+
+
 def check_a4_gradients():
-    """Beside finite differences of the sum over all ranks of a weighted result."""
+    """Beside finite differences of the sum over all ranks of a weighted result.
+
+    What Horovod defines otherwise is a multiple of that.
+    """
     own = tf.constant(of_rank(RANK, (2 * SIZE + 1, 2), "float64"))
 
     for name, act in OPERATIONS.items():
@@ -250,6 +288,7 @@ def check_a4_gradients():
             if rank == RANK:
                 expected.reshape(-1)[i] = (ends[0] - ends[1]) / 2e-3
         chosen = [i for rank, i in probes if rank == RANK]
+        expected *= HOROVODS.get(name, 1)
         for found in (gradient(own), tf.function(gradient)(own)):
             np.testing.assert_allclose(
                 found.numpy().reshape(-1)[chosen],
@@ -270,7 +309,7 @@ def check_no_gradient_of_a_maximum():
 
 def check_gradients_of_variables_and_beside_integers():
     for variable in (tf.Variable([1.0, 2.0]), keras.Variable([1.0, 2.0])):
-        expected = [SIZE * (SIZE + 1) / 2 + 10 * SIZE] * 2
+        expected = [SIZE * (SIZE + 1) / 2 + 10] * 2
         np.testing.assert_allclose(beside_integers(variable), expected)
         traced = tf.function(beside_of(variable))
         np.testing.assert_allclose(traced(), expected)

@@ -323,7 +323,7 @@ def check_callbacks():
             lazily,
             hvd.callbacks.LearningRateWarmupCallback(0.1 * SIZE, warmup_epochs=2),
             hvd.callbacks.LearningRateScheduleCallback(
-                0.1 * SIZE, 0.1, start_epoch=3, end_epoch=4
+                0.1 * SIZE, 0.1, start_epoch=2, end_epoch=4
             ),
             hvd.callbacks.LearningRateScheduleCallback(
                 0.1 * SIZE,

@@ -124,10 +124,11 @@ def _environment(rank: int, addresses: list[str], token: str) -> dict[str, str]:
 
 
 def _run(script: str, args: list[str]) -> int:
-    from tfcluster.runtime import byhand, injection
+    from tfcluster.runtime import byhand, horovod_names, injection
     from tfcluster.runtime.context import context_from
 
     context = context_from(os.environ)
+    horovod_names.install(print)
     byhand.claim_by(Path(script).read_text())
     injection.begin(context)
     injection.install(context)

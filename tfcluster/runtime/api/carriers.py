@@ -42,7 +42,7 @@ def chosen_op(average: bool | None, op: ReduceOp | None) -> ReduceOp:
     if op is not None:
         if not isinstance(op, ReduceOp):
             raise ValueError(
-                f"op is {op!r}: it can be Average, Sum, Min, Max or Product"
+                f"op is {op!r}: it can be Average, Sum, Adasum, Min, Max or Product"
             )
         return op
     return ReduceOp.SUM if average is False else ReduceOp.AVERAGE
@@ -91,8 +91,10 @@ def scaled_by(tensor: Any, factor: float) -> Any:
     if dtype in _HALVES:
         return tf.cast(tf.cast(tensor, tf.float32) * factor, dtype)
     if dtype.is_integer:
-        return tf.cast(tf.cast(tensor, tf.float64) * factor, dtype)
-    return tensor * tf.cast(factor, dtype)
+        exact = tf.constant(factor, tf.float64)
+        return tf.cast(tf.cast(tensor, tf.float64) * exact, dtype)
+    # Not tf.cast: it would make a float32 of the factor first.
+    return tensor * tf.constant(factor, dtype)
 
 
 def _require(tensor: Any, reduction: Reduction, what: str) -> None:
@@ -106,5 +108,7 @@ def _require(tensor: Any, reduction: Reduction, what: str) -> None:
             )
         if (reduction.prescale, reduction.postscale) != (1.0, 1.0):
             raise TypeError(f"{what}: booleans cannot be scaled")
+    if op is ReduceOp.ADASUM and not dtype.is_floating:
+        raise TypeError(f"{what}: Adasum takes floating point numbers")
     if dtype.is_complex and op in (ReduceOp.MIN, ReduceOp.MAX):
         raise TypeError(f"{what}: complex numbers have no {op.value}")

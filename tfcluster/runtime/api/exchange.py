@@ -16,8 +16,8 @@ from tfcluster.runtime.collective import Layout, ReduceOp, tensor_words
 from tfcluster.runtime.collective.operations import combine
 from tfcluster.runtime.collective.sparse import Slices
 from tfcluster.runtime.collective.transport import Array
+from tfcluster.runtime.process_sets import ProcessSet, global_process_set
 from tfcluster.runtime.tensors import as_tensor
-from tfcluster.runtime.world import group, rank, size
 
 _LINEAR = (ReduceOp.AVERAGE, ReduceOp.SUM)
 
@@ -29,6 +29,7 @@ class Exchange:
     what: str
     reduction: Reduction
     differentiable: bool = True
+    among: ProcessSet = global_process_set
     done: Callable[[], None] = lambda: None
     """Called on every rank each time that it has taken place."""
 
@@ -118,7 +119,13 @@ class _Plan:
         types = [tensor.dtype for tensor in sent]
         if self._sparse(flat):
             types.append(tf.int64)
-        results = exchange_op(self._act(carriers), sent, types)
+        results = exchange_op(
+            self._act(carriers),
+            sent,
+            types,
+            self.exchange.what,
+            self.exchange.among,
+        )
         counts = results.pop() if self._sparse(flat) else None
         for index, (result, local) in enumerate(zip(results, flat, strict=True)):
             whole = index < self.dense
@@ -132,7 +139,7 @@ class _Plan:
         """Values of slices, which have only been gathered, as the operation wants."""
         if self.exchange.reduction.op is ReduceOp.SUM:
             return values
-        return values / tf.cast(size(), values.dtype)
+        return values / tf.cast(self.exchange.among.size(), values.dtype)
 
     def _act(self, carriers: Sequence[Carrier]) -> Callable[..., list[Array]]:
         dense, exchange = self.dense, self.exchange
@@ -141,7 +148,7 @@ class _Plan:
             sparse = self._sparse(arrays)
             values, indices = arrays[dense : dense + sparse], arrays[dense + sparse :]
             reduced, gathered = combine(
-                group(),
+                exchange.among.group(),
                 arrays[:dense],
                 [Slices(v, i) for v, i in zip(values, indices, strict=True)],
                 exchange.reduction.op,
@@ -209,7 +216,9 @@ class _Plan:
             gradients[index] = (
                 total
                 if index < self.dense
-                else _own_rows(total, counts[index - self.dense])
+                else _own_rows(
+                    total, counts[index - self.dense], self.exchange.among.rank()
+                )
             )
         return gradients
 
@@ -222,7 +231,7 @@ def _inexact(tensor: Any) -> bool:
     return bool(tensor.dtype.is_floating or tensor.dtype.is_complex)
 
 
-def _own_rows(gathered: Any, counts: Any) -> Any:
-    """This rank's part of what the ranks' rows have been put together to."""
-    start = tf.reduce_sum(counts[: rank()])
-    return gathered[start : start + counts[rank()]]
+def _own_rows(gathered: Any, counts: Any, rank: int) -> Any:
+    """The rank's part of what the ranks' rows have been put together to."""
+    start = tf.reduce_sum(counts[:rank])
+    return gathered[start : start + counts[rank]]

@@ -7,20 +7,18 @@ order: there the ranks agree on one while it runs.
 
 from __future__ import annotations
 
-import functools
-import itertools
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 import tensorflow as tf
 
-from tfcluster.runtime.collective.group import Group
-from tfcluster.runtime.collective.ordering import Order
+from tfcluster.runtime.api.translating import raise_our_errors
+from tfcluster.runtime.api.waiting import waiting_op
 from tfcluster.runtime.collective.transport import Array
+from tfcluster.runtime.process_sets import ProcessSet, global_process_set
 from tfcluster.runtime.tensors import array_of, as_tensor, tensor_of
-from tfcluster.runtime.world import exchanged, group, is_initialized
+from tfcluster.runtime.world import exchanged
 
 NUMBERS = frozenset(
     (
@@ -33,10 +31,6 @@ NUMBERS = frozenset(
 """The dtypes that can be exchanged."""
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-_numbers = itertools.count()
-_order: Order | None = None
-_order_of: Group | None = None
 
 
 def unconverted(function: F) -> F:
@@ -54,11 +48,15 @@ def exchange_op(
     exchange: Callable[..., Sequence[Array]],
     tensors: Sequence[Any],
     dtypes: Sequence[Any],
+    what: str,
+    among: ProcessSet = global_process_set,
     *,
     combines: bool = True,
 ) -> list[Any]:
     """The tensors that ``exchange`` returns, given those of ``tensors`` as arrays.
 
+    ``what`` is what messages call it, such as ``allreduce of weights``. In a graph of
+    TensorFlow 1 ranks know by it, or by the name in it, which op is which.
     ``combines``: something of every rank is in them.
     """
 
@@ -73,13 +71,7 @@ def exchange_op(
     raise_our_errors()
     if tf.compat.v1.executing_eagerly_outside_functions():
         return _outputs(act, tensors, dtypes)
-    key = f"exchange op {next(_numbers)}"
-
-    def in_turn(*arrays: Array) -> Sequence[Array]:
-        results: Sequence[Array] = _common_order().run(key, lambda: act(*arrays))
-        return results
-
-    return _outputs(in_turn, tensors, dtypes)
+    return waiting_op(act, tensors, dtypes, what, among)
 
 
 def may_be_differentiated() -> bool:
@@ -113,45 +105,3 @@ def _outputs(
         return [np.asarray(array) for array in act(*arrays)]
 
     return list(tf.numpy_function(run, tensors, list(dtypes)))
-
-
-def _common_order() -> Order:
-    global _order, _order_of
-    ranks = group()
-    if _order is None or _order_of is not ranks:
-        _order, _order_of = Order(ranks), ranks
-    return _order
-
-
-@functools.cache
-def raise_our_errors() -> None:
-    """Have every ``tf.function`` raise the error of an exchange in it as it is.
-
-    TensorFlow itself makes text of what an op in Python raises.
-    """
-    kind = type(tf.function(lambda: None))
-    original = kind.__call__
-
-    @functools.wraps(original)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with translated():
-            return original(self, *args, **kwargs)
-
-    kind.__call__ = call
-
-
-@contextmanager
-def translated() -> Iterator[None]:
-    """Raise the error of an exchange where TensorFlow has made text of it."""
-    try:
-        yield
-    except tf.errors.OpError as error:
-        found = group().failure or group().refusal if is_initialized() else None
-        if found is None:
-            raise
-        raise found from error
-
-
-# Before any tf.function is called that has an exchange in it: a call that has begun is
-# not changed any more.
-raise_our_errors()

@@ -7,11 +7,20 @@ from typing import Any
 import tensorflow as tf
 
 from tfcluster.runtime import world
+from tfcluster.runtime.process_sets import process_set_of
 
 
-def size_op(name: str | None = None) -> Any:
-    """``size()`` as a scalar int32 tensor."""
-    return tf.constant(world.size(), tf.int32, name=name)
+def size_op(process_set_id: int | str = 0, name: str | None = None) -> Any:
+    """``size()`` of a process set as a scalar int32 tensor."""
+    if isinstance(process_set_id, str):
+        return size_op(0, process_set_id)
+    return tf.constant(process_set_of(process_set_id).size(), tf.int32, name=name)
+
+
+def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> Any:
+    """1 where this process is in a process set, else 0: a scalar int32 tensor."""
+    included = process_set_of(process_set_id).included()
+    return tf.constant(int(included), tf.int32, name=name)
 
 
 def rank_op(name: str | None = None) -> Any:

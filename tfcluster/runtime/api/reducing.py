@@ -8,22 +8,24 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfcluster.runtime.api.carriers import Reduction, carrier, chosen_op
+from tfcluster.runtime.api.carriers import Reduction, carrier, chosen_op, scaled_by
 from tfcluster.runtime.api.exchange import Exchange, reduce_tensors
 from tfcluster.runtime.api.moving import gather_tensors
 from tfcluster.runtime.api.ops import exchange_op, unconverted
+from tfcluster.runtime.api.reduced import reduced
 from tfcluster.runtime.collective import Layout, ReduceOp, tensor_words
 from tfcluster.runtime.collective.rows import reduced_part
-from tfcluster.runtime.collective.transport import Array
+from tfcluster.runtime.collective.transport import Array, Transport
 from tfcluster.runtime.compression import Compression, Compressor
+from tfcluster.runtime.process_sets import ProcessSet, global_process_set
 from tfcluster.runtime.tensors import as_tensor
-from tfcluster.runtime.world import group, size
 
 Average = ReduceOp.AVERAGE
 Sum = ReduceOp.SUM
 Min = ReduceOp.MIN
 Max = ReduceOp.MAX
 Product = ReduceOp.PRODUCT
+Adasum = ReduceOp.ADASUM
 
 
 @unconverted
@@ -36,6 +38,10 @@ def allreduce(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     sparse_as_dense: bool = False,
+    device_dense: str = "",
+    device_sparse: str = "",
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
 ) -> Any:
     """A tensor, variable or IndexedSlices combined over all ranks; the average if
     nothing else is said.
@@ -64,6 +70,7 @@ def allreduce(
             compression or Compression.none,
         ),
         sparse_as_dense=sparse_as_dense,
+        among=process_set,
     )[0]
 
 
@@ -77,6 +84,10 @@ def grouped_allreduce(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     sparse_as_dense: bool = False,
+    device_dense: str = "",
+    device_sparse: str = "",
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
     """A list of tensors combined as ``allreduce`` does, all in one exchange."""
     what = f"grouped allreduce of {name}" if name else "grouped allreduce"
@@ -91,6 +102,7 @@ def grouped_allreduce(
             compression or Compression.none,
         ),
         sparse_as_dense=sparse_as_dense,
+        among=process_set,
     )
 
 
@@ -101,6 +113,7 @@ def _reduced(
     reduction: Reduction,
     *,
     sparse_as_dense: bool,
+    among: ProcessSet,
 ) -> list[Any]:
     chosen = [
         as_tensor(tensor)
@@ -108,7 +121,9 @@ def _reduced(
         else tensor
         for tensor in tensors
     ]
-    return reduce_tensors(Exchange(what, reduction), chosen, names)
+    results = reduce_tensors(Exchange(what, reduction, among=among), chosen, names)
+    reduced.note(results)
+    return results
 
 
 @unconverted
@@ -119,60 +134,131 @@ def reducescatter(
     compression: Compressor | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    device_dense: str = "",
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
 ) -> Any:
     """This rank's rows of the ranks' tensors combined; by default averaged.
 
     Shapes and dtypes are the same on all ranks. The first dimension, of d rows, is
     divided: each rank gets ``d // size`` rows in rank order, the first ``d % size``
     ranks one more. Dtypes and factors are treated as by ``allreduce``. The gradient is
-    made of the ranks' gradients, one after the other.
+    made of the ranks' gradients, one after the other; those of a sum are multiplied by
+    the number of ranks, as Horovod defines it.
 
     Raises ValueError for scalars, and what ``allreduce`` raises.
     """
-    reduction = Reduction(
-        chosen_op(None, op),
-        prescale_factor,
-        postscale_factor,
-        compression or Compression.none,
-    )
     what = f"reducescatter of {name}" if name else "reducescatter"
-    tensor = as_tensor(tensor)
-    if tensor.shape.rank == 0:
-        raise ValueError("reducescatter takes tensors of at least one dimension")
-    if not (tensor.dtype.is_floating or tensor.dtype.is_complex):
-        return _scattered(tensor, what, reduction)
+    reduction = _scattering(op, compression, prescale_factor, postscale_factor)
+    return _reduced_parts([tensor], what, reduction, process_set)[0]
 
-    def forward(tensor: Any) -> Any:
-        def backward(upstream: Any) -> Any:
+
+@unconverted
+def grouped_reducescatter(
+    tensors: Sequence[Any],
+    op: ReduceOp | None = None,
+    name: str | None = None,
+    compression: Compressor | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    device_dense: str = "",
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> list[Any]:
+    """A list of tensors as ``reducescatter`` treats each, all in one exchange."""
+    what = f"grouped reducescatter of {name}" if name else "grouped reducescatter"
+    reduction = _scattering(op, compression, prescale_factor, postscale_factor)
+    return _reduced_parts(tensors, what, reduction, process_set)
+
+
+def _scattering(
+    op: ReduceOp | None,
+    compression: Compressor | None,
+    prescale: float,
+    postscale: float,
+) -> Reduction:
+    if op is Adasum:
+        raise ValueError("reducescatter cannot do Adasum: use allreduce")
+    return Reduction(
+        chosen_op(None, op), prescale, postscale, compression or Compression.none
+    )
+
+
+def _reduced_parts(
+    tensors: Sequence[Any], what: str, reduction: Reduction, among: ProcessSet
+) -> list[Any]:
+    given = [as_tensor(tensor) for tensor in tensors]
+    if any(tensor.shape.rank == 0 for tensor in given):
+        raise ValueError(f"{what} takes tensors of at least one dimension")
+    if not given:
+        return []
+
+    def forward(*flat: Any) -> Any:
+        results = _scattered(flat, what, reduction, among)
+
+        def backward(*upstream: Any) -> list[Any]:
             if reduction.op not in (Average, Sum):
                 raise ValueError(f"{reduction.words(what)} has no gradient")
-            parts = 1.0 if reduction.op is Sum else 1.0 / size()
-            factor = parts * reduction.prescale * reduction.postscale
-            (whole,) = gather_tensors([upstream], f"gradient of {what}")
-            return whole * tf.cast(factor, whole.dtype)
+            used = [
+                tf.zeros_like(result) if gradient is None else gradient
+                for gradient, result in zip(upstream, results, strict=True)
+                if _inexact(result)
+            ]
+            copies = among.size() if reduction.op is Sum else 1
+            factor = copies * reduction.prescale * reduction.postscale
+            whole = iter(gather_tensors(used, f"gradient of {what}", among))
+            return [
+                scaled_by(next(whole), factor) if _inexact(tensor) else None
+                for tensor in flat
+            ]
 
-        return _scattered(tensor, what, reduction), backward
+        return results, backward
 
-    return tf.custom_gradient(forward)(tensor)
+    if any(map(_inexact, given)):
+        parts = list(tf.nest.flatten(tf.custom_gradient(forward)(*given)))
+    else:
+        parts = _scattered(given, what, reduction, among)
+    reduced.note(parts)
+    return parts
 
 
-def _scattered(tensor: Any, what: str, reduction: Reduction) -> Any:
-    sent = carrier(tensor, reduction, what)
+def _inexact(tensor: Any) -> bool:
+    return bool(tensor.dtype.is_floating or tensor.dtype.is_complex)
 
-    def act(array: Array) -> list[Array]:
-        words = tensor_words("tensor", sent.words, array.shape)
-        layout = Layout(reduction.words(what), (words,))
-        with group().exchange(layout) as turn:
-            wide = array
-            if reduction.op is Average and array.dtype.kind in "iu":
-                wide = array.astype(np.uint64 if array.dtype.kind == "u" else np.int64)
-            total = reduced_part(turn.transport, wide, reduction.op)
-        if reduction.op is Average:
-            ranks = total.dtype.type(group().size)
-            total = total // ranks if total.dtype.kind in "iu" else total / ranks
-        with np.errstate(over="ignore"):
-            return [total.astype(array.dtype)]
 
-    (result,) = exchange_op(act, [sent.tensor], [sent.tensor.dtype])
-    result.set_shape([None, *tensor.shape[1:]])
-    return sent.restored(result)
+def _scattered(
+    tensors: Sequence[Any], what: str, reduction: Reduction, among: ProcessSet
+) -> list[Any]:
+    sent = [carrier(tensor, reduction, what) for tensor in tensors]
+
+    def act(*arrays: Array) -> list[Array]:
+        words = tuple(
+            tensor_words("tensor", each.words, array.shape)
+            for each, array in zip(sent, arrays, strict=True)
+        )
+        with among.group().exchange(Layout(reduction.words(what), words)) as turn:
+            return [_part(turn.transport, array, reduction.op) for array in arrays]
+
+    parts = exchange_op(
+        act,
+        [each.tensor for each in sent],
+        [each.tensor.dtype for each in sent],
+        what,
+        among,
+    )
+    for part, tensor in zip(parts, tensors, strict=True):
+        part.set_shape([None, *tensor.shape[1:]])
+    return [each.restored(part) for each, part in zip(sent, parts, strict=True)]
+
+
+def _part(transport: Transport, array: Array, op: ReduceOp) -> Array:
+    """This rank's rows, in the array's own dtype."""
+    wide = array
+    if op is Average and array.dtype.kind in "iu":
+        wide = array.astype(np.uint64 if array.dtype.kind == "u" else np.int64)
+    total = reduced_part(transport, wide, op)
+    if op is Average:
+        ranks = total.dtype.type(transport.size)
+        total = total // ranks if total.dtype.kind in "iu" else total / ranks
+    with np.errstate(over="ignore"):
+        return total.astype(array.dtype)

@@ -6,7 +6,8 @@
       PeerLostError              a rank has left: its process ended or its host is gone
       NotDistributedError        training went on without any exchange
 
-After any of them the ranks cannot be in step again: the program has to end.
+After a mismatch in the same exchange all ranks are still in step, and a program may
+catch it and go on. After any other they cannot be in step again.
 """
 
 from __future__ import annotations
@@ -31,6 +32,10 @@ class PeerLostError(CollectiveError):
     """A rank has left: its process ended, or the connection broke."""
 
     of_another_rank = True
+
+
+class HostsUpdatedInterrupt(RuntimeError):
+    """Never raised: the hosts of a running training do not change."""
 
 
 class NotDistributedError(CollectiveError):

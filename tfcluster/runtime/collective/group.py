@@ -83,8 +83,9 @@ class Group:
         # Reentrant, so that an exchange within another fails instead of hanging.
         self._lock = threading.RLock()
         self._stay = _Stay(0, "", clock(), inside=False)
+        self._see: Callable[[str, float, float], None] | None = None
         self.failure: CollectiveError | None = None
-        """The first error; the group is of no use after it."""
+        """The first error that ends it; the group is of no use after it."""
         self.refusal: CollectiveError | None = None
         """Why the program cannot be trained on all ranks, once a step has shown it."""
         self.steps: Callable[[], int] = lambda: 0
@@ -92,6 +93,8 @@ class Group:
         self.last_state: Callable[[], Mapping[str, str]] = dict
         """What this rank ends with; see ``consistency.compared_at_end``."""
         self.last_equal: Callable[[], Mapping[str, int]] = dict
+        self.mismatch: CollectiveMismatchError | None = None
+        """The last exchange that the ranks did not agree on; they are still in step."""
         self._enter = enter
         self._begun = False
         if enter is None:
@@ -134,10 +137,11 @@ class Group:
 
         The turn has every rank's ``note``, of eight bytes at most; it may differ.
 
-        Raises CollectiveMismatchError on every rank where they don't agree, and any
-        other CollectiveError where a rank is lost or late. All later exchanges then
-        fail with the same error. Anything else that is raised in between passes
-        through, but is the end of the group as well.
+        Raises CollectiveMismatchError on every rank where they don't agree: nothing
+        has been exchanged then, and all may go on. Raises any other CollectiveError
+        where a rank is lost or late, and all later exchanges fail with the same error.
+        Anything else that is raised in between passes through, but is the end of the
+        group as well.
         """
         with self._lock:
             if self.failure is not None:
@@ -153,6 +157,8 @@ class Group:
                     self._board.join()
                 yield Turn(self._transport, *self._agree(layout, weight, note))
             except CollectiveError as error:
+                if error is self.mismatch:
+                    raise
                 failure = self._failed(error)
                 if failure is error:
                     raise
@@ -163,7 +169,23 @@ class Group:
                 self._end(broken, kind=type(error).__name__)
                 raise
             finally:
-                self._stay = _Stay(stay.number, stay.what, self._clock(), inside=False)
+                ended_s = self._clock()
+                self._stay = _Stay(stay.number, stay.what, ended_s, inside=False)
+                if self._see is not None:
+                    self._see(stay.what, stay.since, ended_s)
+
+    def observe(self, see: Callable[[str, float, float], None] | None) -> None:
+        """Have ``see(what, start_s, end_s)`` called after each exchange, by the clock
+        of this group; None ends it."""
+        self._see = see
+
+    def error_in(self, text: str) -> CollectiveError | None:
+        """The error that TensorFlow has made ``text`` of, where it is one of ours."""
+        if found := self.failure or self.refusal:
+            return found
+        # The program may have caught it long ago, and go on.
+        mismatch = self.mismatch
+        return mismatch if mismatch is not None and str(mismatch) in text else None
 
     def waiting(self) -> Waiting | None:
         """What this rank is waiting for, asked from another thread."""
@@ -220,9 +242,12 @@ class Group:
         if len(set(digests)) > 1 or len(set(numbers)) > 1:
             described = self._transport.allgather(layout.encoded())
             layouts = [Layout.decoded(data) for data in described]
-            raise CollectiveMismatchError(
+            mismatch = CollectiveMismatchError(
                 f"in exchange {number}, {difference(layouts)}"
             )
+            if len(set(numbers)) == 1:
+                self.mismatch = mismatch
+            raise mismatch
         return weights, notes
 
     def _failed(self, error: CollectiveError) -> CollectiveError:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from tfcluster.runtime.collective import rows
+from tfcluster.runtime.collective.adasum import adasum
 from tfcluster.runtime.collective.buckets import DEFAULT_BYTES, Item, by_size
 from tfcluster.runtime.collective.group import Group, Turn
 from tfcluster.runtime.collective.halves import is_half, reduce_halves
@@ -109,6 +110,8 @@ def combine(
     with group.exchange(layout) as turn:
         if op is ReduceOp.AVERAGE:
             combined = _averaged(turn, dense)
+        elif op is ReduceOp.ADASUM:
+            combined = [_adasummed(turn, array) for array in dense]
         else:
             combined = _reduce(turn, dense, op)
         return combined, [_gathered(turn, slices) for slices in sparse]
@@ -224,6 +227,11 @@ def _averaged(turn: Turn, arrays: Sequence[Array]) -> list[Array]:
         else:
             means.append(np.divide(total, total.dtype.type(size), out=total))
     return means
+
+
+def _adasummed(turn: Turn, array: Array) -> Array:
+    parts = turn.transport.allgather(array.tobytes())
+    return adasum([np.frombuffer(p, array.dtype).reshape(array.shape) for p in parts])
 
 
 def _gathered(turn: Turn, slices: Slices) -> Gathered:

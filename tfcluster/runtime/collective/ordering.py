@@ -10,11 +10,16 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from tfcluster.runtime.collective.errors import CollectiveTimeoutError
+from tfcluster.runtime.collective.errors import (
+    CollectiveError,
+    CollectiveMismatchError,
+    CollectiveTimeoutError,
+)
 from tfcluster.runtime.collective.group import Group
 from tfcluster.runtime.collective.layout import Layout
 
@@ -56,6 +61,26 @@ class Order:
         self._wishes: list[_Wish] = []
         self._speaking = False
         self._fruitless_since: float | None = None
+        self._runs = 0
+        self._broken: CollectiveError | None = None
+        """Why the runs that are under way cannot go on."""
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """A run of the graph is under way.
+
+        Where the ranks did not agree on an exchange of a run, all others of it fail as
+        well: some ranks may never come to them. The next run begins anew.
+        """
+        with self._changed:
+            if not self._runs:
+                self._broken = None
+            self._runs += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._runs -= 1
 
     def run(self, key: str, act: Callable[[], Any]) -> Any:
         """What ``act`` returns, called when all ranks are at ``key``.
@@ -68,6 +93,8 @@ class Order:
             return act()
         wish = _Wish(key, act)
         with self._changed:
+            if self._broken is not None:
+                raise type(self._broken)(str(self._broken))
             self._wishes.append(wish)
             self._changed.notify_all()
         try:
@@ -97,6 +124,8 @@ class Order:
             common = self._common([wish.key for wish in known])
             for key in common:
                 self._fulfil(next(w for w in known if w.key == key and not w.done))
+                if self._broken is not None:
+                    break  # On all ranks: they have all got the same error.
             fruitful = bool(common)
         finally:
             with self._changed:
@@ -113,7 +142,15 @@ class Order:
         with self._changed:
             wish.done = True
             self._wishes.remove(wish)
+            if isinstance(wish.error, CollectiveMismatchError):
+                self._break(wish.error)
             self._changed.notify_all()
+
+    def _break(self, error: CollectiveError) -> None:
+        self._broken = error
+        for wish in self._wishes:
+            wish.done, wish.error = True, type(error)(str(error))
+        self._wishes.clear()
 
     def _common(self, keys: Sequence[str]) -> list[str]:
         """What all ranks are at. They give up together, by rank 0's clock."""
@@ -136,7 +173,7 @@ class Order:
 def _disagreement(lists: Sequence[Sequence[str]], deadline_s: float) -> str:
     at = "; ".join(f"rank {rank}: {', '.join(keys)}" for rank, keys in enumerate(lists))
     return (
-        f"for {deadline_s:g} s the ranks have waited in different operations: {at}. Do "
-        "all of them run the same parts of the graph? A session needs a thread for "
-        "each operation that waits (inter_op_parallelism_threads)"
+        f"for {deadline_s:g} s the ranks have waited in different operations: {at}. "
+        "Every rank has to run the same exchanges: those of the same name, or, without "
+        "names, those that were made as the same one of the graph"
     )

@@ -25,6 +25,7 @@ class ReduceOp(Enum):
     MIN = "min"
     MAX = "max"
     PRODUCT = "product"
+    ADASUM = "adasum"
 
 
 UFUNCS: dict[ReduceOp, np.ufunc] = {

@@ -36,7 +36,7 @@ class Accumulation:
             factor = 1 / self._passes if self._average else 1
             act(
                 [
-                    None if total is None else total * tf.cast(factor, total.dtype)
+                    None if total is None else total * tf.constant(factor, total.dtype)
                     for total in sums
                 ]
             )

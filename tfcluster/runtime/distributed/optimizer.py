@@ -8,7 +8,9 @@ import tensorflow as tf
 
 from tfcluster.runtime.collective import ReduceOp
 from tfcluster.runtime.compression import Compressor
+from tfcluster.runtime.distributed.local_sources import weights_of
 from tfcluster.runtime.distributed.settings import settings
+from tfcluster.runtime.process_sets import ProcessSet, global_process_set
 
 
 def DistributedOptimizer(
@@ -26,6 +28,8 @@ def DistributedOptimizer(
     average_aggregated_gradients: bool = False,
     num_groups: int = 0,
     groups: Any = None,
+    process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
 ) -> Any:
     """An optimizer that combines the ranks' gradients before it applies them.
 
@@ -41,8 +45,10 @@ def DistributedOptimizer(
     makes tensors of IndexedSlices. With ``backward_passes_per_step`` of n, gradients of
     n calls are summed up on each rank (or averaged: ``average_aggregated_gradients``)
     and every n-th call exchanges and applies them. ``gradient_predivide_factor`` f
-    multiplies by 1/f before summing up and by f/size afterwards. Devices and groups
-    are ignored: all gradients are exchanged at once, on the host.
+    multiplies by 1/f before summing up and by f/size afterwards. Variables that
+    ``register_local_var`` of the result is given are not exchanged; their gradients are
+    divided by the number of ranks unless ``scale_local_gradients`` is false. Devices
+    and groups are ignored: all gradients are exchanged at once, on the host.
 
     Raises TypeError for other optimizers, ValueError for settings that make no sense.
     """
@@ -53,6 +59,12 @@ def DistributedOptimizer(
         _require_keras(optimizer)
     if is_v1 and backward_passes_per_step > 1:
         raise ValueError("backward_passes_per_step is for Keras optimizers only")
+    if is_v1 and op is ReduceOp.ADASUM:
+        raise ValueError(
+            "Adasum of updates, which Horovod makes for optimizers of TensorFlow 1, is "
+            "not available: combine gradients, by a Keras optimizer or "
+            "DistributedGradientTape with op=Adasum"
+        )
     chosen = settings(
         label,
         op=op,
@@ -61,6 +73,8 @@ def DistributedOptimizer(
         gradient_predivide_factor=gradient_predivide_factor,
         backward_passes_per_step=backward_passes_per_step,
         average_aggregated_gradients=average_aggregated_gradients,
+        process_set=process_set,
+        scale_local_gradients=scale_local_gradients,
     )
     if is_v1:
         from tfcluster.runtime.distributed.v1_optimizer import V1Optimizer
@@ -69,6 +83,25 @@ def DistributedOptimizer(
     from tfcluster.runtime.keras.distributing import distribute
 
     return distribute(optimizer, chosen)
+
+
+def PartialDistributedOptimizer(
+    optimizer: Any,
+    name: str | None = None,
+    *,
+    local_layers: Any = None,
+    **settings: Any,
+) -> Any:
+    """A ``DistributedOptimizer`` without the layers that each rank trains alone.
+
+    ``local_layers`` is a layer or a list of layers, whose weights are there already;
+    other arguments are those of ``DistributedOptimizer``.
+    """
+    local = weights_of(local_layers)
+    found = DistributedOptimizer(optimizer, name, **settings)
+    for variable in local:
+        found.register_local_var(variable)
+    return found
 
 
 def _require_keras(optimizer: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import tensorflow as tf
@@ -15,8 +15,10 @@ from tfcluster.runtime.api.variables import name_of
 from tfcluster.runtime.collective import ReduceOp
 from tfcluster.runtime.collective.group import Group
 from tfcluster.runtime.compression import Compressor, compression_named
+from tfcluster.runtime.distributed.local_sources import LocalSources
 from tfcluster.runtime.events import reporter
 from tfcluster.runtime.pace import Pace
+from tfcluster.runtime.process_sets import ProcessSet, global_process_set
 from tfcluster.runtime.world import context, group
 
 _pace: tuple[Group, Pace] | None = None
@@ -32,6 +34,9 @@ class Settings:
     passes: int = 1
     """Gradients that are summed up on each rank before one exchange."""
     average_passes: bool = False
+    among: ProcessSet = global_process_set
+    local: LocalSources = field(default_factory=LocalSources)
+    """Variables whose gradients are each rank's own."""
 
     def exchanged(
         self, gradients: Sequence[Any], variables: Sequence[Any]
@@ -48,13 +53,28 @@ class Settings:
             for gradient in gradients
         ]
         names = [_name(variable, index) for index, variable in enumerate(variables)]
+        own = {i for i, v in enumerate(variables) if self.local.has(v)}
+        common = [i for i in range(len(chosen)) if i not in own]
         exchange = Exchange(
             f"gradients of {self.label}",
             self.reduction,
             differentiable=False,
+            among=self.among,
             done=self._count,
         )
-        return reduce_tensors(exchange, chosen, names)
+        combined = dict(
+            zip(
+                common,
+                reduce_tensors(
+                    exchange, [chosen[i] for i in common], [names[i] for i in common]
+                ),
+                strict=True,
+            )
+        )
+        return [
+            self.local.scaled(gradient, self.among.size()) if i in own else combined[i]
+            for i, gradient in enumerate(chosen)
+        ]
 
     def _count(self) -> None:
         """Each exchange is a step, as those who watch the run count them."""
@@ -74,14 +94,18 @@ def settings(
     gradient_predivide_factor: float = 1.0,
     backward_passes_per_step: int = 1,
     average_aggregated_gradients: bool = False,
+    process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
 ) -> Settings:
     """The settings that a program asks for; it now counts as distributing itself.
 
     Raises ValueError for what makes no sense.
     """
     op = op or ReduceOp.AVERAGE
-    if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
-        raise ValueError(f"gradients are averaged or summed up: op cannot be {op}")
+    if op not in (ReduceOp.AVERAGE, ReduceOp.SUM, ReduceOp.ADASUM):
+        raise ValueError(
+            f"gradients are combined by Average, Sum or Adasum: op cannot be {op}"
+        )
     if gradient_predivide_factor != 1.0 and op is not ReduceOp.AVERAGE:
         raise ValueError("gradient_predivide_factor goes with op=Average only")
     if gradient_predivide_factor <= 0:
@@ -100,6 +124,8 @@ def settings(
         sparse_as_dense,
         backward_passes_per_step,
         average_aggregated_gradients,
+        process_set,
+        LocalSources(scale=scale_local_gradients),
     )
 
 

@@ -38,6 +38,7 @@ class V1Optimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]  # untype
         super().__init__(name=settings.label, use_locking=use_locking)
         self._optimizer = optimizer
         self._settings = settings
+        self.register_local_var = settings.local.add
 
     @unconverted
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:

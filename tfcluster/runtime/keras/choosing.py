@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from tfcluster.model import Strategy
 from tfcluster.runtime import world
-from tfcluster.runtime.api.ops import raise_our_errors
+from tfcluster.runtime.api.translating import raise_our_errors
 from tfcluster.runtime.claiming import require_first
 from tfcluster.runtime.collective import CollectiveError, Group
 from tfcluster.runtime.collective.buckets import MEGABYTE

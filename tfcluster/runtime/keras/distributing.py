@@ -29,6 +29,7 @@ def distribute(optimizer: Any, settings: Settings) -> Any:
     vars(optimizer)[_SETTINGS] = settings
     vars(optimizer).pop(_ACCUMULATION, None)
     vars(optimizer)["apply"] = MethodType(_apply, optimizer)
+    vars(optimizer)["register_local_var"] = settings.local.add
     return optimizer
 
 
@@ -108,7 +109,7 @@ def _adapt(model: Any) -> None:
     if is_distributed(inner):
         # It looks for infinities first: the ranks would not agree on what it finds.
         settings = vars(inner).pop(_SETTINGS)
-        del vars(inner)["apply"]
+        del vars(inner)["apply"], vars(inner)["register_local_var"]
         distribute(outer, settings)
     if is_distributed(outer) and model.jit_compile:
         # An exchange cannot be compiled; Keras does the same under tf.distribute.

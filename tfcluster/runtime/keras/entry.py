@@ -114,7 +114,7 @@ class Entry:
                 yield
         except tf.errors.OpError as error:
             # What our own code raised within an op, TensorFlow has made text of.
-            reason = self._session.group.refusal or self._session.group.failure
+            reason = self._session.group.error_in(str(error))
             if reason is not None:
                 raise reason from error
             raise

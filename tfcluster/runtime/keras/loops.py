@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfcluster.runtime import byhand
 from tfcluster.runtime.division import bounds, trial_bounds
 from tfcluster.runtime.keras.rows import cut, has_rows, rows_in, twice
 from tfcluster.runtime.keras.session import DOUBLING_RANK, MOST_TRIALS, Session
@@ -132,6 +133,8 @@ class Passage:
 
         A negative ``batch`` cannot be divided.
         """
+        if byhand.claimed():
+            return 0, max(batch, 0), 1
         applies = self._session.loop.applies
         if self._applies is not None and applies > self._applies:
             self._trains = True

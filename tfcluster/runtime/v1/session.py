@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfcluster.runtime import world
-from tfcluster.runtime.api.ops import translated
+from tfcluster.runtime.api.translating import translated
 from tfcluster.runtime.api.variables import broadcast_global_variables
 from tfcluster.runtime.v1.cluster import session_config
 
@@ -34,9 +34,16 @@ class Session(tf.compat.v1.Session):  # type: ignore[misc]  # untyped
         if not target:
             self._initialise()
 
-    def run(self, *args: Any, **kwargs: Any) -> Any:
-        with translated():
-            return super().run(*args, **kwargs)
+    def run(self, fetches: Any, *args: Any, **kwargs: Any) -> Any:
+        """As TensorFlow's own; numbers, such as ``rank()``, are what they are."""
+        flat = tf.nest.flatten(fetches)
+        if not any(map(_is_number, flat)):
+            with translated():
+                return super().run(fetches, *args, **kwargs)
+        others = [fetch for fetch in flat if not _is_number(fetch)]
+        found = iter(self.run(others, *args, **kwargs) if others else ())
+        results = [fetch if _is_number(fetch) else next(found) for fetch in flat]
+        return tf.nest.pack_sequence_as(fetches, results)
 
     def _initialise(self) -> None:
         with self.graph.as_default():
@@ -48,6 +55,10 @@ class Session(tf.compat.v1.Session):  # type: ignore[misc]  # untyped
             ]
         if initialisers:
             self.run(initialisers)
+
+
+def _is_number(fetch: Any) -> bool:
+    return isinstance(fetch, int)
 
 
 class BroadcastGlobalVariablesHook(

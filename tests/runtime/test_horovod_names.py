@@ -1,0 +1,41 @@
+"""What Horovod's scripts use beside its operations, under its own name."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.runtime.ranks import PROGRAMS, Job, Ranks, run_jobs
+
+pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(300)]
+
+SCRIPT = "api_horovod.py"
+SIZES = (1, 2, 3)
+CHECKS = [
+    node.name.removeprefix("check_")
+    for node in ast.parse((PROGRAMS / SCRIPT).read_text()).body
+    if isinstance(node, ast.FunctionDef) and node.name.startswith("check_")
+]
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[int, Ranks]:
+    folder: Path = tmp_path_factory.mktemp("names")
+    found = run_jobs(
+        folder, [Job(str(size), size, SCRIPT) for size in SIZES], timeout_s=280
+    )
+    return {int(name): ranks for name, ranks in found.items()}
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("check", CHECKS)
+def test_a_name_of_horovods(jobs: Mapping[int, Ranks], check: str, size: int) -> None:
+    for rank, output in enumerate(jobs[size].outputs):
+        lines = [line for line in output.splitlines() if line.startswith("{")]
+        assert lines, output
+        said = json.loads(lines[-1])[check]
+        assert said == "ok", f"rank {rank} of {size}: {said}"

@@ -1,0 +1,82 @@
+"""The API under the names of ``horovod.keras``, where some have other arguments.
+
+What it moves is a value: a tensor, an array or a number becomes a numpy array.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfcluster import runtime
+from tfcluster.runtime.collective import ReduceOp
+from tfcluster.runtime.process_sets import ProcessSet, global_process_set
+
+__all__ = list(runtime.__all__)  # most by __getattr__
+
+
+def __getattr__(name: str) -> Any:
+    return getattr(runtime, name)
+
+
+def allreduce(
+    value: Any,
+    name: str | None = None,
+    average: bool | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    op: ReduceOp | None = None,
+    compression: Any = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """The ranks' values combined; the average if nothing else is said."""
+    return _value(
+        runtime.allreduce(
+            tf.convert_to_tensor(value),
+            average,
+            op,
+            name,
+            compression,
+            prescale_factor,
+            postscale_factor,
+            process_set=process_set,
+        )
+    )
+
+
+def allgather(
+    value: Any,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """The ranks' values, one after the other along the first dimension."""
+    return _value(runtime.allgather(value, 0, name, process_set=process_set))
+
+
+def broadcast(
+    value: Any,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """The value of rank ``root_rank``."""
+    return _value(runtime.broadcast(value, root_rank, name, process_set=process_set))
+
+
+def reducescatter(
+    value: Any,
+    name: str | None = None,
+    op: ReduceOp | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """This rank's rows of the ranks' values combined."""
+    return _value(runtime.reducescatter(value, op, name, process_set=process_set))
+
+
+def _value(tensor: Any) -> Any:
+    if tf.executing_eagerly():
+        return np.asarray(tensor.numpy())
+    session = tf.compat.v1.get_default_session()
+    return tensor if session is None else session.run(tensor)

@@ -1,0 +1,164 @@
+"""Groups of some of the ranks, which exchange among themselves.
+
+They are made on all ranks at the same time, also on those that they leave out. Ranks of
+a set connect when it is added, at the addresses that they have from the launcher.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+
+from tfcluster.runtime import world
+from tfcluster.runtime.collective import CollectiveError, Group, Layout
+from tfcluster.runtime.collective.operations import meet
+
+
+class ProcessSet:
+    """Ranks that can exchange among themselves, once ``add_process_set`` has it."""
+
+    def __init__(self, ranks: Iterable[int]) -> None:
+        self._ranks: Sequence[int] | None = sorted({int(rank) for rank in ranks})
+        self.process_set_id: int | None = None
+        """None before it is added, and after it is removed; 0 has all ranks."""
+        self._group: Group | None = None
+
+    @property
+    def ranks(self) -> list[int]:
+        return list(range(world.size()) if self._ranks is None else self._ranks)
+
+    def included(self) -> bool:
+        """Whether this process is one of its ranks."""
+        return world.rank() in self.ranks
+
+    def size(self) -> int:
+        return len(self.ranks)
+
+    def rank(self) -> int:
+        """This process among its ranks. Raises ValueError where it is none of them."""
+        if not self.included():
+            raise ValueError(f"rank {world.rank()} is not in {self}")
+        return self.ranks.index(world.rank())
+
+    def group(self) -> Group:
+        """What its ranks exchange by.
+
+        Raises CollectiveError before it is added, ValueError where this process is none
+        of them.
+        """
+        if self.process_set_id == 0:
+            return world.group()
+        if self.process_set_id is None:
+            raise CollectiveError(f"{self} is not known: call add_process_set first")
+        self.rank()
+        assert self._group is not None
+        return self._group
+
+    def __repr__(self) -> str:
+        return f"ProcessSet(ranks={self.ranks}, process_set_id={self.process_set_id})"
+
+
+class _GlobalProcessSet(ProcessSet):
+    def __init__(self) -> None:
+        super().__init__(())
+        self._ranks = None
+        self.process_set_id = 0
+
+
+global_process_set = _GlobalProcessSet()
+"""All ranks."""
+
+_added: dict[int, ProcessSet] = {0: global_process_set}
+_next_id = 1
+
+
+def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
+    """Connect the ranks of a set; called on all ranks, with the same.
+
+    Raises ValueError for ranks that there are not, and where another set has the same
+    ranks; CollectiveMismatchError on all ranks where they add different sets.
+    """
+    global _next_id
+    added = (
+        process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
+    )
+    _check(added)
+    ranks = world.group()
+    what = f"addition of the process set {added.ranks}"
+    meet(ranks, Layout(what))
+    number = _next_id
+    _next_id += 1
+    if added.included():
+        added._group = _connected(added, number)
+    added.process_set_id = number
+    _added[number] = added
+    # Before the next set's ranks connect at the same addresses.
+    meet(ranks, Layout(f"{what}, connected"))
+    return added
+
+
+def remove_process_set(process_set: ProcessSet) -> bool:
+    """Disconnect the ranks of a set; called on all ranks. Whether there was one."""
+    number = process_set.process_set_id
+    if not number:
+        return False
+    meet(world.group(), Layout(f"removal of the process set {process_set.ranks}"))
+    if process_set._group is not None:
+        process_set._group.close()
+        process_set._group = None
+    del _added[number]
+    process_set.process_set_id = None
+    return True
+
+
+def get_process_set_ids_and_ranks() -> dict[int, list[int]]:
+    """The ranks of each set that has been added, by its number."""
+    return {number: found.ranks for number, found in _added.items()}
+
+
+def process_set_included(process_set_id: int = 0) -> int:
+    """1 where this process is in that set, else 0."""
+    return int(_added[process_set_id].included())
+
+
+def is_process_set_included(process_set: ProcessSet) -> bool:
+    """Whether this process is in ``process_set``."""
+    return process_set.included()
+
+
+def process_set_of(number: int) -> ProcessSet:
+    """The set with that number. Raises ValueError where there is none."""
+    if number not in _added:
+        raise ValueError(f"there is no process set {number}")
+    return _added[number]
+
+
+def forget() -> None:
+    """All sets but that of all ranks are gone: the ranks hang up."""
+    for number in [number for number in _added if number]:
+        found = _added.pop(number)
+        found.process_set_id = None
+        if found._group is not None:
+            found._group.close()
+            found._group = None
+
+
+def _check(added: ProcessSet) -> None:
+    size = world.size()
+    wrong = [rank for rank in added.ranks if not 0 <= rank < size]
+    if wrong or not added.ranks:
+        raise ValueError(f"there are no ranks {wrong} among {size}")
+    if added.process_set_id is not None:
+        raise ValueError(f"{added} has been added already")
+    for other in _added.values():
+        if other.ranks == added.ranks:
+            raise ValueError(f"{other} has the same ranks already")
+
+
+def _connected(added: ProcessSet, number: int) -> Group:
+    context = world.context()
+    token = hashlib.sha256(b"process set %d " % number + context.token).digest()
+    return world.group_among(added.ranks, token)
+
+
+world.at_shutdown(forget)

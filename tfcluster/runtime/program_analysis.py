@@ -1,0 +1,227 @@
+"""What a program's text says about who distributes its training. Pure.
+
+It is read before the program's first line runs: what is found later may be too late.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+NAMES = (
+    "DistributedOptimizer",
+    "DistributedGradientTape",
+    "PartialDistributedOptimizer",
+    "PartialDistributedGradientTape",
+)
+"""What exchanges gradients for a program that distributes its training by itself."""
+
+_PACKAGE = "tfcluster.runtime"
+_HOROVOD = "horovod"
+_REDUCTIONS = ("allreduce", "grouped_allreduce", "reducescatter")
+_GRADIENTS = ("compute_gradients", "gradient", "gradients")
+_UPDATES = ("apply", "apply_gradients", "set_weights")
+_ASSIGNMENTS = ("assign", "assign_add", "assign_sub")
+
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def distributes_itself(source: str) -> bool:
+    """Whether a program exchanges gradients, or what it has trained, by itself.
+
+    It imports ``horovod`` with the module, or imports ``tfcluster.runtime`` and uses
+    one of ``NAMES``, or hands what a reduction has returned to an optimizer. Averages
+    of other things, such as a loss that is printed, say nothing.
+    """
+    if _HOROVOD not in source and "tfcluster" not in source:
+        return False
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError):
+        return False
+    if any(_imports(node, _HOROVOD) for node in _run_with_the_module(tree)):
+        return True
+    nodes = list(ast.walk(tree))
+    if not any(_imports_us(node) for node in nodes):
+        return False
+    return any(_names_one(node) for node in nodes) or _Reductions(tree).reach_weights()
+
+
+def _run_with_the_module(tree: ast.AST) -> Iterator[ast.AST]:
+    """Statements outside of functions, classes and conditions."""
+    for node in ast.iter_child_nodes(tree):
+        yield node
+        if isinstance(node, ast.Try):
+            yield from _run_with_the_module(node)
+
+
+def _imports(node: ast.AST, package: str) -> bool:
+    """Whether a statement imports ``package`` or a module in it."""
+    if isinstance(node, ast.ImportFrom):
+        names = [node.module or ""] if not node.level else []
+    elif isinstance(node, ast.Import):
+        names = [alias.name for alias in node.names]
+    else:
+        return False
+    return any(name.split(".")[0] == package for name in names)
+
+
+def _imports_us(node: ast.AST) -> bool:
+    if _imports(node, _HOROVOD):
+        return True
+    if isinstance(node, ast.ImportFrom):
+        full = [f"{node.module}.{alias.name}" for alias in node.names]
+        return _PACKAGE in (node.module, *full)
+    return isinstance(node, ast.Import) and any(
+        alias.name == _PACKAGE for alias in node.names
+    )
+
+
+def _names_one(node: ast.AST) -> bool:
+    return (
+        (isinstance(node, ast.Attribute) and node.attr in NAMES)
+        or (isinstance(node, ast.Name) and node.id in NAMES)
+        or (isinstance(node, ast.alias) and node.name in NAMES)
+    )
+
+
+@dataclass(slots=True)
+class _Reductions:
+    """Follows what reductions return, by the names that it is given."""
+
+    tree: ast.Module
+    returning: set[str] = field(default_factory=lambda: set(_REDUCTIONS))
+    """Functions that return such a thing."""
+
+    def reach_weights(self) -> bool:
+        """Whether it is applied or assigned as gradients or weights."""
+        functions = [n for n in ast.walk(self.tree) if isinstance(n, _Function)]
+        for alias in ast.walk(self.tree):
+            if isinstance(alias, ast.alias) and alias.name in _REDUCTIONS:
+                self.returning.add(alias.asname or alias.name)
+        known = 0
+        while known != len(self.returning):
+            known = len(self.returning)
+            for function in functions:
+                if self._returns_one(function):
+                    self.returning.add(function.name)
+        scopes: list[ast.Module | _Function] = [self.tree, *functions]
+        return any(self._applies_one(scope) for scope in scopes)
+
+    def _returns_one(self, function: _Function) -> bool:
+        names = self._names(function)
+        return any(
+            isinstance(node, ast.Return)
+            and node.value is not None
+            and self._is_one(node.value, names)
+            for node in _own(function)
+        )
+
+    def _applies_one(self, scope: ast.Module | _Function) -> bool:
+        names = self._names(scope)
+        for node in _own(scope):
+            if not (
+                isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+            ):
+                continue
+            given = [*node.args, *(keyword.value for keyword in node.keywords)]
+            if node.func.attr in _UPDATES:
+                if any(self._is_one(value, names) for value in given):
+                    return True
+            elif node.func.attr in _ASSIGNMENTS and isinstance(
+                node.func.value, ast.Name
+            ):
+                # An average of a variable's own value: parameters are averaged.
+                own = node.func.value.id
+                if any(self._reduces(value, own) for value in given):
+                    return True
+        return False
+
+    def _names(self, scope: ast.Module | _Function) -> set[str]:
+        """Names that are given what a reduction returns, or what is made of it."""
+        names: set[str] = set()
+        known = -1
+        while known != len(names):
+            known = len(names)
+            for node in _own(scope):
+                for target, value in _bindings(node):
+                    if self._is_one(value, names):
+                        names |= {
+                            name.id
+                            for name in ast.walk(target)
+                            if isinstance(name, ast.Name)
+                        }
+        return names
+
+    def _is_one(self, value: ast.expr, names: set[str]) -> bool:
+        if isinstance(value, ast.Call) and _called(value) in _GRADIENTS:
+            # The gradient of a loss that is an average is this rank's still.
+            return False
+        if isinstance(value, ast.Call) and _called(value) in self.returning:
+            return True
+        if isinstance(value, ast.Name):
+            return value.id in names
+        return any(self._is_one(child, names) for child in _expressions(value))
+
+    def _reduces(self, value: ast.expr, name: str) -> bool:
+        return any(
+            isinstance(node, ast.Call)
+            and _called(node) in self.returning
+            and any(isinstance(n, ast.Name) and n.id == name for n in ast.walk(node))
+            for node in ast.walk(value)
+        )
+
+
+def _own(scope: ast.AST) -> Iterator[ast.AST]:
+    """The nodes of a function or module, without those of functions within it."""
+    for node in ast.iter_child_nodes(scope):
+        yield node
+        if not isinstance(node, _Function):
+            yield from _own(node)
+
+
+def _expressions(value: ast.AST) -> Iterator[ast.expr]:
+    for node in ast.iter_child_nodes(value):
+        if isinstance(node, ast.expr):
+            yield node
+        else:
+            yield from _expressions(node)
+
+
+def _bindings(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """What is given which names."""
+    if isinstance(node, ast.Assign):
+        for target in node.targets:
+            yield from _unpacked(target, node.value)
+    elif isinstance(node, ast.AnnAssign | ast.AugAssign | ast.NamedExpr):
+        if node.value is not None:
+            yield node.target, node.value
+    elif isinstance(node, ast.For | ast.comprehension):
+        yield node.target, node.iter
+    elif (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in ("append", "extend")
+    ):
+        for value in node.args:
+            yield node.func.value, value
+
+
+def _unpacked(target: ast.expr, value: ast.expr) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """``a, b = x, y`` gives x to a and y to b."""
+    pair = (ast.Tuple, ast.List)
+    if (
+        isinstance(target, pair)
+        and isinstance(value, pair)
+        and len(target.elts) == len(value.elts)
+    ):
+        yield from zip(target.elts, value.elts, strict=True)
+    else:
+        yield target, value
+
+
+def _called(call: ast.Call) -> str | None:
+    if isinstance(call.func, ast.Attribute):
+        return call.func.attr
+    return call.func.id if isinstance(call.func, ast.Name) else None
