@@ -111,4 +111,4 @@ def test_claims_from_elsewhere_and_too_late(jobs: Mapping[str, Ranks]) -> None:
     for rank, output in enumerate(ranks.outputs):
         assert "rows of a step [4]" in output
         assert f"weights of rank {rank} are those of all" in output
-        assert "too late: DistributedOptimizer and" in output
+        assert "too late: the program combines gradients" in output
