@@ -32,10 +32,13 @@ ALONE = {"TFCLUSTER_STRATEGY": "parameter_server"}
 
 IN_STEP = [
     "averaged_weights",
+    "averages_swapped_in",
+    "averages_swapped_in_by_epochs",
     "clipped",
     "embedding",
     "frozen",
     "gan",
+    "goes_on_from_a_checkpoint",
     "overflow",
     "reduced_rate",
     "restored",

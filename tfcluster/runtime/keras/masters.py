@@ -6,6 +6,7 @@ variables are; what the program assigns to them itself, the chief passes on.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
 from collections import Counter
@@ -18,6 +19,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfcluster.runtime import byhand
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.shadow import described, packer, traits_of
 from tfcluster.runtime.keras.slots import raw, unique
@@ -39,6 +41,15 @@ class Master:
     """Others had trained before us: a gradient on our own first values is no good."""
     changed: dict[str, Any] = field(default_factory=dict)
     """What the program has assigned to, by path, and the ps tasks don't know yet."""
+    stale: bool = True
+    """The optimizer's own variables have changed on the ps tasks since the last time
+    that they were fetched."""
+    shown: dict[str, tuple[Any, Any]] = field(default_factory=dict)
+    """Variables by path, each with the value that the program could see of it last.
+
+    Checkpoints and callbacks set variables without Keras, so they are compared before
+    the next gradient.
+    """
 
     def set(self, values: Sequence[Any]) -> None:
         """Take over what the ps tasks have; None: nothing new."""
@@ -83,9 +94,15 @@ class Masters:
         optimizers = keras.optimizers.Optimizer
         wrap(optimizers, "save_own_variables", self._with_slots)
         wrap(optimizers, "finalize_variable_values", self._finalize)
+        _wrap_property(defining_class(optimizers, "variables"), self._variables)
+        if hasattr(keras.callbacks, "SwapEMAWeights"):
+            wrap(keras.callbacks.SwapEMAWeights, "_swap_variables", self._swap)
         for owner, name in (
             (tf.train.Checkpoint, "write"),
             (tf.train.Checkpoint, "save"),
+            (tf.train.Checkpoint, "read"),
+            (tf.train.Checkpoint, "restore"),
+            (tf.train.CheckpointManager, "save"),
             (tf.saved_model, "save"),
         ):
             wrap(owner, name, self._with_all_slots)
@@ -142,13 +159,23 @@ class Masters:
 
     # --- to the ps tasks ------------------------------------------------------------
 
+    def pushing(self, master: Master) -> None:
+        """A gradient is about to be pushed: all that it meets there is as here."""
+        for path, (variable, before) in master.shown.items():
+            if not np.array_equal(raw(variable).numpy(), before, equal_nan=True):
+                master.changed[path] = variable
+        master.shown.clear()
+        self.tell(master)
+        master.stale = True
+
     def tell(self, master: Master) -> None:
         """Pass on what the program has assigned to since the last time."""
         while master.changed:
             path, variable = master.changed.popitem()
             if self._leads:
                 value = np.asarray(raw(variable).numpy())
-                self.servers.assign(master.key, path, value)
+                with contextlib.suppress(KeyError):  # one that is kept here only
+                    self.servers.assign(master.key, path, value)
 
     def tell_all(self) -> None:
         for master in self._masters:
@@ -202,24 +229,64 @@ class Masters:
         return [(master.key, master.optimizer()) for master in self._masters]
 
     def pull_slots(self, optimizer: Any) -> None:
-        """Have the optimizer's own variables as they are where it is applied."""
-        own = list(optimizer.variables)
-        for master in self._masters:
-            if master.optimizer() is not optimizer:
+        """Have the optimizer's own variables as they are where it is applied.
+
+        In step nobody changes them there until this rank's next gradient, and what the
+        program makes of them meanwhile is to stay.
+        """
+        own = [master for master in self._masters if master.optimizer() is optimizer]
+        for master in own:
+            if self.synchronous and not master.stale:
                 continue
-            self.tell(master)
-            found = self.servers.slots(master.key)
-            for path, variable in zip(unique(own), own, strict=True):
-                if path in found:
-                    value = found[path]
-                    raw(variable).assign(np.reshape(value, variable.shape))
+            with self._session.once("slots"):
+                variables = optimizer.variables
+            self._pull_slots(master, variables)
+
+    def _pull_slots(self, master: Master, own: Sequence[Any]) -> None:
+        self.tell(master)
+        found = self.servers.slots(master.key)
+        named = list(zip(unique(own), own, strict=True))
+        for path, variable in named:
+            if path in found:
+                value = found[path]
+                raw(variable).assign(np.reshape(value, variable.shape))
+        master.stale = False
+        if self.synchronous:
+            named += zip(unique(master.variables), master.variables, strict=True)
+            master.shown = {
+                path: (variable, np.array(raw(variable).numpy()))
+                for path, variable in named
+            }
+
+    def _variables(self, original: Callable[..., Any], optimizer: Any) -> Any:
+        """The program, or who saves for it, may look at what an optimizer has."""
+        if self._may_look() and not self._session.within("slots"):
+            self.pull_slots(optimizer)
+        return original(optimizer)
+
+    def _may_look(self) -> bool:
+        return not self._session.within("apply") and not tf.inside_function()
 
     def _with_slots(
         self, original: Callable[..., Any], optimizer: Any, *args: Any
     ) -> Any:
-        if not self._session.within("apply") and not tf.inside_function():
+        if self._may_look():
             self.pull_slots(optimizer)
         return original(optimizer, *args)
+
+    def _swap(self, original: Callable[..., Any], callback: Any) -> Any:
+        """Weights and their averages change places, and back again."""
+        optimizer = callback.model.optimizer
+        optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+        swaps_in = not callback._ema_weights_in_model
+        for each in getattr(optimizer, "optimizers", [optimizer]):
+            if swaps_in:
+                self.pull_slots(each)
+        result = original(callback)
+        if not swaps_in and not self.synchronous:
+            # Others have gone on training meanwhile.
+            self.pull()
+        return result
 
     def _finalize(
         self, original: Callable[..., Any], optimizer: Any, *args: Any
@@ -242,6 +309,16 @@ class Masters:
             if (optimizer := master.optimizer()) is not None:
                 self.pull_slots(optimizer)
         return original(*args, **kwargs)
+
+
+def _wrap_property(owner: Any, around: Callable[..., Any]) -> None:
+    """Have reading ``owner.variables`` call ``around(getter, self)``."""
+    getter = vars(owner)["variables"].fget
+
+    def get(self: Any) -> Any:
+        return getter(self) if byhand.claimed() else around(getter, self)
+
+    owner.variables = property(get)
 
 
 def _are_others(opened: Opened, values: Sequence[Any]) -> bool:

@@ -73,8 +73,10 @@ class ServedUpdate:
             self._model_variables.seen(state)
         elif state and self._session.size > 1:
             self._average(state)
-        self._push(master, optimizer.name, kinds, ordered)
-        raw(optimizer._iterations).assign_add(1)
+        answered = self._push(master, optimizer.name, kinds, ordered)
+        # Until it is pushed, what is here is compared with what the ps tasks have.
+        with tf.control_dependencies(answered):
+            raw(optimizer._iterations).assign_add(1)
         return None
 
     def after(
@@ -207,7 +209,7 @@ class ServedUpdate:
 
     def _push(
         self, master: Master, name: str, kinds: str, gradients: Sequence[Any]
-    ) -> None:
+    ) -> list[Any]:
         inputs = [self._rows()]
         for gradient in gradients:
             if is_sparse(gradient):
@@ -230,7 +232,8 @@ class ServedUpdate:
                 raise
             return _flat(master, plain, fresh)
 
-        found = iter(tf.nest.flatten(tf.numpy_function(run, inputs, types)))
+        answered: list[Any] = tf.nest.flatten(tf.numpy_function(run, inputs, types))
+        found = iter(answered)
         for variable, whole in zip(master.variables, plain, strict=True):
             target = raw(variable)
             if whole:
@@ -238,6 +241,7 @@ class ServedUpdate:
                 target.assign(value, read_value=False)
             else:
                 _set_what_came(target, next(found), next(found), next(found))
+        return answered
 
     def _exchange(
         self, master: Master, name: str, kinds: str, rows: Any, arrays: Any
@@ -250,7 +254,7 @@ class ServedUpdate:
                 given.append(Slices(values, next(arrays)))
             else:
                 given.append(next(arrays) if kind == "d" else None)
-        self._masters.tell(master)
+        self._masters.pushing(master)
         in_loop = bool(rows < 0) and not session.inside_keras
         if self._idle or master.begun_elsewhere:
             master.begun_elsewhere = False

@@ -331,5 +331,119 @@ def case_written():
     }
 
 
+def fit_kwargs():
+    x, y = data()
+    return {
+        "x": x[:37], "y": y[:37], "batch_size": 8, "verbose": 0,
+        "validation_data": (x[37:], y[37:]),
+    }  # fmt: skip
+
+
+def case_averages_swapped_in():
+    """Validation, and the best model, are of averaged weights."""
+    optimizer = keras.optimizers.Adam(0.05, use_ema=True, ema_momentum=0.8)
+    model = compiled(classifier(), optimizer)
+    history = model.fit(
+        **fit_kwargs(), epochs=3,
+        callbacks=[
+            keras.callbacks.SwapEMAWeights(),
+            keras.callbacks.ModelCheckpoint("swapped.keras", save_best_only=True),
+        ],
+    )  # fmt: skip
+    best = keras.saving.load_model("swapped.keras")
+    found = {f"best_{k}": v for k, v in results(best).items()}
+    return {**results(model, history), **found}
+
+
+def case_averages_swapped_in_by_epochs():
+    """What is saved after an epoch are the averages; training goes on without them."""
+    optimizer = keras.optimizers.SGD(0.5, use_ema=True, ema_momentum=0.8)
+    model = compiled(classifier(), optimizer)
+    history = model.fit(
+        **fit_kwargs(), epochs=3,
+        callbacks=[
+            keras.callbacks.SwapEMAWeights(swap_on_epoch=True),
+            keras.callbacks.ModelCheckpoint("{epoch}.swapped.keras"),
+        ],
+    )  # fmt: skip
+    found = {"slots": slots(optimizer)}
+    for epoch in (1, 3):
+        saved = keras.saving.load_model(f"{epoch}.swapped.keras")
+        found |= {f"saved_{epoch}_{k}": v for k, v in results(saved).items()}
+        found[f"slots_{epoch}"] = slots(saved.optimizer)
+    return {**results(model, history), **found}
+
+
+def slots(optimizer):
+    """All that an optimizer has, in one array."""
+    return np.concatenate([np.ravel(v.numpy()) for v in optimizer.variables])
+
+
+def case_goes_on_from_a_checkpoint():
+    """TensorFlow's own: restored before anything is built, and once more after it."""
+    model = compiled(classifier(), keras.optimizers.Adam(0.05))
+    model.fit(**fit_kwargs(), epochs=2)
+    saved = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
+    manager = tf.train.CheckpointManager(saved, "goes_on", max_to_keep=2)
+    manager.save()
+
+    model = compiled(classifier(), keras.optimizers.Adam(0.05))
+    again = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
+    manager = tf.train.CheckpointManager(again, "goes_on", max_to_keep=2)
+    manager.restore_or_initialize()
+    history = model.fit(**fit_kwargs(), epochs=2)
+    found = {f"unbuilt_{k}": v for k, v in results(model, history).items()}
+
+    # It has gone on; now it is set back to where it was.
+    again.restore(manager.latest_checkpoint)
+    history = model.fit(**fit_kwargs(), epochs=2)
+    found |= {f"built_{k}": v for k, v in results(model, history).items()}
+    return {**found, "slots": slots(model.optimizer)}
+
+
+def case_goes_on_from_a_model():
+    """Saved as a whole, loaded, and trained further; and what the script reads."""
+    model = compiled(classifier(), keras.optimizers.Adam(0.05))
+    model.fit(**fit_kwargs(), epochs=1)
+    read = slots(model.optimizer)
+    model.save("goes_on.keras")
+    model = keras.saving.load_model("goes_on.keras")
+    history = model.fit(**fit_kwargs(), epochs=2)
+    return {**results(model, history), "read": read, "slots": slots(model.optimizer)}
+
+
+def case_slots_assigned():
+    """A script that forgets the moments, sets a weight and a rate between two fits."""
+    model = compiled(classifier(), keras.optimizers.Adam(0.05))
+    model.fit(**fit_kwargs(), epochs=1)
+    for variable in model.optimizer.variables:
+        if "momentum" in variable.path:
+            variable.assign(variable * 0.5)
+    model.layers[0].kernel.assign(model.layers[0].kernel * 0.9)
+    model.optimizer.learning_rate = 0.01
+    history = model.fit(**fit_kwargs(), epochs=1)
+    return {**results(model, history), "slots": slots(model.optimizer)}
+
+
+def case_backed_up():
+    """Interrupted in its second epoch, with averages of the weights."""
+
+    class Interrupted(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch == 1:
+                raise KeyboardInterrupt
+
+    def made():
+        optimizer = keras.optimizers.Adam(0.05, use_ema=True, ema_momentum=0.8)
+        return compiled(classifier(), optimizer)
+
+    backup = keras.callbacks.BackupAndRestore("backed_up")
+    with contextlib.suppress(KeyboardInterrupt):
+        made().fit(**fit_kwargs(), epochs=3, callbacks=[backup, Interrupted()])
+    model = made()
+    history = model.fit(**fit_kwargs(), epochs=3, callbacks=[backup])
+    return {**results(model, history), "slots": slots(model.optimizer)}
+
+
 if __name__ == "__main__":
     main(globals())
