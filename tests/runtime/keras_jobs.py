@@ -32,6 +32,8 @@ THEMES = (
     "metrics",
     "models",
     "optimizers",
+    "states",
+    "step_metrics",
 )
 ON_ALL_SIZES = {
     "batches_of_one",
@@ -58,6 +60,8 @@ IN_DEFAULT_TIER = {
         *("dropout", "several_steps_per_execution", "own_train_step"),
     ],
     "optimizers": ["clipped", "accumulated", "mixed_precision"],
+    "states": ["kept_by_a_layer", "kept_by_a_metric"],
+    "step_metrics": ["as_in_the_guide", "only_some"],
     "sums": [
         *("step_that_sums", "step_of_a_mean", "loop_that_sums_eagerly"),
         *("loop_that_sums_a_part", "loop_of_sums_that_are_divided"),

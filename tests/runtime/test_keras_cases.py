@@ -331,6 +331,7 @@ def test_a_loop_that_xla_was_to_compile_does_without(outcomes: Outcomes) -> None
             ("added_sum_eagerly", "the layer penalty adds the sum over the rows"),
             ("added_sum_in_training_only", "the layer penalty adds the sum"),
             ("added_sum_in_a_step_of_ones_own", "the layer penalty adds the sum"),
+            ("spread_kept_by_a_layer", "spread is set by a layer of the program's own"),
         ]
     ),
 )
@@ -351,11 +352,17 @@ def test_what_would_train_wrongly_is_refused(
             *("step_of_a_mean_with_dropout", "loop_of_a_mean_with_dropout"),
             *("loop_that_sums_a_part", "loop_of_sums_that_are_divided"),
             "changes_that_all_ranks_make",
+            "counted_in_a_step",
         ]
     ),
 )
 def test_the_rest_is_not(outcomes: Outcomes, case: str) -> None:
     assert {str(found["raised"]) for found in outcomes.refused(case)} == {"nothing"}
+
+
+def test_what_a_step_says_of_its_counts_is_done(outcomes: Outcomes) -> None:
+    found = outcomes.refused("counted_in_a_step")
+    assert [int(values["said"]) for values in found] == [43, 43]
 
 
 @pytest.mark.parametrize(
@@ -364,6 +371,7 @@ def test_the_rest_is_not(outcomes: Outcomes, case: str) -> None:
         ("refused-2", "dice is no mean over the rows"),
         ("refused-2", "the layer root adds to the loss is no mean over the rows"),
         ("refused-2", "the ranks read different batches"),
+        ("refused-2", "sets counts_in_its_step/seen from the rows of a batch"),
         ("sums-2", "the gradients for partial are 1."),
     ],
 )

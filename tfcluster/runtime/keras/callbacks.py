@@ -68,13 +68,18 @@ class BatchLogs(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
     Only where one of them looks: it costs an exchange for every batch.
     """
 
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(self, metrics: Metrics, *, trains: bool, tests: bool) -> None:
         super().__init__()
         self._metrics = metrics
+        self._trains, self._tests = trains, tests
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
-        if logs:
+        if logs and self._trains:
             # CallbackList hands one dictionary to all callbacks, in order.
+            logs.update(self._metrics.of_step(self.model, logs))
+
+    def on_test_batch_end(self, batch: int, logs: Logs = None) -> None:
+        if logs and self._tests:
             logs.update(self._metrics.of_step(self.model, logs))
 
 
@@ -186,8 +191,12 @@ class Callbacks:
         else:
             theirs = [cb for cb in keras.tree.flatten(callbacks) if cb is not None]
         ours = served(theirs, self._session, self._files)
-        if any(map(_looks_at_batches, theirs)):
-            ours.insert(0, BatchLogs(self._metrics))
+        looks_at_batches = any(map(_looks_at_batches, theirs))
+        tests = self._session.divides and any(map(_looks_at_test_batches, theirs))
+        if looks_at_batches or tests:
+            logs = BatchLogs(self._metrics, trains=looks_at_batches, tests=tests)
+            ours.insert(0, logs)
+        if looks_at_batches:
             ours.append(BatchAgreement(self._session, self._synchroniser))
         else:
             ours.append(Agreement(self._session, self._synchroniser))
@@ -213,15 +222,21 @@ def served(callbacks: Iterable[Any], session: Session, files: Files) -> list[Any
     return ours
 
 
-def for_evaluation(callbacks: Any, session: Session) -> Any:
-    """The program's callbacks of ``evaluate`` and ``predict``."""
-    if session.chief or isinstance(callbacks, keras.callbacks.CallbackList):
+def for_evaluation(
+    callbacks: Any, session: Session, metrics: Metrics | None = None
+) -> Any:
+    """The program's callbacks of ``evaluate`` and ``predict``.
+
+    With ``metrics``, those that look at batches see the logs of all ranks.
+    """
+    if isinstance(callbacks, keras.callbacks.CallbackList):
         return callbacks
-    return [
-        callback
-        for callback in keras.tree.flatten(callbacks)
-        if callback is not None and not isinstance(callback, _CHIEF_ONLY)
-    ]
+    theirs = [cb for cb in keras.tree.flatten(callbacks) if cb is not None]
+    looks = metrics and session.divides and any(map(_looks_at_test_batches, theirs))
+    ours = [cb for cb in theirs if session.chief or not isinstance(cb, _CHIEF_ONLY)]
+    if metrics and looks:
+        ours.insert(0, BatchLogs(metrics, trains=False, tests=True))
+    return ours
 
 
 def _looks_at_batches(callback: Any) -> bool:
@@ -230,11 +245,19 @@ def _looks_at_batches(callback: Any) -> bool:
         return False
     if isinstance(callback, keras.callbacks.ModelCheckpoint):
         return bool(callback.save_freq != "epoch")
-    return any(
-        getattr(getattr(callback, name), "__func__", None)
-        is not getattr(keras.callbacks.Callback, name)
-        for name in _BATCH_METHODS
-    )
+    return any(_has_own(callback, name) for name in _BATCH_METHODS)
+
+
+def _looks_at_test_batches(callback: Any) -> bool:
+    """Whether a callback may make anything of the logs of a batch in validation."""
+    if isinstance(callback, _DECIDES_NOTHING_IN_BATCHES):
+        return False
+    return _has_own(callback, "on_test_batch_end")
+
+
+def _has_own(callback: Any, name: str) -> bool:
+    method = getattr(getattr(callback, name), "__func__", None)
+    return method is not getattr(keras.callbacks.Callback, name)
 
 
 def prove_first_step(session: Session, model: Any) -> None:

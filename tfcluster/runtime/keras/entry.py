@@ -46,7 +46,7 @@ class Entry:
             ("evaluate", self._evaluate),
             ("predict", self._predict),
             ("train_on_batch", self._on_batch),
-            ("test_on_batch", self._on_batch),
+            ("test_on_batch", self._test_on_batch),
             ("predict_on_batch", self._predict),
         ):
             wrap(defining_class(keras.Model, name), name, around)
@@ -73,9 +73,11 @@ class Entry:
         call = inspect.signature(original).bind(model, *args, **kwargs)
         if outermost:
             callbacks = call.arguments.get("callbacks")
-            call.arguments["callbacks"] = for_evaluation(callbacks, self._session)
+            call.arguments["callbacks"] = for_evaluation(
+                callbacks, self._session, self._metrics
+            )
         self._refuse_states_of_rows(model)
-        with self._entering(model):
+        with self._entering(model), self._metrics.testing():
             if outermost and model.built:
                 self._synchroniser.ensure(training_state(model))
             self._session.settle(f"evaluation of {model.name}")
@@ -99,6 +101,10 @@ class Entry:
             logs = self._metrics.of_step(model, logs)
             return logs if as_dict else model._flatten_metrics_in_order(logs)
 
+    def _test_on_batch(self, *args: Any, **kwargs: Any) -> Any:
+        with self._metrics.testing():
+            return self._on_batch(*args, **kwargs)
+
     def _get_weights(self, original: Callable[..., Any], layer: Any) -> Any:
         if not self._session.within("saving"):
             self._session.settle(f"weights of {layer.name}")
@@ -107,6 +113,7 @@ class Entry:
     @contextmanager
     def _entering(self, model: Any) -> Iterator[None]:
         refuse_replicas(model.distribute_strategy)
+        self._metrics.watch_steps(model)
         divide_steps(self._session, model, self._looks)
         self._without_xla(model)
         try:

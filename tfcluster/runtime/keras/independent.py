@@ -44,7 +44,7 @@ def install(session: IndependentSession, masters: Masters, progress: Progress) -
     session.settle = update.settle
     masters.install()
     files = IndependentFiles(session, progress)
-    Optimizers(session, Synchroniser(session), LayerState(), update).install(
+    Optimizers(session, Synchroniser(session), LayerState(session), update).install(
         update.loss_scaled
     )
     Compilation(session).install()

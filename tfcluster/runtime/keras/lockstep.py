@@ -9,6 +9,7 @@ from tfcluster.runtime.keras.files import Files
 from tfcluster.runtime.keras.layer_state import LayerState
 from tfcluster.runtime.keras.loops import Loops
 from tfcluster.runtime.keras.losses import Losses
+from tfcluster.runtime.keras.metric_state import MetricState
 from tfcluster.runtime.keras.metrics import Metrics
 from tfcluster.runtime.keras.normalization import Normalization
 from tfcluster.runtime.keras.optimizers import Optimizers
@@ -30,13 +31,15 @@ def install(
     ``loss_scaled`` stands around ``LossScaleOptimizer.apply``.
     """
     synchroniser = Synchroniser(session)
-    layer_state = LayerState()
+    layer_state = LayerState(session)
     loops = Loops(session)
     whole_batch = WholeBatch(session)
-    metrics = Metrics(session, loops)
+    metric_state = MetricState(session, loops)
+    metrics = Metrics(session, metric_state, layer_state)
     files = Files(session)
     callbacks = Callbacks(session, synchroniser, metrics, files)
-    Variables(session, layer_state, loops).install()
+    Variables(session, layer_state, metric_state, loops).install()
+    layer_state.install()
     session.settle = update.settle
     Optimizers(session, synchroniser, layer_state, update).install(loss_scaled)
     Compilation(session).install()

@@ -5,6 +5,8 @@ The local ones are put back afterwards, so that asking twice gives the same answ
 
 from __future__ import annotations
 
+import functools
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -13,20 +15,41 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfcluster.runtime.collective import Layout, ReduceOp, tensor_words
-from tfcluster.runtime.collective.operations import mean_of_gradients, reduce_arrays
-from tfcluster.runtime.collective.transport import Array
-from tfcluster.runtime.keras.loops import Loops
+from tfcluster.runtime.keras.layer_state import LayerState
+from tfcluster.runtime.keras.merged_logs import MergedLogs
+from tfcluster.runtime.keras.metric_state import MetricState
 from tfcluster.runtime.keras.session import Session
+from tfcluster.runtime.keras.step_logs import (
+    Recorded,
+    StepLogs,
+    as_number,
+    leaves,
+    with_leaves,
+)
 from tfcluster.runtime.keras.wrapping import defining_class, wrap
+
+STEPS = ("train_step", "test_step")
+_UNKNOWN = StepLogs(None)
+_MARK = "tells_what_it_returns"
 
 
 class Metrics:
     """The hooks on ``Metric`` and on what models make of their metrics."""
 
-    def __init__(self, session: Session, loops: Loops) -> None:
+    def __init__(
+        self, session: Session, state: MetricState, layer_state: LayerState
+    ) -> None:
         self._session = session
-        self._loops = loops
+        self._state = state
+        self._layer_state = layer_state
+        self._recorded: list[Recorded] = []
+        """Of the steps that are being called, the innermost last."""
+        self._steps: weakref.WeakKeyDictionary[Any, dict[str, StepLogs]] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._step = "train_step"
+        self._rows: Any = None
+        """Of the last step that was traced or run: see ``StepLogs``."""
 
     def install(self) -> None:
         wrap(keras.metrics.Mean, "update_state", self._update_mean)
@@ -60,7 +83,14 @@ class Metrics:
     def _update_state(
         self, original: Callable[..., Any], metric: Any, *args: Any, **kwargs: Any
     ) -> Any:
+        this = f"update of {id(metric)}"
+        own = type(metric).__module__.partition(".")[0] != keras.__name__
         with self._session.once("update_state"):
+            # Not again where a class calls that which it is derived from.
+            if own and not self._session.within(this) and not self._state.trying:
+                with self._session.once(this):
+                    self._state.look(metric, args, kwargs)
+                    return original(metric, *args, **kwargs)
             return original(metric, *args, **kwargs)
 
     def _update_mean(
@@ -72,29 +102,37 @@ class Metrics:
     ) -> Any:
         """One number for a whole batch: that of a part weighs as much as its rows."""
         if sample_weight is None and _is_scalar(values):
-            sample_weight = self._fraction()
+            sample_weight = self._state.fraction()
             if sample_weight is not None:
                 sample_weight = tf.cast(sample_weight, metric.dtype)
         return original(metric, values, sample_weight)
-
-    def _fraction(self) -> Any:
-        """This rank's part of the rows of the batch; None where it cannot be told."""
-        if (share := self._session.share) is None:
-            return None if self._session.inside_keras else self._loops.fraction.read()
-        if share.total is None:
-            return None
-        return tf.cast(share.rows, tf.float64) / tf.cast(share.total, tf.float64)
 
     def _result(
         self, original: Callable[..., Any], metric: Any, *args: Any, **kwargs: Any
     ) -> Any:
         session = self._session
-        if session.inside_keras or session.within("result"):
-            return original(metric, *args, **kwargs)
+        if session.within("result"):
+            result = original(metric, *args, **kwargs)
+        elif self._merges_at_once():
+            with session.once("result"), self.merged([metric], metric.name):
+                result = _as_they_are(original(metric, *args, **kwargs))
+        else:
+            result = original(metric, *args, **kwargs)
+        if self._recorded:
+            self._recorded[-1].add(metric, result)
+        return result
+
+    def _merges_at_once(self) -> bool:
+        """Whether the program, or an eager step, may do anything with a result.
+
+        In a graph that would cost an exchange in every step, for one result of many.
+        """
         if not tf.executing_eagerly():
-            return original(metric, *args, **kwargs)
-        with session.once("result"), self.merged([metric], metric.name):
-            return original(metric, *args, **kwargs)
+            return False
+        share = self._session.share
+        if share is not None:
+            return not share.alone
+        return not self._session.inside_keras
 
     def _model_result(self, original: Callable[..., Any], model: Any) -> Any:
         session = self._session
@@ -105,22 +143,98 @@ class Metrics:
         ):
             return original(model)
         with session.once("result"), self.merged(model.metrics, model.name):
-            return original(model)
+            return _as_they_are(original(model))
+
+    @property
+    def _weight(self) -> float:
+        """This rank's, in the last step of the kind that is going on."""
+        if self._rows is None or not self._session.inside_keras:
+            return self._session.last_rows
+        return float(self._rows.numpy())
+
+    # --- logs of steps --------------------------------------------------------------
+
+    def watch_steps(self, model: Any) -> None:
+        """Note what the steps of this one model return."""
+        for name in STEPS:
+            step = getattr(model, name)
+            if not hasattr(step, _MARK):
+                # A tf.function would keep what it has captured of an earlier trace.
+                if hasattr(step, "python_function"):
+                    step = tf.autograph.to_graph(step.python_function)
+                # Not setattr: Keras's tracking of attributes has no business with them.
+                vars(model)[name] = self._watched(model, name, step)
+
+    def _watched(
+        self, model: Any, name: str, step: Callable[[Any], Any]
+    ) -> Callable[[Any], Any]:
+        reference = weakref.ref(model)
+
+        @functools.wraps(step)
+        def watched_step(data: Any) -> Any:
+            share = self._session.share
+            if share is None:
+                return step(data)
+            self._recorded.append(Recorded())
+            try:
+                logs = step(data)
+            finally:
+                recorded = self._recorded.pop()
+            self._layer_state.end_of_step()
+            if isinstance(logs, Mapping):
+                self._note(reference(), name, logs, recorded, share.rows)
+            return logs
+
+        setattr(watched_step, _MARK, True)
+        return watched_step
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def _note(
+        self, model: Any, name: str, logs: Any, recorded: Recorded, rows: Any
+    ) -> None:
+        steps = self._steps.setdefault(model, {})
+        if name not in steps:
+            with tf.init_scope():
+                weight = tf.Variable(0.0, trainable=False, dtype=tf.float64)
+            steps[name] = StepLogs(weight)
+        steps[name].rows.assign(tf.cast(rows, tf.float64))
+        steps[name].note(logs, recorded)
+
+    @contextmanager
+    def testing(self) -> Iterator[None]:
+        """The logs to come are those of ``test_step``."""
+        before, self._step = self._step, "test_step"
+        try:
+            yield
+        finally:
+            self._step = before
 
     def _result_or_logs(
         self, original: Callable[..., Any], model: Any, logs: Any
     ) -> Any:
+        self._rows = self._steps.get(model, {}).get(self._step, _UNKNOWN).rows
         with self._session.once("result"), self.merged(model.metrics, model.name):
             result = original(model, logs)
-        return self.averaged(result) if result is logs and logs else result
+            if result is not logs:
+                return _as_they_are(result)
+        if not logs:
+            return result
+        return self._of_all_ranks(model, logs)
 
     def of_step(self, model: Any, logs: Mapping[str, Any]) -> dict[str, Any]:
         """The logs that a step has returned, as of all ranks."""
+        self._rows = self._steps.get(model, {}).get(self._step, _UNKNOWN).rows
+        if not logs or _has_own_logs(model, self._step):
+            return self._of_all_ranks(model, logs) if logs else {}
         with self._session.once("result"), self.merged(model.metrics, model.name):
-            result = model.get_metrics_result()
-        if result.keys() == logs.keys():
-            return {key: _number(value) for key, value in result.items()}
-        return self.averaged(logs)
+            result = _as_they_are(model.get_metrics_result())
+        return {key: _as_before(value, logs.get(key)) for key, value in result.items()}
+
+    def _of_all_ranks(self, model: Any, logs: Mapping[str, Any]) -> dict[str, Any]:
+        known = self._steps.get(model, {}).get(self._step)
+        merged = MergedLogs(self._session, self, model, known, logs)
+        found: dict[str, Any] = with_leaves(logs, merged.values())
+        return found
 
     @contextmanager
     def merged(self, metrics: list[Any], name: str) -> Iterator[None]:
@@ -129,8 +243,11 @@ class Metrics:
             {id(v): v for metric in metrics for v in metric.variables}.values()
         )
         local = [variable.numpy() for variable in variables]
+        what = f"metrics of {name}"
         for variable, value in zip(
-            variables, self._sums(variables, local, name), strict=True
+            variables,
+            self._state.merged(variables, local, what, self._weight),
+            strict=True,
         ):
             variable.assign(value)
         try:
@@ -138,47 +255,6 @@ class Metrics:
         finally:
             for variable, value in zip(variables, local, strict=True):
                 variable.assign(value)
-
-    def _sums(self, variables: list[Any], local: list[Array], name: str) -> list[Array]:
-        session = self._session
-        ways = [str(variable.aggregation) for variable in variables]
-        layout = Layout(
-            f"metrics of {name}",
-            tuple(
-                tensor_words(f"{variable.path} ({way})", value.dtype, value.shape)
-                for variable, value, way in zip(variables, local, ways, strict=True)
-            ),
-        )
-        arrays = []
-        for value, way in zip(local, ways, strict=True):
-            silent = way not in ("sum", "mean") and not session.chief
-            array = np.zeros_like(value) if silent else value
-            arrays.append(_summable(array))
-        sums = reduce_arrays(session.group, arrays, ReduceOp.SUM, layout)
-        return [
-            (total / session.size if way == "mean" else total).astype(value.dtype)
-            for total, value, way in zip(sums, local, ways, strict=True)
-        ]
-
-    def averaged(self, logs: Mapping[str, Any]) -> dict[str, Any]:
-        """Numbers that a step has returned, which no metric keeps, by rows of the step.
-
-        What is no number stays this rank's.
-        """
-        numbers = {key: _number(value) for key, value in logs.items()}
-        names = [key for key, number in numbers.items() if number is not None]
-        means, _ = mean_of_gradients(
-            self._session.group,
-            [np.asarray(numbers[key], np.float64) for key in names],
-            [],
-            weight=self._session.last_rows,
-            layout=Layout("logs of the last step", tuple(names)),
-        )
-        merged = {
-            key: mean.astype(numbers[key].dtype)
-            for key, mean in zip(names, means, strict=True)
-        }
-        return {**logs, **merged}
 
 
 def _with_subclasses(cls: Any) -> Iterator[Any]:
@@ -192,17 +268,26 @@ def _is_scalar(values: Any) -> bool:
     return np.ndim(values) == 0 if shape is None else tuple(shape) == ()
 
 
-def _summable(array: Array) -> Array:
-    if array.dtype == np.bool_:
-        return array.astype(np.int64)
-    if array.dtype.itemsize < 4 and array.dtype.kind not in "iu":
-        return array.astype(np.float32)
-    return array
+def _as_they_are(result: Any) -> Any:
+    """A result whose variables, which are about to be put back, are values."""
+    values = {
+        path: tf.convert_to_tensor(value)
+        if isinstance(value, keras.Variable | tf.Variable)
+        else value
+        for path, value in leaves(result)
+    }
+    return with_leaves(result, values)
 
 
-def _number(value: Any) -> Any:
-    """A scalar as a numpy one; None for anything else."""
-    if hasattr(value, "numpy"):
-        value = value.numpy()
-    array = np.asarray(value)
-    return array[()] if array.ndim == 0 and array.dtype.kind in "fiu" else None
+def _has_own_logs(model: Any, step: str) -> bool:
+    """Whether it, or its class, says by itself what its steps return."""
+    return any(
+        getattr(model, name).__module__.partition(".")[0] != keras.__name__
+        for name in (step, "compute_metrics", "get_metrics_result")
+    )
+
+
+def _as_before(new: Any, old: Any) -> Any:
+    """A number of the kind that the logs had in its place."""
+    number = as_number(new)
+    return float(number) if isinstance(old, float) and np.ndim(number) == 0 else number

@@ -72,6 +72,7 @@ class Optimizers:
         """What layers update by themselves; all of it, and all else, begins alike."""
         self._session.hook(variables)
         related = self._related_to(optimizer, variables)
+        self._layer_state.merge(related)
         self._synchroniser.ensure([*variables, *optimizer.variables, *related])
         return self._layer_state.among(related)
 

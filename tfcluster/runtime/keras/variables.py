@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from tfcluster.runtime.keras.layer_state import LayerState
 from tfcluster.runtime.keras.loops import Loops
+from tfcluster.runtime.keras.metric_state import MetricState
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.wrapping import defining_class, wrap
 
@@ -21,9 +22,16 @@ from tfcluster.runtime.keras.wrapping import defining_class, wrap
 class Variables:
     """The hook on ``Variable.assign``."""
 
-    def __init__(self, session: Session, layer_state: LayerState, loops: Loops) -> None:
+    def __init__(
+        self,
+        session: Session,
+        layer_state: LayerState,
+        metric_state: MetricState,
+        loops: Loops,
+    ) -> None:
         self._session = session
         self._layer_state = layer_state
+        self._metric_state = metric_state
         self._loops = loops
 
     def install(self) -> None:
@@ -32,14 +40,15 @@ class Variables:
     def _assign(self, original: Callable[..., Any], variable: Any, value: Any) -> Any:
         if not self._session.within("update_state"):
             if not self._session.within("apply"):
-                self._layer_state.assigned(variable)
+                self._layer_state.assigned(variable, value)
             return original(variable, value)
         counts = self._counts()
-        if counts is True:
-            return original(variable, value)
         current = tf.convert_to_tensor(variable.value)
         value = tf.cast(tf.convert_to_tensor(value), current.dtype)
-        return original(variable, tf.where(counts, value, current))
+        value = self._metric_state.weighed(variable, value, current)
+        if counts is not True:
+            value = tf.where(counts, value, current)
+        return original(variable, value)
 
     def _counts(self) -> Any:
         """Whether the metric's rows count here: True, False or a boolean tensor."""

@@ -12,9 +12,21 @@ from tests.runtime.programs.cases import (
     metrics,
     models,
     optimizers,
+    states,
+    step_metrics,
 )
 from tests.runtime.programs.cases.tools import main
 
 if __name__ == "__main__":
-    themes = [callbacks, inputs, loops, losses, metrics, models, optimizers]
+    themes = [
+        callbacks,
+        inputs,
+        loops,
+        losses,
+        metrics,
+        models,
+        optimizers,
+        states,
+        step_metrics,
+    ]
     main({name: value for theme in themes for name, value in vars(theme).items()})

@@ -130,7 +130,7 @@ class OwnStep(keras.Sequential):
         x, y = data
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
-            loss += tf.add_n(self.losses)
+            loss += tf.add_n([*self.losses, 0.0])
         weights = self.trainable_variables
         self.optimizer.apply(tape.gradient(loss, weights), weights)
         return {"loss": loss}
@@ -227,6 +227,51 @@ def case_changes_that_all_ranks_make():
             model.layers[-1].bias.assign([np.nan])
 
     return loop(decide)
+
+
+class Spread(keras.layers.Layer):
+    """Keeps what halves of a batch do not tell of the whole."""
+
+    def build(self, shape):
+        self.spread = self.add_weight(
+            name="spread", shape=(shape[-1],), initializer="zeros", trainable=False
+        )
+
+    def call(self, x):
+        self.spread.assign(tf.math.reduce_std(x, 0))
+        return x
+
+
+def case_spread_kept_by_a_layer():
+    x = np.random.default_rng(4).normal(size=(40, 6))
+    model = keras.Sequential([keras.Input((6,)), Spread(), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    return raised_by(lambda: model.fit(x, x[:, :1], batch_size=8, verbose=0))
+
+
+class CountsInItsStep(OwnStep):
+    """Counts rows once as a layer would not, and once said what it is."""
+
+    def build(self, shape):
+        super().build(shape)
+        kept = {"initializer": "zeros", "trainable": False}
+        self.seen = self.add_weight(name="seen", **kept)
+        self.said = self.add_weight(name="said", aggregation="sum", **kept)
+
+    def train_step(self, data):
+        logs = super().train_step(data)
+        rows = tf.cast(tf.shape(data[0])[0], "float32")
+        self.seen.assign_add(rows)
+        self.said.assign_add(rows)
+        return logs
+
+
+def case_counted_in_a_step():
+    x = np.random.default_rng(4).normal(size=(43, 6)).astype("float32")
+    model = CountsInItsStep([keras.Input((6,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    found = raised_by(lambda: model.fit(x, x[:, :1], batch_size=8, verbose=0))
+    return {**found, "said": model.said.numpy()}
 
 
 if __name__ == "__main__":
