@@ -9,14 +9,18 @@ import sys
 from tfcluster.runtime.events import reporter
 
 _failed = False
+_installed = False
 
 
 def install() -> None:
-    """Called before anything else registers what is to be done at exit.
+    """Called before whoever may call ``fail`` registers what it does at exit.
 
-    Python does the last first: so this comes when all else has been done.
+    Python does the last first: so this comes after that.
     """
-    atexit.register(_exit)
+    global _installed
+    if not _installed:
+        _installed = True
+        atexit.register(_exit)
 
 
 def fail(text: str) -> None:

@@ -210,6 +210,7 @@ def _group_of(context: Context) -> Group:
         on_failure=lambda error: reporter().failure(str(error)),
     )
     reporter().on_waiting(ranks.waiting)
+    exit_status.install()
     atexit.register(_leave_at_exit, ranks)
     return ranks
 
