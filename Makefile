@@ -51,7 +51,7 @@ $(VENV)/.ready-demo: pyproject.toml | $(BIN)/python
 	@touch $@
 
 $(VENV)/.ready-test: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet -e '.[tf,examples,test]'
+	$(BIN)/python -m pip install --quiet -e '.[tf,examples,test,returnn]'
 	@touch $@
 
 $(VENV)/.ready-bench: pyproject.toml | $(BIN)/python

@@ -1,0 +1,51 @@
+"""RETURNN as it is: it exchanges by Horovod's API, under the name ``horovod``."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.runtime.ranks import ROOT
+
+pytestmark = [
+    pytest.mark.tensorflow,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(
+        importlib.util.find_spec("returnn") is None,
+        reason="RETURNN is not installed: pip install 'tfcluster[returnn]'",
+    ),
+]
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("reduced", ["grad", "param"])
+def test_it_trains_on_all_ranks(reduced: str, size: int, tmp_path: Path) -> None:
+    env = {k: v for k, v in os.environ.items() if not k.startswith("TFCLUSTER_")}
+    env["TFCLUSTER_STATE_DIR"] = str(tmp_path / "state")
+    config = str(ROOT / "examples" / "returnn_12ax.config")
+    words = (sys.executable, "-m", "returnn", config)
+    more = ("++horovod_reduce_type", reduced, "++model", str(tmp_path / "network"))
+    launch = (sys.executable, "-m", "tfcluster", "launch", "-n", str(size), "--")
+    done = subprocess.run(
+        [*launch, *words, *more],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        check=False,
+        timeout=280,
+    )
+    output = done.stdout.decode(errors="replace")
+    said = output + done.stderr.decode(errors="replace")
+    assert done.returncode == 0, said
+    assert said.count("no horovod is installed") == 1
+    for rank in range(size):
+        assert f"rank {rank} / size {size}" in said
+    # All have the same parameters in the end, and so the same score.
+    scores = re.findall(r"dev: score (\S+)", said)
+    assert len(set(scores[-size:])) == 1, scores
