@@ -59,7 +59,8 @@ def test_a_task_that_cannot_answer_is_named(cluster: Cluster) -> None:
     assert seconds < allow_s(9)
     assert running.report()["first_failure"]["cause"] == (
         "no step for 1 s: worker:0, worker:2 wait for worker:1 "
-        "(worker:1 did not answer: stopped, stuck outside Python, or without TensorF"
+        "(worker:1 did not answer: stopped, stuck outside Python, or without "
+        "TensorFlow so far)"
     )
     assert_nothing_left(running)
 

@@ -23,7 +23,7 @@ _HOSTILE = re.compile(
 )
 
 
-_BLANK = "\b \t"
+_BLANK = "\b \t\n\v\f"
 
 
 def sanitise(text: str) -> str:
