@@ -77,8 +77,7 @@ def stop(run: str | None, environ: Mapping[str, str], *, now: bool) -> int:
     """End a run; 0 once nothing of it is left."""
     from tfcluster.stopping import stop as stop_run
 
-    view = stop_run(run, now=now, environ=environ, say=_say)
-    _say(f"{view.run}: {view.state}")
+    stop_run(run, now=now, environ=environ, say=_say)
     return ExitCode.OK
 
 

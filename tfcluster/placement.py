@@ -18,7 +18,6 @@ from tfcluster.model import (
     Allocation,
     Description,
     Host,
-    TaskGroup,
     TaskId,
 )
 
@@ -147,7 +146,7 @@ def _places(
         on_host[where[task]].append(task)
     gpus: dict[TaskId, tuple[str, ...] | None] = {}
     for host, here in zip(hosts, on_host, strict=True):
-        gpus.update(_gpu_shares(host, here, description.tasks))
+        gpus.update(_gpu_shares(host, here, description))
     ranked = [[task for task in here if task.ranked] for here in on_host]
     local_ranks = {task: i for here in ranked for i, task in enumerate(here)}
     # Hosts that have a training task of the given local rank, in host order.
@@ -185,12 +184,12 @@ def share_gpus(description: Description, places: Sequence[Place]) -> tuple[Place
     shares: dict[TaskId, tuple[str, ...] | None] = {}
     for here in by_host.values():
         tasks = [each.task for each in here]
-        shares |= _gpu_shares(here[0].host, tasks, description.tasks)
+        shares |= _gpu_shares(here[0].host, tasks, description)
     return tuple(replace(each, gpus=shares[each.task]) for each in places)
 
 
 def _gpu_shares(
-    host: Host, tasks: Iterable[TaskId], groups: Mapping[str, TaskGroup]
+    host: Host, tasks: Iterable[TaskId], description: Description
 ) -> dict[TaskId, tuple[str, ...] | None]:
     """A share of the host's GPUs for each of its tasks.
 
@@ -200,6 +199,7 @@ def _gpu_shares(
     shares: dict[TaskId, tuple[str, ...] | None] = {}
     fixed: list[tuple[TaskId, int]] = []
     even: list[TaskId] = []
+    groups = description.tasks
     for task in tasks:
         wanted = groups[task.type].gpus
         if task.type in BUILT_IN_SERVERS and not wanted:
@@ -220,7 +220,8 @@ def _gpu_shares(
     if needed > len(host.gpus):
         raise StartError(
             f"{host.name}: its tasks need {needed} GPUs, but it has {len(host.gpus)}",
-            hint="lower 'gpus' or place fewer tasks there",
+            hint=f"lower 'gpus'{_written(description, fixed)} or place fewer tasks "
+            "there",
         )
     free = list(host.gpus)
     for task, wanted in fixed:
@@ -237,6 +238,13 @@ def _gpu_shares(
             high = (index + 1) * len(free) // len(even)
             shares[task] = tuple(free[low:high])
     return shares
+
+
+def _written(description: Description, tasks: Iterable[tuple[TaskId, object]]) -> str:
+    """Where the number of GPUs stands that these tasks ask for."""
+    keys = dict.fromkeys(f"tasks.{task.type}.gpus" for task, _ in tasks)
+    places = [description.origins[key] for key in keys if key in description.origins]
+    return f" ({', '.join(places)})" if places else ""
 
 
 def host_summary(hosts: Sequence[Host]) -> str:

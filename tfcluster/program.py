@@ -49,11 +49,11 @@ class Program:
 
 
 def parse(command: Sequence[str], python: str) -> Program:
-    """Take a command apart; a leading ``python`` means the interpreter ``python``."""
+    """Take a command apart; a leading ``python`` or ``python3`` means ``python``."""
     head, rest = command[0], list(command[1:])
     if not _PYTHON.fullmatch(PurePath(head).name):
         return Program(argv=tuple(command))
-    interpreter = python if head == "python" else head
+    interpreter = python if head in ("python", "python3") else head
     opaque = Program(argv=(interpreter, *rest), python=interpreter)
     options: list[str] = []
     while rest and rest[0].startswith("-") and rest[0] not in ("-", "-m", "-c"):

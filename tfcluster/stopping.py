@@ -57,11 +57,27 @@ def stop(
     """
     paths = find(state_dir(environ), run)
     view = _read(paths)
+    if view.state.final and view.state is not RunState.LOST:
+        say(f"{view.run} is over already ({view.state})")
+        return view
+    view = _stopped(
+        view, paths, environ, say, now=now, patience_s=patience_s or _NOW_PATIENCE_S
+    )
+    say(f"{view.run}: {view.state}")
+    return view
+
+
+def _stopped(
+    view: RunView,
+    paths: RunPaths,
+    environ: Mapping[str, str],
+    say: Say,
+    *,
+    now: bool,
+    patience_s: float,
+) -> RunView:
     if view.state is RunState.LOST:
         _sweep(view, paths, environ, say)
-        return view
-    if view.state.final:
-        say(f"{view.run} is over already ({view.state})")
         return view
     if (job := find_job(paths)) and _is_elsewhere(view):
         return stop_job(job, now=now, environ=environ, say=say)
@@ -76,7 +92,7 @@ def stop(
         # And a third signal would mean to leave without cleaning up.
         if not view.state.final and _first(paths.plan, stack):
             _signal(launcher)
-        view = _await(paths, lambda _: False, patience_s or _NOW_PATIENCE_S)
+        view = _await(paths, lambda _: False, patience_s)
     if view.state.final:
         return view
     say(f"the launcher of {view.run} does not react: killing it (pid {launcher.pid})")

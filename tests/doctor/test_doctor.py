@@ -37,7 +37,7 @@ def test_a_well_machine_gets_0(tmp_path: Path) -> None:
 def test_a_missing_script_gets_4_and_a_line(tmp_path: Path) -> None:
     done = doctor(tmp_path, "command: python trian.py\ntasks: {worker: 2}")
     assert done.returncode == 4
-    assert "localhost: error: trian.py is not there" in done.stderr
+    assert f"localhost: error: there is no {tmp_path}/trian.py" in done.stderr
     assert "Traceback" not in done.stderr
 
 

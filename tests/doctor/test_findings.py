@@ -50,7 +50,7 @@ def test_of_well_hosts_nothing_is_said() -> None:
         ({"packages": {"tensorflow": "2.15.1"}}, "error: TensorFlow 2.15.1 is older"),
         ({"import": {"error": "ImportError: x"}}, "error: import tensorflow: ImportE"),
         ({"import": {"seconds": 45}}, "warning: import tensorflow takes 45 s"),
-        ({"files": {"train.py": False}}, "error: train.py is not there"),
+        ({"files": {"train.py": False}}, "error: there is no train.py"),
         (
             {"peers": {"h2": "no answer (firewall?)"}},
             "error: cannot reach h2: no answer",

@@ -14,7 +14,7 @@ from typing import Any
 
 from tfcluster.backends.base import Starter
 from tfcluster.doctor.probe import MARK
-from tfcluster.errors import TfclusterError
+from tfcluster.errors import ExitCode, TfclusterError
 from tfcluster.launcher.clocks import certain_lead
 from tfcluster.launcher.contact import Closed, Contact, Received
 from tfcluster.launcher.reach import choose_address, resolve
@@ -55,6 +55,8 @@ class Report:
     host: Host
     error: str | None = None
     """Why nothing is known."""
+    unreachable: bool = False
+    """Because the host cannot be reached, or is not trusted."""
     address: str = ""
     port: int | None = None
     facts: dict[str, Any] = field(default_factory=dict)
@@ -62,7 +64,7 @@ class Report:
     """Its clock's lead over ours, as far as that is certain."""
 
 
-Post = Received | Closed | tuple[str, Contact | str]
+Post = Received | Closed | tuple[str, Contact | TfclusterError]
 
 
 def examine(
@@ -142,7 +144,7 @@ class _Examination:
                 )
             self._queue.put((host.name, contact))
         except TfclusterError as error:
-            self._queue.put((host.name, error.message))
+            self._queue.put((host.name, error))
 
     def _well(self) -> list[Report]:
         return [report for report in self._reports.values() if report.error is None]
@@ -166,8 +168,11 @@ class _Examination:
             self._gone.add(item.host)
             report = self._reports[item.host]
             report.error = report.error or item.cause
-        elif isinstance(item[1], str):
-            self._reports[item[0]].error = item[1]
+        elif isinstance(item[1], TfclusterError):
+            report, error = self._reports[item[0]], item[1]
+            hint = f" ({error.hint})" if error.hint else ""
+            report.error = error.message.removeprefix(f"{item[0]}: ") + hint
+            report.unreachable = error.exit_code is ExitCode.HOST
         else:
             self._contacts[item[0]] = item[1]
             hold = {"low": self._wishes.low, "high": self._wishes.high}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Any
 
 from tfcluster.doctor.examine import Report
@@ -27,6 +28,7 @@ class Finding:
     host: str
     text: str
     error: bool = True
+    unreachable: bool = False
 
     def __str__(self) -> str:
         return f"{self.host}: {'error' if self.error else 'warning'}: {self.text}"
@@ -37,7 +39,8 @@ def findings(reports: Mapping[str, Report], gpus: Mapping[str, int]) -> list[Fin
     found: list[Finding] = []
     for name, report in reports.items():
         if report.error is not None:
-            found.append(Finding(name, report.error))
+            unreachable = report.unreachable
+            found.append(Finding(name, report.error, unreachable=unreachable))
             continue
         if not report.address:
             text = "no address that the others could reach it by; give it an 'address'"
@@ -55,7 +58,9 @@ def _of_host(report: Report) -> Iterator[tuple[str, bool]]:
         yield f"Python {facts.get('python')} is older than 3.10", True
     tensorflow = _package(report, "tensorflow")
     if tensorflow is None:
-        yield "TensorFlow is not installed for this Python", True
+        which = facts.get("executable") or "this Python"
+        hint = "install it there, or name another interpreter with 'python'"
+        yield f"TensorFlow is not installed for {which} ({hint})", True
     elif _numbers(tensorflow) < OLDEST_TENSORFLOW:
         yield f"TensorFlow {tensorflow} is older than 2.16", True
     imported = _mapping(facts.get("import"))
@@ -63,18 +68,20 @@ def _of_host(report: Report) -> Iterator[tuple[str, bool]]:
         yield f"import tensorflow: {said}", True
     elif (imported.get("seconds") or 0) > SLOW_IMPORT_S:
         yield f"import tensorflow takes {imported['seconds']} s", False
-    for path, there in _mapping(facts.get("files")).items():
+    files = _mapping(facts.get("files"))
+    folder = next((path for path in files if path.startswith("/")), "")
+    for path, there in files.items():
         if not there:
-            yield f"{path} is not there", True
+            yield f"there is no {PurePosixPath(folder, path)}", True
     for peer, result in _mapping(facts.get("peers")).items():
         if result != "reached":
             yield f"cannot reach {peer}: {result}", True
     for path, free in _mapping(facts.get("disks")).items():
         if isinstance(free, int) and free < FREE_BYTES:
             yield f"{path} has only {free >> 20} MiB left", False
-    files = _mapping(facts.get("limits")).get("open files", -1)
-    if 0 <= files < OPEN_FILES:
-        yield f"only {files} open files are allowed (ulimit -n)", False
+    allowed = _mapping(facts.get("limits")).get("open files", -1)
+    if 0 <= allowed < OPEN_FILES:
+        yield f"only {allowed} open files are allowed (ulimit -n)", False
     proxies = _mapping(facts.get("proxies"))
     if set(proxies) - {"no_proxy"}:
         names = ", ".join(sorted(set(proxies) - {"no_proxy"}))

@@ -45,6 +45,7 @@ def main(argv: Sequence[str]) -> int:
 def _facts(wanted: dict[str, Any]) -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "clock", time.time
     yield "python", platform.python_version
+    yield "executable", lambda: sys.executable
     yield "packages", packages
     yield "peers", lambda: connect_all(wanted["peers"])
     yield "names", lambda: resolve_all([name for name, _, _ in wanted["peers"]])

@@ -346,7 +346,12 @@ class Hosts:
         if side.ready or strategy is Strategy.NONE:
             return self._ready(side)
         tail = tuple(str(line) for line in frame.get("tail") or ())
-        cause = f"cannot import TensorFlow: {frame.get('cause')}"
+        pythons = {s.python for s in self._job.on_host(side.host) if s.warm == key}
+        which = next((f"{python} " for python in pythons if python), "")
+        cause = (
+            f"{which}cannot import TensorFlow: {frame.get('cause')} (install it there, "
+            "or name another interpreter with 'python')"
+        )
         return [HostFailed(side.host.name, cause, ExitCode.START, tail)]
 
     def _ready(self, side: _HostSide) -> list[Event]:

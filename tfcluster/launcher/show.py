@@ -10,7 +10,7 @@ from typing import TextIO
 from tfcluster.console.screen import Screen
 from tfcluster.console.views.failures import failure
 from tfcluster.console.views.live import running, starting, stopping
-from tfcluster.console.views.outcome import outcome
+from tfcluster.console.views.outcome import outcome, where_logs_are
 from tfcluster.hostlist import fold
 from tfcluster.launcher.echo import Echo, is_debugging
 from tfcluster.launcher.exposure import exposure_warning
@@ -105,6 +105,7 @@ class Show:
         self._screen.live(None)
         self._screen.show(outcome(view, self._screen.style))
         self._screen.show(failure(view, self._screen.style))
+        self._screen.show(where_logs_are(view, self._screen.style))
 
     def close(self) -> None:
         self._screen.close(_CLOSE_S)

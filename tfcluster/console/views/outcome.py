@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import PurePath
+
 from tfcluster.console.sanitise import sanitise_word
 from tfcluster.console.style import PLAIN, Style
 from tfcluster.console.text import duration, fold_tasks, table
@@ -37,6 +39,14 @@ def outcome(view: RunView, style: Style = PLAIN) -> list[str]:
     return lines + [
         f"{fold_tasks(names)}: {state}" for state, names in _by_state(rest).items()
     ]
+
+
+def where_logs_are(view: RunView, style: Style = PLAIN) -> list[str]:
+    """The way to what the tasks have said, where no failure shows it."""
+    if view.first_failure is not None or not view.tasks or not view.tasks[0].log:
+        return []
+    folder = sanitise_word(str(PurePath(view.tasks[0].log).parent))
+    return [style.dim(f"logs: {folder} (tfcluster logs {sanitise_word(view.run)})")]
 
 
 def _row(task: TaskView, first: str | None) -> tuple[str, ...]:

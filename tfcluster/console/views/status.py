@@ -62,15 +62,24 @@ def _when(view: RunView, now_s: float) -> str:
 
 
 def _troubles(view: RunView) -> list[str]:
+    """What is not said by the failure itself, each once."""
+    first = view.first_failure
+    said = [first.cause] if first else []
     lines = []
-    if view.reason:
+    if view.reason and view.reason not in said:
         lines.append(f"reason: {sanitise_word(view.reason)}")
+        said.append(view.reason)
+    failed = {each.host for each in (first, *view.secondary) if each and not each.task}
     lines += [
         sanitise_word(f"host {host.host}: {host.state}: {host.cause}")
         for host in view.hosts
-        if host.cause
+        if host.cause and host.host not in failed
     ]
-    return lines + [f"note: {sanitise_word(note)}" for note in view.notes]
+    return lines + [
+        f"note: {sanitise_word(note)}"
+        for note in view.notes
+        if not any(note.startswith(f"{each}:") for each in said)
+    ]
 
 
 def _tasks(view: RunView, style: Style) -> list[str]:
