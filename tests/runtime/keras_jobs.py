@@ -26,6 +26,7 @@ from tests.runtime.ranks import PROGRAMS, ROOT, Job, Jobs, Ranks
 SIZES = (2, 3, 4)
 THEMES = (
     "callbacks",
+    "changed_gradients",
     "inputs",
     "loops",
     "losses",

@@ -16,6 +16,7 @@ from tfcluster.runtime.collective.host import HostTransport
 from tfcluster.runtime.context import Context
 from tfcluster.runtime.events import reporter
 from tfcluster.runtime.keras import doubling, independent, lockstep, untuned
+from tfcluster.runtime.keras.collective_update import CollectiveUpdate
 from tfcluster.runtime.keras.dealing import Hand
 from tfcluster.runtime.keras.drift_check import DriftCheck
 from tfcluster.runtime.keras.independent import IndependentSession
@@ -27,7 +28,7 @@ from tfcluster.runtime.keras.remote_data import RemoteData, desk_of
 from tfcluster.runtime.keras.seed_offset import SeedOffset
 from tfcluster.runtime.keras.served import ServedUpdate
 from tfcluster.runtime.keras.session import Session
-from tfcluster.runtime.keras.updates import CollectiveUpdate
+from tfcluster.runtime.keras.tape_gradients import TapeGradients
 from tfcluster.runtime.parameter_server.client import Servers
 
 
@@ -52,7 +53,9 @@ def _collective(context: Context) -> Session:
     drift = DriftCheck(session)
     session.group.last_state = drift.last_state
     session.group.last_equal = drift.last_equal
-    lockstep.install(session, CollectiveUpdate(session, drift))
+    tape_gradients = TapeGradients(session, drift=drift)
+    update = CollectiveUpdate(session, tape_gradients, drift)
+    lockstep.install(session, update, tape_gradients=tape_gradients)
     return session
 
 
@@ -79,11 +82,21 @@ def _served_in_step(context: Context, *, averages_state: bool) -> Session:
     servers = _servers(context, session)
     masters = Masters(session, servers, synchronous=True, leads=session.chief)
     chiefs = None if averages_state else ModelVariables(session, servers)
+    tape_gradients = TapeGradients(session, averages_state=False)
     update = ServedUpdate(
-        session, masters, model_variables=chiefs, drift=DriftCheck(session)
+        session,
+        masters,
+        model_variables=chiefs,
+        drift=DriftCheck(session),
+        tape_gradients=tape_gradients,
     )
     masters.install()
-    lockstep.install(session, update, loss_scaled=update.loss_scaled)
+    lockstep.install(
+        session,
+        update,
+        loss_scaled=update.loss_scaled,
+        tape_gradients=tape_gradients,
+    )
     return session
 
 

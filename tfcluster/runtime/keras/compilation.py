@@ -12,9 +12,8 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 
-from tfcluster.runtime.collective import CollectiveError
+from tfcluster.runtime.keras.graph_order import refuse_xla, take_refusal
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.wrapping import wrap
 
@@ -24,7 +23,6 @@ class Compilation:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._came_upon_exchange = False
         self._plain: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
     def install(self) -> None:
@@ -33,12 +31,7 @@ class Compilation:
         wrap(keras.optimizers.LossScaleOptimizer, "apply", self._apply)
 
     def _apply(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if not tf.executing_eagerly() and GraphOrParentsInXlaContext(
-            tf.compat.v1.get_default_graph()
-        ):
-            # The exception that arrives may be another: AutoGraph makes new ones.
-            self._came_upon_exchange = True
-            raise CollectiveError("an exchange of gradients cannot be compiled by XLA")
+        refuse_xla()
         return original(*args, **kwargs)
 
     def _call(
@@ -51,9 +44,8 @@ class Compilation:
             try:
                 return original(function, *args, **kwargs)
             except Exception:
-                if not self._came_upon_exchange:
+                if not take_refusal():
                     raise
-            self._came_upon_exchange = False
             self._session.warn(
                 f"tf.function {function.name} applies gradients: it runs without "
                 "jit_compile=True, as an exchange cannot be compiled by XLA"

@@ -1,12 +1,13 @@
 """Exchange gradients inside TensorFlow, eagerly and in graphs.
 
-The exchange itself is plain numpy and runs as a stateful op: TensorFlow keeps such ops
-of a graph in the order in which they were written, which is the same on every rank.
+The exchange itself is plain numpy and runs as a stateful op. ``graph_order`` keeps such
+ops of a graph in the order in which they were written, the same on every rank.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import tensorflow as tf
@@ -18,6 +19,7 @@ from tfcluster.runtime.collective.sparse import Slices
 from tfcluster.runtime.collective.splitting import split, stitch
 from tfcluster.runtime.collective.transport import Array
 from tfcluster.runtime.compression import compression_named
+from tfcluster.runtime.keras.graph_order import exchange_in_order
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.world import context
 
@@ -41,19 +43,37 @@ class Watch(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What gradients are for."""
+
+    key: str
+    """The same for all gradients of the same variables, and on all ranks."""
+    name: Callable[[], str]
+    """How messages call it; asked when the exchange runs."""
+    step: str
+    """The same for the gradients that come once in each step."""
+
+    @classmethod
+    def of(cls, optimizer: str) -> Target:
+        return cls(optimizer, lambda: optimizer, optimizer)
+
+
 def exchange(
     session: Session,
-    optimizer: str,
+    target: Target,
     gradients: Sequence[Any],
     variables: Sequence[Any],
     state: Sequence[Any],
     watch: Watch | None = None,
+    *,
+    chiefs_count: bool = False,
 ) -> list[Any]:
     """The gradients (None, tensors or IndexedSlices), averaged over the ranks by rows.
 
     The variables in ``state``, which layers update from the data that they see, are set
-    to their average. None stays None, on all ranks or none. ``watch`` compares
-    what the ranks train.
+    to their average. None stays None, on all ranks or none. With ``chiefs_count`` the
+    chief's gradients are those of all. ``watch`` compares what the ranks train.
     """
     words = [
         _words(variable, gradient)
@@ -64,7 +84,6 @@ def exchange(
     (sparse, sparse_places), (dense, dense_places) = split(given[0], is_sparse)
     if not given[0]:
         return list(gradients)
-    layout = Layout(f"gradients of {optimizer}", tuple(words))
     compression = compression_named(context().options.compression)
     small = [compression.compress(tf.convert_to_tensor(tensor)) for tensor in dense]
     values = [tf.convert_to_tensor(variable) for variable in state]
@@ -73,9 +92,10 @@ def exchange(
         [tensor for tensor, _ in small],
         values,
         sparse,
-        layout,
-        optimizer,
+        tuple(words),
+        target,
         watch,
+        chiefs_count=chiefs_count,
     )
     for variable, mean in zip(state, means[len(dense) :], strict=True):
         variable.assign(mean)
@@ -104,23 +124,33 @@ def _means(
     gradients: Sequence[Any],
     state: Sequence[Any],
     sparse: Sequence[Any],
-    layout: Layout,
-    optimizer: str,
+    words: tuple[str, ...],
+    target: Target,
     watch: Watch | None,
+    *,
+    chiefs_count: bool,
 ) -> tuple[list[Any], list[Any]]:
     dense = [*gradients, *state]
+    layouts: dict[str, Layout] = {}
 
     def run(rows: Any, trial: Any, *given: Any) -> list[Any]:
         told, arrays = given[: len(watched)], given[len(watched) :]
         in_loop = bool(rows < 0)
         weight = session.loop.rows if in_loop else float(rows)
+        alike = in_loop and not chiefs_count
+        if chiefs_count:
+            weight = float(session.chief)
+        name = target.name()
+        layout = layouts.get(name)
+        if layout is None:
+            layout = layouts[name] = Layout(f"gradients of {name}", words)
         plain = arrays[: len(dense)]
         pairs = arrays[len(dense) :]
         means, slices = mean_of_gradients(
             session.group,
             plain,
             [
-                _slices_of(session, pairs[i], pairs[i + 1], in_loop)
+                _slices_of(session, pairs[i], pairs[i + 1], alike)
                 for i in range(0, len(pairs), 2)
             ],
             weight=weight,
@@ -128,14 +158,16 @@ def _means(
             bucket_bytes=session.bucket_bytes,
             check=watch.look(*told) if watch else None,
         )
+        flat = [array for s in slices for array in (s.values, s.indices)]
+        if chiefs_count:
+            return [*means, *flat]
         session.last_rows = weight
         judged = False
         if session.trials and (session.loop.trial if in_loop else trial):
             # Of rows that come twice the places do so, too: their sum is the same.
             sums = [values.sum(axis=0, keepdims=True) for values in pairs[::2]]
-            judged = session.trials.judge(optimizer, [*plain[: len(gradients)], *sums])
-        session.applied(optimizer, in_loop=in_loop, judged=judged)
-        flat = [array for s in slices for array in (s.values, s.indices)]
+            judged = session.trials.judge(name, [*plain[: len(gradients)], *sums])
+        session.applied(target.key, in_loop=in_loop, judged=judged, step=target.step)
         return [*means, *flat]
 
     share = session.share
@@ -148,7 +180,7 @@ def _means(
     types = [tensor.dtype for tensor in inputs]
     watched = watch.inputs() if watch else []
     with tf.control_dependencies(watch.before() if watch else []):
-        found = tf.numpy_function(run, [rows, trial, *watched, *inputs], types)
+        found = exchange_in_order(run, [rows, trial, *watched, *inputs], types)
     outputs = tf.nest.flatten(found)
     means = []
     for tensor, output in zip(dense, outputs[: len(dense)], strict=True):

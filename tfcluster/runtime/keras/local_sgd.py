@@ -26,6 +26,7 @@ from tfcluster.runtime.collective.operations import gather_bytes, mean_of_gradie
 from tfcluster.runtime.collective.transport import Array
 from tfcluster.runtime.keras.drift_check import DriftCheck
 from tfcluster.runtime.keras.gradients import name_of
+from tfcluster.runtime.keras.graph_order import exchange_in_order
 from tfcluster.runtime.keras.session import Session
 
 _WORD = struct.Struct(">dQ")
@@ -97,13 +98,11 @@ class LocalUpdate:
 
         due = _scalar(tf.numpy_function(stepped, [rows], tf.bool))
         chosen = list(replica.variables.values())
-        averaged = tf.cond(
+        tf.cond(
             due,
             lambda: self._average_within(replica, chosen),
             lambda: tf.constant(False),
         )
-        # An op of no resource: whatever is exchanged after it in a graph stays there.
-        tf.numpy_function(lambda done: done, [averaged], tf.bool)
 
     def settle(self, what: str) -> None:
         """Average what has trained since the last time."""
@@ -167,7 +166,7 @@ class LocalUpdate:
         def average(*arrays: Array) -> list[Array]:
             return self._means(replica, arrays, layout)
 
-        found = tf.numpy_function(average, values, [value.dtype for value in values])
+        found = exchange_in_order(average, values, [value.dtype for value in values])
         for variable, value, mean in zip(
             variables, values, tf.nest.flatten(found), strict=True
         ):

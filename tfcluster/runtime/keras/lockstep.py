@@ -17,6 +17,7 @@ from tfcluster.runtime.keras.randomness import Randomness
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.strategies import refuse_strategies
 from tfcluster.runtime.keras.sync import Synchroniser
+from tfcluster.runtime.keras.tape_gradients import TapeGradients
 from tfcluster.runtime.keras.updates import Update
 from tfcluster.runtime.keras.variables import Variables
 from tfcluster.runtime.keras.whole_batch import WholeBatch
@@ -24,7 +25,11 @@ from tfcluster.runtime.keras.wrapping import Around
 
 
 def install(
-    session: Session, update: Update, *, loss_scaled: Around | None = None
+    session: Session,
+    update: Update,
+    *,
+    loss_scaled: Around | None = None,
+    tape_gradients: TapeGradients | None = None,
 ) -> None:
     """Hook into the imported Keras, once for each process.
 
@@ -41,7 +46,10 @@ def install(
     Variables(session, layer_state, metric_state, loops).install()
     layer_state.install()
     session.settle = update.settle
-    Optimizers(session, synchroniser, layer_state, update).install(loss_scaled)
+    optimizers = Optimizers(session, synchroniser, layer_state, update)
+    optimizers.install(loss_scaled)
+    if tape_gradients is not None:
+        tape_gradients.install(optimizers.state_of)
     Compilation(session).install()
     Normalization(session).install()
     Randomness(session, loops).install()

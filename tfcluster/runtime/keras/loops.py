@@ -8,7 +8,8 @@ by every rank, and loops that only look at data or predict see all of it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ import tensorflow as tf
 from tfcluster.runtime import byhand
 from tfcluster.runtime.division import bounds, trial_bounds
 from tfcluster.runtime.keras.rows import cut, has_rows, rows_in, twice
-from tfcluster.runtime.keras.session import DOUBLING_RANK, MOST_TRIALS, Session
+from tfcluster.runtime.keras.session import DOUBLING_RANK, MOST_TRIALS, Session, Taken
 from tfcluster.runtime.keras.wrapping import wrap
 
 _BATCHES = ("Batch", "PaddedBatch", "ParallelBatch", "Rebatch")
@@ -95,7 +96,6 @@ class Loops:
     ) -> None:
         """Note the share of the batch that the program gets now."""
         loop = self._session.loop
-        loop.batches += 1
         loop.trials += trial
         loop.rows, loop.total = rows, total
         loop.counts, loop.divided = counts, divided
@@ -127,6 +127,8 @@ class Passage:
         self._left = batches
         self._applies: int | None = None
         self._trains = False
+        self._looks = False
+        """It has yielded batches between which nothing was trained."""
 
     def next_bounds(self, batch: int) -> tuple[int, int, int]:
         """Which rows of the next batch are yielded, of ``batch`` rows, how many times.
@@ -137,15 +139,39 @@ class Passage:
             return 0, max(batch, 0), 1
         applies = self._session.loop.applies
         if self._applies is not None and applies > self._applies:
-            self._trains = True
+            self._trains, self._looks = True, False
         self._applies = applies
         self._left -= 1
         rank, size = self._session.rank, self._session.size
-        if not self._trains or batch <= 0:
-            self._loops.yields(rows=1.0, total=1.0, counts=rank == 0, divided=False)
+        loop = self._session.loop
+        if not self._trains and any(each.passage == id(self) for each in loop.taken):
+            self._looks = True
+            loop.taken = [each for each in loop.taken if each.passage != id(self)]
+        trial = self._trains and batch > 0 and self._tries(batch)
+        loop.batches += 1
+        divide = trial_bounds if trial else bounds
+        parts = [divide(batch, each, size) for each in range(size)]
+        fractions = (
+            tuple(
+                Fraction(0 if trial and each == DOUBLING_RANK else stop - start, batch)
+                for each, (start, stop) in enumerate(parts)
+            )
+            if batch > 0
+            else ()
+        )
+        beside = [taken.fractions for taken in loop.taken]
+        fits = self._fits(fractions, beside, trial=trial)
+        whole = not self._trains or batch <= 0 or not fits
+        if not self._looks:
+            loop.taken.append(Taken(id(self), None if whole else fractions))
+        if whole:
+            if any(beside):
+                self._whole_beside(batch)
+            else:
+                counts = rank == 0
+                self._loops.yields(rows=1.0, total=1.0, counts=counts, divided=False)
             return 0, max(batch, 0), 1
-        trial = self._tries(batch)
-        start, stop = (trial_bounds if trial else bounds)(batch, rank, size)
+        start, stop = parts[rank]
         rows = stop - start
         times = 2 if trial and rank == DOUBLING_RANK else 1
         counted = rows if times == 1 else 0
@@ -158,6 +184,41 @@ class Passage:
             trial=trial,
         )
         return (start, stop, times) if rows else (0, 1, 1)
+
+    def _fits(
+        self,
+        fractions: tuple[Fraction, ...],
+        beside: Sequence[tuple[Fraction, ...] | None],
+        *,
+        trial: bool,
+    ) -> bool:
+        """Whether a batch can be divided beside those that make one gradient with it.
+
+        A gradient has one weight on each rank. It is right for several batches where a
+        rank has the same part of each.
+        """
+        if beside or not self._session.loop.several:
+            return all(other == fractions for other in beside)
+        # Others will come: parts that are all the same fit most of them.
+        counted = fractions[:DOUBLING_RANK] + fractions[DOUBLING_RANK + trial :]
+        return len(set(counted)) == 1
+
+    def _whole_beside(self, batch: int) -> None:
+        """Every rank gets all of a batch, beside its part of another one.
+
+        The weight stays that of the part: of equal terms it gives that one term.
+        """
+        if not self._trains:
+            # The program looks at data in the midst of a step.
+            self._loops.counts.set(self._session.chief)
+            return
+        self._session.warn(
+            f"a batch of {batch} rows makes one gradient together with another batch, "
+            "and cannot be divided among the ranks by the same fractions. Every rank "
+            "computes all of it. The result is right if the loss is a sum of means, "
+            "one over each batch. Give batches that are used together numbers of rows "
+            f"that are multiples of {self._session.size}, or the same number"
+        )
 
     def _tries(self, batch: int) -> bool:
         """Whether the next batch is in a trial: all that make one gradient have to."""

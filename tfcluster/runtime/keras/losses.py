@@ -16,6 +16,7 @@ from keras.src.losses import loss as keras_losses
 
 from tfcluster.runtime.collective import Layout, ReduceOp
 from tfcluster.runtime.collective.operations import reduce_arrays
+from tfcluster.runtime.keras.graph_order import exchange_in_order
 from tfcluster.runtime.keras.session import Session, Share
 from tfcluster.runtime.keras.whole_batch import WholeBatch
 from tfcluster.runtime.keras.wrapping import wrap
@@ -138,6 +139,6 @@ def _float(number: Any) -> Any:
 
 def _called(run: Callable[..., Any], inputs: list[Any]) -> Any:
     """A number that plain Python gives when the step runs."""
-    factor = tf.numpy_function(run, inputs, tf.float64)
+    factor = exchange_in_order(run, inputs, tf.float64)
     factor.set_shape([])
     return factor

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from tfcluster.runtime.collective import Layout, ReduceOp
 from tfcluster.runtime.collective.operations import reduce_arrays
+from tfcluster.runtime.keras.graph_order import exchange_in_order
 from tfcluster.runtime.keras.session import Session, Share
 from tfcluster.runtime.keras.wrapping import wrap
 
@@ -73,7 +74,7 @@ class Normalization:
                     self._session.group, [array], ReduceOp.SUM, layout
                 )[0]
 
-            summed = tf.numpy_function(run, [tensor], tensor.dtype)
+            summed = exchange_in_order(run, [tensor], tensor.dtype)
             summed.set_shape(tensor.shape)
             return summed
 

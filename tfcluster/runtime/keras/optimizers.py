@@ -37,6 +37,7 @@ class Optimizers:
         self._layer_state = layer_state
         self._update = update
         self._related: dict[int, tuple[weakref.ref[Any], list[int], list[Any]]] = {}
+        """By the first of the variables that are trained."""
 
     def install(self, loss_scaled: Around | None = None) -> None:
         """``loss_scaled`` stands around the optimizer that scales losses."""
@@ -71,9 +72,16 @@ class Optimizers:
     def _state(self, optimizer: Any, variables: list[Any]) -> list[Any]:
         """What layers update by themselves; all of it, and all else, begins alike."""
         self._session.hook(variables)
-        related = self._related_to(optimizer, variables)
+        state: list[Any] = self.state_of(variables)
+        self._synchroniser.ensure([*variables, *optimizer.variables])
+        return state
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def state_of(self, variables: list[Any]) -> list[Any]:
+        """What the layers of ``variables`` update by themselves; all begin alike."""
+        related = self._related_to(variables)
         self._layer_state.merge(related)
-        self._synchroniser.ensure([*variables, *optimizer.variables, *related])
+        self._synchroniser.ensure([*variables, *related])
         return self._layer_state.among(related)
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
@@ -84,14 +92,15 @@ class Optimizers:
     def _after(self, *found: Any) -> None:
         self._update.after(*found)
 
-    def _related_to(self, optimizer: Any, variables: list[Any]) -> list[Any]:
+    def _related_to(self, variables: list[Any]) -> list[Any]:
         """Other variables of the layers that are trained; looked up once."""
+        first = variables[0]
         ids = [id(variable) for variable in variables]
-        known = self._related.get(id(optimizer))
-        if known and known[0]() is optimizer and known[1] == ids:
+        known = self._related.get(id(first))
+        if known and known[0]() is first and known[1] == ids:
             return known[2]
         related = related_variables(variables)
-        self._related[id(optimizer)] = weakref.ref(optimizer), ids, related
+        self._related[id(first)] = weakref.ref(first), ids, related
         return related
 
 

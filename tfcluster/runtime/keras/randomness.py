@@ -37,7 +37,10 @@ class Randomness:
         self, original: Callable[..., Any], generator: Any, *args: Any, **kwargs: Any
     ) -> Any:
         seed = original(generator, *args, **kwargs)
-        if self._session.share is None or self._session.chief:
+        if self._session.share is None:
+            return seed
+        self._session.draws += 1
+        if self._session.chief:
             return seed
         moved = seed + tf.constant([self._session.rank * _STRIDE, 0], seed.dtype)
         doubles = self._doubles()

@@ -15,6 +15,7 @@ import tensorflow as tf
 from tfcluster.runtime.collective import Layout
 from tfcluster.runtime.collective.operations import gather_bytes
 from tfcluster.runtime.collective.transport import Array
+from tfcluster.runtime.keras.graph_order import exchange_in_order
 from tfcluster.runtime.keras.session import Session
 
 _SAMPLE = 256
@@ -41,7 +42,7 @@ class SameData:
         step = self._steps.assign_add(1)
         tf.cond(
             tf.equal(tf.bitwise.bitwise_and(step, step - 1), 0),
-            lambda: tf.numpy_function(self._compare, samples, tf.int64),
+            lambda: exchange_in_order(self._compare, samples, tf.int64),
             lambda: tf.constant(0, tf.int64),
         )
 

@@ -18,11 +18,13 @@ from tfcluster.runtime.collective.operations import (
 from tfcluster.runtime.collective.sparse import Slices
 from tfcluster.runtime.keras.drift_check import DriftCheck
 from tfcluster.runtime.keras.gradients import name_of
+from tfcluster.runtime.keras.graph_order import exchange_in_order
 from tfcluster.runtime.keras.masters import Master, Masters
 from tfcluster.runtime.keras.model_variables import ModelVariables
 from tfcluster.runtime.keras.optimizers import built
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.slots import raw
+from tfcluster.runtime.keras.tape_gradients import TapeGradients
 from tfcluster.runtime.parameter_server.client import Rows
 
 _NOTHING, _ROWS, _WHOLE = range(3)
@@ -34,6 +36,7 @@ class ServedUpdate:
     ``drift`` compares what the ranks tell their optimizers, where they are in step.
     ``model_variables`` shares what layers set from the data that they see (moving
     averages). Without, it is averaged over the ranks of the group at every step.
+    ``tape_gradients`` have been exchanged already where tapes give them.
     """
 
     def __init__(
@@ -43,12 +46,14 @@ class ServedUpdate:
         *,
         model_variables: ModelVariables | None = None,
         drift: DriftCheck | None = None,
+        tape_gradients: TapeGradients | None = None,
     ) -> None:
         self._session = session
         self._masters = masters
         self._model_variables = model_variables
         self._drift = drift
         self._looked_at = 0
+        self._tape_gradients = tape_gradients
         self._idle = False
 
     def before(
@@ -59,6 +64,9 @@ class ServedUpdate:
         state: Sequence[Any],
     ) -> list[Any] | None:
         optimizer._check_variables_are_known(variables)
+        if self._tape_gradients is not None:
+            # The ranks push the same gradient where the program may have changed it.
+            self._tape_gradients.still_to_exchange(optimizer, gradients, variables)
         ordered: list[Any] = [None] * len(optimizer._trainable_variables)
         for gradient, variable in zip(gradients, variables, strict=True):
             if gradient is not None:
@@ -142,7 +150,7 @@ class ServedUpdate:
             if gradient is not None
         ]
         own = tf.reduce_all([tf.reduce_all(tf.math.is_finite(g)) for g in given])
-        poison = tf.numpy_function(self._poison, [own], tf.float32)
+        poison = exchange_in_order(self._poison, [own], tf.float32)
         poison.set_shape([])
         poisoned = list(gradients)
         place = next(i for i, g in enumerate(poisoned) if g is not None)
@@ -188,7 +196,7 @@ class ServedUpdate:
         layout = Layout("moving averages", tuple(name_of(v) for v in state))
         values = [tf.convert_to_tensor(variable) for variable in state]
         means = tf.nest.flatten(
-            tf.numpy_function(run, [self._rows(), *values], [v.dtype for v in values])
+            exchange_in_order(run, [self._rows(), *values], [v.dtype for v in values])
         )
         for variable, mean in zip(state, means, strict=True):
             raw(variable).assign(tf.ensure_shape(mean, variable.shape))
@@ -232,7 +240,7 @@ class ServedUpdate:
                 raise
             return _flat(master, plain, fresh)
 
-        answered: list[Any] = tf.nest.flatten(tf.numpy_function(run, inputs, types))
+        answered: list[Any] = tf.nest.flatten(exchange_in_order(run, inputs, types))
         found = iter(answered)
         for variable, whole in zip(master.variables, plain, strict=True):
             target = raw(variable)

@@ -8,10 +8,12 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any, Protocol
 
 from tfcluster.runtime.collective import Group, Layout
@@ -52,6 +54,16 @@ class Share:
     """How many rows there are, where they are not ``rows``."""
 
 
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A batch that a hand-written loop has got."""
+
+    passage: int
+    """Which pass over a dataset has yielded it."""
+    fractions: tuple[Fraction, ...] | None
+    """Each rank's part of it; None where every rank has got all of it."""
+
+
 @dataclass(slots=True)
 class LoopShare:
     """The share of hand-written loops, as the last batch of a dataset left it."""
@@ -72,10 +84,14 @@ class LoopShare:
     """How many have been yielded since a gradient was applied."""
     window: int = 1
     """How many there were before that one: some loops add up gradients by hand."""
+    taken: list[Taken] = field(default_factory=list)
+    """The batches since a gradient was exchanged."""
+    several: bool = False
+    """The last gradient was of batches from several passes over datasets."""
     applies: int = 0
     """Gradients that such loops have exchanged so far."""
-    undivided_applies: int = 0
-    """How many of the last ones were the same on all ranks."""
+    undivided_applies: Counter[str] = field(default_factory=Counter)
+    """How many of the last ones were the same on all ranks, by kind."""
 
 
 class Trials(Protocol):
@@ -112,6 +128,8 @@ class Session:
     """Variables, by id, whose gradients are seen to pass through our hook."""
     last_rows: float = 1.0
     """Weight of this rank's last gradient."""
+    draws: int = 0
+    """Random numbers that steps draw, others on each rank: how many in the program."""
     waited_for_servers_s: Callable[[], float] = lambda: 0.0
     """Seconds spent waiting for ps tasks since the start."""
     trials: Trials | None = None
@@ -132,6 +150,7 @@ class Session:
         self._lock = threading.Lock()
         self._local = threading.local()
         self._share: ContextVar[Share | None] = ContextVar("share", default=None)
+        self._plain_step: ContextVar[bool] = ContextVar("plain_step", default=False)
         self.pace = Pace(self.reporter, self)
         self.group.steps = lambda: self.pace.steps
         # Without a divided batch every rank computes the same: one of them counts.
@@ -175,12 +194,20 @@ class Session:
         return self._share.get()
 
     @contextmanager
-    def stepping(self, share: Share) -> Iterator[None]:
+    def stepping(self, share: Share, *, plain: bool = False) -> Iterator[None]:
+        """``plain``: the step is Keras's own, and so is how its optimizer is called."""
         token = self._share.set(share)
+        plain_token = self._plain_step.set(plain)
         try:
             yield
         finally:
+            self._plain_step.reset(plain_token)
             self._share.reset(token)
+
+    @property
+    def plain_step(self) -> bool:
+        """Whether gradients of this step reach the optimizer as the tape gives them."""
+        return self._plain_step.get()
 
     def within(self, what: str) -> bool:
         """Whether this thread is inside ``once(what)``."""
@@ -209,14 +236,19 @@ class Session:
         in_loop: bool,
         judged: bool = False,
         exchanged: bool = True,
+        step: str | None = None,
     ) -> None:
-        """``optimizer`` gets a gradient; ``exchanged``: of all ranks' making."""
+        """``optimizer`` gets a gradient; ``exchanged``: of all ranks' making.
+
+        ``step`` is the same for all gradients that come once in a step.
+        """
         self.applies += 1
         if exchanged:
             self.exchanged()
-        self.pace.applied(optimizer)
+        step = optimizer if step is None else step
+        self.pace.applied(step)
         if in_loop and self.divides:
-            self._applied_in_loop(optimizer, judged)
+            self._applied_in_loop(optimizer, judged, step)
 
     def hook(self, variables: Sequence[Any]) -> None:
         """Gradients for these variables pass through our hook."""
@@ -235,16 +267,19 @@ class Session:
         """What is trained has gone to the other ranks, or has come from them."""
         self.reporter.exchanged()
 
-    def _applied_in_loop(self, optimizer: str, judged: bool) -> None:
+    def _applied_in_loop(self, optimizer: str, judged: bool, step: str) -> None:
         loop = self.loop
         loop.applies += 1
         if loop.batches:
             loop.window, loop.batches = loop.batches, 0
+        if loop.taken:
+            loop.several = len({taken.passage for taken in loop.taken}) > 1
+            loop.taken.clear()
         if judged:
             self._judged.add(optimizer)
             loop.unjudged.discard(optimizer)
         if loop.divided:
-            loop.undivided_applies = 0
+            loop.undivided_applies.clear()
             return
         if (
             self.trials is not None
@@ -252,8 +287,8 @@ class Session:
             and self.trials.allowed()
         ):
             loop.unjudged.add(optimizer)
-        loop.undivided_applies += 1
-        if loop.undivided_applies == _SUSPICIOUS_APPLIES:
+        loop.undivided_applies[step] += 1
+        if loop.undivided_applies[step] == _SUSPICIOUS_APPLIES:
             self.warn(self.undivided)
 
     def warn(self, text: str) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import keras
+
 from tfcluster.runtime.keras.added_losses import AddedLosses
 from tfcluster.runtime.keras.rows import Part, take_part
 from tfcluster.runtime.keras.same_data import SameData
@@ -54,7 +56,7 @@ def _divided(
         part = _part(session, data, trains=trains)
         if trains and session.divides:
             part = looks.trial_steps.part(data, part)
-        with session.stepping(part.share):
+        with session.stepping(part.share, plain=_is_plain(model, step)):
             result = step(part.data)
         if session.divides:
             looks.added_losses.look(model, part.data)
@@ -62,6 +64,22 @@ def _divided(
 
     setattr(divided_step, _MARK, True)
     return divided_step
+
+
+def _is_plain(model: Any, step: Callable[[Any], Any]) -> bool:
+    """Whether the gradients of a step reach the optimizer unchanged, for sure."""
+    optimizer = model.optimizer
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    return all(
+        found.__module__.partition(".")[0] == keras.__name__
+        for found in [step]
+        + [
+            getattr(type(each), name)
+            for each in (optimizer, inner)
+            for name in ("apply", "apply_gradients")
+            if each is not None
+        ]
+    )
 
 
 def _part(session: Session, data: Any, *, trains: bool) -> Part:

@@ -7,10 +7,6 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from tfcluster.runtime.keras.drift_check import DriftCheck
-from tfcluster.runtime.keras.gradients import exchange
-from tfcluster.runtime.keras.session import Session
-
 
 class Update(Protocol):
     """Stands around ``Optimizer.apply``, eagerly and while a step is traced.
@@ -60,31 +56,3 @@ class Names:
             count = self._counts[name]
             self._names[optimizer] = name if count == 1 else f"{name} ({count})"
         return self._names[optimizer]
-
-
-class CollectiveUpdate:
-    """Every rank applies the mean over all ranks."""
-
-    def __init__(self, session: Session, drift: DriftCheck) -> None:
-        self._session = session
-        self._drift = drift
-        self._names = Names()
-
-    def before(
-        self,
-        optimizer: Any,
-        gradients: Sequence[Any],
-        variables: Sequence[Any],
-        state: Sequence[Any],
-    ) -> list[Any] | None:
-        name = self._names.of(optimizer)
-        watch = self._drift.watch(name, optimizer, variables, gradients)
-        return exchange(self._session, name, gradients, variables, state, watch)
-
-    def after(
-        self, optimizer: Any, variables: Sequence[Any], state: Sequence[Any]
-    ) -> None:
-        """Nothing is left to be done."""
-
-    def settle(self, what: str) -> None:
-        """They are so after every step."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from tests.runtime.programs.cases import (
     callbacks,
+    changed_gradients,
     inputs,
     loops,
     losses,
@@ -20,6 +21,7 @@ from tests.runtime.programs.cases.tools import main
 if __name__ == "__main__":
     themes = [
         callbacks,
+        changed_gradients,
         inputs,
         loops,
         losses,

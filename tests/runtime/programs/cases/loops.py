@@ -310,5 +310,78 @@ def case_tape_builds_its_model():
     return {**results(model), "scale": np.array(float(optimizer.dynamic_scale.numpy()))}
 
 
+def two_datasets(sizes, rows, joined, dropping=False):
+    """Labelled rows and others, in one step."""
+    x, y = data(rows[0])
+    others = data(rows[1])[0][::-1].copy()
+    labelled = tf.data.Dataset.from_tensor_slices((x, y)).batch(sizes[0])
+    unlabelled = tf.data.Dataset.from_tensor_slices(others).batch(sizes[1])
+    model = classifier()
+    optimizer = keras.optimizers.SGD(0.5)
+
+    @tf.function
+    def step(x, y, others):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(
+                keras.losses.sparse_categorical_crossentropy(y, model(x))
+            ) + tf.reduce_mean(model(others)[:, 0] ** 2)
+        weights = model.trainable_variables
+        optimizer.apply(tape.gradient(loss, weights), weights)
+
+    for _ in range(3):
+        for (x, y), others in joined(labelled, unlabelled):
+            step(x, y, others)
+    return results(model)
+
+
+def case_two_datasets_divided_alike():
+    return two_datasets((12, 24), (72, 144), zip)
+
+
+def case_two_datasets_of_other_batches():
+    """Whose last batches are no parts of each other, either."""
+    return two_datasets((7, 24), (45, 164), zip)
+
+
+def case_two_datasets_one_of_which_goes_on():
+    def joined(labelled, unlabelled):
+        following = iter(unlabelled.repeat())
+        for batch in labelled:
+            yield batch, next(following)
+
+    return two_datasets((12, 10), (66, 64), joined)
+
+
+def case_two_datasets_in_one_of_tensorflow():
+    def joined(labelled, unlabelled):
+        return tf.data.Dataset.zip((labelled, unlabelled))
+
+    return two_datasets((12, 20), (60, 100), joined)
+
+
+def case_several_batches_in_a_step():
+    """A critic has three batches for one of the generator; the last is shorter."""
+    x, _ = data(70)
+    critic, generator = classifier(), classifier()
+    optimizers = keras.optimizers.SGD(0.2), keras.optimizers.SGD(0.2)
+
+    @tf.function
+    def step(x, trained, number):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(critic(x)[:, 0] * generator(x)[:, 1])
+        weights = (critic, generator)[number].trainable_variables
+        clipped, _ = tf.clip_by_global_norm(tape.gradient(loss, weights), 0.1)
+        optimizers[number].apply(clipped, weights)
+
+    steps = step, tf.function(step.python_function)
+    for _ in range(2):
+        batches = iter(tf.data.Dataset.from_tensor_slices(x).batch(8))
+        for _ in range(3):
+            for _ in range(2):
+                steps[0](next(batches), critic, 0)
+            steps[1](next(batches), generator, 1)
+    return {**results(critic), "other": generator.get_weights()[0]}
+
+
 if __name__ == "__main__":
     main(globals())
