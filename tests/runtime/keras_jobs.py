@@ -49,13 +49,11 @@ IN_DEFAULT_TIER = {
         *("one_rank_stops", "files", "checkpoints", "unwritable", "downloads"),
         *("folders_of_ones_own", "checkpoints_in_folders_of_ones_own", "summaries"),
     ],
-    "inputs": ["fit", "batches_of_one", "cached_in_files"],
-    "callbacks": ["one_rank_stops", "files", "checkpoints", "unwritable"],
     "changed_gradients": [
         *("clipped_by_global_norm_in_a_graph", "step_that_clips"),
         *("clipped_where_too_large", "applied_in_a_conditional"),
     ],
-    "inputs": ["fit", "batches_of_one"],
+    "inputs": ["fit", "batches_of_one", "cached_in_files"],
     "loops": [
         *("tape_graph", "tape_on_arrays", "on_batch", "tape_compiled_by_xla"),
         "tape_accumulates",

@@ -15,7 +15,10 @@ class CollectiveUpdate:
     """See ``Update``."""
 
     def __init__(
-        self, session: Session, tape_gradients: TapeGradients, drift: DriftCheck
+        self,
+        session: Session,
+        tape_gradients: TapeGradients,
+        drift: DriftCheck | None = None,
     ) -> None:
         self._session = session
         self._tape_gradients = tape_gradients
@@ -31,7 +34,9 @@ class CollectiveUpdate:
         tapes = self._tape_gradients
         name = tapes.names.of(optimizer)
         target = Target.of(name)
-        watch = self._drift.watch(name, optimizer, variables, gradients)
+        watch = None
+        if self._drift is not None:
+            watch = self._drift.watch(name, optimizer, variables, gradients)
         own = tapes.still_to_exchange(optimizer, gradients, variables)
         if all(own):
             return exchange(self._session, target, gradients, variables, state, watch)

@@ -16,6 +16,7 @@ from tfcluster.runtime.collective.operations import (
     reduce_arrays,
 )
 from tfcluster.runtime.collective.sparse import Slices
+from tfcluster.runtime.keras.collective_update import CollectiveUpdate
 from tfcluster.runtime.keras.drift_check import DriftCheck
 from tfcluster.runtime.keras.gradients import name_of
 from tfcluster.runtime.keras.graph_order import exchange_in_order
@@ -54,6 +55,11 @@ class ServedUpdate:
         self._drift = drift
         self._looked_at = 0
         self._tape_gradients = tape_gradients
+        self._collective = (
+            None
+            if tape_gradients is None
+            else CollectiveUpdate(session, tape_gradients)
+        )
         self._idle = False
 
     def before(
@@ -64,9 +70,15 @@ class ServedUpdate:
         state: Sequence[Any],
     ) -> list[Any] | None:
         optimizer._check_variables_are_known(variables)
-        if self._tape_gradients is not None:
-            # The ranks push the same gradient where the program may have changed it.
-            self._tape_gradients.still_to_exchange(optimizer, gradients, variables)
+        alike = False
+        if self._tape_gradients is not None and self._collective is not None:
+            own = self._tape_gradients.still_to_exchange(
+                optimizer, gradients, variables
+            )
+            alike = not all(own)
+            if alike:
+                found = self._collective.before(optimizer, gradients, variables, [])
+                gradients = found or gradients
         ordered: list[Any] = [None] * len(optimizer._trainable_variables)
         for gradient, variable in zip(gradients, variables, strict=True):
             if gradient is not None:
@@ -81,7 +93,7 @@ class ServedUpdate:
             self._model_variables.seen(state)
         elif state and self._session.size > 1:
             self._average(state)
-        answered = self._push(master, optimizer.name, kinds, ordered)
+        answered = self._push(master, optimizer.name, kinds, ordered, alike=alike)
         # Until it is pushed, what is here is compared with what the ps tasks have.
         with tf.control_dependencies(answered):
             raw(optimizer._iterations).assign_add(1)
@@ -216,8 +228,15 @@ class ServedUpdate:
         return session.loop.rows
 
     def _push(
-        self, master: Master, name: str, kinds: str, gradients: Sequence[Any]
+        self,
+        master: Master,
+        name: str,
+        kinds: str,
+        gradients: Sequence[Any],
+        *,
+        alike: bool,
     ) -> list[Any]:
+        """``alike``: all ranks have the same gradients, and those of one count."""
         inputs = [self._rows()]
         for gradient in gradients:
             if is_sparse(gradient):
@@ -233,7 +252,9 @@ class ServedUpdate:
 
         def run(rows: Any, *arrays: Any) -> list[Any]:
             try:
-                fresh = self._exchange(master, name, kinds, rows, iter(arrays))
+                fresh = self._exchange(
+                    master, name, kinds, rows, iter(arrays), alike=alike
+                )
             except CollectiveError as error:
                 # TensorFlow will make text of it.
                 self._session.group.refusal = error
@@ -252,7 +273,14 @@ class ServedUpdate:
         return answered
 
     def _exchange(
-        self, master: Master, name: str, kinds: str, rows: Any, arrays: Any
+        self,
+        master: Master,
+        name: str,
+        kinds: str,
+        rows: Any,
+        arrays: Any,
+        *,
+        alike: bool,
     ) -> Sequence[Any]:
         session, servers = self._session, self._masters.servers
         given: list[Any] = []
@@ -270,6 +298,8 @@ class ServedUpdate:
         else:
             weight = self._weight(rows) if self._masters.synchronous else 1.0
             session.last_rows = weight
+            if alike:
+                weight = float(session.chief)
             fresh = servers.push(master.key, given, weight=weight)
         session.applied(name, in_loop=in_loop)
         return fresh
