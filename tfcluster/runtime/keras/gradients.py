@@ -7,7 +7,7 @@ ops of a graph in the order in which they were written, the same on every rank.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import tensorflow as tf
@@ -47,16 +47,16 @@ class Watch(Protocol):
 class Target:
     """What gradients are for."""
 
-    key: str
-    """The same for all gradients of the same variables, and on all ranks."""
     name: Callable[[], str]
-    """How messages call it; asked when the exchange runs."""
+    """How messages call it, the same on all ranks; asked when the exchange runs."""
     step: str
     """The same for the gradients that come once in each step."""
+    names: set[str] = field(default_factory=set)
+    """Those that it has had: of the optimizers that are known by then."""
 
     @classmethod
     def of(cls, optimizer: str) -> Target:
-        return cls(optimizer, lambda: optimizer, optimizer)
+        return cls(lambda: optimizer, optimizer)
 
 
 def exchange(
@@ -167,7 +167,10 @@ def _means(
             # Of rows that come twice the places do so, too: their sum is the same.
             sums = [values.sum(axis=0, keepdims=True) for values in pairs[::2]]
             judged = session.trials.judge(name, [*plain[: len(gradients)], *sums])
-        session.applied(target.key, in_loop=in_loop, judged=judged, step=target.step)
+        session.applied(name, in_loop=in_loop, judged=judged, step=target.step)
+        target.names.add(name)
+        if judged:
+            session.loop.unjudged -= target.names
         return [*means, *flat]
 
     share = session.share

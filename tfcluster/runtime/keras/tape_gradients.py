@@ -77,7 +77,7 @@ class TapeGradients:
         self.names = Names()
         self._origins: dict[int, _Origin] = {}
         self._owners: dict[int, tuple[weakref.ref[Any], weakref.ref[Any]]] = {}
-        self._groups: dict[int, tuple[weakref.ref[Any], str]] = {}
+        self._groups: dict[int, tuple[weakref.ref[Any], str, set[str]]] = {}
         self._calls: dict[int, int] = {}
         self._state_of: Callable[[list[Any]], list[Any]] = lambda variables: []
 
@@ -168,10 +168,18 @@ class TapeGradients:
         if session.within(_BY_ROWS):
             return True
         tensors = [_tensor_of(g) for g in gradients if g is not None]
-        return not tensors or bool(should_record_backprop(tensors))
+        if tensors and not should_record_backprop(tensors):
+            return False
+        if tensors and session.divides and session.size > 1:
+            session.warn(
+                "a gradient of weights is differentiated once more: within that loss "
+                "each rank uses the gradient of its own rows, so the result differs "
+                "from that of one machine if the loss needs the gradient of the batch"
+            )
+        return True
 
     def _exchanged(self, variables: list[Any], gradients: Sequence[Any]) -> list[Any]:
-        key = self._group(variables)
+        key, names = self._group(variables)
         # How many gradients of theirs have come since one was applied: a step that
         # computes two of them, say, is still one step.
         first = id(raw(variables[0]))
@@ -180,7 +188,7 @@ class TapeGradients:
         def name() -> str:
             return self._name(variables) or key
 
-        target = Target(key, name, f"{key} ({number})")
+        target = Target(name, f"{key} ({number})", names)
         state = self._state_of(variables)
         if not self._averages_state:
             state = []
@@ -212,20 +220,23 @@ class TapeGradients:
                     names[self.names.of(optimizer)] = None
         return ", ".join(names)
 
-    def _group(self, variables: Sequence[Any]) -> str:
-        """A name for ``variables`` that no others have; the same on all ranks."""
+    def _group(self, variables: Sequence[Any]) -> tuple[str, set[str]]:
+        """A name for ``variables`` that no others have, the same on all ranks.
+
+        And the names that their gradients have had.
+        """
         first = raw(variables[0])
         known = self._groups.get(id(first))
         if known is None or known[0]() is not first:
             more = f" and {len(variables) - 1} more" if len(variables) > 1 else ""
             name = f"{name_of(variables[0])}{more}"
-            taken = {name for _, name in self._groups.values()}
+            taken = {name for _, name, _ in self._groups.values()}
             number = 2
             unique = name
             while unique in taken:
                 unique, number = f"{name} ({number})", number + 1
-            known = self._groups[id(first)] = weakref.ref(first), unique
-        return known[1]
+            known = self._groups[id(first)] = weakref.ref(first), unique, set()
+        return known[1], known[2]
 
     def _remember(
         self, variables: Sequence[Any], gradients: Sequence[Any], *, exchanged: bool
