@@ -71,6 +71,7 @@ def test_a_state_folder_that_cannot_be_made_is_8(
 
 def test_a_state_folder_that_others_can_read_is_refused(cluster: Cluster) -> None:
     cluster.state.mkdir()
+    (cluster.state / "of-somebody").touch()
     cluster.state.chmod(0o755)
     done = cluster.command("launch", "-n", "1", "--", "true")
     assert done.returncode == 8

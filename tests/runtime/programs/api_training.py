@@ -177,7 +177,9 @@ def check_settings():
         np.testing.assert_allclose(variable.numpy(), [-expected], rtol=1e-3)
     plain = keras.optimizers.SGD(1.0)
     refuses(
-        ValueError, "or summed", lambda: hvd.DistributedOptimizer(plain, op=hvd.Max)
+        ValueError,
+        "Average, Sum or Adasum",
+        lambda: hvd.DistributedOptimizer(plain, op=hvd.Max),
     )
     refuses(
         ValueError,

@@ -27,6 +27,7 @@ from tfcluster.runtime.collective.operations import gather_bytes, reduce_arrays
 from tfcluster.runtime.collective.transport import Array
 from tfcluster.runtime.keras.derived_values import ancestry
 from tfcluster.runtime.keras.gradients import name_of
+from tfcluster.runtime.keras.graph_order import exchange_in_order
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.slots import raw
 from tfcluster.runtime.keras.state_trials import Trials
@@ -271,7 +272,8 @@ class LayerState:
             ]
 
         inputs = [rows, changed, *values, *before, *tried]
-        merged = tf.numpy_function(run, inputs, [value.dtype for value in values])
+        types = [value.dtype for value in values]
+        merged = exchange_in_order(run, inputs, types)
         for own, target, new in zip(
             found, targets, tf.nest.flatten(merged), strict=True
         ):

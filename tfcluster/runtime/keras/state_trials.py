@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfcluster.runtime.collective.transport import Array
+from tfcluster.runtime.keras.graph_order import exchange_in_order
 from tfcluster.runtime.keras.rows import cut, has_dense_rows, rows_in
 from tfcluster.runtime.keras.whole_batch import Judged
 from tfcluster.runtime.state_updates import SHIFT, Trial
@@ -66,7 +67,7 @@ class Trials:
 
         def look() -> Any:
             numbers = _numbers(update, current, places, given, leaves, rows)
-            seen = tf.numpy_function(judged, [rows, *numbers], tf.bool)
+            seen = exchange_in_order(judged, [rows, *numbers], tf.bool)
             said = tf.unstack(tf.ensure_shape(seen, [1 + len(flags)]))
             assigned = [
                 flag.assign(value, read_value=False)

@@ -202,7 +202,10 @@ class TapeGradients:
         if self._drift is None or optimizer is None:
             return None
         name = self.names.of(optimizer)
-        return self._drift.watch(name, optimizer, variables, gradients)
+        watch = self._drift.watch(name, optimizer, variables, gradients)
+        # In a graph the program's next assignment to a weight may run at the same time
+        # as the comparison: those weights are compared when the programs end.
+        return watch if tf.executing_eagerly() else None
 
     def _owner(self, variable: Any) -> Any:
         """The optimizer that applies the gradients of ``variable``, if known."""
