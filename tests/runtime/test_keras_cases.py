@@ -99,7 +99,9 @@ def test_batches_per_worker_are_parts_of_a_larger_one(compared: Compared) -> Non
 
 
 def test_the_example_trains_what_one_process_trains(outcomes: Outcomes) -> None:
-    compare(outcomes.digits(), tolerance=1e-4)
+    # Adam divides by a gradient's own size: rounding shows in weights whose gradients
+    # nearly vanish.
+    compare(outcomes.digits(), tolerance=3e-4)
 
 
 @at_each_size(["mixed_bfloat16"])
