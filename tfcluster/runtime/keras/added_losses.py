@@ -7,6 +7,7 @@ the numbers are compared as those of a loss function are.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +18,26 @@ import tensorflow as tf
 from tfcluster.runtime.collective import CollectiveError
 from tfcluster.runtime.keras.rows import has_dense_rows, rows_in
 from tfcluster.runtime.keras.session import Session
-from tfcluster.runtime.keras.whole_batch import Judged, kind_of_loss
+from tfcluster.runtime.keras.whole_batch import kind_of_loss
+
+_TOLERANCE = 0.02
+"""Relative; wide, as the model may have been called with dropout."""
+
+
+class Judged:
+    """Of which models everything is known already, for graphs to look at."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[weakref.ref[Any], tf.Variable]] = {}
+
+    def of(self, judged: Any) -> tf.Variable:
+        """A boolean, False at first."""
+        entry = self._known.get(id(judged))
+        if entry is None or entry[0]() is not judged:
+            with tf.init_scope():
+                variable = tf.Variable(False, trainable=False)
+            entry = self._known[id(judged)] = weakref.ref(judged), variable
+        return entry[1]
 
 
 class AddedLosses:
@@ -63,7 +83,7 @@ class AddedLosses:
         Raises CollectiveError for a sum.
         """
         kinds = [
-            kind_of_loss(whole, (first, second), rows)
+            kind_of_loss(whole, (first, second), rows, _TOLERANCE)
             for whole, first, second in zip(*numbers.tolist(), strict=True)
         ]
         for name, kind in zip(names, kinds, strict=True):

@@ -16,14 +16,16 @@ from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 
 from tfcluster.runtime.collective import CollectiveError
 from tfcluster.runtime.keras.session import Session
+from tfcluster.runtime.keras.shape_errors import ShapeErrors
 from tfcluster.runtime.keras.wrapping import wrap
 
 
 class Compilation:
     """The hooks on ``tf.function`` and, before that of the exchange, on ``apply``."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, shape_errors: ShapeErrors) -> None:
         self._session = session
+        self._shape_errors = shape_errors
         self._came_upon_exchange = False
         self._plain: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
@@ -42,6 +44,12 @@ class Compilation:
         return original(*args, **kwargs)
 
     def _call(
+        self, original: Callable[..., Any], function: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        with self._shape_errors.in_function():
+            return self._with_or_without_xla(original, function, *args, **kwargs)
+
+    def _with_or_without_xla(
         self, original: Callable[..., Any], function: Any, *args: Any, **kwargs: Any
     ) -> Any:
         if not function._jit_compile:

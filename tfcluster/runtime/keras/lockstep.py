@@ -11,9 +11,12 @@ from tfcluster.runtime.keras.loops import Loops
 from tfcluster.runtime.keras.losses import Losses
 from tfcluster.runtime.keras.metrics import Metrics
 from tfcluster.runtime.keras.normalization import Normalization
+from tfcluster.runtime.keras.op_replay import Holds
 from tfcluster.runtime.keras.optimizers import Optimizers
 from tfcluster.runtime.keras.randomness import Randomness
+from tfcluster.runtime.keras.row_terms import RowTerms
 from tfcluster.runtime.keras.session import Session
+from tfcluster.runtime.keras.shape_errors import ShapeErrors
 from tfcluster.runtime.keras.strategies import refuse_strategies
 from tfcluster.runtime.keras.sync import Synchroniser
 from tfcluster.runtime.keras.updates import Update
@@ -31,7 +34,10 @@ def install(
     """
     synchroniser = Synchroniser(session)
     layer_state = LayerState()
-    loops = Loops(session)
+    holds = Holds()
+    row_terms = RowTerms(session, holds)
+    shape_errors = ShapeErrors(session)
+    loops = Loops(session, row_terms)
     whole_batch = WholeBatch(session)
     metrics = Metrics(session, loops)
     files = Files(session)
@@ -39,13 +45,17 @@ def install(
     Variables(session, layer_state, loops).install()
     session.settle = update.settle
     Optimizers(session, synchroniser, layer_state, update).install(loss_scaled)
-    Compilation(session).install()
-    Normalization(session).install()
+    Compilation(session, shape_errors).install()
+    Normalization(session, holds).install()
     Randomness(session, loops).install()
     refuse_strategies()
     metrics.install()
     loops.install()
     whole_batch.install()
-    Losses(session, whole_batch).install()
+    Losses(session, whole_batch, holds).install()
     files.install()
-    Entry(session, synchroniser, metrics, callbacks).install()
+    if session.divides and session.size > 1:
+        row_terms.install()
+    shape_errors.install()
+    entry = Entry(session, synchroniser, metrics, callbacks, row_terms, shape_errors)
+    entry.install()

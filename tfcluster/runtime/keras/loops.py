@@ -13,9 +13,12 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.data.ops import dataset_autograph
 
 from tfcluster.runtime.division import bounds, trial_bounds
-from tfcluster.runtime.keras.rows import cut, has_rows, rows_in, twice
+from tfcluster.runtime.keras.program_lines import user_line
+from tfcluster.runtime.keras.row_terms import RowTerms
+from tfcluster.runtime.keras.rows import common_rows, cut, has_rows, rows_in, twice
 from tfcluster.runtime.keras.session import DOUBLING_RANK, MOST_TRIALS, Session
 from tfcluster.runtime.keras.wrapping import wrap
 
@@ -70,17 +73,23 @@ class Mirrored:
 class Loops:
     """The hook on ``Dataset.__iter__``, and the share of what it has yielded last."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, row_terms: RowTerms) -> None:
         self._session = session
+        self._row_terms = row_terms
         self.counts = Mirrored(session.loop.counts, tf.bool)
         """Whether metrics count this rank's rows."""
         self.fraction = Mirrored(1.0, tf.float64)
         """This rank's part of the rows."""
         self.doubles = Mirrored(False, tf.bool)
         """Whether each row comes twice."""
+        self._batched: list[Any] = []
+        """Specifications of elements that are batches, of arguments of functions."""
 
     def install(self) -> None:
         wrap(tf.data.Dataset, "__iter__", self._iter)
+        if self._session.trials is not None:
+            wrap(dataset_autograph, "_general_purpose_scan", self._scan)
+            wrap(type(tf.function(lambda: None)), "__call__", self._call)
 
     def yields(
         self,
@@ -114,7 +123,33 @@ class Loops:
             return original(dataset)
         passage = Passage(session, self, _batches_in(dataset))
         iterator = original(_divided(dataset, passage))
-        return _settling(iterator, session)
+        return _watched(iterator, session, self._row_terms)
+
+    def _scan(
+        self, original: Callable[..., Any], dataset: Any, state: Any, body: Any
+    ) -> Any:
+        """A loop over ``dataset`` within a ``tf.function``, which runs as a scan."""
+        session = self._session
+        if session.inside_keras or not session.divides:
+            return original(dataset, state, body)
+        known = yields_batches(dataset) or dataset.element_spec in self._batched
+        if not known:
+            return original(dataset, state, body)
+        passage = Passage(session, self, _batches_in(dataset))
+        return original(_divided(dataset, passage), state, body)
+
+    def _call(
+        self, original: Callable[..., Any], function: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        """A function is called, in which a dataset does not tell what made it."""
+        for given in (*args, *kwargs.values()):
+            if (
+                isinstance(given, tf.data.Dataset)
+                and given.element_spec not in self._batched
+                and yields_batches(given)
+            ):
+                self._batched.append(given.element_spec)
+        return original(function, *args, **kwargs)
 
 
 class Passage:
@@ -169,22 +204,27 @@ class Passage:
 
 def _batches_in(dataset: Any) -> float:
     """Of that many is known that they will come."""
+    if not tf.executing_eagerly():
+        return 0
     found = int(dataset.cardinality())
     return math.inf if found == tf.data.INFINITE_CARDINALITY else max(found, 0)
 
 
-def _settling(iterator: Any, session: Session) -> Any:
-    """Have the weights be those of all ranks once ``iterator`` has no more batches."""
+def _watched(iterator: Any, session: Session, row_terms: RowTerms) -> Any:
+    """Look at the batches of ``iterator``, and settle the weights when it ends."""
     kind = type(iterator)
-    if session.settle is Session.settle:
-        return iterator
+    loop = user_line()
 
     def following(self: Any) -> Any:
+        row_terms.end_batch()
         try:
-            return kind.__next__(self)
+            batch = kind.__next__(self)
         except StopIteration:
             session.settle("end of a pass over a dataset")
             raise
+        if session.loop.divided:
+            row_terms.begin_batch(batch, loop)
+        return batch
 
     # Python looks for __next__ in the class; all else is to stay what it is.
     iterator.__class__ = type(kind.__name__, (kind,), {"__next__": following})
@@ -216,7 +256,7 @@ def _divided(dataset: Any, passage: Passage) -> Any:
     def part(*element: Any) -> Any:
         leaves = [leaf for leaf in tf.nest.flatten(element) if has_rows(leaf)]
         counts = [tf.cast(rows_in(leaf), tf.int64) for leaf in leaves]
-        common = tf.reduce_all(tf.equal(tf.stack(counts), counts[0]))
+        _, common = common_rows(leaves)
         batch = tf.where(common, counts[0], tf.constant(-1, tf.int64))
         first, last, times = tf.numpy_function(next_bounds, [batch], [tf.int64] * 3)
         for number in (first, last, times):
