@@ -26,18 +26,16 @@ def model_of(units=4):
 
 
 def by_hand():
-    """A train_step that changes the variables itself."""
+    """A train_step that changes the variables itself, by finite differences."""
 
     class ByHand(keras.Sequential):
         def train_step(self, data):
             x, y = data
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_mean((self(x) - y) ** 2)
-            weights = self.trainable_variables
-            for weight, gradient in zip(
-                weights, tape.gradient(loss, weights), strict=True
-            ):
-                weight.assign_sub(0.1 * gradient)
+            loss = tf.reduce_mean((self(x) - y) ** 2)
+            for weight in self.trainable_variables:
+                weight.assign_add(tf.fill(weight.shape, 1e-3))
+                slope = (tf.reduce_mean((self(x) - y) ** 2) - loss) / 1e-3
+                weight.assign_sub(tf.fill(weight.shape, 1e-3 + 0.01 * slope))
             return {"loss": loss}
 
     model = ByHand([keras.Input((3,)), keras.layers.Dense(1)])

@@ -65,6 +65,12 @@ class Watched:
         found = (ref() for ref in self._scalars.values())
         return [_read(variable) for variable in found if variable is not None]
 
+    @property
+    def on_cpu(self) -> bool:
+        """Whether reading all weights copies none of them."""
+        found = (ref() for ref in self._weights)
+        return all("GPU" not in raw(v).device for v in found if v is not None)
+
     def weights_read(self) -> list[Any]:
         found = (ref() for ref in self._weights)
         return [_read(variable) for variable in found if variable is not None]
@@ -86,7 +92,11 @@ class Watched:
     def next_chunks(self, begin: Chunk) -> consistency.Chunks:
         return consistency.next_chunks(self._sizes, self._widths, begin)
 
-    def part(self, chunk: Chunk) -> Array | None:
+    def part(self, chunk: Chunk, values: Sequence[Any]) -> Array | None:
+        """Of ``values``, those of all weights, if they were read before."""
+        if len(values) == len(self._weights):
+            value = np.asarray(values[chunk.place])
+            return value.reshape(-1)[chunk.start : chunk.stop]
         variable = self._weights[chunk.place]()
         return None if variable is None else _value(variable, chunk.start, chunk.stop)
 
@@ -138,11 +148,14 @@ class DriftCheck:
         optimizer: Any,
         variables: Sequence[Any],
         gradients: Sequence[Any],
+        *,
+        may_move: bool = False,
     ) -> Watch:
         """Called for every trace, eagerly for every step.
 
         ``name`` is the optimizer's, the same on all ranks. Only variables with a
-        gradient are looked at: nothing else than its update assigns to them then.
+        gradient are compared. With ``may_move`` the program may assign to them during
+        the exchange, so their values are read before it.
         """
         chosen = [
             variable
@@ -154,7 +167,7 @@ class DriftCheck:
         if training.watched is None or training.ids != ids:
             training.watched = Watched(name, optimizer, chosen)
             training.ids = ids
-        return Watch(self._session, training, training.watched)
+        return Watch(self._session, training, training.watched, may_move=may_move)
 
     def look_at(self, optimizers: Sequence[tuple[str, Any]], steps: int) -> Look:
         """At what optimizers were told, for strategies that average no gradients.
@@ -211,30 +224,47 @@ class DriftCheck:
 class Watch:
     """Stands beside the exchanges of one trace."""
 
-    def __init__(self, session: Session, training: _Training, watched: Watched) -> None:
+    def __init__(
+        self,
+        session: Session,
+        training: _Training,
+        watched: Watched,
+        *,
+        may_move: bool,
+    ) -> None:
         self._session = session
         self._training = training
         self._watched = watched
+        self._scalars = 0
+        self._carried = may_move and watched.on_cpu
+        # Values that a GPU would have to copy in every step are compared at the end.
+        self._compares_weights = self._carried or not may_move
 
     def inputs(self) -> list[Any]:
         """What ``look`` is to be given, as tensors."""
-        return self._watched.scalars()
+        scalars = self._watched.scalars()
+        self._scalars = len(scalars)
+        return scalars + (self._watched.weights_read() if self._carried else [])
 
     def before(self) -> list[Any]:
         """Ops that come first: no assignment is going on during an exchange, then."""
-        return self._watched.weights_read() if tf.inside_function() else []
+        if self._carried or not self._compares_weights or not tf.inside_function():
+            return []
+        return self._watched.weights_read()
 
     def look(self, *inputs: Any) -> Look:
         """At what this rank has, right before an exchange."""
         training, watched = self._training, self._watched
         training.steps += 1
-        told = watched.hyperparameters(inputs)
+        told = watched.hyperparameters(inputs[: self._scalars])
+        weights = inputs[self._scalars :]
         parts: dict[str, Array] = {}
-        if training.steps in _FIRST_STEPS or training.steps % training.every == 0:
+        due = training.steps in _FIRST_STEPS or training.steps % training.every == 0
+        if self._compares_weights and due:
             found = watched.next_chunks(training.position)
             training.position = found.following
             for chunk in found.chunks:
-                part = watched.part(chunk)
+                part = watched.part(chunk, weights)
                 if part is not None:
                     parts[watched.labels[chunk.place]] = part
         return Look(self._session, training, told, parts)

@@ -202,10 +202,10 @@ class TapeGradients:
         if self._drift is None or optimizer is None:
             return None
         name = self.names.of(optimizer)
-        watch = self._drift.watch(name, optimizer, variables, gradients)
-        # In a graph the program's next assignment to a weight may run at the same time
-        # as the comparison: those weights are compared when the programs end.
-        return watch if tf.executing_eagerly() else None
+        # In a graph, the program's next assignment to a weight may run at the same time
+        # as the exchange.
+        moves = not tf.executing_eagerly()
+        return self._drift.watch(name, optimizer, variables, gradients, may_move=moves)
 
     def _owner(self, variable: Any) -> Any:
         """The optimizer that applies the gradients of ``variable``, if known."""
