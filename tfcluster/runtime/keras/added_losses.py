@@ -15,9 +15,13 @@ import numpy as np
 import tensorflow as tf
 
 from tfcluster.runtime.collective import CollectiveError
+from tfcluster.runtime.keras.judged import Judged
 from tfcluster.runtime.keras.rows import has_dense_rows, rows_in
 from tfcluster.runtime.keras.session import Session
-from tfcluster.runtime.keras.whole_batch import Judged, kind_of_loss
+from tfcluster.runtime.keras.whole_batch import kind_of_loss
+
+_TOLERANCE = 0.02
+"""Relative; wide, as the model may have been called with dropout."""
 
 
 class AddedLosses:
@@ -28,8 +32,10 @@ class AddedLosses:
         self._judged = Judged()
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
-    def look(self, model: Any, data: Any) -> None:
+    def look(self, model: Any, data: Any, undivided: Any) -> None:
         """Compare what is added for ``data``, a rank's rows, and for its halves; once.
+
+        Nothing is to be found where the batch is ``undivided``.
 
         Raises CollectiveError for a sum, when the step is run.
         """
@@ -53,9 +59,8 @@ class AddedLosses:
             seen = tf.numpy_function(judge, [tf.stack(numbers), rows], tf.bool)
             return known.assign(tf.reshape(seen, []), read_value=False)
 
-        tf.cond(
-            tf.logical_or(known, rows < 2), lambda: tf.no_op(), lambda: tf.group(look())
-        )
+        over = known | (rows < 2) | undivided
+        tf.cond(over, lambda: tf.no_op(), lambda: tf.group(look()))
 
     def _judge(self, names: Sequence[str], numbers: Any, rows: int) -> bool:
         """Whether that was all there is to know, of numbers of a batch and its halves.
@@ -63,7 +68,7 @@ class AddedLosses:
         Raises CollectiveError for a sum.
         """
         kinds = [
-            kind_of_loss(whole, (first, second), rows)
+            kind_of_loss(whole, (first, second), rows, _TOLERANCE)
             for whole, first, second in zip(*numbers.tolist(), strict=True)
         ]
         for name, kind in zip(names, kinds, strict=True):

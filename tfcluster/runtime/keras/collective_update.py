@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -36,7 +37,13 @@ class CollectiveUpdate:
         target = Target.of(name)
         watch = None
         if self._drift is not None:
-            watch = self._drift.watch(name, optimizer, variables, gradients)
+            ref = weakref.ref(optimizer)
+
+            def owner() -> tuple[str, Any] | None:
+                found = ref()
+                return None if found is None else (name, found)
+
+            watch = self._drift.watch(owner, name, variables, gradients)
         own = tapes.still_to_exchange(optimizer, gradients, variables)
         if all(own):
             return exchange(self._session, target, gradients, variables, state, watch)

@@ -15,14 +15,16 @@ import tensorflow as tf
 
 from tfcluster.runtime.keras.graph_order import refuse_xla, take_refusal
 from tfcluster.runtime.keras.session import Session
+from tfcluster.runtime.keras.shape_errors import ShapeErrors
 from tfcluster.runtime.keras.wrapping import wrap
 
 
 class Compilation:
     """The hooks on ``tf.function`` and, before that of the exchange, on ``apply``."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, shape_errors: ShapeErrors) -> None:
         self._session = session
+        self._shape_errors = shape_errors
         self._plain: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
     def install(self) -> None:
@@ -35,6 +37,12 @@ class Compilation:
         return original(*args, **kwargs)
 
     def _call(
+        self, original: Callable[..., Any], function: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        with self._shape_errors.in_function():
+            return self._with_or_without_xla(original, function, *args, **kwargs)
+
+    def _with_or_without_xla(
         self, original: Callable[..., Any], function: Any, *args: Any, **kwargs: Any
     ) -> Any:
         if not function._jit_compile:

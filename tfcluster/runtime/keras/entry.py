@@ -14,8 +14,10 @@ from tfcluster.runtime.collective import CollectiveError
 from tfcluster.runtime.keras.added_losses import AddedLosses
 from tfcluster.runtime.keras.callbacks import Callbacks, for_evaluation
 from tfcluster.runtime.keras.metrics import Metrics
+from tfcluster.runtime.keras.row_terms import RowTerms
 from tfcluster.runtime.keras.same_data import SameData
 from tfcluster.runtime.keras.session import Session
+from tfcluster.runtime.keras.shape_errors import ShapeErrors
 from tfcluster.runtime.keras.steps import Looks, divide_steps
 from tfcluster.runtime.keras.strategies import refuse_replicas
 from tfcluster.runtime.keras.sync import Synchroniser, training_state
@@ -32,13 +34,18 @@ class Entry:
         synchroniser: Synchroniser,
         metrics: Metrics,
         callbacks: Callbacks,
+        row_terms: RowTerms,
+        shape_errors: ShapeErrors,
     ) -> None:
         self._session = session
         self._synchroniser = synchroniser
         self._metrics = metrics
         self._callbacks = callbacks
+        self._shape_errors = shape_errors
         self._trial_steps = TrialSteps(session)
-        self._looks = Looks(SameData(session), AddedLosses(session), self._trial_steps)
+        self._looks = Looks(
+            SameData(session), AddedLosses(session), self._trial_steps, row_terms
+        )
 
     def install(self) -> None:
         for name, around in (
@@ -117,7 +124,7 @@ class Entry:
         divide_steps(self._session, model, self._looks)
         self._without_xla(model)
         try:
-            with self._session.entering():
+            with self._shape_errors.in_fit(), self._session.entering():
                 yield
         except tf.errors.OpError as error:
             # What our own code raised within an op, TensorFlow has made text of.

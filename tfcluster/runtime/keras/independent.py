@@ -31,6 +31,7 @@ from tfcluster.runtime.keras.optimizers import Optimizers
 from tfcluster.runtime.keras.progress import Progress
 from tfcluster.runtime.keras.served import ServedUpdate
 from tfcluster.runtime.keras.session import Session
+from tfcluster.runtime.keras.shape_errors import ShapeErrors
 from tfcluster.runtime.keras.strategies import refuse_replicas, refuse_strategies
 from tfcluster.runtime.keras.sync import Synchroniser
 from tfcluster.runtime.keras.wrapping import defining_class, wrap
@@ -47,7 +48,7 @@ def install(session: IndependentSession, masters: Masters, progress: Progress) -
     Optimizers(session, Synchroniser(session), LayerState(session), update).install(
         update.loss_scaled
     )
-    Compilation(session).install()
+    Compilation(session, ShapeErrors(session)).install()
     refuse_strategies()
     batches = FitBatches(session, session.hand, update.set_idle)
     batches.install()

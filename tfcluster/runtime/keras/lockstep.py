@@ -12,9 +12,12 @@ from tfcluster.runtime.keras.losses import Losses
 from tfcluster.runtime.keras.metric_state import MetricState
 from tfcluster.runtime.keras.metrics import Metrics
 from tfcluster.runtime.keras.normalization import Normalization
+from tfcluster.runtime.keras.op_replay import Holds
 from tfcluster.runtime.keras.optimizers import Optimizers
 from tfcluster.runtime.keras.randomness import Randomness
+from tfcluster.runtime.keras.row_terms import RowTerms
 from tfcluster.runtime.keras.session import Session
+from tfcluster.runtime.keras.shape_errors import ShapeErrors
 from tfcluster.runtime.keras.strategies import refuse_strategies
 from tfcluster.runtime.keras.sync import Synchroniser
 from tfcluster.runtime.keras.tape_gradients import TapeGradients
@@ -37,7 +40,10 @@ def install(
     """
     synchroniser = Synchroniser(session)
     layer_state = LayerState(session)
-    loops = Loops(session)
+    holds = Holds()
+    row_terms = RowTerms(session, holds)
+    shape_errors = ShapeErrors(session)
+    loops = Loops(session, row_terms)
     whole_batch = WholeBatch(session)
     metric_state = MetricState(session, loops)
     metrics = Metrics(session, metric_state, layer_state)
@@ -50,13 +56,17 @@ def install(
     optimizers.install(loss_scaled)
     if tape_gradients is not None:
         tape_gradients.install(optimizers.state_of)
-    Compilation(session).install()
-    Normalization(session).install()
+    Compilation(session, shape_errors).install()
+    Normalization(session, holds).install()
     Randomness(session, loops).install()
     refuse_strategies()
     metrics.install()
     loops.install()
     whole_batch.install()
-    Losses(session, whole_batch).install()
+    Losses(session, whole_batch, holds).install()
     files.install()
-    Entry(session, synchroniser, metrics, callbacks).install()
+    if session.divides and session.size > 1:
+        row_terms.install()
+    shape_errors.install()
+    entry = Entry(session, synchroniser, metrics, callbacks, row_terms, shape_errors)
+    entry.install()

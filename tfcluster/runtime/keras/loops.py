@@ -17,7 +17,9 @@ import tensorflow as tf
 
 from tfcluster.runtime import byhand
 from tfcluster.runtime.division import bounds, trial_bounds
-from tfcluster.runtime.keras.rows import cut, has_rows, rows_in, twice
+from tfcluster.runtime.keras.program_lines import user_line
+from tfcluster.runtime.keras.row_terms import RowTerms
+from tfcluster.runtime.keras.rows import common_rows, cut, has_rows, rows_in, twice
 from tfcluster.runtime.keras.session import DOUBLING_RANK, MOST_TRIALS, Session, Taken
 from tfcluster.runtime.keras.wrapping import wrap
 
@@ -72,8 +74,9 @@ class Mirrored:
 class Loops:
     """The hook on ``Dataset.__iter__``, and the share of what it has yielded last."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, row_terms: RowTerms) -> None:
         self._session = session
+        self._row_terms = row_terms
         self.counts = Mirrored(session.loop.counts, tf.bool)
         """Whether metrics count this rank's rows."""
         self.fraction = Mirrored(1.0, tf.float64)
@@ -115,7 +118,7 @@ class Loops:
             return original(dataset)
         passage = Passage(session, self, _batches_in(dataset))
         iterator = original(_divided(dataset, passage))
-        return _settling(iterator, session)
+        return _watched(iterator, session, self._row_terms)
 
 
 class Passage:
@@ -232,23 +235,26 @@ class Passage:
 
 
 def _batches_in(dataset: Any) -> float:
-    """Of that many is known that they will come."""
+    """How many batches of the dataset will come for sure."""
     found = int(dataset.cardinality())
     return math.inf if found == tf.data.INFINITE_CARDINALITY else max(found, 0)
 
 
-def _settling(iterator: Any, session: Session) -> Any:
-    """Have the weights be those of all ranks once ``iterator`` has no more batches."""
+def _watched(iterator: Any, session: Session, row_terms: RowTerms) -> Any:
+    """Look at the batches of ``iterator``, and settle the weights when it ends."""
     kind = type(iterator)
-    if session.settle is Session.settle:
-        return iterator
+    loop = user_line()
 
     def following(self: Any) -> Any:
+        row_terms.end_batch()
         try:
-            return kind.__next__(self)
+            batch = kind.__next__(self)
         except StopIteration:
             session.settle("end of a pass over a dataset")
             raise
+        if session.loop.divided:
+            row_terms.begin_batch(batch, loop)
+        return batch
 
     # Python looks for __next__ in the class; all else is to stay what it is.
     iterator.__class__ = type(kind.__name__, (kind,), {"__next__": following})
@@ -280,7 +286,7 @@ def _divided(dataset: Any, passage: Passage) -> Any:
     def part(*element: Any) -> Any:
         leaves = [leaf for leaf in tf.nest.flatten(element) if has_rows(leaf)]
         counts = [tf.cast(rows_in(leaf), tf.int64) for leaf in leaves]
-        common = tf.reduce_all(tf.equal(tf.stack(counts), counts[0]))
+        _, common = common_rows(leaves)
         batch = tf.where(common, counts[0], tf.constant(-1, tf.int64))
         first, last, times = tf.numpy_function(next_bounds, [batch], [tf.int64] * 3)
         for number in (first, last, times):

@@ -17,6 +17,7 @@ from keras.src.losses import loss as keras_losses
 from tfcluster.runtime.collective import Layout, ReduceOp
 from tfcluster.runtime.collective.operations import reduce_arrays
 from tfcluster.runtime.keras.graph_order import exchange_in_order
+from tfcluster.runtime.keras.op_replay import Holds
 from tfcluster.runtime.keras.session import Session, Share
 from tfcluster.runtime.keras.whole_batch import WholeBatch
 from tfcluster.runtime.keras.wrapping import wrap
@@ -27,8 +28,9 @@ _BY_WEIGHTS = "mean_with_sample_weight"
 class Losses:
     """The hooks on the reduction of losses, Keras's and TensorFlow's."""
 
-    def __init__(self, session: Session, whole_batch: WholeBatch) -> None:
+    def __init__(self, session: Session, whole_batch: WholeBatch, holds: Holds) -> None:
         self._session = session
+        self._holds = holds
         self._whole_batch = whole_batch
 
     def install(self) -> None:
@@ -47,8 +49,8 @@ class Losses:
         loss = original(values, sample_weight, mask, reduction, dtype)
         if loss.shape.rank != 0:
             return loss
+        self._whole_batch.returned(values)
         if tf.convert_to_tensor(values).shape.rank == 0:
-            self._whole_batch.returned(values)
             return loss
         if reduction == "sum":
             return self._scaled(loss, self._whole())
@@ -76,7 +78,10 @@ class Losses:
         return self._scaled(loss, self._whole())
 
     def _scaled(self, loss: Any, factor: Any) -> Any:
-        return loss if factor is None else loss * tf.cast(factor, loss.dtype)
+        if factor is None:
+            return loss
+        # Its divisor is that of all ranks: nothing about it is left to be found.
+        return self._holds.hold(loss * tf.cast(factor, loss.dtype))
 
     def _whole(self) -> Any:
         """The rows of the whole batch, per row of this rank's; None where that is 1."""

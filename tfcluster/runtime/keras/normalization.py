@@ -15,6 +15,7 @@ import tensorflow as tf
 from tfcluster.runtime.collective import Layout, ReduceOp
 from tfcluster.runtime.collective.operations import reduce_arrays
 from tfcluster.runtime.keras.graph_order import exchange_in_order
+from tfcluster.runtime.keras.op_replay import Holds
 from tfcluster.runtime.keras.session import Session, Share
 from tfcluster.runtime.keras.wrapping import wrap
 
@@ -22,14 +23,22 @@ from tfcluster.runtime.keras.wrapping import wrap
 class Normalization:
     """The hook on the moments of ``BatchNormalization``."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, holds: Holds) -> None:
         self._session = session
+        self._holds = holds
 
     def install(self) -> None:
         wrap(keras.layers.BatchNormalization, "_moments", self._moments)
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def _moments(
+        self, original: Callable[..., Any], layer: Any, inputs: Any, mask: Any
+    ) -> Any:
+        moments = self._of_the_ranks(original, layer, inputs, mask)
+        # Where a rank's own rows are normalized is documented, and no matter of a loss.
+        return tuple(map(self._holds.hold, moments))
+
+    def _of_the_ranks(
         self, original: Callable[..., Any], layer: Any, inputs: Any, mask: Any
     ) -> Any:
         share = self._session.share

@@ -16,6 +16,7 @@ import keras
 import tensorflow as tf
 
 from tfcluster.runtime.keras.layer_state import LayerState
+from tfcluster.runtime.keras.program_lines import user_line
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.sync import Synchroniser, related_variables
 from tfcluster.runtime.keras.updates import Update
@@ -71,6 +72,8 @@ class Optimizers:
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def _state(self, optimizer: Any, variables: list[Any]) -> list[Any]:
         """What layers update by themselves; all of it, and all else, begins alike."""
+        if not self._session.inside_keras and not self._session.loop.divided:
+            self._session.loop.applied_at = user_line()
         self._session.hook(variables)
         state: list[Any] = self.state_of(variables)
         self._synchroniser.ensure([*variables, *optimizer.variables])

@@ -6,7 +6,8 @@ symbolic tensors, ragged and sparse ones, and numpy arrays, in any structure.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -30,40 +31,99 @@ def take_part(data: Any, rank: int, size: int) -> Part:
     A rank without rows takes the first one, and weighs nothing. Where the tensors don't
     have one common number of rows, there is nothing to divide: every rank takes all.
     """
-    counts = [rows_in(leaf) for leaf in tf.nest.flatten(data) if has_rows(leaf)]
-    if not counts:
+    leaves = [leaf for leaf in tf.nest.flatten(data) if has_rows(leaf)]
+    if not leaves:
         return Part(data, _of_the_chief(rank))
-    if all(isinstance(count, int) for count in counts):
-        return _static_part(data, counts, rank, size)
-    return _dynamic_part(data, counts, rank, size)
-
-
-def _static_part(data: Any, counts: list[int], rank: int, size: int) -> Part:
-    if len(set(counts)) > 1 or not counts[0]:
-        return Part(data, _of_the_chief(rank))
-    start, stop = bounds(counts[0], rank, size)
+    batch, common = common_rows(leaves)
+    if not isinstance(batch, int) or not isinstance(common, bool):
+        return _dynamic_part(data, leaves, batch, common, rank, size)
+    if not common or not batch:
+        return Part(data, replace(_of_the_chief(rank), undivided=not common))
+    start, stop = bounds(batch, rank, size)
     rows = stop - start
     if not rows:
         start, stop = 0, 1
-    share = Share(float(rows), rows > 0, total=float(counts[0]))
+    share = Share(float(rows), rows > 0, total=float(batch))
     return Part(_cut_all(data, start, stop), share)
 
 
-def _dynamic_part(data: Any, counts: list[Any], rank: int, size: int) -> Part:
-    totals = [tf.cast(count, tf.int64) for count in counts]
-    batch = totals[0]
-    common = tf.reduce_all(tf.equal(tf.stack(totals), batch))
+def common_rows(leaves: Sequence[Any]) -> tuple[Any, Any]:
+    """The rows of the first of some tensors, and whether they are rows of all.
+
+    An int and a bool where that is known, else scalar tensors. A matrix of as many
+    columns as rows beside other tensors may be the adjacency of a graph. Then the batch
+    is one graph, and its nodes are no rows.
+    """
+    counts = [rows_in(leaf) for leaf in leaves]
+    common: Any
+    if all(isinstance(count, int) for count in counts):
+        common = len(set(counts)) == 1
+    else:
+        counts = [tf.cast(count, tf.int64) for count in counts]
+        common = tf.reduce_all(tf.equal(tf.stack(counts), counts[0]))
+    if len(leaves) > 1:
+        for leaf in leaves:
+            graph = _is_adjacency(leaf)
+            if graph is not False:
+                common = tf.logical_and(common, tf.logical_not(graph))
+    if tf.is_tensor(common) and hasattr(common, "numpy"):
+        common = bool(common)
+    return counts[0], common
+
+
+_SMALLEST_GRAPH = 4
+"""Smaller matrices are often symmetric by chance."""
+
+
+def _is_adjacency(leaf: Any) -> Any:
+    """Whether a matrix says which nodes are neighbours: False, or a boolean tensor."""
+    if isinstance(leaf, tf.RaggedTensor) or leaf.shape is None:
+        return False
+    shape = tuple(leaf.shape) if isinstance(leaf, np.ndarray) else leaf.shape.as_list()
+    known = {length for length in shape if length is not None}
+    if len(shape) != 2 or len(known) > 1 or not _is_numeric(leaf.dtype):
+        return False
+    if known and min(known) < _SMALLEST_GRAPH:
+        return False
+    if isinstance(leaf, tf.SparseTensor):
+        lengths = leaf.dense_shape
+        return tf.equal(lengths[0], lengths[1]) & (lengths[0] >= _SMALLEST_GRAPH)
+    matrix = tf.convert_to_tensor(leaf)
+    lengths = tf.shape(matrix)
+
+    def symmetric() -> Any:
+        there = tf.cast(matrix, tf.bool)
+        alike = tf.reduce_all(tf.equal(there, tf.transpose(there)))
+        equal = tf.reduce_all(tf.equal(matrix, tf.transpose(matrix)))
+        # Without any zero the values decide; a normalized adjacency has others.
+        return alike & (equal | ~tf.reduce_all(there))
+
+    square = tf.equal(lengths[0], lengths[1]) & (lengths[0] >= _SMALLEST_GRAPH)
+    return tf.cond(square, symmetric, lambda: tf.constant(False))
+
+
+def _is_numeric(dtype: Any) -> bool:
+    kind = tf.as_dtype(dtype)
+    return bool(kind.is_floating or kind.is_integer or kind.is_bool)
+
+
+def _dynamic_part(
+    data: Any, leaves: Sequence[Any], batch: Any, common: Any, rank: int, size: int
+) -> Part:
+    counts = [tf.cast(rows_in(leaf), tf.int64) for leaf in leaves]
+    batch = tf.cast(batch, tf.int64)
     start = rank * batch // size
     rows = (rank + 1) * batch // size - start
     empty = tf.equal(rows, 0)
     first = tf.where(tf.logical_or(empty, ~common), tf.zeros_like(start), start)
     last = tf.where(empty, tf.minimum(batch, 1), start + rows)
-    last = tf.where(common, last, tf.reduce_max(tf.stack(totals)))
+    last = tf.where(common, last, tf.reduce_max(tf.stack(counts)))
     chiefs = _of_the_chief(rank)
     share = Share(
         rows=tf.where(common, tf.cast(rows, tf.float64), _float(chiefs.rows)),
         counts=tf.where(common, ~empty, chiefs.counts),
         total=tf.where(common, tf.cast(batch, tf.float64), _float(1.0)),
+        undivided=~common,
     )
     return Part(_cut_all(data, first, last), share)
 

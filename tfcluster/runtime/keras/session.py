@@ -52,6 +52,10 @@ class Share:
     """One rank has the chief's rows, each twice: see ``doubling``."""
     present: Any = None
     """How many rows there are, where they are not ``rows``."""
+    data: Any = None
+    """This rank's rows, where a step of the program's own computes the loss."""
+    undivided: Any = False
+    """Whether every rank has all of the batch: a bool, or a boolean tensor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +96,15 @@ class LoopShare:
     """Gradients that such loops have exchanged so far."""
     undivided_applies: Counter[str] = field(default_factory=Counter)
     """How many of the last ones were the same on all ranks, by kind."""
+
+    applied_at: str = "the program"
+    """Where the program has applied the last gradient."""
+
+    def present_rows(self) -> int | None:
+        """The rows of the last batch that the program got, if it was divided."""
+        if not self.divided:
+            return None
+        return int(self.rows if self.present is None else self.present)
 
 
 class Trials(Protocol):
@@ -134,13 +147,17 @@ class Session:
     """Seconds spent waiting for ps tasks since the start."""
     trials: Trials | None = None
     """Set where several ranks divide batches and average their gradients in step."""
+    has_divided: bool = False
+    """Whether a step of this call of ``fit`` has got a part of its batch."""
     settle: Callable[[str], None] = lambda what: None
     """What the strategy does before the weights are looked at; see ``Update``."""
 
     undivided = (
         "every rank computed the same gradient: the data is not divided. The result is "
         "right, but no faster than on one machine. Batches are divided in model.fit "
-        "and in loops over a batched tf.data.Dataset"
+        "and in loops over a batched tf.data.Dataset: write the loop as `for x, y in "
+        "tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH):`, outside of a "
+        "tf.function"
     )
 
     def __post_init__(self) -> None:
@@ -289,7 +306,7 @@ class Session:
             loop.unjudged.add(optimizer)
         loop.undivided_applies[step] += 1
         if loop.undivided_applies[step] == _SUSPICIOUS_APPLIES:
-            self.warn(self.undivided)
+            self.warn(f"{loop.applied_at}: {self.undivided}")
 
     def warn(self, text: str) -> None:
         """Tell the person at the console, once."""

@@ -13,8 +13,8 @@ import tensorflow as tf
 
 from tfcluster.runtime.collective.transport import Array
 from tfcluster.runtime.keras.graph_order import exchange_in_order
+from tfcluster.runtime.keras.judged import Judged
 from tfcluster.runtime.keras.rows import cut, has_dense_rows, rows_in
-from tfcluster.runtime.keras.whole_batch import Judged
 from tfcluster.runtime.state_updates import SHIFT, Trial
 
 _MOST_VARIABLES = 8

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import keras
+import numpy as np
+import tensorflow as tf
 
 from tfcluster.runtime.keras.added_losses import AddedLosses
-from tfcluster.runtime.keras.rows import Part, take_part
+from tfcluster.runtime.keras.row_terms import RowTerms
+from tfcluster.runtime.keras.rows import Part, has_rows, take_part
 from tfcluster.runtime.keras.same_data import SameData
 from tfcluster.runtime.keras.session import Session, Share
-from tfcluster.runtime.keras.trial_steps import TrialSteps
+from tfcluster.runtime.keras.trial_steps import TrialSteps, has_own_step
 
 _STEPS = ("train_step", "test_step")
 _MARK = "divides_batches"
@@ -26,6 +29,7 @@ class Looks:
     same_data: SameData
     added_losses: AddedLosses
     trial_steps: TrialSteps
+    row_terms: RowTerms
 
 
 def divide_steps(session: Session, model: Any, looks: Looks) -> None:
@@ -53,13 +57,22 @@ def _divided(
             return step(data)
         if trains and session.divides:
             looks.same_data.look(data)
+        session.has_divided = session.divides
         part = _part(session, data, trains=trains)
+        _warn_if_undivided(session, model, data, part.share.undivided)
         if trains and session.divides:
             part = looks.trial_steps.part(data, part)
-        with session.stepping(part.share, plain=_is_plain(model, step)):
+        share = part.share
+        if trains and session.divides and has_own_step(model):
+            share = replace(share, data=part.data)
+            if tf.executing_eagerly() and not share.undivided:
+                looks.row_terms.begin_batch(part.data, f"{model.name} {id(model)}")
+        with session.stepping(share, plain=_is_plain(model, step)):
             result = step(part.data)
+        if trains:
+            looks.row_terms.end_batch()
         if session.divides:
-            looks.added_losses.look(model, part.data)
+            looks.added_losses.look(model, part.data, part.share.undivided)
         return result
 
     setattr(divided_step, _MARK, True)
@@ -87,6 +100,34 @@ def _part(session: Session, data: Any, *, trains: bool) -> Part:
         return take_part(data, session.rank, session.size)
     # The ranks train together, but may have other numbers of batches to test with.
     return Part(data, Share(rows=_rows(data), counts=True, alone=not trains))
+
+
+@tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+def _warn_if_undivided(session: Session, model: Any, data: Any, undivided: Any) -> None:
+    if undivided is False:
+        return
+    shapes = ", ".join(
+        str(tuple(leaf.shape)) for leaf in tf.nest.flatten(data) if has_rows(leaf)
+    )
+
+    def warn() -> Any:
+        session.warn(
+            f"batches of {model.name} are not divided among the ranks: their tensors "
+            f"({shapes}) differ in their numbers of rows, or one of them is a matrix "
+            "of as many columns as rows, like that of a graph. Every rank computes "
+            "all of such a batch. The result is right, but no faster than on one "
+            "machine"
+        )
+        return np.bool_(False)
+
+    if undivided is True:
+        warn()
+    else:
+        tf.cond(
+            undivided,
+            lambda: tf.numpy_function(warn, [], tf.bool),
+            lambda: tf.constant(False),
+        )
 
 
 def _rows(data: Any) -> Any:

@@ -192,20 +192,27 @@ class TapeGradients:
         state = self._state_of(variables)
         if not self._averages_state:
             state = []
-        watch = self._watch(variables, gradients)
+        watch = self._watch(key, variables, gradients)
         return exchange(self._session, target, gradients, variables, state, watch)
 
-    def _watch(self, variables: list[Any], gradients: Sequence[Any]) -> Watch | None:
-        """Compares what the ranks train, where one optimizer owns all variables."""
-        owners = {self._owner(variable) for variable in variables}
-        optimizer = owners.pop() if len(owners) == 1 else None
-        if self._drift is None or optimizer is None:
+    def _watch(
+        self, key: str, variables: list[Any], gradients: Sequence[Any]
+    ) -> Watch | None:
+        """Compares what the ranks train."""
+        if self._drift is None:
             return None
-        name = self.names.of(optimizer)
+        refs = [weakref.ref(raw(variable)) for variable in variables]
+
+        def owner() -> tuple[str, Any] | None:
+            """The one optimizer that applies the gradients of all variables."""
+            found = {self._owner(ref()) for ref in refs}
+            optimizer = found.pop() if len(found) == 1 else None
+            return None if optimizer is None else (self.names.of(optimizer), optimizer)
+
         # In a graph, the program's next assignment to a weight may run at the same time
         # as the exchange.
         moves = not tf.executing_eagerly()
-        return self._drift.watch(name, optimizer, variables, gradients, may_move=moves)
+        return self._drift.watch(owner, key, variables, gradients, may_move=moves)
 
     def _owner(self, variable: Any) -> Any:
         """The optimizer that applies the gradients of ``variable``, if known."""

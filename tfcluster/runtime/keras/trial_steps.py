@@ -15,7 +15,7 @@ import keras
 import tensorflow as tf
 
 from tfcluster.runtime.division import trial_bounds
-from tfcluster.runtime.keras.rows import Part, cut, has_rows, rows_in, twice
+from tfcluster.runtime.keras.rows import Part, common_rows, cut, has_rows, twice
 from tfcluster.runtime.keras.session import (
     DOUBLING_RANK,
     MOST_TRIALS,
@@ -74,7 +74,7 @@ class TrialSteps:
         found = original(model, force=force)
         trials = self._session.trials
         after = model.train_function
-        if trials is None or after is before or not _has_own_step(model):
+        if trials is None or after is before or not has_own_step(model):
             return found
         original(model, force=True)
         model.train_function = self._function(trials, model.train_function, after)
@@ -109,7 +109,7 @@ class TrialSteps:
         return train_function
 
 
-def _has_own_step(model: Any) -> bool:
+def has_own_step(model: Any) -> bool:
     """Whether it, or its class, says by itself what a step, or the loss, is."""
     return any(
         getattr(model, name).__module__.partition(".")[0] != keras.__name__
@@ -125,15 +125,13 @@ def _trial_part(data: Any, rank: int, size: int) -> tuple[Any, Part] | None:
     leaves = [leaf for leaf in tf.nest.flatten(data) if has_rows(leaf)]
     if not leaves:
         return None
-    counts = [rows_in(leaf) for leaf in leaves]
-    batch = counts[0]
+    batch, common = common_rows(leaves)
     possible: Any
-    if all(isinstance(count, int) for count in counts):
-        possible = batch >= size and len(set(counts)) == 1
+    if isinstance(batch, int) and isinstance(common, bool):
+        possible = common and batch >= size
     else:
-        counts = [tf.cast(count, tf.int64) for count in counts]
-        batch = counts[0]
-        possible = tf.reduce_all(tf.equal(counts, batch)) & (batch >= size)
+        batch = tf.cast(batch, tf.int64)
+        possible = common & (batch >= size)
     start, stop = trial_bounds(batch, rank, size)
     doubles = rank == DOUBLING_RANK
     rows = stop - start
@@ -168,6 +166,7 @@ def _either(possible: Any, one: Part, other: Part) -> Part:
         total=_where(possible, one.share.total, other.share.total, tf.float64),
         trial=possible,
         present=_where(possible, one.share.present, other.share.rows, tf.float64),
+        undivided=other.share.undivided,
     )
     return Part(tf.nest.map_structure(chosen, one.data, other.data), share)
 

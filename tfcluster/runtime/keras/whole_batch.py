@@ -1,43 +1,28 @@
 """Finds losses of the program's own that are no mean over the rows of a batch.
 
-A function that returns one number for a batch does not say how it came by it. So the
-first batch is looked at in two halves: of a mean over rows, the halves have it as their
-mean; a sum is refused, and what is neither gets a warning.
+A function that returns one number for a batch does not say how it came by it. So in a
+few steps the batch is looked at in two parts. Of a mean over rows, the parts have it as
+their mean; a sum is refused, and what is neither gets a warning. A function that
+returns a number for each row has to return the same for the rows of a part.
 """
 
 from __future__ import annotations
 
 import threading
-import weakref
 from collections.abc import Callable
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfcluster.runtime.collective import CollectiveError
+from tfcluster.runtime.collective.transport import Array
+from tfcluster.runtime.keras.rare_steps import RareSteps
+from tfcluster.runtime.keras.rounding import TOLERANCES
 from tfcluster.runtime.keras.rows import has_dense_rows, rows_in
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.wrapping import wrap
-
-_TOLERANCE = 0.02
-"""Relative; wide enough for half precision, and the mean and the sum are far apart."""
-
-
-class Judged:
-    """Of which objects everything is known already, for graphs to look at."""
-
-    def __init__(self) -> None:
-        self._known: dict[int, tuple[weakref.ref[Any], tf.Variable]] = {}
-
-    def of(self, judged: Any) -> tf.Variable:
-        """A boolean, False at first."""
-        entry = self._known.get(id(judged))
-        if entry is None or entry[0]() is not judged:
-            with tf.init_scope():
-                variable = tf.Variable(False, trainable=False)
-            entry = self._known[id(judged)] = weakref.ref(judged), variable
-        return entry[1]
 
 
 class WholeBatch:
@@ -46,14 +31,14 @@ class WholeBatch:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._local = threading.local()
-        self._judged = Judged()
+        self._steps = RareSteps()
 
     def install(self) -> None:
         wrap(keras.losses.Loss, "__call__", self._call)
 
     def returned(self, values: Any) -> None:
-        """The loss that is being called has returned one number for its batch."""
-        self._local.number = values
+        """What the loss that is being called has returned, before its reduction."""
+        self._local.values = values
 
     def _call(
         self,
@@ -63,52 +48,57 @@ class WholeBatch:
         y_pred: Any,
         sample_weight: Any = None,
     ) -> Any:
-        self._local.number = None
+        self._local.values = None
         result = original(loss, y_true, y_pred, sample_weight)
-        number = self._local.number
-        if number is None or self._session.share is None:
+        values, share = self._local.values, self._session.share
+        if values is None or share is None or share.alone:
+            return result
+        values = tf.convert_to_tensor(values)
+        if values.shape.rank != 0 and _is_by_row(loss):
             return result
         if all(map(has_dense_rows, keras.tree.flatten([y_true, y_pred]))):
-            self._look(loss, y_true, y_pred, number)
+            self._look(loss, y_true, y_pred, values, share.undivided)
         return result
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
-    def _look(self, loss: Any, y_true: Any, y_pred: Any, number: Any) -> None:
+    def _look(
+        self, loss: Any, y_true: Any, y_pred: Any, values: Any, undivided: Any
+    ) -> None:
         rows = tf.cast(rows_in(keras.tree.flatten(y_pred)[0]), tf.int64)
-        half = rows // 2
-        known = self._judged.of(loss)
+        tolerance = TOLERANCES.get(loss.dtype, max(TOLERANCES.values()))
 
         def part(start: Any, stop: Any) -> Any:
             def cut(tensor: Any) -> Any:
-                return tf.convert_to_tensor(tensor)[start:stop]
+                return tf.cast(tf.convert_to_tensor(tensor)[start:stop], loss.dtype)
 
             true = keras.tree.map_structure(cut, y_true)
             pred = keras.tree.map_structure(cut, y_pred)
-            true = keras.tree.map_structure(lambda t: tf.cast(t, loss.dtype), true)
-            pred = keras.tree.map_structure(lambda t: tf.cast(t, loss.dtype), pred)
             return tf.cast(tf.stop_gradient(loss.call(true, pred)), tf.float64)
 
+        def judge(whole: Any, first: Any, second: Any, rows: int) -> Any:
+            if whole.ndim:
+                parts = np.concatenate([first, second])
+                kind = "mean" if same_rows(whole, parts, tolerance) else "whole batch"
+            else:
+                halves = float(first), float(second)
+                kind = kind_of_loss(float(whole), halves, int(rows), tolerance)
+            return np.bool_(self._judge(loss.name, kind))
+
         def look() -> Any:
-            numbers = [part(0, half), part(half, rows)]
-            whole = tf.cast(tf.stop_gradient(number), tf.float64)
-            seen = tf.numpy_function(judge, [whole, *numbers, rows], tf.bool)
-            return known.assign(tf.reshape(seen, []), read_value=False)
+            half = rows // 2
+            parts = [part(0, half), part(half, rows)]
+            whole = tf.cast(tf.stop_gradient(values), tf.float64)
+            over = tf.numpy_function(judge, [whole, *parts, rows], tf.bool)
+            return self._steps.end_if(loss, tf.reshape(over, []))
 
-        def judge(whole: float, first: float, second: float, rows: int) -> Any:
-            return self._judge(loss.name, whole, (first, second), int(rows))
+        due = self._steps.due(loss) & tf.logical_not(undivided)
+        tf.cond(due & (rows >= 2), lambda: tf.group(look()), lambda: tf.no_op())
 
-        tf.cond(
-            tf.logical_or(known, rows < 2), lambda: tf.no_op(), lambda: tf.group(look())
-        )
-
-    def _judge(
-        self, name: str, whole: float, halves: tuple[float, float], rows: int
-    ) -> bool:
-        """Whether that was all there is to know.
+    def _judge(self, name: str, kind: str) -> bool:
+        """Whether that is all there is to know.
 
         Raises CollectiveError for a sum.
         """
-        kind = kind_of_loss(whole, halves, rows)
         if kind == "sum":
             self._session.group.refusal = CollectiveError(
                 f"the loss {name} returns the sum over the rows of a batch: a function "
@@ -122,10 +112,12 @@ class WholeBatch:
                 "rows of one rank at a time, so the result differs from that of one "
                 "machine"
             )
-        return kind != "unknown"
+        return kind == "whole batch"
 
 
-def kind_of_loss(whole: float, halves: tuple[float, float], rows: int) -> str:
+def kind_of_loss(
+    whole: float, halves: tuple[float, float], rows: int, tolerance: float
+) -> str:
     """What a loss is by its values for a batch, and for the two halves of its rows.
 
     The first half has ``rows // 2`` of them. 'mean', 'sum', 'whole batch' or 'unknown'.
@@ -136,8 +128,27 @@ def kind_of_loss(whole: float, halves: tuple[float, float], rows: int) -> str:
         return "unknown"
     half = rows // 2
     mean = (half * first + (rows - half) * second) / rows
-    if abs(whole - mean) <= _TOLERANCE * size:
+    if abs(whole - mean) <= tolerance * size:
         return "mean"
-    if abs(whole - (first + second)) <= _TOLERANCE * size:
+    if abs(whole - (first + second)) <= tolerance * size:
         return "sum"
     return "whole batch"
+
+
+def same_rows(whole: Array, parts: Array, tolerance: float) -> bool:
+    """Whether the values for the rows of two parts are those for the whole batch."""
+    if whole.shape != parts.shape:
+        return False
+    with np.errstate(all="ignore"):
+        apart = np.abs(whole - parts)
+        size = np.maximum(np.abs(whole), np.abs(parts)).max(initial=0.0)
+    return bool(not np.isfinite(size)) or bool((apart <= tolerance * size).all())
+
+
+def _is_by_row(loss: Any) -> bool:
+    """Whether it is one of Keras's, whose value for a row depends on no other row."""
+    pairs = getattr(keras.losses, "Circle", None)
+    if pairs is not None and isinstance(loss, pairs):
+        return False
+    function = getattr(loss, "fn", None) or type(loss).call
+    return str(function.__module__).split(".")[0] == str(keras.__name__)

@@ -195,5 +195,95 @@ def case_without_a_fixed_order():
     return results(model, history)
 
 
+class GraphConvolution(keras.layers.Layer):
+    """Adds up what the neighbours of each node have."""
+
+    def __init__(self, units, activation=None):
+        super().__init__()
+        self.dense = keras.layers.Dense(units, activation=activation)
+
+    def call(self, inputs):
+        nodes, adjacency = inputs
+        hidden = self.dense(nodes)
+        if isinstance(adjacency, tf.SparseTensor):
+            return tf.sparse.sparse_dense_matmul(adjacency, hidden)
+        return keras.ops.matmul(adjacency, hidden)
+
+
+def graph(nodes=24):
+    """Features, a normalized adjacency, labels, and which nodes have one."""
+    x, y = data(nodes)
+    generator = np.random.default_rng(3)
+    links = generator.random((nodes, nodes)) < 0.15
+    links = (links | links.T | np.eye(nodes, dtype=bool)).astype("float32")
+    return x, links / links.sum(1, keepdims=True), y, generator.random(nodes)
+
+
+def graph_network(sparse=False):
+    nodes = keras.Input((6,))
+    adjacency = keras.Input((None,), sparse=sparse)
+    hidden = GraphConvolution(8, "tanh")([nodes, adjacency])
+    found = GraphConvolution(2, "softmax")([hidden, adjacency])
+    return keras.Model([nodes, adjacency], found)
+
+
+def case_graph_as_a_batch():
+    """The one batch is a graph: its nodes are no rows to be divided."""
+    x, adjacency, y, weight = graph()
+    model = compiled(graph_network(), weighted_metrics=[])
+    history = model.fit(
+        [x, adjacency],
+        y,
+        sample_weight=weight,
+        batch_size=len(x),
+        shuffle=False,
+        epochs=20,
+        verbose=0,
+        validation_data=([x, adjacency], y, 1.0 - weight),
+        validation_batch_size=len(x),
+    )
+    tested = model.evaluate([x, adjacency], y, batch_size=len(x), verbose=0)
+    return {**results(model, history), "evaluate": np.array(tested)}
+
+
+def case_sparse_graph_as_a_batch():
+    x, adjacency, y, weight = graph()
+    model = compiled(graph_network(sparse=True), weighted_metrics=[])
+    element = (x, tf.sparse.from_dense(adjacency)), y, weight.astype("float32")
+    batches = tf.data.Dataset.from_tensors(element).repeat()
+    history = model.fit(batches, steps_per_epoch=1, epochs=20, verbose=0)
+    return results(model, history)
+
+
+class WithTable(keras.Sequential):
+    """Batches have a table beside their rows."""
+
+    def train_step(self, data):
+        x, y, table = data
+        with tf.GradientTape() as tape:
+            found = self(x * tf.reduce_mean(table), training=True)
+            loss = tf.reduce_mean((found[:, 0] - y) ** 2)
+        weights = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"loss": loss}
+
+    def test_step(self, data):
+        x, y, _ = data
+        return {"loss": tf.reduce_mean((self(x)[:, 0] - y) ** 2)}
+
+
+def case_table_beside_the_rows():
+    """Tensors of other lengths: every rank computes all of each batch."""
+    x, y = data(60)
+    y = y.astype("float32")
+    rows = tf.data.Dataset.from_tensor_slices((x, y)).batch(8)
+    table = tf.constant([0.5, 1.0, 2.0])
+    batches = rows.map(lambda x, y: (x, y, table))
+    model = WithTable([keras.Input((6,)), keras.layers.Dense(1)])
+    model.compile("sgd")
+    history = model.fit(batches, epochs=6, validation_data=batches, verbose=0)
+    return results(model, history)
+
+
 if __name__ == "__main__":
     main(globals())

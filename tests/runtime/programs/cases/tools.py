@@ -23,6 +23,7 @@ import numpy as np
 import tensorflow as tf
 
 RANK = int(os.environ.get("TFCLUSTER_RANK", "0"))
+RANKS = int(os.environ.get("TFCLUSTER_SIZE", "1"))
 
 ROWS, EPOCHS = 242, 4
 """In batches of 16: 64 steps, 52 where a fifth is for validation; the last batch of

@@ -1,0 +1,388 @@
+# As people write scripts: without types.
+# mypy: allow-untyped-defs, allow-untyped-calls, allow-subclassing-any
+"""Losses whose rows share something, in ``fit``, in steps and in loops; and those of
+whose rows none depends on another."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tests.runtime.programs.cases.tools import data, main, raised_by
+
+MASKED = "this loss is no mean over the rows"
+
+
+def masked_data(rows=42):
+    """Rows of six numbers, with a target and a mask whose length varies."""
+    x, y = data(rows)
+    lengths = np.random.default_rng(2).integers(1, 6, rows)
+    mask = (np.arange(5) < lengths[:, None]).astype("float32")
+    return x, np.tile(y[:, None], 5).astype("float32"), mask
+
+
+def masked_mean(y, predicted, mask):
+    return tf.reduce_sum((predicted - y) ** 2 * mask) / tf.reduce_sum(mask)
+
+
+def network(*extra):
+    first, last = keras.layers.Dense(8, "relu"), keras.layers.Dense(5)
+    return keras.Sequential([keras.Input((6,)), first, *extra, last])
+
+
+def noisy():
+    """Layers whose results are chance, or depend on the other rows."""
+    return network(keras.layers.BatchNormalization(), keras.layers.Dropout(0.3))
+
+
+def batches(drop_remainder=False):
+    return tf.data.Dataset.from_tensor_slices(masked_data()).batch(8, drop_remainder)
+
+
+def fitting(model, **kwargs):
+    x, y, mask = masked_data()
+    model.compile("sgd", **kwargs)
+    return raised_by(lambda: model.fit((x, mask), y, batch_size=8, verbose=0))
+
+
+class Masking(keras.Model):
+    """A masked mean in a step of one's own."""
+
+    def __init__(self, network):
+        super().__init__()
+        self.network = network
+
+    def train_step(self, data):
+        (x, mask), y = data
+        with tf.GradientTape() as tape:
+            loss = masked_mean(y, self.network(x, training=True), mask)
+        weights = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"loss": loss}
+
+
+def case_step_with_a_mask():
+    return fitting(Masking(network()))
+
+
+class MaskingEagerly(Masking):
+    def train_step(self, data):
+        (x, mask), y = data
+        with tf.GradientTape() as tape:
+            loss = masked_mean(y, self.network(x, training=True), mask)
+        weights = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"loss": loss}
+
+
+def case_step_with_a_mask_eagerly():
+    return fitting(MaskingEagerly(network()), run_eagerly=True)
+
+
+class MaskedLoss(keras.Model):
+    """A masked mean as ``compute_loss``."""
+
+    def __init__(self):
+        super().__init__()
+        self.network = network()
+
+    def call(self, inputs):
+        return self.network(inputs[0])
+
+    def compute_loss(self, x, y, y_pred, sample_weight, training=True):
+        return masked_mean(y, y_pred, x[1])
+
+
+def case_computed_loss_with_a_mask():
+    x, y, mask = masked_data()
+    model = MaskedLoss()
+    model.compile("sgd")
+    return raised_by(lambda: model.fit((x, mask), y, batch_size=8, verbose=0))
+
+
+def case_loop_with_a_mask():
+    model, optimizer = network(), keras.optimizers.SGD(0.01)
+
+    @tf.function
+    def step(x, y, mask):
+        with tf.GradientTape() as tape:
+            loss = masked_mean(y, model(x, training=True), mask)
+        weights = model.trainable_variables
+        optimizer.apply(tape.gradient(loss, weights), weights)
+
+    for batch in batches():
+        step(*batch)
+    return {"raised": np.array("nothing")}
+
+
+def case_loop_with_a_mask_eagerly():
+    model, optimizer = network(), keras.optimizers.SGD(0.01)
+    for x, y, mask in batches():
+        with tf.GradientTape() as tape:
+            loss = masked_mean(y, model(x, training=True), mask)
+        weights = model.trainable_variables
+        optimizer.apply(tape.gradient(loss, weights), weights)
+    return {"raised": np.array("nothing")}
+
+
+def case_loop_with_a_selection():
+    """Entries that a mask selects: a tensor whose length depends on the data."""
+    model, optimizer = noisy(), keras.optimizers.SGD(0.01)
+
+    @tf.function
+    def step(x, y, mask):
+        with tf.GradientTape() as tape:
+            errors = (model(x, training=True) - y) ** 2
+            loss = tf.reduce_mean(tf.boolean_mask(errors, mask > 0))
+        weights = model.trainable_variables
+        optimizer.apply(tape.gradient(loss, weights), weights)
+
+    for batch in batches():
+        step(*batch)
+    return {"raised": np.array("nothing")}
+
+
+def case_loop_with_a_selection_eagerly():
+    model, optimizer = network(), keras.optimizers.SGD(0.01)
+    for x, y, mask in batches():
+        with tf.GradientTape() as tape:
+            errors = (model(x, training=True) - y) ** 2
+            loss = tf.reduce_mean(tf.boolean_mask(errors, mask > 0))
+        weights = model.trainable_variables
+        optimizer.apply(tape.gradient(loss, weights), weights)
+    return {"raised": np.array("nothing")}
+
+
+def case_loop_of_similarities():
+    """Each row is to be found again among all others."""
+    model, optimizer = network(), keras.optimizers.SGD(0.01)
+
+    @tf.function
+    def step(x, y, mask):
+        with tf.GradientTape() as tape:
+            one, two = model(x), model(x * 0.9)
+            logits = tf.matmul(one, two, transpose_b=True)
+            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(
+                tf.range(tf.shape(x)[0]), logits
+            )
+            loss = tf.reduce_mean(losses)
+        weights = model.trainable_variables
+        optimizer.apply(tape.gradient(loss, weights), weights)
+
+    for batch in batches():
+        step(*batch)
+    return {"raised": np.array("nothing")}
+
+
+def case_loop_of_a_function():
+    """The forward pass is a function of its own within an eager loop."""
+    model, optimizer = network(), keras.optimizers.SGD(0.01)
+
+    @tf.function
+    def loss_of(x, y, mask):
+        return masked_mean(y, model(x, training=True), mask)
+
+    for batch in batches():
+        with tf.GradientTape() as tape:
+            loss = loss_of(*batch)
+        weights = model.trainable_variables
+        optimizer.apply(tape.gradient(loss, weights), weights)
+    return {"raised": np.array("nothing")}
+
+
+def fitting_with(loss):
+    """Keras's own step. The first predictions are nearly the same for all rows."""
+    x, y, mask = masked_data()
+    model = keras.Sequential(
+        [
+            keras.Input((6,)),
+            keras.layers.Dense(8, "relu"),
+            keras.layers.Dense(5, kernel_initializer=keras.initializers.Constant(1e-4)),
+        ]
+    )
+    model.compile("sgd", loss)
+    targets = np.where(mask > 0, y, np.nan).astype("float32")
+    return raised_by(lambda: model.fit(x, targets, batch_size=8, verbose=0))
+
+
+def case_fit_with_a_mask():
+    """Targets that are missing do not count."""
+
+    def present(y_true, y_pred):
+        there = ~tf.math.is_nan(y_true)
+        errors = tf.where(there, y_pred - tf.where(there, y_true, 0.0), 0.0) ** 2
+        return tf.reduce_sum(errors) / tf.reduce_sum(tf.cast(there, tf.float32))
+
+    return fitting_with(present)
+
+
+def case_fit_with_a_statistic():
+    """A number for each row, and the largest of the batch in each of them."""
+
+    def scaled(y_true, y_pred):
+        there = ~tf.math.is_nan(y_true)
+        errors = tf.where(there, y_pred - tf.where(there, y_true, 0.0), 0.0) ** 2
+        errors = tf.reduce_mean(errors, -1)
+        return errors / tf.stop_gradient(tf.reduce_max(errors))
+
+    return fitting_with(scaled)
+
+
+# Means over rows: no warning.
+
+
+class Averaging(Masking):
+    def train_step(self, data):
+        (x, mask), y = data
+        with tf.GradientTape() as tape:
+            errors = (self.network(x, training=True) - y) ** 2 * mask
+            loss = tf.reduce_mean(tf.reduce_sum(errors, 1) / tf.reduce_sum(mask, 1))
+        weights = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"loss": loss}
+
+
+def case_no_step_with_a_mask_in_each_row():
+    return fitting(Averaging(noisy()))
+
+
+def case_no_step_with_a_mask_in_each_row_eagerly():
+    return fitting(Averaging(noisy()), run_eagerly=True)
+
+
+class Adversary(keras.Model):
+    """Two tapes, noise, and a penalty of a gradient."""
+
+    def __init__(self):
+        super().__init__()
+        self.generator = network()
+        self.critic = keras.Sequential(
+            [
+                keras.Input((5,)),
+                keras.layers.Dense(4, "tanh"),
+                keras.layers.Dense(1),
+            ]
+        )
+
+    def compile(self):
+        super().compile()
+        self.one, self.two = keras.optimizers.Adam(), keras.optimizers.Adam()
+
+    def train_step(self, data):
+        (x, _), y = data
+        rows = tf.shape(x)[0]
+        noise = tf.random.normal((rows, 6))
+        with tf.GradientTape() as tape:
+            made = self.generator(noise, training=True)
+            share = tf.random.uniform((rows, 1))
+            between = share * y + (1.0 - share) * made
+            with tf.GradientTape() as inner:
+                inner.watch(between)
+                judged = self.critic(between)
+            slopes = inner.gradient(judged, between)
+            penalty = tf.reduce_mean((tf.norm(slopes + 1e-3, axis=1) - 1.0) ** 2)
+            loss = tf.reduce_mean(self.critic(made)) - tf.reduce_mean(self.critic(y))
+            loss += 10.0 * penalty
+        weights = self.critic.trainable_variables
+        self.one.apply(tape.gradient(loss, weights), weights)
+        with tf.GradientTape() as tape:
+            loss = -tf.reduce_mean(self.critic(self.generator(noise, training=True)))
+            loss += 1e-3 * tf.add_n(
+                [tf.nn.l2_loss(w) for w in self.generator.trainable_variables]
+            )
+        weights = self.generator.trainable_variables
+        self.two.apply(tape.gradient(loss, weights), weights)
+        return {"loss": loss}
+
+
+def adversary(**kwargs):
+    x, y, mask = masked_data()
+    model = Adversary()
+    model.compile()
+    model.run_eagerly = kwargs.get("run_eagerly", False)
+    return raised_by(lambda: model.fit((x, mask), y, batch_size=8, verbose=0))
+
+
+def case_no_fit_of_rows():
+    """A number for each row, and the mean of them."""
+
+    def errors(y_true, y_pred):
+        there = ~tf.math.is_nan(y_true)
+        return tf.where(there, y_pred - tf.where(there, y_true, 0.0), 0.0) ** 2
+
+    found = fitting_with(lambda y, p: tf.reduce_mean(errors(y, p), -1))
+    fitting_with(lambda y, p: tf.reduce_mean(errors(y, p)))
+    return found
+
+
+def case_no_adversary():
+    return adversary()
+
+
+def case_no_adversary_eagerly():
+    return adversary(run_eagerly=True)
+
+
+def case_no_loop_of_means():
+    """Dropout, words, attention and a loss object, in a graph and eagerly."""
+    words = np.random.default_rng(5).integers(1, 12, (40, 7))
+    of_words = tf.data.Dataset.from_tensor_slices((words, words[:, 0] % 3)).batch(8)
+    inputs = keras.Input((7,), dtype="int32")
+    hidden = keras.layers.Embedding(12, 4, mask_zero=True)(inputs)
+    hidden = keras.layers.MultiHeadAttention(2, 3, dropout=0.2)(hidden, hidden)
+    hidden = keras.layers.GRU(4)(hidden)
+    model = keras.Model(inputs, keras.layers.Dense(3)(hidden))
+    optimizer = keras.optimizers.Adam()
+    loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = loss_of(y, model(x, training=True))
+        weights = model.trainable_variables
+        optimizer.apply(tape.gradient(loss, weights), weights)
+
+    for function in (tf.function(step), step):
+        for batch in of_words:
+            function(*batch)
+    return {"raised": np.array("nothing")}
+
+
+def case_no_loop_with_a_mask_of_keras():
+    """Keras divides by what the mask leaves, and the ranks by what they all leave."""
+    model, optimizer = network(), keras.optimizers.SGD(0.01)
+    loss_of = keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")
+
+    def step(x, y, mask):
+        with tf.GradientTape() as tape:
+            predicted = model(x, training=True)
+            loss = loss_of(y[..., None], predicted[..., None], sample_weight=mask)
+        weights = model.trainable_variables
+        optimizer.apply(tape.gradient(loss, weights), weights)
+
+    for function in (tf.function(step), step):
+        for batch in batches():
+            function(*batch)
+    return {"raised": np.array("nothing")}
+
+
+def case_no_loop_over_arrays():
+    """Not divided: every rank sees all rows of the mask."""
+    x, y, mask = masked_data()
+    model, optimizer = network(), keras.optimizers.SGD(0.01)
+
+    @tf.function
+    def step(x, y, mask):
+        with tf.GradientTape() as tape:
+            loss = masked_mean(y, model(x, training=True), mask)
+        weights = model.trainable_variables
+        optimizer.apply(tape.gradient(loss, weights), weights)
+
+    for start in range(0, 40, 8):
+        rows = slice(start, start + 8)
+        step(*(tf.constant(array[rows]) for array in (x, y, mask)))
+    return {"raised": np.array("nothing")}
+
+
+if __name__ == "__main__":
+    main(globals())

@@ -1,0 +1,24 @@
+"""Remembers what a check has found out already, for graphs to look at."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import tensorflow as tf
+
+
+class Judged:
+    """The objects about which a check has found out everything."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[weakref.ref[Any], tf.Variable]] = {}
+
+    def of(self, judged: Any) -> tf.Variable:
+        """A boolean, False at first."""
+        entry = self._known.get(id(judged))
+        if entry is None or entry[0]() is not judged:
+            with tf.init_scope():
+                variable = tf.Variable(False, trainable=False)
+            entry = self._known[id(judged)] = weakref.ref(judged), variable
+        return entry[1]

@@ -1,0 +1,228 @@
+"""Compute a number again from other inputs, without the program that computed it first.
+
+A graph under construction holds its operations; eagerly executed operations are
+recorded as they run. Only operations that depend on the replaced inputs are computed
+again, all others keep their values: variables and random numbers are the same then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import tensorflow as tf
+from tensorflow.python.eager import context, execute
+from tensorflow.python.framework import op_callbacks, op_def_registry
+
+_T = TypeVar("_T")
+
+_HELD = "tfcluster_held"
+"""The name of operations in graphs whose results are held."""
+_READS = {
+    "Assert",
+    "Case",
+    "If",
+    "PartitionedCall",
+    "ReadVariableOp",
+    "ResourceGather",
+    "ResourceGatherNd",
+    "StatefulPartitionedCall",
+    "VariableShape",
+    "While",
+}
+"""Stateful operations that change nothing, if the functions they call do not."""
+_RANDOM = ("Random", "Stateless", "Parameterized", "Truncated", "Multinomial", "Rng")
+_STATELESS_CONTROL = ("StatelessIf", "StatelessWhile", "StatelessCase")
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """An operation that was executed, or added to a graph."""
+
+    kind: str
+    inputs: Sequence[Any]
+    outputs: Sequence[Any]
+    functions: Sequence[str]
+    """Functions that it calls."""
+    run: Callable[[list[Any]], Sequence[Any]]
+    """Computes it from other inputs."""
+    held: bool = False
+    """Whether its results keep their values."""
+
+
+class Holds:
+    """Tensors that keep their values in every replay."""
+
+    def __init__(self) -> None:
+        self.recording = False
+        """Whether eager tensors matter."""
+        self.eager: dict[Any, Any] = {}
+        """The eager ones that are held, by their keys."""
+
+    def hold(self, tensor: Any) -> Any:
+        """``tensor``, to be used in its place."""
+        if not tf.executing_eagerly():
+            return tf.identity(tensor, name=_HELD)
+        if self.recording:
+            self.eager[key_of(tensor)] = tensor
+        return tensor
+
+
+def attached(graph: Any, name: str, make: Callable[[], _T]) -> _T:
+    """Something of ours that lives as long as a graph."""
+    if not hasattr(graph, name):
+        setattr(graph, name, make())
+    found: _T = getattr(graph, name)
+    return found
+
+
+def key_of(tensor: Any) -> Any:
+    """Names a tensor: those of a graph may be other objects each time."""
+    return id(tensor) if hasattr(tensor, "numpy") else tensor.name
+
+
+@dataclass(slots=True)
+class Recording:
+    """The operations that this thread has executed eagerly."""
+
+    ops: list[Op] = field(default_factory=list)
+
+    def __call__(
+        self,
+        kind: Any,
+        inputs: Any,
+        attrs: Any,
+        outputs: Any,
+        op_name: Any = None,
+        graph: Any = None,
+    ) -> None:
+        if graph is not None or not outputs:
+            return
+        name = kind.decode() if isinstance(kind, bytes) else str(kind)
+
+        def run(values: list[Any]) -> Sequence[Any]:
+            found: Sequence[Any] = execute.quick_execute(
+                name, len(outputs), values, attrs, context.context()
+            )
+            return found
+
+        called = [] if op_def_registry.get(name) else [name]
+        named = zip(attrs[::2], attrs[1::2], strict=True)
+        called += [str(value) for key, value in named if key in ("f", "cond", "body")]
+        self.ops.append(Op(name, tuple(inputs), tuple(outputs), called, run))
+
+
+@contextmanager
+def recorded() -> Iterator[Recording]:
+    """Record what this thread executes eagerly."""
+    recording = Recording()
+    op_callbacks.add_op_callback(recording)
+    try:
+        yield recording
+    finally:
+        op_callbacks.remove_op_callback(recording)
+
+
+def ops_of(graph: Any) -> list[Op]:
+    """The operations of a graph, in the order in which they were added."""
+    return [_op(operation) for operation in graph.get_operations()]
+
+
+def _op(operation: Any) -> Op:
+    def run(values: list[Any]) -> Sequence[Any]:
+        attrs = operation.node_def.attr
+        again = tf.compat.v1.get_default_graph().create_op(
+            operation.type,
+            values,
+            [output.dtype for output in operation.outputs],
+            attrs={name: attrs[name] for name in attrs if not name.startswith("_")},
+            op_def=operation.op_def,
+        )
+        for output, before in zip(again.outputs, operation.outputs, strict=True):
+            output.set_shape(before.shape)
+        outputs: Sequence[Any] = again.outputs
+        return outputs
+
+    return Op(
+        operation.type,
+        list(operation.inputs),
+        list(operation.outputs),
+        _functions(operation),
+        run,
+        _is_held(operation.name),
+    )
+
+
+def _functions(operation: Any) -> list[str]:
+    found = []
+    for definition in operation.op_def.attr:
+        if definition.type not in ("func", "list(func)"):
+            continue
+        value = operation.node_def.attr[definition.name]
+        found += [function.name for function in [value.func, *value.list.func]]
+    return [name for name in found if name]
+
+
+def path_between(
+    ops: Iterable[Op], inputs: Iterable[Any], target: Any, held: Collection[Any]
+) -> list[Op] | None:
+    """The operations that compute ``target`` from ``inputs``, in order.
+
+    ``held`` are the keys of tensors that keep their values. None where they cannot be
+    computed again without changing anything else.
+    """
+    moved = {key_of(tensor) for tensor in inputs}
+    dependent = []
+    for op in ops:
+        if op.held or _is_random(op.kind):
+            continue
+        if any(key_of(tensor) in moved for tensor in op.inputs):
+            dependent.append(op)
+            moved |= {key_of(output) for output in op.outputs}.difference(held)
+    wanted, path = {key_of(target)} & moved, []
+    for op in reversed(dependent):
+        if any(key_of(output) in wanted for output in op.outputs):
+            path.append(op)
+            wanted |= {key_of(i) for i in op.inputs} & moved
+    if not all(_is_repeatable(op.kind, op.functions) for op in path):
+        return None
+    return path[::-1]
+
+
+def replay(path: Iterable[Op], inputs: dict[Any, Any], target: Any) -> Any:
+    """``target`` where ``inputs`` (by their keys) have other values."""
+    values = dict(inputs)
+    for op in path:
+        found = op.run([values.get(key_of(i), i) for i in op.inputs])
+        for output, value in zip(op.outputs, found, strict=True):
+            values.setdefault(key_of(output), value)
+    return values.get(key_of(target), target)
+
+
+def _is_held(name: str) -> bool:
+    return name.rpartition("/")[2].startswith(_HELD)
+
+
+def _is_random(kind: str) -> bool:
+    return kind.startswith(_RANDOM) and kind not in _STATELESS_CONTROL
+
+
+def _is_repeatable(kind: str, functions: Sequence[str]) -> bool:
+    definition = op_def_registry.get(kind)
+    if definition is not None and definition.is_stateful and kind not in _READS:
+        return False
+    return all(map(_changes_nothing, functions))
+
+
+def _changes_nothing(function: str) -> bool:
+    definition = context.context().get_function_def(function)
+    for node in definition.node_def:
+        called = [value.func.name for value in node.attr.values() if value.func.name]
+        called += [f.name for value in node.attr.values() for f in value.list.func]
+        if op_def_registry.get(node.op) is None:
+            called.append(node.op)
+        if _is_held(node.name) or not _is_repeatable(node.op, called):
+            return False
+    return True

@@ -1,0 +1,39 @@
+"""Where in the user's program we were called from, for messages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import keras
+import tensorflow as tf
+from tensorflow.python.util import tf_stack
+
+import tfcluster
+
+_LIBRARIES = tuple(
+    f"{Path(str(package.__file__)).resolve().parent}/"
+    for package in (keras, tf, tfcluster)
+)
+
+
+def user_line() -> str:
+    """``FILE:LINE`` of the innermost call in the user's program.
+
+    Code that AutoGraph has generated counts as the code it was generated from.
+    """
+    for frame in reversed(list(tf_stack.extract_stack().get_user_frames())):
+        if is_of_the_user(frame.filename):
+            return f"{shown(Path(frame.filename))}:{frame.lineno}"
+    return "the program"
+
+
+def is_of_the_user(file: str) -> bool:
+    """Whether code in ``file`` belongs neither to us nor to Keras or TensorFlow."""
+    generated = "__autograph_generated" in file or file.startswith("<")
+    return not generated and not str(Path(file).resolve()).startswith(_LIBRARIES)
+
+
+def shown(path: Path) -> Path:
+    """Relative to the working directory where the file is below it."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path

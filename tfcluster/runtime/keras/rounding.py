@@ -1,0 +1,9 @@
+"""How far two ways to compute one number may be apart."""
+
+from __future__ import annotations
+
+TOLERANCES = {"float64": 1e-9, "float32": 5e-5, "float16": 1e-2, "bfloat16": 5e-2}
+"""Relative errors that rounding explains, by type; the most precise type comes first.
+
+They leave room for sums of many terms and for terms of both signs.
+"""

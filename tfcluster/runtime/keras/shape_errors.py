@@ -1,0 +1,127 @@
+"""Explains errors about shapes that come of dividing batches among the ranks.
+
+A program that has its batch size as a constant runs alone, and fails on a part of a
+batch. TensorFlow's error does not say that the batch was divided.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+
+import tensorflow as tf
+
+from tfcluster.runtime.collective import CollectiveError
+from tfcluster.runtime.keras.program_lines import is_of_the_user, shown
+from tfcluster.runtime.keras.session import Session
+
+_ABOUT_SHAPES = re.compile(
+    r"shape|dimension|broadcast|must (be equal|match)|batch.?size", re.IGNORECASE
+)
+_KINDS = (ValueError, TypeError, tf.errors.InvalidArgumentError)
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+_MARKS = re.compile(r"\x1b\[\d*m")
+_LONGEST = 300
+_ADVICE = (
+    "Each rank gets only some rows of every batch. A program that has its batch size "
+    "as a constant, as in Input(batch_shape=...), tf.reshape(x, (BATCH, ...)) or "
+    "tf.zeros((BATCH, ...)), fails on them. Write tf.shape(x)[0] in its place, and "
+    "None in batch_shape. (If the program fails alone, too, that is not the reason.) "
+    "With runtime: {batch: per_worker} no batch is divided; the program then has to "
+    "give each rank other data"
+)
+
+
+class ShapeErrors:
+    """Watches what divides batches for errors about shapes."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._divides = session.divides and session.size > 1
+
+    def install(self) -> None:
+        """Explain an error that ends the program in the midst of a loop."""
+        if not self._divides:
+            return
+        shows = sys.excepthook
+
+        def show(
+            kind: type[BaseException],
+            error: BaseException,
+            trace: TracebackType | None,
+        ) -> None:
+            shows(kind, error, trace)
+            if self._session.loop.divided and is_about_shapes(error):
+                sys.stderr.write(f"tfcluster: {explained(error)}\n")
+
+        sys.excepthook = show
+
+    @contextmanager
+    def in_fit(self) -> Iterator[None]:
+        """Keras trains or evaluates; its steps get parts of batches."""
+        self._session.has_divided = False
+        with self._explaining(lambda: self._session.has_divided):
+            yield
+
+    @contextmanager
+    def in_function(self) -> Iterator[None]:
+        """A ``tf.function`` is called."""
+        session = self._session
+        outermost = tf.executing_eagerly() and not session.inside_keras
+        with self._explaining(lambda: outermost and session.loop.divided):
+            yield
+
+    @contextmanager
+    def _explaining(self, divided: Callable[[], bool]) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            if not (self._divides and divided() and is_about_shapes(error)):
+                raise
+            raise CollectiveError(explained(error)) from None
+
+
+def is_about_shapes(error: BaseException) -> bool:
+    """Whether TensorFlow or Keras complains about the shapes of tensors."""
+    staged = type(error).__name__ == "StagingError"
+    known = staged or isinstance(error, _KINDS)
+    return (
+        known
+        and not isinstance(error, CollectiveError)
+        and bool(_ABOUT_SHAPES.search(str(error)))
+    )
+
+
+def explained(error: BaseException) -> str:
+    """What has happened, where, and what to write."""
+    where = _line_of(error)
+    place = f"{where}: " if where else ""
+    return f"{place}this fails on a part of a batch: {_said(error)}. {_ADVICE}"
+
+
+def _said(error: BaseException) -> str:
+    """The line of an error's text that is about shapes."""
+    lines = [line.strip() for line in _MARKS.sub("", str(error)).splitlines()]
+    about = [
+        line for line in lines if _ABOUT_SHAPES.search(line) and not _FRAME.search(line)
+    ]
+    return (about or lines)[0][:_LONGEST].rstrip(".")
+
+
+def _line_of(error: BaseException) -> str:
+    """``FILE:LINE`` of the innermost line of the program that has a part in it."""
+    frames = [
+        (frame.filename, frame.lineno)
+        for frame in traceback.extract_tb(error.__traceback__)
+    ]
+    # Of a function, AutoGraph and TensorFlow have put the lines into the text.
+    frames += [(name, int(line)) for name, line in _FRAME.findall(str(error))]
+    for name, line in reversed(frames):
+        if Path(name).is_file() and is_of_the_user(name):
+            return f"{shown(Path(name))}:{line}"
+    return ""
