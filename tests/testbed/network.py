@@ -43,6 +43,9 @@ class Cable:
         _ip(
             host,
             "link set lo up",
+            # The same after a restart, or other hosts would send to the old one for
+            # some seconds.
+            f"link set {_NIC} address {_mac_of(self._station.ipv4)}",
             f"addr add {self._station.ipv4}/24 dev {_NIC}",
             f"addr add {self._station.ipv6}/64 dev {_NIC} nodad",
             f"link set {_NIC} up",
@@ -96,3 +99,9 @@ class Cable:
 def _ip(where: Namespaces, *commands: str) -> None:
     argv = where.enter_network("ip", "-batch", "-")
     check(argv, stdin="".join(f"{each}\n" for each in commands))
+
+
+def _mac_of(ipv4: str) -> str:
+    """A locally administered address that belongs to one IPv4 address."""
+    octets = (2, 0, *map(int, str(ipv4).split(".")))
+    return ":".join(f"{octet:02x}" for octet in octets)
