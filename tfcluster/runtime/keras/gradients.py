@@ -21,6 +21,7 @@ from tfcluster.runtime.collective.transport import Array
 from tfcluster.runtime.compression import compression_named
 from tfcluster.runtime.keras.graph_order import exchange_in_order
 from tfcluster.runtime.keras.session import Session
+from tfcluster.runtime.keras.tf_variables import name_of, raw
 from tfcluster.runtime.world import context
 
 _SUMMED_WIDER = (tf.float16, tf.bfloat16)
@@ -98,7 +99,8 @@ def exchange(
         chiefs_count=chiefs_count,
     )
     for variable, mean in zip(state, means[len(dense) :], strict=True):
-        variable.assign(mean)
+        # Not by Keras's method: that would look like an assignment of the program.
+        raw(variable).assign(mean)
     whole = [
         compression.decompress(mean, kept)
         for mean, (_, kept) in zip(means[: len(small)], small, strict=True)
@@ -112,11 +114,6 @@ def _words(variable: Any, gradient: Any) -> str:
         return f"{name_of(variable)} without gradient"
     kind = "rows of " if is_sparse(gradient) else ""
     return kind + tensor_words(name_of(variable), gradient.dtype.name, variable.shape)
-
-
-def name_of(variable: Any) -> str:
-    """A variable's path (Keras), else its name (TensorFlow)."""
-    return str(getattr(variable, "path", None) or variable.name)
 
 
 def _means(

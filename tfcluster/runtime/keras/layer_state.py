@@ -26,11 +26,10 @@ from tfcluster.runtime.collective import CollectiveError, Layout, ReduceOp, tens
 from tfcluster.runtime.collective.operations import gather_bytes, reduce_arrays
 from tfcluster.runtime.collective.transport import Array
 from tfcluster.runtime.keras.derived_values import ancestry
-from tfcluster.runtime.keras.gradients import name_of
 from tfcluster.runtime.keras.graph_order import exchange_in_order
 from tfcluster.runtime.keras.session import Session
-from tfcluster.runtime.keras.slots import raw
 from tfcluster.runtime.keras.state_trials import Trials
+from tfcluster.runtime.keras.tf_variables import name_of, raw
 from tfcluster.runtime.keras.wrapping import defining_class, wrap
 from tfcluster.runtime.state_updates import Kind, Trial, agreed, kind_of
 

@@ -25,9 +25,9 @@ from tfcluster.runtime.collective import Layout, tensor_words
 from tfcluster.runtime.collective.operations import gather_bytes, mean_of_gradients
 from tfcluster.runtime.collective.transport import Array
 from tfcluster.runtime.keras.drift_check import DriftCheck
-from tfcluster.runtime.keras.gradients import name_of
 from tfcluster.runtime.keras.graph_order import exchange_in_order
 from tfcluster.runtime.keras.session import Session
+from tfcluster.runtime.keras.tf_variables import name_of
 
 _WORD = struct.Struct(">dQ")
 """A replica's squared relative distance from the mean, and a proposed interval."""

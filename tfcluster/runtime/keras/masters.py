@@ -22,7 +22,8 @@ import tensorflow as tf
 from tfcluster.runtime import byhand
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.shadow import described, packer, traits_of
-from tfcluster.runtime.keras.slots import raw, unique
+from tfcluster.runtime.keras.slots import unique
+from tfcluster.runtime.keras.tf_variables import raw
 from tfcluster.runtime.keras.wrapping import defining_class, wrap
 from tfcluster.runtime.parameter_server.client import Opened, Rows, Servers
 from tfcluster.runtime.parameter_server.graphs import tensor_of

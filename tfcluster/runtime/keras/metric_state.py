@@ -20,10 +20,10 @@ import tensorflow as tf
 from tfcluster.runtime.collective import Layout, ReduceOp, tensor_words
 from tfcluster.runtime.collective.operations import gather_bytes, reduce_arrays
 from tfcluster.runtime.collective.transport import Array
-from tfcluster.runtime.keras.gradients import name_of
 from tfcluster.runtime.keras.loops import Loops
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.state_trials import Trials
+from tfcluster.runtime.keras.tf_variables import name_of
 from tfcluster.runtime.state_updates import Kind, Trial, agreed, kind_of
 
 _PLAIN = Kind("sum", 1.0)

@@ -14,7 +14,8 @@ import tensorflow as tf
 
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.shadow import described
-from tfcluster.runtime.keras.slots import raw, unique
+from tfcluster.runtime.keras.slots import unique
+from tfcluster.runtime.keras.tf_variables import raw
 from tfcluster.runtime.parameter_server.client import Servers
 from tfcluster.runtime.parameter_server.graphs import serialised
 from tfcluster.runtime.parameter_server.placement import Piece

@@ -18,14 +18,13 @@ from tfcluster.runtime.collective.operations import (
 from tfcluster.runtime.collective.sparse import Slices
 from tfcluster.runtime.keras.collective_update import CollectiveUpdate
 from tfcluster.runtime.keras.drift_check import DriftCheck
-from tfcluster.runtime.keras.gradients import name_of
 from tfcluster.runtime.keras.graph_order import exchange_in_order
 from tfcluster.runtime.keras.masters import Master, Masters
 from tfcluster.runtime.keras.model_variables import ModelVariables
 from tfcluster.runtime.keras.optimizers import built
 from tfcluster.runtime.keras.session import Session
-from tfcluster.runtime.keras.slots import raw
 from tfcluster.runtime.keras.tape_gradients import TapeGradients
+from tfcluster.runtime.keras.tf_variables import name_of, raw
 from tfcluster.runtime.parameter_server.client import Rows
 
 _NOTHING, _ROWS, _WHOLE = range(3)

@@ -15,13 +15,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfcluster.runtime.collective import CollectiveError
-from tfcluster.runtime.keras.slots import (
-    Slot,
-    path_in_shadow,
-    raw,
-    slots_of_shadow,
-    unique,
-)
+from tfcluster.runtime.keras.slots import Slot, path_in_shadow, slots_of_shadow, unique
+from tfcluster.runtime.keras.tf_variables import raw
 from tfcluster.runtime.parameter_server.graphs import serialised
 from tfcluster.runtime.parameter_server.placement import Piece, Variable
 

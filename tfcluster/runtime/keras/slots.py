@@ -12,9 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import keras
-
-from tfcluster.runtime.keras.gradients import name_of
+from tfcluster.runtime.keras.tf_variables import name_of
 from tfcluster.runtime.parameter_server.placement import Piece
 
 _NAMELESS = re.compile(r"variable(_\d+)?")
@@ -35,11 +33,6 @@ class Slot:
 def path_in_shadow(index: int) -> str:
     """What a shadow calls its piece of the variable of that place."""
     return f"tfcluster{index}"
-
-
-def raw(variable: Any) -> Any:
-    """The tf.Variable of a Keras variable."""
-    return variable.value if isinstance(variable, keras.Variable) else variable
 
 
 def unique(variables: Iterable[Any]) -> list[str]:

@@ -18,8 +18,8 @@ import tensorflow as tf
 from tfcluster.runtime.collective import Layout, tensor_words
 from tfcluster.runtime.collective.operations import share_bytes
 from tfcluster.runtime.collective.transport import flat_bytes
-from tfcluster.runtime.keras.gradients import name_of
 from tfcluster.runtime.keras.session import Session
+from tfcluster.runtime.keras.tf_variables import name_of
 
 
 class Synchroniser:

@@ -26,9 +26,9 @@ from tensorflow.python.eager.record import should_record_backprop
 from tfcluster.runtime.aggregation import is_sparse
 from tfcluster.runtime.collective import CollectiveError
 from tfcluster.runtime.keras.drift_check import DriftCheck
-from tfcluster.runtime.keras.gradients import Target, Watch, exchange, name_of
+from tfcluster.runtime.keras.gradients import Target, Watch, exchange
 from tfcluster.runtime.keras.session import Session
-from tfcluster.runtime.keras.slots import raw
+from tfcluster.runtime.keras.tf_variables import name_of, raw
 from tfcluster.runtime.keras.updates import Names
 from tfcluster.runtime.keras.wrapping import wrap
 

@@ -16,8 +16,7 @@ import tensorflow as tf
 from tfcluster.runtime import consistency
 from tfcluster.runtime.collective.transport import Array
 from tfcluster.runtime.consistency import Chunk
-from tfcluster.runtime.keras.gradients import name_of
-from tfcluster.runtime.keras.slots import raw
+from tfcluster.runtime.keras.tf_variables import name_of, raw
 
 MAX_LABELS = 200
 """At the end of its program a rank sends so many summaries: one small message."""
