@@ -109,6 +109,16 @@ then also failed: chief:0 (exit 1), worker:0 (SIGABRT)
     assert views.failure(_view()) == []
 
 
+def test_of_a_log_with_tracebacks_the_last_is_shown() -> None:
+    traceback = "Traceback (most recent call last):"
+    inner = ("    return func(*args)", "E0000 failed call", traceback, "inner")
+    tail = (*inner, traceback, "ValueError: shapes")
+    first = replace(FAILED.first_failure, log_tail=tail)  # type: ignore[type-var]
+    text = _text(views.failure(replace(FAILED, first_failure=first)))
+    assert text.count("  | ") == 2
+    assert f"  | {traceback}\n  | ValueError: shapes\n  log: " in text
+
+
 def test_what_the_cause_says_already_is_not_said_twice() -> None:
     failure = FailureView(
         task="ps:0",

@@ -10,6 +10,7 @@ from tfcluster.hostlist import fold
 from tfcluster.record.view import FailureView, RunView
 
 _TAIL_LINES = 20
+_TRACEBACK = "Traceback (most recent call last):"
 _VICTIMS = 4
 _HOSTS = 32
 
@@ -72,8 +73,11 @@ def how_it_ended(exit_code: int | None, signal: str | None) -> str:
 
 
 def _tail(lines: Sequence[str]) -> list[str]:
+    """The last traceback, which has the place in the program; else the last lines."""
     shown = [sanitise(settle(line)) for line in lines]
-    return [part for line in shown for part in line.split("\n")][-_TAIL_LINES:]
+    shown = [part for line in shown for part in line.split("\n")][-_TAIL_LINES:]
+    begins = [place for place, line in enumerate(shown) if line == _TRACEBACK]
+    return shown[begins[-1] :] if begins else shown
 
 
 def _victims(failures: Sequence[FailureView]) -> str:
