@@ -201,7 +201,9 @@ class MergedLogs:
         array = np.asarray(values)
         if known is not None and path in known.integers:
             array = array.astype(np.int64)
-        counted = known is not None and path in known.counts
+        # A batch of known length makes its number of rows a constant.
+        rows = array.dtype.kind in "iu" and array.tolist() == list(weights)
+        counted = rows or (known is not None and path in known.counts)
         number = combined(array, weights, count=counted)
         if array.dtype.kind in "iu" and not is_same(number, values[0]):
             self._session.warn(

@@ -67,6 +67,19 @@ class MetricState:
     def trying(self) -> bool:
         return bool(getattr(self._local, "trying", False))
 
+    def known(self, metric: Any) -> Any:
+        """A boolean: whether all is known about a metric that ``look`` was given.
+
+        None about others.
+        """
+        kept = [self._kept.get(id(variable)) for variable in metric.variables]
+        looked_at = [one for one in kept if one is not None]
+        if not looked_at:
+            return None
+        if all(one.settled for one in looked_at):
+            return True
+        return self._trials.known(metric)
+
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def look(self, metric: Any, args: Any, kwargs: Any) -> None:
         """``metric``, of the program's own, is about to be updated."""

@@ -84,7 +84,7 @@ class Metrics:
         self, original: Callable[..., Any], metric: Any, *args: Any, **kwargs: Any
     ) -> Any:
         this = f"update of {id(metric)}"
-        own = type(metric).__module__.partition(".")[0] != keras.__name__
+        own = _is_own(type(metric)) or _is_own(getattr(metric, "_fn", None))
         with self._session.once("update_state"):
             # Not again where a class calls that which it is derived from.
             if own and not self._session.within(this) and not self._state.trying:
@@ -101,10 +101,15 @@ class Metrics:
         sample_weight: Any = None,
     ) -> Any:
         """One number for a whole batch: that of a part weighs as much as its rows."""
-        if sample_weight is None and _is_scalar(values):
+        if sample_weight is None and _is_scalar(values) and not self._state.trying:
             sample_weight = self._state.fraction()
             if sample_weight is not None:
                 sample_weight = tf.cast(sample_weight, metric.dtype)
+                # Once its kind is known, ``weighed`` does this where it is right.
+                known = self._state.known(metric)
+                if known is not None:
+                    one = tf.ones_like(sample_weight)
+                    sample_weight = tf.where(known, one, sample_weight)
         return original(metric, values, sample_weight)
 
     def _result(
@@ -261,6 +266,12 @@ def _with_subclasses(cls: Any) -> Iterator[Any]:
     yield cls
     for subclass in cls.__subclasses__():
         yield from _with_subclasses(subclass)
+
+
+def _is_own(written: Any) -> bool:
+    """Whether the program has written a class or a function."""
+    module = getattr(written, "__module__", None)
+    return module is not None and module.partition(".")[0] != keras.__name__
 
 
 def _is_scalar(values: Any) -> bool:

@@ -70,7 +70,8 @@ class RowTerms:
         self._batches[loop] += 1
         leaves = [leaf for leaf in tf.nest.flatten(data) if has_rows(leaf)]
         rare = self._batches[loop] & (self._batches[loop] - 1) == 0
-        if rare and leaves and all(map(has_dense_rows, leaves)):
+        # What is computed from a numpy array cannot be told from a constant.
+        if rare and leaves and all(map(_is_dense_tensor, leaves)):
             self._leaves = leaves
             self._recording = self._end.enter_context(recorded())
             self._holds.recording = True
@@ -264,6 +265,10 @@ def _arguments_with_rows(graph: Any, rows: int | None) -> list[Any]:
         and tensor.shape.rank is not None
         and tensor.shape[0] in (None, rows)
     ]
+
+
+def _is_dense_tensor(leaf: Any) -> bool:
+    return tf.is_tensor(leaf) and has_dense_rows(leaf)
 
 
 def _flat(structure: Any) -> list[Any]:

@@ -136,6 +136,49 @@ def case_mean_of_means():
     return found
 
 
+def wrong_in_sum(y_true, y_pred):
+    """A sum over the batch, as few would write it."""
+    return tf.reduce_sum(tf.abs(tf.cast(y_true, y_pred.dtype) - y_pred))
+
+
+def wrong_in_mean(y_true, y_pred):
+    return tf.reduce_mean(tf.abs(tf.cast(y_true, y_pred.dtype) - y_pred))
+
+
+def wrong_by_row(y_true, y_pred):
+    return tf.reduce_mean(tf.abs(tf.cast(y_true, y_pred.dtype) - y_pred), -1)
+
+
+class MeanOfBatches(keras.metrics.Mean):
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        super().update_state(wrong_in_mean(y_true, y_pred))
+
+
+def case_functions_of_a_batch():
+    """What a metric function returns may be a sum, a mean, or a number by row."""
+    x, y = data(90)
+    functions = [wrong_in_sum, wrong_in_mean, wrong_by_row, MeanOfBatches("own")]
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(0.01), "mse", metrics=functions)
+    history = model.fit(
+        x, y[:, None], batch_size=11, epochs=3, validation_split=0.2, verbose=0
+    )
+    found = results(model, history)
+    found["evaluate"] = np.array(model.evaluate(x, y[:, None], verbose=0, batch_size=7))
+    return found
+
+
+def case_functions_of_a_batch_eagerly():
+    x, y = data(90)
+    functions = [wrong_in_sum, wrong_in_mean, wrong_by_row, MeanOfBatches("own")]
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
+    model.compile(
+        keras.optimizers.SGD(0.01), "mse", metrics=functions, run_eagerly=True
+    )
+    history = model.fit(x, y[:, None], batch_size=11, epochs=2, verbose=0)
+    return results(model, history)
+
+
 def case_read_by_callbacks():
     """A callback that asks for results in the midst of an epoch, and evaluates."""
     seen = []
