@@ -31,11 +31,18 @@ def translated() -> Iterator[None]:
     """Raise the error of an exchange where TensorFlow has made text of it."""
     try:
         yield
-    except tf.errors.OpError as error:
-        found = group().error_in(str(error)) if is_initialized() else None
+    except Exception as error:
+        # AutoGraph does so with what is raised while it traces a function.
+        as_text = isinstance(error, tf.errors.OpError) or _is_of_autograph(error)
+        known = as_text and is_initialized()
+        found = group().error_in(str(error)) if known else None
         if found is None:
             raise
         raise found from error
+
+
+def _is_of_autograph(error: Exception) -> bool:
+    return type(error).__name__ == "StagingError"
 
 
 # Before any tf.function is called that has an exchange in it: a call that has begun is

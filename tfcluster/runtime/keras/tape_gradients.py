@@ -35,10 +35,13 @@ from tfcluster.runtime.keras.wrapping import wrap
 _BY_ROWS = "gradients by rows"
 """Marks a thread that computes the gradients of single rows."""
 
+_MANY_CALLS = 3
+"""Two gradients for the same weights are common in one step."""
+
 _ADVICE = (
     "Call optimizer.build(variables) before the training loop, compute the gradient "
-    "outside of other tapes, or have the optimizer do it (clipnorm, global_clipnorm, "
-    "clipvalue)"
+    "with tf.GradientTape and outside of other tapes, or have the optimizer do it "
+    "(clipnorm, global_clipnorm, clipvalue)"
 )
 
 
@@ -87,6 +90,8 @@ class TapeGradients:
         wrap(keras.optimizers.Optimizer, "build", self._build)
         wrap(tf.GradientTape, "gradient", self._gradient)
         wrap(tf.GradientTape, "jacobian", self._jacobian)
+        for module in (tf, tf.compat.v1):
+            wrap(module, "gradients", self._gradients)
         wrap(tf, "map_fn", self._by_rows)
         wrap(tf, "vectorized_map", self._by_rows)
 
@@ -119,6 +124,26 @@ class TapeGradients:
         for place, gradient in zip(places, whole, strict=True):
             found[place] = gradient
         return tf.nest.pack_sequence_as(sources, found)
+
+    def _gradients(
+        self,
+        original: Callable[..., Any],
+        targets: Any,
+        sources: Any,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        """``tf.gradients``: the optimizer exchanges what it gives.
+
+        TensorFlow could not differentiate the exchange, as some programs need here.
+        """
+        result = original(targets, sources, *args, **kwargs)
+        pairs = zip(tf.nest.flatten(sources), tf.nest.flatten(result), strict=True)
+        trained = [(one, gradient) for one, gradient in pairs if self._is_trained(one)]
+        if trained and not self._session.within("apply"):
+            variables, gradients = zip(*trained, strict=True)
+            self._remember(variables, gradients, exchanged=False)
+        return result
 
     def _jacobian(
         self,
@@ -273,6 +298,7 @@ class TapeGradients:
         Raises CollectiveError where the program has changed those.
         """
         own = []
+        self._warn_of_gradients_by_row(optimizer, variables)
         for gradient, variable in zip(gradients, variables, strict=True):
             self._calls.pop(id(raw(variable)), None)
             origin = self._origin(variable)
@@ -283,6 +309,22 @@ class TapeGradients:
             else:
                 own.append(False)
         return own
+
+    def _warn_of_gradients_by_row(
+        self, optimizer: Any, variables: Sequence[Any]
+    ) -> None:
+        calls = max((self._calls.get(id(raw(v)), 0) for v in variables), default=0)
+        session = self._session
+        rows = session.loop.present_rows() if session.share is None else None
+        if calls < _MANY_CALLS or calls != rows:
+            return
+        session.warn(
+            f"one step computes {calls} gradients for {self.names.of(optimizer)}, as "
+            "many as this rank has rows. If each is that of a row, and is changed "
+            "(clipped by its norm), the result differs from that of one machine: each "
+            "is averaged over the ranks first. Use tape.jacobian, which leaves the "
+            "gradients of rows to this rank"
+        )
 
     def drawn_since(self, gradients: Sequence[Any], variables: Sequence[Any]) -> bool:
         """Whether random numbers, others on each rank, may have changed gradients."""
