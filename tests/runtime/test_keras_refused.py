@@ -54,7 +54,7 @@ def test_what_would_train_wrongly_is_refused(
     in_tiers(
         [
             *("one_replica", "whole_batch", "unlike_data", "added_mean", "added_root"),
-            "changes_that_all_ranks_make",
+            *("changes_that_all_ranks_make", "batch_shape_that_does_no_harm"),
             "counted_in_a_step",
         ]
     ),
