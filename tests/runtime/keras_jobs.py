@@ -66,6 +66,10 @@ IN_DEFAULT_TIER = {
         *("dropout", "several_steps_per_execution", "own_train_step"),
     ],
     "optimizers": ["clipped", "accumulated", "mixed_precision"],
+    "row_terms": [
+        *("step_with_a_mask", "loop_with_a_selection_eagerly"),
+        "no_step_with_a_mask_in_each_row_eagerly",
+    ],
     "states": ["kept_by_a_layer", "kept_by_a_metric"],
     "step_metrics": ["as_in_the_guide", "only_some"],
     "sums": [
@@ -113,7 +117,8 @@ CASES = {
 PER_WORKER_CASES = cases_of("per_worker")
 
 
-REFUSED_THEMES = ("refused", "sums")
+REFUSED_THEMES = ("refused", "row_terms", "sums")
+"""Whose cases end with an error or a warning, or without."""
 REFUSED_SIZE = 2
 REFUSED_CASES = {case: theme for theme in REFUSED_THEMES for case in cases_of(theme)}
 """The theme of every case."""
@@ -195,9 +200,12 @@ class Outcomes:
         job = refused_job_of(case)
         return [self._values(job, rank, case) for rank in range(REFUSED_SIZE)]
 
-    def output(self, case: str) -> str:
-        """What the chief of the job of a case has printed, on its number of ranks."""
-        return self.jobs[job_of(case, CASES[case][1][0])].outputs[0]
+    def said(self, case: str) -> str:
+        """What the chief has printed in a case, on its first number of ranks."""
+        known = case in CASES
+        job = job_of(case, CASES[case][1][0]) if known else refused_job_of(case)
+        said, _, _ = self.jobs[job].outputs[0].partition(f"case_{case} done after")
+        return said.rpartition(" done after ")[2]
 
     def folder_of(self, case: str) -> Path:
         """Where the job of a case has run, on its number of ranks."""
