@@ -16,7 +16,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 LIBRARIES = ("tensorflow", "keras", "numpy", "scikit-learn")
-KEPT = 20
+KEPT = 80
+"""Each theme has some, and a change of any program makes all of them anew."""
 
 
 class Baselines:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.runtime.harness import WarmInterpreter, adopting_orphans, kill_leftovers
+from tests.runtime.keras_jobs import Compared, Outcomes, outcomes_in
 from tests.runtime.ranks import end_fork_server, keep_baselines_in
 
 
@@ -44,3 +45,14 @@ def _fork_server_and_baselines(request: pytest.FixtureRequest) -> Iterator[None]
     keep_baselines_in(cache.mkdir("baselines") if cache else None)
     yield
     end_fork_server()
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
+    return outcomes_in(tmp_path_factory.mktemp("cases"))
+
+
+@pytest.fixture
+def compared(outcomes: Outcomes, request: pytest.FixtureRequest) -> Compared:
+    """A case on a number of ranks: see ``at_each_size``."""
+    return outcomes.at(*request.param)

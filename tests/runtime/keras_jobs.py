@@ -4,7 +4,8 @@ The default tier runs the cases of ``IN_DEFAULT_TIER``, one for each mechanism o
 runtime, on two ranks, or three where a test looks at the third. ``make test-all`` adds
 the others. So that this stays quick, too, a case runs there on one of these numbers of
 ranks, in turn; those in ``ON_ALL_SIZES`` run on each. TFCLUSTER_TEST_ALL_SIZES=1 runs
-all cases on each. A job runs when a test looks at it.
+all cases on each. Each theme has jobs of its own, which run when a test looks at them:
+so themes can be tested at the same time, each by its own ``test_keras_THEME.py``.
 """
 
 from __future__ import annotations
@@ -65,6 +66,10 @@ IN_DEFAULT_TIER = {
         *("dropout", "several_steps_per_execution", "own_train_step"),
     ],
     "optimizers": ["clipped", "accumulated", "mixed_precision"],
+    "row_terms": [
+        *("step_with_a_mask", "loop_with_a_selection_eagerly"),
+        "no_step_with_a_mask_in_each_row_eagerly",
+    ],
     "states": ["kept_by_a_layer", "kept_by_a_metric"],
     "step_metrics": ["as_in_the_guide", "only_some"],
     "sums": [
@@ -84,7 +89,8 @@ def cases_of(theme: str) -> list[str]:
 
 
 EVERYTHING = os.environ.get("TFCLUSTER_TEST_ALL_SIZES") == "1"
-LIMIT_S = 5400 if EVERYTHING else 1800
+LIMIT_S = 2700 if EVERYTHING else 900
+"""Of each job."""
 
 
 def sizes_of(theme: str, case: str, place: int) -> tuple[int, ...]:
@@ -111,7 +117,8 @@ CASES = {
 PER_WORKER_CASES = cases_of("per_worker")
 
 
-REFUSED_THEMES = ("refused", "sums")
+REFUSED_THEMES = ("refused", "row_terms", "sums")
+"""Whose cases end with an error or a warning, or without."""
 REFUSED_SIZE = 2
 REFUSED_CASES = {case: theme for theme in REFUSED_THEMES for case in cases_of(theme)}
 """The theme of every case."""
@@ -152,8 +159,17 @@ def _is_default(case: str, size: int) -> bool:
 
 def job_of(case: str, size: int) -> str:
     """The name of the job that runs a case; with size 1 that of one process."""
-    tier = _is_default(case, CASES[case][1][0] if size == 1 else size)
-    return f"{'cases' if tier else 'more'}-{size}"
+    theme, (first, *_) = CASES[case]
+    return _job_of(theme, size, _is_default(case, first if size == 1 else size))
+
+
+def refused_job_of(case: str) -> str:
+    theme = REFUSED_CASES[case]
+    return _job_of(theme, REFUSED_SIZE, _is_default(case, REFUSED_SIZE))
+
+
+def _job_of(theme: str, size: int, default: bool) -> str:
+    return f"{theme if default else 'more-' + theme}-{size}"
 
 
 @dataclass(frozen=True)
@@ -181,12 +197,15 @@ class Outcomes:
         return self._compared(case, f"per_worker-1-{size}", f"per_worker-{size}", size)
 
     def refused(self, case: str) -> list[Values]:
-        job = _refused_job(REFUSED_CASES[case], default=_is_default(case, REFUSED_SIZE))
+        job = refused_job_of(case)
         return [self._values(job, rank, case) for rank in range(REFUSED_SIZE)]
 
-    def output(self, case: str) -> str:
-        """What the chief of the job of a case has printed, on its number of ranks."""
-        return self.jobs[job_of(case, CASES[case][1][0])].outputs[0]
+    def said(self, case: str) -> str:
+        """What the chief has printed in a case, on its first number of ranks."""
+        known = case in CASES
+        job = job_of(case, CASES[case][1][0]) if known else refused_job_of(case)
+        said, _, _ = self.jobs[job].outputs[0].partition(f"case_{case} done after")
+        return said.rpartition(" done after ")[2]
 
     def folder_of(self, case: str) -> Path:
         """Where the job of a case has run, on its number of ranks."""
@@ -216,16 +235,20 @@ class Outcomes:
 def outcomes_in(folder: Path) -> Outcomes:
     """Looking at the outcome of a rank that has failed, fails."""
     jobs = []
-    for size in (1, *SIZES):
-        for name in ("cases", "more"):
-            chosen = tuple(
-                case
-                for case, (_, sizes) in CASES.items()
-                if size in (1, *sizes) and job_of(case, size) == f"{name}-{size}"
-            )
-            if chosen:
-                job = _job(folder, f"{name}-{size}", size, "cases/all.py", chosen)
-                jobs.append(job)
+    for theme in THEMES:
+        of_theme = {
+            case: sizes for case, (found, sizes) in CASES.items() if found == theme
+        }
+        for size in (1, *SIZES):
+            for default in (True, False):
+                name = _job_of(theme, size, default)
+                chosen = tuple(
+                    case
+                    for case, sizes in of_theme.items()
+                    if size in (1, *sizes) and job_of(case, size) == name
+                )
+                if chosen:
+                    jobs.append(_job(folder, name, size, f"cases/{theme}.py", chosen))
     for size in SIZES:
         parts = {"PARTS": str(size)}
         name = f"per_worker-1-{size}"
@@ -235,23 +258,19 @@ def outcomes_in(folder: Path) -> Outcomes:
         jobs.append(_job(folder, name, size, "cases/per_worker.py", (), parts))
     for theme in REFUSED_THEMES:
         for default in (True, False):
+            name = _job_of(theme, REFUSED_SIZE, default)
             chosen = tuple(
                 case
                 for case, found in REFUSED_CASES.items()
-                if found == theme and _is_default(case, REFUSED_SIZE) is default
+                if found == theme and refused_job_of(case) == name
             )
-            name = _refused_job(theme, default=default)
-            script = f"cases/{theme}.py"
             if chosen:
+                script = f"cases/{theme}.py"
                 jobs.append(_job(folder, name, REFUSED_SIZE, script, chosen))
     digits = (str(ROOT / "examples" / "digits.py"), "--epochs", "3")
     for size in (1, 3):
         jobs.append(_job(folder, f"digits-{size}", size, "final_weights.py", digits))
     return Outcomes(folder, Jobs(folder, jobs, LIMIT_S, must_succeed=True))
-
-
-def _refused_job(theme: str, *, default: bool) -> str:
-    return f"{theme if default else 'more-' + theme}-{REFUSED_SIZE}"
 
 
 def _job(

@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 
 from tests.config.files import loaded, problems
-from tests.runtime.ranks import Job, Jobs
-from tests.runtime.test_keras_cases import (
+from tests.runtime.keras_checks import (
     EQUAL,
     assert_equal_on_all_ranks,
     assert_equal_to_one,
 )
+from tests.runtime.keras_jobs import CASES
+from tests.runtime.ranks import Job, Jobs
 from tests.runtime.written import Values, Written
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(600)]
@@ -74,21 +75,29 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Written:
         ("synchronous", 2, SYNCHRONOUS, IN_STEP),
         ("replicated", 3, REPLICATED, COPIED),
     ):
-        for tier in ("", "more-"):
-            chosen = sorted(case for case in cases if _tier(case) == tier)
-            jobs.append(job(f"{tier}{name}", size, "cases/all.py", env, *chosen))
+        of_jobs: dict[str, list[str]] = {}
+        for case in sorted(cases):
+            of_jobs.setdefault(_job_of(name, case), []).append(case)
+        for full_name, chosen in of_jobs.items():
+            script = f"cases/{CASES[chosen[0]][0]}.py"
+            jobs.append(job(full_name, size, script, env, *chosen))
     return Written(folder, Jobs(folder, jobs, timeout_s=570))
 
 
-def _tier(case: str) -> str:
-    """What the names of the jobs that run a case begin with."""
-    return "" if case in IN_DEFAULT_TIER else "more-"
+def _job_of(name: str, case: str) -> str:
+    """The job that runs a case: one for each theme, in each tier."""
+    tier = "" if case in IN_DEFAULT_TIER else "more-"
+    return f"{tier}{name}-{CASES[case][0]}"
 
 
 def of_tiers(cases: list[str]) -> pytest.MarkDecorator:
-    slow = {"": (), "more-": (pytest.mark.slow,)}
+    slow = (pytest.mark.slow,)
     return pytest.mark.parametrize(
-        "case", [pytest.param(case, marks=slow[_tier(case)]) for case in cases]
+        "case",
+        [
+            pytest.param(case, marks=() if case in IN_DEFAULT_TIER else slow)
+            for case in cases
+        ],
     )
 
 
@@ -106,8 +115,8 @@ def test_replicated_it_is_as_on_one_machine(found: Written, case: str) -> None:
 
 
 def _compare(found: Written, job: str, case: str) -> None:
-    ranks = found.of(f"{_tier(case)}{job}", case)
-    (one,) = found.of(f"{_tier(case)}one", case)
+    ranks = found.of(_job_of(job, case), case)
+    (one,) = found.of(_job_of("one", case), case)
     if case in OWN_ROWS:
         ranks, one = [_weights(values) for values in ranks], _weights(one)
     assert_equal_on_all_ranks(ranks)

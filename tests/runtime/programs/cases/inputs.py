@@ -224,7 +224,8 @@ def graph_network(sparse=False):
     adjacency = keras.Input((None,), sparse=sparse)
     hidden = GraphConvolution(8, "tanh")([nodes, adjacency])
     found = GraphConvolution(2, "softmax")([hidden, adjacency])
-    return keras.Model([nodes, adjacency], found)
+    name = "sparse_graph" if sparse else "graph"
+    return keras.Model([nodes, adjacency], found, name=name)
 
 
 def case_graph_as_a_batch():

@@ -10,7 +10,6 @@ import tensorflow as tf
 
 from tests.runtime.programs.cases.tools import (
     EPOCHS,
-    RANKS,
     ROWS,
     classifier,
     compiled,
@@ -90,15 +89,14 @@ def case_tape_on_arrays():
     }
 
 
-def loop_in_a_function(given):
-    """A whole epoch is one call of a function."""
+def case_tape_in_one_function():
+    """A whole epoch is one call of a function: its batches are not divided."""
     x, y = data(90)
     batches = tf.data.Dataset.from_tensor_slices((x, y)).batch(8).prefetch(2)
     model = classifier()
     optimizer = keras.optimizers.Adam(0.01)
     accuracy = keras.metrics.SparseCategoricalAccuracy()
     loss_of = keras.losses.SparseCategoricalCrossentropy()
-    largest = tf.Variable(0, dtype=tf.int64)
 
     def step(x, y):
         with tf.GradientTape() as tape:
@@ -107,39 +105,18 @@ def loop_in_a_function(given):
         weights = model.trainable_variables
         optimizer.apply(tape.gradient(loss, weights), weights)
         accuracy.update_state(y, probabilities)
-        return tf.shape(x, out_type=tf.int64)[0]
-
-    @tf.function
-    def epoch_of(batches):
-        largest.assign(0)
-        for x, y in batches:
-            largest.assign(tf.maximum(largest, step(x, y)))
 
     @tf.function
     def epoch():
-        largest.assign(0)
         for x, y in batches:
-            largest.assign(tf.maximum(largest, step(x, y)))
+            step(x, y)
 
     accuracies = []
     for _ in range(4):
         accuracy.reset_state()
-        epoch_of(batches) if given else epoch()
+        epoch()
         accuracies.append(float(accuracy.result()))
-    return {
-        **results(model),
-        "accuracies": np.array(accuracies),
-        # The last epoch is divided from its first batch on.
-        "divided": np.array(int(largest) < 8 or RANKS == 1),
-    }
-
-
-def case_tape_in_one_function():
-    return loop_in_a_function(given=False)
-
-
-def case_tape_in_one_function_of_a_dataset():
-    return loop_in_a_function(given=True)
+    return {**results(model), "accuracies": np.array(accuracies)}
 
 
 def case_on_batch():

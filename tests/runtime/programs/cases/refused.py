@@ -24,6 +24,18 @@ def fitting(loss, rows=40, **kwargs):
     return lambda: model.fit(x, y.astype("float32")[:, None], verbose=0)
 
 
+def case_unlike_data():
+    """A generator of random numbers that has no common seed.
+
+    The first case: the batches that are compared grow rare with a process's steps.
+    """
+    generator = np.random.default_rng()
+    x = generator.normal(size=(40, 6))
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    return raised_by(lambda: model.fit(x, x[:, :1], batch_size=8, verbose=0))
+
+
 def case_strategies_of_clusters():
     return raised_by(tf.distribute.MultiWorkerMirroredStrategy)
 
@@ -68,69 +80,11 @@ def case_states_of_rows():
     return found
 
 
-def case_batch_shape():
-    """The model's activities are cut into rows of a constant number."""
-    inputs = keras.Input(batch_shape=(8, 6))
-    rows = keras.layers.Lambda(lambda x: tf.reshape(x, (8, 3, 2)))(inputs)
-    model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Flatten()(rows)))
-    model.compile("sgd", "mse")
-    x, y = data(40)
-    return raised_by(lambda: model.fit(x, y[:, None], batch_size=8, verbose=0))
-
-
 def case_batch_shape_that_does_no_harm():
     model = keras.Sequential([keras.Input(batch_shape=(8, 6)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     x, y = data(40)
     return raised_by(lambda: model.fit(x, y[:, None], batch_size=8, verbose=0))
-
-
-class Translating(keras.Sequential):
-    """Begins with a hidden state for a constant number of rows."""
-
-    def train_step(self, data):
-        x, y = data
-        with tf.GradientTape() as tape:
-            found = self(tf.concat([x, tf.zeros((8, 2))], 1), training=True)
-            loss = tf.reduce_mean((found[:, 0] - tf.cast(y, tf.float32)) ** 2)
-        weights = self.trainable_variables
-        self.optimizer.apply(tape.gradient(loss, weights), weights)
-        return {"loss": loss}
-
-
-def translating(**kwargs):
-    model = Translating([keras.Input((8,)), keras.layers.Dense(1)])
-    model.compile("sgd", **kwargs)
-    x, y = data(40)
-    return raised_by(lambda: model.fit(x, y, batch_size=8, verbose=0))
-
-
-def case_constant_batch_in_a_step():
-    return translating()
-
-
-def case_constant_batch_in_an_eager_step():
-    return translating(run_eagerly=True)
-
-
-def case_constant_batch_in_a_loop():
-    x, y = data(40)
-    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
-    optimizer = keras.optimizers.SGD(0.01)
-
-    @tf.function
-    def step(x, y, hidden):
-        with tf.GradientTape() as tape:
-            found = model(tf.concat([x, hidden], 1), training=True)
-            loss = tf.reduce_mean((found[:, 0] - tf.cast(y, tf.float32)) ** 2)
-        weights = model.trainable_variables
-        optimizer.apply(tape.gradient(loss, weights), weights)
-
-    def loop():
-        for batch in tf.data.Dataset.from_tensor_slices((x, y)).batch(8):
-            step(*batch, tf.zeros((8, 2)))
-
-    return raised_by(loop)
 
 
 def case_function_that_sums():
@@ -219,15 +173,6 @@ def case_added_root():
 def case_whole_batch():
     """Neither mean nor sum: a warning."""
     return raised_by(fitting(keras.losses.Dice()))
-
-
-def case_unlike_data():
-    """A generator of random numbers that has no common seed."""
-    generator = np.random.default_rng()
-    x = generator.normal(size=(40, 6))
-    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-    return raised_by(lambda: model.fit(x, x[:, :1], batch_size=8, verbose=0))
 
 
 def loop(after_batch):

@@ -1,0 +1,81 @@
+"""What would train wrongly is refused, and what may differ is pointed out.
+
+The cases are those of ``programs/cases/refused.py``.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.runtime.keras_checks import MARKS, assert_not_refused, assert_refused
+from tests.runtime.keras_jobs import Outcomes, in_tiers
+
+pytestmark = MARKS
+
+
+@pytest.mark.parametrize(
+    ("case", "text"),
+    in_tiers(
+        [
+            (
+                "strategies_of_clusters",
+                "makes a MultiWorkerMirroredStrategy of its own",
+            ),
+            (
+                "experimental_strategies",
+                "makes a MultiWorkerMirroredStrategy of its own",
+            ),
+            ("parameter_servers", "makes a ParameterServerStrategy of its own"),
+            ("two_replicas", "makes a MirroredStrategy of its own"),
+            ("states_of_rows", "is stateful"),
+            ("function_that_sums", "total returns the sum over the rows"),
+            ("function_that_sums_eagerly", "total returns the sum over the rows"),
+            ("rate_by_its_own_loss", "the learning_rate of descent is "),
+            ("rate_by_its_own_loss", "step 21 of descent; it was the same in step 20"),
+            ("momentum_by_its_own_loss", "the momentum of descent"),
+            ("weights_by_its_own_loss", "last/kernel differs by "),
+            ("weights_by_its_own_loss", "it was the same in step 16"),
+            ("added_sum", "the layer penalty adds the sum over the rows"),
+            ("added_sum_eagerly", "the layer penalty adds the sum over the rows"),
+            ("added_sum_in_training_only", "the layer penalty adds the sum"),
+            ("added_sum_in_a_step_of_ones_own", "the layer penalty adds the sum"),
+            ("spread_kept_by_a_layer", "spread is set by a layer of the program's own"),
+        ]
+    ),
+)
+def test_what_would_train_wrongly_is_refused(
+    outcomes: Outcomes, case: str, text: str
+) -> None:
+    assert_refused(outcomes.refused(case), text)
+
+
+@pytest.mark.parametrize(
+    "case",
+    in_tiers(
+        [
+            *("one_replica", "whole_batch", "unlike_data", "added_mean", "added_root"),
+            *("changes_that_all_ranks_make", "batch_shape_that_does_no_harm"),
+            "counted_in_a_step",
+        ]
+    ),
+)
+def test_the_rest_is_not(outcomes: Outcomes, case: str) -> None:
+    assert_not_refused(outcomes.refused(case))
+
+
+def test_what_a_step_says_of_its_counts_is_done(outcomes: Outcomes) -> None:
+    found = outcomes.refused("counted_in_a_step")
+    assert [int(values["said"]) for values in found] == [43, 43]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "dice is no mean over the rows",
+        "the layer root adds to the loss is no mean over the rows",
+        "the ranks read different batches",
+        "sets counts_in_its_step/seen from the rows of a batch",
+    ],
+)
+def test_what_may_differ_is_pointed_out(outcomes: Outcomes, text: str) -> None:
+    assert outcomes.jobs["refused-2"].outputs[0].count(text) == 1

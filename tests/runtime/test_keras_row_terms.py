@@ -1,0 +1,39 @@
+"""Losses whose rows share something are pointed out, and no others.
+
+The cases are those of ``programs/cases/row_terms.py``.
+"""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.runtime.keras_checks import MARKS, assert_not_refused
+from tests.runtime.keras_jobs import Outcomes, cases_of, in_tiers
+from tests.runtime.ranks import PROGRAMS
+
+pytestmark = MARKS
+
+THEME = "row_terms"
+PROGRAM = PROGRAMS / "cases" / f"{THEME}.py"
+TEXT = "is no mean over the rows of a batch"
+
+
+@pytest.mark.parametrize("case", in_tiers(cases_of(THEME)))
+def test_losses_whose_rows_share_something_are_pointed_out(
+    outcomes: Outcomes, case: str
+) -> None:
+    assert_not_refused(outcomes.refused(case))
+    said = outcomes.said(case)
+    if case.startswith("no_"):
+        assert TEXT not in said
+        return
+    assert said.count(TEXT) == 1
+    if case.startswith("fit_"):
+        return  # Keras takes the gradient: the warning names the loss instead.
+    named = re.search(rf"row_terms\.py:(\d+): this loss {TEXT}", said)
+    assert named
+    line = PROGRAM.read_text().splitlines()[int(named[1]) - 1]
+    where = ".fit(" if case.startswith("computed_") else "tape.gradient("
+    assert where in line
