@@ -27,6 +27,7 @@ from tfcluster.runtime.collective.operations import gather_bytes, reduce_arrays
 from tfcluster.runtime.collective.transport import Array
 from tfcluster.runtime.keras.derived_values import ancestry
 from tfcluster.runtime.keras.graph_order import exchange_in_order
+from tfcluster.runtime.keras.output_rows import OutputsByRow
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.state_trials import Trials
 from tfcluster.runtime.keras.tf_variables import name_of, raw
@@ -80,6 +81,7 @@ class LayerState:
         self._own: dict[int, OwnState] = {}
         self._local = threading.local()
         self._trials = Trials()
+        self._by_row = OutputsByRow(session)
         self._of_step: list[Any] = []
         """What the step that is going on has set by itself."""
 
@@ -226,10 +228,17 @@ class LayerState:
                 own.kind = own.kind or kind_of(trial)
             return [all(own.kind is not None for own in states)]
 
+        def outputs(given: Any) -> Any:
+            args, kwargs = given
+            return layer.stateless_call(trained, current, *args, **kwargs)[0]
+
         self._local.trying = True
         # A layer may not bear to be called so: its state stays unknown.
         with contextlib.suppress(Exception):
             self._trials.look(layer, update, current, places, (args, kwargs), judge)
+        with contextlib.suppress(Exception):
+            if not _draws(layer):
+                self._by_row.look(layer, outputs, (args, kwargs))
         self._local.trying = False
         for place in places:
             self._own[id(variables[place])].tried = self._trials.known(layer)
@@ -399,3 +408,10 @@ def _slope(own: OwnState) -> float:
 
 def _is_kerass(layer: Any) -> bool:
     return str(type(layer).__module__).partition(".")[0] == "keras"
+
+
+def _draws(layer: Any) -> bool:
+    """Whether random numbers may make its output another one every time."""
+    return any(
+        "seed_generator" in variable.path for variable in layer.non_trainable_variables
+    )

@@ -175,9 +175,10 @@ class RowTerms:
             return False
         session.warn(
             f"{where}: this loss is no mean over the rows of a batch: its rows share a "
-            "divisor or a statistic, like those of a mean over a mask, a Dice loss or "
-            "a contrastive loss. Each rank computes it from its own rows, so the "
-            "result differs from that of one machine"
+            "divisor or a statistic, as in a mean over a mask, a Dice loss, a "
+            "contrastive loss, or a layer that looks at the whole batch. Each rank "
+            "computes it from its own rows, so the result differs from that of one "
+            "machine"
         )
         return True
 

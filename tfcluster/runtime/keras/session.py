@@ -53,7 +53,7 @@ class Share:
     present: Any = None
     """How many rows there are, where they are not ``rows``."""
     data: Any = None
-    """This rank's rows, where a step of the program's own computes the loss."""
+    """This rank's rows, where code of the program's own takes part in the loss."""
     undivided: Any = False
     """Whether every rank has all of the batch: a bool, or a boolean tensor."""
 

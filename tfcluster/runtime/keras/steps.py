@@ -63,7 +63,11 @@ def _divided(
         if trains and session.divides:
             part = looks.trial_steps.part(data, part)
         share = part.share
-        if trains and session.divides and has_own_step(model):
+        if (
+            trains
+            and session.divides
+            and (has_own_step(model) or _has_own_layers(model))
+        ):
             share = replace(share, data=part.data)
             if tf.executing_eagerly() and not share.undivided:
                 looks.row_terms.begin_batch(part.data, f"{model.name} {id(model)}")
@@ -77,6 +81,15 @@ def _divided(
 
     setattr(divided_step, _MARK, True)
     return divided_step
+
+
+def _has_own_layers(model: Any) -> bool:
+    """Whether its output for a row may depend on other rows, for all that we know."""
+    return any(
+        type(layer).__module__.partition(".")[0] != keras.__name__
+        or isinstance(layer, keras.layers.Lambda)
+        for layer in model._flatten_layers()
+    )
 
 
 def _is_plain(model: Any, step: Callable[[Any], Any]) -> bool:
