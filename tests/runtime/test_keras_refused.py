@@ -39,6 +39,7 @@ pytestmark = MARKS
             ("added_sum_eagerly", "the layer penalty adds the sum over the rows"),
             ("added_sum_in_training_only", "the layer penalty adds the sum"),
             ("added_sum_in_a_step_of_ones_own", "the layer penalty adds the sum"),
+            ("changed_gradients_of_a_graph", "last/kernel before sgd"),
             ("spread_kept_by_a_layer", "spread is set by a layer of the program's own"),
         ]
     ),
@@ -55,7 +56,7 @@ def test_what_would_train_wrongly_is_refused(
         [
             *("one_replica", "whole_batch", "unlike_data", "added_mean", "added_root"),
             *("changes_that_all_ranks_make", "batch_shape_that_does_no_harm"),
-            "counted_in_a_step",
+            *("counted_in_a_step", "divided_by_its_maximum"),
         ]
     ),
 )
@@ -75,6 +76,7 @@ def test_what_a_step_says_of_its_counts_is_done(outcomes: Outcomes) -> None:
         "the layer root adds to the loss is no mean over the rows",
         "the ranks read different batches",
         "sets counts_in_its_step/seen from the rows of a batch",
+        "the output of the layer scaling for a row depends on the other rows",
     ],
 )
 def test_what_may_differ_is_pointed_out(outcomes: Outcomes, text: str) -> None:

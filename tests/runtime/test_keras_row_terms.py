@@ -35,5 +35,6 @@ def test_losses_whose_rows_share_something_are_pointed_out(
     named = re.search(rf"row_terms\.py:(\d+): this loss {TEXT}", said)
     assert named
     line = PROGRAM.read_text().splitlines()[int(named[1]) - 1]
-    where = ".fit(" if case.startswith("computed_") else "tape.gradient("
+    by_keras = case.startswith(("computed_", "layer_"))
+    where = ".fit(" if by_keras else "tape.gradient("
     assert where in line

@@ -208,7 +208,10 @@ class LayerState:
             if any(variable is untried for untried in call.untried)
             and tf.as_dtype(variable.dtype) != tf.bool
         ]
-        if layer._call_has_training_arg and call.training is not None:
+        if not layer._call_has_training_arg:
+            # A model gives it to every layer; ``__call__`` leaves it out.
+            kwargs.pop("training", None)
+        elif call.training is not None:
             kwargs.setdefault("training", call.training)
         trained = [variable.value for variable in layer.trainable_variables]
         current = [tf.convert_to_tensor(raw(variable)) for variable in variables]

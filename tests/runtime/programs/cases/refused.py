@@ -259,6 +259,48 @@ def case_spread_kept_by_a_layer():
     return raised_by(lambda: model.fit(x, x[:, :1], batch_size=8, verbose=0))
 
 
+class DividesByItsMaximum(keras.layers.Layer):
+    """Uses in a step what the rows of this step have made of its state."""
+
+    def build(self, shape):
+        self.largest = self.add_weight(
+            name="largest", initializer="ones", trainable=False
+        )
+
+    def call(self, x):
+        self.largest.assign(tf.maximum(self.largest, tf.reduce_max(x)))
+        return x / self.largest
+
+
+def case_divided_by_its_maximum():
+    x = np.random.default_rng(4).normal(size=(40, 6)).astype("float32") * 3
+    layers = [DividesByItsMaximum(name="scaling"), keras.layers.Dense(1)]
+    model = keras.Sequential([keras.Input((6,)), *layers])
+    model.compile("sgd", "mse")
+    return raised_by(lambda: model.fit(x, x[:, :1], batch_size=8, verbose=0))
+
+
+def case_changed_gradients_of_a_graph():
+    """``tf.gradients`` gives the gradient of this rank's rows."""
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1, name="last")])
+    optimizer = keras.optimizers.SGD(0.1)
+    x = np.random.default_rng(4).normal(size=(40, 6)).astype("float32")
+
+    @tf.function
+    def step(rows):
+        loss = tf.reduce_mean((model(rows) - 1.0) ** 2)
+        weights = model.trainable_variables
+        gradients = tf.gradients(loss, [weight.value for weight in weights])
+        gradients, _ = tf.clip_by_global_norm(gradients, 0.1)
+        optimizer.apply(gradients, weights)
+
+    def loop():
+        for rows in tf.data.Dataset.from_tensor_slices(x).batch(8):
+            step(rows)
+
+    return raised_by(loop)
+
+
 class CountsInItsStep(OwnStep):
     """Counts rows once as a layer would not, and once said what it is."""
 

@@ -229,7 +229,53 @@ def case_fit_with_a_statistic():
     return fitting_with(scaled)
 
 
+class SpreadOfTheBatch(keras.layers.Layer):
+    """Gives each row the standard deviation of all rows, as some critics do."""
+
+    def call(self, x):
+        spread = tf.reduce_mean(tf.math.reduce_std(x, 0))
+        return tf.concat([x, tf.fill((tf.shape(x)[0], 1), spread)], -1)
+
+
+def case_layer_that_sees_the_batch():
+    """In ``fit``, with a loss of Keras's."""
+    x, y, _ = masked_data()
+    model = keras.Sequential(
+        [keras.Input((6,)), SpreadOfTheBatch(), keras.layers.Dense(5)]
+    )
+    model.compile("sgd", "mse")
+    return raised_by(lambda: model.fit(x, y, batch_size=8, verbose=0))
+
+
 # Means over rows: no warning.
+
+
+class Block(keras.layers.Layer):
+    """A layer of one's own, as in a transformer."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention = keras.layers.MultiHeadAttention(2, 3, dropout=0.1)
+        self.normalization = keras.layers.LayerNormalization()
+
+    def call(self, x):
+        return self.normalization(x + self.attention(x, x))
+
+
+def case_no_layer_of_ones_own():
+    x, y, _ = masked_data()
+    model = keras.Sequential(
+        [
+            keras.Input((6,)),
+            keras.layers.Reshape((3, 2)),
+            Block(),
+            keras.layers.Flatten(),
+            keras.layers.BatchNormalization(),
+            keras.layers.Dense(5),
+        ]
+    )
+    model.compile("sgd", "mse")
+    return raised_by(lambda: model.fit(x, y, batch_size=8, verbose=0))
 
 
 class Averaging(Masking):
