@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tfcluster.runtime.keras.batch_numbers import BatchNumbers
 from tfcluster.runtime.keras.callbacks import Callbacks
 from tfcluster.runtime.keras.compilation import Compilation
 from tfcluster.runtime.keras.entry import Entry
@@ -46,7 +47,7 @@ def install(
     loops = Loops(session, row_terms)
     whole_batch = WholeBatch(session)
     metric_state = MetricState(session, loops)
-    metrics = Metrics(session, metric_state, layer_state)
+    metrics = Metrics(session, metric_state, layer_state, BatchNumbers(row_terms))
     files = Files(session)
     callbacks = Callbacks(session, synchroniser, metrics, files)
     Variables(session, layer_state, metric_state, loops).install()

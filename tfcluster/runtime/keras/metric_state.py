@@ -82,7 +82,7 @@ class MetricState:
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def look(self, metric: Any, args: Any, kwargs: Any) -> None:
-        """``metric``, of the program's own, is about to be updated."""
+        """``metric``, of the program's own or with its function, is to be updated."""
         variables = list(metric.variables)
         kept = [self._of(variable) for variable in variables]
         if all(one.kind is not None for one in kept):
@@ -100,6 +100,13 @@ class MetricState:
         def judge(trials: Sequence[Trial]) -> list[bool]:
             for one, trial in zip(chosen, trials, strict=True):
                 one.kind = one.kind or kind_of(trial)
+                if hasattr(metric, "_fn") and one.kind and one.kind.how == "other":
+                    one.kind = _MEANS
+                    self._session.warn(
+                        f"the metric {metric.name} is no mean over the rows of a "
+                        "batch: it sees the rows of one rank at a time, so its value "
+                        "differs from that of one machine"
+                    )
             known = all(one.kind is not None for one in chosen)
             return [known, *(one.kind == _MEANS for one in chosen)]
 

@@ -15,6 +15,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfcluster.runtime.keras.batch_numbers import BatchNumbers
 from tfcluster.runtime.keras.layer_state import LayerState
 from tfcluster.runtime.keras.merged_logs import MergedLogs
 from tfcluster.runtime.keras.metric_state import MetricState
@@ -37,11 +38,16 @@ class Metrics:
     """The hooks on ``Metric`` and on what models make of their metrics."""
 
     def __init__(
-        self, session: Session, state: MetricState, layer_state: LayerState
+        self,
+        session: Session,
+        state: MetricState,
+        layer_state: LayerState,
+        numbers: BatchNumbers,
     ) -> None:
         self._session = session
         self._state = state
         self._layer_state = layer_state
+        self._numbers = numbers
         self._recorded: list[Recorded] = []
         """Of the steps that are being called, the innermost last."""
         self._steps: weakref.WeakKeyDictionary[Any, dict[str, StepLogs]] = (
@@ -53,6 +59,7 @@ class Metrics:
 
     def install(self) -> None:
         wrap(keras.metrics.Mean, "update_state", self._update_mean)
+        wrap(keras.metrics.Sum, "update_state", self._update_sum)
         for cls in _with_subclasses(keras.metrics.Metric):
             self._hook(cls)
         hook = self._hook
@@ -101,16 +108,40 @@ class Metrics:
         sample_weight: Any = None,
     ) -> Any:
         """One number for a whole batch: that of a part weighs as much as its rows."""
-        if sample_weight is None and _is_scalar(values) and not self._state.trying:
-            sample_weight = self._state.fraction()
-            if sample_weight is not None:
-                sample_weight = tf.cast(sample_weight, metric.dtype)
-                # Once its kind is known, ``weighed`` does this where it is right.
-                known = self._state.known(metric)
-                if known is not None:
-                    one = tf.ones_like(sample_weight)
-                    sample_weight = tf.where(known, one, sample_weight)
-        return original(metric, values, sample_weight)
+        if sample_weight is not None or not _is_scalar(values) or self._state.trying:
+            return original(metric, values, sample_weight)
+        fraction = self._state.fraction()
+        if fraction is None:
+            return original(metric, values)
+        fraction = tf.cast(fraction, metric.dtype)
+        # Once its kind is known, ``weighed`` does this where it is right.
+        known = self._state.known(metric)
+        if known is not None:
+            one = tf.ones_like(fraction)
+            return original(metric, values, tf.where(known, one, fraction))
+        is_sum, _ = self._numbers.kind(metric, values)
+        values = tf.cast(values, metric.dtype)
+        whole = tf.where(is_sum, tf.math.divide_no_nan(values, fraction), values)
+        return original(metric, whole, fraction)
+
+    def _update_sum(
+        self,
+        original: Callable[..., Any],
+        metric: Any,
+        values: Any,
+        sample_weight: Any = None,
+    ) -> Any:
+        """Of a number that is the same for all ranks' parts, a part is added up."""
+        if sample_weight is not None or not _is_scalar(values) or self._state.trying:
+            return original(metric, values, sample_weight)
+        fraction = self._state.fraction()
+        if fraction is None or self._state.known(metric) is not None:
+            return original(metric, values)
+        fraction = tf.cast(fraction, metric.dtype)
+        _, is_mean = self._numbers.kind(metric, values)
+        values = tf.cast(values, metric.dtype)
+        own = tf.where(fraction > 0, values, tf.zeros_like(values))
+        return original(metric, tf.where(is_mean, values * fraction, own))
 
     def _result(
         self, original: Callable[..., Any], metric: Any, *args: Any, **kwargs: Any

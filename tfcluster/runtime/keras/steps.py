@@ -63,24 +63,26 @@ def _divided(
         if trains and session.divides:
             part = looks.trial_steps.part(data, part)
         share = part.share
-        if (
-            trains
-            and session.divides
-            and (has_own_step(model) or _has_own_layers(model))
-        ):
+        if session.divides and _computes_numbers(model, step, trains=trains):
             share = replace(share, data=part.data)
             if tf.executing_eagerly() and not share.undivided:
                 looks.row_terms.begin_batch(part.data, f"{model.name} {id(model)}")
         with session.stepping(share, plain=_is_plain(model, step)):
             result = step(part.data)
-        if trains:
-            looks.row_terms.end_batch()
+        looks.row_terms.end_batch()
         if session.divides:
             looks.added_losses.look(model, part.data, part.share.undivided)
         return result
 
     setattr(divided_step, _MARK, True)
     return divided_step
+
+
+def _computes_numbers(model: Any, step: Callable[[Any], Any], *, trains: bool) -> bool:
+    """Whether code of the program's own computes a loss, or a number for a metric."""
+    if not trains:
+        return step.__module__.split(".")[0] != str(keras.__name__)
+    return has_own_step(model) or _has_own_layers(model)
 
 
 def _has_own_layers(model: Any) -> bool:

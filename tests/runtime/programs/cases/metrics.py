@@ -179,6 +179,81 @@ def case_functions_of_a_batch_eagerly():
     return results(model, history)
 
 
+class Totals(keras.Model):
+    """Gives ``Mean`` and ``Sum`` one number for each batch: means, sums and counts."""
+
+    def __init__(self):
+        super().__init__()
+        self.out = keras.layers.Dense(1)
+        self.sum_of_means = keras.metrics.Sum("sum_of_means")
+        self.rows = keras.metrics.Sum("rows")
+        self.batches = keras.metrics.Sum("batches")
+        self.mean_of_sums = keras.metrics.Mean("mean_of_sums")
+        self.mean_of_means = keras.metrics.Mean("mean_of_means")
+
+    def call(self, x):
+        return self.out(x)
+
+    @property
+    def metrics(self):
+        sums = [self.sum_of_means, self.rows, self.batches]
+        return [*sums, self.mean_of_sums, self.mean_of_means]
+
+    def count(self, x, error):
+        self.sum_of_means.update_state(tf.reduce_mean(error))
+        self.rows.update_state(tf.shape(x)[0])
+        self.batches.update_state(tf.constant(1.0))
+        self.mean_of_sums.update_state(tf.reduce_sum(error))
+        self.mean_of_means.update_state(tf.reduce_mean(error))
+        return {m.name: m.result() for m in self.metrics}
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            error = tf.square(y - self(x, training=True))
+            loss = tf.reduce_mean(error)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply(gradients, self.trainable_variables)
+        return self.count(x, error)
+
+    def test_step(self, data):
+        x, y = data
+        return self.count(x, tf.square(y - self(x)))
+
+
+def totals(**kwargs):
+    x, _ = data(90)
+    y = x.sum(1, keepdims=True)
+    model = Totals()
+    model.compile(keras.optimizers.SGD(0.01), **kwargs)
+    history = model.fit(x, y, batch_size=11, epochs=3, validation_split=0.2, verbose=0)
+    return results(model, history)
+
+
+def case_numbers_of_batches():
+    return totals()
+
+
+def case_numbers_of_batches_eagerly():
+    return totals(run_eagerly=True)
+
+
+def case_numbers_of_batches_in_a_loop():
+    x, _ = data(90)
+    batches = tf.data.Dataset.from_tensor_slices((x, x.sum(1, keepdims=True))).batch(11)
+    found = {}
+    for name, decorated in (("eager", lambda f: f), ("graph", tf.function)):
+        model = Totals()
+        model.compile(keras.optimizers.SGD(0.01))
+        model.build((None, 6))
+        step = decorated(lambda x, y, model=model: model.train_step((x, y)))
+        for x, y in batches:
+            step(x, y)
+        for metric in model.metrics:
+            found[f"history_{name}_{metric.name}"] = np.array(metric.result())
+    return found
+
+
 def case_read_by_callbacks():
     """A callback that asks for results in the midst of an epoch, and evaluates."""
     seen = []
