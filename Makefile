@@ -6,8 +6,10 @@ BIN := $(VENV)/bin
 
 .PHONY: help demo test test-all test-rest rig-packages check chaos bench clean
 
-# More processes than cores: many tests wait for something most of the time.
-PYTEST = $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --durations 30
+# More processes than cores: many tests wait for something most of the time. Files begin
+# in the order of tests/conftest.py, not by how many tests they have.
+PYTEST = $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder \
+	--durations 30
 
 help:
 	@echo "make demo      train the digits example on three tasks of this machine"

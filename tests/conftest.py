@@ -1,3 +1,37 @@
-"""Fixtures that tests of every kind may take."""
+"""Fixtures that tests of every kind may take, and the order in which files run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
 
 pytest_plugins = ("tests.testbed.fixtures",)
+
+_TESTS = Path(__file__).parent
+_LONGEST_FIRST = (
+    "submit/test_programs_rig.py",
+    "runtime/test_served.py",
+    "runtime/test_keras_loops.py",
+    "backends/ssh/test_collective_rig.py",
+    "runtime/test_keras_models.py",
+    "runtime/test_a_items.py",
+    "backends/ssh/test_served_rig.py",
+    "runtime/test_keras_callbacks.py",
+    "runtime/test_v1_launched.py",
+    "backends/ssh/test_rig.py",
+    "runtime/test_horovod.py",
+    "runtime/test_keras_inputs.py",
+    "runtime/test_keras_losses.py",
+    "runtime/test_keras_changed_gradients.py",
+    "runtime/test_keras_step_metrics.py",
+    "runtime/test_keras_optimizers.py",
+)
+"""Files that take a minute or more in a tier. Where several processes share the files,
+none is to begin one of these when the others are nearly done. Those that put up hosts
+stand apart: each of them alone keeps a small machine busy."""
+_PLACES = {_TESTS / name: place for place, name in enumerate(_LONGEST_FIRST)}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: _PLACES.get(item.path, len(_PLACES)))
