@@ -119,10 +119,11 @@ class Metrics:
         if known is not None:
             one = tf.ones_like(fraction)
             return original(metric, values, tf.where(known, one, fraction))
-        is_sum, _ = self._numbers.kind(metric, values)
+        kind = self._numbers.kind(metric, values)
         values = tf.cast(values, metric.dtype)
-        whole = tf.where(is_sum, tf.math.divide_no_nan(values, fraction), values)
-        return original(metric, whole, fraction)
+        if kind == "sum":
+            values = tf.math.divide_no_nan(values, fraction)
+        return original(metric, values, fraction)
 
     def _update_sum(
         self,
@@ -138,10 +139,11 @@ class Metrics:
         if fraction is None or self._state.known(metric) is not None:
             return original(metric, values)
         fraction = tf.cast(fraction, metric.dtype)
-        _, is_mean = self._numbers.kind(metric, values)
+        kind = self._numbers.kind(metric, values)
         values = tf.cast(values, metric.dtype)
-        own = tf.where(fraction > 0, values, tf.zeros_like(values))
-        return original(metric, tf.where(is_mean, values * fraction, own))
+        if kind == "mean":
+            return original(metric, values * fraction)
+        return original(metric, tf.where(fraction > 0, values, tf.zeros_like(values)))
 
     def _result(
         self, original: Callable[..., Any], metric: Any, *args: Any, **kwargs: Any

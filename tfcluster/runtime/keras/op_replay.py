@@ -46,8 +46,8 @@ class Op:
     outputs: Sequence[Any]
     functions: Sequence[str]
     """Functions that it calls."""
-    run: Callable[[list[Any], bool], Sequence[Any]]
-    """Computes it from other inputs, and whether these have the same shapes."""
+    run: Callable[[list[Any]], Sequence[Any]]
+    """Computes it from other inputs."""
     held: bool = False
     """Whether its results keep their values."""
 
@@ -102,7 +102,7 @@ class Recording:
             return
         name = kind.decode() if isinstance(kind, bytes) else str(kind)
 
-        def run(values: list[Any], same_shapes: bool) -> Sequence[Any]:
+        def run(values: list[Any]) -> Sequence[Any]:
             found: Sequence[Any] = execute.quick_execute(
                 name, len(outputs), values, attrs, context.context()
             )
@@ -131,7 +131,7 @@ def ops_of(graph: Any) -> list[Op]:
 
 
 def _op(operation: Any) -> Op:
-    def run(values: list[Any], same_shapes: bool) -> Sequence[Any]:
+    def run(values: list[Any]) -> Sequence[Any]:
         attrs = operation.node_def.attr
         again = tf.compat.v1.get_default_graph().create_op(
             operation.type,
@@ -141,8 +141,7 @@ def _op(operation: Any) -> Op:
             op_def=operation.op_def,
         )
         for output, before in zip(again.outputs, operation.outputs, strict=True):
-            if same_shapes:
-                output.set_shape(before.shape)
+            output.set_shape(before.shape)
         outputs: Sequence[Any] = again.outputs
         return outputs
 
@@ -192,17 +191,11 @@ def path_between(
     return path[::-1]
 
 
-def replay(
-    path: Iterable[Op],
-    inputs: dict[Any, Any],
-    target: Any,
-    *,
-    same_shapes: bool = True,
-) -> Any:
+def replay(path: Iterable[Op], inputs: dict[Any, Any], target: Any) -> Any:
     """``target`` where ``inputs`` (by their keys) have other values."""
     values = dict(inputs)
     for op in path:
-        found = op.run([values.get(key_of(i), i) for i in op.inputs], same_shapes)
+        found = op.run([values.get(key_of(i), i) for i in op.inputs])
         for output, value in zip(op.outputs, found, strict=True):
             values.setdefault(key_of(output), value)
     return values.get(key_of(target), target)

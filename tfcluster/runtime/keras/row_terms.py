@@ -17,7 +17,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -48,29 +47,6 @@ _MOST_RECORDED = 100_000
 
 class _Check:
     """One place in a graph where a loss is checked."""
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """A number that is computed from the rows of a batch."""
-
-    path: Sequence[Op]
-    """Empty where the number does not depend on the batch."""
-    leaves: Sequence[Any]
-    number: Any
-
-    @property
-    def rows(self) -> Any:
-        return tf.shape(self.leaves[0])[0]
-
-    def of_rows(self, start: Any, stop: Any) -> Any:
-        """The number for these rows alone.
-
-        Raises what TensorFlow raises where the program computes it for a constant
-        number of rows.
-        """
-        some = {key_of(leaf): leaf[start:stop] for leaf in self.leaves}
-        return replay(self.path, some, self.number, same_shapes=False)
 
 
 class RowTerms:
@@ -168,22 +144,21 @@ class RowTerms:
         due = self._steps.due(checked) & tf.logical_not(undivided)
         tf.cond(due, lambda: tf.group(look()), lambda: tf.no_op())
 
-    def in_parts(self, number: Any) -> Parts | None:
-        """How a number comes from the batch; None where that is not known."""
+    def known_ops(self, number: Any) -> tuple[Sequence[Op], Sequence[Any]] | None:
+        """The operations that have led to ``number``, and the tensors of the batch.
+
+        None where they are not known.
+        """
         if tf.executing_eagerly():
             recording, leaves = self._recording, self._leaves
             if recording is None or len(recording.ops) > _MOST_RECORDED:
                 return None
-            ops: Sequence[Op] = recording.ops
-        else:
-            graph = tf.compat.v1.get_default_graph()
-            if getattr(number, "graph", graph) is not graph:
-                return None
-            leaves, ops = self._leaves_in(graph), ops_of(graph)
-        if not leaves:
+            return (recording.ops, leaves) if leaves else None
+        graph = tf.compat.v1.get_default_graph()
+        if getattr(number, "graph", graph) is not graph:
             return None
-        path = path_between(ops, leaves, number, self._holds.eager)
-        return None if path is None else Parts(path, leaves, number)
+        leaves = self._leaves_in(graph)
+        return (ops_of(graph), leaves) if leaves else None
 
     def _leaves_in(self, graph: Any) -> list[Any]:
         """The tensors of a graph whose rows are those of the batch, as far as known."""

@@ -83,7 +83,7 @@ class ShapeErrors:
         except Exception as error:
             if not (self._divides and divided() and is_about_shapes(error)):
                 raise
-            raise CollectiveError(explained(error)) from None
+            raise CollectiveError(explained(error)) from error
 
 
 def is_about_shapes(error: BaseException) -> bool:

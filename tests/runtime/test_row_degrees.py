@@ -1,0 +1,92 @@
+"""How numbers that are computed from a batch grow with its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from tfcluster.runtime.keras.op_replay import ops_of
+from tfcluster.runtime.keras.row_degrees import degree
+
+pytestmark = pytest.mark.tensorflow
+
+ROWS = 6
+
+MEANS: list[Callable[[Any], Any]] = [
+    tf.reduce_mean,
+    lambda x: tf.reduce_mean(tf.reduce_sum(x, 1)),
+    lambda x: tf.reduce_sum(x) / tf.cast(tf.shape(x)[0], tf.float32),
+    lambda x: tf.reduce_sum(x) / tf.cast(tf.size(x), tf.float32),
+    lambda x: 0.5 * tf.reduce_mean(x) + tf.reduce_mean(tf.square(x)),
+    lambda x: tf.sqrt(tf.reduce_mean(tf.square(x))),
+    lambda x: tf.reduce_mean(tf.matmul(x, tf.ones((3, 2)))),
+    tf.reduce_max,
+]
+SUMS: list[Callable[[Any], Any]] = [
+    tf.reduce_sum,
+    lambda x: tf.reduce_sum(tf.reduce_mean(x, 1)),
+    lambda x: tf.reduce_sum(tf.reduce_sum(x, 0)),
+    lambda x: tf.reduce_sum(x) / 2.5,
+    lambda x: tf.reduce_mean(x) * tf.cast(tf.shape(x)[0], tf.float32),
+    lambda x: tf.reduce_sum(tf.cast(x > 0, tf.float32)),
+]
+OTHERS: list[Callable[[Any], Any]] = [
+    lambda x: tf.reduce_mean(x) + tf.reduce_sum(x),
+    lambda x: tf.sqrt(tf.reduce_sum(tf.square(x))),
+    lambda x: tf.reduce_mean(tf.matmul(x, x, transpose_a=True)),
+]
+
+
+def degree_of(number: Callable[[Any], Any], rows: int | None) -> float | None:
+    found: list[float | None] = []
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def step(x: Any) -> Any:
+        value = number(x)
+        found.append(degree(ops_of(value.graph), [x], value, rows))
+        return value
+
+    spec = tf.TensorSpec((rows, 3), tf.float32)
+    tf.function(step).get_concrete_function(spec)
+    return found[0]
+
+
+@pytest.mark.parametrize("number", MEANS)
+def test_a_mean_does_not_grow(number: Callable[[Any], Any]) -> None:
+    assert degree_of(number, None) == 0.0
+
+
+@pytest.mark.parametrize("number", SUMS)
+def test_a_sum_grows_with_the_rows(number: Callable[[Any], Any]) -> None:
+    assert degree_of(number, None) == 1.0
+
+
+@pytest.mark.parametrize("number", OTHERS)
+def test_what_is_neither_is_not_known(number: Callable[[Any], Any]) -> None:
+    assert degree_of(number, None) not in (0.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("number", "expected"),
+    [
+        (tf.reduce_mean, 0.0),
+        (tf.reduce_sum, 1.0),
+        (lambda x: tf.reduce_sum(x) / ROWS, 0.0),
+        (lambda x: tf.reduce_sum(x) / (3 * ROWS), 0.0),
+        (lambda x: tf.reduce_sum(x) * (1.0 / ROWS), 0.0),
+        (lambda x: tf.reduce_sum(x) / 5.0, 1.0),
+        (lambda x: tf.reduce_sum(x) * 0.0, 1.0),
+    ],
+)
+def test_a_constant_may_be_made_of_the_rows(
+    number: Callable[[Any], Any], expected: float
+) -> None:
+    assert degree_of(number, ROWS) == expected
+
+
+def test_what_no_row_is_in_is_told() -> None:
+    with pytest.raises(KeyError):
+        degree_of(lambda x: tf.constant(1.0), None)
