@@ -222,8 +222,10 @@ def _show_plan(
     loaded: Loaded, environ: Mapping[str, str], *, as_json: bool, full: bool = False
 ) -> int:
     description = loaded.description
-    if description.backend == "local":
-        hosts = backends.get("local").allocate(description, environ)
+    scheduler = scheduler_of(description.backend)
+    known = scheduler is not None and scheduler.is_inside(environ)
+    if known or description.backend == "local":
+        hosts = backends.get(description.backend).allocate(description, environ)
     else:
         hosts = expected(description)
     prepared = prepare(description, hosts)
