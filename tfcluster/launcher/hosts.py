@@ -61,6 +61,8 @@ class _HostSide:
     """It was reported as a host that cannot be made ready."""
     closing: bool = False
     gone: bool = False
+    dead_guard: int | None = None
+    """The pid of its agent's guard, if that has died."""
 
 
 class Hosts:
@@ -264,7 +266,13 @@ class Hosts:
         side.gone = True
         if not side.ready and not side.closing:
             return self._fail(item.host, item.cause)
-        return [HostLost(item.host, f"contact lost: {item.cause}")]
+        cause = item.cause
+        if side.dead_guard is not None:
+            cause = (
+                f"the guard process of its agent (pid {side.dead_guard}) died, and the "
+                "connection ended with it; the agent has stopped all tasks there"
+            )
+        return [HostLost(item.host, f"contact lost: {cause}")]
 
     def received(self, host: str, frame: Frame) -> list[Event] | None:
         """Lifecycle events of a frame about the host; None: it is about a task.
@@ -305,6 +313,10 @@ class Hosts:
             case "bye":
                 side.gone = True
                 return [HostClosed(host)]
+            case "note":
+                if isinstance(frame.get("guard"), int):
+                    side.dead_guard = frame["guard"]
+                return None  # it is shown as any other
             case _:
                 return None
         return self._ready(side)
