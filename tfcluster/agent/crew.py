@@ -14,6 +14,7 @@ from tfcluster.agent import proc
 from tfcluster.agent.backlog import Backlog
 from tfcluster.agent.channel import Channel
 from tfcluster.agent.children import Children
+from tfcluster.agent.deaths import Deaths
 from tfcluster.agent.frames import Order, Stacks, Start, Stop, Warm
 from tfcluster.agent.kill import adopt_orphans
 from tfcluster.agent.listening import Listening
@@ -46,14 +47,16 @@ class Crew:
             notify=lambda notice: loop.post(lambda: self._noticed(notice)),
         )
         marks = {RUN: run, AGENT: agent_mark(os.getpid())}
+        deaths = Deaths()
         shared = Surroundings(
             loop=loop,
             reports=channel,
             pump=self.pump,
             base=environment(os.environb, marks),
             streams=itertools.count(),
+            deaths=deaths,
         )
-        self._children = Children()
+        self._children = Children(deaths)
         self._tasks = Tasks(shared)
         self._warmer = Warmer(shared, self._tasks, self._children)
         self._listening = Listening(loop, channel, _tree)
