@@ -147,6 +147,7 @@ class Supervisor:
             root=os.geteuid() == 0,
             cpus=len(os.sched_getaffinity(0)),
             boot_id=proc.boot_id(),
+            network=proc.network(),
             package=_package(),
             way_in=way_in(os.environ),
             addresses=local_addresses(),

@@ -52,6 +52,8 @@ class _HostSide:
     shares_files: bool = True
     """It sees what lies beside the logs here."""
     gpus: tuple[str, ...] = ()
+    machine: tuple[str, ...] = ()
+    """What only this machine says of itself; empty: it does not say enough."""
     ports: list[int] | None = None
     warm: set[str] = field(default_factory=set)
     """Keys of the warm interpreters that are there, or will be."""
@@ -335,6 +337,7 @@ class Hosts:
             asked_s = side.contact.began_s
             self.clock_leads_s[name] = certain_lead(clock, asked_s, time.time())
         side.gpus = tuple(str(found) for found in frame.get("gpus") or ())
+        side.machine = _machine(frame)
         side.address = choose_address(
             side.host,
             way_in=frame.get("way_in"),
@@ -388,6 +391,14 @@ class Hosts:
         """The GPUs that each host says it has."""
         return {name: side.gpus for name, side in self._sides.items()}
 
+    def machines(self) -> dict[str, str]:
+        """Hosts that are one machine with others, each with the first one's name."""
+        names: dict[tuple[str, ...], list[str]] = {}
+        for name, side in self._sides.items():
+            if side.machine:
+                names.setdefault(side.machine, []).append(name)
+        return {name: same[0] for same in names.values() if same[1:] for name in same}
+
     def shares_files(self, host: str) -> bool:
         """The logs that are written there are to be seen here."""
         return self._sides[host].shares_files
@@ -419,6 +430,20 @@ class Hosts:
 
     def is_warm(self, host: str, key: str | None) -> bool:
         return key in self._sides[host].warm
+
+
+def _machine(frame: Frame) -> tuple[str, ...]:
+    """Equal for agents on one machine only.
+
+    The boot id alone would not do: containers of a machine share it. Nor would it with
+    the network namespace, since machines that began as copies of one that was running
+    may have both in common, but not their addresses.
+    """
+    boot, network = frame.get("boot_id"), frame.get("network")
+    addresses = frame.get("addresses") or []
+    if not boot or not network or not addresses:
+        return ()
+    return (str(boot), str(network), *sorted(map(str, addresses)))
 
 
 def _too_few_ports(frame: Frame, job: Job) -> str:
