@@ -59,7 +59,7 @@ class Crew:
         self._children = Children(deaths)
         self._tasks = Tasks(shared)
         self._warmer = Warmer(shared, self._tasks, self._children)
-        self._listening = Listening(loop, channel, _tree)
+        self._listening = Listening(loop, channel, self._tree)
         self._warmer.on_begun = self._listening.expect
 
     def obey(self, request: Order, *, closing: bool) -> None:
@@ -119,9 +119,15 @@ class Crew:
         text = cause or f"can be written again; {lost} bytes are missing"
         self._channel.send("note", text=f"the log of {whose}: {text}")
 
-
-def _tree(task: Task) -> set[int]:
-    pid = task.process_id
-    if pid is None:
-        return set()
-    return proc.family(proc.snapshot(), [pid], [pid])
+    def _tree(self, task: Task) -> set[int]:
+        """The task's processes. Where it is the script that listens, also those that
+        nobody but us is a parent of any more: a server may go into the background."""
+        leader = task.process_id
+        if leader is None:
+            return set()
+        table = proc.snapshot()
+        roots = {leader}
+        if task.order.watched:
+            roots |= {p.pid for p in table.values() if p.ppid == os.getpid()}
+            roots -= self._tasks.leaders - {leader}
+        return proc.family(table, roots, [leader])

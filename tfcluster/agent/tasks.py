@@ -214,6 +214,11 @@ class Tasks:
     def over(self) -> bool:
         return not self._tasks
 
+    @property
+    def leaders(self) -> set[int]:
+        """The process of each running task."""
+        return {task.process_id for task in self._running() if task.process_id}
+
     def _running(self) -> Iterable[Task]:
         return [t for t in self._tasks.values() if t.running]
 

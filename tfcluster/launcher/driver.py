@@ -335,6 +335,7 @@ class Driver:
                 "port": ports.get(task),
                 "warm": spec.warm if warm else None,
                 "listens": task in self._plan.listeners,
+                "watched": self._job.may_listen(task),
                 "prepend": search_paths(self._job, package),
             }
             try:

@@ -187,6 +187,11 @@ class Job:
         theirs = spec.strategy is Strategy.NONE or transport == "tensorflow"
         return spec.server or (spec.needs_port and theirs)
 
+    def may_listen(self, task: TaskId) -> bool:
+        """Whether it does, and when, is a matter of the script: TF_CONFIG is all."""
+        spec = self.specs[task]
+        return spec.strategy is Strategy.NONE and spec.needs_port and not spec.server
+
     def reports_steps(self, task: TaskId) -> bool:
         """The task trains under the runtime, which tells of its steps."""
         return self.specs[task].trains
