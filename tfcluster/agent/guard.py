@@ -96,7 +96,7 @@ def _own_session() -> None:
 
 
 def _raise_open_files() -> None:
-    """Four descriptors for each task, two for each port: 1024 may be too few."""
+    """Five descriptors for each task, two for each port: 1024 may be too few."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:

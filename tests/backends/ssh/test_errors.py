@@ -76,6 +76,8 @@ def test_a_changed_key_has_no_way_around() -> None:
     text = f"{found.message} {found.hint}"
     assert "StrictHostKeyChecking" not in text
     assert "keyscan" not in text
+    assert found.hint is not None
+    assert found.hint.endswith(f"ssh-keygen -R {ROUTE.key_name} -f /k")
 
 
 @pytest.mark.parametrize(

@@ -142,7 +142,8 @@ def changed_key(route: Route, key: HostKey, known: KnownKey) -> HostError:
         f"{route.name}: POSSIBLE ATTACK: its host key is {key}, but {known.where} "
         f"has {old}; somebody may be listening in",
         hint="ask whoever runs the host; only if the key was changed on purpose, "
-        f"remove the old one: ssh-keygen -R {shlex.quote(route.key_name)}",
+        f"remove the old one: ssh-keygen -R {shlex.quote(route.key_name)} "
+        f"-f {shlex.quote(known.file)}",
     )
 
 
