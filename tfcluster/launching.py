@@ -19,6 +19,7 @@ from tfcluster.errors import ConfigError, Problem
 from tfcluster.expected import expected
 from tfcluster.launcher.detach import detached
 from tfcluster.launcher.launch import Prepared, check, prepare
+from tfcluster.launcher.preflight import command_warnings
 from tfcluster.model import Description
 from tfcluster.planning import plan_lines, task_parts
 from tfcluster.record.paths import RunPaths, state_path
@@ -229,6 +230,9 @@ def _show_plan(
     else:
         hosts = expected(description)
     prepared = prepare(description, hosts)
+    here = description.backend == "local"
+    for warning in command_warnings(prepared.specs, environ, programs=here):
+        _say(warning)
     run = _unborn(description, environ)
     pieces = (
         _json_plan(prepared, str(run.logs))

@@ -167,6 +167,7 @@ def test_the_command_works_from_any_folder(cluster: Cluster) -> None:
 
 
 def test_what_cannot_be_written_is_an_error_and_no_crash(cluster: Cluster) -> None:
+    (cluster.folder / "train.py").touch()
     path = cluster.file("command: python train.py\ntasks: {worker: 2}\n")
     for words in (["plan", path], ["schema"], ["init"]):
         with Path("/dev/full").open("wb") as full:
@@ -190,6 +191,26 @@ def test_what_cannot_be_written_is_an_error_and_no_crash(cluster: Cluster) -> No
         )
         piped = cluster.bash_line(command)
         assert (piped.returncode, piped.stderr) == (0, "")
+
+
+def test_a_plan_warns_of_what_a_launch_would_not_find(cluster: Cluster) -> None:
+    (cluster.folder / "train.py").touch()
+    script = cluster.file("command: python trian.py\ntasks: {worker: 2}\n")
+    for words in (["plan", script], ["launch", "--dry-run", script]):
+        done = cluster.command(*words)
+        assert done.returncode == 0
+        assert done.stderr == (
+            f"warning: worker:0: there is no trian.py in {cluster.folder} "
+            "(did you mean train.py?)\n"
+        )
+    for backend, hosts in (("ssh", "hosts: [h1]\n"), ("slurm", "")):
+        elsewhere = f"backend: {backend}\n{hosts}"
+        text = f"{elsewhere}command: python trian.py\ntasks: {{worker: 2}}\n"
+        assert "trian.py" in cluster.command("plan", cluster.file(text)).stderr
+    program = cluster.file("command: ./trian.sh\ntasks: {worker: 2}\n")
+    assert "'./trian.sh' is no program" in cluster.command("plan", program).stderr
+    well = cluster.file("command: python train.py\ntasks: {worker: 2}\n")
+    assert cluster.command("plan", well).stderr == ""
 
 
 @pytest.mark.parametrize("free_pages", [0, 1])

@@ -6,7 +6,7 @@ import difflib
 import os
 import resource
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from tfcluster.agent.limits import OPEN_FILES
@@ -26,6 +26,26 @@ def require_commands(specs: Iterable[TaskSpec], environ: Mapping[str, str]) -> N
     for spec in _different(specs):
         _require_program(spec, environ)
         _require_script(spec)
+
+
+def command_warnings(
+    specs: Iterable[TaskSpec], environ: Mapping[str, str], *, programs: bool
+) -> Iterator[str]:
+    """What a launch would find missing, as far as it can be seen on this machine.
+
+    ``programs``: it is this machine that runs them, not hosts of which it can only be
+    guessed what they have.
+    """
+    for spec in _different(specs):
+        if not programs and not Path(spec.cwd).is_dir():
+            continue
+        try:
+            if programs:
+                _require_program(spec, environ)
+            _require_script(spec)
+        except StartError as error:
+            hint = f" ({error.hint})" if error.hint else ""
+            yield f"warning: {error.message}{hint}"
 
 
 def require_open_files(specs: Iterable[TaskSpec]) -> None:

@@ -111,7 +111,7 @@ def test_denied(tried: Tried, said: str, hint: str) -> None:
 @pytest.mark.parametrize(
     ("status", "words", "said"),
     [
-        (127, "bash: line 1: /p: No such file or directory", "there is no /p (bash"),
+        (127, "bash: line 1: /p: No such file or directory", "there is no /p: bash: "),
         (1, "/p: Command not found.", "there is no /p"),
         (127, "", "there is no /p"),
         (126, "sh: /p: Permission denied", "/p cannot be executed"),

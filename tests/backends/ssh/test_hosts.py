@@ -355,7 +355,9 @@ def test_no_python_there(site: Site) -> None:
     site.host("one")
     run = site.launch("true", "one", "--set", "python=/opt/no/python")
     said = _failed(run, 4)
-    assert "there is no /opt/no/python" in said
+    assert "there is no /opt/no/python: " in said
+    assert ") (" not in said
+    assert "(name the interpreter that its hosts have with 'python')" in said
 
 
 def test_python_is_too_old(site: Site) -> None:

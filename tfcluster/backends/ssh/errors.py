@@ -186,7 +186,7 @@ def no_session(route: Route, said: str) -> HostError:
 def no_agent(python: str, status: int | None, words: str) -> TfclusterError | None:
     """Why no agent came to be, where that can be told from how its shell ended."""
     last = words.splitlines()[-1].strip() if words else ""
-    said = f" ({last[:200]})" if last else ""
+    said = f": {last[:200]}" if last else ""
     if status == _NO_COMMAND or (status == _CSH_FAILED and _NOT_FOUND.search(last)):
         return StartError(
             f"there is no {python}{said}",
