@@ -89,7 +89,7 @@ class TaskFrames:
         """
         match frame["type"]:
             case "note":
-                self._note(f"{host}: {_text(frame, 'text')}")
+                self._note(_of_host(host, _text(frame, "text")))
                 return [HostTold(host)] if frame.get("signal") == "TERM" else []
             case "swept":
                 self._swept(host, frame)
@@ -244,6 +244,13 @@ def _waiting(event: Mapping[str, Any]) -> dict[str, Any] | None:
     ranks = waiting.get("for")
     known = [r for r in ranks if isinstance(r, int)] if isinstance(ranks, list) else []
     return {**waiting, "for": known}
+
+
+def _of_host(host: str, text: str) -> str:
+    """``h1: text``; what is a warning still begins as one."""
+    warning = "warning: "
+    rest = text.removeprefix(warning)
+    return f"{host}: {text}" if rest == text else f"{warning}{host}: {rest}"
 
 
 def _intrusion(frame: Frame) -> str:

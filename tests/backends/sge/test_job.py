@@ -80,9 +80,14 @@ def test_a_hostfile_that_is_none_is_told_with_its_line(tmp_path: Path) -> None:
     )
 
 
-def test_a_parallel_job_without_a_hostfile_is_told() -> None:
-    with pytest.raises(ConfigError, match=r"PE_HOSTFILE: error: is not set.* tf"):
-        BACKEND.allocate(describe({"worker": 2}), {**JOB, "PE": "tf"})
+@pytest.mark.parametrize(("name", "value"), [("PE", "tf"), ("NSLOTS", "4")])
+def test_a_parallel_job_without_a_hostfile_is_told(name: str, value: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        BACKEND.allocate(describe({"worker": 2}), {**JOB, name: value})
+    assert (
+        f"PE_HOSTFILE: error: is not set, but the job is a parallel one: {name}="
+        in (caught.value.message)
+    )
 
 
 def test_a_job_without_parallel_environment_has_one_slot_here() -> None:

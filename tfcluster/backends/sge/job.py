@@ -38,10 +38,8 @@ def granted_slots(env: Mapping[str, str]) -> dict[str, int]:
         )
     path = env.get("PE_HOSTFILE")
     if not path:
-        if env.get("PE"):  # submit(1): its name, in parallel jobs
-            problem = (
-                f"is not set, but the job has the parallel environment {env['PE']}"
-            )
+        if parallel := _parallel(env):
+            problem = f"is not set, but the job is a parallel one: {parallel}"
             raise ConfigError([Problem("PE_HOSTFILE", problem, _STALE)])
         # Submitted without -pe: one slot on one host.
         return {own_names(env)[0]: 1}
@@ -54,6 +52,15 @@ def granted_slots(env: Mapping[str, str]) -> dict[str, int]:
         raise _broken(path, problem, f"{hint}; {_STALE}") from error
     except HostfileError as error:
         raise _broken(path, str(error), _STALE) from error
+
+
+def _parallel(env: Mapping[str, str]) -> str | None:
+    """What says that the job was submitted with -pe (submit(1)); None: nothing."""
+    if env.get("PE"):
+        return f"PE={env['PE']}"
+    slots = env.get("NSLOTS", "")
+    several = slots.isascii() and slots.isdecimal() and int(slots) > 1
+    return f"NSLOTS={slots}" if several else None
 
 
 def _broken(path: str, problem: str, hint: str) -> ConfigError:
