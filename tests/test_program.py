@@ -47,6 +47,11 @@ def test_python_commands(
     assert parsed.injectable == (program is not None)
 
 
+def test_python3_is_the_same_word_as_python() -> None:
+    assert parse(["python3", "-u", "a.py"], PY) == parse(["python", "-u", "a.py"], PY)
+    assert parse(["python3", "a.py"], PY).argv == (PY, "a.py")
+
+
 def test_only_the_plain_word_means_the_configured_interpreter() -> None:
     assert parse(["python3.11", "a.py"], PY).python == "python3.11"
     assert parse(["/usr/bin/python", "a.py"], PY).python == "/usr/bin/python"

@@ -88,8 +88,9 @@ class TaskSpec:
         return self.trains and not self.arguments
 
     def at(self, place: Place) -> TaskSpec:
-        """The same task in another place, with the GPUs of that."""
-        return replace(self, place=place, own_env={**self.own_env, **_gpus_env(place)})
+        """The same task in another place, with the GPUs and the neighbours there."""
+        found = {**_neighbours_env(place), **_gpus_env(place)}
+        return replace(self, place=place, own_env={**self.own_env, **found})
 
     def cold_argv(self, root: str = PACKAGE_ROOT) -> tuple[str, ...]:
         """The argv that starts it without a warm interpreter."""
@@ -239,12 +240,20 @@ def _own_env(place: Place, size: int) -> dict[str, str]:
         env |= {
             "TFCLUSTER_RANK": str(place.rank),
             "TFCLUSTER_SIZE": str(size),
-            "TFCLUSTER_LOCAL_RANK": str(place.local_rank),
-            "TFCLUSTER_LOCAL_SIZE": str(place.local_size),
-            "TFCLUSTER_CROSS_RANK": str(place.cross_rank),
-            "TFCLUSTER_CROSS_SIZE": str(place.cross_size),
         }
-    return env | _gpus_env(place)
+    return env | _neighbours_env(place) | _gpus_env(place)
+
+
+def _neighbours_env(place: Place) -> dict[str, str]:
+    """What it is called among the training tasks of its host, and beside it."""
+    if place.rank is None:
+        return {}
+    return {
+        "TFCLUSTER_LOCAL_RANK": str(place.local_rank),
+        "TFCLUSTER_LOCAL_SIZE": str(place.local_size),
+        "TFCLUSTER_CROSS_RANK": str(place.cross_rank),
+        "TFCLUSTER_CROSS_SIZE": str(place.cross_size),
+    }
 
 
 def _gpus_env(place: Place) -> dict[str, str]:

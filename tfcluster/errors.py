@@ -59,7 +59,10 @@ class TfclusterError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One finding in a configuration: ``where`` is ``file:line:column`` or a flag."""
+    """One finding in a configuration.
+
+    ``where`` is ``file:line:column``, a flag, or a variable of the environment.
+    """
 
     where: str
     message: str

@@ -30,18 +30,24 @@ class HostlistError(ValueError):
         self.column = column
 
 
-def expand(text: str, *, limit: int = 10_000) -> list[str]:
+def expand(text: str, *, limit: int = 10_000, slurm_order: bool = False) -> list[str]:
     """The names that ``text`` stands for, in its order.
 
     ``node[01-04,7]-ib,login`` has ranges (padded as their first number is), single
     numbers, several brackets in a name, and commas between names; ``[::1]`` is an IPv6
     literal. One comma at the end is tolerated. Raises HostlistError; that there would
     be more than ``limit`` names is found before any is made.
+
+    Of several brackets in a name the last one varies fastest and the first one most
+    slowly; with ``slurm_order`` as ``scontrol show hostnames`` has it, which differs
+    from three brackets on.
     """
     patterns = [_parse(item, column) for item, column in split(text)]
     count = sum(pattern.count for pattern in patterns)
     if count > limit:
         raise HostlistError(f"expands to {count} hosts (limit {limit})", 1)
+    if slurm_order:
+        return [name for pattern in patterns for name in pattern.slurm_names()]
     return [name for pattern in patterns for name in pattern.names()]
 
 
@@ -127,13 +133,33 @@ class _Pattern:
         )
 
     def names(self) -> Iterator[str]:
-        choices = (
+        return map("".join, itertools.product(*self._choices()))
+
+    def slurm_names(self) -> Iterator[str]:
+        """Slurm's order: the last bracket varies fastest, then the first, the second.
+
+        Its parser (_push_range_list in hostlist.c) takes the brackets before the last
+        one from right to left, each around those on its left.
+        """
+        choices = self._choices()
+        brackets = [
+            at for at, part in enumerate(self.parts) if not isinstance(part, str)
+        ]
+        innermost = brackets[-1:]
+        order = [at for at in reversed(range(len(choices))) if at not in innermost]
+        order += innermost
+        for chosen in itertools.product(*(choices[at] for at in order)):
+            texts = dict(zip(order, chosen, strict=True))
+            yield "".join(texts[at] for at in range(len(choices)))
+
+    def _choices(self) -> list[Sequence[str]]:
+        """The texts that each part may be."""
+        return [
             (part,)
             if isinstance(part, str)
             else [text for each in part for text in each.texts()]
             for part in self.parts
-        )
-        return map("".join, itertools.product(*choices))
+        ]
 
 
 def _parse(item: str, column: int) -> _Pattern:

@@ -19,6 +19,7 @@ from tfcluster.errors import ConfigError, Problem
 from tfcluster.expected import expected
 from tfcluster.launcher.detach import detached
 from tfcluster.launcher.launch import Prepared, check, prepare
+from tfcluster.launcher.preflight import command_warnings
 from tfcluster.model import Description
 from tfcluster.planning import plan_lines, task_parts
 from tfcluster.record.paths import RunPaths, state_path
@@ -222,11 +223,16 @@ def _show_plan(
     loaded: Loaded, environ: Mapping[str, str], *, as_json: bool, full: bool = False
 ) -> int:
     description = loaded.description
-    if description.backend == "local":
-        hosts = backends.get("local").allocate(description, environ)
+    scheduler = scheduler_of(description.backend)
+    known = scheduler is not None and scheduler.is_inside(environ)
+    if known or description.backend == "local":
+        hosts = backends.get(description.backend).allocate(description, environ)
     else:
         hosts = expected(description)
     prepared = prepare(description, hosts)
+    here = description.backend == "local"
+    for warning in command_warnings(prepared.specs, environ, programs=here):
+        _say(warning)
     run = _unborn(description, environ)
     pieces = (
         _json_plan(prepared, str(run.logs))

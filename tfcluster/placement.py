@@ -147,45 +147,91 @@ def _places(
     gpus: dict[TaskId, tuple[str, ...] | None] = {}
     for host, here in zip(hosts, on_host, strict=True):
         gpus.update(_gpu_shares(host, here, description))
-    ranked = [[task for task in here if task.ranked] for here in on_host]
-    local_ranks = {task: i for here in ranked for i, task in enumerate(here)}
-    # Hosts that have a training task of the given local rank, in host order.
-    peers: dict[int, dict[int, int]] = {}
-    for index, here in enumerate(ranked):
-        for local_rank in range(len(here)):
-            members = peers.setdefault(local_rank, {})
-            members[index] = len(members)
+    numbers = _numbered(on_host)
     rank_of = {task: rank for rank, task in enumerate(t for t in tasks if t.ranked)}
     return tuple(
         Place(
             task=task,
             host=hosts[where[task]],
             rank=rank_of.get(task),
-            local_rank=local,
-            local_size=len(ranked[where[task]]),
-            cross_rank=None if local is None else peers[local][where[task]],
-            cross_size=0 if local is None else len(peers[local]),
             gpus=gpus[task],
+            local_rank=numbers[task].local_rank,
+            local_size=numbers[task].local_size,
+            cross_rank=numbers[task].cross_rank,
+            cross_size=numbers[task].cross_size,
         )
         for task in tasks
-        for local in [local_ranks.get(task)]
     )
 
 
-def share_gpus(description: Description, places: Sequence[Place]) -> tuple[Place, ...]:
-    """The same places, with shares of their hosts' GPUs.
+@dataclass(frozen=True, slots=True)
+class _Numbers:
+    """As the fields of a Place."""
 
-    For hosts that say only when they are asked which ones they have. Raises StartError
-    where these are not enough.
+    local_rank: int | None
+    local_size: int
+    cross_rank: int | None
+    cross_size: int
+
+
+def _numbered(on_host: Sequence[Sequence[TaskId]]) -> dict[TaskId, _Numbers]:
+    """Who each task is among the training tasks of its host, and beside them."""
+    ranked = [[task for task in here if task.ranked] for here in on_host]
+    # Hosts that have a training task of the given local rank, in host order.
+    peers: dict[int, dict[int, int]] = {}
+    for index, here in enumerate(ranked):
+        for local_rank in range(len(here)):
+            members = peers.setdefault(local_rank, {})
+            members[index] = len(members)
+    numbers: dict[TaskId, _Numbers] = {}
+    for index, tasks_here in enumerate(on_host):
+        size = len(ranked[index])
+        numbers |= dict.fromkeys(tasks_here, _Numbers(None, size, None, 0))
+        for local, task in enumerate(ranked[index]):
+            among = peers[local]
+            numbers[task] = _Numbers(local, size, among[index], len(among))
+    return numbers
+
+
+def share_machines(
+    description: Description, places: Sequence[Place], machines: Mapping[str, str]
+) -> tuple[Place, ...]:
+    """The same places, with shares of their machines' GPUs and numbers by machine.
+
+    For what hosts say only when they are asked: which GPUs they have, and whether two
+    names are one machine. ``machines`` has one name of it for each of its names.
+    Raises StartError where the GPUs are not enough.
     """
-    by_host: dict[str, list[Place]] = {}
+    by_machine: dict[str, list[Place]] = {}
     for each in places:
-        by_host.setdefault(each.host.name, []).append(each)
+        name = machines.get(each.host.name, each.host.name)
+        by_machine.setdefault(name, []).append(each)
     shares: dict[TaskId, tuple[str, ...] | None] = {}
-    for here in by_host.values():
+    for here in by_machine.values():
         tasks = [each.task for each in here]
-        shares |= _gpu_shares(here[0].host, tasks, description)
-    return tuple(replace(each, gpus=shares[each.task]) for each in places)
+        shares |= _gpu_shares(_with_all_gpus(here), tasks, description)
+    found = tuple(replace(each, gpus=shares[each.task]) for each in places)
+    if not machines:
+        return found
+    numbers = _numbered([[each.task for each in h] for h in by_machine.values()])
+    return tuple(
+        replace(
+            each,
+            local_rank=numbers[each.task].local_rank,
+            local_size=numbers[each.task].local_size,
+            cross_rank=numbers[each.task].cross_rank,
+            cross_size=numbers[each.task].cross_size,
+        )
+        for each in found
+    )
+
+
+def _with_all_gpus(places: Sequence[Place]) -> Host:
+    """The machine under its first name, with the GPUs that it has under any."""
+    hosts = [each.host for each in places]
+    known = [host.gpus for host in hosts if host.gpus is not None]
+    gpus = tuple(dict.fromkeys(gpu for found in known for gpu in found))
+    return replace(hosts[0], gpus=gpus if known else None)
 
 
 def _gpu_shares(

@@ -18,6 +18,10 @@ MAX_ENV_STRING_BYTES = 131_072
 _IN_CLUSTER = ("chief", "worker", "ps")
 """TensorFlow: the evaluator is not part of the cluster; data tasks are not its jobs."""
 
+_BETWEEN_GRAPHS = (Strategy.PARAMETER_SERVER, Strategy.REPLICATED, Strategy.NONE)
+"""Each worker has a graph of its own; with ``none`` the script asks for what it needs,
+and TensorFlow's own strategies set filters of their own."""
+
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
@@ -60,7 +64,7 @@ def device_filters(task: TaskId, strategy: Strategy, *, has_ps: bool) -> list[st
     Between workers that share parameter servers nobody needs to see the other workers,
     and whoever does not see them cannot be held up by one that is missing.
     """
-    independent = strategy in (Strategy.PARAMETER_SERVER, Strategy.REPLICATED)
+    independent = strategy in _BETWEEN_GRAPHS
     if not has_ps or not independent or not task.ranked:
         return []
     return ["/job:ps", f"/job:{task.type}/task:{task.index}"]

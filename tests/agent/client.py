@@ -113,6 +113,7 @@ class Agent:
             "port": None,
             "warm": None,
             "listens": False,
+            "watched": False,
         }
         self.send(**{**frame, **keys})
 

@@ -191,7 +191,9 @@ def test_without_a_guard_the_agent_goes_on(tmp_path: Path) -> None:
     with Agent(tmp_path) as agent:
         pids = pids_of(agent)
         agent.process.kill()
-        assert "guard" in agent.wait("note")["text"]
+        note = agent.wait("note")
+        assert "guard" in note["text"]
+        assert note["guard"] == agent.process.pid
         assert not any(gone(pid) for pid in pids)
         agent.start("w:1", "true")
         assert agent.wait("exited", task="w:1")["code"] == 0

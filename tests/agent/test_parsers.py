@@ -34,6 +34,7 @@ START: Frame = {
     "port": None,
     "warm": None,
     "listens": False,
+    "watched": False,
 }
 
 
@@ -208,6 +209,7 @@ def test_orders_are_typed() -> None:
         {"cwd": None},
         {"port": 1.5},
         {"listens": 1},
+        {"watched": None},
         {"warm": 3},
     ],
 )

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -162,23 +163,82 @@ def test_a_listener_of_its_child_is_the_tasks_own(agent: Agent) -> None:
 
 def test_an_intruder_is_named(agent: Agent) -> None:
     [port] = hold(agent, 1)
-    squatter = subprocess.Popen(
-        [PYTHON, "-c", LISTEN, str(port)], stdout=subprocess.PIPE
-    )
-    try:
-        assert squatter.stdout is not None
-        squatter.stdout.readline()
+    with squatting(port) as squatter:
         agent.start("ps:0", PYTHON, "-c", LISTEN, str(port), port=port, listens=True)
         intruder = agent.wait("intruder", task="ps:0", timeout_s=20)
         assert intruder["pid"] == squatter.pid
         assert intruder["port"] == port
         assert not [f for f in agent.frames if f["type"] == "listening"]
-    finally:
-        squatter.kill()
-        squatter.wait()
-        if squatter.stdout is not None:
-            squatter.stdout.close()
     agent.wait("listening", timeout_s=20)
+
+
+@contextmanager
+def squatting(port: int) -> Iterator[subprocess.Popen[bytes]]:
+    """A program of the same user that shares the port, and listens there."""
+    squatter = subprocess.Popen(
+        [PYTHON, "-c", LISTEN, str(port)], stdout=subprocess.PIPE
+    )
+    assert squatter.stdout is not None
+    with squatter.stdout:
+        squatter.stdout.readline()
+        try:
+            yield squatter
+        finally:
+            squatter.kill()
+            squatter.wait()
+
+
+# Listens when a file is there.
+LATER = f"""
+import pathlib, sys, time
+while not pathlib.Path(sys.argv[2]).exists():
+    time.sleep(0.02)
+{LISTEN}"""
+
+
+def test_a_listener_beside_a_script_s_own_is_an_intruder(
+    agent: Agent, tmp_path: Path
+) -> None:
+    """In its place, it is told of: some daemon may listen on behalf of the script."""
+    [port] = hold(agent, 1)
+    go = tmp_path / "go"
+    with squatting(port) as squatter:
+        argv = (PYTHON, "-c", LATER, str(port), str(go))
+        agent.start("w:0", *argv, port=port, watched=True)
+        text = agent.wait("note", timeout_s=20)["text"]
+        assert text == (
+            f"warning: pid {squatter.pid}, which w:0 has not started, listens on port "
+            f"{port} of that task"
+        )
+        assert not [f for f in agent.frames if f["type"] == "intruder"]
+        go.touch()
+        intruder = agent.wait("intruder", task="w:0", timeout_s=20)
+        assert (intruder["pid"], intruder["port"]) == (squatter.pid, port)
+
+
+def test_a_script_s_server_may_go_into_the_background(agent: Agent) -> None:
+    [port] = hold(agent, 1)
+    code = (
+        "import os, time\n"
+        "if os.fork(): time.sleep(600)\n"
+        "os.setsid()\n"
+        "if os.fork(): os._exit(0)\n"
+    )
+    argv = (PYTHON, "-c", code + LISTEN, str(port))
+    agent.start("w:0", *argv, port=port, watched=True)
+    agent.wait("listening", timeout_s=20)
+    frames = [f["type"] for f in agent.frames]
+    assert "intruder" not in frames
+    assert "note" not in frames
+
+
+def test_a_task_on_the_port_of_another_is_an_intruder(agent: Agent) -> None:
+    ports = hold(agent, 2)
+    argv = (PYTHON, "-c", LISTEN, str(ports[0]))
+    agent.start("w:1", *argv, port=ports[1], watched=True)
+    agent.start("w:0", *argv, port=ports[0], watched=True)
+    intruder = agent.wait("intruder", task="w:0", timeout_s=20)
+    assert intruder["pid"] == agent.wait("started", task="w:1")["pid"]
 
 
 def test_who_does_not_listen_is_not_said_to(agent: Agent) -> None:

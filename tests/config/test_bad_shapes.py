@@ -34,7 +34,12 @@ BAD = [
     Bad(
         f"{SMALLEST}hosts: h1\n",
         "3:8",
-        "'hosts' must be a list; found h1 (write: [",
+        "'hosts' must be a list; found h1 (write: [h1])",
+    ),
+    Bad(
+        f"{SMALLEST}hosts: h[1-2]\n",
+        "3:8",
+        """'hosts' must be a list; found h[1-2] (write: ["h[1-2]"])""",
     ),
     Bad(
         f"{SMALLEST}runtime: {{chief_only: [files]}}\n",

@@ -7,17 +7,26 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+
+import pytest
 
 from tfcluster.doctor.probe import connect, files, packages
 
 
-def doctor(folder: Path, config: str, *words: str) -> subprocess.CompletedProcess[str]:
+def doctor(
+    folder: Path, config: str, *words: str, environ: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     (folder / "c.yaml").write_text(config)
     return subprocess.run(
         [sys.executable, "-m", "tfcluster", "doctor", "c.yaml", "--quick", *words],
         cwd=folder,
-        env={**os.environ, "TFCLUSTER_STATE_DIR": str(folder / "state")},
+        env={
+            **os.environ,
+            "TFCLUSTER_STATE_DIR": str(folder / "state"),
+            **(environ or {}),
+        },
         capture_output=True,
         text=True,
         timeout=60,
@@ -39,6 +48,37 @@ def test_a_missing_script_gets_4_and_a_line(tmp_path: Path) -> None:
     assert done.returncode == 4
     assert f"localhost: error: there is no {tmp_path}/trian.py" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+OUTSIDE = {
+    "slurm": ("sbatch", "Slurm", ""),
+    "sge": ("qsub", "Grid Engine", "sge: {parallel_environment: tf}\n"),
+}
+
+
+@pytest.mark.parametrize("backend", OUTSIDE)
+def test_outside_of_a_job_the_host_that_would_submit_it_is_looked_at(
+    tmp_path: Path, backend: str
+) -> None:
+    program, name, section = OUTSIDE[backend]
+    config = (
+        f"backend: {backend}\n{section}command: python train.py\ntasks: {{worker: 2}}\n"
+    )
+    (tmp_path / program).write_text("#!/bin/sh\n")
+    (tmp_path / program).chmod(0o755)
+    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    missing = doctor(tmp_path, config, environ=path)
+    assert missing.returncode == 4
+    assert f"error: there is no {tmp_path}/train.py" in missing.stderr
+    (tmp_path / "train.py").write_text("import keras")
+    well = doctor(tmp_path, config, environ=path)
+    assert well.returncode == 0, well.stderr
+    assert "no problems found" in well.stderr
+    assert f"this is no {name} job" in well.stderr
+    (tmp_path / program).unlink()
+    bare = doctor(tmp_path, config, environ={"PATH": str(tmp_path)})
+    assert bare.returncode == 4
+    assert f"there is no {program} on the PATH" in bare.stderr
 
 
 def test_a_held_port_answers_though_nobody_listens() -> None:

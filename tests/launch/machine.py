@@ -8,7 +8,7 @@ import os
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -89,11 +89,23 @@ def frozen(pid: int) -> Iterator[None]:
         libc.ptrace(_PTRACE_DETACH, pid, None, None)  # fails where it was killed
 
 
-@contextmanager
-def few_files(folder: Path, count: int) -> Iterator[None]:
+def few_files(folder: Path, count: int) -> AbstractContextManager[None]:
     """A file system in memory for so many files at ``folder``. Needs root."""
+    return _in_memory(folder, f"nr_inodes={count},mode=700")
+
+
+@contextmanager
+def nearly_full(folder: Path, free_pages: int) -> Iterator[None]:
+    """A file system at ``folder`` with room for files of so many pages."""
+    page = os.sysconf("SC_PAGESIZE")
+    with _in_memory(folder, f"size={16 * page},mode=700"):
+        (folder / "filler").write_bytes(bytes((16 - free_pages) * page))
+        yield
+
+
+@contextmanager
+def _in_memory(folder: Path, options: str) -> Iterator[None]:
     folder.mkdir(mode=0o700, exist_ok=True)
-    options = f"nr_inodes={count},mode=700"
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], capture_output=True
     )

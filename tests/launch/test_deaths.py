@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Sequence
+from functools import partial
 
 import pytest
 
@@ -35,6 +36,10 @@ SLEEP = "trap 'exit 0' TERM; setsid sleep 600 & echo up; wait"
 def kill(*victims: int) -> None:
     for pid in victims:
         os.kill(pid, signal.SIGKILL)
+
+
+def is_dead(pid: int) -> bool:
+    return not machine.is_alive(pid)
 
 
 def lost(running: Running) -> dict[str, object]:
@@ -238,4 +243,30 @@ def test_tasks_outlive_their_warm_interpreter(cluster: Cluster) -> None:
     running.wait_for("task", task="worker:0", attempt=1, state="running", timeout_s=30)
     running.signal(signal.SIGTERM)
     assert running.end() == 143
+    assert_nothing_left(running)
+
+
+def test_deaths_while_the_agent_did_not_run_are_told_apart(cluster: Cluster) -> None:
+    """The last one started dies first, and the agent sees both at once."""
+    script = (
+        "echo up; until [ -e go-$TFCLUSTER_TASK ]; do sleep 0.02; done; "
+        "exit $((${TFCLUSTER_TASK#worker:} + 5))"
+    )
+    running = cluster.bash(script, count=4).up(count=4)
+    pids = {
+        index: running.wait_for("task", task=f"worker:{index}", state="running")["pid"]
+        for index in range(4)
+    }
+    _, agent = machine.agent_of(running.process.pid)
+    os.kill(agent, signal.SIGSTOP)
+    for index in (2, 0, 3, 1):
+        (cluster.folder / f"go-worker:{index}").touch()
+        dead = partial(is_dead, pids[index])
+        machine.eventually(dead, lambda: running.err, 40)
+    os.kill(agent, signal.SIGCONT)
+    assert running.end() == 1
+    first = running.report()["first_failure"]
+    assert (first["task"], first["exit_code"]) == ("worker:2", 7)
+    failures = [event["task"] for event in running.found("failure")]
+    assert failures == ["worker:2", "worker:0", "worker:3", "worker:1"]
     assert_nothing_left(running)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -9,6 +10,7 @@ from contextlib import ExitStack
 import pytest
 
 from tests.launch.cluster import Cluster, plain
+from tests.launch.machine import eventually, listening_ports
 from tests.launch.oracle import assert_nothing_left
 
 COUNT = 3
@@ -45,4 +47,53 @@ def test_too_few_free_ports_are_named_before_anything_starts(
     assert cause in running.report()["first_failure"]["cause"]
     assert "'ports'" in running.err
     assert running.out == ""
+    assert_nothing_left(running)
+
+
+LATE_SERVER = """
+import json, os, pathlib, socket, time
+print('up', flush=True)
+while not pathlib.Path('go').exists():
+    time.sleep(0.02)
+task = json.loads(os.environ['TF_CONFIG'])
+port = int(task['cluster']['worker'][0].rpartition(':')[2])
+server = socket.socket()
+server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+server.bind(('127.0.0.1', port))
+server.listen()
+while not pathlib.Path('end').exists():
+    time.sleep(0.02)
+"""
+
+
+def test_a_script_that_shares_its_port_with_a_stranger_has_failed(
+    cluster: Cluster,
+) -> None:
+    """Connections would go to either of them."""
+    running = cluster.python(LATE_SERVER).up()
+    port = int(running.status()["tasks"][0]["address"].rpartition(":")[2])
+    with socket.socket() as stranger:
+        stranger.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        stranger.bind(("127.0.0.1", port))
+        stranger.listen()
+        stranger_s = f"pid {os.getpid()}, which worker:0 has not started, listens on"
+        running.wait_for_err(f"\nwarning: localhost: {stranger_s} port {port}")
+        (cluster.folder / "go").touch()
+        assert running.end() == 4
+    first = running.report()["first_failure"]
+    assert (first["task"], first["cause"]) == (
+        "worker:0",
+        f"its port {port} is held by pid {os.getpid()}",
+    )
+    assert_nothing_left(running)
+
+
+def test_a_script_alone_on_its_port_is_well(cluster: Cluster) -> None:
+    running = cluster.python(LATE_SERVER).up()
+    port = int(running.status()["tasks"][0]["address"].rpartition(":")[2])
+    (cluster.folder / "go").touch()
+    eventually(lambda: port in listening_ports(), lambda: running.err, 40)
+    (cluster.folder / "end").touch()
+    assert running.end() == 0, running.err
+    assert "listens on port" not in running.err
     assert_nothing_left(running)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import signal
 import subprocess
@@ -10,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.cluster import COMMAND, Cluster, console_script
+from tests.launch import machine
+from tests.launch.cluster import COMMAND, Cluster, console_script, plain
 
 MISTAKES: dict[str, tuple[list[str], list[str]]] = {
     "a script for a file": (
@@ -165,6 +167,7 @@ def test_the_command_works_from_any_folder(cluster: Cluster) -> None:
 
 
 def test_what_cannot_be_written_is_an_error_and_no_crash(cluster: Cluster) -> None:
+    (cluster.folder / "train.py").touch()
     path = cluster.file("command: python train.py\ntasks: {worker: 2}\n")
     for words in (["plan", path], ["schema"], ["init"]):
         with Path("/dev/full").open("wb") as full:
@@ -188,6 +191,64 @@ def test_what_cannot_be_written_is_an_error_and_no_crash(cluster: Cluster) -> No
         )
         piped = cluster.bash_line(command)
         assert (piped.returncode, piped.stderr) == (0, "")
+
+
+def test_a_plan_warns_of_what_a_launch_would_not_find(cluster: Cluster) -> None:
+    (cluster.folder / "train.py").touch()
+    script = cluster.file("command: python trian.py\ntasks: {worker: 2}\n")
+    for words in (["plan", script], ["launch", "--dry-run", script]):
+        done = cluster.command(*words)
+        assert done.returncode == 0
+        assert done.stderr == (
+            f"warning: worker:0: there is no trian.py in {cluster.folder} "
+            "(did you mean train.py?)\n"
+        )
+    for backend, hosts in (("ssh", "hosts: [h1]\n"), ("slurm", "")):
+        elsewhere = f"backend: {backend}\n{hosts}"
+        text = f"{elsewhere}command: python trian.py\ntasks: {{worker: 2}}\n"
+        assert "trian.py" in cluster.command("plan", cluster.file(text)).stderr
+    program = cluster.file("command: ./trian.sh\ntasks: {worker: 2}\n")
+    assert "'./trian.sh' is no program" in cluster.command("plan", program).stderr
+    well = cluster.file("command: python train.py\ntasks: {worker: 2}\n")
+    assert cluster.command("plan", well).stderr == ""
+
+
+@pytest.mark.parametrize("free_pages", [0, 1])
+def test_a_disk_that_is_full_from_the_start_leaves_no_run(
+    cluster: Cluster, free_pages: int
+) -> None:
+    """With one page there is room for the lock, but not for the plan."""
+    with machine.nearly_full(cluster.state, free_pages):
+        running = cluster.start(*plain(count=1), "--", "touch", "started")
+        assert running.end() == 8
+        assert "No space left on device" in running.err
+        assert f"{cluster.state}/runs/touch-" in running.err
+        assert "TFCLUSTER_STATE_DIR" in running.err
+        assert "tfcluster itself" not in running.err
+        assert cluster.run_ids() == []
+    assert not (cluster.folder / "started").exists()
+
+
+def test_too_low_a_limit_of_open_files_is_told_before_anything_starts(
+    cluster: Cluster,
+) -> None:
+    words = shlex.join([*COMMAND, "launch", *plain(count=40), "--", "true"])
+    done = cluster.bash_line(f"ulimit -n 64; {words}")
+    assert done.returncode == 8
+    assert re.search(
+        r"40 tasks on this machine need about \d+ open files, but the limit is 64",
+        done.stderr,
+    )
+    assert "`ulimit -n " in done.stderr
+    assert cluster.run_ids() == []
+
+
+def test_what_the_limit_of_open_files_is_said_to_be_is_enough(cluster: Cluster) -> None:
+    words = shlex.join([*COMMAND, "launch", *plain(count=40), "--", "true"])
+    refused = cluster.bash_line(f"ulimit -n 64; {words}")
+    enough = refused.stderr.partition("`ulimit -n ")[2].partition("`")[0]
+    done = cluster.bash_line(f"ulimit -n {enough}; {words}")
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_terminal_without_unicode_shows_escapes(cluster: Cluster) -> None:

@@ -225,7 +225,10 @@ def test_what_tasks_share_is_made_once() -> None:
         ("chief:0", Strategy.REPLICATED, True, ["/job:ps", "/job:chief/task:0"]),
         ("ps:0", Strategy.PARAMETER_SERVER, True, []),
         ("worker:1", Strategy.COLLECTIVE, False, []),
-        ("worker:1", Strategy.NONE, True, []),
+        ("worker:1", Strategy.NONE, True, ["/job:ps", "/job:worker/task:1"]),
+        ("ps:0", Strategy.NONE, True, []),
+        ("evaluator:0", Strategy.NONE, True, []),
+        ("worker:1", Strategy.NONE, False, []),
     ],
 )
 def test_device_filters(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.planning.descriptions import describe, hosts
 from tfcluster.errors import StartError
 from tfcluster.model import Allocation, Description, TaskGroup
-from tfcluster.placement import place, place_again, share_gpus
+from tfcluster.placement import place, place_again, share_machines
 
 
 def where(description: Description, allocation: Allocation) -> dict[str, str]:
@@ -209,4 +209,38 @@ def test_gpus_that_become_known_later_are_shared_out_alike() -> None:
         replace(each, host=other.host)
         for each, other in zip(unknown, known, strict=True)
     ]
-    assert share_gpus(cluster, asked) == known
+    assert share_machines(cluster, asked, {}) == known
+
+
+def test_a_machine_under_two_names_is_one() -> None:
+    cluster = describe({"worker": 5})
+    places = place(cluster, hosts(2, 1, 2, gpus=2))
+    found = share_machines(cluster, places, {"h1": "h1", "h3": "h1"})
+    assert [(p.host.name, p.gpus) for p in found] == [
+        ("h1", ("0",)),
+        ("h1", ("1",)),
+        ("h2", ("0", "1")),
+        ("h3", ("0",)),
+        ("h3", ("1",)),
+    ]
+    assert [(p.local_rank, p.local_size) for p in found] == [
+        (0, 4),
+        (1, 4),
+        (0, 1),
+        (2, 4),
+        (3, 4),
+    ]
+    assert [(p.cross_rank, p.cross_size) for p in found] == [
+        (0, 2),
+        (0, 1),
+        (1, 2),
+        (0, 1),
+        (0, 1),
+    ]
+
+
+def test_a_machine_under_two_names_has_its_gpus_once() -> None:
+    cluster = describe({"worker": TaskGroup(count=2, gpus=2)})
+    places = place(cluster, hosts(1, 1, gpus=2))
+    with pytest.raises(StartError, match="h1: its tasks need 4 GPUs, but it has 2"):
+        share_machines(cluster, places, {"h1": "h1", "h2": "h1"})

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shlex
 import signal
 import sys
 from collections.abc import Iterator
@@ -192,6 +194,20 @@ def test_an_allocation_of_ones_own_is_used(site: SlurmSite) -> None:
         f"node{number}" for number in range(1, 5)
     }
     site.nothing_is_left()
+
+
+def test_a_plan_in_an_allocation_shows_its_nodes_and_their_gpus(
+    site: SlurmSite,
+) -> None:
+    config = site.launch_config({"worker": 4}, nodes=2, tasks_per_node=2)
+    plan = site.folder / "plan.json"
+    argv = site.argv("plan", "--json", config)
+    options = ("--nodes=2", "--ntasks-per-node=2", "--gres=gpu:2")
+    site.allocated("sh", "-c", f"{shlex.join(argv)} > {plan}", options=options)
+    shown = json.loads(plan.read_text())
+    assert [(host["slots"], host["gpus"]) for host in shown["hosts"]] == [(2, 2)] * 2
+    assert all(re.fullmatch("node[1-4]", host["host"]) for host in shown["hosts"])
+    assert site.runs() == []
 
 
 def test_the_gpus_of_a_node_are_shared_out_by_the_names_it_gives(

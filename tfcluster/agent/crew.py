@@ -14,6 +14,7 @@ from tfcluster.agent import proc
 from tfcluster.agent.backlog import Backlog
 from tfcluster.agent.channel import Channel
 from tfcluster.agent.children import Children
+from tfcluster.agent.deaths import Deaths
 from tfcluster.agent.frames import Order, Stacks, Start, Stop, Warm
 from tfcluster.agent.kill import adopt_orphans
 from tfcluster.agent.listening import Listening
@@ -46,17 +47,19 @@ class Crew:
             notify=lambda notice: loop.post(lambda: self._noticed(notice)),
         )
         marks = {RUN: run, AGENT: agent_mark(os.getpid())}
+        deaths = Deaths()
         shared = Surroundings(
             loop=loop,
             reports=channel,
             pump=self.pump,
             base=environment(os.environb, marks),
             streams=itertools.count(),
+            deaths=deaths,
         )
-        self._children = Children()
+        self._children = Children(deaths)
         self._tasks = Tasks(shared)
         self._warmer = Warmer(shared, self._tasks, self._children)
-        self._listening = Listening(loop, channel, _tree)
+        self._listening = Listening(loop, channel, self._tree)
         self._warmer.on_begun = self._listening.expect
 
     def obey(self, request: Order, *, closing: bool) -> None:
@@ -116,9 +119,15 @@ class Crew:
         text = cause or f"can be written again; {lost} bytes are missing"
         self._channel.send("note", text=f"the log of {whose}: {text}")
 
-
-def _tree(task: Task) -> set[int]:
-    pid = task.process_id
-    if pid is None:
-        return set()
-    return proc.family(proc.snapshot(), [pid], [pid])
+    def _tree(self, task: Task) -> set[int]:
+        """The task's processes. Where it is the script that listens, also those that
+        nobody but us is a parent of any more: a server may go into the background."""
+        leader = task.process_id
+        if leader is None:
+            return set()
+        table = proc.snapshot()
+        roots = {leader}
+        if task.order.watched:
+            roots |= {p.pid for p in table.values() if p.ppid == os.getpid()}
+            roots -= self._tasks.leaders - {leader}
+        return proc.family(table, roots, [leader])

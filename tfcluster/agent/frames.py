@@ -87,6 +87,7 @@ class Start:
     port: int | None
     warm: str | None
     listens: bool
+    watched: bool
     prepend: Mapping[str, str]
 
 
@@ -246,6 +247,7 @@ def _start(keys: _Keys) -> Start:
         port=keys.optional_whole("port"),
         warm=keys.optional_text("warm"),
         listens=keys.flag("listens"),
+        watched=keys.flag("watched"),
         prepend=keys.folders("prepend"),
     )
 

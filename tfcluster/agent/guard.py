@@ -29,12 +29,23 @@ _CLEAN = b"clean"
 class Link:
     """The agent's end of its line to the guard."""
 
-    def __init__(self, end: socket.socket) -> None:
+    def __init__(self, end: socket.socket, guard: int) -> None:
+        self.guard = guard
+        """The guard's pid."""
         self._end = end
         end.setblocking(False)
 
     def fileno(self) -> int:
         return self._end.fileno()
+
+    def is_cut(self) -> bool:
+        """The guard is dead: while it lives, nothing comes from it, and no end."""
+        try:
+            return not self._end.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
 
     def tell_run(self, run: str) -> None:
         self._write(_RUN + run.encode("utf-8", "surrogateescape"))
@@ -54,10 +65,11 @@ def guarded(serve: Callable[[Link], int]) -> int:
     adopt_orphans()
     _raise_open_files()
     ours, theirs = socket.socketpair()
+    guard = os.getpid()
     agent = os.fork()
     if agent == 0:
         ours.close()
-        _become_agent(serve, Link(theirs))
+        _become_agent(serve, Link(theirs, guard))
     theirs.close()
     return _watch(agent, ours)
 
@@ -84,7 +96,7 @@ def _own_session() -> None:
 
 
 def _raise_open_files() -> None:
-    """Three descriptors for each task, two for each port: 1024 may be too few."""
+    """Five descriptors for each task, two for each port: 1024 may be too few."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:

@@ -45,7 +45,8 @@ EXIT_REPORT_S = 4.0  # at most so long waits `exited` for a disk that hangs
 
 LISTEN_POLL_S = 0.05
 LISTEN_POLL_MAX_S = 2.0
-OPEN_FILES = 4096
+LISTEN_POLL_IDLE_S = 10.0  # where no task has to listen, and perhaps none ever will
+OPEN_FILES = 8192
 
 SYNC_PART_BYTES = 256 * KIB
 SYNC_WINDOW_BYTES = MIB  # of files, asked for at a time

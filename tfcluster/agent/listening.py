@@ -1,7 +1,10 @@
 """Proves that the listener on a task's port is the task's own.
 
 The flag that lets a task take a held port would also let another program of the same
-user share it in silence. Knows ports and processes, starts and stops nothing.
+user share it in silence. A task that has to listen is not up before its listener is
+alone; for one that may or may not listen, a second listener beside its own is as bad,
+but a lone one that is not seen to be its own may be: started by a daemon on its behalf.
+Knows ports and processes, starts and stops nothing.
 """
 
 from __future__ import annotations
@@ -9,7 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from tfcluster.agent import proc
-from tfcluster.agent.limits import LISTEN_POLL_MAX_S, LISTEN_POLL_S
+from tfcluster.agent.limits import (
+    LISTEN_POLL_IDLE_S,
+    LISTEN_POLL_MAX_S,
+    LISTEN_POLL_S,
+)
 from tfcluster.agent.loop import Loop, Timer
 from tfcluster.agent.proc import Listener
 from tfcluster.agent.task import Task
@@ -28,6 +35,11 @@ class _Watch:
     port: int
     suspects: set[int] = field(default_factory=set)
     reported: set[int] = field(default_factory=set)
+    noted: set[int] = field(default_factory=set)
+
+    @property
+    def awaited(self) -> bool:
+        return self.task.order.listens
 
 
 class Listening:
@@ -44,8 +56,9 @@ class Listening:
         self._timer: Timer | None = None
 
     def expect(self, task: Task) -> None:
-        """Look for the task's listener from now on, if it is to have one."""
-        if task.order.listens and task.order.port is not None:
+        """Look for the task's listener from now on, if it is to have one, or may."""
+        wanted = task.order.listens or task.order.watched
+        if wanted and task.order.port is not None:
             self._watches.append(_Watch(task, task.order.port))
             self._delay_s = LISTEN_POLL_S
             self._again()
@@ -64,7 +77,9 @@ class Listening:
             watch for watch in self._watches if not self._proven(watch, by_port)
         ]
         if self._watches:
-            self._delay_s = min(self._delay_s * _SLOWER, LISTEN_POLL_MAX_S)
+            awaited = any(watch.awaited for watch in self._watches)
+            slowest_s = LISTEN_POLL_MAX_S if awaited else LISTEN_POLL_IDLE_S
+            self._delay_s = min(self._delay_s * _SLOWER, slowest_s)
             self._again()
 
     def _proven(self, watch: _Watch, by_port: dict[int, list[Listener]]) -> bool:
@@ -74,18 +89,31 @@ class Listening:
         own = _sockets(self._tree(watch.task))
         strange = {entry for entry in listeners if entry.inode not in own}
         inodes = {entry.inode for entry in strange}
+        shared = watch.awaited or len(strange) < len(listeners)
+        told = watch.reported if shared else watch.noted
         for entry in strange:
             # Seen twice: once may be a socket that was being closed or handed on.
-            if entry.inode in watch.suspects - watch.reported:
-                watch.reported.add(entry.inode)
-                pid = _owner(entry.inode)
-                keys = {**watch.task.key, "port": watch.port}
-                self._reports.send("intruder", **keys, pid=pid, uid=entry.uid)
+            if entry.inode in watch.suspects - told:
+                told.add(entry.inode)
+                self._tell(watch, entry, shared=shared)
         watch.suspects = inodes
         if strange:
             return False
         self._reports.send("listening", **watch.task.key, port=watch.port)
         return True
+
+    def _tell(self, watch: _Watch, entry: Listener, *, shared: bool) -> None:
+        pid = _owner(entry.inode)
+        if shared:
+            keys = {**watch.task.key, "port": watch.port}
+            self._reports.send("intruder", **keys, pid=pid, uid=entry.uid)
+            return
+        who = f"a process of uid {entry.uid}" if pid is None else f"pid {pid}"
+        text = (
+            f"warning: {who}, which {watch.task.name} has not started, listens on "
+            f"port {watch.port} of that task"
+        )
+        self._reports.send("note", text=text)
 
 
 def _sockets(pids: Iterable[int]) -> set[int]:

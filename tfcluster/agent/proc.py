@@ -174,6 +174,14 @@ def listeners() -> list[Listener]:
     return found
 
 
+def network() -> str:
+    """Differs between the network namespaces of a machine; empty: unknown."""
+    try:
+        return os.readlink(f"{PROC}/self/ns/net")
+    except OSError:
+        return ""
+
+
 def boot_id() -> str:
     """Differs after every boot; empty where the kernel does not say."""
     try:

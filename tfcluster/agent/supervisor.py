@@ -83,6 +83,7 @@ class Supervisor:
         self._heard = loop.awake()
         self._swept = 0
         self._others = False
+        self._guardless = False
         channel.on_frame = self._frame
         channel.on_end = self._hung_up
         channel.on_garbage = self.fault
@@ -146,6 +147,7 @@ class Supervisor:
             root=os.geteuid() == 0,
             cpus=len(os.sched_getaffinity(0)),
             boot_id=proc.boot_id(),
+            network=proc.network(),
             package=_package(),
             way_in=way_in(os.environ),
             addresses=local_addresses(),
@@ -189,6 +191,10 @@ class Supervisor:
             self._lease_over("no 'open' frame came")
 
     def _hung_up(self, cause: str) -> None:
+        # sshd waits for the guard, which it has started: the channel ends with it. The
+        # launcher is to hear of the one before the other.
+        if self._link.is_cut():
+            self._guard_died()
         self._lease_over(f"the channel ended: {cause}")
 
     def _lease_over(self, cause: str) -> None:
@@ -210,11 +216,13 @@ class Supervisor:
     def _guard_died(self) -> None:
         # The tasks are well, so the run goes on; what is lost is only the net below us.
         self._loop.unwatch(self._link.fileno())
-        if not self.closing:
+        if not self.closing and not self._guardless:
+            self._guardless = True
             self._channel.send(
                 "note",
                 text="the guard process died; if the agent is killed as well, "
                 "tasks may be left behind",
+                guard=self._link.guard,
             )
 
     # --- the end --------------------------------------------------------------------

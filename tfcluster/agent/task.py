@@ -27,6 +27,7 @@ class Task:
     process: Process | None = None
     status: int | None = None  # as waitpid gives it
     seconds: float = 0.0
+    death: int = 0  # its place among the ends of all tasks here
     oom: bool = False
     tail: list[str] | None = None
     stopped: bool = False  # we had asked it to
@@ -78,6 +79,7 @@ class Task:
             "tail": self.tail or [],
             "seconds": round(self.seconds, 3),
             "ago_s": round(max(0.0, now - self.began - self.seconds), 3),
+            "death": self.death,
             "stopped": self.stopped,
             "exchanged": self.exchanged,
         }

@@ -6,6 +6,7 @@ the same. Knows frames, but not how they travel.
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import socket
@@ -16,6 +17,7 @@ from contextlib import ExitStack
 from tfcluster.agent import proc
 from tfcluster.agent.backlog import Source
 from tfcluster.agent.claims import ADDRESS, Claims, listen
+from tfcluster.agent.deaths import Deaths
 from tfcluster.agent.events import EventSocket
 from tfcluster.agent.frames import Start, Stop
 from tfcluster.agent.limits import EXIT_REPORT_S
@@ -62,6 +64,7 @@ class Surroundings:
     pump: Pump
     base: Environment  # the agent's own environment with the run's marks
     streams: Iterator[int]  # numbers for the pump
+    deaths: Deaths
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +86,7 @@ class Tasks:
         self._shared = shared
         self._tasks: dict[int, Task] = {}  # by stream
         self._oom = OomCounter()
+        self._deaths = itertools.count()
         self.foreign: set[int] = set()  # pids of children that are no tasks
         self._stopping = Stopping(
             shared.loop, os.getpid(), self._others, self._settled, self._unkillable
@@ -145,6 +149,7 @@ class Tasks:
 
     def begun(self, task: Task, pid: int) -> None:
         """Its process exists, as a child of ours."""
+        self._shared.deaths.watch(pid)
         known = proc.read(pid)
         task.process = known or Process(pid, "", "Z", os.getpid(), pid, pid, 0)
         start_time = task.process.start_time
@@ -170,6 +175,7 @@ class Tasks:
         if task is None:
             return False
         task.status = status
+        task.death = next(self._deaths)
         task.seconds = self._shared.loop.now() - task.began
         by_kill = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
         task.oom = by_kill and not task.killed and self._oom.struck()
@@ -207,6 +213,11 @@ class Tasks:
     @property
     def over(self) -> bool:
         return not self._tasks
+
+    @property
+    def leaders(self) -> set[int]:
+        """The process of each running task."""
+        return {task.process_id for task in self._running() if task.process_id}
 
     def _running(self) -> Iterable[Task]:
         return [t for t in self._tasks.values() if t.running]

@@ -207,7 +207,9 @@ def _quoting_hint(what: str, node: Node) -> str | None:
         note = f"YAML reads {raw} as {read}; " if str(read) != raw else ""
         return f'{note}quote it: "{raw}"'
     if what == "a list":
-        return f"write: [{raw}]"
+        # Within a list, brackets of a hostlist would be YAML's.
+        item = f'"{raw}"' if "[" in raw else raw
+        return f"write: [{item}]"
     if what.endswith("number") and isinstance(read, str):
         return _number_hint(node)
     return None

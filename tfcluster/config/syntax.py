@@ -11,6 +11,9 @@ from typing import NamedTuple
 
 import yaml
 
+# node[1-4]: YAML begins a list at the bracket.
+_HOSTLIST_BEGIN = re.compile(r"[A-Za-z0-9_][\w.-]*$")
+_HOSTLIST_REST = re.compile(r"(?:\[[0-9,-]*\][\w.-]*)+")
 _LINE_END = re.compile("\r\n|[\r\n\x85\u2028\u2029]")
 _NOT_A_START = "@`%*&!|>"
 
@@ -115,6 +118,8 @@ def _brackets(context: str, begun: _Place, at: _Place) -> Explained | None:
     for kind, opening, closing in (("sequence", "[", "]"), ("mapping", "{", "}")):
         if f"flow {kind}" not in context:
             continue
+        if hosts := _hostlist(at):
+            return hosts
         if at.after.strip():
             message = (
                 f"expected ',' or '{closing}' in the {kind} begun at {begun.where}"
@@ -129,6 +134,16 @@ def _brackets(context: str, begun: _Place, at: _Place) -> Explained | None:
         message = f"{at.after[0]!r} closes nothing"
         return Explained(at.line, at.column, message)
     return None
+
+
+def _hostlist(at: _Place) -> Explained | None:
+    """``node[1-4]`` in a list or mapping: text without quotes cannot have brackets."""
+    begun, rest = _HOSTLIST_BEGIN.search(at.before), _HOSTLIST_REST.match(at.after)
+    if begun is None or rest is None:
+        return None
+    word = begun[0] + rest[0]
+    message = f"{word} has brackets, so it has to be quoted here"
+    return Explained(at.line, begun.start() + 1, message, f'write "{word}"')
 
 
 def _indentation(

@@ -241,5 +241,6 @@ class _Examination:
                 "port": None,
                 "warm": None,
                 "listens": False,
+                "watched": False,
             }
         )

@@ -24,6 +24,7 @@ from tfcluster.launcher.hosts import Hosts
 from tfcluster.launcher.interrupts import Interrupt
 from tfcluster.launcher.job import Item, Job, search_paths, start_env
 from tfcluster.launcher.journal import Journal
+from tfcluster.launcher.machines import machine_warnings
 from tfcluster.launcher.progress import Progress
 from tfcluster.launcher.show import Show
 from tfcluster.launcher.stalls import Stalls
@@ -287,7 +288,14 @@ class Driver:
         ports, first = self._ports, not any(attempts)
         hosts = self._hosts
         if first:
-            self._job = self._job.located(hosts.addresses(), hosts.gpus())
+            machines = hosts.machines()
+            try:
+                self._job = self._job.located(hosts.addresses(), hosts.gpus(), machines)
+            except StartError as error:
+                self._feed(LauncherFault(error.message, ExitCode.START))
+                return
+            for warning in machine_warnings(machines):
+                self._say(warning)
         cluster = cluster_of(list(self._job.specs.values()), ports)
         try:
             cluster.require_fit(tasks)
@@ -327,6 +335,7 @@ class Driver:
                 "port": ports.get(task),
                 "warm": spec.warm if warm else None,
                 "listens": task in self._plan.listeners,
+                "watched": self._job.may_listen(task),
                 "prepend": search_paths(self._job, package),
             }
             try:

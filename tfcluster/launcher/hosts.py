@@ -52,6 +52,8 @@ class _HostSide:
     shares_files: bool = True
     """It sees what lies beside the logs here."""
     gpus: tuple[str, ...] = ()
+    machine: tuple[str, ...] = ()
+    """What only this machine says of itself; empty: it does not say enough."""
     ports: list[int] | None = None
     warm: set[str] = field(default_factory=set)
     """Keys of the warm interpreters that are there, or will be."""
@@ -61,6 +63,8 @@ class _HostSide:
     """It was reported as a host that cannot be made ready."""
     closing: bool = False
     gone: bool = False
+    dead_guard: int | None = None
+    """The pid of its agent's guard, if that has died."""
 
 
 class Hosts:
@@ -264,7 +268,13 @@ class Hosts:
         side.gone = True
         if not side.ready and not side.closing:
             return self._fail(item.host, item.cause)
-        return [HostLost(item.host, f"contact lost: {item.cause}")]
+        cause = item.cause
+        if side.dead_guard is not None:
+            cause = (
+                f"the guard process of its agent (pid {side.dead_guard}) died, and the "
+                "connection ended with it; the agent has stopped all tasks there"
+            )
+        return [HostLost(item.host, f"contact lost: {cause}")]
 
     def received(self, host: str, frame: Frame) -> list[Event] | None:
         """Lifecycle events of a frame about the host; None: it is about a task.
@@ -305,6 +315,10 @@ class Hosts:
             case "bye":
                 side.gone = True
                 return [HostClosed(host)]
+            case "note":
+                if isinstance(frame.get("guard"), int):
+                    side.dead_guard = frame["guard"]
+                return None  # it is shown as any other
             case _:
                 return None
         return self._ready(side)
@@ -323,6 +337,7 @@ class Hosts:
             asked_s = side.contact.began_s
             self.clock_leads_s[name] = certain_lead(clock, asked_s, time.time())
         side.gpus = tuple(str(found) for found in frame.get("gpus") or ())
+        side.machine = _machine(frame)
         side.address = choose_address(
             side.host,
             way_in=frame.get("way_in"),
@@ -376,6 +391,14 @@ class Hosts:
         """The GPUs that each host says it has."""
         return {name: side.gpus for name, side in self._sides.items()}
 
+    def machines(self) -> dict[str, str]:
+        """Hosts that are one machine with others, each with the first one's name."""
+        names: dict[tuple[str, ...], list[str]] = {}
+        for name, side in self._sides.items():
+            if side.machine:
+                names.setdefault(side.machine, []).append(name)
+        return {name: same[0] for same in names.values() if same[1:] for name in same}
+
     def shares_files(self, host: str) -> bool:
         """The logs that are written there are to be seen here."""
         return self._sides[host].shares_files
@@ -407,6 +430,20 @@ class Hosts:
 
     def is_warm(self, host: str, key: str | None) -> bool:
         return key in self._sides[host].warm
+
+
+def _machine(frame: Frame) -> tuple[str, ...]:
+    """Equal for agents on one machine only.
+
+    The boot id alone would not do: containers of a machine share it. Nor would it with
+    the network namespace, since machines that began as copies of one that was running
+    may have both in common, but not their addresses.
+    """
+    boot, network = frame.get("boot_id"), frame.get("network")
+    addresses = frame.get("addresses") or []
+    if not boot or not network or not addresses:
+        return ()
+    return (str(boot), str(network), *sorted(map(str, addresses)))
 
 
 def _too_few_ports(frame: Frame, job: Job) -> str:

@@ -19,7 +19,7 @@ from tfcluster.launcher.interrupts import Interrupt
 from tfcluster.lifecycle.types import Plan, Role
 from tfcluster.loading import HOOK_FOLDER
 from tfcluster.model import Allocation, Description, Host, Strategy, TaskId
-from tfcluster.placement import place_again, share_gpus
+from tfcluster.placement import place_again, share_machines
 
 DISPATCHER = TaskId("data", 0)
 """The data task that the others, and the training tasks, turn to."""
@@ -49,6 +49,8 @@ class Job:
     """The workdir's, if they are to be copied to hosts that do not share them."""
     left_out: Mapping[TaskId, TaskSpec] = field(default_factory=dict)
     """Tasks that the run goes on without, as they were."""
+    machines: Mapping[str, str] = field(default_factory=dict)
+    """Hosts that are a machine under several names, each with one name of that."""
 
     def on_host(self, host: Host) -> tuple[TaskSpec, ...]:
         """The tasks that run there, in listing order."""
@@ -78,10 +80,12 @@ class Job:
         self,
         addresses: Mapping[str, str],
         gpus: Mapping[str, tuple[str, ...]],
+        machines: Mapping[str, str],
     ) -> Job:
         """The same job, now that its hosts have said how they reach each other.
 
-        And which GPUs they have: where nobody had said so, they are shared out.
+        And which GPUs they have: where nobody had said so, they are shared out. Raises
+        StartError where a machine under several names has too few of them.
         """
 
         def at(host: Host) -> Host:
@@ -93,11 +97,11 @@ class Job:
         places = [replace(each, host=at(each.host)) for each in before]
         specs = {
             each.task: self.specs[each.task].at(each)
-            for each in share_gpus(self.description, places)
+            for each in share_machines(self.description, places, machines)
         }
         hosts = tuple(map(at, self.allocation.hosts))
         allocation = replace(self.allocation, hosts=hosts)
-        return replace(self, specs=specs, allocation=allocation)
+        return replace(self, specs=specs, allocation=allocation, machines=machines)
 
     def plan(self) -> Plan:
         """What the lifecycle needs to know of this run."""
@@ -144,6 +148,8 @@ class Job:
         """
         places = [spec.place for spec in self.specs.values()]
         description, again = place_again(self.description, places, hosts)
+        if self.machines:
+            again = share_machines(description, again, self.machines)
         specs = {each.task: each for each in compose(description, again, uses)}
         gone = {task: s for task, s in self.specs.items() if task not in specs}
         return replace(
@@ -180,6 +186,11 @@ class Job:
         transport = self.description.runtime.transport
         theirs = spec.strategy is Strategy.NONE or transport == "tensorflow"
         return spec.server or (spec.needs_port and theirs)
+
+    def may_listen(self, task: TaskId) -> bool:
+        """Whether it does, and when, is a matter of the script: TF_CONFIG is all."""
+        spec = self.specs[task]
+        return spec.strategy is Strategy.NONE and spec.needs_port and not spec.server
 
     def reports_steps(self, task: TaskId) -> bool:
         """The task trains under the runtime, which tells of its steps."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+import shutil
 import signal
 import sys
 import time
@@ -21,7 +22,7 @@ from typing import Any
 from tfcluster import __version__, backends
 from tfcluster.backends.base import Remembering, Scheduled, Starter
 from tfcluster.compose import TaskSpec, UsesTensorFlow, compose, provisional_cluster
-from tfcluster.errors import ExitCode, TfclusterError
+from tfcluster.errors import ExitCode, ResourceError, TfclusterError
 from tfcluster.launcher.driver import Driver
 from tfcluster.launcher.files import Listing, listing
 from tfcluster.launcher.hosts import Hosts
@@ -31,6 +32,7 @@ from tfcluster.launcher.journal import Journal
 from tfcluster.launcher.preflight import (
     require_commands,
     require_keras_backend,
+    require_open_files,
     require_scripts,
 )
 from tfcluster.launcher.scan import uses_tensorflow
@@ -43,7 +45,7 @@ from tfcluster.planning import plan_document, task_parts
 from tfcluster.record.files import replace_json
 from tfcluster.record.liveness import acquire, identity
 from tfcluster.record.names import hold_name
-from tfcluster.record.paths import RunPaths, create_run, state_dir
+from tfcluster.record.paths import ELSEWHERE, RunPaths, create_run, state_dir
 from tfcluster.record.writer import Writer
 from tfcluster.tfconfig import Cluster
 
@@ -109,6 +111,7 @@ def check(
     prepared = prepare(description, backend.allocate(description, environ))
     if description.backend == "local":
         require_commands(prepared.specs, environ)
+        require_open_files(prepared.specs)
     inherited = environ if description.backend == "local" else {}
     require_keras_backend(prepared.specs, inherited)
     files = None
@@ -176,8 +179,7 @@ class Launch:
             # Before there is a run and until all is told of it: a signal that comes
             # early ends the run in order, too, and a late one changes nothing.
             stack.enter_context(interrupts(queue.put, self._harmless()))
-            paths = self._create(stack)
-            stack.callback(acquire(paths).release)
+            paths, writer = self._begin(stack)
             begun(paths)
             job = Job(
                 run=paths.run,
@@ -194,8 +196,6 @@ class Launch:
             show.begin(job)
             for note in self.notes:
                 show.say(note)
-            writer = Writer(paths)
-            stack.callback(writer.close, _FLUSH_S)
             finish = self._drive(job, paths, writer, show, queue, environ)
             return int(finish.exit_code)
 
@@ -204,22 +204,46 @@ class Launch:
             return frozenset()
         return self.lender.harmless_signals(self.prepared.description)
 
-    def _create(self, stack: ExitStack) -> RunPaths:
-        """The run's folder, and its name if it was given one."""
+    def _begin(self, stack: ExitStack) -> tuple[RunPaths, Writer]:
+        """The run's folder with its first files; its name if it was given one.
+
+        From then on the record tells of whatever happens. Where it cannot be begun, it
+        would never have an end, so nothing of it stays.
+        """
+        name = self.prepared.description.name
+        paths = self.paths or create_run(self.state, name, time.time())
+        try:
+            with ExitStack() as undo:
+                writer = self._open_record(paths, undo)
+                stack.enter_context(undo.pop_all())
+        except TfclusterError:
+            if self.paths is None:
+                shutil.rmtree(paths.root, ignore_errors=True)
+            raise
+        return paths, writer
+
+    def _open_record(self, paths: RunPaths, stack: ExitStack) -> Writer:
+        """Name, lock, first files. Raises ActiveRunError or ResourceError."""
         description = self.prepared.description
-        now_s = time.time()
-        paths = self.paths or create_run(self.state, description.name, now_s)
         if description.named:
-            try:
-                hold = hold_name(self.state, description.name, paths.run, now_s=now_s)
-            except TfclusterError:
-                if self.paths is None:
-                    with contextlib.suppress(OSError):
-                        paths.logs.rmdir()
-                        paths.root.rmdir()
-                raise
+            name, now_s = description.name, time.time()
+            hold = hold_name(self.state, name, paths.run, now_s=now_s)
             stack.callback(hold.release)
-        return paths
+        stack.callback(acquire(paths).release)
+        document = self.prepared.document(str(paths.logs))
+        backend = backends.get(description.backend)
+        try:
+            replace_json(paths.plan, task_parts(document, self.prepared.cluster))
+            if isinstance(backend, Remembering):
+                replace_json(paths.hosts, backend.remember(description))
+        except OSError as error:
+            raise ResourceError(
+                f"cannot write the record of the run to {paths.root}: {error.strerror}",
+                hint=ELSEWHERE,
+            ) from error
+        writer = Writer(paths)
+        stack.callback(writer.close, _FLUSH_S)
+        return writer
 
     def _drive(
         self,
@@ -231,12 +255,7 @@ class Launch:
         environ: Mapping[str, str],
     ) -> Finish:
         logs = str(paths.logs)
-        document = self.prepared.document(logs)
-        replace_json(paths.plan, task_parts(document, self.prepared.cluster))
-        backend = backends.get(job.description.backend)
-        if isinstance(backend, Remembering):
-            replace_json(paths.hosts, backend.remember(job.description))
-        journal = Journal(writer, document)
+        journal = Journal(writer, self.prepared.document(logs))
         journal.event("run", **_identity(job))
 
         def replan(job: Job, cluster: Cluster, ports: Mapping[TaskId, int]) -> None:

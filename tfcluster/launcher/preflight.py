@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import difflib
 import os
+import resource
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from tfcluster.agent.limits import OPEN_FILES
 from tfcluster.compose import TaskSpec
-from tfcluster.errors import StartError
+from tfcluster.errors import ResourceError, StartError
 
+_FILES_OF_A_TASK = 5
+"""Of its agent: output, events, claims, log, and one that tells of its end."""
+_FILES_OF_A_PORT = 2
+"""It is held for IPv4 and IPv6."""
+_OTHER_FILES = 40
 _USUAL = ("python", "python3", "bash", "sh", "env", "mpirun", "torchrun")
 
 
@@ -19,6 +26,48 @@ def require_commands(specs: Iterable[TaskSpec], environ: Mapping[str, str]) -> N
     for spec in _different(specs):
         _require_program(spec, environ)
         _require_script(spec)
+
+
+def command_warnings(
+    specs: Iterable[TaskSpec], environ: Mapping[str, str], *, programs: bool
+) -> Iterator[str]:
+    """What a launch would find missing, as far as it can be seen on this machine.
+
+    ``programs``: it is this machine that runs them, not hosts of which it can only be
+    guessed what they have.
+    """
+    for spec in _different(specs):
+        if not programs and not Path(spec.cwd).is_dir():
+            continue
+        try:
+            if programs:
+                _require_program(spec, environ)
+            _require_script(spec)
+        except StartError as error:
+            hint = f" ({error.hint})" if error.hint else ""
+            yield f"warning: {error.message}{hint}"
+
+
+def require_open_files(specs: Iterable[TaskSpec]) -> None:
+    """Raise ResourceError where the limit of open files is too low for these tasks.
+
+    For tasks of this machine: their agent inherits the limit and raises it, as far as
+    it may.
+    """
+    tasks = list(specs)
+    needed = _OTHER_FILES + sum(
+        _FILES_OF_A_TASK + _FILES_OF_A_PORT * spec.ports for spec in tasks
+    )
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if resource.RLIM_INFINITY in (soft, hard):
+        return
+    limit = max(soft, min(OPEN_FILES, hard))
+    if limit < needed:
+        raise ResourceError(
+            f"{len(tasks)} tasks on this machine need about {needed} open files, but "
+            f"the limit is {limit}",
+            hint=f"`ulimit -n {needed}` before the launch, or fewer tasks",
+        )
 
 
 def require_scripts(specs: Iterable[TaskSpec]) -> None:

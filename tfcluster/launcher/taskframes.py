@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tfcluster.causes import cause_of_exit, looks_like_victim
+from tfcluster.launcher.ends import Ends
 from tfcluster.launcher.job import Job
 from tfcluster.launcher.journal import Journal
 from tfcluster.launcher.progress import Answer, Progress
@@ -69,6 +70,7 @@ class TaskFrames:
         self._causes: dict[tuple[TaskId, int], str] = {}
         self._said_count: dict[tuple[TaskId, int], int] = {}
         self._warned: set[str] = set()
+        self._ends = Ends()
 
     def facts(self, task: TaskId, attempt: int) -> dict[str, Any]:
         """What the record should say of an attempt beside its state."""
@@ -87,7 +89,7 @@ class TaskFrames:
         """
         match frame["type"]:
             case "note":
-                self._note(f"{host}: {_text(frame, 'text')}")
+                self._note(_of_host(host, _text(frame, "text")))
                 return [HostTold(host)] if frame.get("signal") == "TERM" else []
             case "swept":
                 self._swept(host, frame)
@@ -126,14 +128,16 @@ class TaskFrames:
             case "failed":
                 return [TaskUnstartable(task, attempt, _text(frame, "cause"))]
             case "exited":
-                return [self._exited(key, frame, now)]
+                about_s = now - _seconds(frame.get("ago_s"))
+                at_s = self._ends.at_s(host, _number(frame, "death"), about_s)
+                return [self._exited(key, frame, at_s)]
             case "settled":
                 return [TaskSettled(task, attempt)]
             case "event":
                 self._said(key, frame.get("event"), now)
         return []
 
-    def _exited(self, key: tuple[TaskId, int], frame: Frame, now: float) -> TaskExited:
+    def _exited(self, key: tuple[TaskId, int], frame: Frame, at_s: float) -> TaskExited:
         task, attempt = key
         code, signal = frame.get("code"), frame.get("signal")
         if not isinstance(code, int | None) or not isinstance(signal, str | None):
@@ -160,7 +164,7 @@ class TaskFrames:
             stopped=bool(frame.get("stopped")),
             victim=signal is None and looks_like_victim(cause, tail),
             exchanged=frame.get("exchanged") is True,
-            at_s=now - _seconds(frame.get("ago_s")),
+            at_s=at_s,
         )
 
     def _said(self, key: tuple[TaskId, int], event: object, now: float) -> None:
@@ -240,6 +244,13 @@ def _waiting(event: Mapping[str, Any]) -> dict[str, Any] | None:
     ranks = waiting.get("for")
     known = [r for r in ranks if isinstance(r, int)] if isinstance(ranks, list) else []
     return {**waiting, "for": known}
+
+
+def _of_host(host: str, text: str) -> str:
+    """``h1: text``; what is a warning still begins as one."""
+    warning = "warning: "
+    rest = text.removeprefix(warning)
+    return f"{host}: {text}" if rest == text else f"{warning}{host}: {rest}"
 
 
 def _intrusion(frame: Frame) -> str:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from tfcluster.errors import ActiveRunError, ExitCode, ResourceError
 from tfcluster.record.files import open_private, write_all
-from tfcluster.record.paths import RunPaths
+from tfcluster.record.paths import ELSEWHERE, RunPaths
 from tfcluster.record.view import LauncherView, RunView
 from tfcluster.states import RunState, TaskState
 
@@ -81,7 +81,7 @@ class Lock:
             write_all(self._descriptor, json.dumps(content).encode() + b"\n")
         except OSError as error:
             raise ResourceError(
-                f"cannot write {self.path}: {error.strerror}"
+                f"cannot write {self.path}: {error.strerror}", hint=ELSEWHERE
             ) from error
 
     def touch(self) -> None:

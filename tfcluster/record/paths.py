@@ -23,7 +23,7 @@ FILE_MODE = 0o600
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _RUN_ID = re.compile(r"(?P<name>.+)-(?P<stamp>\d{8}-\d{6})-[0-9a-f]+")
-_ELSEWHERE = "set TFCLUSTER_STATE_DIR to a folder of yours on another file system"
+ELSEWHERE = "set TFCLUSTER_STATE_DIR to a folder of yours on another file system"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ def state_dir(environ: Mapping[str, str]) -> Path:
             found = path.stat()
     except OSError as error:
         raise ResourceError(
-            f"cannot use the state folder {path}: {error.strerror}", hint=_ELSEWHERE
+            f"cannot use the state folder {path}: {error.strerror}", hint=ELSEWHERE
         ) from error
     refuse_open_folder(path, found, created=created)
     return path
@@ -157,7 +157,7 @@ def _refuse_foreign_ways(path: Path) -> None:
         if stat.S_ISLNK(found.st_mode) and found.st_uid not in (0, os.geteuid()):
             raise ResourceError(
                 f"{place} is a link that belongs to uid {found.st_uid}",
-                hint=_ELSEWHERE,
+                hint=ELSEWHERE,
             )
     for parent in {*path.parents, *path.resolve().parents}:
         if not (found := _found(parent)):
@@ -166,7 +166,7 @@ def _refuse_foreign_ways(path: Path) -> None:
             raise ResourceError(
                 f"anybody can replace {path}: {parent} is writable by others "
                 f"({stat.S_IMODE(found.st_mode):04o})",
-                hint=f"chmod o-w {parent}, or {_ELSEWHERE}",
+                hint=f"chmod o-w {parent}, or {ELSEWHERE}",
             )
 
 
@@ -181,23 +181,23 @@ def refuse_open_folder(path: Path, found: os.stat_result, *, created: bool) -> N
     """Raise ResourceError unless the folder is ours alone. ``created``: we made it."""
     mode = stat.S_IMODE(found.st_mode)
     if not stat.S_ISDIR(found.st_mode):
-        raise ResourceError(f"the state folder {path} is not a folder", hint=_ELSEWHERE)
+        raise ResourceError(f"the state folder {path} is not a folder", hint=ELSEWHERE)
     if found.st_uid != os.geteuid():
         raise ResourceError(
             f"the state folder {path} belongs to uid {found.st_uid}, not to uid "
             f"{os.geteuid()}",
-            hint=_ELSEWHERE,
+            hint=ELSEWHERE,
         )
     if mode & 0o077 and created:
         raise ResourceError(
             f"the file system of {path} ignores file modes: the new folder is "
             f"{mode:04o}, not 0700, so others could read it",
-            hint=_ELSEWHERE,
+            hint=ELSEWHERE,
         )
     if mode & 0o077:
         raise ResourceError(
             f"the state folder {path} is open to others ({mode:04o})",
-            hint=f"chmod 700 {path}, or {_ELSEWHERE}",
+            hint=f"chmod 700 {path}, or {ELSEWHERE}",
         )
 
 
@@ -242,12 +242,16 @@ def create_run(
                 paths.root.mkdir(FOLDER_MODE)
             except FileExistsError:
                 continue  # another launch of this very second drew the same digits
-            paths.logs.mkdir(FOLDER_MODE)
+            try:
+                paths.logs.mkdir(FOLDER_MODE)
+            except OSError:
+                paths.root.rmdir()  # or it would be a run that never ends
+                raise
             return paths
     except OSError as error:
         raise ResourceError(
             f"cannot make a folder for the run in {state}: {error.strerror}",
-            hint=_ELSEWHERE,
+            hint=ELSEWHERE,
         ) from error
 
 

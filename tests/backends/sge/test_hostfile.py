@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tfcluster.backends.sge.hostfile import slots_by_host
-from tfcluster.errors import StartError
+from tfcluster.backends.sge.hostfile import HostfileError, slots_by_host
 
 READABLE = {
     "as SGE 8.1.9 writes it": (
@@ -42,7 +41,7 @@ def test_slots_are_read_in_the_files_order(name: str) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("n1\n", "line 1: 'n1'"),
+        ("n1\n", "line 1: 'n1' has too few fields"),
         ("n1 2\nn2 two all.q@n2\n", "line 2: 'n2 two all.q@n2'"),
         ("n1 -1\n", "line 1"),
         ("n1 ²\n", "line 1"),
@@ -55,5 +54,5 @@ def test_slots_are_read_in_the_files_order(name: str) -> None:
     ],
 )
 def test_what_is_no_host_file_is_refused_with_its_line(text: str, said: str) -> None:
-    with pytest.raises(StartError, match=said):
+    with pytest.raises(HostfileError, match=said):
         slots_by_host(text)

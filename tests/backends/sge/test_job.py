@@ -13,7 +13,7 @@ from tfcluster import backends
 from tfcluster.backends.sge import BACKEND
 from tfcluster.backends.sge.gpus import given
 from tfcluster.backends.sge.job import is_one_of, own_names
-from tfcluster.errors import StartError
+from tfcluster.errors import ConfigError, StartError
 
 JOB = {"JOB_ID": "12", "SGE_TASK_ID": "undefined", "HOSTNAME": "node4.cluster.test"}
 FILE = """\
@@ -63,9 +63,31 @@ def test_variables_of_another_scheduler_make_no_job() -> None:
 
 def test_a_hostfile_that_is_elsewhere_is_told(tmp_path: Path) -> None:
     env = {**JOB, "PE_HOSTFILE": str(tmp_path / "gone")}
-    with pytest.raises(StartError, match="No such file") as caught:
+    with pytest.raises(ConfigError, match="No such file") as caught:
         BACKEND.allocate(describe({"worker": 2}), env)
-    assert "where the job's script runs" in str(caught.value.hint)
+    assert f"PE_HOSTFILE={env['PE_HOSTFILE']!r}: error: " in caught.value.message
+    assert "where the job's script runs" in caught.value.message
+
+
+def test_a_hostfile_that_is_none_is_told_with_its_line(tmp_path: Path) -> None:
+    env = job(tmp_path)
+    Path(env["PE_HOSTFILE"]).write_text("node4 2 all.q@node4\nnode1\n")
+    with pytest.raises(ConfigError) as caught:
+        BACKEND.allocate(describe({"worker": 2}), env)
+    assert (
+        f"PE_HOSTFILE={env['PE_HOSTFILE']!r}: error: line 2: 'node1' has too few"
+        in (caught.value.message)
+    )
+
+
+@pytest.mark.parametrize(("name", "value"), [("PE", "tf"), ("NSLOTS", "4")])
+def test_a_parallel_job_without_a_hostfile_is_told(name: str, value: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        BACKEND.allocate(describe({"worker": 2}), {**JOB, name: value})
+    assert (
+        f"PE_HOSTFILE: error: is not set, but the job is a parallel one: {name}="
+        in (caught.value.message)
+    )
 
 
 def test_a_job_without_parallel_environment_has_one_slot_here() -> None:

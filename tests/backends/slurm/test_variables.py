@@ -11,7 +11,7 @@ from tfcluster.backends.slurm.variables import (
     nodes,
     require_one_launcher,
 )
-from tfcluster.errors import StartError
+from tfcluster.errors import ConfigError, StartError
 
 JOB = {"SLURM_JOB_ID": "7"}
 
@@ -80,23 +80,46 @@ def test_within_a_step_the_counts_are_not_the_job_s() -> None:
         ),
         (
             {"SLURM_JOB_NODELIST": "node[1-4]", "SLURM_JOB_NUM_NODES": "2"},
-            ("is 2", "names 4"),
+            ("SLURM_JOB_NUM_NODES='2'", "names 4"),
         ),
     ],
 )
 def test_a_mismatch_is_refused_with_both_values(
     variables: dict[str, str], both: tuple[str, str]
 ) -> None:
-    with pytest.raises(StartError) as caught:
+    with pytest.raises(ConfigError) as caught:
         nodes({**JOB, **variables})
     assert all(value in caught.value.message for value in both)
-    assert caught.value.hint is not None
-    assert "unset" in caught.value.hint
+    assert "unset" in caught.value.message
 
 
-def test_a_list_that_cannot_be_read_is_shown() -> None:
-    with pytest.raises(StartError, match=r"'node\[1-': '\]' is missing"):
-        slots_of(SLURM_JOB_NODELIST="node[1-")
+@pytest.mark.parametrize(
+    ("name", "value", "problem"),
+    [
+        ("SLURM_JOB_NODELIST", "node[1-", "']' is missing"),
+        ("SLURM_JOB_NODELIST", "node[3-1]", "range 3-1 is reversed"),
+        ("SLURM_JOB_NODELIST", "-oProxy[1-2]", "begins with '-'"),
+        ("SLURM_JOB_NODELIST", "node 1", "is not a host name"),
+        ("SLURM_TASKS_PER_NODE", "two", "'two' is not a count"),
+        ("SLURM_TASKS_PER_NODE", "2(x", "is not a count"),
+        ("SLURM_JOB_NUM_NODES", "many", "is not a number"),
+        ("SLURM_HET_SIZE", "1.5", "is not a number"),
+    ],
+)
+def test_a_variable_that_cannot_be_read_is_shown(
+    name: str, value: str, problem: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        slots_of(**{"SLURM_JOB_NODELIST": "node1", name: value})
+    assert f"{name}={value!r}: error: " in caught.value.message
+    assert problem in caught.value.message
+
+
+def test_counts_follow_the_order_that_slurm_gives_three_dimensions() -> None:
+    found = slots_of(
+        SLURM_JOB_NODELIST="r[0-1]n[0-1]c[0-1]", SLURM_TASKS_PER_NODE="1(x2),2(x6)"
+    )
+    assert found[:4] == [("r0n0c0", 1), ("r0n0c1", 1), ("r1n0c0", 2), ("r1n0c1", 2)]
 
 
 def test_components_of_a_heterogeneous_job() -> None:
@@ -135,7 +158,7 @@ def test_a_node_of_two_components_counts_once_with_all_its_slots() -> None:
 
 
 def test_a_component_without_nodes_is_refused() -> None:
-    with pytest.raises(StartError, match="SLURM_HET_SIZE is 2"):
+    with pytest.raises(ConfigError, match="SLURM_HET_SIZE='2'"):
         nodes({**JOB, "SLURM_HET_SIZE": "2", "SLURM_JOB_NODELIST_HET_GROUP_0": "a"})
 
 

@@ -76,6 +76,8 @@ def test_a_changed_key_has_no_way_around() -> None:
     text = f"{found.message} {found.hint}"
     assert "StrictHostKeyChecking" not in text
     assert "keyscan" not in text
+    assert found.hint is not None
+    assert found.hint.endswith(f"ssh-keygen -R {ROUTE.key_name} -f /k")
 
 
 @pytest.mark.parametrize(
@@ -109,7 +111,7 @@ def test_denied(tried: Tried, said: str, hint: str) -> None:
 @pytest.mark.parametrize(
     ("status", "words", "said"),
     [
-        (127, "bash: line 1: /p: No such file or directory", "there is no /p (bash"),
+        (127, "bash: line 1: /p: No such file or directory", "there is no /p: bash: "),
         (1, "/p: Command not found.", "there is no /p"),
         (127, "", "there is no /p"),
         (126, "sh: /p: Permission denied", "/p cannot be executed"),

@@ -200,7 +200,13 @@ def test_the_guard_is_what_sshd_waits_for(farm: Farm) -> None:
     for pid in crew(farm.rig.host("node1")).guards:
         kill(pid)
     assert running.end(60) == 5, running.err
-    assert running.report()["first_failure"]["host"] == "node1"
+    failure = running.report()["first_failure"]
+    assert failure["host"] == "node1"
+    assert re.search(
+        r"the guard process of its agent \(pid \d+\) died, and the connection ended",
+        failure["cause"],
+    )
+    assert failure["cause"] in running.err
     assert_nothing_left(running)
 
 

@@ -55,6 +55,17 @@ def test_one_name_on_two_ports_is_two_hosts(site: Site) -> None:
     assert said == [str(port) for port in ports]
 
 
+def test_a_machine_under_two_names_is_told_and_counts_as_one(site: Site) -> None:
+    site.host("one")
+    site.host("two")
+    script = "echo $TFCLUSTER_LOCAL_RANK of $TFCLUSTER_LOCAL_SIZE"
+    run = site.launch(script, "one,two", count=2)
+    assert run.end() == 0, run.err
+    assert [run.text(f"worker:{index}") for index in (0, 1)] == ["0 of 2\n", "1 of 2\n"]
+    assert run.err.count("warning: one and two are one machine") == 1
+    assert "{host: one, slots: N}" in run.err
+
+
 def test_words_in_bashrc_are_passed_over(site: Site) -> None:
     server = site.host("one")
     (server.home / ".bashrc").write_text("echo welcome; echo to one >&2\n")
@@ -344,7 +355,9 @@ def test_no_python_there(site: Site) -> None:
     site.host("one")
     run = site.launch("true", "one", "--set", "python=/opt/no/python")
     said = _failed(run, 4)
-    assert "there is no /opt/no/python" in said
+    assert "there is no /opt/no/python: " in said
+    assert ") (" not in said
+    assert "(name the interpreter that its hosts have with 'python')" in said
 
 
 def test_python_is_too_old(site: Site) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 
-from tfcluster.errors import StartError
+
+class HostfileError(ValueError):
+    """Text that is no host file; the message says what is wrong with it."""
+
 
 _NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?")
 """A host's name; what begins with ``-`` would be an option of qrsh."""
@@ -16,20 +19,23 @@ def slots_by_host(text: str) -> dict[str, int]:
     A line is ``HOST SLOTS [QUEUE@HOST [PROCESSORS]]`` (sge_pe(5)): the queue and the
     processors (``UNDEFINED`` or ``0,1:0,2``) are not needed here, and some variants
     leave them out. A host with slots in several queues has a line for each, so slots
-    are summed. Raises StartError for what is no such file.
+    are summed. Raises HostfileError for what is no such file.
     """
     slots: dict[str, int] = {}
     for number, line in enumerate(text.splitlines(), start=1):
         words = line.split()
         if not words:
             continue
-        name, count = words[0], words[1] if len(words) > 1 else ""
-        if not _NAME.fullmatch(name) or not count.isascii() or not count.isdecimal():
-            raise StartError(
-                f"PE_HOSTFILE, line {number}: {line[:80]!r} is not HOST SLOTS ..."
-            )
+        shown = f"line {number}: {line[:80]!r}"
+        if len(words) < 2:
+            raise HostfileError(f"{shown} has too few fields: HOST SLOTS are expected")
+        name, count = words[:2]
+        if not _NAME.fullmatch(name):
+            raise HostfileError(f"{shown} does not begin with a host's name")
+        if not count.isascii() or not count.isdecimal():
+            raise HostfileError(f"{shown}: the second field is no number of slots")
         slots[name] = slots.get(name, 0) + int(count)
     granted = {name: count for name, count in slots.items() if count}
     if not granted:
-        raise StartError("PE_HOSTFILE names no host with a slot")
+        raise HostfileError("names no host with a slot")
     return granted

@@ -9,8 +9,13 @@ import socket
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from tfcluster.backends.sge.hostfile import slots_by_host
-from tfcluster.errors import StartError
+from tfcluster.backends.sge.hostfile import HostfileError, slots_by_host
+from tfcluster.errors import ConfigError, Problem, StartError
+
+_STALE = (
+    "start a new shell, or `unset JOB_ID SGE_TASK_ID PE_HOSTFILE`, if this is not "
+    "within a job"
+)
 
 
 def is_inside(env: Mapping[str, str]) -> bool:
@@ -22,7 +27,10 @@ def is_inside(env: Mapping[str, str]) -> bool:
 
 
 def granted_slots(env: Mapping[str, str]) -> dict[str, int]:
-    """Slots by host, in the scheduler's order. Raises StartError outside a job."""
+    """Slots by host, in the scheduler's order.
+
+    Raises StartError outside a job, ConfigError where the host file cannot be used.
+    """
     if not is_inside(env):
         raise StartError(
             "this is no job of Grid Engine",
@@ -30,16 +38,33 @@ def granted_slots(env: Mapping[str, str]) -> dict[str, int]:
         )
     path = env.get("PE_HOSTFILE")
     if not path:
+        if parallel := _parallel(env):
+            problem = f"is not set, but the job is a parallel one: {parallel}"
+            raise ConfigError([Problem("PE_HOSTFILE", problem, _STALE)])
         # Submitted without -pe: one slot on one host.
         return {own_names(env)[0]: 1}
     try:
         text = Path(path).read_text(encoding="utf-8", errors="backslashreplace")
+        return slots_by_host(text)
     except OSError as error:
-        raise StartError(
-            f"cannot read PE_HOSTFILE {path}: {error.strerror}",
-            hint="it lies on the host where the job's script runs, while the job does",
-        ) from error
-    return slots_by_host(text)
+        problem = f"cannot be read: {error.strerror}"
+        hint = "it lies on the host where the job's script runs, while the job does"
+        raise _broken(path, problem, f"{hint}; {_STALE}") from error
+    except HostfileError as error:
+        raise _broken(path, str(error), _STALE) from error
+
+
+def _parallel(env: Mapping[str, str]) -> str | None:
+    """What says that the job was submitted with -pe (submit(1)); None: nothing."""
+    if env.get("PE"):
+        return f"PE={env['PE']}"
+    slots = env.get("NSLOTS", "")
+    several = slots.isascii() and slots.isdecimal() and int(slots) > 1
+    return f"NSLOTS={slots}" if several else None
+
+
+def _broken(path: str, problem: str, hint: str) -> ConfigError:
+    return ConfigError([Problem(f"PE_HOSTFILE={path!r}", problem, hint)])
 
 
 def own_names(env: Mapping[str, str]) -> tuple[str, ...]:

@@ -37,8 +37,6 @@ class SlurmBackend:
                 hint="`tfcluster launch` submits one; `salloc -N 4` gives a shell in "
                 "one",
             )
-        if shutil.which("srun", path=env.get("PATH")) is None:
-            raise StartError("srun is not on the PATH", hint="load Slurm's module")
         found = nodes(env)
         has_gpus = gpus.has_gpus(env) or Controller(env).has_gpus()
         devices = _devices(found, env) if has_gpus else {}
@@ -56,6 +54,8 @@ class SlurmBackend:
         )
 
     def starter(self, description: Description, env: Mapping[str, str]) -> Starter:
+        if shutil.which("srun", path=env.get("PATH")) is None:
+            raise StartError("srun is not on the PATH", hint="load Slurm's module")
         groups = {node.name: node.group for node in nodes(env)}
         return _SrunStarter(description.python, groups, step_environ(env))
 

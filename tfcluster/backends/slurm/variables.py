@@ -10,8 +10,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tfcluster.errors import StartError
-from tfcluster.hostlist import HostlistError, expand, fold
+from tfcluster.errors import ConfigError, Problem, StartError
+from tfcluster.hostlist import HostlistError, expand, fold, host_name_problem
 
 # sbatch(1), SLURM_TASKS_PER_NODE: "2(x3),1" is 2, 2, 2 and 1.
 _COUNTS = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?")
@@ -42,7 +42,11 @@ def is_inside(environ: Mapping[str, str]) -> bool:
 
 
 def nodes(environ: Mapping[str, str]) -> tuple[Node, ...]:
-    """The job's nodes. Raises StartError where the variables contradict each other."""
+    """The job's nodes, in the order of their list.
+
+    Raises ConfigError where a variable cannot be read or contradicts another one, and
+    StartError outside of a job.
+    """
     groups = _number(environ, "SLURM_HET_SIZE")
     if groups is None:
         found = _group(environ, None)
@@ -86,21 +90,12 @@ def _group(environ: Mapping[str, str], group: int | None) -> list[Node]:
     if not text:
         if group is None:
             return []
-        raise StartError(
-            f"SLURM_HET_SIZE is {environ['SLURM_HET_SIZE']}, but {key} is not set",
-            hint=_STALE,
-        )
-    try:
-        names = expand(text)
-    except HostlistError as error:
-        raise StartError(f"{key}={text!r}: {error.message}", hint=_STALE) from error
-    given = _number(environ, f"SLURM_JOB_NUM_NODES{suffix}")
+        raise _broken(environ, "SLURM_HET_SIZE", f"{key} is not set")
+    names = _names(environ, key, text)
+    counted = f"SLURM_JOB_NUM_NODES{suffix}"
+    given = _number(environ, counted)
     if given is not None and given != len(names):
-        raise StartError(
-            f"SLURM_JOB_NUM_NODES{suffix} is {given}, but {key} names {len(names)} "
-            f"({text})",
-            hint=_STALE,
-        )
+        raise _broken(environ, counted, f"{key} names {len(names)} ({text})")
     slots = _slots(environ, f"SLURM_TASKS_PER_NODE{suffix}", names)
     return [
         Node(name=name, slots=each, group=group)
@@ -118,14 +113,30 @@ def _slots(
     try:
         found = counts(text)
     except ValueError as error:
-        raise StartError(f"{key}={text!r}: {error}", hint=_STALE) from error
+        raise _broken(environ, key, str(error)) from error
     if len(found) != len(names):
-        raise StartError(
-            f"{key}={text} counts {len(found)} nodes, but the job has {len(names)} "
-            f"({fold(names)})",
-            hint=_STALE,
+        raise _broken(
+            environ,
+            key,
+            f"counts {len(found)} nodes, but the job has {len(names)} ({fold(names)})",
         )
     return found
+
+
+def _names(environ: Mapping[str, str], key: str, text: str) -> list[str]:
+    """The nodes in the order of ``scontrol show hostnames``: counts follow that."""
+    try:
+        names = expand(text, slurm_order=True)
+    except HostlistError as error:
+        raise _broken(environ, key, error.message) from error
+    for name in names:
+        if problem := host_name_problem(name):
+            raise _broken(environ, key, f"{name!r} {problem}")
+    return names
+
+
+def _broken(environ: Mapping[str, str], key: str, problem: str) -> ConfigError:
+    return ConfigError([Problem(f"{key}={environ[key]!r}", problem, _STALE)])
 
 
 def _merged(found: list[Node]) -> tuple[Node, ...]:
@@ -150,5 +161,10 @@ def _first(environ: Mapping[str, str], *names: str) -> tuple[str, str]:
 
 
 def _number(environ: Mapping[str, str], name: str) -> int | None:
+    """A count that a variable holds. Raises ConfigError for what is none."""
     text = environ.get(name, "")
-    return int(text) if text.isdecimal() and len(text) < 10 else None
+    if not text:
+        return None
+    if not (text.isascii() and text.isdecimal() and len(text) < 10):
+        raise _broken(environ, name, "is not a number")
+    return int(text)

@@ -142,7 +142,8 @@ def changed_key(route: Route, key: HostKey, known: KnownKey) -> HostError:
         f"{route.name}: POSSIBLE ATTACK: its host key is {key}, but {known.where} "
         f"has {old}; somebody may be listening in",
         hint="ask whoever runs the host; only if the key was changed on purpose, "
-        f"remove the old one: ssh-keygen -R {shlex.quote(route.key_name)}",
+        f"remove the old one: ssh-keygen -R {shlex.quote(route.key_name)} "
+        f"-f {shlex.quote(known.file)}",
     )
 
 
@@ -185,7 +186,7 @@ def no_session(route: Route, said: str) -> HostError:
 def no_agent(python: str, status: int | None, words: str) -> TfclusterError | None:
     """Why no agent came to be, where that can be told from how its shell ended."""
     last = words.splitlines()[-1].strip() if words else ""
-    said = f" ({last[:200]})" if last else ""
+    said = f": {last[:200]}" if last else ""
     if status == _NO_COMMAND or (status == _CSH_FAILED and _NOT_FOUND.search(last)):
         return StartError(
             f"there is no {python}{said}",

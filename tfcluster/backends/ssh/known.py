@@ -33,6 +33,11 @@ class KnownKey:
     where: str
     revoked: bool = False
 
+    @property
+    def file(self) -> str:
+        """The file of that line."""
+        return self.where.rpartition(":")[0]
+
 
 def known_keys(files: Iterable[tuple[str, str]], name: str) -> tuple[KnownKey, ...]:
     """The keys listed for ``name``, from file names and texts.

@@ -1,0 +1,102 @@
+"""What a person reads of a run: each thing once, with the place that it is about."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.launch.cluster import Cluster
+from tests.launch.oracle import assert_nothing_left
+
+NOWHERE = "no-such-host.invalid"
+
+
+def test_a_success_ends_with_the_way_to_its_logs(cluster: Cluster) -> None:
+    running = cluster.bash("echo said")
+    assert running.end() == 0
+    *_, last = running.err.splitlines()
+    assert last == f"logs: {running.folder / 'logs'} (tfcluster logs {running.run})"
+    assert cluster.command("logs", running.run).stdout == "said\n"
+
+
+def test_status_says_the_cause_of_a_failure_once(cluster: Cluster) -> None:
+    where = ("-n", "2", "--hosts", f"{NOWHERE}:2", "--set", "backend=ssh")
+    running = cluster.start(*where, "--set", "runtime.strategy=none", "--", "true")
+    assert running.end() == 3
+    cause = f"the name {NOWHERE} does not resolve"
+    assert running.err.count(cause) == 1
+    said = cluster.command("status", running.run).stdout
+    assert said.count(cause) == 1
+    assert "reason:" not in said
+
+
+def test_status_and_stop_of_a_run_that_was_stopped_say_so_once(
+    cluster: Cluster,
+) -> None:
+    running = cluster.bash("echo up; sleep 60").up()
+    stopped = cluster.command("stop", running.run)
+    assert stopped.stderr.splitlines() == [f"{running.run}: stopped"]
+    assert running.end() == 143
+    said = cluster.command("status", running.run).stdout
+    assert said.count("told to stop") == 1
+    again = cluster.command("stop", running.run)
+    assert again.stderr.splitlines() == [f"{running.run} is over already (stopped)"]
+    assert again.stdout == ""
+    assert_nothing_left(running)
+
+
+def test_too_few_gpus_are_told_with_the_place_of_the_wish(cluster: Cluster) -> None:
+    cluster.environ["CUDA_VISIBLE_DEVICES"] = ""
+    config = cluster.file(
+        "command: python train.py\ntasks:\n  worker: {count: 2, gpus: 1}\n"
+    )
+    for words in (["plan", config], ["launch", config]):
+        done = cluster.command(*words)
+        assert done.returncode == 4
+        assert "localhost: its tasks need 2 GPUs, but it has 0" in done.stderr
+        assert f"lower 'gpus' ({config}:3:28)" in done.stderr
+    assert cluster.run_ids() == []
+
+
+def test_a_python_without_tensorflow_is_named(cluster: Cluster) -> None:
+    """Also where the command says python3: that is the configured one."""
+    bare = cluster.folder / "bare"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    bare.chmod(0o755)
+    (cluster.folder / "train.py").write_text("import tensorflow\n")
+    config = cluster.file(
+        f"python: {bare}\ncommand: python3 train.py\ntasks: {{worker: 2}}\n"
+    )
+    running = cluster.start(config)
+    assert running.end() == 4
+    assert f"{bare} cannot import TensorFlow" in running.err
+    assert "No module named" in running.err
+    assert "name another interpreter with 'python'" in running.err
+    assert_nothing_left(running)
+
+
+WITHOUT_EFFECT = """
+import keras, numpy as np, tensorflow as tf
+with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", jit_compile=True)
+model.fit(np.ones((8, 2)), np.ones((8, 1)), batch_size=4, verbose=0)
+"""
+
+
+@pytest.mark.tensorflow
+def test_what_has_no_effect_is_warned_of_once(cluster: Cluster) -> None:
+    """A strategy of the script's own with one replica, and jit_compile=True."""
+    Path(cluster.folder / "train.py").write_text(WITHOUT_EFFECT)
+    running = cluster.start("-n", "2", "--", "python", "train.py")
+    assert running.end() == 0, running.err
+    for text in (
+        "MirroredStrategy has one replica and changes nothing",
+        "jit_compile=True",
+    ):
+        warned = [line for line in running.err.splitlines() if text in line]
+        assert len(warned) == 1, running.err
+        assert warned[0].startswith("warning: worker:")
+    assert_nothing_left(running)

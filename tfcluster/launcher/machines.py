@@ -1,0 +1,17 @@
+"""Machines that a run has under several names. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+
+def machine_warnings(machines: Mapping[str, str]) -> Iterator[str]:
+    """One line for each such machine; ``machines`` has its first name by each name."""
+    for first in dict.fromkeys(machines.values()):
+        names = [name for name, its in machines.items() if its == first]
+        listed = f"{', '.join(names[:-1])} and {names[-1]}"
+        yield (
+            f"warning: {listed} are one machine, whose GPUs and local ranks are now "
+            f"shared out among all tasks there; list it once under 'hosts', as "
+            f"{{host: {first}, slots: N}}"
+        )
