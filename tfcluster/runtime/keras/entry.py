@@ -13,6 +13,7 @@ import tensorflow as tf
 from tfcluster.runtime.collective import CollectiveError
 from tfcluster.runtime.keras.added_losses import AddedLosses
 from tfcluster.runtime.keras.callbacks import Callbacks, for_evaluation
+from tfcluster.runtime.keras.endless_epochs import warn_of_endless_epochs
 from tfcluster.runtime.keras.metrics import Metrics
 from tfcluster.runtime.keras.row_terms import RowTerms
 from tfcluster.runtime.keras.same_data import SameData
@@ -69,6 +70,7 @@ class Entry:
         call.arguments["callbacks"] = callbacks
         if not self._session.chief:
             call.arguments["verbose"] = 0
+        warn_of_endless_epochs(self._session, call.arguments)
         self._refuse_states_of_rows(model)
         with self._entering(model):
             return original(*call.args, **call.kwargs)

@@ -24,6 +24,7 @@ from tfcluster.runtime.keras.callbacks import (
 )
 from tfcluster.runtime.keras.compilation import Compilation
 from tfcluster.runtime.keras.dealing import FitBatches, Hand, LoopBatches
+from tfcluster.runtime.keras.endless_epochs import warn_of_endless_epochs
 from tfcluster.runtime.keras.files import Files, Name
 from tfcluster.runtime.keras.layer_state import LayerState
 from tfcluster.runtime.keras.masters import Masters
@@ -179,6 +180,7 @@ class IndependentEntry:
         )
         if not self._session.chief:
             call.arguments["verbose"] = 0
+        warn_of_endless_epochs(self._session, call.arguments)
         with self._entering(model), self._batches.next_is_dealt():
             return original(*call.args, **call.kwargs)
 

@@ -14,6 +14,7 @@ _LIBRARIES = tuple(
     f"{Path(str(package.__file__)).resolve().parent}/"
     for package in (keras, tf, tfcluster)
 )
+_OURS = f"{Path(tfcluster.__file__).resolve().parent}/"
 
 
 def user_line() -> str:
@@ -31,6 +32,11 @@ def is_of_the_user(file: str) -> bool:
     """Whether code in ``file`` belongs neither to us nor to Keras or TensorFlow."""
     generated = "__autograph_generated" in file or file.startswith("<")
     return not generated and not str(Path(file).resolve()).startswith(_LIBRARIES)
+
+
+def is_ours(file: str) -> bool:
+    """Whether code in ``file`` belongs to tfcluster."""
+    return str(Path(file).resolve()).startswith(_OURS)
 
 
 def shown(path: Path) -> Path:

@@ -17,7 +17,7 @@ from types import TracebackType
 import tensorflow as tf
 
 from tfcluster.runtime.collective import CollectiveError
-from tfcluster.runtime.keras.program_lines import is_of_the_user, shown
+from tfcluster.runtime.keras.program_lines import is_of_the_user, is_ours, shown
 from tfcluster.runtime.keras.session import Session
 
 _ABOUT_SHAPES = re.compile(
@@ -25,6 +25,7 @@ _ABOUT_SHAPES = re.compile(
 )
 _KINDS = (ValueError, TypeError, tf.errors.InvalidArgumentError)
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+_ABOUT_PLACES = re.compile(r'File "[^"]+", line \d+|^Detected at node ')
 _MARKS = re.compile(r"\x1b\[\d*m")
 _LONGEST = 300
 _ADVICE = (
@@ -83,7 +84,7 @@ class ShapeErrors:
         except Exception as error:
             if not (self._divides and divided() and is_about_shapes(error)):
                 raise
-            raise CollectiveError(explained(error)) from error
+            raise CollectiveError(explained(error)) from None
 
 
 def is_about_shapes(error: BaseException) -> bool:
@@ -94,7 +95,14 @@ def is_about_shapes(error: BaseException) -> bool:
         known
         and not isinstance(error, CollectiveError)
         and bool(_ABOUT_SHAPES.search(str(error)))
+        and not _is_of_ours(error)
     )
+
+
+def _is_of_ours(error: BaseException) -> bool:
+    """Whether an operation that we have added has failed, not one of the program."""
+    frames = [name for name, _ in _FRAME.findall(str(error))]
+    return bool(frames) and is_ours(frames[-1])
 
 
 def explained(error: BaseException) -> str:
@@ -108,7 +116,9 @@ def _said(error: BaseException) -> str:
     """The line of an error's text that is about shapes."""
     lines = [line.strip() for line in _MARKS.sub("", str(error)).splitlines()]
     about = [
-        line for line in lines if _ABOUT_SHAPES.search(line) and not _FRAME.search(line)
+        line
+        for line in lines
+        if _ABOUT_SHAPES.search(line) and not _ABOUT_PLACES.search(line)
     ]
     return (about or lines)[0][:_LONGEST].rstrip(".")
 

@@ -301,6 +301,21 @@ def case_changed_gradients_of_a_graph():
     return raised_by(loop)
 
 
+def case_endless_epoch():
+    """Without an end, but for this callback."""
+
+    def stop(batch, logs):
+        if batch == 2:
+            raise RuntimeError("enough")
+
+    x = np.random.default_rng(4).normal(size=(40, 6)).astype("float32")
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    batches = tf.data.Dataset.from_tensor_slices((x, x[:, :1])).batch(8).repeat()
+    calls = [keras.callbacks.LambdaCallback(on_train_batch_end=stop)]
+    return raised_by(lambda: model.fit(batches, callbacks=calls, verbose=0))
+
+
 class CountsInItsStep(OwnStep):
     """Counts rows once as a layer would not, and once said what it is."""
 

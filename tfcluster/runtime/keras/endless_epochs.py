@@ -1,0 +1,22 @@
+"""Warns of a ``fit`` whose first epoch never ends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from tfcluster.runtime.keras.session import Session
+
+
+def warn_of_endless_epochs(session: Session, arguments: Mapping[str, Any]) -> None:
+    """``arguments``: of ``fit``, by name."""
+    data = arguments.get("x")
+    if not isinstance(data, tf.data.Dataset) or arguments.get("steps_per_epoch"):
+        return
+    if data.cardinality() == tf.data.INFINITE_CARDINALITY:
+        session.warn(
+            "the dataset has no end and fit() has no steps_per_epoch: the first epoch "
+            "never ends. Give fit() steps_per_epoch, or take .repeat() from the dataset"
+        )
