@@ -1,17 +1,15 @@
-"""Which errors about shapes are explained by the division of batches."""
+"""Checks which errors about shapes are explained by the division of batches."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 import tensorflow as tf
 
+from tests.runtime.programs import checks
 from tfcluster.runtime.collective import CollectiveError
 from tfcluster.runtime.keras import op_replay
 from tfcluster.runtime.keras.shape_errors import explained, is_about_shapes
-
-pytestmark = pytest.mark.tensorflow
 
 OURS = Path(op_replay.__file__)
 
@@ -30,25 +28,26 @@ Input to reshape is a tensor with 16 values, but the requested shape has 32
     return tf.errors.InvalidArgumentError(None, None, text)
 
 
-def test_an_operation_of_the_program_is_explained() -> None:
+def check_an_operation_of_the_program_is_explained() -> None:
     error = failed(Path(__file__))
     assert is_about_shapes(error)
     text = explained(error)
-    assert "test_shape_errors.py:136: this fails on a part of a batch" in text
+    assert "shape_errors.py:136: this fails on a part of a batch" in text
     assert "Input to reshape is a tensor with 16 values" in text
 
 
-def test_an_operation_that_tfcluster_has_added_is_not() -> None:
+def check_an_operation_that_tfcluster_has_added_is_not() -> None:
     assert not is_about_shapes(failed(OURS))
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
+def check_other_errors_are_not() -> None:
+    for error in (
         ValueError("learning_rate should be float"),
         OSError("no such shape file"),
         CollectiveError("ranks have other shapes"),
-    ],
-)
-def test_other_errors_are_not(error: Exception) -> None:
-    assert not is_about_shapes(error)
+    ):
+        assert not is_about_shapes(error)
+
+
+if __name__ == "__main__":
+    checks.run(globals())

@@ -1,17 +1,15 @@
-"""How numbers that are computed from a batch grow with its rows."""
+"""Checks how numbers that are computed from a batch grow with its rows."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import tensorflow as tf
 
+from tests.runtime.programs import checks
 from tfcluster.runtime.keras.op_replay import ops_of
 from tfcluster.runtime.keras.row_degrees import degree
-
-pytestmark = pytest.mark.tensorflow
 
 ROWS = 6
 
@@ -54,24 +52,21 @@ def degree_of(number: Callable[[Any], Any], rows: int | None) -> float | None:
     return found[0]
 
 
-@pytest.mark.parametrize("number", MEANS)
-def test_a_mean_does_not_grow(number: Callable[[Any], Any]) -> None:
-    assert degree_of(number, None) == 0.0
+def check_a_mean_does_not_grow() -> None:
+    assert [degree_of(number, None) for number in MEANS] == [0.0] * len(MEANS)
 
 
-@pytest.mark.parametrize("number", SUMS)
-def test_a_sum_grows_with_the_rows(number: Callable[[Any], Any]) -> None:
-    assert degree_of(number, None) == 1.0
+def check_a_sum_grows_with_the_rows() -> None:
+    assert [degree_of(number, None) for number in SUMS] == [1.0] * len(SUMS)
 
 
-@pytest.mark.parametrize("number", OTHERS)
-def test_what_is_neither_is_not_known(number: Callable[[Any], Any]) -> None:
-    assert degree_of(number, None) not in (0.0, 1.0)
+def check_others_are_not_known() -> None:
+    for number in OTHERS:
+        assert degree_of(number, None) not in (0.0, 1.0)
 
 
-@pytest.mark.parametrize(
-    ("number", "expected"),
-    [
+def check_a_constant_may_be_made_of_the_rows() -> None:
+    numbers: list[tuple[Callable[[Any], Any], float]] = [
         (tf.reduce_mean, 0.0),
         (tf.reduce_sum, 1.0),
         (lambda x: tf.reduce_sum(x) / ROWS, 0.0),
@@ -79,14 +74,18 @@ def test_what_is_neither_is_not_known(number: Callable[[Any], Any]) -> None:
         (lambda x: tf.reduce_sum(x) * (1.0 / ROWS), 0.0),
         (lambda x: tf.reduce_sum(x) / 5.0, 1.0),
         (lambda x: tf.reduce_sum(x) * 0.0, 1.0),
-    ],
-)
-def test_a_constant_may_be_made_of_the_rows(
-    number: Callable[[Any], Any], expected: float
-) -> None:
-    assert degree_of(number, ROWS) == expected
+    ]
+    for number, expected in numbers:
+        assert degree_of(number, ROWS) == expected
 
 
-def test_what_no_row_is_in_is_told() -> None:
-    with pytest.raises(KeyError):
+def check_a_number_without_rows_is_told() -> None:
+    try:
         degree_of(lambda x: tf.constant(1.0), None)
+    except KeyError:
+        return
+    raise AssertionError
+
+
+if __name__ == "__main__":
+    checks.run(globals())
