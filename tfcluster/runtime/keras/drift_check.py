@@ -75,14 +75,11 @@ class DriftCheck:
         what: str,
         variables: Sequence[Any],
         gradients: Sequence[Any],
-        *,
-        may_move: bool = False,
     ) -> Watch:
         """Called for every trace, eagerly for every step.
 
         ``what`` names the gradients, the same on all ranks. Only variables with a
-        gradient are compared. With ``may_move`` the program may assign to them during
-        the exchange, so their values are read before it.
+        gradient are compared.
         """
         chosen = [
             variable
@@ -96,15 +93,7 @@ class DriftCheck:
             training = self.training(*known)
             training.weights = weights
             hyperparameters = training.hyperparameters
-        return Watch(
-            self,
-            owner,
-            what,
-            weights,
-            hyperparameters,
-            self._session,
-            may_move=may_move,
-        )
+        return Watch(self, owner, what, weights, hyperparameters, self._session)
 
     def look_at(self, optimizers: Sequence[tuple[str, Any]], steps: int) -> Look:
         """At what optimizers were told, for strategies that average no gradients.
@@ -177,8 +166,6 @@ class Watch:
         weights: Weights,
         hyperparameters: Hyperparameters | None,
         session: Session,
-        *,
-        may_move: bool,
     ) -> None:
         self._drift = drift
         self._owner = owner
@@ -187,9 +174,12 @@ class Watch:
         self._hyperparameters = hyperparameters
         self._session = session
         self._scalars = 0
-        self._carries = may_move and weights.on_cpu
-        # Values that a GPU would have to copy in every step are compared at the end.
-        self._compares_weights = self._carries or not may_move
+        # In a graph, weights may be assigned to during the exchange, as weight decay
+        # does. So their values are read before, in the graph, and handed on. Values
+        # that a GPU would have to copy for that are compared when the program ends.
+        in_graph = bool(tf.inside_function())
+        self._carries = in_graph and weights.on_cpu
+        self._compares_weights = self._carries or not in_graph
 
     def inputs(self) -> list[Any]:
         """What ``look`` is to be given, as tensors."""
@@ -197,12 +187,6 @@ class Watch:
         scalars = [] if found is None else found.read()
         self._scalars = len(scalars)
         return scalars + (self._weights.read() if self._carries else [])
-
-    def before(self) -> list[Any]:
-        """Ops that come first: no assignment is going on during an exchange, then."""
-        if self._carries or not self._compares_weights or not tf.inside_function():
-            return []
-        return self._weights.read()
 
     def look(self, *inputs: Any) -> Look:
         """At what this rank has, right before an exchange."""

@@ -35,10 +35,6 @@ class Watch(Protocol):
         """Tensors whose values ``look`` needs."""
         ...
 
-    def before(self) -> list[Any]:
-        """Ops that have to be done before an exchange."""
-        ...
-
     def look(self, *inputs: Array) -> Check:
         """At what this rank has; called once for each exchange, right before it."""
         ...
@@ -179,8 +175,7 @@ def _means(
         inputs += [_widened(slices.values), slices.indices]
     types = [tensor.dtype for tensor in inputs]
     watched = watch.inputs() if watch else []
-    with tf.control_dependencies(watch.before() if watch else []):
-        found = exchange_in_order(run, [rows, trial, *watched, *inputs], types)
+    found = exchange_in_order(run, [rows, trial, *watched, *inputs], types)
     outputs = tf.nest.flatten(found)
     means = []
     for tensor, output in zip(dense, outputs[: len(dense)], strict=True):

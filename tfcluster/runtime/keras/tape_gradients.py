@@ -234,10 +234,7 @@ class TapeGradients:
             optimizer = found.pop() if len(found) == 1 else None
             return None if optimizer is None else (self.names.of(optimizer), optimizer)
 
-        # In a graph, the program's next assignment to a weight may run at the same time
-        # as the exchange.
-        moves = not tf.executing_eagerly()
-        return self._drift.watch(owner, key, variables, gradients, may_move=moves)
+        return self._drift.watch(owner, key, variables, gradients)
 
     def _owner(self, variable: Any) -> Any:
         """The optimizer that applies the gradients of ``variable``, if known."""

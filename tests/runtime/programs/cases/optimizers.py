@@ -94,6 +94,17 @@ def case_averaged_weights():
     return trained(optimizer)
 
 
+def case_weights_that_decay_fast():
+    """Weights decay while gradients are exchanged: no rank may be taken for another."""
+    x, y = data()
+    layers = [keras.layers.Dense(400, activation="tanh") for _ in range(3)]
+    model = keras.Sequential(
+        [keras.Input((6,)), *layers, keras.layers.Dense(2, activation="softmax")]
+    )
+    model = compiled(model, keras.optimizers.SGD(1e-3, weight_decay=20.0))
+    return results(model, model.fit(x, y, batch_size=5, epochs=4, verbose=0))
+
+
 def case_weight_decay():
     return trained(keras.optimizers.AdamW(0.003, weight_decay=0.05))
 
