@@ -199,7 +199,7 @@ while not pathlib.Path(sys.argv[2]).exists():
 def test_a_listener_beside_a_script_s_own_is_an_intruder(
     agent: Agent, tmp_path: Path
 ) -> None:
-    """In its place, it is told of: some daemon may listen on behalf of the script."""
+    """A lone stranger is a warning: a daemon may listen on behalf of the script."""
     [port] = hold(agent, 1)
     go = tmp_path / "go"
     with squatting(port) as squatter:

@@ -1,4 +1,4 @@
-"""A program for batches of one size only is told why it fails, and where."""
+"""The error of a program with a constant batch size names the cause and the line."""
 
 from __future__ import annotations
 

@@ -86,13 +86,13 @@ class DriftCheck:
             for variable, gradient in zip(variables, gradients, strict=True)
             if gradient is not None
         ]
-        weights = Weights(chosen)
         known = owner()
-        hyperparameters = None
-        if known is not None:
-            training = self.training(*known)
-            training.weights = weights
-            hyperparameters = training.hyperparameters
+        training = self.training(*known) if known else self.without_owner(what)
+        weights = training.weights
+        # An eager step comes here every time, with the same variables.
+        if weights is None or not weights.are(chosen):
+            weights = training.weights = Weights(chosen)
+        hyperparameters = training.hyperparameters
         return Watch(self, owner, what, weights, hyperparameters, self._session)
 
     def look_at(self, optimizers: Sequence[tuple[str, Any]], steps: int) -> Look:

@@ -1,4 +1,4 @@
-"""Finds losses of one's own steps and loops that are no sum over the rows of a batch.
+"""Finds losses in custom steps and loops that are not a sum over the rows of a batch.
 
 A mean over rows, like a sum, is a sum of terms, one for each row. So for the rows A and
 B of the two halves of a batch, ``L(A, B) + L(B, A)`` is ``L(A, A) + L(B, B)`` but for

@@ -33,10 +33,18 @@ class Weights:
             for variable in variables
             if _is_readable(variable)
         }
+        self._all = [weakref.ref(raw(variable)) for variable in variables]
         self.labels = list(readable)
         self._refs = [weakref.ref(raw(variable)) for variable in readable.values()]
         self._sizes = [int(np.prod(v.shape)) for v in readable.values()]
         self._widths = [tf.as_dtype(v.dtype).size for v in readable.values()]
+
+    def are(self, variables: Sequence[Any]) -> bool:
+        """Whether they are those of ``variables``."""
+        return len(self._all) == len(variables) and all(
+            ref() is raw(variable)
+            for ref, variable in zip(self._all, variables, strict=True)
+        )
 
     @property
     def on_cpu(self) -> bool:

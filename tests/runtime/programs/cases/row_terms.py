@@ -47,7 +47,7 @@ def fitting(model, **kwargs):
 
 
 class Masking(keras.Model):
-    """A masked mean in a step of one's own."""
+    """Computes a masked mean in its own train_step."""
 
     def __init__(self, network):
         super().__init__()
@@ -251,7 +251,7 @@ def case_layer_that_sees_the_batch():
 
 
 class Block(keras.layers.Layer):
-    """A layer of one's own, as in a transformer."""
+    """A custom layer, as in a transformer."""
 
     def __init__(self):
         super().__init__()
