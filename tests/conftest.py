@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -35,3 +37,19 @@ _PLACES = {_TESTS / name: place for place, name in enumerate(_LONGEST_FIRST)}
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: _PLACES.get(item.path, len(_PLACES)))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None, None, None]:
+    """Keep TensorFlow out of the process that runs the tests.
+
+    Its import sets environment variables that every program started later inherits, so
+    a test that imports it makes other tests fail.
+    """
+    yield
+    if "tensorflow" in sys.modules:
+        pytest.fail(
+            "this test, its fixtures or its module imported TensorFlow into the process "
+            "that runs pytest: use a program in tests/runtime/programs instead",
+            pytrace=False,
+        )
