@@ -49,7 +49,7 @@ def pytest_runtest_call() -> Generator[None, None, None]:
     yield
     if "tensorflow" in sys.modules:
         pytest.fail(
-            "this test, its fixtures or its module imported TensorFlow into the process "
+            "the test, its fixtures or its module imported TensorFlow into the process "
             "that runs pytest: use a program in tests/runtime/programs instead",
             pytrace=False,
         )

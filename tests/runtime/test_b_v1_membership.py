@@ -12,13 +12,14 @@ import pytest
 from tests.runtime.ranks import ROOT
 
 _PROGRAM = """
-import json, os, sys
+import json, os, socket, sys, threading
 import tensorflow as tf
 from tfcluster.runtime import v1
 from tfcluster.runtime.errors import ContextError
 from tfcluster.runtime.v1.caching import Caches
 from tfcluster.runtime.v1.membership import cluster_of
 from tfcluster.runtime.v1.placement import least, overweight
+from tfcluster.runtime.v1 import reaching
 
 tf1 = tf.compat.v1
 jobs = json.loads(os.environ["TF_CONFIG"])["cluster"]
@@ -59,6 +60,17 @@ large = 3 << 20
 found["overweight"] = [overweight("v", large, [large, 1 << 20]) is not None,
                        overweight("v", large, [large, large]),
                        overweight("v", 1000, [1000, 0])]
+reaching._ANSWER_S = 0.5
+listener = socket.create_server(("127.0.0.1", 0))
+address = "127.0.0.1:%d" % listener.getsockname()[1]
+found["answers"] = [reaching.ask(local.target[len("grpc://"):]).name]
+found["answers"].append(reaching.ask(address).name)
+closing = threading.Thread(target=lambda: [listener.accept()[0].close() for _ in "12"])
+closing.start()
+found["answers"].append(reaching.ask(address).name)
+listener.close()
+closing.join()
+found["answers"].append(reaching.ask(address).name)
 print(json.dumps(found))
 """
 
@@ -128,3 +140,8 @@ def test_b6_small_variables_together_large_ones_spread(found: Any) -> None:
 def test_b4_the_fewest_bytes_come_first(found: Any) -> None:
     assert found["least"] == [1, 1, 0]
     assert found["overweight"] == [True, None, None]
+
+
+def test_only_a_server_that_speaks_is_there(found: Any) -> None:
+    """A kernel still accepts connections for a process that it is taking down."""
+    assert found["answers"] == ["THERE", "SILENT", "GONE", "GONE"]

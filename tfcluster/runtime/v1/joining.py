@@ -6,7 +6,7 @@ import socket
 from contextlib import suppress
 
 from tfcluster.runtime.v1.deadlines import patience
-from tfcluster.runtime.v1.reaching import listens
+from tfcluster.runtime.v1.reaching import Answer, ask
 
 _LOOK_S = 5.0
 """So often a connection that says nothing is made anew."""
@@ -18,7 +18,7 @@ def until_gone(address: str) -> None:
     Raises CollectiveTimeoutError where it never comes.
     """
     waiting = patience(f"waiting for the chief ({address}) to listen")
-    while not listens(address):
+    while ask(address) is Answer.GONE:
         waiting.wait()
     while _stays(address):
         pass

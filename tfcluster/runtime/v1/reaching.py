@@ -5,6 +5,7 @@ TensorFlow waits for a server without end, whether it is late or dead.
 
 from __future__ import annotations
 
+import enum
 import socket
 from collections.abc import Mapping, Sequence
 
@@ -32,8 +33,8 @@ class Reach:
         """
         for task, address in self._addresses.items():
             waiting = patience(f"waiting for {task} ({address}) to listen")
-            while not listens(address):
-                if task in self._met:
+            while (answer := ask(address)) is not Answer.THERE:
+                if task in self._met and answer is Answer.GONE:
                     raise PeerLostError(
                         f"{task} ({address}) is gone, and the variables that it held "
                         "with it: start the job again from its last checkpoint "
@@ -43,11 +44,28 @@ class Reach:
             self._met.add(task)
 
 
-def listens(address: str) -> bool:
-    """Whether somebody takes connections at ``host:port``."""
+class Answer(enum.Enum):
+    """What a server does when somebody connects."""
+
+    THERE = enum.auto()
+    SILENT = enum.auto()
+    """The connection stays open, but the server has sent nothing yet."""
+    GONE = enum.auto()
+
+
+def ask(address: str) -> Answer:
+    """Connect to the gRPC server at ``host:port`` and wait for its first bytes.
+
+    A connection alone proves nothing: the kernel still accepts some for a process that
+    has been killed and whose sockets it is closing. A gRPC server sends its settings
+    first (RFC 9113, section 3.4).
+    """
     host, _, port = address.rpartition(":")
+    where = (host.strip("[]"), int(port))
     try:
-        socket.create_connection((host.strip("[]"), int(port)), _ANSWER_S).close()
+        with socket.create_connection(where, _ANSWER_S) as connection:
+            return Answer.THERE if connection.recv(1) else Answer.GONE
+    except TimeoutError:
+        return Answer.SILENT
     except OSError:
-        return False
-    return True
+        return Answer.GONE
