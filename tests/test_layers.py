@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -32,6 +33,43 @@ LAYERS = [
     "__main__",
 ]
 
+# The same within the runtime. A line names a module of tfcluster.runtime, or a package
+# with all of its modules but those that have a line of their own.
+RUNTIME_LAYERS = [
+    "errors",
+    "process_identity",
+    "context",
+    "telemetry",
+    "tf_server",
+    "scripts",
+    "net",
+    "collective",
+    "tensors",
+    "collective.transports.tensorflow",
+    "parameter_server",
+    "process_group",
+    "process_sets",
+    "exchange",
+    "patching",
+    "keras.tf_variables",
+    "keras.program_lines",
+    "keras.graph_order",
+    "keras.session",
+    "keras.batches",
+    "keras.checks",
+    "keras.data",
+    "keras.train",
+    "keras.strategies",
+    "keras",
+    "tf1",
+    "horovod",
+    "callbacks elastic",
+    "task",
+    "warm",
+    "",
+    "horovod.keras_module",
+    "site",
+]
 # Who alone may import what costs time or ties us to something.
 ONLY = {
     "click": {"cli"},
@@ -41,7 +79,7 @@ ONLY = {
     "tensorflow": {"runtime"},
     "keras": {"runtime"},
     "numpy": {"runtime"},
-    "mpi4py": {"runtime.collective.mpi"},
+    "mpi4py": {"runtime.collective.transports.mpi"},
 }
 
 # The runtime is started with -m or imported by the user's script, never by us.
@@ -50,6 +88,7 @@ RUNTIME_MAY_IMPORT = {"runtime", "wire", "states", "model", "errors", "loading"}
 AGENT_MAY_IMPORT = {"agent", "wire"}
 
 
+@functools.cache
 def _modules() -> list[str]:
     names = []
     for path in sorted(ROOT.rglob("*.py")):
@@ -58,13 +97,18 @@ def _modules() -> list[str]:
     return [name for name in names if name]
 
 
-def _imports(module: str) -> Iterator[str]:
-    """Every module that the source names in an import, wherever it stands."""
+@functools.cache
+def _tree(module: str) -> ast.Module:
     path = ROOT.joinpath(*module.split("."))
     source = path.with_suffix(".py")
     if not source.exists():
         source = path / "__init__.py"
-    for node in ast.walk(ast.parse(source.read_text())):
+    return ast.parse(source.read_text())
+
+
+def _imports(module: str) -> Iterator[str]:
+    """Every module that the source names in an import, wherever it stands."""
+    for node in ast.walk(_tree(module)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -72,6 +116,19 @@ def _imports(module: str) -> Iterator[str]:
             assert node.module is not None
             yield node.module
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _modules_imported(module: str) -> Iterator[str]:
+    """The modules that are imported, not the package of ``from PACKAGE import X``."""
+    known = set(_modules())
+    for node in ast.walk(_tree(module)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                name = f"{node.module}.{alias.name}"
+                is_module = name.removeprefix("tfcluster.") in known
+                yield name if is_module else node.module
 
 
 def _own_imports(module: str) -> set[str]:
@@ -122,6 +179,61 @@ def test_the_agent_can_be_shipped_alone(module: str) -> None:
 @pytest.mark.parametrize("module", [m for m in _modules() if m.startswith("runtime")])
 def test_the_runtime_stands_alone(module: str) -> None:
     assert _own_imports(module) <= RUNTIME_MAY_IMPORT
+
+
+def _runtime_level(module: str) -> int:
+    """The place of the longest name in RUNTIME_LAYERS that ``module`` begins with."""
+    while module not in _RUNTIME_LEVELS:
+        module = module.rpartition(".")[0]
+    return _RUNTIME_LEVELS[module]
+
+
+_RUNTIME_LEVELS = {
+    name: level
+    for level, line in enumerate(RUNTIME_LAYERS)
+    for name in line.split() or [""]
+}
+
+
+@functools.cache
+def _runtime_imports(module: str) -> set[str]:
+    """What a module of the runtime imports of it, relative to ``tfcluster.runtime``."""
+    known = set(_modules())
+    return {
+        name.removeprefix("tfcluster.runtime").lstrip(".")
+        for name in _modules_imported(module)
+        if name.startswith("tfcluster.runtime")
+        and name.removeprefix("tfcluster.") in known
+    }
+
+
+@pytest.mark.parametrize("module", [m for m in _modules() if m.startswith("runtime")])
+def test_the_runtime_has_layers_of_its_own(module: str) -> None:
+    own = module.removeprefix("runtime").lstrip(".")
+    for imported in _runtime_imports(module) - {own}:
+        assert _runtime_level(imported) <= _runtime_level(own), (
+            f"{own} imports {imported}"
+        )
+
+
+def test_no_module_of_the_runtime_is_needed_by_what_it_needs() -> None:
+    """Imports make no circle, wherever in a module they stand."""
+    needs = {
+        module.removeprefix("runtime").lstrip("."): _runtime_imports(module)
+        for module in _modules()
+        if module.startswith("runtime.")
+    }
+    done: set[str] = set()
+
+    def follow(module: str, path: tuple[str, ...]) -> None:
+        assert module not in path, " -> ".join((*path, module))
+        if module not in done:
+            for needed in needs.get(module, set()) - {module}:
+                follow(needed, (*path, module))
+            done.add(module)
+
+    for module in needs:
+        follow(module, ())
 
 
 @pytest.mark.parametrize("module", _modules())

@@ -26,8 +26,8 @@ from tfcluster.placement import Place
 from tfcluster.program import Program
 from tfcluster.tfconfig import Cluster, cluster, device_filters
 
-BOOTSTRAP = "tfcluster.runtime.bootstrap"
-WARM = "tfcluster.runtime.warm"
+BOOTSTRAP = "tfcluster.runtime.task.bootstrap"
+WARM = "tfcluster.runtime.warm.preloader"
 
 UNKNOWN_PORT = "auto"
 """Stands for the port in addresses of a plan: the agents choose when they start."""

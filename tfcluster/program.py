@@ -22,8 +22,8 @@ _OPTION = re.compile(
 class Program:
     """A command taken apart.
 
-    ``program`` are the arguments of ``tfcluster.runtime.bootstrap run``, empty where
-    the command is not a Python program: then it can only be executed as it is.
+    ``program`` has the arguments of ``tfcluster.runtime.task.bootstrap run``. It is
+    empty where the command is not a Python program: then it is executed as it is.
     """
 
     argv: tuple[str, ...]

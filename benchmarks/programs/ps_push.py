@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from tfcluster.runtime.context import context_from
 from tfcluster.runtime.parameter_server.client import Piece, Servers, Variable
-from tfcluster.runtime.parameter_server.graphs import serialised
+from tfcluster.runtime.parameter_server.update_graph import serialised
 
 REPEATS, WARM = 30, 5
 

@@ -18,7 +18,7 @@ import tensorflow as tf
 from tfcluster.runtime.collective.sparse import Slices
 from tfcluster.runtime.context import context_from
 from tfcluster.runtime.parameter_server.client import Piece, Servers, Variable
-from tfcluster.runtime.parameter_server.graphs import serialised
+from tfcluster.runtime.parameter_server.update_graph import serialised
 
 ROWS, COLUMNS, TOUCHED = 1_000_000, 64, 10_000
 REPEATS, WARM = {"rows": 60, "whole": 10}, 3

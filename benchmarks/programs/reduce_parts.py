@@ -17,8 +17,8 @@ import tensorflow as tf
 import tfcluster.runtime as tfc
 from benchmarks.programs.reduce_times import repeats
 from tfcluster.runtime.collective import Layout, ReduceOp
-from tfcluster.runtime.collective.operations import reduce_arrays
-from tfcluster.runtime.world import group
+from tfcluster.runtime.collective.collectives import reduce_arrays
+from tfcluster.runtime.process_group import group
 
 
 def seconds(size: int, act: Callable[[], object]) -> float:

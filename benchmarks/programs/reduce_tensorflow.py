@@ -9,13 +9,13 @@ import json
 import sys
 from typing import Any
 
-from tfcluster.runtime.collective.tensorflow import bringup, ops
+from tfcluster.runtime.collective.transports.tensorflow import lazy_server, ops
 
 settings: dict[str, int] = json.loads(sys.argv[2])
 # Module constants: nobody but this measurement wants them otherwise.
-found: Any = bringup
-found._CHUNK_BYTES = settings.get("recv_buf_max_chunk", bringup._CHUNK_BYTES)
-found._CHANNELS = settings.get("num_channels_per_target", bringup._CHANNELS)
+found: Any = lazy_server
+found._CHUNK_BYTES = settings.get("recv_buf_max_chunk", lazy_server._CHUNK_BYTES)
+found._CHANNELS = settings.get("num_channels_per_target", lazy_server._CHANNELS)
 found = ops
 found._SUBDIVISIONS = settings.get("max_subdivs_per_device", ops._SUBDIVISIONS)
 

@@ -53,7 +53,7 @@ def test_the_agent_speaks_after_the_parcel(tmp_path: Path) -> None:
     assert frames[-1]["type"] == "bye"
     home = Path(frames[0]["package"])
     assert home.parent == tmp_path / ".cache" / "tfcluster"
-    assert (home / "tfcluster" / "runtime" / "bootstrap.py").is_file()
+    assert (home / "tfcluster" / "runtime" / "task" / "bootstrap.py").is_file()
 
 
 def test_nothing_but_the_cache_is_left_and_it_is_private(tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_the_parcel_has_all_that_its_modules_import() -> None:
             # What is imported from a module may be a module, too.
             known = {wanted, wanted.rpartition(".")[0]} & modules
             assert known, f"{name} imports {wanted}"
-    assert {"tfcluster.agent.supervisor", "tfcluster.runtime.warm"} <= modules
+    assert {"tfcluster.agent.supervisor", "tfcluster.runtime.warm.preloader"} <= modules
 
 
 def module_of(path: str) -> str:

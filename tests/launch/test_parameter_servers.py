@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 from tfcluster.runtime.context import context_from
 from tfcluster.runtime.parameter_server.client import Servers, Variable
-from tfcluster.runtime.parameter_server.graphs import serialised
+from tfcluster.runtime.parameter_server.update_graph import serialised
 
 context = context_from(os.environ)
 servers = Servers(context.parameter_servers, rank=context.rank, size=context.size,

@@ -17,9 +17,9 @@ RANKS = """
 import os, threading
 import numpy as np
 import tfcluster.runtime as tfc
-from tfcluster.runtime import world
+from tfcluster.runtime import process_group
 from tfcluster.runtime.collective import Layout, ReduceOp
-from tfcluster.runtime.collective.operations import reduce_arrays
+from tfcluster.runtime.collective.collectives import reduce_arrays
 
 def reads_its_data():
     while not os.path.exists('go'):

@@ -18,7 +18,7 @@ DUMP = [
     '  File "group.py", line 118, in exchange',
     "    yield Turn(self._transport)",
     "",
-    "tfcluster.runtime.collective.errors.PeerLostError: rank 1 has left",
+    "tfcluster.runtime.errors.PeerLostError: rank 1 has left",
     "",
     "",
     "The above exception was the direct cause of the following exception:",
@@ -27,7 +27,7 @@ DUMP = [
     "",
     '  File "script_ops.py", line 269, in __call__',
     "",
-    "tfcluster.runtime.collective.errors.PeerLostError: rank 1 has left",
+    "tfcluster.runtime.errors.PeerLostError: rank 1 has left",
     "",
     "\t [[{{function_node __inference_one_step_on_data_606}}{{node PyFunc}}]]",
 ]
@@ -35,7 +35,7 @@ OWN = [
     "Traceback (most recent call last):",
     '  File "train.py", line 10, in <module>',
     "    model.fit(x, y)",
-    "tfcluster.runtime.collective.errors.CollectiveError: a sum",
+    "tfcluster.runtime.errors.CollectiveError: a sum",
 ]
 WARNING = [
     "/venv/keras/data.py:164: UserWarning: no __len__",

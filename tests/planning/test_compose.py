@@ -120,7 +120,12 @@ def test_the_runtime_is_put_around_python_programs_only() -> None:
     assert spec.warm is None
     cold = specs_of(describe({"worker": 1}))["worker:0"].cold_argv()
     assert cold[0] == "/opt/venv/bin/python"
-    assert cold[3:] == (PACKAGE_ROOT, "tfcluster.runtime.bootstrap", "run", "train.py")
+    assert cold[3:] == (
+        PACKAGE_ROOT,
+        "tfcluster.runtime.task.bootstrap",
+        "run",
+        "train.py",
+    )
 
 
 def test_strategy_none_leaves_the_command_alone() -> None:
@@ -145,7 +150,7 @@ def test_servers_of_ours_stand_in_for_the_command() -> None:
     specs = specs_of(describe(tasks, runtime=Runtime(strategy=Strategy.NONE)))
     assert [s.server for s in specs.values()] == [False, True, True]
     assert specs["ps:0"].arguments == ("server",)
-    assert "tfcluster.runtime.bootstrap" in specs["ps:0"].cold_argv()
+    assert "tfcluster.runtime.task.bootstrap" in specs["ps:0"].cold_argv()
 
 
 def test_a_group_may_have_a_command_of_its_own() -> None:

@@ -12,9 +12,9 @@ import pytest
 
 from tests.runtime.ranks import ROOT, as_threads, results
 from tfcluster.runtime.collective import Group, Layout, ReduceOp, Transport
-from tfcluster.runtime.collective.host import HostTransport
+from tfcluster.runtime.collective.transports.hierarchical import HostTransport
 from tfcluster.runtime.context import context_from
-from tfcluster.runtime.serving import filters_of
+from tfcluster.runtime.tf_server import filters_of
 
 _WHO = """
 import json

@@ -16,10 +16,10 @@ import json, os, socket, sys, threading
 import tensorflow as tf
 from tfcluster.runtime import v1
 from tfcluster.runtime.errors import ContextError
-from tfcluster.runtime.v1.caching import Caches
-from tfcluster.runtime.v1.membership import cluster_of
-from tfcluster.runtime.v1.placement import least, overweight
-from tfcluster.runtime.v1 import reaching
+from tfcluster.runtime.tf1.caching import Caches
+from tfcluster.runtime.tf1.membership import cluster_of
+from tfcluster.runtime.tf1.placement import least, overweight
+from tfcluster.runtime.tf1 import reachability
 
 tf1 = tf.compat.v1
 jobs = json.loads(os.environ["TF_CONFIG"])["cluster"]

@@ -279,7 +279,7 @@ def test_libraries_are_prepared_once_they_are_imported(
         "train.py": """
 import sys
 if 'tfcluster' in sys.modules:
-    from tfcluster.runtime import injection
+    from tfcluster.runtime.task import injection
     injection.install = lambda context: print('install', context.rank, context.strategy)
 before = list(sys.meta_path)
 print('begin')

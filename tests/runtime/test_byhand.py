@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.runtime.ranks import ROOT, Job, Ranks, run_jobs
-from tfcluster.runtime.program_analysis import distributes_itself
+from tfcluster.runtime.scripts.analysis import distributes_itself
 
 US = "import tfcluster.runtime as tfc\n"
 
@@ -79,8 +79,8 @@ def test_programs_that_do_not(source: str) -> None:
 
 _READ = """
 import sys
-from tfcluster.runtime import byhand
-from tfcluster.runtime.program import parse
+from tfcluster.runtime.scripts import self_distributed
+from tfcluster.runtime.scripts.run_script import parse
 byhand.read(parse(sys.argv[1:]))
 print(byhand.claimed(), "tensorflow" in sys.modules)
 """
@@ -111,7 +111,7 @@ def test_the_main_file_is_read(tmp_path: Path) -> None:
 
 
 _LATE = """
-from tfcluster.runtime import byhand
+from tfcluster.runtime.scripts import self_distributed
 def too_late():
     raise RuntimeError("too late")
 byhand.guard(too_late)

@@ -17,19 +17,19 @@ from hypothesis import strategies as st
 from tests.runtime.ranks import as_threads, results
 from tfcluster.runtime.collective import Group, Layout
 from tfcluster.runtime.collective.buckets import Item, by_size
-from tfcluster.runtime.collective.keys import (
+from tfcluster.runtime.collective.collectives import mean_of_gradients
+from tfcluster.runtime.collective.sparse import Slices, densified, is_dense, of_rows
+from tfcluster.runtime.collective.transports.base import Array
+from tfcluster.runtime.collective.transports.tensorflow.collective_keys import (
     COUNTED_KEYS,
     GROUP_KEYS,
     NAMED_KEYS,
     CollectiveKeys,
     instance_keys,
 )
-from tfcluster.runtime.collective.operations import mean_of_gradients
-from tfcluster.runtime.collective.padding import padded, unpadded
-from tfcluster.runtime.collective.sparse import Slices, densified, is_dense, of_rows
-from tfcluster.runtime.collective.splitting import split, stitch
-from tfcluster.runtime.collective.tensorflow.failures import translated
-from tfcluster.runtime.collective.transport import Array
+from tfcluster.runtime.collective.transports.tensorflow.failures import translated
+from tfcluster.runtime.collective.transports.tensorflow.padding import padded, unpadded
+from tfcluster.runtime.exchange.gradient_split import split, stitch
 
 DEVICES = ["/job:worker/task:0/CPU:0", "/job:worker/task:1/CPU:0"]
 
@@ -126,7 +126,8 @@ def test_c7_keys_say_what_is_exchanged_and_count_nothing() -> None:
     assert instance_keys([*words, "x"], 4) != keys
     # In another process, with another seed of its hashes.
     program = (
-        "from tfcluster.runtime.collective.keys import instance_keys\n"
+        "from tfcluster.runtime.collective.transports.tensorflow.collective_keys "
+        "import instance_keys\n"
         f"print(list(instance_keys({words!r}, 4)))"
     )
     done = subprocess.run(

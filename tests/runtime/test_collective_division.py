@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfcluster.runtime.division import bounds
+from tfcluster.runtime.keras.batches.batch_sharding import bounds
 
 
 @given(st.integers(0, 500), st.integers(1, 40))

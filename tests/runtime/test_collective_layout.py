@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfcluster.runtime.collective.layout import Layout, difference, tensor_words
+from tfcluster.runtime.collective.signature import Layout, difference, tensor_words
 
 TENSORS = ("a float32 (2)", "b float32 (?, 3)")
 

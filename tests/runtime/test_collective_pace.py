@@ -7,10 +7,10 @@ import socket
 
 from tests.runtime.ranks import TOKEN
 from tfcluster.runtime.collective import Group
-from tfcluster.runtime.collective.handshake import Member
-from tfcluster.runtime.collective.host import HostTransport
-from tfcluster.runtime.events import Reporter
-from tfcluster.runtime.pace import Pace
+from tfcluster.runtime.collective.transports.hierarchical import HostTransport
+from tfcluster.runtime.net.handshake import Member
+from tfcluster.runtime.telemetry.agent_channel import Reporter
+from tfcluster.runtime.telemetry.step_rate import Pace
 
 
 class Clock:

@@ -17,22 +17,22 @@ from tfcluster.runtime.collective import (
     Group,
     Layout,
     ReduceOp,
-    rows,
+    ragged_collectives,
 )
-from tfcluster.runtime.collective.halves import reduce_halves
-from tfcluster.runtime.collective.operations import (
+from tfcluster.runtime.collective.collectives import (
     combine,
     mean_of_gradients,
     reduce_arrays,
 )
-from tfcluster.runtime.collective.ordering import Order
+from tfcluster.runtime.collective.half_precision import reduce_halves
+from tfcluster.runtime.exchange.negotiation import Order
 
 LAYOUT = Layout("test")
 
 
 @given(st.integers(0, 1000), st.integers(1, 50))
 def test_parts_are_even_and_the_first_have_more(count: int, size: int) -> None:
-    bounds = rows.part_bounds(count, size)
+    bounds = ragged_collectives.part_bounds(count, size)
     parts = np.diff(bounds)
     assert (bounds[0], bounds[-1], len(parts)) == (0, count, size)
     assert sorted(parts, reverse=True) == list(parts)

@@ -5,8 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tfcluster.runtime import consistency
-from tfcluster.runtime.consistency import Chunk, Ending, compared_at_end, next_chunks
+from tfcluster.runtime.collective import rank_divergence
+from tfcluster.runtime.collective.rank_divergence import (
+    Chunk,
+    Ending,
+    compared_at_end,
+    next_chunks,
+)
 
 
 def test_all_of_the_weights_are_looked_at_in_turn() -> None:
@@ -39,25 +44,25 @@ def test_nothing_is_looked_at_twice_at_once() -> None:
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int8", "bool"])
 def test_a_checksum_sees_every_element(dtype: str) -> None:
     array = np.ones(11, dtype)
-    whole = consistency.checksum(array)
+    whole = rank_divergence.checksum(array)
     for place in range(11):
         other = array.copy()
         other[place] = 0
-        assert consistency.checksum(other) != whole
-    assert consistency.checksum(array.copy()) == whole
+        assert rank_divergence.checksum(other) != whole
+    assert rank_divergence.checksum(array.copy()) == whole
 
 
 def test_how_far_arrays_are_apart() -> None:
     nan = np.array([np.nan, 2.0])
-    assert consistency.distance(nan, nan) == 0
-    assert consistency.distance(nan, np.array([1.0, 2.0])) == np.inf
-    assert consistency.distance(np.array([1.0, 4.0]), np.array([2.0, 4.0])) == 0.25
+    assert rank_divergence.distance(nan, nan) == 0
+    assert rank_divergence.distance(nan, np.array([1.0, 2.0])) == np.inf
+    assert rank_divergence.distance(np.array([1.0, 4.0]), np.array([2.0, 4.0])) == 0.25
     same = np.array([np.inf, 1.0])
-    assert consistency.distance(same, same.copy()) == 0
+    assert rank_divergence.distance(same, same.copy()) == 0
 
 
-ONE, OTHER = (consistency.summary([np.full(5, value)]) for value in (1.0, 2.0))
-NEAR = consistency.summary([np.full(5, 1.0 + 1e-9)])
+ONE, OTHER = (rank_divergence.summary([np.full(5, value)]) for value in (1.0, 2.0))
+NEAR = rank_divergence.summary([np.full(5, 1.0 + 1e-9)])
 
 
 @pytest.mark.parametrize(
@@ -83,6 +88,10 @@ def test_what_ranks_find_at_the_end(
 
 
 def test_numbers_that_differ_by_rounding_look_the_same() -> None:
-    assert consistency.text_of(np.float32(0.1)) == consistency.text_of(0.1) == "0.1"
-    assert consistency.text_of(np.int64(41)) == "41"
-    assert consistency.text_of(True) == "1"
+    assert (
+        rank_divergence.text_of(np.float32(0.1))
+        == rank_divergence.text_of(0.1)
+        == "0.1"
+    )
+    assert rank_divergence.text_of(np.int64(41)) == "41"
+    assert rank_divergence.text_of(True) == "1"

@@ -10,7 +10,12 @@ import pytest
 from tfcluster.model import Runtime, Strategy
 from tfcluster.runtime.context import Context, context_from
 from tfcluster.runtime.errors import ContextError, NoRankError
-from tfcluster.runtime.place import Place, place_among, place_from, tasks_per_node
+from tfcluster.runtime.process_identity import (
+    Place,
+    place_among,
+    place_from,
+    tasks_per_node,
+)
 
 CLUSTER = {
     "ps": ["h0:1"],

@@ -20,8 +20,8 @@ from tfcluster.backends.sge import BACKEND
 from tfcluster.compose import cluster_of, compose
 from tfcluster.config import load
 from tfcluster.placement import place
-from tfcluster.runtime.clusters import jobs_of, tasks_of
 from tfcluster.runtime.errors import ContextError
+from tfcluster.runtime.tf1.cluster_formats import jobs_of, tasks_of
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(300)]
 

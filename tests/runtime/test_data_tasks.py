@@ -17,7 +17,7 @@ from tests.runtime.harness import WarmInterpreter, held_ports
 from tests.runtime.ranks import Job, run_jobs
 from tests.runtime.written import Written
 from tfcluster.runtime.context import Context
-from tfcluster.runtime.data_service import journal_of
+from tfcluster.runtime.task.tf_data_service import journal_of
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(600)]
 

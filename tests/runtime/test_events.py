@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from tests.runtime.harness import start_cold
-from tfcluster.runtime import events
-from tfcluster.runtime.events import Reporter, Waiting, claim
+from tfcluster.runtime.telemetry import agent_channel
+from tfcluster.runtime.telemetry.agent_channel import Reporter, Waiting, claim
 
 
 class Clock:
@@ -222,13 +222,13 @@ def test_a_forked_process_is_silent(
     agent, task = pair
     monkeypatch.setenv("TFCLUSTER_EVENTS", str(os.dup(task.fileno())))
     monkeypatch.setenv("TFCLUSTER_EVENTS_OWNER", str(os.getpid()))
-    monkeypatch.setattr(events, "_current", None)
-    reporter = events.reporter()
-    assert reporter is events.reporter()
+    monkeypatch.setattr(agent_channel, "_current", None)
+    reporter = agent_channel.reporter()
+    assert reporter is agent_channel.reporter()
     child = os.fork()
     if child == 0:
         reporter.phase("old reporter of the child")
-        events.reporter().phase("new reporter of the child")
+        agent_channel.reporter().phase("new reporter of the child")
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
     reporter.phase("parent")
@@ -238,7 +238,7 @@ def test_a_forked_process_is_silent(
 
 PROGRAM = """
 import multiprocessing, os, subprocess, sys, time
-from tfcluster.runtime.events import reporter
+from tfcluster.runtime.telemetry.agent_channel import reporter
 
 def inner():
     reporter().phase('child')
@@ -277,7 +277,7 @@ def test_only_the_task_itself_answers(tmp_path: Path) -> None:
 
 
 def test_importing_it_is_light() -> None:
-    code = "import sys, tfcluster.runtime.bootstrap; print(*sys.modules)"
+    code = "import sys, tfcluster.runtime.task.bootstrap; print(*sys.modules)"
     loaded = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout.split()

@@ -6,8 +6,12 @@ import json
 
 import pytest
 
-from tfcluster.runtime.collective.farewell import Farewell, hopeless, verdict
-from tfcluster.runtime.collective.stall import Standing, speaks, stalled_text
+from tfcluster.runtime.collective.failure_reports import Farewell, hopeless, verdict
+from tfcluster.runtime.collective.straggler_messages import (
+    Standing,
+    speaks,
+    stalled_text,
+)
 
 MINE = Standing(17, "gradients of adam", 60.2, inside=True)
 CAME = Standing(17, "gradients of adam", 59.0, inside=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tfcluster.runtime.growth import growth
+from tfcluster.runtime.keras.checks.gradient_ratio import growth
 
 GRADIENT = [np.arange(6, dtype="float32").reshape(2, 3), np.array([-1.0, 0.5])]
 

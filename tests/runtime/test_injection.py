@@ -13,8 +13,8 @@ from tests.runtime.ranks import ROOT, Job, Jobs, Ranks
 from tfcluster.model import Strategy
 from tfcluster.runtime.collective import CollectiveError
 from tfcluster.runtime.context import Context
-from tfcluster.runtime.injection import common_seed, refuse_other_backends
-from tfcluster.runtime.place import Place
+from tfcluster.runtime.process_identity import Place
+from tfcluster.runtime.task.injection import common_seed, refuse_other_backends
 
 TRAININGS = [
     "by_hand",
@@ -126,9 +126,9 @@ def test_ranks_draw_the_same_numbers(jobs: Mapping[str, Ranks]) -> None:
 
 _COLD = """
 import sys
-from tfcluster.runtime import injection
+from tfcluster.runtime.task import injection
 from tfcluster.runtime.context import Context
-from tfcluster.runtime.place import Place
+from tfcluster.runtime.process_identity import Place
 from tfcluster.model import Strategy
 injection.install(Context(
     place=Place(rank=1, size=2), strategy=Strategy.COLLECTIVE,

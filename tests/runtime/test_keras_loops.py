@@ -13,7 +13,7 @@ from tests.runtime.keras_checks import (
     equal_of,
 )
 from tests.runtime.keras_jobs import Compared, Outcomes, at_each_size
-from tfcluster.runtime.division import trial_bounds
+from tfcluster.runtime.keras.batches.batch_sharding import trial_bounds
 
 pytestmark = MARKS
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from tfcluster.runtime.averaging import Drift, Schedule
+from tfcluster.runtime.keras.strategies.local_sgd_schedule import Drift, Schedule
 
 
 @pytest.mark.parametrize(

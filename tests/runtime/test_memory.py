@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tfcluster.runtime.collective.memory import ALIGNMENT, Pool
-from tfcluster.runtime.collective.transport import Array
+from tfcluster.runtime.collective.buffer_pool import ALIGNMENT, Pool
+from tfcluster.runtime.collective.transports.base import Array
 
 COUNT = 100_000
 

@@ -21,14 +21,14 @@ import pytest
 from tests.runtime.looping import LONG_S, processes
 from tests.runtime.programs.mpi_rank import DTYPES, OPS, values
 from tests.runtime.ranks import PROGRAMS, ROOT, held_addresses, in_threads, results
-from tfcluster.runtime.collective.mpi import Site, disagreement, reducible
-from tfcluster.runtime.collective.pmi import (
+from tfcluster.runtime.collective.transports.base import UFUNCS, ReduceOp
+from tfcluster.runtime.collective.transports.mpi import Site, disagreement, reducible
+from tfcluster.runtime.collective.transports.pmi_server import (
     ProcessManager,
     process_mapping,
     serving,
     words,
 )
-from tfcluster.runtime.collective.transport import UFUNCS, ReduceOp
 
 needs_mpi = pytest.mark.skipif(
     importlib.util.find_spec("mpi4py") is None,

@@ -9,30 +9,30 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from tfcluster.runtime.collective.memory import Pool
+from tfcluster.runtime.collective.buffer_pool import Pool
 from tfcluster.runtime.collective.sparse import Slices
-from tfcluster.runtime.parameter_server.combining import Pushed, difference, mean
-from tfcluster.runtime.parameter_server.cutting import (
-    Rows,
-    joined,
-    joined_slots,
-    part_of,
-    pushed_part,
-)
-from tfcluster.runtime.parameter_server.differences import differing, facts_of
+from tfcluster.runtime.parameter_server.gradient_mean import Pushed, difference, mean
 from tfcluster.runtime.parameter_server.messages import (
     Message,
     MessageError,
     receive,
     send,
 )
+from tfcluster.runtime.parameter_server.model_signature import differing, facts_of
 from tfcluster.runtime.parameter_server.placement import (
     Placement,
     Variable,
     bytes_per_server,
     placed,
 )
-from tfcluster.runtime.parameter_server.rooms import attach, create, offer
+from tfcluster.runtime.parameter_server.sharding import (
+    Rows,
+    joined,
+    joined_slots,
+    part_of,
+    pushed_part,
+)
+from tfcluster.runtime.parameter_server.shm_buffers import attach, create, offer
 
 
 def vgg16() -> list[Variable]:

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from tfcluster.runtime.collective.sparse import Slices, are_distinct
-from tfcluster.runtime.parameter_server.master import Master
 from tfcluster.runtime.parameter_server.placement import Piece
+from tfcluster.runtime.parameter_server.sharded_model import Master
 
 ROWS, COLUMNS = 50, 3
 
@@ -65,7 +65,7 @@ def test_rows_are_what_the_optimizer_makes_of_them(
 ) -> None:
     import tensorflow as tf
 
-    from tfcluster.runtime.parameter_server.graphs import Engine, serialised
+    from tfcluster.runtime.parameter_server.update_graph import Engine, serialised
 
     shadow = tf.Variable(tf.zeros([ROWS, COLUMNS]))
     expected = tf.Variable(tf.zeros([ROWS, COLUMNS]))
@@ -98,7 +98,7 @@ def test_rows_are_what_the_optimizer_makes_of_them(
 def test_rows_of_another_gradient_are_not_taken_for_its_own() -> None:
     import tensorflow as tf
 
-    from tfcluster.runtime.parameter_server.graphs import Engine, serialised
+    from tfcluster.runtime.parameter_server.update_graph import Engine, serialised
 
     shadows = [tf.Variable(tf.zeros([ROWS, COLUMNS])) for _ in range(2)]
 
@@ -119,7 +119,7 @@ def test_rows_of_another_gradient_are_not_taken_for_its_own() -> None:
 def test_tensorflow_is_left_as_it_was() -> None:
     import tensorflow as tf
 
-    from tfcluster.runtime.parameter_server.scattering import rows_at_once
+    from tfcluster.runtime.parameter_server.fast_scatter import rows_at_once
 
     cls = type(tf.Variable(0.0))
     before = cls.scatter_sub, cls.scatter_add

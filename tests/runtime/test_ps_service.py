@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from tests.pace import allow_s
 from tests.runtime.ranks import DEADLINE_S, TOKEN, held_addresses, in_threads, results
-from tfcluster.runtime.collective.errors import (
+from tfcluster.runtime.errors import (
     CollectiveError,
     CollectiveMismatchError,
     CollectiveTimeoutError,
@@ -31,7 +31,7 @@ from tfcluster.runtime.parameter_server.client import (
     Slices,
     Variable,
 )
-from tfcluster.runtime.parameter_server.listening import Listening
+from tfcluster.runtime.parameter_server.server_socket import Listening
 from tfcluster.runtime.parameter_server.service import Service
 
 Array = NDArray[Any]

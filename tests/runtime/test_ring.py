@@ -10,10 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from tfcluster.runtime.collective.errors import PeerLostError
-from tfcluster.runtime.collective.links import Incoming, Links
-from tfcluster.runtime.collective.ring import _BLOCK_BYTES, Ring
-from tfcluster.runtime.collective.values import Values
+from tfcluster.runtime.collective.transports.ring import _BLOCK_BYTES, Ring
+from tfcluster.runtime.collective.transports.scaled_vector import Values
+from tfcluster.runtime.errors import PeerLostError
+from tfcluster.runtime.net.multiplexed_sockets import Incoming, Links
 
 TIMEOUT_S = 60.0
 BLOCK = _BLOCK_BYTES // 4

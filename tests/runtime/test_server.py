@@ -19,7 +19,7 @@ from tests.pace import allow_s
 from tests.runtime.harness import Running, WarmInterpreter, held_ports, start_cold
 from tfcluster.runtime.context import Context
 from tfcluster.runtime.errors import ContextError
-from tfcluster.runtime.serving import device_filters, start
+from tfcluster.runtime.tf_server import device_filters, start
 
 PROGRAMS = Path(__file__).parent / "programs"
 

@@ -11,7 +11,7 @@ import pytest
 
 from tfcluster.loading import HOOK_FOLDER, PACKAGE_ROOT
 from tfcluster.runtime.context import context_from
-from tfcluster.runtime.injection import common_seed
+from tfcluster.runtime.task.injection import common_seed
 
 TASK = {
     "TFCLUSTER_STRATEGY": "collective",

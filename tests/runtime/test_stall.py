@@ -26,10 +26,10 @@ from tfcluster.runtime.collective import (
     PeerLostError,
     ReduceOp,
 )
-from tfcluster.runtime.collective.board import Board
-from tfcluster.runtime.collective.handshake import Member
-from tfcluster.runtime.collective.host import HostTransport
-from tfcluster.runtime.collective.operations import meet, reduce_arrays
+from tfcluster.runtime.collective.collectives import meet, reduce_arrays
+from tfcluster.runtime.collective.peer_monitor import Board
+from tfcluster.runtime.collective.transports.hierarchical import HostTransport
+from tfcluster.runtime.net.handshake import Member
 
 T = TypeVar("T")
 

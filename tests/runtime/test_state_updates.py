@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tfcluster.runtime.state_updates import SHIFT, Kind, Trial, agreed, kind_of
+from tfcluster.runtime.keras.train.state_updates import (
+    SHIFT,
+    Kind,
+    Trial,
+    agreed,
+    kind_of,
+)
 
 Array = NDArray[np.float32]
 Update = Callable[[Array, Array], Array]

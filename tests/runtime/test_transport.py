@@ -33,10 +33,7 @@ from tfcluster.runtime.collective import (
     PeerLostError,
     ReduceOp,
 )
-from tfcluster.runtime.collective.handshake import HandshakeError, Member, accept, dial
-from tfcluster.runtime.collective.host import HostTransport
-from tfcluster.runtime.collective.mesh import listen
-from tfcluster.runtime.collective.operations import (
+from tfcluster.runtime.collective.collectives import (
     gather_bytes,
     mean_of_gradients,
     meet,
@@ -45,7 +42,10 @@ from tfcluster.runtime.collective.operations import (
     swap_bytes,
 )
 from tfcluster.runtime.collective.sparse import Slices
-from tfcluster.runtime.collective.transport import Array
+from tfcluster.runtime.collective.transports.base import Array
+from tfcluster.runtime.collective.transports.hierarchical import HostTransport
+from tfcluster.runtime.net.handshake import HandshakeError, Member, accept, dial
+from tfcluster.runtime.net.rendezvous import listen
 
 LAYOUT = Layout("test")
 SIZES = [1, 2, 3, 4, 5]
@@ -287,8 +287,8 @@ def test_a_rank_that_never_comes_is_named() -> None:
 
 _DYING_RANK = """
 import sys
-from tfcluster.runtime.collective.handshake import Member
-from tfcluster.runtime.collective.host import HostTransport
+from tfcluster.runtime.net.handshake import Member
+from tfcluster.runtime.collective.transports.hierarchical import HostTransport
 transport = HostTransport(Member(1, 3, bytes(range(32))), sys.argv[1:])
 transport.barrier()
 print("met", flush=True)
@@ -437,8 +437,8 @@ def test_an_acceptors_proof_cannot_be_sent_back_to_it() -> None:
 
 def test_each_rank_sends_as_little_as_a_ring_can() -> None:
     """2 (N-1)/N of the vector; counted where bytes enter the kernel."""
-    from tfcluster.runtime.collective.ring import Ring
-    from tfcluster.runtime.collective.values import Values
+    from tfcluster.runtime.collective.transports.ring import Ring
+    from tfcluster.runtime.collective.transports.scaled_vector import Values
 
     vector = np.ones(1_000_000, "float32")
     ring = Ring(1, range(4), vector, np.add, Values(vector))

@@ -11,7 +11,7 @@ from tests.runtime.ranks import ROOT
 
 PROGRAM = """
 import tensorflow as tf
-from tfcluster.runtime.keras import untuned
+from tfcluster.runtime.keras.data import disable_autotune
 
 untuned.install()
 numbers = tf.data.Dataset.range(10).shuffle(10, seed=1)

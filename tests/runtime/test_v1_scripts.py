@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.runtime.harness import Ended, Running, WarmInterpreter, held_ports, told
-from tfcluster.runtime.between_graph import says_so
+from tfcluster.runtime.scripts.tf1_script import says_so
 
 PROGRAMS = Path(__file__).parent / "programs" / "v1"
 DEADLINE_S = 120.0

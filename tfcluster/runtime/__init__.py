@@ -9,21 +9,42 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tfcluster.runtime import callbacks, elastic, v1
-    from tfcluster.runtime.api.moving import (
+    from tfcluster.runtime import callbacks, elastic
+    from tfcluster.runtime import tf1 as v1
+    from tfcluster.runtime.errors import (
+        CollectiveError,
+        CollectiveMismatchError,
+        CollectiveTimeoutError,
+        NotDistributedError,
+        PeerLostError,
+    )
+    from tfcluster.runtime.exchange.broadcast_variables import (
+        broadcast_,
+        broadcast_global_variables,
+        broadcast_variables,
+    )
+    from tfcluster.runtime.exchange.compression import (
+        Compression,
+    )
+    from tfcluster.runtime.exchange.gather_broadcast import (
         allgather,
         alltoall,
         broadcast,
         grouped_allgather,
     )
-    from tfcluster.runtime.api.places import (
+    from tfcluster.runtime.exchange.objects import (
+        allgather_object,
+        broadcast_object,
+        broadcast_object_fn,
+    )
+    from tfcluster.runtime.exchange.rank_ops import (
         local_rank_op,
         local_size_op,
         process_set_included_op,
         rank_op,
         size_op,
     )
-    from tfcluster.runtime.api.reducing import (
+    from tfcluster.runtime.exchange.reduce import (
         Adasum,
         Average,
         Max,
@@ -35,12 +56,7 @@ if TYPE_CHECKING:
         grouped_reducescatter,
         reducescatter,
     )
-    from tfcluster.runtime.api.variables import (
-        broadcast_,
-        broadcast_global_variables,
-        broadcast_variables,
-    )
-    from tfcluster.runtime.builds import (
+    from tfcluster.runtime.horovod.capabilities import (
         ccl_built,
         check_extension,
         check_num_rank_power_of_2,
@@ -55,60 +71,28 @@ if TYPE_CHECKING:
         nccl_built,
         rocm_built,
     )
-    from tfcluster.runtime.collective.errors import (
-        CollectiveError,
-        CollectiveMismatchError,
-        CollectiveTimeoutError,
-        NotDistributedError,
-        PeerLostError,
+    from tfcluster.runtime.horovod.join import (
+        join,
     )
-    from tfcluster.runtime.compression import (
-        Compression,
+    from tfcluster.runtime.horovod.load_model import (
+        load_model,
     )
-    from tfcluster.runtime.distributed.optimizer import (
+    from tfcluster.runtime.horovod.optimizer import (
         DistributedOptimizer,
         PartialDistributedOptimizer,
     )
-    from tfcluster.runtime.distributed.tape import (
+    from tfcluster.runtime.horovod.sync_batch_normalization import (
+        SyncBatchNormalization,
+    )
+    from tfcluster.runtime.horovod.tape import (
         DistributedGradientTape,
         PartialDistributedGradientTape,
     )
-    from tfcluster.runtime.joining import (
-        join,
-    )
-    from tfcluster.runtime.keras.loading import (
-        load_model,
-    )
-    from tfcluster.runtime.keras.synchronised_normalization import (
-        SyncBatchNormalization,
-    )
-    from tfcluster.runtime.objects import (
-        allgather_object,
-        broadcast_object,
-        broadcast_object_fn,
-    )
-    from tfcluster.runtime.process_sets import (
-        ProcessSet,
-        add_process_set,
-        get_process_set_ids_and_ranks,
-        global_process_set,
-        is_process_set_included,
-        process_set_included,
-        remove_process_set,
-    )
-    from tfcluster.runtime.timeline import (
+    from tfcluster.runtime.horovod.timeline import (
         start_timeline,
         stop_timeline,
     )
-    from tfcluster.runtime.v1 import (
-        BroadcastGlobalVariablesHook,
-        Session,
-        cluster_spec,
-        device_filters,
-        server,
-        session_config,
-    )
-    from tfcluster.runtime.world import (
+    from tfcluster.runtime.process_group import (
         barrier,
         cross_rank,
         cross_size,
@@ -120,6 +104,23 @@ if TYPE_CHECKING:
         rank,
         shutdown,
         size,
+    )
+    from tfcluster.runtime.process_sets import (
+        ProcessSet,
+        add_process_set,
+        get_process_set_ids_and_ranks,
+        global_process_set,
+        is_process_set_included,
+        process_set_included,
+        remove_process_set,
+    )
+    from tfcluster.runtime.tf1 import (
+        BroadcastGlobalVariablesHook,
+        Session,
+        cluster_spec,
+        device_filters,
+        server,
+        session_config,
     )
 
 __all__ = [
@@ -206,20 +207,20 @@ __all__ = [
 ]
 
 _HOMES: dict[str, tuple[str, ...]] = {
-    "tfcluster.runtime.api.moving": (
+    "tfcluster.runtime.exchange.gather_broadcast": (
         "allgather",
         "alltoall",
         "broadcast",
         "grouped_allgather",
     ),
-    "tfcluster.runtime.api.places": (
+    "tfcluster.runtime.exchange.rank_ops": (
         "local_rank_op",
         "local_size_op",
         "process_set_included_op",
         "rank_op",
         "size_op",
     ),
-    "tfcluster.runtime.api.reducing": (
+    "tfcluster.runtime.exchange.reduce": (
         "Adasum",
         "Average",
         "Max",
@@ -231,12 +232,12 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "grouped_reducescatter",
         "reducescatter",
     ),
-    "tfcluster.runtime.api.variables": (
+    "tfcluster.runtime.exchange.broadcast_variables": (
         "broadcast_",
         "broadcast_global_variables",
         "broadcast_variables",
     ),
-    "tfcluster.runtime.builds": (
+    "tfcluster.runtime.horovod.capabilities": (
         "ccl_built",
         "check_extension",
         "check_num_rank_power_of_2",
@@ -251,26 +252,26 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "nccl_built",
         "rocm_built",
     ),
-    "tfcluster.runtime.collective.errors": (
+    "tfcluster.runtime.errors": (
         "CollectiveError",
         "CollectiveMismatchError",
         "CollectiveTimeoutError",
         "NotDistributedError",
         "PeerLostError",
     ),
-    "tfcluster.runtime.compression": ("Compression",),
-    "tfcluster.runtime.distributed.optimizer": (
+    "tfcluster.runtime.exchange.compression": ("Compression",),
+    "tfcluster.runtime.horovod.optimizer": (
         "DistributedOptimizer",
         "PartialDistributedOptimizer",
     ),
-    "tfcluster.runtime.distributed.tape": (
+    "tfcluster.runtime.horovod.tape": (
         "DistributedGradientTape",
         "PartialDistributedGradientTape",
     ),
-    "tfcluster.runtime.joining": ("join",),
-    "tfcluster.runtime.keras.loading": ("load_model",),
-    "tfcluster.runtime.keras.synchronised_normalization": ("SyncBatchNormalization",),
-    "tfcluster.runtime.objects": (
+    "tfcluster.runtime.horovod.join": ("join",),
+    "tfcluster.runtime.horovod.load_model": ("load_model",),
+    "tfcluster.runtime.horovod.sync_batch_normalization": ("SyncBatchNormalization",),
+    "tfcluster.runtime.exchange.objects": (
         "allgather_object",
         "broadcast_object",
         "broadcast_object_fn",
@@ -284,11 +285,11 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "process_set_included",
         "remove_process_set",
     ),
-    "tfcluster.runtime.timeline": (
+    "tfcluster.runtime.horovod.timeline": (
         "start_timeline",
         "stop_timeline",
     ),
-    "tfcluster.runtime.v1": (
+    "tfcluster.runtime.tf1": (
         "BroadcastGlobalVariablesHook",
         "Session",
         "cluster_spec",
@@ -296,7 +297,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "server",
         "session_config",
     ),
-    "tfcluster.runtime.world": (
+    "tfcluster.runtime.process_group": (
         "barrier",
         "cross_rank",
         "cross_size",
@@ -311,12 +312,16 @@ _HOMES: dict[str, tuple[str, ...]] = {
     ),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-_MODULES = ("callbacks", "elastic", "v1")
+_MODULES = {
+    "callbacks": "tfcluster.runtime.callbacks",
+    "elastic": "tfcluster.runtime.elastic",
+    "v1": "tfcluster.runtime.tf1",
+}
 
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
-        return importlib.import_module(f"{__name__}.{name}")
+        return importlib.import_module(_MODULES[name])
     home = _HOME_OF.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -11,10 +11,10 @@ from typing import Any
 import keras
 import numpy as np
 
-from tfcluster.runtime.api.variables import broadcast_variables
 from tfcluster.runtime.collective import Layout, ReduceOp
-from tfcluster.runtime.collective.operations import combine
-from tfcluster.runtime.world import group, is_chief, size
+from tfcluster.runtime.collective.collectives import combine
+from tfcluster.runtime.exchange.broadcast_variables import broadcast_variables
+from tfcluster.runtime.process_group import group, is_chief, size
 
 Logs = dict[str, Any] | None
 

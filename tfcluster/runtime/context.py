@@ -14,7 +14,13 @@ from typing import Any
 
 from tfcluster.model import RANKED_TYPES, Runtime, Strategy
 from tfcluster.runtime.errors import ContextError, NoRankError
-from tfcluster.runtime.place import ALONE, Place, number, place_among, place_from
+from tfcluster.runtime.process_identity import (
+    ALONE,
+    Place,
+    number,
+    place_among,
+    place_from,
+)
 
 _SERVING_TYPES = ("ps", "data")
 _OUTSIDE_TYPES = ("evaluator", "data")

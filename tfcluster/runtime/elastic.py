@@ -18,9 +18,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfcluster.runtime import world
-from tfcluster.runtime.api.variables import broadcast_variables
-from tfcluster.runtime.objects import broadcast_object
+from tfcluster.runtime import process_group
+from tfcluster.runtime.exchange.broadcast_variables import broadcast_variables
+from tfcluster.runtime.exchange.objects import broadcast_object
 
 T = TypeVar("T")
 Reset = Callable[[], object]
@@ -35,7 +35,7 @@ def run(function: Callable[..., T]) -> Callable[..., T]:
 
     @functools.wraps(function)
     def wrapper(state: Any, *args: Any, **kwargs: Any) -> T:
-        world.init()
+        process_group.init()
         state.sync()
         return function(state, *args, **kwargs)
 

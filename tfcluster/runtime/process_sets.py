@@ -9,9 +9,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 
-from tfcluster.runtime import world
+from tfcluster.runtime import process_group
 from tfcluster.runtime.collective import CollectiveError, Group, Layout
-from tfcluster.runtime.collective.operations import meet
+from tfcluster.runtime.collective.collectives import meet
 
 
 class ProcessSet:
@@ -25,11 +25,11 @@ class ProcessSet:
 
     @property
     def ranks(self) -> list[int]:
-        return list(range(world.size()) if self._ranks is None else self._ranks)
+        return list(range(process_group.size()) if self._ranks is None else self._ranks)
 
     def included(self) -> bool:
         """Whether this process is one of its ranks."""
-        return world.rank() in self.ranks
+        return process_group.rank() in self.ranks
 
     def size(self) -> int:
         return len(self.ranks)
@@ -37,8 +37,8 @@ class ProcessSet:
     def rank(self) -> int:
         """This process among its ranks. Raises ValueError where it is none of them."""
         if not self.included():
-            raise ValueError(f"rank {world.rank()} is not in {self}")
-        return self.ranks.index(world.rank())
+            raise ValueError(f"rank {process_group.rank()} is not in {self}")
+        return self.ranks.index(process_group.rank())
 
     def group(self) -> Group:
         """What its ranks exchange by.
@@ -47,7 +47,7 @@ class ProcessSet:
         of them.
         """
         if self.process_set_id == 0:
-            return world.group()
+            return process_group.group()
         if self.process_set_id is None:
             raise CollectiveError(f"{self} is not known: call add_process_set first")
         self.rank()
@@ -83,7 +83,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
         process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
     )
     _check(added)
-    ranks = world.group()
+    ranks = process_group.group()
     what = f"addition of the process set {added.ranks}"
     meet(ranks, Layout(what))
     number = _next_id
@@ -102,7 +102,9 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     number = process_set.process_set_id
     if not number:
         return False
-    meet(world.group(), Layout(f"removal of the process set {process_set.ranks}"))
+    meet(
+        process_group.group(), Layout(f"removal of the process set {process_set.ranks}")
+    )
     if process_set._group is not None:
         process_set._group.close()
         process_set._group = None
@@ -144,7 +146,7 @@ def forget() -> None:
 
 
 def _check(added: ProcessSet) -> None:
-    size = world.size()
+    size = process_group.size()
     wrong = [rank for rank in added.ranks if not 0 <= rank < size]
     if wrong or not added.ranks:
         raise ValueError(f"there are no ranks {wrong} among {size}")
@@ -156,9 +158,9 @@ def _check(added: ProcessSet) -> None:
 
 
 def _connected(added: ProcessSet, number: int) -> Group:
-    context = world.context()
+    context = process_group.context()
     token = hashlib.sha256(b"process set %d " % number + context.token).digest()
-    return world.group_among(added.ranks, token)
+    return process_group.group_among(added.ranks, token)
 
 
-world.at_shutdown(forget)
+process_group.at_shutdown(forget)

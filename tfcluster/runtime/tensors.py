@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfcluster.runtime.collective.memory import ALIGNMENT
-from tfcluster.runtime.collective.transport import Array
+from tfcluster.runtime.collective.buffer_pool import ALIGNMENT
+from tfcluster.runtime.collective.transports.base import Array
 
 
 def as_tensor(value: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfcluster.runtime import aggregation
+from tfcluster.runtime.exchange import replica_gradients
 
 cpu = tf.config.list_physical_devices("CPU")[0]
 tf.config.set_logical_device_configuration(
@@ -41,8 +41,8 @@ for count in (1, 2, 3, 4, 5, 8):
     devices = [f"/device:CPU:{number}" for number in range(count)]
     replicas = replicas_of(devices)
     for name, act in (
-        ("hierarchical", aggregation.aggregate_hierarchically),
-        ("nccl", aggregation.aggregate_by_nccl),
+        ("hierarchical", replica_gradients.aggregate_hierarchically),
+        ("nccl", replica_gradients.aggregate_by_nccl),
     ):
         check_sums(devices, replicas, act(devices, replicas))
         found[name][count] = "ok"
@@ -51,7 +51,7 @@ devices = ["/device:CPU:0", "/device:CPU:1", "/device:CPU:2"]
 graph = tf.function(
     lambda *gradients: [
         [gradient for gradient, _ in row]
-        for row in aggregation.aggregate_hierarchically(
+        for row in replica_gradients.aggregate_hierarchically(
             devices, [[(gradient, "v")] for gradient in gradients]
         )
     ],
@@ -61,15 +61,17 @@ found["graph"] = [
     float(row[0]) for row in graph(tf.constant(1.0), tf.constant(2.0), tf.constant(4.0))
 ]
 try:
-    aggregation.aggregate_hierarchically(devices, replicas_of(devices[:2]))
+    replica_gradients.aggregate_hierarchically(devices, replicas_of(devices[:2]))
 except ValueError as error:
     found["uneven"] = str(error)
 
 NAN, INF = float("nan"), float("inf")
 for values in ([1.0, 2.0], [1.0, NAN], [INF, 1.0], [-INF, INF], [3.0]):
     pairs = [(tf.constant([value, 1.0]), f"v{i}") for i, value in enumerate(values)]
-    (mean, variable), bad = aggregation.aggregate_gradient(pairs, mean=True, check=True)
-    (plain, _), nothing = aggregation.aggregate_gradient(pairs)
+    (mean, variable), bad = replica_gradients.aggregate_gradient(
+        pairs, mean=True, check=True
+    )
+    (plain, _), nothing = replica_gradients.aggregate_gradient(pairs)
     found["check"].append([str(float(mean[0])), str(float(plain[0])), bool(bad)])
     assert variable == "v0"
     assert nothing is None
@@ -89,24 +91,24 @@ def whole(value):
     return tf.convert_to_tensor(value).numpy().ravel().tolist()
 
 
-both = aggregation.total([one, other])
-found["sparse"] = [aggregation.is_sparse(both), whole(both)]
-mixed = aggregation.total([one, dense])
-found["mixed"] = [aggregation.is_sparse(mixed), whole(mixed)]
-found["single"] = aggregation.total([one]) is one
+both = replica_gradients.total([one, other])
+found["sparse"] = [replica_gradients.is_sparse(both), whole(both)]
+mixed = replica_gradients.total([one, dense])
+found["mixed"] = [replica_gradients.is_sparse(mixed), whole(mixed)]
+found["single"] = replica_gradients.total([one]) is one
 found["divided"] = [
-    whole(aggregation.divided(both, 2)),
-    whole(aggregation.divided(dense, 2)),
+    whole(replica_gradients.divided(both, 2)),
+    whole(replica_gradients.divided(dense, 2)),
 ]
-moved = aggregation.copied(one, "/device:CPU:3")
+moved = replica_gradients.copied(one, "/device:CPU:3")
 found["moved"] = [moved.values.device[-5:], moved.indices.device[-5:], whole(moved)]
-found["moved dense"] = aggregation.copied(dense, "/device:CPU:3").device[-5:]
-_, bad = aggregation.aggregate_gradient(
+found["moved dense"] = replica_gradients.copied(dense, "/device:CPU:3").device[-5:]
+_, bad = replica_gradients.aggregate_gradient(
     [(one, "v"), (slices([[NAN]], [1]), "v")], check=True
 )
 found["bad slices"] = bool(bad)
 try:
-    aggregation.total([])
+    replica_gradients.total([])
 except ValueError as error:
     found["nothing"] = str(error)
 found["gpus"] = len(tf.config.list_logical_devices("GPU"))

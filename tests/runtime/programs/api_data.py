@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import tfcluster.runtime as tfc
 from tests.runtime.programs.checks import RANK, SIZE
-from tfcluster.runtime import world
+from tfcluster.runtime import process_group
 
 HALVES = ("float16", "bfloat16")
 FLOATS = (*HALVES, "float32", "float64")
@@ -93,7 +93,7 @@ def refuses(kind, words, act):
 
 def exchanges(act, *args):
     """How many exchanges a call makes."""
-    ranks = world.group()
+    ranks = process_group.group()
     with mock.patch.object(ranks, "exchange", wraps=ranks.exchange) as counted:
         act(*args)
     return counted.call_count

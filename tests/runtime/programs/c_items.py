@@ -18,10 +18,14 @@ import numpy as np
 import tensorflow as tf
 
 import tfcluster.runtime as tfc
-from tfcluster.runtime import world
+from tfcluster.runtime import process_group
 from tfcluster.runtime.collective import ReduceOp
-from tfcluster.runtime.collective.keys import instance_keys
-from tfcluster.runtime.collective.tensorflow import transport as tensorflow_transport
+from tfcluster.runtime.collective.transports.tensorflow import (
+    transport as tensorflow_transport,
+)
+from tfcluster.runtime.collective.transports.tensorflow.collective_keys import (
+    instance_keys,
+)
 
 # What is tested here is not to need megabytes.
 tensorflow_transport._DIRECT_BYTES = 1 << 14
@@ -33,11 +37,13 @@ found: dict[str, Any] = {}
 
 def carried():
     """Bytes that went through TensorFlow's collective ops until now."""
-    return transport().carried_bytes if world.is_initialized() and SIZE > 1 else 0
+    return (
+        transport().carried_bytes if process_group.is_initialized() and SIZE > 1 else 0
+    )
 
 
 def transport() -> Any:
-    return world.group()._transport
+    return process_group.group()._transport
 
 
 def keep(name, model, before):
@@ -120,7 +126,7 @@ def retraced():
 
 def retraced_ops():
     """The same with an op in the graph itself, by keys that count nothing."""
-    from tfcluster.runtime.collective.tensorflow import ops
+    from tfcluster.runtime.collective.transports.tensorflow import ops
 
     group = transport().devices
 
@@ -155,7 +161,7 @@ def retraced_ops():
 
 def batched():
     """Tensors of several dtypes in buckets, in a graph; rank 1 traces it twice."""
-    from tfcluster.runtime.collective.tensorflow import ops
+    from tfcluster.runtime.collective.transports.tensorflow import ops
 
     group = transport().devices
     shapes = {"a": [4], "b": [3, 2], "c": [0, 5], "d": [], "e": [7]}

@@ -22,7 +22,7 @@ def case_forms():
     import tensorflow as tf
 
     import tfcluster.runtime as tfc
-    from tfcluster.runtime.clusters import jobs_of, tasks_of
+    from tfcluster.runtime.tf1.cluster_formats import jobs_of, tasks_of
 
     spec = tf.train.ClusterSpec(json.loads(os.environ["CLUSTER"]))
     server = tf.train.ServerDef(
@@ -76,7 +76,7 @@ def case_service():
     """Whoever comes first is served first, and every element once."""
     import tensorflow as tf
 
-    from tfcluster.runtime.handing_out import Desk
+    from tfcluster.runtime.keras.data.data_service_client import Desk
 
     service = tf.data.experimental.service
     config = service.DispatcherConfig(work_dir="journal", fault_tolerant_mode=True)

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tests.runtime.programs.cases.tools import main, results
-from tfcluster.runtime.pipelines import Pipeline
+from tfcluster.runtime.keras.data.dataset_graph import Pipeline
 
 ROWS, BATCH, EPOCHS = 50, 8, 3
 

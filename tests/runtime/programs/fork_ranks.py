@@ -74,9 +74,9 @@ def _serve(
     os.close(channel.detach())
     set_parent_death_signal = 1
     ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
-    from tfcluster.runtime.parameter_server.graphs import Engine
-    from tfcluster.runtime.parameter_server.listening import Listening
+    from tfcluster.runtime.parameter_server.server_socket import Listening
     from tfcluster.runtime.parameter_server.service import Service
+    from tfcluster.runtime.parameter_server.update_graph import Engine
 
     service = Service(size, Engine)
     listening = Listening(
@@ -124,12 +124,14 @@ def _environment(rank: int, addresses: list[str], token: str) -> dict[str, str]:
 
 
 def _run(script: str, args: list[str]) -> int:
-    from tfcluster.runtime import byhand, horovod_names, injection
     from tfcluster.runtime.context import context_from
+    from tfcluster.runtime.horovod import module_names
+    from tfcluster.runtime.scripts import self_distributed
+    from tfcluster.runtime.task import injection
 
     context = context_from(os.environ)
-    horovod_names.install(print)
-    byhand.claim_by(Path(script).read_text())
+    module_names.install(print)
+    self_distributed.claim_by(Path(script).read_text())
     injection.begin(context)
     injection.install(context)
     sys.argv[:] = [script, *args]

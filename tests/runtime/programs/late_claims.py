@@ -7,7 +7,7 @@ import numpy as np
 
 import tfcluster.runtime as tfc
 from tests.runtime.programs.library_of_late_claims import distributed
-from tfcluster.runtime import byhand
+from tfcluster.runtime.scripts import self_distributed
 
 tfc.init()
 X = np.random.default_rng(tfc.rank()).normal(size=(16, 3))
@@ -35,7 +35,7 @@ assert all(np.array_equal(theirs, weights) for theirs in everyone)
 print(f"weights of rank {tfc.rank()} are those of all")
 
 # As if nothing had been said: it trains, and then it is said.
-byhand._claimed = False
+self_distributed._claimed = False
 fit(keras.optimizers.SGD(0.1))
 try:
     distributed(keras.optimizers.SGD(0.1))

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tests.runtime.programs.cases.tools import classifier, compiled, data, main, results
-from tfcluster.runtime import world
+from tfcluster.runtime import process_group
 
 
 def sgd(rate=0.1):
@@ -63,7 +63,7 @@ def case_many_weights():
         loss="mse",
         metrics=[],
     )
-    transport: Any = world.group()._transport
+    transport: Any = process_group.group()._transport
     model.fit(x, keras.utils.to_categorical(y), batch_size=12, verbose=0)
     before = transport.sent_bytes
     model.fit(x, keras.utils.to_categorical(y), batch_size=12, epochs=12, verbose=0)
@@ -191,6 +191,6 @@ def case_drift():
 
 if __name__ == "__main__":
     if "many_weights" in sys.argv:
-        hooked: Any = world.group()._transport
+        hooked: Any = process_group.group()._transport
         hooked._place = ""
     main(globals())

@@ -15,9 +15,9 @@ import time
 import numpy as np
 
 import tfcluster.runtime as tfc
-from tfcluster.runtime import world
+from tfcluster.runtime import process_group
 from tfcluster.runtime.collective import Layout, ReduceOp
-from tfcluster.runtime.collective.operations import reduce_arrays
+from tfcluster.runtime.collective.collectives import reduce_arrays
 
 tfc.init()
 vector = np.ones(int(sys.argv[1]), "float32")
@@ -25,14 +25,16 @@ deed, who = sys.argv[2:] or ("", "-1")
 mine = deed if tfc.rank() == int(who) else ""
 rounds = 0
 if mine == "waiting":
-    board = world.group()._board
+    board = process_group.group()._board
     assert board
     board.join()
     print("under way", flush=True)
     signal.pause()
 try:
     while True:
-        reduce_arrays(world.group(), [vector], ReduceOp.SUM, Layout("gradients of sgd"))
+        reduce_arrays(
+            process_group.group(), [vector], ReduceOp.SUM, Layout("gradients of sgd")
+        )
         rounds += 1
         if rounds == 3 and mine == "forking":
             child = os.fork()

@@ -13,9 +13,9 @@ import time
 
 import numpy as np
 
-from tfcluster.runtime.collective.handshake import Member
-from tfcluster.runtime.collective.host import HostTransport
-from tfcluster.runtime.collective.transport import ReduceOp
+from tfcluster.runtime.collective.transports.base import ReduceOp
+from tfcluster.runtime.collective.transports.hierarchical import HostTransport
+from tfcluster.runtime.net.handshake import Member
 
 TOKEN = bytes(range(32))
 

@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 
 from tfcluster.runtime.collective import CollectiveError, Group, Layout, ReduceOp
-from tfcluster.runtime.collective.handshake import Member
-from tfcluster.runtime.collective.host import HostTransport
-from tfcluster.runtime.collective.mpi import MpiTransport
-from tfcluster.runtime.collective.operations import (
+from tfcluster.runtime.collective.collectives import (
     gather_bytes,
     reduce_arrays,
     share_bytes,
     swap_bytes,
 )
+from tfcluster.runtime.collective.transports.hierarchical import HostTransport
+from tfcluster.runtime.collective.transports.mpi import MpiTransport
+from tfcluster.runtime.net.handshake import Member
 
 DTYPES = "int8 uint8 int16 int32 int64 uint64 float32 float64 complex64 complex128"
 OPS = [ReduceOp.SUM, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT]

@@ -17,10 +17,14 @@ import tensorflow as tf
 
 from tfcluster.runtime.collective.sparse import Slices
 from tfcluster.runtime.context import context_from
-from tfcluster.runtime.keras.shadow import described, packer, traits_of
-from tfcluster.runtime.keras.slots import unique
+from tfcluster.runtime.keras.strategies.optimizer_replica import (
+    described,
+    packer,
+    traits_of,
+)
+from tfcluster.runtime.keras.strategies.optimizer_slots import unique
 from tfcluster.runtime.parameter_server.client import Rows, Servers
-from tfcluster.runtime.parameter_server.graphs import tensor_of
+from tfcluster.runtime.parameter_server.update_graph import tensor_of
 
 STEPS = 6
 SHAPES = {"table": (400, 8), "kernel": (8, 200), "bias": (200,), "scale": ()}

@@ -8,8 +8,8 @@ from typing import Any
 import tensorflow as tf
 
 from tests.runtime.programs import checks
-from tfcluster.runtime.keras.op_replay import ops_of
-from tfcluster.runtime.keras.row_degrees import degree
+from tfcluster.runtime.keras.checks.op_replay import ops_of
+from tfcluster.runtime.keras.checks.row_degrees import degree
 
 ROWS = 6
 

@@ -66,7 +66,7 @@ def train(model, x, batch_size=1, **kwargs):
 
 def masters():
     """What knows the parameter servers, as no program would ask for it."""
-    from tfcluster.runtime.keras.masters import Masters
+    from tfcluster.runtime.keras.strategies.ps_models import Masters
 
     return next(found for found in gc.get_objects() if type(found) is Masters)
 

@@ -19,7 +19,7 @@ from tests.runtime.programs.served_alone import masters, product, train, weights
 
 def case_steps():
     """After each step the weights are those of the parameter servers."""
-    from tfcluster.runtime.parameter_server.connecting import Connections
+    from tfcluster.runtime.parameter_server.connections import Connections
 
     exchange, exchanges = Connections.exchange, []
 

@@ -8,8 +8,8 @@ import tensorflow as tf
 
 from tests.runtime.programs import checks
 from tfcluster.runtime.collective import CollectiveError
-from tfcluster.runtime.keras import op_replay
-from tfcluster.runtime.keras.shape_errors import explained, is_about_shapes
+from tfcluster.runtime.keras.checks import op_replay
+from tfcluster.runtime.keras.checks.shape_errors import explained, is_about_shapes
 
 OURS = Path(op_replay.__file__)
 

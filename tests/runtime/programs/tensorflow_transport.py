@@ -23,10 +23,12 @@ import numpy as np
 import tensorflow as tf
 
 import tfcluster.runtime as tfc
-from tfcluster.runtime import world
+from tfcluster.runtime import process_group
 from tfcluster.runtime.collective import Layout, ReduceOp
-from tfcluster.runtime.collective.operations import gather_bytes, reduce_arrays
-from tfcluster.runtime.collective.tensorflow import transport as tensorflow_transport
+from tfcluster.runtime.collective.collectives import gather_bytes, reduce_arrays
+from tfcluster.runtime.collective.transports.tensorflow import (
+    transport as tensorflow_transport,
+)
 
 # What is tested here is not to need megabytes.
 tensorflow_transport._DIRECT_BYTES = 1 << 14
@@ -40,11 +42,11 @@ found: dict[str, Any] = {}
 
 
 def transport() -> Any:
-    return world.group()._transport
+    return process_group.group()._transport
 
 
 def board() -> Any:
-    return world.group()._board
+    return process_group.group()._board
 
 
 def carried(act):
@@ -55,7 +57,9 @@ def carried(act):
 
 
 def reduced(array, op=ReduceOp.SUM):
-    return reduce_arrays(world.group(), [array], op, Layout(f"reduce {op.value}"))[0]
+    return reduce_arrays(
+        process_group.group(), [array], op, Layout(f"reduce {op.value}")
+    )[0]
 
 
 def calls():
@@ -80,7 +84,7 @@ def calls():
     lengths = [0, 40_001, 7][:SIZE]
     data = [bytes([r + 1]) * lengths[r] for r in range(SIZE)]
     gathered, found["gathered"] = carried(
-        lambda: gather_bytes(world.group(), data[RANK], Layout("gather"))
+        lambda: gather_bytes(process_group.group(), data[RANK], Layout("gather"))
     )
     assert gathered == data
     in_graph = tf.function(
@@ -94,13 +98,13 @@ def kill():
     """The last rank ends while the others wait for it in an op."""
     reduced(np.ones(ROWS, np.float32))
     if RANK == SIZE - 1:
-        agree = world.group()._agree
+        agree = process_group.group()._agree
 
         def agree_and_die(*words):
             agree(*words)
             os.kill(os.getpid(), signal.SIGKILL)
 
-        vars(world.group())["_agree"] = agree_and_die
+        vars(process_group.group())["_agree"] = agree_and_die
     report(lambda: reduced(np.ones(ROWS, np.float32)))
     report(lambda: reduced(np.ones(ROWS, np.float32)))
 
@@ -136,13 +140,13 @@ def late():
     tfc.init()
     reduced(np.ones(ROWS, np.float32))
     if RANK == SIZE - 1:
-        agree = world.group()._agree
+        agree = process_group.group()._agree
 
         def agree_and_wait(*words):
             agree(*words)
             transport().barrier()  # until the others hang up
 
-        vars(world.group())["_agree"] = agree_and_wait
+        vars(process_group.group())["_agree"] = agree_and_wait
     report(lambda: reduced(np.ones(ROWS, np.float32)))
 
 
@@ -151,13 +155,13 @@ def broken():
     tfc.init()
     reduced(np.ones(ROWS, np.float32))
     if RANK == SIZE - 1:
-        agree = world.group()._agree
+        agree = process_group.group()._agree
 
         def agree_and_fail(*words):
             agree(*words)
             raise tfc.CollectiveError("out of memory")
 
-        vars(world.group())["_agree"] = agree_and_fail
+        vars(process_group.group())["_agree"] = agree_and_fail
     report(lambda: reduced(np.ones(ROWS, np.float32)))
     # Opening a pipe waits for the other end.
     Path(sys.argv[2]).open("r" if RANK == SIZE - 1 else "w").close()

@@ -3,16 +3,16 @@
 TensorFlow is not known here.
 """
 
-from tfcluster.runtime.collective.errors import (
+from tfcluster.runtime.collective.group import Group
+from tfcluster.runtime.collective.signature import Layout, tensor_words
+from tfcluster.runtime.collective.transports.base import ReduceOp, Transport
+from tfcluster.runtime.errors import (
     CollectiveError,
     CollectiveMismatchError,
     CollectiveTimeoutError,
     NotDistributedError,
     PeerLostError,
 )
-from tfcluster.runtime.collective.group import Group
-from tfcluster.runtime.collective.layout import Layout, tensor_words
-from tfcluster.runtime.collective.transport import ReduceOp, Transport
 
 __all__ = [
     "CollectiveError",

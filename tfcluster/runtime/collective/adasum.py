@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tfcluster.runtime.collective.transport import Array
+from tfcluster.runtime.collective.transports.base import Array
 
 
 def adasum(parts: Sequence[Array]) -> Array:

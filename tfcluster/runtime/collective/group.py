@@ -14,15 +14,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tfcluster.runtime.collective.board import Board
-from tfcluster.runtime.collective.errors import CollectiveError, CollectiveMismatchError
-from tfcluster.runtime.collective.farewell import Farewell, Here
-from tfcluster.runtime.collective.layout import Layout, difference
-from tfcluster.runtime.collective.stall import Standing
-from tfcluster.runtime.collective.transport import Transport
-from tfcluster.runtime.consistency import Ending, compared_at_end
-from tfcluster.runtime.events import Waiting
-from tfcluster.runtime.stacks import program_line
+from tfcluster.runtime.collective.failure_reports import Farewell, Here
+from tfcluster.runtime.collective.peer_monitor import Board
+from tfcluster.runtime.collective.rank_divergence import Ending, compared_at_end
+from tfcluster.runtime.collective.signature import Layout, difference
+from tfcluster.runtime.collective.straggler_messages import Standing
+from tfcluster.runtime.collective.transports.base import Transport
+from tfcluster.runtime.errors import CollectiveError, CollectiveMismatchError
+from tfcluster.runtime.telemetry.agent_channel import Waiting
+from tfcluster.runtime.telemetry.stack_dump import program_line
 
 _HEADER = struct.Struct(">Q32sd8s")
 """Number of the exchange, digest of its layout, weight of this rank's contribution, and

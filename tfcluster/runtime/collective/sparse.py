@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tfcluster.runtime.collective.transport import Array
+from tfcluster.runtime.collective.transports.base import Array
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ The only package that touches Keras's internals; ``begin`` puts the hooks in pla
 
 from __future__ import annotations
 
-from tfcluster.runtime.keras.choosing import begin
 from tfcluster.runtime.keras.session import Session
+from tfcluster.runtime.keras.strategies.select import begin
 
 __all__ = ["Session", "begin"]

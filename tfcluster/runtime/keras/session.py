@@ -18,10 +18,10 @@ from typing import Any, Protocol
 
 from tfcluster.runtime.collective import Group, Layout
 from tfcluster.runtime.collective.buckets import DEFAULT_BYTES
-from tfcluster.runtime.collective.operations import share_bytes
-from tfcluster.runtime.collective.transport import Array
-from tfcluster.runtime.events import Reporter
-from tfcluster.runtime.pace import Pace
+from tfcluster.runtime.collective.collectives import share_bytes
+from tfcluster.runtime.collective.transports.base import Array
+from tfcluster.runtime.telemetry.agent_channel import Reporter
+from tfcluster.runtime.telemetry.step_rate import Pace
 
 _SUSPICIOUS_APPLIES = 3
 """A loop's first batch is never divided; more in a row mean that none will be."""

@@ -13,29 +13,29 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tfcluster.runtime.collective.errors import (
+from tfcluster.runtime.collective.sparse import Slices
+from tfcluster.runtime.errors import (
     CollectiveError,
     CollectiveMismatchError,
     PeerLostError,
 )
-from tfcluster.runtime.collective.sparse import Slices
-from tfcluster.runtime.parameter_server.connecting import Connections
-from tfcluster.runtime.parameter_server.cutting import (
-    Gradient,
-    Rows,
-    joined,
-    joined_slots,
-    part_of,
-    pushed_part,
-)
-from tfcluster.runtime.parameter_server.differences import facts_of
+from tfcluster.runtime.parameter_server.connections import Connections
 from tfcluster.runtime.parameter_server.messages import Message, padded
+from tfcluster.runtime.parameter_server.model_signature import facts_of
 from tfcluster.runtime.parameter_server.placement import (
     Piece,
     Placement,
     Variable,
     bytes_of,
     placed,
+)
+from tfcluster.runtime.parameter_server.sharding import (
+    Gradient,
+    Rows,
+    joined,
+    joined_slots,
+    part_of,
+    pushed_part,
 )
 
 __all__ = ["Opened", "Pack", "Piece", "Rows", "Servers", "Slices", "Variable"]

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tfcluster.runtime.collective.memory import ALIGNMENT, Pool
+from tfcluster.runtime.collective.buffer_pool import ALIGNMENT, Pool
 
 Array = NDArray[Any]
 

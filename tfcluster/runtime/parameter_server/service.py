@@ -15,11 +15,11 @@ from typing import Any
 from numpy.typing import NDArray
 
 from tfcluster.runtime.collective.sparse import Slices
-from tfcluster.runtime.parameter_server.combining import Pushed, difference, mean
-from tfcluster.runtime.parameter_server.differences import differing
-from tfcluster.runtime.parameter_server.master import Engine, Gradient, Master
+from tfcluster.runtime.parameter_server.gradient_mean import Pushed, difference, mean
 from tfcluster.runtime.parameter_server.messages import Message
+from tfcluster.runtime.parameter_server.model_signature import differing
 from tfcluster.runtime.parameter_server.placement import Piece
+from tfcluster.runtime.parameter_server.sharded_model import Engine, Gradient, Master
 
 Array = NDArray[Any]
 MakeEngine = Callable[[Sequence[Array]], Engine]

@@ -22,7 +22,7 @@ _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(_HERE)))
 _LIBRARIES = ("tensorflow", "keras", "horovod")
 """What is imported by programs that train, or by way of what they exchange."""
 _OLDEST = (3, 10)
-_OURS = ("tfcluster.runtime.bootstrap", "tfcluster.runtime.warm")
+_OURS = ("tfcluster.runtime.task.bootstrap", "tfcluster.runtime.warm.preloader")
 _BY_HAND = ("DistributedOptimizer", "DistributedGradientTape", "horovod")
 """A program that says one of these gives each rank data of its own."""
 
@@ -77,11 +77,11 @@ class _Hook:
             found = (sys.executable, *sys.version_info[:2], *_OLDEST)
             sys.stderr.write(text % found)
             return
-        from tfcluster.runtime import below
+        from tfcluster.runtime.task import child_interpreter
 
         known, state = sys.modules.get("random"), self._random_state
         untouched = known is not None and state == known.getstate()
-        below.begin(seed_random=untouched)
+        child_interpreter.begin(seed_random=untouched)
 
     def _watched(
         self,

@@ -1,0 +1,74 @@
+"""Arrays whose memory is used again, once nobody has them any more.
+
+Fresh memory costs a page fault for every 4 KiB, which takes longer than to add up what
+is written there. Kept are only arrays of a size that was asked for before. They begin
+where TensorFlow can take them over as they are.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import Any
+
+import numpy as np
+
+from tfcluster.runtime.collective.transports.base import Array
+
+ALIGNMENT = 64
+"""Of TensorFlow's tensors, in bytes: others would be copied."""
+_MIN_BYTES = 1 << 16
+_MAX_FREE = 4
+_MAX_SIZES = 16
+"""The sizes asked for last; a program that asks for ever others would fill memory."""
+
+
+def _references(bases: list[Array]) -> list[int]:
+    return [sys.getrefcount(base) for base in bases]
+
+
+# Python's versions differ in how often the asking itself counts.
+_UNUSED = _references([np.empty(0)])[0]
+"""References to a base that only a list of the pool has; arrays of it have one each."""
+
+
+def _room(size: int) -> Array:
+    return np.empty(size + ALIGNMENT, np.uint8)
+
+
+class Pool:
+    """Safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._bases: dict[int, list[Array]] = {}
+
+    def empty(self, count: int, dtype: Any) -> Array:
+        """A vector of ``count`` items with any contents, nobody else's."""
+        dtype = np.dtype(dtype)
+        size = count * dtype.itemsize
+        base = self._free(size) if size >= _MIN_BYTES else _room(size)
+        if base is None:
+            base = _room(size)
+            with self._lock:
+                self._bases.setdefault(size, []).append(base)
+                while len(self._bases) > _MAX_SIZES:
+                    del self._bases[next(iter(self._bases))]
+        start = -base.ctypes.data % ALIGNMENT
+        return base[start : start + size].view(dtype)
+
+    def _free(self, size: int) -> Array | None:
+        """One of that size that is not in use; too many of them are let go."""
+        with self._lock:
+            bases = self._bases.pop(size, [])
+            if bases:
+                self._bases[size] = bases  # the last one of all
+            counts = _references(bases)
+            free = [
+                base
+                for base, count in zip(bases, counts, strict=True)
+                if count <= _UNUSED
+            ]
+            for surplus in free[_MAX_FREE:]:
+                self._bases[size] = [b for b in self._bases[size] if b is not surplus]
+            return free[0] if free else None

@@ -1,0 +1,291 @@
+"""Collective operations on numpy arrays, made of a group's exchanges."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from tfcluster.runtime.collective import ragged_collectives
+from tfcluster.runtime.collective.adasum import adasum
+from tfcluster.runtime.collective.buckets import DEFAULT_BYTES, Item, by_size
+from tfcluster.runtime.collective.buffer_pool import ALIGNMENT, Pool
+from tfcluster.runtime.collective.group import Group, Turn
+from tfcluster.runtime.collective.half_precision import is_half, reduce_halves
+from tfcluster.runtime.collective.signature import Layout
+from tfcluster.runtime.collective.sparse import Slices, densified, is_dense, of_rows
+from tfcluster.runtime.collective.transports.base import Array, ReduceOp
+
+_ALONE_BYTES = 1 << 22
+_pool = Pool()
+
+
+class Check(Protocol):
+    """Compares, beside an exchange, what should be the same on all ranks."""
+
+    @property
+    def note(self) -> bytes:
+        """This rank's, of eight bytes at most."""
+        ...
+
+    def compared(self, notes: Sequence[bytes]) -> None:
+        """The exchange is done, with these notes of all ranks, in rank order."""
+        ...
+
+
+def mean_of_gradients(
+    group: Group,
+    dense: Sequence[Array],
+    sparse: Sequence[Slices],
+    *,
+    weight: float,
+    layout: Layout,
+    bucket_bytes: int = DEFAULT_BYTES,
+    check: Check | None = None,
+) -> tuple[list[Array], list[Slices]]:
+    """The ranks' arrays, averaged by weight, and their slices, one after the other.
+
+    ``sum(weight_r * x_r) / sum(weight_r)``; a rank of weight 0 counts as zeros,
+    whatever it has. Arrays are floats; they are exchanged in buckets of about
+    ``bucket_bytes``. Slices may differ in length. Where the ranks have many of an
+    array's rows, each row comes once, with its sum.
+    """
+    if bucket_bytes != DEFAULT_BYTES:
+        what = f"{layout.what} (buckets of {bucket_bytes} bytes)"
+        layout = Layout(what, layout.tensors)
+    note = check.note if check else b""
+    with group.exchange(layout, weight, note) as turn:
+        rest = [_counted(slices, turn.share) for slices in sparse]
+        indices = [
+            ragged_collectives.gathered(turn.transport, slices.indices)
+            for slices in rest
+        ]
+        whole = {
+            i: densified(rest[i], rest[i].rows or 0)
+            for i, (_, counts) in enumerate(indices)
+            if is_dense(counts.tolist(), rest[i].rows)
+        }
+        arrays = [*dense, *whole.values()]
+        means = _reduce(
+            turn, arrays, ReduceOp.SUM, scale=turn.share, bucket_bytes=bucket_bytes
+        )
+        sums = dict(zip(whole, means[len(dense) :], strict=True))
+        gathered = [
+            of_rows(sums[i], found)
+            if i in sums
+            else Slices(_gathered_values(turn, slices), found, slices.rows)
+            for i, (slices, (found, _)) in enumerate(zip(rest, indices, strict=True))
+        ]
+    if check:
+        check.compared(turn.notes)
+    return means[: len(dense)], gathered
+
+
+def reduce_arrays(
+    group: Group, arrays: Sequence[Array], op: ReduceOp, layout: Layout
+) -> list[Array]:
+    """Each array combined over the ranks, by an operation other than the average."""
+    with group.exchange(layout) as turn:
+        return _reduce(turn, arrays, op)
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """The ranks' slices, one after the other, and how many rows each rank has."""
+
+    slices: Slices
+    counts: Array
+
+
+def combine(
+    group: Group,
+    dense: Sequence[Array],
+    sparse: Sequence[Slices],
+    op: ReduceOp,
+    layout: Layout,
+) -> tuple[list[Array], list[Gathered]]:
+    """Each array combined over the ranks, and the slices as they are, gathered.
+
+    The average of integers is rounded down. Half precision is summed up in float32.
+    """
+    with group.exchange(layout) as turn:
+        if op is ReduceOp.AVERAGE:
+            combined = _averaged(turn, dense)
+        elif op is ReduceOp.ADASUM:
+            combined = [_adasummed(turn, array) for array in dense]
+        else:
+            combined = _reduce(turn, dense, op)
+        return combined, [_gathered(turn, slices) for slices in sparse]
+
+
+def gather_bytes(
+    group: Group, data: bytes, layout: Layout, check: Check | None = None
+) -> list[bytes]:
+    """Every rank's data, in rank order."""
+    with group.exchange(layout, note=check.note if check else b"") as turn:
+        found = turn.transport.allgather(data)
+    if check:
+        check.compared(turn.notes)
+    return found
+
+
+def swap_bytes(group: Group, parts: Sequence[bytes], layout: Layout) -> list[bytes]:
+    """``parts[r]`` goes to rank r; what every rank has sent here, in rank order."""
+    with group.exchange(layout) as turn:
+        return turn.transport.alltoall(parts)
+
+
+def share_bytes(group: Group, data: bytes, root: int, layout: Layout) -> bytes:
+    """The data of rank ``root``."""
+    with group.exchange(layout) as turn:
+        return turn.transport.broadcast(data, root)
+
+
+def meet(group: Group, layout: Layout) -> None:
+    """Return when all ranks have called."""
+    with group.exchange(layout):
+        pass  # To agree is to have met.
+
+
+def _reduce(
+    turn: Turn,
+    arrays: Sequence[Array],
+    op: ReduceOp,
+    *,
+    scale: float = 1.0,
+    bucket_bytes: int = DEFAULT_BYTES,
+) -> list[Array]:
+    """One vector for each dtype, so that N arrays cost as much as one.
+
+    It is exchanged bucket by bucket.
+    """
+    results: list[Array] = [np.empty(0)] * len(arrays)
+    alone = [i for i, array in enumerate(arrays) if _goes_alone(array, len(arrays))]
+    for i in alone:
+        results[i] = _reduced_alone(turn, arrays[i], op, scale)
+    together = [i for i in range(len(arrays)) if i not in set(alone)]
+    for dtype in dict.fromkeys(arrays[i].dtype for i in together):
+        chosen = [i for i in together if arrays[i].dtype == dtype]
+        half = is_half(dtype)
+        vector, bounds = _packed(
+            [arrays[i] for i in chosen], dtype, 1.0 if half else scale
+        )
+        items = [Item(str(dtype), arrays[i].nbytes) for i in chosen]
+        for bucket in by_size(items, bucket_bytes):
+            piece = vector[bounds[bucket[0]][0] : bounds[bucket[-1]][1]]
+            if half:
+                # The ranks' shares are multiplied in where there is precision for it.
+                shares = None if scale == 1.0 else _shares(turn)
+                piece[:] = reduce_halves(turn.transport, piece, op, shares)
+            elif piece.size:
+                turn.transport.allreduce(piece, op)
+        for i, (start, end) in zip(chosen, bounds, strict=True):
+            results[i] = vector[start:end].reshape(arrays[i].shape)
+    return results
+
+
+def _goes_alone(array: Array, count: int) -> bool:
+    """Without a copy of it to begin with, which for small ones costs less than a turn.
+
+    The same on all ranks: they have compared dtypes and shapes.
+    """
+    large = array.nbytes > _ALONE_BYTES or (count == 1 and array.size > 0)
+    return large and not is_half(array.dtype)
+
+
+def _reduced_alone(turn: Turn, array: Array, op: ReduceOp, scale: float) -> Array:
+    total = _pool.empty(array.size, array.dtype)
+    source = array.reshape(-1)
+    if scale == 0.0:
+        source, scale = np.zeros_like(source), 1.0  # Not 0 * x: that could be NaN.
+    turn.transport.allreduce(total, op, source, scale)
+    return total.reshape(array.shape)
+
+
+def _averaged(turn: Turn, arrays: Sequence[Array]) -> list[Array]:
+    """The mean over the ranks, which all weigh the same."""
+    size = turn.transport.size
+    # Sums of small integers would overflow; what is averaged fits again.
+    wide = [
+        array.astype(np.uint64 if array.dtype.kind == "u" else np.int64)
+        if array.dtype.kind in "iu"
+        else array
+        for array in arrays
+    ]
+    halves = [array for array in wide if is_half(array.dtype)]
+    others = [array for array in wide if not is_half(array.dtype)]
+    totals = iter(_reduce(turn, others, ReduceOp.SUM))
+    # A turn of equal weights: shares are what an average multiplies with.
+    half_means = iter(_reduce(turn, halves, ReduceOp.SUM, scale=turn.share))
+    means = []
+    for array in arrays:
+        if is_half(array.dtype):
+            means.append(next(half_means))
+            continue
+        total = next(totals)
+        if array.dtype.kind in "iu":
+            means.append((total // total.dtype.type(size)).astype(array.dtype))
+        else:
+            means.append(np.divide(total, total.dtype.type(size), out=total))
+    return means
+
+
+def _adasummed(turn: Turn, array: Array) -> Array:
+    parts = turn.transport.allgather(array.tobytes())
+    return adasum([np.frombuffer(p, array.dtype).reshape(array.shape) for p in parts])
+
+
+def _gathered(turn: Turn, slices: Slices) -> Gathered:
+    values, counts = ragged_collectives.gathered(turn.transport, slices.values)
+    indices, _ = ragged_collectives.gathered(turn.transport, slices.indices)
+    return Gathered(Slices(values, indices), counts)
+
+
+def _shares(turn: Turn) -> list[float]:
+    """Every rank's part of all weights, in rank order."""
+    total = sum(turn.weights)
+    return [weight / total if total else 0.0 for weight in turn.weights]
+
+
+def _packed(
+    arrays: Sequence[Array], dtype: Any, scale: float
+) -> tuple[Array, list[tuple[int, int]]]:
+    """A vector of all of them, and where in it each begins and ends.
+
+    The vector is nobody else's: its parts are the results later, and may live on. Each
+    begins where TensorFlow takes it over without a copy; what is between is zero.
+    """
+    step = max(1, ALIGNMENT // dtype.itemsize)
+    starts, length = [], 0
+    for array in arrays:
+        starts.append(length)
+        length += -(-array.size // step) * step
+    vector = _pool.empty(starts[-1] + arrays[-1].size, dtype)
+    bounds = []
+    end = 0
+    for array, start in zip(arrays, starts, strict=True):
+        vector[end:start] = 0
+        end = start + array.size
+        part = vector[start:end]
+        if scale == 0.0:
+            part[:] = 0  # Not 0 * x: that could be NaN.
+        elif scale == 1.0:
+            part[:] = array.reshape(-1)
+        else:
+            np.multiply(array.reshape(-1), dtype.type(scale), out=part)
+        bounds.append((start, end))
+    return vector, bounds
+
+
+def _counted(slices: Slices, share: float) -> Slices:
+    """A rank without weight has no rows: what is in them does not matter."""
+    if share:
+        return slices
+    return Slices(slices.values[:0], slices.indices[:0], slices.rows)
+
+
+def _gathered_values(turn: Turn, slices: Slices) -> Array:
+    scale = slices.values.dtype.type(turn.share)
+    return ragged_collectives.gathered(turn.transport, slices.values * scale)[0]

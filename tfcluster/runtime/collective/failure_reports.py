@@ -1,0 +1,142 @@
+"""Why ranks have left, and which of them is to blame. Pure.
+
+A rank that fails says why before it hangs up, and a program that ends says so; a
+process that is killed says nothing. So the others need not take for the culprit whoever
+they happen to be connected to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tfcluster.runtime.errors import (
+    CollectiveError,
+    CollectiveMismatchError,
+    CollectiveTimeoutError,
+    PeerLostError,
+)
+
+_KINDS: dict[str, type[CollectiveError]] = {
+    kind.__name__: kind
+    for kind in (
+        CollectiveError,
+        CollectiveMismatchError,
+        CollectiveTimeoutError,
+        PeerLostError,
+    )
+}
+_MAX_TEXT = 4000
+
+
+@dataclass(frozen=True, slots=True)
+class Farewell:
+    """A rank's last words."""
+
+    number: int
+    """Of the last exchange that it did, or failed in."""
+    kind: str = ""
+    """The error's class; empty for a program that has just ended."""
+    text: str = ""
+    """The error's message, or why the program has ended."""
+    steps: int = 0
+    """Training steps that it has done."""
+    state: Mapping[str, str] = field(default_factory=dict)
+    """What all ranks that end after the same exchange should have in common."""
+
+    def as_frame(self) -> dict[str, Any]:
+        return {
+            "number": self.number,
+            "kind": self.kind,
+            "text": self.text[:_MAX_TEXT],
+            "steps": self.steps,
+            "state": dict(self.state),
+        }
+
+    @classmethod
+    def of_frame(cls, frame: Mapping[str, Any]) -> Farewell:
+        """Raises KeyError, TypeError or ValueError for anything else."""
+        state = {str(k): str(v) for k, v in dict(frame["state"]).items()}
+        return cls(
+            number=int(frame["number"]),
+            kind=str(frame["kind"]),
+            text=str(frame["text"]),
+            steps=int(frame["steps"]),
+            state=state,
+        )
+
+    @property
+    def failed(self) -> bool:
+        return bool(self.kind)
+
+
+@dataclass(frozen=True, slots=True)
+class Here:
+    """A rank that goes on, in an exchange that cannot succeed."""
+
+    rank: int
+    exchange: str
+    """``exchange 41: gradients of adam``"""
+    steps: int
+    """Training steps that it has done."""
+    place: str
+    """The line of its program: ``train.py:30``; empty if not known."""
+
+
+def hopeless(number: int, farewells: Mapping[int, Farewell]) -> bool:
+    """Whether an exchange cannot succeed any more, after what was said."""
+    return any(said.failed or said.number < number for said in farewells.values())
+
+
+def verdict(
+    number: int,
+    died: Collection[int],
+    farewells: Mapping[int, Farewell],
+    here: Here | None = None,
+) -> CollectiveError | None:
+    """What the failure of an exchange is really due to; None if nothing is known.
+
+    ``died``: ranks that have left without a word. ``here``: the rank that asks.
+    """
+    if died:
+        who = ", ".join(map(str, sorted(died)))
+        return PeerLostError(
+            f"rank {who} has left: its process ended or the connection to it broke"
+        )
+    for rank, said in sorted(farewells.items()):
+        if said.failed:
+            return _passed_on(rank, said, number)
+    for rank, said in sorted(farewells.items()):
+        if said.number < number:
+            if not said.text and here and (said.steps or here.steps):
+                return CollectiveMismatchError(_unequal_text(rank, said, here))
+            return PeerLostError(_ended_text(rank, said))
+    return None
+
+
+def _passed_on(rank: int, said: Farewell, number: int) -> CollectiveError:
+    """The error of another rank: our own too, where we were in it together."""
+    kind = _KINDS.get(said.kind)
+    if kind is None or (said.number != number and kind is not PeerLostError):
+        return PeerLostError(f"rank {rank} has left: {said.text}")
+    return kind(said.text)
+
+
+def _ended_text(rank: int, said: Farewell) -> str:
+    after = f"after exchange {said.number}" if said.number else "before any exchange"
+    why = f": {said.text}" if said.text else ""
+    return f"rank {rank} has left {after}: its program has ended{why}"
+
+
+def _unequal_text(rank: int, said: Farewell, here: Here) -> str:
+    """Of a program that has ended well, but sooner than another."""
+    where = f" at {here.place}" if here.place else ""
+    return (
+        "the ranks took different numbers of steps: rank "
+        f"{rank} has ended its program after step {said.steps}, while rank {here.rank} "
+        f"goes on after step {here.steps} ({here.exchange}){where}. Rank {rank} has "
+        "decided to end by figures of its own: a loss of its rows, a clock, random "
+        "numbers. Decide by what all ranks have: metric.result(), or "
+        "tfcluster.runtime.allreduce(loss)"
+    )

@@ -1,0 +1,419 @@
+"""The ranks' second line: who has left and why, and where those are that do not come.
+
+A thread of its own keeps a connection to every other rank, beside those that carry the
+exchanges. It sleeps while all goes well: an exchange costs it nothing. What is said
+stands in ``stall`` and ``farewell``.
+"""
+
+from __future__ import annotations
+
+import _thread
+import hmac
+import math
+import os
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import Any
+
+from tfcluster.runtime.collective.failure_reports import (
+    Farewell,
+    Here,
+    hopeless,
+    verdict,
+)
+from tfcluster.runtime.collective.straggler_messages import (
+    Standing,
+    awaited_text,
+    speaks,
+    stalled_text,
+    unconnected_text,
+)
+from tfcluster.runtime.errors import (
+    CollectiveError,
+    CollectiveTimeoutError,
+    PeerLostError,
+)
+from tfcluster.runtime.net.handshake import Member
+from tfcluster.runtime.net.rendezvous import connect
+from tfcluster.runtime.telemetry.stack_dump import stacks_text
+from tfcluster.wire import Decoder, Frame, WireError, encode
+
+_ANSWER_S = 2.0
+"""A rank that does not answer for so long is stopped, or gone."""
+_LOOKS_PER_WARNING = 8
+_MAX_SLEEP_S = 5.0
+_GRACE_S = 0.3
+"""A process may end as soon as it has all that it needs of an exchange: the others then
+need no more than a moment to have it, too."""
+_EVIDENCE_S = 0.5
+"""So long an error may wait for word of what it is due to."""
+_DEAD_AFTER = {"TCP_KEEPIDLE": 20, "TCP_KEEPINTVL": 10, "TCP_USER_TIMEOUT": 60_000}
+"""A host without power is noticed after a minute, whether or not it was spoken to."""
+
+
+def to_stderr(text: str) -> None:
+    """A line, past Python's buffers: whoever is stuck may be stuck in them."""
+    with suppress(OSError):
+        os.write(2, f"tfcluster: {text}\n".encode())
+
+
+class Board:
+    """One rank's end. ``addresses`` are ``host:port`` in rank order.
+
+    ``warning_s``: after so long, ranks that do not come are named; None: never.
+    """
+
+    def __init__(
+        self,
+        me: Member,
+        addresses: Sequence[str],
+        *,
+        join_timeout_s: float,
+        warning_s: float | None,
+        say: Callable[[str], None] = to_stderr,
+    ) -> None:
+        # A token of its own: the two kinds of connections are made at one address.
+        token = hmac.digest(me.token, b"board", "sha256")
+        self._me = replace(me, token=token)
+        self._addresses = tuple(addresses)
+        self._join_timeout_s = join_timeout_s
+        self._warning_s = warning_s or math.inf
+        self._say = say
+        self._standing: Callable[[], Standing] = lambda: Standing(0, "", 0.0, False)
+        self._interrupt: Callable[[], None] = lambda: None
+        self._joining: tuple[str, float] | None = None
+        """What for, and since when."""
+        self._pid = os.getpid()
+        self._changed = threading.Condition()
+        # What follows is changed under it, by whichever thread learns of it.
+        self._found: dict[int, socket.socket] = {}
+        self._ready: set[int] = set()
+        self._join_error: CollectiveError | None = None
+        self._died: dict[int, float] = {}
+        self._farewells: dict[int, Farewell] = {}
+        self._answers: dict[int, Standing] = {}
+        self._heard_by: set[int] = set()
+        """Ranks that know that this one has left."""
+        self._closed = False
+        # The thread's own.
+        self._warned_of = (0, 0.0)
+        self._asked: tuple[int, float] | None = None
+        self._told = (0, "")
+        """The last exchange that took long, and what was found out about it."""
+        self._shown_for = 0
+        self.joined = me.size == 1
+        """All ranks have such a board, and are connected."""
+
+    def start(
+        self, standing: Callable[[], Standing], interrupt: Callable[[], None]
+    ) -> None:
+        """Begin to connect. ``standing``: how far this rank is, asked by the thread.
+
+        ``interrupt`` makes an exchange fail that cannot come to an end.
+        """
+        self._standing, self._interrupt = standing, interrupt
+        # Not before: a fork of a process that has not begun may begin by itself.
+        self._pid = os.getpid()
+        if self._me.size > 1:
+            threading.Thread(
+                target=self._run, daemon=True, name="tfcluster-board"
+            ).start()
+
+    def enter(self, generation: int) -> None:
+        """Be of this generation of ranks; before ``start``."""
+        self._me = replace(self._me, generation=generation)
+
+    def join(self) -> None:
+        """Return when all ranks are connected. Raises CollectiveError.
+
+        Says who has not come where it takes long.
+        """
+        began = time.monotonic()
+        warn_at = self._warning_s
+        while not self.joined:
+            with self._changed:
+                if self._join_error is not None:
+                    raise self._join_error
+                waited_s = time.monotonic() - began
+                if waited_s > self._join_timeout_s:
+                    raise CollectiveTimeoutError(
+                        unconnected_text(self.absent, self._join_timeout_s)
+                    )
+                if not self.joined and waited_s < warn_at:
+                    left_s = min(warn_at, self._join_timeout_s) - waited_s
+                    self._changed.wait(min(left_s, _MAX_SLEEP_S))
+                    continue
+            if not self.joined:
+                self._say(unconnected_text(self.absent, waited_s))
+                warn_at *= 2
+
+    @contextmanager
+    def joining(self, what: str) -> Iterator[None]:
+        """Join, and watch over what connects the ranks otherwise, for ``what``.
+
+        It may be done outside of exchanges, and is watched like the first one: who does
+        not come is named, and a rank that is lost ends it. Raises CollectiveError.
+        """
+        self._joining = what, time.monotonic()
+        try:
+            self.join()
+            yield
+        except CollectiveError as error:
+            raise self.verdict(error, self._where().number) from error
+        finally:
+            self._joining = None
+
+    @property
+    def absent(self) -> tuple[int, ...]:
+        """The ranks that have not connected yet, as far as this one can know."""
+        if self.joined:
+            return ()
+        missing = set(range(self._me.size)) - {self._me.rank} - set(self._found)
+        if not missing:
+            return tuple(sorted(set(self._found) - self._ready))
+        # Lower ranks are dialled one after the other.
+        lower = min(missing)
+        return (lower,) if lower < self._me.rank else tuple(sorted(missing))
+
+    def verdict(
+        self, error: CollectiveError, number: int, here: Here | None = None
+    ) -> CollectiveError:
+        """``error`` in exchange ``number``, with what is known of its origin."""
+        if isinstance(error, CollectiveTimeoutError):
+            told_of, text = self._told
+            return (
+                CollectiveTimeoutError(f"{error}; {text}")
+                if told_of == number
+                else error
+            )
+        if not isinstance(error, PeerLostError):
+            return error
+        deadline = time.monotonic() + _EVIDENCE_S
+        with self._changed:
+            while True:
+                found = verdict(number, self._died, self._farewells, here)
+                left_s = deadline - time.monotonic()
+                if found is not None or left_s <= 0 or not self.joined:
+                    return found or error
+                self._changed.wait(left_s)
+
+    def leave(self, farewell: Farewell) -> None:
+        """Tell the others, and hang up; only once. A forked process just hangs up."""
+        if os.getpid() != self._pid:
+            # No lock here: the thread may have held it when we were forked.
+            for connection in self._found.values():
+                connection.close()
+            return
+        with self._changed:
+            if self._closed:
+                return
+            self._closed = True
+            connections = dict(self._found)
+        for connection in connections.values():
+            _send_whole(connection, {"type": "left", **farewell.as_frame()})
+        if farewell.state:
+            self._wait_until_heard(set(connections))
+        for connection in connections.values():
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_WR)
+
+    def left_with(self, number: int) -> dict[int, Farewell]:
+        """What those ranks have said that ended well after the same exchange."""
+        with self._changed:
+            return {
+                rank: said
+                for rank, said in self._farewells.items()
+                if not said.failed and said.number == number
+            }
+
+    def _wait_until_heard(self, ranks: set[int]) -> None:
+        """Of two ranks that end, the later one knows what the other has said."""
+        deadline = time.monotonic() + _ANSWER_S
+        with self._changed:
+            while ranks - self._heard_by - set(self._farewells) - set(self._died):
+                left_s = deadline - time.monotonic()
+                if left_s <= 0 or not self._changed.wait(left_s):
+                    return
+
+    def _where(self) -> Standing:
+        standing, joining = self._standing(), self._joining
+        if standing.inside or joining is None:
+            return standing
+        what, since = joining
+        since_s = time.monotonic() - since
+        return Standing(standing.number + 1, what, since_s, inside=True)
+
+    # --- the thread -------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            connect(
+                self._me,
+                self._addresses,
+                timeout_s=self._join_timeout_s,
+                found=self._found,
+            )
+        except (CollectiveError, OSError) as error:
+            with self._changed:
+                self._join_error = (
+                    error
+                    if isinstance(error, CollectiveError)
+                    else CollectiveError(f"the ranks cannot be connected: {error}")
+                )
+                self._changed.notify_all()
+            return
+        poll = select.poll()
+        decoders = {rank: Decoder() for rank in self._found}
+        ranks = {}
+        for rank, connection in self._found.items():
+            _prepare(connection)
+            ranks[connection.fileno()] = rank
+            poll.register(connection, select.POLLIN)
+            _send(connection, {"type": "ready"})
+        while ranks or not self._closed:
+            for descriptor, _ in poll.poll(self._sleep_s() * 1000):
+                rank = ranks[descriptor]
+                if not self._received(rank, decoders[rank]):
+                    poll.unregister(descriptor)
+                    del ranks[descriptor]
+                    self._found[rank].close()
+            self._look()
+
+    def _sleep_s(self) -> float:
+        with self._changed:
+            urgent = self._asked or self._died or self._farewells
+        if urgent:
+            return _GRACE_S / 3
+        return min(self._warning_s / _LOOKS_PER_WARNING, _MAX_SLEEP_S)
+
+    def _received(self, rank: int, frames: Decoder) -> bool:
+        """Take in what a rank has sent; False when it has hung up."""
+        try:
+            data = self._found[rank].recv(65536)
+            for frame in frames.feed(data):
+                self._heard(rank, frame)
+        except BlockingIOError:
+            return True
+        except (OSError, WireError, KeyError, TypeError, ValueError):
+            data = b""
+        if not data:
+            with self._changed:
+                if rank not in self._farewells:
+                    self._died[rank] = time.monotonic()
+                self._changed.notify_all()
+        return bool(data)
+
+    def _heard(self, rank: int, frame: Frame) -> None:
+        match frame["type"]:
+            case "where":
+                self._answer(rank, frame)
+                return
+            case "here":
+                standing = Standing.of_frame(frame)
+                with self._changed:
+                    self._answers[rank] = standing
+            case "left":
+                farewell = Farewell.of_frame(frame)
+                with self._changed:
+                    self._farewells[rank] = farewell
+                _send(self._found[rank], {"type": "heard"})
+            case "heard":
+                with self._changed:
+                    self._heard_by.add(rank)
+            case "ready":
+                with self._changed:
+                    self._ready.add(rank)
+                    self.joined = len(self._ready) == self._me.size - 1
+        with self._changed:
+            self._changed.notify_all()
+
+    def _answer(self, rank: int, frame: Mapping[str, Any]) -> None:
+        """Say where we are; those who are waited for also show it in their log."""
+        asked = Standing.of_frame(frame)
+        standing = self._where()
+        _send(self._found[rank], {"type": "here", **standing.as_frame()})
+        if standing.has_come_to(asked.number) or self._shown_for == asked.number:
+            return
+        self._shown_for = asked.number
+        awaited = awaited_text(rank, asked.since_s, asked.exchange)
+        self._say(f"{awaited}. It is here:\n{stacks_text(_thread.get_ident())}")
+
+    def _look(self) -> None:
+        """At an exchange that this rank is in: will it come to an end?"""
+        standing, now = self._where(), time.monotonic()
+        if not standing.inside or not standing.number:
+            self._asked = None
+            return
+        number = standing.number
+        with self._changed:
+            lost = standing.since_s > _GRACE_S and any(
+                now - since > _GRACE_S for since in self._died.values()
+            )
+            doomed = lost or hopeless(number, self._farewells)
+        if doomed:
+            # Each time: the exchange may only now have come to where it waits.
+            self._interrupt()
+            return
+        if self._asked is not None:
+            self._tell(standing, now)
+            return
+        warned, at_s = self._warned_of
+        due_s = 2 * at_s if warned == number else self._warning_s
+        if standing.since_s >= due_s and self.joined:
+            self._warned_of = number, standing.since_s
+            self._ask(standing, now)
+
+    def _ask(self, standing: Standing, now: float) -> None:
+        with self._changed:
+            self._answers.clear()
+        self._asked = standing.number, now + _ANSWER_S
+        for connection in self._found.values():
+            _send(connection, {"type": "where", **standing.as_frame()})
+
+    def _tell(self, standing: Standing, now: float) -> None:
+        """Name those who have not come, once all have answered that can."""
+        if self._asked is None or self._asked[0] != standing.number:
+            self._asked = None
+            return
+        with self._changed:
+            others = {rank: self._answers.get(rank) for rank in self._found}
+        if None in others.values() and now < self._asked[1]:
+            return
+        self._asked = None
+        self._told = standing.number, stalled_text(standing, others)
+        if speaks(self._me.rank, standing.number, others):
+            self._say(self._told[1])
+
+
+def _prepare(connection: socket.socket) -> None:
+    connection.setblocking(False)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    for name, value in _DEAD_AFTER.items():
+        if hasattr(socket, name):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def _send(connection: socket.socket, frame: Frame) -> None:
+    """At once or not at all: whoever does not read is not worth waiting for."""
+    with suppress(OSError):
+        connection.send(encode(frame), socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
+
+
+def _send_whole(connection: socket.socket, frame: Frame) -> None:
+    """It may be larger than what fits at once; who does not read is left, as above."""
+    data = memoryview(encode(frame))
+    deadline = time.monotonic() + _ANSWER_S
+    poll = select.poll()
+    with suppress(OSError, ValueError):
+        poll.register(connection, select.POLLOUT)
+        while data and time.monotonic() < deadline:
+            poll.poll(_GRACE_S * 1000)
+            with suppress(BlockingIOError):
+                flags = socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT
+                data = data[connection.send(data, flags) :]

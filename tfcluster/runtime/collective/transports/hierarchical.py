@@ -1,0 +1,201 @@
+"""The ``host`` transport: shared memory within a host, TCP between hosts.
+
+In plain Python and numpy. Small things go to every rank directly. A large vector is
+summed up among the ranks of each host, each of whom then goes around a ring of its own
+with its shard, and shared out again. Connections are made on first use.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from tfcluster.runtime.collective.transports.base import UFUNCS, Array, ReduceOp, fill
+from tfcluster.runtime.collective.transports.ring import Ring
+from tfcluster.runtime.collective.transports.scaled_vector import Values
+from tfcluster.runtime.collective.transports.shm_allreduce import LocalRanks
+from tfcluster.runtime.collective.transports.topology import Groups, settle
+from tfcluster.runtime.net.handshake import Member
+from tfcluster.runtime.net.multiplexed_sockets import Incoming, Links, Outgoing, framed
+from tfcluster.runtime.net.rendezvous import connect
+
+JOIN_TIMEOUT_S = 300.0
+STALL_TIMEOUT_S = 1800.0
+"""A rank may well be silent while it saves a model or compiles a step."""
+
+_DIRECT_BYTES = 1 << 14
+"""A vector up to this size is faster in one step than around the ring."""
+
+
+class HostTransport:
+    """See ``Transport``. ``addresses`` are ``host:port`` in rank order.
+
+    Ranks that are at the same ``place`` share memory; at the place "" nobody does.
+    """
+
+    def __init__(
+        self,
+        me: Member,
+        addresses: Sequence[str],
+        *,
+        join_timeout_s: float = JOIN_TIMEOUT_S,
+        stall_timeout_s: float = STALL_TIMEOUT_S,
+        place: str | None = None,
+    ) -> None:
+        self._me = me
+        self._addresses = tuple(addresses)
+        self._join_timeout_s = join_timeout_s
+        self._stall_timeout_s = stall_timeout_s
+        self._place = place
+        self._interrupted = threading.Event()
+        self._links: Links | None = None
+        self._local: LocalRanks | None = None
+        self._groups: Groups = ()
+
+    @property
+    def rank(self) -> int:
+        return self._me.rank
+
+    @property
+    def size(self) -> int:
+        return self._me.size
+
+    @property
+    def waited_s(self) -> float:
+        waited_s = self._links.waited_s if self._links else 0.0
+        return waited_s + (self._local.pulse.waited_s if self._local else 0.0)
+
+    @property
+    def waiting_for(self) -> tuple[int, ...]:
+        local = self._local.pulse.waiting_for if self._local else ()
+        return local or (self._links.waiting_for if self._links else ())
+
+    @property
+    def sent_bytes(self) -> int:
+        """What this rank has sent through connections, all in all."""
+        return self._links.sent_bytes if self._links else 0
+
+    @property
+    def groups(self) -> Groups:
+        """The ranks that share memory, host by host; none before the first exchange."""
+        return self._groups
+
+    def enter(self, generation: int) -> None:
+        """Be of this generation of ranks; before anything is exchanged."""
+        self._me = replace(self._me, generation=generation)
+
+    def join(self) -> None:
+        """Connect to the others, if that has not been done. Nothing is exchanged."""
+        self._joined()
+
+    def allreduce(
+        self,
+        buffer: Array,
+        op: ReduceOp,
+        source: Array | None = None,
+        scale: float = 1.0,
+    ) -> None:
+        if self.size == 1:
+            fill(buffer, source, scale)
+            return
+        self._joined()
+        ufunc = UFUNCS[op]
+        values = Values(buffer) if source is None else Values(source, scale)
+        if self._local is None or len(self._groups) > 1:
+            if buffer.nbytes <= _DIRECT_BYTES:
+                fill(buffer, source, scale)
+                self._allreduce_directly(buffer, ufunc)
+            else:
+                self._allreduce_by_hosts(buffer, ufunc, values)
+        elif self._local.fits_at_once(buffer.nbytes):
+            self._local.allreduce_at_once(buffer, ufunc, values)
+        else:
+            self._local.allreduce(buffer, ufunc, values)
+
+    def _allreduce_directly(self, buffer: Array, ufunc: np.ufunc) -> None:
+        """Every rank combines everything, in rank order."""
+        gathered = self.allgather(buffer.tobytes())
+        vectors = [np.frombuffer(data, buffer.dtype) for data in gathered]
+        buffer[:] = vectors[0]
+        for vector in vectors[1:]:
+            ufunc(buffer, vector, out=buffer)
+
+    def _allreduce_by_hosts(
+        self, buffer: Array, ufunc: np.ufunc, source: Values
+    ) -> None:
+        links = self._joined()
+        # As many shards as the host with the fewest ranks has; each has its own ring.
+        owners = min(len(group) for group in self._groups)
+        start, end, me = 0, len(buffer), 0
+        if self._local is not None:
+            me = self._local.me
+            start, end = self._local.reduce_scatter(buffer, ufunc, source, owners)
+            source = Values(buffer)
+        if me < owners:
+            around = [group[me] for group in self._groups]
+            shard = slice(start, end)
+            values = Values(source.vector[shard], source.scale)
+            ring = Ring(self.rank, around, buffer[shard], ufunc, values)
+            links.transfer([ring.source], [ring.sink], self._stall_timeout_s)
+        if self._local is not None:
+            self._local.allgather_shards(buffer, owners)
+
+    def allgather(self, data: bytes) -> list[bytes]:
+        links = self._joined()
+        if self._local is not None and len(self._groups) == 1:
+            return self._local.allgather(data)
+        return links.swap(self.rank, [data] * self.size, self._stall_timeout_s)
+
+    def alltoall(self, parts: Sequence[bytes]) -> list[bytes]:
+        return self._joined().swap(self.rank, parts, self._stall_timeout_s)
+
+    def broadcast(self, data: bytes, root: int) -> bytes:
+        links = self._joined()
+        if self.rank == root:
+            message = framed(data)
+            sources = [Outgoing(peer, message) for peer in links.peers]
+            links.transfer(sources, [], self._stall_timeout_s)
+            return data
+        sink = Incoming(root)
+        links.transfer([], [sink], self._stall_timeout_s)
+        return bytes(sink.data)
+
+    def barrier(self) -> None:
+        self.allgather(b"")
+
+    def interrupt(self) -> None:
+        self._interrupted.set()
+        if links := self._links:
+            links.interrupt()
+
+    def close(self) -> None:
+        if self._links:
+            self._links.close()
+        if self._local:
+            self._local.pulse.close()
+
+    def _joined(self) -> Links:
+        if self._links is None:
+            links = Links(
+                connect(
+                    self._me,
+                    self._addresses,
+                    timeout_s=self._join_timeout_s,
+                    interrupted=self._interrupted,
+                )
+            )
+            self._links = links
+            if self.size > 1:
+                self._groups, self._local = settle(
+                    self.rank,
+                    links,
+                    lambda data: links.swap(
+                        self.rank, [data] * self.size, self._join_timeout_s
+                    ),
+                    self._stall_timeout_s,
+                    place=self._place,
+                )
+        return self._links

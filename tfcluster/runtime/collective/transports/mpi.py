@@ -1,0 +1,289 @@
+"""The ``mpi`` transport: vectors are reduced by MPI, all else goes over ``host``.
+
+MPI (MPICH and its kin) is started within the ranks that are there already, without
+mpiexec: see ``pmi``. It is never finalized, because that would wait for ranks that may
+be gone. mpi4py is imported with the first exchange.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import secrets
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tfcluster.runtime.collective.transports.base import (
+    Array,
+    ReduceOp,
+    Transport,
+    fill,
+)
+from tfcluster.runtime.collective.transports.delegating import UponHost
+from tfcluster.runtime.collective.transports.pmi_server import ProcessManager, serving
+from tfcluster.runtime.errors import (
+    CollectiveError,
+    CollectiveTimeoutError,
+    PeerLostError,
+)
+
+STALL_TIMEOUT_S = 1800.0
+
+_OPS = {
+    ReduceOp.SUM: "SUM",
+    ReduceOp.MIN: "MIN",
+    ReduceOp.MAX: "MAX",
+    ReduceOp.PRODUCT: "PROD",
+}
+_REAL = frozenset("bhilqBHILQfd")
+_COMPLEX = frozenset("FD")
+"""numpy's codes of the types that MPI adds up and multiplies like numpy."""
+
+_BUSY_LOOKS = 200
+_BUSY_S = 1.0
+_PAUSE_S = 1e-4
+"""MPI moves on only while it is called: at first always, later less often."""
+
+_SHARED = "/dev/shm/"
+
+_abandoned: list[object] = []
+"""Operations that were given up: MPI may still write into their vectors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """What a rank has to offer, told to all before MPI starts."""
+
+    place: str
+    job: str
+    """A new name; that of rank 0 counts."""
+    library: str = ""
+    problem: str = ""
+
+
+class MpiTransport(UponHost[Transport]):
+    """See ``Transport``. ``host`` connects the same ranks, and does all but reduce.
+
+    ``place``: ranks that say the same share memory; left out, it is found out.
+    """
+
+    def __init__(
+        self,
+        host: Transport,
+        *,
+        stall_timeout_s: float = STALL_TIMEOUT_S,
+        place: str | None = None,
+    ) -> None:
+        super().__init__(host)
+        self._stall_timeout_s = stall_timeout_s
+        self._place = place
+        self._mpi: Any = None
+        self._manager: ProcessManager | None = None
+        self._interrupted = False
+
+    def allreduce(
+        self,
+        buffer: Array,
+        op: ReduceOp,
+        source: Array | None = None,
+        scale: float = 1.0,
+    ) -> None:
+        mpi = self._joined()
+        fill(buffer, source, scale)
+        if mpi is None or not reducible(buffer.dtype, op):
+            self._host.allreduce(buffer, op)
+            return
+        try:
+            with self.elsewhere():
+                request = mpi.COMM_WORLD.Iallreduce(
+                    mpi.IN_PLACE, buffer, getattr(mpi, _OPS[op])
+                )
+                self._wait(request, buffer)
+        except mpi.Exception as error:
+            raise PeerLostError(f"MPI: {error}") from error
+
+    def allgather(self, data: bytes) -> list[bytes]:
+        self._joined()
+        return self._host.allgather(data)
+
+    def prepare(self) -> None:
+        self._joined()
+
+    def interrupt(self) -> None:
+        self._interrupted = True
+        super().interrupt()
+
+    def _wait(self, request: Any, buffer: Array) -> None:
+        """Until MPI is done; not by MPI's own wait, which nobody could interrupt."""
+        for _ in range(_BUSY_LOOKS):
+            if request.Test():
+                return
+        began = time.monotonic()
+        while not request.Test():
+            waited_s = time.monotonic() - began
+            if self._interrupted or waited_s > self._stall_timeout_s:
+                _abandoned.append((request, buffer))
+                if self._interrupted:
+                    raise PeerLostError("a rank has left while MPI waited for it")
+                raise CollectiveTimeoutError(
+                    f"MPI has waited for other ranks for {self._stall_timeout_s:g} s"
+                )
+            if waited_s < _BUSY_S:
+                os.sched_yield()
+            else:
+                time.sleep(_PAUSE_S)
+
+    def _joined(self) -> Any:
+        """``mpi4py.MPI``; None for a rank that is alone."""
+        if self._mpi is None and self.size > 1:
+            self._mpi = self._start()
+        return self._mpi
+
+    def _start(self) -> Any:
+        """MPI among all ranks; an error on all of them if one cannot take part."""
+        place = own_place() if self._place is None else self._place
+        job = f"tfcluster-{secrets.token_hex(8)}"
+        mpi: Any = None
+        try:
+            mpi = load()
+            site = Site(place, job, library=library(mpi))
+        except CollectiveError as error:
+            site = Site(place, job, problem=str(error))
+        answers = self._host.allgather(json.dumps(asdict(site)).encode())
+        sites = [Site(**json.loads(answer)) for answer in answers]
+        if problem := disagreement(sites):
+            raise CollectiveError(f"transport mpi: {problem}")
+        places = [site.place or f"rank {r}" for r, site in enumerate(sites)]
+        self._manager = ProcessManager(sites[0].job, places, self._host.allgather)
+        files = _shared_files()
+        with serving(self._manager, self.rank, self.size):
+            initialize(mpi)
+        if self._manager.failure is not None:
+            raise CollectiveError(
+                f"transport mpi: the ranks lost each other while MPI started: "
+                f"{self._manager.failure}"
+            ) from self._manager.failure
+        world = mpi.COMM_WORLD
+        if (world.rank, world.size) != (self.rank, self.size):
+            raise CollectiveError(
+                f"transport mpi: {library(mpi)} takes rank {self.rank} of {self.size} "
+                f"for rank {world.rank} of {world.size}"
+            )
+        world.Set_errhandler(mpi.ERRORS_RETURN)
+        self._host.barrier()
+        _forget(_shared_files() - files)
+        return mpi
+
+
+def reducible(dtype: np.dtype[Any], op: ReduceOp) -> bool:
+    """Whether MPI reduces this type by this operation as numpy does."""
+    if not dtype.isnative:
+        return False
+    ordered = op in (ReduceOp.MIN, ReduceOp.MAX)
+    return dtype.char in _REAL or (dtype.char in _COMPLEX and not ordered)
+
+
+def disagreement(sites: Sequence[Site]) -> str | None:
+    """Why these ranks cannot be one MPI job, as a sentence; None if they can."""
+    problems: dict[str, list[int]] = {}
+    for rank, site in enumerate(sites):
+        if site.problem:
+            problems.setdefault(site.problem, []).append(rank)
+    if not problems:
+        for rank, site in enumerate(sites):
+            problems.setdefault(site.library, []).append(rank)
+        if len(problems) == 1:
+            return None
+    return "; ".join(
+        f"rank {', '.join(map(str, ranks))}: {said}" for said, ranks in problems.items()
+    )
+
+
+def load() -> Any:
+    """``mpi4py.MPI``, not yet initialised.
+
+    Raises CollectiveError where there is no mpi4py, no MPI library, or one that only
+    its own mpiexec can start.
+    """
+    try:
+        import mpi4py
+
+        mpi4py.rc.initialize = False
+        mpi4py.rc.finalize = False
+        from mpi4py import MPI
+    except (ImportError, RuntimeError, OSError) as error:
+        said = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise CollectiveError(
+            f"mpi4py or its MPI library cannot be loaded by {sys.executable} ({said}): "
+            "pip install 'tfcluster[mpi]'"
+        ) from error
+    vendor, _ = MPI.get_vendor()
+    if vendor == "Open MPI":
+        raise CollectiveError(
+            "Open MPI can only be started by its own mpiexec; MPICH is needed, or an "
+            "MPI of its family: pip install 'tfcluster[mpi]'"
+        )
+    if MPI.Is_initialized():
+        raise CollectiveError(
+            "the program has started MPI itself; it must leave that to tfcluster "
+            "(mpi4py.rc.initialize = False before mpi4py.MPI is imported)"
+        )
+    return MPI
+
+
+def library(mpi: Any) -> str:
+    """Name and version; those of all ranks have to be the same."""
+    text: str = mpi.Get_library_version()
+    return " ".join(text.splitlines()[0].split()).rstrip("\0")
+
+
+def initialize(mpi: Any) -> None:
+    """Start MPI, for any thread of this process. Raises CollectiveError."""
+    # Not mpi4py's own call: it would keep all other threads from running meanwhile,
+    # and one of them is MPI's process manager.
+    provided = ctypes.c_int()
+    init = ctypes.CDLL(mpi.__file__).MPI_Init_thread
+    code = init(None, None, ctypes.c_int(mpi.THREAD_MULTIPLE), ctypes.byref(provided))
+    if code != mpi.SUCCESS:
+        raise CollectiveError(f"transport mpi: MPI_Init_thread failed with {code}")
+    # One exchange at a time, but from any thread of TensorFlow's.
+    if provided.value < mpi.THREAD_SERIALIZED:
+        raise CollectiveError(
+            f"transport mpi: {library(mpi)} cannot be used from several threads"
+        )
+
+
+def own_place() -> str:
+    """Equal for processes that share memory; empty where that is not known."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        memory = Path("/dev/shm").stat()
+        namespace = Path("/proc/self/ns/pid").stat()
+    except OSError:
+        return ""
+    return f"{boot} {memory.st_dev} {memory.st_ino} {namespace.st_ino}"
+
+
+def _shared_files() -> set[str]:
+    """The files in shared memory that this process has mapped."""
+    try:
+        maps = Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        return set()
+    paths = {line.partition(_SHARED)[2] for line in maps if _SHARED in line}
+    return {f"{_SHARED}{path}" for path in paths if not path.endswith("(deleted)")}
+
+
+def _forget(files: Iterable[str]) -> None:
+    """Unlink what MPI shares: all have opened it, and nobody will if one is killed."""
+    for path in files:
+        with suppress(OSError):
+            Path(path).unlink()

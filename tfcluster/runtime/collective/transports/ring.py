@@ -1,0 +1,202 @@
+"""All-reduce around a ring: each rank sends to the next, receives from the one before.
+
+The vector is cut into one part for each rank. Each part travels around once to be
+summed up and once more as the result, so that every rank sends 2 (N-1)/N of the vector.
+What is received in one round is what is sent in the next: so both directions are plain
+streams, and a byte may be sent on as soon as it has come in and been combined. Every
+part is combined in one fixed order, and by one rank last: all ranks have the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tfcluster.runtime.collective.transports.base import Array
+from tfcluster.runtime.collective.transports.scaled_vector import Values
+
+_BLOCK_BYTES = 1 << 21
+"""So much is received before it is combined.
+
+The more, the fewer calls and switches; but it should fit a core's cache.
+"""
+
+
+class Ring:
+    """One all-reduce of a contiguous vector, seen from one rank.
+
+    ``ranks`` are those that take part, in their order around the ring. What this rank
+    has is in ``source``, which may be in the same memory.
+    """
+
+    def __init__(
+        self,
+        me: int,
+        ranks: Sequence[int],
+        vector: Array,
+        ufunc: np.ufunc,
+        source: Values,
+    ) -> None:
+        rank, size = ranks.index(me), len(ranks)
+        bounds = [len(vector) * part // size for part in range(size + 1)]
+        item = vector.itemsize
+        parts = [(bounds[p] * item, bounds[p + 1] * item) for p in range(size)]
+        rounds = 2 * (size - 1)
+        outgoing = [parts[(rank - step) % size] for step in range(rounds)]
+        incoming = [parts[(rank - 1 - step) % size] for step in range(rounds)]
+        ahead = outgoing[0][1] - outgoing[0][0]
+        data = own = _bytes_of(vector)
+        if source.scale == 1.0:
+            own = _bytes_of(source.vector)
+        else:
+            source.write(bounds[rank], bounds[rank + 1], _between(vector, bounds, rank))
+        self.sink = RingSink(
+            ranks[(rank - 1) % size],
+            data,
+            _Combination(vector, source, ufunc, incoming[: size - 1]),
+            incoming[size - 1 :],
+        )
+        self.source = RingSource(
+            ranks[(rank + 1) % size], own, data, outgoing, ahead, self.sink
+        )
+
+
+def _between(vector: Array, bounds: Sequence[int], part: int) -> Array:
+    return vector[bounds[part] : bounds[part + 1]]
+
+
+def _bytes_of(vector: Array) -> memoryview:
+    return vector.data.cast("B") if len(vector) else memoryview(b"")
+
+
+class RingSource:
+    """Sends parts on as they come in; the first one, ``ahead`` bytes, is our own."""
+
+    def __init__(
+        self,
+        rank: int,
+        own: memoryview,
+        data: memoryview,
+        parts: list[tuple[int, int]],
+        ahead: int,
+        sink: RingSink,
+    ) -> None:
+        self.rank = rank
+        self._own = own if ahead else data
+        self._data = data
+        self._parts = [part for part in parts if part[0] < part[1]]
+        self._index = 0
+        self._position = self._parts[0][0] if self._parts else 0
+        self._ahead = ahead
+        self._sink = sink
+        self._sent = 0
+
+    @property
+    def done(self) -> bool:
+        return self._index == len(self._parts)
+
+    def view(self) -> memoryview:
+        available = self._ahead + self._sink.processed - self._sent
+        end = min(self._parts[self._index][1], self._position + available)
+        data = self._own if self._index == 0 else self._data
+        return data[self._position : end]
+
+    def advance(self, count: int) -> None:
+        self._sent += count
+        self._position += count
+        if self._position == self._parts[self._index][1]:
+            self._index += 1
+            if not self.done:
+                self._position = self._parts[self._index][0]
+
+
+class _Combination:
+    """The first half of what comes in: to be combined, block by block.
+
+    A block is received where its result will be, as long as our own values are not
+    there: those are read once, and everything else happens in a core's cache.
+    """
+
+    def __init__(
+        self,
+        vector: Array,
+        source: Values,
+        ufunc: np.ufunc,
+        parts: list[tuple[int, int]],
+    ) -> None:
+        item = vector.itemsize
+        block = max(1, _BLOCK_BYTES // item) * item
+        self.blocks = [
+            (start, min(start + block, end))
+            for begin, end in parts
+            for start in range(begin, end, block)
+        ]
+        longest = max((end - start for start, end in self.blocks), default=0)
+        self._scratch = np.empty(longest // item, vector.dtype)
+        self._apart = not np.may_share_memory(vector, source.vector)
+        self._room = _bytes_of(vector if self._apart else self._scratch)
+        self._vector = vector
+        self._source = source
+        self._ufunc = ufunc
+
+    def room(self, start: int, end: int) -> memoryview:
+        """Where a block is to be received."""
+        offset = start if self._apart else 0
+        return self._room[offset : offset + end - start]
+
+    def combine(self, start: int, end: int) -> None:
+        item = self._vector.itemsize
+        first, last = start // item, end // item
+        target = self._vector[first:last]
+        scratch = self._scratch[: len(target)]
+        came, spare = (target, scratch) if self._apart else (scratch, target)
+        self._ufunc(self._source.read(first, last, spare), came, out=target)
+
+
+class RingSink:
+    """Receives parts: at first into a block that is then combined, later in place."""
+
+    def __init__(
+        self,
+        rank: int,
+        data: memoryview,
+        combination: _Combination,
+        finished: list[tuple[int, int]],
+    ) -> None:
+        self.rank = rank
+        self.processed = 0
+        """Bytes that have come in and may be sent on."""
+        self._data = data
+        self._combination = combination
+        self._combined_blocks = len(combination.blocks)
+        self._blocks = combination.blocks + [p for p in finished if p[0] < p[1]]
+        self._index = 0
+        self._fill = 0
+
+    @property
+    def done(self) -> bool:
+        return self._index == len(self._blocks)
+
+    @property
+    def _combines(self) -> bool:
+        return self._index < self._combined_blocks
+
+    def view(self) -> memoryview:
+        start, end = self._blocks[self._index]
+        if self._combines:
+            return self._combination.room(start, end)[self._fill :]
+        return self._data[start + self._fill : end]
+
+    def advance(self, count: int) -> None:
+        start, end = self._blocks[self._index]
+        self._fill += count
+        complete = self._fill == end - start
+        if not self._combines:
+            self.processed += count
+        elif complete:
+            self._combination.combine(start, end)
+            self.processed += end - start
+        if complete:
+            self._index += 1
+            self._fill = 0

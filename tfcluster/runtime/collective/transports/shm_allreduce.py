@@ -1,0 +1,237 @@
+"""Collective operations among the ranks of one host, through shared memory.
+
+An all-reduce cuts the vector into one shard for each of the ``owners``, and every shard
+into pieces. In round k every rank writes down its k-th piece of the others' shards;
+the owner adds them up and writes the result down; everyone takes that over. Rounds
+overlap, so that ranks seldom wait, and what is under way stays in the cache. Every
+shard is combined by one rank, in one order: all ranks have the same bits.
+
+A slot may be written again after ``SLOTS`` pieces: by then all have read it, because
+nobody is two rounds ahead of the slowest. The order of steps below must keep that.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tfcluster.runtime.collective.transports.base import Array
+from tfcluster.runtime.collective.transports.scaled_vector import Values
+from tfcluster.runtime.net.shm_barrier import Pulse
+from tfcluster.runtime.net.shm_segment import SLOTS, Arena
+
+_Bounds = tuple[int, int]
+
+_AT_ONCE_BYTES = 1 << 14
+
+
+class LocalRanks:
+    """Rank ``me`` of an arena's members."""
+
+    def __init__(self, arena: Arena, me: int, pulse: Pulse, timeout_s: float) -> None:
+        self.me = me
+        self.members = arena.members
+        self.pulse = pulse
+        self._arena = arena
+        self._timeout_s = timeout_s
+        self._others = [m for m in range(arena.members) if m != me]
+        self._turn = 0
+        """Pieces that were ever written: the next one's slot."""
+
+    # --- small things ----------------------------------------------------------------
+
+    def allgather(self, data: bytes) -> list[bytes]:
+        """Every member's data, of any lengths, in order."""
+        ours = np.frombuffer(data, np.uint8)
+        room = self.members * self._arena.piece_bytes
+        found: list[list[bytes]] = [[] for _ in range(self.members)]
+        lengths = [0] * self.members
+        start = 0
+        while True:
+            slot = self._turn % SLOTS
+            self._turn += 1
+            portion = ours[start : start + room]
+            self._arena.lengths[self.me][slot] = len(ours)
+            self._arena.pieces[self.me][slot][: len(portion)] = portion
+            self.pulse.done()
+            self._wait(self.pulse.step)
+            for member in self._others:
+                lengths[member] = int(self._arena.lengths[member][slot])
+                size = min(room, lengths[member] - start)
+                if size > 0:
+                    piece = self._arena.pieces[member][slot][:size]
+                    found[member].append(piece.tobytes())
+            start += room
+            if max(len(ours), *lengths) <= start:
+                break
+        return [
+            data if member == self.me else b"".join(found[member])
+            for member in range(self.members)
+        ]
+
+    def fits_at_once(self, nbytes: int) -> bool:
+        """Whether a vector of that size is faster in one step than in shards."""
+        most = self.members * self._arena.piece_bytes if self.members == 2 else 0
+        return nbytes <= max(most, _AT_ONCE_BYTES)
+
+    def allreduce_at_once(self, vector: Array, ufunc: np.ufunc, source: Values) -> None:
+        """Combine the members' values; everyone combines everything, in order.
+
+        Among two that moves hardly more bytes than shards, and they wait but once.
+        """
+        slot = self._turn % SLOTS
+        self._turn += 1
+        size = vector.nbytes
+        first, *others = [
+            self._arena.pieces[member][slot][:size].view(vector.dtype)
+            for member in range(self.members)
+        ]
+        source.write(0, len(vector), [first, *others][self.me])
+        self.pulse.done()
+        self._wait(self.pulse.step)
+        for piece in others:
+            ufunc(first, piece, out=vector)
+            first = vector
+
+    # --- large vectors ----------------------------------------------------------------
+
+    def allreduce(self, vector: Array, ufunc: np.ufunc, source: Values) -> None:
+        """Combine the members' values, which may be in the same memory.
+
+        Every member owns a shard.
+        """
+        plan = _Plan(len(vector), self._per_piece(vector), self.members)
+        slots = _Slots(self._arena, vector.dtype)
+        base, first = self.pulse.step, self._turn
+        self._turn += plan.rounds
+        if plan.rounds:
+            self._offer(plan, slots, source, 0, first)
+        for number in range(plan.rounds + 1):
+            if number + 1 < plan.rounds:
+                self._offer(plan, slots, source, number + 1, first)
+            elif number < plan.rounds:
+                self.pulse.done()
+            if number < plan.rounds:
+                self._wait(base + max(1, 2 * number))
+                start, end = plan.piece(number, self.me)
+                mine = vector[start:end]
+                self._combine(plan, slots, source, vector, number, first, ufunc)
+                slots.results[self.me][number % SLOTS][: len(mine)] = mine
+                self.pulse.done()
+            if number > 0:
+                self._wait(base + 2 * number + 1)
+                self._take(plan, slots, vector, number - 1, number - 1)
+
+    def reduce_scatter(
+        self, vector: Array, ufunc: np.ufunc, source: Values, owners: int
+    ) -> _Bounds:
+        """Combine what this member owns, as ``allreduce``; where in the vector that is.
+
+        Nowhere (0, 0) for members that own nothing.
+        """
+        plan = _Plan(len(vector), self._per_piece(vector), owners)
+        slots = _Slots(self._arena, vector.dtype)
+        base, first = self.pulse.step, self._turn
+        self._turn += plan.rounds
+        for number in range(plan.rounds):
+            self._offer(plan, slots, source, number, first)
+            self._wait(base + 2 * number + 1)
+            self._combine(plan, slots, source, vector, number, first, ufunc)
+            self.pulse.done()
+        return plan.shard(self.me)
+
+    def allgather_shards(self, vector: Array, owners: int) -> None:
+        """Take over what each of the owners has in its shard."""
+        plan = _Plan(len(vector), self._per_piece(vector), owners)
+        slots = _Slots(self._arena, vector.dtype)
+        for number in range(plan.rounds):
+            start, end = plan.piece(number, self.me)
+            slots.results[self.me][number % SLOTS][: end - start] = vector[start:end]
+            self.pulse.done()
+            self._wait(self.pulse.step)
+            self._take(plan, slots, vector, number, number)
+
+    def _offer(
+        self, plan: _Plan, slots: _Slots, source: Values, number: int, first: int
+    ) -> None:
+        """Write down our pieces of the others' shards."""
+        room = slots.pieces[self.me][(first + number) % SLOTS]
+        for owner in self._others:
+            start, end = plan.piece(number, owner)
+            offset = owner * plan.length
+            source.write(start, end, room[offset : offset + end - start])
+        self.pulse.done()
+
+    def _combine(
+        self,
+        plan: _Plan,
+        slots: _Slots,
+        source: Values,
+        vector: Array,
+        number: int,
+        first: int,
+        ufunc: np.ufunc,
+    ) -> None:
+        """Our piece with everyone's, into the vector."""
+        start, end = plan.piece(number, self.me)
+        mine = vector[start:end]
+        offset, slot = self.me * plan.length, (first + number) % SLOTS
+        theirs = [
+            slots.pieces[member][slot][offset : offset + len(mine)]
+            for member in self._others
+        ]
+        ufunc(source.read(start, end, mine), theirs[0], out=mine)
+        for piece in theirs[1:]:
+            ufunc(mine, piece, out=mine)
+
+    def _take(
+        self, plan: _Plan, slots: _Slots, vector: Array, number: int, turn: int
+    ) -> None:
+        for owner in self._others:
+            start, end = plan.piece(number, owner)
+            vector[start:end] = slots.results[owner][turn % SLOTS][: end - start]
+
+    def _per_piece(self, vector: Array) -> int:
+        return self._arena.piece_bytes // vector.itemsize
+
+    def _wait(self, step: int) -> None:
+        self.pulse.wait(step, self._timeout_s)
+
+
+class _Plan:
+    """Which items of a vector are whose, in which round."""
+
+    def __init__(self, count: int, per_piece: int, owners: int) -> None:
+        self._owners = owners
+        self._bounds = [count * owner // owners for owner in range(owners + 1)]
+        longest = max(
+            end - start
+            for start, end in zip(self._bounds, self._bounds[1:], strict=False)
+        )
+        self.rounds = -(-longest // per_piece)
+        # Even pieces: a last one that is tiny would cost a whole round.
+        self.length = -(-longest // self.rounds) if self.rounds else 0
+
+    def shard(self, owner: int) -> _Bounds:
+        if owner >= self._owners:
+            return 0, 0
+        return self._bounds[owner], self._bounds[owner + 1]
+
+    def piece(self, number: int, owner: int) -> _Bounds:
+        start, end = self.shard(owner)
+        return (
+            min(end, start + number * self.length),
+            min(end, start + (number + 1) * self.length),
+        )
+
+
+class _Slots:
+    """An arena's slots as arrays of the vector's dtype."""
+
+    def __init__(self, arena: Arena, dtype: np.dtype[np.generic]) -> None:
+        def typed(
+            rows: list[list[np.ndarray[tuple[int], np.dtype[np.uint8]]]],
+        ) -> list[list[Array]]:
+            return [[slot.view(dtype) for slot in row] for row in rows]
+
+        self.pieces = typed(arena.pieces)
+        self.results = typed(arena.results)

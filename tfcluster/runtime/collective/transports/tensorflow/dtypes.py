@@ -1,0 +1,62 @@
+"""As what TensorFlow's collective ops carry an array; what they don't take ends the
+process. Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tfcluster.runtime.collective.transports.base import Array, ReduceOp
+
+_CARRIED = ("float32", "float64", "int32", "int64")
+_WIDENED = {
+    "int8": "int32",
+    "int16": "int32",
+    "uint8": "int32",
+    "uint16": "int32",
+    "uint32": "int64",
+}
+"""Sums and products overflow as they would: what is cut off afterwards is the same."""
+_SEEN_AS = {"complex64": "float32", "complex128": "float64"}
+"""A sum of pairs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """An array in a dtype that the ops take."""
+
+    array: Array
+    """A vector; of the same memory, where nothing had to be converted."""
+    converted: bool = False
+
+    def store(self, result: Array, buffer: Array) -> None:
+        """Put what has become of ``array`` into what it was made of."""
+        if self.converted:
+            np.copyto(buffer, result, casting="unsafe")
+        else:
+            buffer[:] = result.view(buffer.dtype)
+
+
+def carried(buffer: Array, op: ReduceOp) -> Carried | None:
+    """A contiguous vector as the ops take it; None: they cannot combine it by ``op``.
+
+    The smallest and largest of floats are not theirs either: numpy and TensorFlow
+    differ in what they make of NaN.
+    """
+    dtype: Any = buffer.dtype
+    if not dtype.isnative or (dtype.kind == "f" and _orders(op)):
+        return None
+    if dtype.name in _CARRIED:
+        return Carried(buffer)
+    if dtype.name in _WIDENED:
+        return Carried(buffer.astype(_WIDENED[dtype.name]), converted=True)
+    if dtype.name in _SEEN_AS and op is ReduceOp.SUM:
+        return Carried(buffer.view(_SEEN_AS[dtype.name]))
+    return None
+
+
+def _orders(op: ReduceOp) -> bool:
+    return op in (ReduceOp.MIN, ReduceOp.MAX)

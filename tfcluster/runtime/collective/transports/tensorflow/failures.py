@@ -1,0 +1,39 @@
+"""What TensorFlow says when a collective op fails, in our words. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from tfcluster.runtime.errors import (
+    CollectiveError,
+    CollectiveTimeoutError,
+    PeerLostError,
+)
+
+_REMOTE = re.compile(r"remote target (/job:\w+/replica:\d+/task:\d+)")
+_NODES = re.compile(r"\{\{.*?\}\}|\[Op:\w+\]")
+"""Where TensorFlow puts the names of ops: ours mean nothing to anybody."""
+_ABORTED = "Collective ops is aborted by: "
+_LEFT = ("UNAVAILABLE", "ABORTED", "CANCELLED", "INTERNAL")
+
+
+def translated(status: str, text: str, ranks: Sequence[str]) -> CollectiveError:
+    """The error for a status (``UNAVAILABLE``) with its text.
+
+    ``ranks`` are the names of all ranks' tasks. The first one in the text is where it
+    began: those that pass an error on add themselves behind.
+    """
+    reason = _NODES.sub("", text).strip().partition("\n")[0].rstrip()
+    reason = reason.removeprefix(_ABORTED)
+    if status == "DEADLINE_EXCEEDED":
+        return CollectiveTimeoutError(f"a rank did not come in time: {reason}")
+    found = _REMOTE.search(text)
+    if status in _LEFT and found and found[1] in ranks:
+        return PeerLostError(
+            f"rank {ranks.index(found[1])} has left: its process ended or the "
+            "connection to it broke"
+        )
+    if status in _LEFT:
+        return PeerLostError(f"a rank has left: {reason}")
+    return CollectiveError(f"TensorFlow: {reason}")

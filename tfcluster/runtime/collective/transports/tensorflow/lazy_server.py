@@ -1,0 +1,129 @@
+"""Start TensorFlow's server for collective ops, with its first op and not before.
+
+So a program can still set threads, devices and memory growth after its imports. All
+names that TensorFlow calls its own and that we need stand in this module; where they
+come from, and what they mean: ``configure_collective_ops`` and
+``enable_collective_ops`` of the eager context, as MultiWorkerMirroredStrategy calls
+them, with the settings for speed that DTensor makes.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.core.protobuf import tensorflow_server_pb2
+from tensorflow.python.eager import context as eager
+
+from tfcluster.runtime.errors import CollectiveError
+
+_CHUNK_BYTES = 1 << 16
+"""recv_buf_max_chunk: a buffer is cut into fields of this size, not of 4 KiB. A whole
+one in a single field (-1) is slower, if it is large."""
+_CHANNELS = 4
+"""Connections to each other task: large messages don't hold up small ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """This process in TF_CONFIG's cluster, and all that train with it."""
+
+    cluster: Mapping[str, tuple[str, ...]]
+    """Addresses (``host:port``) by job: chief and worker."""
+    job: str
+    index: int
+
+    @property
+    def name(self) -> str:
+        return task_name(self.job, self.index)
+
+    @property
+    def ranks(self) -> tuple[str, ...]:
+        """Every rank's task, as TensorFlow names it, in rank order."""
+        return tuple(
+            task_name(job, index)
+            for job in ("chief", "worker")
+            for index in range(len(self.cluster.get(job, ())))
+        )
+
+    @property
+    def leader(self) -> str:
+        """Who settles which tasks are in a group; MultiWorkerMirroredStrategy's."""
+        return self.ranks[0]
+
+
+def task_name(job: str, index: int) -> str:
+    return f"/job:{job}/replica:0/task:{index}"
+
+
+def arrange(task: Task, before: Callable[[], None]) -> None:
+    """With TensorFlow's first op, call ``before`` and then start the server.
+
+    Raises CollectiveError where there has been an op already.
+    """
+    context = eager.context()
+    if _is_running(context):
+        raise CollectiveError(
+            "TensorFlow is in use already: transport 'tensorflow' has to be set up "
+            "before any TensorFlow op. Call tfcluster.runtime.init() right after the "
+            "imports, before any tensor, variable, dataset or list of logical devices"
+        )
+    start = context.ensure_initialized
+    lock = threading.RLock()
+    pid = os.getpid()
+
+    def start_with_server() -> None:
+        with lock:
+            # A forked process is no rank.
+            if os.getpid() == pid and not _is_running(context):
+                before()
+                _configure(context, task)
+            # The instance's own attribute: below it is the method.
+            vars(context).pop("ensure_initialized", None)
+            start()
+
+    context.ensure_initialized = start_with_server
+
+
+def started() -> None:
+    """Return when TensorFlow, and so the server, runs."""
+    eager.context().ensure_initialized()
+
+
+def abort(reason: str, status: int = tf.errors.CANCELLED) -> None:
+    """Let all collective ops that are going on fail, here and where they wait for us.
+
+    TensorFlow does none after that in this process.
+    """
+    context = eager.context()
+    if _is_running(context):
+        context.abort_collective_ops(status, reason)
+
+
+def _is_running(context: Any) -> bool:
+    return context._context_handle is not None
+
+
+def _configure(context: Any, task: Task) -> None:
+    own = f"/job:{task.job}/task:{task.index}"
+    context.configure_collective_ops(
+        collective_leader=task.leader, device_filters=(own,)
+    )
+    server = tensorflow_server_pb2.ServerDef(
+        job_name=task.job, task_index=task.index, protocol="grpc"
+    )
+    for name, addresses in task.cluster.items():
+        job = server.cluster.job.add(name=name)
+        for index, address in enumerate(addresses):
+            job.tasks[index] = address
+    config = server.default_session_config
+    config.CopyFrom(context.config)
+    config.experimental.collective_group_leader = task.leader
+    config.experimental.recv_buf_max_chunk = _CHUNK_BYTES
+    config.rpc_options.num_channels_per_target = _CHANNELS
+    config.device_filters[:] = [own]
+    context.enable_collective_ops(server)

@@ -1,0 +1,151 @@
+"""TensorFlow's collective ops, for one group of devices: one of each rank.
+
+They work eagerly and in graphs. Every rank has to make the same calls, with the same
+keys. Around a ring it does not matter in which order; NCCL needs one. (In a tf.function
+they have the one in which they were written.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from tfcluster.runtime.collective.buckets import DEFAULT_BYTES, Item, by_size
+from tfcluster.runtime.collective.transports.base import ReduceOp
+from tfcluster.runtime.collective.transports.tensorflow.collective_keys import (
+    instance_keys,
+)
+
+RING = "RING"
+NCCL = "NCCL"
+
+MERGE_OPS = {
+    ReduceOp.SUM: "Add",
+    ReduceOp.MIN: "Min",
+    ReduceOp.MAX: "Max",
+    ReduceOp.PRODUCT: "Mul",
+}
+
+_DTYPES = (tf.float32, tf.float64, tf.int32, tf.int64)
+
+_SUBDIVISIONS = 4
+"""A ring sends parts of a vector that is long enough in so many pieces at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Devices:
+    """The group, seen from one of its members."""
+
+    key: int
+    """The group's, from ``keys.CollectiveKeys``."""
+    size: int
+    own: str
+    """This rank's device, in full."""
+    hint: str = RING
+    """How: around a ring of gRPC connections, or by NCCL between GPUs."""
+
+
+def all_reduce(
+    tensor: Any,
+    devices: Devices,
+    key: int,
+    op: ReduceOp,
+    *,
+    timeout_s: float = 0.0,
+    after: Any = None,
+) -> Any:
+    """``tensor`` combined over the group; shape and dtype are the same on all ranks.
+
+    float32, float64, int32 or int64, else TypeError. In a graph it begins when
+    ``after``, a tensor, is there. Raises tf.errors.DeadlineExceededError where a rank
+    has not come within ``timeout_s`` (0: wait for ever; else TensorFlow 2.21 may crash
+    at that moment), and other OpErrors where one is gone.
+    """
+    tensor = tf.convert_to_tensor(tensor)
+    if tensor.dtype not in _DTYPES:
+        raise TypeError(f"the ops carry no {tensor.dtype.name}")
+    with tf.device(devices.own), _after(after):
+        return tf.raw_ops.CollectiveReduceV2(
+            input=tensor,
+            group_size=devices.size,
+            group_key=devices.key,
+            instance_key=key,
+            ordering_token=[],
+            merge_op=MERGE_OPS[op],
+            final_op="Id",
+            communication_hint=devices.hint,
+            timeout_seconds=timeout_s,
+            max_subdivs_per_device=_SUBDIVISIONS,
+        )
+
+
+def batch_all_reduce(
+    tensors: Sequence[Any],
+    devices: Devices,
+    name: str,
+    op: ReduceOp,
+    *,
+    timeout_s: float,
+    bucket_bytes: int = DEFAULT_BYTES,
+) -> list[Any]:
+    """Many tensors combined over the group, bucket by bucket: see ``buckets``.
+
+    Shapes, dtypes and ``name`` are the same on all ranks, and a name is used once in a
+    graph; from these the keys are made. By NCCL one bucket goes after the other. Errors
+    are those of ``all_reduce``.
+    """
+    tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
+    buckets = by_size([_item(tensor) for tensor in tensors], bucket_bytes)
+    words = [f"{tensor.dtype.name} {tensor.shape}" for tensor in tensors]
+    keys = instance_keys(["batch", name, op.value, *words], len(buckets))
+    results: dict[int, Any] = {}
+    last = None
+    for key, bucket in zip(keys, buckets, strict=True):
+        chosen = [tensors[position] for position in bucket]
+        flat = tf.concat([tf.reshape(tensor, [-1]) for tensor in chosen], 0)
+        last = all_reduce(
+            flat,
+            devices,
+            key,
+            op,
+            timeout_s=timeout_s,
+            after=last if devices.hint == NCCL else None,
+        )
+        parts = tf.split(last, [tf.size(tensor) for tensor in chosen])
+        for position, part in zip(bucket, parts, strict=True):
+            results[position] = tf.reshape(part, tf.shape(tensors[position]))
+    return [results[position] for position in range(len(tensors))]
+
+
+def _item(tensor: Any) -> Item:
+    count = tensor.shape.num_elements()
+    nbytes = None if count is None else count * tensor.dtype.size
+    return Item(tensor.dtype.name, nbytes)
+
+
+def _after(tensor: Any) -> AbstractContextManager[Any]:
+    return nullcontext() if tensor is None else tf.control_dependencies([tensor])
+
+
+def all_gather(
+    tensor: Any, devices: Devices, key: int, *, timeout_s: float = 0.0
+) -> Any:
+    """The group's tensors, one after the other along the first axis.
+
+    In which order is for TensorFlow to say (``task:10`` comes before ``task:2``), the
+    same everywhere. All have one shape; dtypes and errors are as for ``all_reduce``.
+    """
+    with tf.device(devices.own):
+        return tf.raw_ops.CollectiveGatherV2(
+            input=tensor,
+            group_size=devices.size,
+            group_key=devices.key,
+            instance_key=key,
+            ordering_token=[],
+            communication_hint=devices.hint,
+            timeout_seconds=timeout_s,
+        )

@@ -1,0 +1,220 @@
+"""Large vectors go through TensorFlow's collective ops, all else over ``host``.
+
+The ops run eagerly on numpy's arrays; TensorFlow starts its server on the port that the
+ranks have met on, after they have met.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfcluster.runtime.collective.transports.base import Array, ReduceOp, fill
+from tfcluster.runtime.collective.transports.delegating import UponHost
+from tfcluster.runtime.collective.transports.hierarchical import (
+    STALL_TIMEOUT_S,
+    HostTransport,
+)
+from tfcluster.runtime.collective.transports.tensorflow import lazy_server, ops
+from tfcluster.runtime.collective.transports.tensorflow.collective_keys import (
+    CollectiveKeys,
+    instance_keys,
+)
+from tfcluster.runtime.collective.transports.tensorflow.dtypes import carried
+from tfcluster.runtime.collective.transports.tensorflow.failures import translated
+from tfcluster.runtime.collective.transports.tensorflow.lazy_server import Task
+from tfcluster.runtime.collective.transports.tensorflow.padding import padded, unpadded
+from tfcluster.runtime.tensors import tensor_of
+
+_DIRECT_BYTES = 1 << 20
+"""What is not larger is many times faster over ``host``."""
+
+_WHOLE, _LENGTH = b"\0", b"\1"
+"""What a rank says first in an all-gather: all that it has, or only how much."""
+
+
+class TensorFlowTransport(UponHost[HostTransport]):
+    """See ``Transport``. ``host`` connects the same ranks.
+
+    ``joining`` is entered around that; it is told what for, and must not take part in
+    exchanges. Raises CollectiveError where TensorFlow has done an op already.
+    """
+
+    def __init__(
+        self,
+        host: HostTransport,
+        task: Task,
+        *,
+        joining: Callable[[str], AbstractContextManager[None]],
+        stall_timeout_s: float = STALL_TIMEOUT_S,
+    ) -> None:
+        super().__init__(host)
+        self._task = task
+        self._watched = joining
+        self._stall_timeout_s = stall_timeout_s
+        self._keys = CollectiveKeys()
+        self._devices: ops.Devices | None = None
+        self._joining = threading.Lock()
+        self._has_joined = False
+        self.carried_bytes = 0
+        """What TensorFlow's ops were given, all in all."""
+        lazy_server.arrange(task, self._join)
+
+    @property
+    def devices(self) -> ops.Devices:
+        """What takes part in the ops. The first time, all ranks have to ask."""
+        if self._devices is None:
+            self._devices = self._agreed_devices()
+        return self._devices
+
+    def allreduce(
+        self,
+        buffer: Array,
+        op: ReduceOp,
+        source: Array | None = None,
+        scale: float = 1.0,
+    ) -> None:
+        if buffer.nbytes <= _DIRECT_BYTES:
+            self._joined().allreduce(buffer, op, source, scale)
+            return
+        fill(buffer, source, scale)
+        vector = carried(buffer, op)
+        if vector is None:
+            self._joined().allreduce(buffer, op)
+            return
+        array = vector.array
+        # Used again: nobody begins with a vector before all are done with the last.
+        words = ("allreduce", op.value, array.dtype.name, array.size)
+        (key,) = instance_keys(words, 1)
+        devices = self.devices
+        vector.store(
+            self._run(
+                lambda: ops.all_reduce(
+                    # Without a copy of it: nobody writes to the buffer meanwhile.
+                    tensor_of(array, tf.as_dtype(array.dtype)),
+                    devices,
+                    key,
+                    op,
+                ),
+                array.nbytes,
+            ),
+            buffer,
+        )
+
+    def allgather(self, data: bytes) -> list[bytes]:
+        whole = len(data) <= _DIRECT_BYTES
+        said = _WHOLE + data if whole else _LENGTH + len(data).to_bytes(8, "big")
+        heard = self._joined().allgather(said)
+        if all(other.startswith(_WHOLE) for other in heard):
+            return [other[1:] for other in heard]
+        lengths = [
+            len(other) - 1
+            if other.startswith(_WHOLE)
+            else int.from_bytes(other[1:], "big")
+            for other in heard
+        ]
+        # The ops take no bytes, and only vectors of one length. They have an order of
+        # their own among the tasks: each says who it is.
+        words = -(-max(lengths) // 8)
+        array = np.empty(1 + words, np.int64)
+        array[0] = self.rank
+        array[1:] = padded(np.frombuffer(data, np.uint8), 8 * words).view(np.int64)
+        (key,) = instance_keys(("allgather", array.size), 1)
+        devices = self.devices
+        gathered = self._run(
+            lambda: ops.all_gather(array, devices, key),
+            array.nbytes,
+        )
+        rows = gathered.reshape(self.size, -1)
+        rows = rows[np.argsort(rows[:, 0]), 1:]
+        parts = unpadded(np.ascontiguousarray(rows).reshape(-1).view(np.uint8), lengths)
+        return [part.tobytes() for part in parts]
+
+    def prepare(self) -> None:
+        self._join()
+
+    def interrupt(self) -> None:
+        super().interrupt()
+        # Also where this rank is in none: others may wait for it in one, and their own
+        # abort is lost on an op that just begins to receive.
+        if self._devices is not None:
+            lazy_server.abort(f"rank {self.rank} was interrupted")
+
+    def _joined(self) -> HostTransport:
+        self._join()
+        return self._host
+
+    def _join(self) -> None:
+        # The first op of the program may be in another thread than the first exchange.
+        with self._joining:
+            if not self._has_joined:
+                with self._watched("TensorFlow's first op"):
+                    self._host.join()
+                self._has_joined = True
+
+    def _agreed_devices(self) -> ops.Devices:
+        """One device of each rank: GPUs, where every rank has one to itself."""
+        lazy_server.started()
+        gpu = _own_gpu()
+        # It is a barrier, too: from now on every rank's server runs.
+        said = self._joined().allgather(json.dumps([self._task.name, gpu]).encode())
+        gpus = [json.loads(other)[1] for other in said]
+        on_gpus = None not in gpus and len(set(gpus)) == self.size
+        kind = "GPU" if on_gpus else "CPU"
+        names = [f"{rank}/device:{kind}:0" for rank in self._task.ranks]
+        return ops.Devices(
+            self._keys.group_key(names),
+            self.size,
+            names[self.rank],
+            ops.NCCL if on_gpus else ops.RING,
+        )
+
+    def _run(self, act: Callable[[], Any], count: int) -> Array:
+        self.carried_bytes += count
+        # Not the ops' own limit: with it they end while bytes are still on their way,
+        # and TensorFlow then uses what it has freed already.
+        limit = threading.Timer(self._stall_timeout_s, self._give_up)
+        limit.daemon = True
+        with self.elsewhere():
+            limit.start()
+            try:
+                result: Array = act().numpy()
+            except tf.errors.OpError as error:
+                status = _STATUSES.get(error.error_code, "UNKNOWN")
+                raise translated(status, error.message, self._task.ranks) from error
+            finally:
+                limit.cancel()
+        return result
+
+    def _give_up(self) -> None:
+        waited = f"rank {self.rank} has waited {self._stall_timeout_s:.0f} s"
+        lazy_server.abort(waited, tf.errors.DEADLINE_EXCEEDED)
+
+
+_STATUSES = {
+    getattr(tf.errors, name): name
+    for name in (
+        "ABORTED",
+        "CANCELLED",
+        "DEADLINE_EXCEEDED",
+        "INTERNAL",
+        "INVALID_ARGUMENT",
+        "UNAVAILABLE",
+    )
+}
+
+
+def _own_gpu() -> str | None:
+    """Which GPU the first one of this process is, among those of all hosts."""
+    if not tf.config.list_logical_devices("GPU"):
+        return None
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "all").split(",")[0]
+    return f"{socket.gethostname()} {visible}"

@@ -1,0 +1,143 @@
+"""Which ranks are on one host, and memory for those that are.
+
+Ranks tell all others where they run, those that say the same try to share memory, and
+all are told how that went. Where it fails for one of them (containers may keep
+processes apart), its neighbours do without, too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tfcluster.runtime.collective.transports.shm_allreduce import LocalRanks
+from tfcluster.runtime.net import shm_barrier, shm_segment
+from tfcluster.runtime.net.multiplexed_sockets import Links
+from tfcluster.runtime.net.shm_barrier import Pulse
+from tfcluster.runtime.net.shm_segment import Arena
+
+Gather = Callable[[bytes], list[bytes]]
+Groups = tuple[tuple[int, ...], ...]
+
+
+def settle(
+    me: int, links: Links, gather: Gather, timeout_s: float, *, place: str | None = None
+) -> tuple[Groups, LocalRanks | None]:
+    """The ranks of each host that shares memory, and how to meet those of ours.
+
+    Groups are in order of their first ranks; a rank that shares with nobody is one by
+    itself. ``gather`` gives every rank's bytes, in rank order. ``place`` says where
+    this rank is, if that is not to be found out; "" is where nobody else is.
+    """
+    where = _place() if place is None else place
+    groups = _grouped(gather((where or f"rank {me}").encode()))
+    ours = next(group for group in groups if me in group)
+    setting = _Setting(me, ours)
+    offers = [json.loads(offer) for offer in gather(setting.offer())]
+    local = setting.accept(offers, links, timeout_s)
+    well = [answer == b"1" for answer in gather(b"0" if local is None else b"1")]
+    setting.forget()
+    if local is not None and not all(well[rank] for rank in ours):
+        local.pulse.close()
+        local = None
+    return tuple(sorted(_lasting(groups, well))), local
+
+
+def _lasting(groups: Groups, well: Sequence[bool]) -> list[tuple[int, ...]]:
+    found: list[tuple[int, ...]] = []
+    for group in groups:
+        together = len(group) > 1 and all(well[rank] for rank in group)
+        found += [group] if together else [(rank,) for rank in group]
+    return found
+
+
+def _grouped(places: Sequence[bytes]) -> Groups:
+    found: dict[bytes, list[int]] = {}
+    for rank, place in enumerate(places):
+        found.setdefault(place, []).append(rank)
+    return tuple(tuple(ranks) for ranks in found.values())
+
+
+def _place() -> str:
+    """The same for processes of one user that see each other."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        namespace = Path("/proc/self/ns/pid").stat().st_ino
+    except OSError:
+        return ""
+    return f"{boot} {namespace} {os.geteuid()}"
+
+
+class _Setting:
+    """What one rank offers to its neighbours, until all have taken it."""
+
+    def __init__(self, me: int, ours: Sequence[int]) -> None:
+        self._me = me
+        self._ours = ours
+        self._arena: Arena | None = None
+        self._memory: int | None = None
+        self._pipe: tuple[int, int] | None = None
+
+    def offer(self) -> bytes:
+        """In JSON: where memory and waker are to be found; null without neighbours."""
+        if len(self._ours) == 1:
+            return b"null"
+        try:
+            if self._me == self._ours[0]:
+                self._memory, self._arena = shm_segment.create(len(self._ours))
+            self._pipe = shm_barrier.pipe()
+        except OSError:
+            return b"null"
+        said = {
+            "pid": os.getpid(),
+            "waker": self._pipe[1],
+            "memory": self._memory,
+            "nonce": self._arena.nonce.hex() if self._arena else None,
+        }
+        return json.dumps(said).encode()
+
+    def accept(
+        self, offers: Sequence[Any], links: Links, timeout_s: float
+    ) -> LocalRanks | None:
+        theirs = [offers[rank] for rank in self._ours]
+        if self._pipe is None or not all(theirs):
+            return None
+        me = self._ours.index(self._me)
+        wakers: dict[int, int] = {}
+        try:
+            memory = self._arena or _attach(theirs[0], len(self._ours))
+            for member, offer in enumerate(theirs):
+                if member != me:
+                    waker = shm_barrier.open_waker(
+                        int(offer["pid"]), int(offer["waker"])
+                    )
+                    wakers[member] = waker
+        except (OSError, ValueError, TypeError):
+            for waker in wakers.values():
+                os.close(waker)
+            return None
+        beat = Pulse(
+            memory,
+            me,
+            self._ours,
+            sleep=os.dup(self._pipe[0]),
+            wakers=wakers,
+            lines={member: links.fileno(self._ours[member]) for member in wakers},
+        )
+        return LocalRanks(memory, me, beat, timeout_s)
+
+    def forget(self) -> None:
+        """All have opened what was offered, or given up."""
+        for descriptor in (self._memory, *(self._pipe or ())):
+            if descriptor is not None:
+                os.close(descriptor)
+        self._arena = self._memory = self._pipe = None
+
+
+def _attach(offer: Any, members: int) -> Arena:
+    return shm_segment.attach(
+        int(offer["pid"]), int(offer["memory"]), bytes.fromhex(offer["nonce"]), members
+    )

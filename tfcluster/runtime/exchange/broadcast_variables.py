@@ -1,0 +1,79 @@
+"""Make variables equal on all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import tensorflow as tf
+
+from tfcluster.runtime.exchange.gather_broadcast import broadcast_tensors
+from tfcluster.runtime.exchange.graph_ops import unconverted
+from tfcluster.runtime.process_sets import ProcessSet, global_process_set
+
+
+@unconverted
+def broadcast_variables(
+    variables: Iterable[Any],
+    root_rank: int,
+    process_set: ProcessSet = global_process_set,
+    inplace: bool = False,
+) -> Any:
+    """Set variables of TensorFlow or Keras to the values of rank ``root_rank``.
+
+    All in one exchange; order, names, shapes and dtypes are the same on all ranks. In a
+    graph of TensorFlow 1 it returns the op that does it. ``inplace`` is how Horovod
+    sends them, and makes no difference. Raises what ``broadcast`` raises.
+    """
+    chosen = list(variables)
+    values = broadcast_tensors(
+        [tf.convert_to_tensor(variable) for variable in chosen],
+        root_rank,
+        "broadcast of variables",
+        [name_of(variable) for variable in chosen],
+        process_set,
+    )
+    assigned = [
+        variable.assign(value) for variable, value in zip(chosen, values, strict=True)
+    ]
+    in_graph = not tf.compat.v1.executing_eagerly_outside_functions()
+    return tf.group(*assigned) if in_graph else None
+
+
+def broadcast_(
+    variables: Iterable[Any],
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> list[Any]:
+    """``broadcast_variables``, which returns the variables.
+
+    In a graph of TensorFlow 1 they are tensors, with the new values.
+    """
+    chosen = list(variables)
+    done = broadcast_variables(chosen, root_rank, process_set)
+    if done is None:
+        return chosen
+    with tf.control_dependencies([done]):
+        return [tf.identity(variable.read_value()) for variable in chosen]
+
+
+def broadcast_global_variables(root_rank: int) -> Any:
+    """``broadcast_variables`` of all global variables of a graph of TensorFlow 1.
+
+    Raises RuntimeError where variables are not in such a graph: TensorFlow 2 keeps no
+    list of them.
+    """
+    if tf.compat.v1.executing_eagerly_outside_functions():
+        raise RuntimeError(
+            "broadcast_global_variables is for graphs of TensorFlow 1: with eager "
+            "execution there is no list of all variables. Write "
+            "broadcast_variables(model.variables, root_rank), and the same with "
+            "optimizer.variables"
+        )
+    return broadcast_variables(tf.compat.v1.global_variables(), root_rank)
+
+
+def name_of(variable: Any) -> str:
+    """A variable's path (Keras), else its name (TensorFlow)."""
+    return str(getattr(variable, "path", None) or variable.name)

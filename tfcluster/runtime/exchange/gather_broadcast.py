@@ -1,0 +1,317 @@
+"""allgather, broadcast and alltoall: what is moved is not computed with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfcluster.runtime.collective import Layout, ReduceOp, tensor_words
+from tfcluster.runtime.collective.ragged_collectives import gathered, swapped
+from tfcluster.runtime.collective.transports.base import Array, flat_bytes
+from tfcluster.runtime.exchange.graph_ops import (
+    exchange_op,
+    require_numbers,
+    unconverted,
+)
+from tfcluster.runtime.exchange.reduce_engine import Exchange, reduce_tensors
+from tfcluster.runtime.exchange.wire_format import Reduction
+from tfcluster.runtime.process_sets import ProcessSet, global_process_set
+
+
+@unconverted
+def allgather(
+    tensor: Any,
+    axis: int | str | None = 0,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """The ranks' tensors, one after the other along ``axis``, in rank order.
+
+    Only their sizes along ``axis`` may differ. The gradient is this rank's part of the
+    mean of the ranks' gradients, as Horovod defines it. ``axis`` may be the name, as
+    the second argument of Horovod's is. Raises ValueError for scalars, TypeError for
+    strings, CollectiveMismatchError on all ranks where they differ in more.
+    """
+    if isinstance(axis, str):
+        name = axis
+    if not isinstance(axis, int):
+        axis = 0
+    tensor = tf.convert_to_tensor(tensor)
+    if axis:
+        order = _swapped(tensor.shape.rank, axis)
+        moved = allgather(tf.transpose(tensor, order), 0, name, process_set=process_set)
+        return tf.transpose(moved, order)
+    what = f"allgather of {name}" if name else "allgather"
+    return gather_tensors([tensor], what, process_set)[0]
+
+
+@unconverted
+def grouped_allgather(
+    tensors: Sequence[Any],
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> list[Any]:
+    """A list of tensors gathered as ``allgather`` does, all in one exchange."""
+    what = f"grouped allgather of {name}" if name else "grouped allgather"
+    return gather_tensors(tensors, what, process_set)
+
+
+def gather_tensors(
+    tensors: Sequence[Any], what: str, among: ProcessSet = global_process_set
+) -> list[Any]:
+    """Tensors gathered along their first dimension, in one exchange."""
+    tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
+    for tensor in tensors:
+        require_numbers(tensor, what)
+        if tensor.shape.rank == 0:
+            raise ValueError(f"{what} takes tensors of at least one dimension")
+
+    def forward(*flat: Any) -> Any:
+        results, counts = _gathered(flat, what, among)
+
+        def backward(*upstream: Any) -> list[Any]:
+            totals = _averaged(upstream, results, f"gradient of {what}", among)
+            starts = tf.reduce_sum(counts[:, : among.rank()], axis=1)
+            rows = counts[:, among.rank()]
+            return [
+                None if total is None else total[starts[i] : starts[i] + rows[i]]
+                for i, total in enumerate(totals)
+            ]
+
+        return results, backward
+
+    if not any(map(_inexact, tensors)):
+        return _gathered(tensors, what, among)[0]
+    return list(tf.nest.flatten(tf.custom_gradient(forward)(*tensors)))
+
+
+def _gathered(
+    tensors: Sequence[Any], what: str, among: ProcessSet
+) -> tuple[list[Any], Any]:
+    """The results, and of each tensor how many rows each rank has."""
+    dtypes = [tensor.dtype for tensor in tensors]
+
+    def act(*arrays: Array) -> list[Array]:
+        words = tuple(
+            tensor_words("rows of", dtype.name, array.shape[1:])
+            for dtype, array in zip(dtypes, arrays, strict=True)
+        )
+        with among.group().exchange(Layout(what, words)) as turn:
+            found = [gathered(turn.transport, array) for array in arrays]
+        counts = np.array([counts for _, counts in found], np.int64)
+        return [*(result for result, _ in found), counts]
+
+    *results, counts = exchange_op(act, tensors, [*dtypes, tf.int64], what, among)
+    for result, tensor in zip(results, tensors, strict=True):
+        result.set_shape([None, *tensor.shape[1:]])
+    counts.set_shape([len(tensors), among.size()])
+    return results, counts
+
+
+@unconverted
+def broadcast(
+    tensor: Any,
+    root_rank: int,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """The tensor of rank ``root_rank``; shapes and dtypes are the same on all ranks.
+
+    The gradient is the mean of the ranks' gradients at the root, and zero elsewhere,
+    as Horovod defines it.
+    Raises ValueError where there is no such rank, TypeError for strings,
+    CollectiveMismatchError on all ranks where they differ.
+    """
+    what = f"broadcast of {name}" if name else "broadcast"
+    return broadcast_tensors([tensor], root_rank, what, ["tensor"], process_set)[0]
+
+
+def broadcast_tensors(
+    tensors: Sequence[Any],
+    root_rank: int,
+    what: str,
+    names: Sequence[str],
+    among: ProcessSet = global_process_set,
+) -> list[Any]:
+    """The tensors of rank ``root_rank``, in one exchange."""
+    if root_rank not in among.ranks:
+        there = among.size() if among.process_set_id == 0 else among
+        raise ValueError(f"there is no rank {root_rank} among {there}")
+    root = among.ranks.index(root_rank)
+    tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
+    for tensor in tensors:
+        require_numbers(tensor, what)
+    if not tensors:
+        return []
+
+    def forward(*flat: Any) -> Any:
+        results = _broadcast(flat, root, what, names, among)
+
+        def backward(*upstream: Any) -> list[Any]:
+            totals = _averaged(upstream, results, f"gradient of {what}", among)
+            if among.rank() == root:
+                return totals
+            return [None if total is None else _zeros_after(total) for total in totals]
+
+        return results, backward
+
+    if not any(map(_inexact, tensors)):
+        return _broadcast(tensors, root, what, names, among)
+    return list(tf.nest.flatten(tf.custom_gradient(forward)(*tensors)))
+
+
+def _broadcast(
+    tensors: Sequence[Any],
+    root: int,
+    what: str,
+    names: Sequence[str],
+    among: ProcessSet,
+) -> list[Any]:
+    dtypes = [tensor.dtype for tensor in tensors]
+
+    def act(*arrays: Array) -> list[Array]:
+        words = tuple(
+            tensor_words(name, dtype.name, array.shape)
+            for name, dtype, array in zip(names, dtypes, arrays, strict=True)
+        )
+        layout = Layout(f"{what} from rank {among.ranks[root]}", words)
+        with among.group().exchange(layout) as turn:
+            data = turn.transport.broadcast(flat_bytes(arrays), root)
+        ends = np.cumsum([0, *(array.nbytes for array in arrays)])
+        return [
+            np.frombuffer(data[start:end], array.dtype).reshape(array.shape)
+            for start, end, array in zip(ends[:-1], ends[1:], arrays, strict=True)
+        ]
+
+    results = exchange_op(act, tensors, dtypes, what, among, combines=False)
+    for result, tensor in zip(results, tensors, strict=True):
+        result.set_shape(tensor.shape)
+    return results
+
+
+@unconverted
+def alltoall(
+    tensor: Any,
+    splits: Any = None,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Rows for every rank: the next ``splits[r]`` rows go to rank r.
+
+    ``splits`` are as many integers as there are ranks; rows beyond their sum stay.
+    Without them the rows are divided evenly. Returns the rows that have come in, in
+    rank order, and where ``splits`` were given also how many came from each rank
+    (int32). The gradient takes the same way back.
+
+    Raises ValueError on all ranks for splits that don't fit, TypeError for strings,
+    CollectiveMismatchError on all ranks where they differ in more than rows.
+    """
+    what = f"alltoall of {name}" if name else "alltoall"
+    tensor = tf.convert_to_tensor(tensor)
+    require_numbers(tensor, what)
+    if tensor.shape.rank == 0:
+        raise ValueError(f"{what} takes tensors of at least one dimension")
+    even = splits is None
+    given = tf.zeros([0], tf.int64) if even else tf.cast(splits, tf.int64)
+
+    def forward(tensor: Any) -> Any:
+        result, received, sent = _swapped_rows(
+            tensor, given, what, process_set, even=even
+        )
+
+        def backward(upstream: Any, *_: Any) -> Any:
+            back, _, _ = _swapped_rows(
+                upstream, received, f"gradient of {what}", process_set, even=False
+            )
+            rows = tf.shape(tensor, tf.int64)[0] - tf.reduce_sum(sent)
+            stayed = tf.concat([[rows], tf.shape(back, tf.int64)[1:]], 0)
+            return tf.concat([back, tf.zeros(stayed, back.dtype)], 0)
+
+        return (result, received), backward
+
+    if _inexact(tensor):
+        result, received = tf.custom_gradient(forward)(tensor)
+    else:
+        result, received, _ = _swapped_rows(tensor, given, what, process_set, even=even)
+    return result if even else (result, tf.cast(received, tf.int32))
+
+
+def _swapped_rows(
+    tensor: Any, splits: Any, what: str, among: ProcessSet, *, even: bool
+) -> tuple[Any, Any, Any]:
+    """What came in, rows by their rank, and rows that were sent by their rank."""
+    dtype = tensor.dtype
+
+    def act(array: Array, splits: Array) -> list[Array]:
+        ranks = among.group()
+        sent, wrong = _checked(splits, len(array), ranks.size, even=even)
+        words = tensor_words("rows of", dtype.name, array.shape[1:])
+        # A rank whose splits are wrong says so, and nobody waits for its rows.
+        with ranks.exchange(Layout(what, (words, wrong or "splits that fit"))) as turn:
+            if not wrong:
+                result, received = swapped(turn.transport, array, sent)
+        if wrong:
+            raise ValueError(f"{what}: {wrong}")
+        return [result, received, np.array(sent, np.int64)]
+
+    result, received, sent = exchange_op(
+        act, [tensor, splits], [dtype, tf.int64, tf.int64], what, among
+    )
+    result.set_shape([None, *tensor.shape[1:]])
+    received.set_shape([among.size()])
+    sent.set_shape([among.size()])
+    return result, received, sent
+
+
+def _checked(
+    splits: Array, rows: int, size: int, *, even: bool
+) -> tuple[list[int], str | None]:
+    """Rows for each rank, and what is wrong with them."""
+    if even:
+        fits = rows % size == 0
+        return [rows // size] * size, (
+            None if fits else f"{rows} rows cannot be divided evenly among {size} ranks"
+        )
+    wanted = [int(split) for split in splits.reshape(-1)]
+    fits = len(wanted) == size and min(wanted) >= 0 and sum(wanted) <= rows
+    return wanted, None if fits else f"splits {wanted} of {rows} rows for {size} ranks"
+
+
+def _averaged(
+    upstream: Sequence[Any], results: Sequence[Any], what: str, among: ProcessSet
+) -> list[Any]:
+    """The means of the ranks' gradients; None for what has none."""
+    wanted = [i for i, result in enumerate(results) if _inexact(result)]
+    given = [
+        tf.zeros_like(results[i]) if upstream[i] is None else upstream[i]
+        for i in wanted
+    ]
+    exchange = Exchange(what, Reduction(ReduceOp.AVERAGE), among=among)
+    names = [f"tensor {i}" for i in wanted]
+    means = iter(reduce_tensors(exchange, given, names))
+    return [next(means) if _inexact(result) else None for result in results]
+
+
+def _zeros_after(tensor: Any) -> Any:
+    """Zeros like ``tensor``, which is computed nevertheless: on other ranks it is."""
+    with tf.control_dependencies([tensor]):
+        return tf.zeros_like(tensor)
+
+
+def _inexact(tensor: Any) -> bool:
+    return bool(tensor.dtype.is_floating or tensor.dtype.is_complex)
+
+
+def _swapped(rank: int | None, axis: int) -> list[int]:
+    if rank is None or not -rank <= axis < rank:
+        raise ValueError(f"allgather: a tensor of {rank} dimensions has no axis {axis}")
+    order = list(range(rank))
+    order[0], order[axis] = order[axis], order[0]
+    return order

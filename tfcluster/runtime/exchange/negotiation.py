@@ -1,0 +1,179 @@
+"""A common order for exchanges that ranks come to in different orders.
+
+A graph of TensorFlow 1 runs its ops when it likes. Threads put down which exchange they
+are at; the ranks compare their lists, and hold those that all of them are at, in the
+order of rank 0's list.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from tfcluster.runtime.collective.group import Group
+from tfcluster.runtime.collective.signature import Layout
+from tfcluster.runtime.errors import (
+    CollectiveError,
+    CollectiveMismatchError,
+    CollectiveTimeoutError,
+)
+
+DEADLINE_S = 60.0
+_PAUSE_S = 0.002
+
+
+@dataclass(eq=False, slots=True)
+class _Wish:
+    """A thread's wish for one exchange, and what became of it."""
+
+    key: str
+    act: Callable[[], Any]
+    done: bool = False
+    result: Any = None
+    error: BaseException | None = None
+
+    def fulfil(self) -> None:
+        try:
+            self.result = self.act()
+        except BaseException as error:
+            self.error = error
+
+
+class Order:
+    """The wishes of this rank's threads. One of them speaks for all at a time."""
+
+    def __init__(
+        self,
+        group: Group,
+        *,
+        deadline_s: float = DEADLINE_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._group = group
+        self._deadline_s = deadline_s
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._wishes: list[_Wish] = []
+        self._speaking = False
+        self._fruitless_since: float | None = None
+        self._runs = 0
+        self._broken: CollectiveError | None = None
+        """Why the runs that are under way cannot go on."""
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """A run of the graph is under way.
+
+        Where the ranks did not agree on an exchange of a run, all others of it fail as
+        well: some ranks may never come to them. The next run begins anew.
+        """
+        with self._changed:
+            if not self._runs:
+                self._broken = None
+            self._runs += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._runs -= 1
+
+    def run(self, key: str, act: Callable[[], Any]) -> Any:
+        """What ``act`` returns, called when all ranks are at ``key``.
+
+        ``act`` exchanges through the group. Raises what it raises, and
+        CollectiveTimeoutError on every rank where for some time there was no exchange
+        that all of them were at.
+        """
+        if self._group.size == 1:
+            return act()
+        wish = _Wish(key, act)
+        with self._changed:
+            if self._broken is not None:
+                raise type(self._broken)(str(self._broken))
+            self._wishes.append(wish)
+            self._changed.notify_all()
+        try:
+            while (known := self._next_speech(wish)) is not None:
+                self._speak(known)
+        finally:
+            with self._changed:
+                if wish in self._wishes:
+                    self._wishes.remove(wish)
+        if wish.error is not None:
+            raise wish.error
+        return wish.result
+
+    def _next_speech(self, wish: _Wish) -> list[_Wish] | None:
+        """The wishes to speak of, once it is our turn; None when ours is done."""
+        with self._changed:
+            self._changed.wait_for(lambda: wish.done or not self._speaking)
+            if wish.done:
+                return None
+            self._speaking = True
+            return list(self._wishes)
+
+    def _speak(self, known: list[_Wish]) -> None:
+        """Compare lists with the other ranks, and hold what all are at."""
+        fruitful = False
+        try:
+            common = self._common([wish.key for wish in known])
+            for key in common:
+                self._fulfil(next(w for w in known if w.key == key and not w.done))
+                if self._broken is not None:
+                    break  # On all ranks: they have all got the same error.
+            fruitful = bool(common)
+        finally:
+            with self._changed:
+                if not fruitful:
+                    # Another thread of ours may come to what the others wait for.
+                    self._changed.wait_for(
+                        lambda: len(self._wishes) > len(known), _PAUSE_S
+                    )
+                self._speaking = False
+                self._changed.notify_all()
+
+    def _fulfil(self, wish: _Wish) -> None:
+        wish.fulfil()
+        with self._changed:
+            wish.done = True
+            self._wishes.remove(wish)
+            if isinstance(wish.error, CollectiveMismatchError):
+                self._break(wish.error)
+            self._changed.notify_all()
+
+    def _break(self, error: CollectiveError) -> None:
+        self._broken = error
+        for wish in self._wishes:
+            wish.done, wish.error = True, type(error)(str(error))
+        self._wishes.clear()
+
+    def _common(self, keys: Sequence[str]) -> list[str]:
+        """What all ranks are at. They give up together, by rank 0's clock."""
+        now = self._clock()
+        if self._fruitless_since is None:
+            self._fruitless_since = now
+        late = now - self._fruitless_since > self._deadline_s
+        with self._group.exchange(Layout("which operation is next")) as turn:
+            said = json.dumps([late, list(dict.fromkeys(keys))]).encode()
+            heard = [json.loads(data) for data in turn.transport.allgather(said)]
+            lists = [[str(key) for key in theirs] for _, theirs in heard]
+            common = [key for key in lists[0] if all(key in keys for keys in lists)]
+            if not common and heard[0][0]:
+                raise CollectiveTimeoutError(_disagreement(lists, self._deadline_s))
+        if common:
+            self._fruitless_since = None
+        return common
+
+
+def _disagreement(lists: Sequence[Sequence[str]], deadline_s: float) -> str:
+    at = "; ".join(f"rank {rank}: {', '.join(keys)}" for rank, keys in enumerate(lists))
+    return (
+        f"for {deadline_s:g} s the ranks have waited in different operations: {at}. "
+        "Every rank has to run the same exchanges: those of the same name, or, without "
+        "names, those that were made as the same one of the graph"
+    )

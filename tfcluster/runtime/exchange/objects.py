@@ -1,0 +1,143 @@
+"""Send Python data between ranks, as text: nothing that is received is executed.
+
+What can be sent: None, booleans, numbers, strings, bytes, lists, tuples, dictionaries
+whose keys are such things, and numpy arrays and scalars of numbers and booleans.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tfcluster.runtime.collective import Layout
+from tfcluster.runtime.collective.collectives import gather_bytes, share_bytes
+from tfcluster.runtime.process_group import exchanged, rank, size
+from tfcluster.runtime.process_sets import ProcessSet, global_process_set
+
+_TAG = "\0"
+_NUMERIC_KINDS = "biufc"
+
+
+def broadcast_object(
+    obj: Any = None,
+    root_rank: int = 0,
+    session: Any = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """The object of rank ``root_rank``; the others' are ignored.
+
+    ``session`` is not needed. Raises TypeError on all ranks where the object cannot be
+    sent, ValueError where there is no such rank.
+    """
+    if root_rank not in process_set.ranks:
+        there = size() if process_set.process_set_id == 0 else process_set
+        raise ValueError(f"there is no rank {root_rank} among {there}")
+    root = process_set.ranks.index(root_rank)
+    sent = _encoded(obj) if rank() == root_rank else b""
+    layout = Layout(f"broadcast of object {name or ''} from rank {root_rank}")
+    found = share_bytes(process_set.group(), sent, root, layout)
+    exchanged(combined=False)
+    return _decoded(found, root_rank)
+
+
+def broadcast_object_fn(
+    root_rank: int = 0,
+    session: Any = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Callable[[Any], Any]:
+    """``broadcast_object`` as a function of the object."""
+
+    def broadcast(obj: Any) -> Any:
+        return broadcast_object(obj, root_rank, session, name, process_set)
+
+    return broadcast
+
+
+def allgather_object(
+    obj: Any,
+    session: Any = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> list[Any]:
+    """The ranks' objects, in rank order. Raises as ``broadcast_object`` does."""
+    layout = Layout(f"allgather of object {name or ''}".rstrip())
+    parts = gather_bytes(process_set.group(), _encoded(obj), layout)
+    exchanged(combined=True)
+    return [_decoded(part, sender) for sender, part in enumerate(parts)]
+
+
+def _encoded(obj: Any) -> bytes:
+    """``[null, data]``, or ``[complaint, null]``: so that all ranks can raise it."""
+    try:
+        return json.dumps([None, to_json(obj)]).encode()
+    except (TypeError, RecursionError) as error:
+        return json.dumps([str(error), None]).encode()
+
+
+def _decoded(data: bytes, sender: int) -> Any:
+    complaint, found = json.loads(data)
+    if complaint is not None:
+        raise TypeError(f"the object of rank {sender} cannot be sent: {complaint}")
+    return from_json(found)
+
+
+def to_json(value: Any) -> Any:
+    """``value`` in JSON's own types. Raises TypeError for what cannot be sent."""
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if isinstance(value, list):
+        return [to_json(item) for item in value]
+    if isinstance(value, tuple):
+        return {_TAG: "tuple", "of": [to_json(item) for item in value]}
+    if isinstance(value, bytes):
+        return {_TAG: "bytes", "of": base64.b64encode(value).decode()}
+    if isinstance(value, dict):
+        if all(type(key) is str and key != _TAG for key in value):
+            return {key: to_json(item) for key, item in value.items()}
+        pairs = [[to_json(key), to_json(item)] for key, item in value.items()]
+        return {_TAG: "dict", "of": pairs}
+    if isinstance(value, np.ndarray | np.generic):
+        return _array_to_json(value)
+    raise TypeError(
+        f"{type(value).__module__}.{type(value).__qualname__}; what can be sent are "
+        "None, booleans, numbers, strings, bytes, numpy arrays of numbers, and lists, "
+        "tuples and dictionaries of these"
+    )
+
+
+def _array_to_json(value: Any) -> Any:
+    array = np.asarray(value)
+    if array.dtype.kind not in _NUMERIC_KINDS:
+        raise TypeError(f"a numpy array of dtype {array.dtype}")
+    return {
+        _TAG: "array" if isinstance(value, np.ndarray) else "scalar",
+        "dtype": array.dtype.str,
+        "shape": list(array.shape),
+        "of": base64.b64encode(array.tobytes()).decode(),
+    }
+
+
+def from_json(found: Any) -> Any:
+    """What ``to_json`` was given. Subclasses have become what they are made of."""
+    if isinstance(found, list):
+        return [from_json(item) for item in found]
+    if not isinstance(found, dict):
+        return found
+    kind = found.get(_TAG)
+    if kind is None:
+        return {key: from_json(item) for key, item in found.items()}
+    if kind == "tuple":
+        return tuple(from_json(item) for item in found["of"])
+    if kind == "dict":
+        return {from_json(key): from_json(item) for key, item in found["of"]}
+    data = base64.b64decode(found["of"])
+    if kind == "bytes":
+        return data
+    array = np.frombuffer(data, found["dtype"]).reshape(found["shape"]).copy()
+    return array if kind == "array" else array[()]

@@ -1,0 +1,139 @@
+"""Ops of a graph of TensorFlow 1 that wait for other ranks.
+
+A session has few threads, and an op that calls Python keeps one of them while it waits:
+with as many exchanges in flight as there are threads, the session stands still. So the
+call becomes the only element of a dataset, which TensorFlow computes on a thread that
+belongs to the op.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import tensorflow as tf
+
+from tfcluster.runtime.collective.group import Group
+from tfcluster.runtime.collective.transports.base import Array
+from tfcluster.runtime.exchange.error_translation import translated
+from tfcluster.runtime.exchange.negotiation import Order
+from tfcluster.runtime.process_group import group, is_initialized
+from tfcluster.runtime.process_sets import ProcessSet
+
+Act = Callable[..., Sequence[Array]]
+
+_made: WeakKeyDictionary[Any, Counter[str]] = WeakKeyDictionary()
+_functions: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()
+_orders: WeakKeyDictionary[Group, Order] = WeakKeyDictionary()
+
+
+def waiting_op(
+    act: Act,
+    tensors: Sequence[Any],
+    dtypes: Sequence[Any],
+    what: str,
+    among: ProcessSet,
+) -> list[Any]:
+    """The tensors that ``act`` returns once all ranks are at this op.
+
+    ``what`` may have a name, as in ``allreduce of NAME``: it is the same op on all
+    ranks then, in whatever order they make their ops. Those without are told apart by
+    the order in which they are made.
+    """
+    _see_runs()
+    key = _key(what)
+
+    def run(*arrays: Array) -> list[Array]:
+        found = order_among(among.group()).run(key, lambda: act(*arrays))
+        return [np.asarray(array) for array in found]
+
+    # An element has at least one component, and an exchange may have no tensors.
+    values = [tf.zeros([], tf.bool), *tensors]
+    unknown = tf.TensorShape(None)
+
+    @tf.function(  # type: ignore[untyped-decorator]
+        input_signature=[tf.TensorSpec(None, value.dtype) for value in values],
+        autograph=False,
+    )
+    def computed(nothing: Any, *own: Any) -> list[Any]:
+        return list(tf.numpy_function(run, list(own), list(dtypes)))
+
+    # Not tf.data.Dataset.map: its function runs on the session's threads.
+    dataset = tf.raw_ops.MapDataset(
+        input_dataset=tf.raw_ops.TensorDataset(
+            components=values, output_shapes=[value.shape for value in values]
+        ),
+        other_arguments=[],
+        f=_in_this_graph(computed),
+        output_types=list(dtypes),
+        output_shapes=[unknown] * len(dtypes),
+        use_inter_op_parallelism=False,
+    )
+    return list(
+        tf.raw_ops.DatasetToSingleElement(
+            dataset=dataset,
+            output_types=list(dtypes),
+            output_shapes=[unknown] * len(dtypes),
+            name=_op_name(what),
+        )
+    )
+
+
+def order_among(ranks: Group) -> Order:
+    """What agrees with other ranks on the order of the exchanges in flight."""
+    found = _orders.get(ranks)
+    if found is None:
+        found = _orders.setdefault(ranks, Order(ranks))
+    return found
+
+
+def _key(what: str) -> str:
+    graph = tf.compat.v1.get_default_graph()
+    while (outer := getattr(graph, "outer_graph", None)) is not None:
+        graph = outer  # Several functions of a graph may run at the same time.
+    used = _made.setdefault(graph, Counter())
+    name = what.partition(" of ")[2]
+    used[name] += 1
+    if not name:
+        return f"{what} (number {used[name]} without a name)"
+    return name if used[name] == 1 else f"{name} (number {used[name]} of this name)"
+
+
+def _in_this_graph(function: Any) -> Any:
+    """The function as an attribute of an op, which the graph has to hold."""
+    concrete = function.get_concrete_function()
+    graph = tf.compat.v1.get_default_graph()
+    concrete.add_to_graph(graph)
+    # What Python it calls lives as long as the graph.
+    _functions.setdefault(graph, []).append(concrete)
+    return concrete
+
+
+def _op_name(what: str) -> str:
+    """What TensorFlow calls the op: its own messages name it, too."""
+    return re.sub(r"[^A-Za-z0-9_.\\-]+", "_", what).strip("_.-\\") or "exchange"
+
+
+@functools.cache
+def _see_runs() -> None:
+    """Have every session tell the order when it runs, and raise errors of ours."""
+    kind = next(base for base in tf.compat.v1.Session.__mro__ if "run" in vars(base))
+    original = kind.run
+
+    @functools.wraps(original)
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not is_initialized():
+            return original(self, *args, **kwargs)
+        with ExitStack() as runs:
+            runs.enter_context(translated())
+            for order in (order_among(group()), *_orders.values()):
+                runs.enter_context(order.running())
+            return original(self, *args, **kwargs)
+
+    kind.run = run

@@ -1,0 +1,269 @@
+"""allreduce, grouped_allreduce and reducescatter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfcluster.runtime.collective import Layout, ReduceOp, tensor_words
+from tfcluster.runtime.collective.ragged_collectives import reduced_part
+from tfcluster.runtime.collective.transports.base import Array, Transport
+from tfcluster.runtime.exchange.compression import Compression, Compressor
+from tfcluster.runtime.exchange.gather_broadcast import gather_tensors
+from tfcluster.runtime.exchange.graph_ops import exchange_op, unconverted
+from tfcluster.runtime.exchange.reduce_engine import Exchange, reduce_tensors
+from tfcluster.runtime.exchange.reduced_tensors import reduced
+from tfcluster.runtime.exchange.wire_format import (
+    Reduction,
+    carrier,
+    chosen_op,
+    scaled_by,
+)
+from tfcluster.runtime.process_sets import ProcessSet, global_process_set
+from tfcluster.runtime.tensors import as_tensor
+
+Average = ReduceOp.AVERAGE
+Sum = ReduceOp.SUM
+Min = ReduceOp.MIN
+Max = ReduceOp.MAX
+Product = ReduceOp.PRODUCT
+Adasum = ReduceOp.ADASUM
+
+
+@unconverted
+def allreduce(
+    tensor: Any,
+    average: bool | None = None,
+    op: ReduceOp | None = None,
+    name: str | None = None,
+    compression: Compressor | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    sparse_as_dense: bool = False,
+    device_dense: str = "",
+    device_sparse: str = "",
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """A tensor, variable or IndexedSlices combined over all ranks; the average if
+    nothing else is said.
+
+    Shapes and dtypes are the same on all ranks (for IndexedSlices the numbers of rows
+    may differ), and so is the result, bit by bit. Half precision is summed up in
+    float32; the average of integers is rounded down; for booleans Sum and Max are
+    "or", Min and Product "and". Values are multiplied by ``prescale_factor`` before and
+    by ``postscale_factor`` afterwards. ``sparse_as_dense`` makes a tensor of
+    IndexedSlices first. The gradient of an average or sum is the same operation on the
+    gradients.
+
+    Raises ValueError for ``average`` together with ``op``, TypeError for tensors that
+    are no numbers and for averages of booleans, CollectiveMismatchError on all ranks
+    where they differ.
+    """
+    what = f"allreduce of {name}" if name else "allreduce"
+    return _reduced(
+        [tensor],
+        what,
+        ["tensor"],
+        Reduction(
+            chosen_op(average, op),
+            prescale_factor,
+            postscale_factor,
+            compression or Compression.none,
+        ),
+        sparse_as_dense=sparse_as_dense,
+        among=process_set,
+    )[0]
+
+
+@unconverted
+def grouped_allreduce(
+    tensors: Sequence[Any],
+    average: bool | None = None,
+    op: ReduceOp | None = None,
+    name: str | None = None,
+    compression: Compressor | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    sparse_as_dense: bool = False,
+    device_dense: str = "",
+    device_sparse: str = "",
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> list[Any]:
+    """A list of tensors combined as ``allreduce`` does, all in one exchange."""
+    what = f"grouped allreduce of {name}" if name else "grouped allreduce"
+    return _reduced(
+        tensors,
+        what,
+        [f"tensor {index}" for index in range(len(tensors))],
+        Reduction(
+            chosen_op(average, op),
+            prescale_factor,
+            postscale_factor,
+            compression or Compression.none,
+        ),
+        sparse_as_dense=sparse_as_dense,
+        among=process_set,
+    )
+
+
+def _reduced(
+    tensors: Sequence[Any],
+    what: str,
+    names: Sequence[str],
+    reduction: Reduction,
+    *,
+    sparse_as_dense: bool,
+    among: ProcessSet,
+) -> list[Any]:
+    chosen = [
+        as_tensor(tensor)
+        if sparse_as_dense or not isinstance(tensor, tf.IndexedSlices)
+        else tensor
+        for tensor in tensors
+    ]
+    results = reduce_tensors(Exchange(what, reduction, among=among), chosen, names)
+    reduced.note(results)
+    return results
+
+
+@unconverted
+def reducescatter(
+    tensor: Any,
+    op: ReduceOp | None = None,
+    name: str | None = None,
+    compression: Compressor | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    device_dense: str = "",
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """This rank's rows of the ranks' tensors combined; by default averaged.
+
+    Shapes and dtypes are the same on all ranks. The first dimension, of d rows, is
+    divided: each rank gets ``d // size`` rows in rank order, the first ``d % size``
+    ranks one more. Dtypes and factors are treated as by ``allreduce``. The gradient is
+    made of the ranks' gradients, one after the other; those of a sum are multiplied by
+    the number of ranks, as Horovod defines it.
+
+    Raises ValueError for scalars, and what ``allreduce`` raises.
+    """
+    what = f"reducescatter of {name}" if name else "reducescatter"
+    reduction = _scattering(op, compression, prescale_factor, postscale_factor)
+    return _reduced_parts([tensor], what, reduction, process_set)[0]
+
+
+@unconverted
+def grouped_reducescatter(
+    tensors: Sequence[Any],
+    op: ReduceOp | None = None,
+    name: str | None = None,
+    compression: Compressor | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    device_dense: str = "",
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> list[Any]:
+    """A list of tensors as ``reducescatter`` treats each, all in one exchange."""
+    what = f"grouped reducescatter of {name}" if name else "grouped reducescatter"
+    reduction = _scattering(op, compression, prescale_factor, postscale_factor)
+    return _reduced_parts(tensors, what, reduction, process_set)
+
+
+def _scattering(
+    op: ReduceOp | None,
+    compression: Compressor | None,
+    prescale: float,
+    postscale: float,
+) -> Reduction:
+    if op is Adasum:
+        raise ValueError("reducescatter cannot do Adasum: use allreduce")
+    return Reduction(
+        chosen_op(None, op), prescale, postscale, compression or Compression.none
+    )
+
+
+def _reduced_parts(
+    tensors: Sequence[Any], what: str, reduction: Reduction, among: ProcessSet
+) -> list[Any]:
+    given = [as_tensor(tensor) for tensor in tensors]
+    if any(tensor.shape.rank == 0 for tensor in given):
+        raise ValueError(f"{what} takes tensors of at least one dimension")
+    if not given:
+        return []
+
+    def forward(*flat: Any) -> Any:
+        results = _scattered(flat, what, reduction, among)
+
+        def backward(*upstream: Any) -> list[Any]:
+            if reduction.op not in (Average, Sum):
+                raise ValueError(f"{reduction.words(what)} has no gradient")
+            used = [
+                tf.zeros_like(result) if gradient is None else gradient
+                for gradient, result in zip(upstream, results, strict=True)
+                if _inexact(result)
+            ]
+            copies = among.size() if reduction.op is Sum else 1
+            factor = copies * reduction.prescale * reduction.postscale
+            whole = iter(gather_tensors(used, f"gradient of {what}", among))
+            return [
+                scaled_by(next(whole), factor) if _inexact(tensor) else None
+                for tensor in flat
+            ]
+
+        return results, backward
+
+    if any(map(_inexact, given)):
+        parts = list(tf.nest.flatten(tf.custom_gradient(forward)(*given)))
+    else:
+        parts = _scattered(given, what, reduction, among)
+    reduced.note(parts)
+    return parts
+
+
+def _inexact(tensor: Any) -> bool:
+    return bool(tensor.dtype.is_floating or tensor.dtype.is_complex)
+
+
+def _scattered(
+    tensors: Sequence[Any], what: str, reduction: Reduction, among: ProcessSet
+) -> list[Any]:
+    sent = [carrier(tensor, reduction, what) for tensor in tensors]
+
+    def act(*arrays: Array) -> list[Array]:
+        words = tuple(
+            tensor_words("tensor", each.words, array.shape)
+            for each, array in zip(sent, arrays, strict=True)
+        )
+        with among.group().exchange(Layout(reduction.words(what), words)) as turn:
+            return [_part(turn.transport, array, reduction.op) for array in arrays]
+
+    parts = exchange_op(
+        act,
+        [each.tensor for each in sent],
+        [each.tensor.dtype for each in sent],
+        what,
+        among,
+    )
+    for part, tensor in zip(parts, tensors, strict=True):
+        part.set_shape([None, *tensor.shape[1:]])
+    return [each.restored(part) for each, part in zip(sent, parts, strict=True)]
+
+
+def _part(transport: Transport, array: Array, op: ReduceOp) -> Array:
+    """This rank's rows, in the array's own dtype."""
+    wide = array
+    if op is Average and array.dtype.kind in "iu":
+        wide = array.astype(np.uint64 if array.dtype.kind == "u" else np.int64)
+    total = reduced_part(transport, wide, op)
+    if op is Average:
+        ranks = total.dtype.type(transport.size)
+        total = total // ranks if total.dtype.kind in "iu" else total / ranks
+    with np.errstate(over="ignore"):
+        return total.astype(array.dtype)

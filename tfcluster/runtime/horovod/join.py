@@ -1,0 +1,33 @@
+"""``join``: the end of the data of all ranks."""
+
+from __future__ import annotations
+
+import struct
+import time
+
+from tfcluster.runtime import process_group
+from tfcluster.runtime.collective import CollectiveMismatchError, Layout
+from tfcluster.runtime.collective.collectives import gather_bytes
+
+_TIME = struct.Struct(">d")
+
+
+def join(device: object = None) -> int:
+    """Wait until all ranks have called it; the rank that came last.
+
+    Raises CollectiveMismatchError on all ranks where others still train: Horovod would
+    have a rank without data add zeros to what the others exchange, which makes another
+    result of the last batches than one process gets.
+    """
+    came = _TIME.pack(time.time())
+    try:
+        found = gather_bytes(process_group.group(), came, Layout("join"))
+    except CollectiveMismatchError as error:
+        raise CollectiveMismatchError(
+            f"{error}. A rank that has no more data cannot wait by join() while others "
+            "train: give all ranks as many steps, for instance "
+            "int(hvd.allreduce(steps, op=hvd.Min)); or leave the division of batches "
+            "to tfcluster, which deals with uneven ones"
+        ) from error
+    times = [_TIME.unpack(data)[0] for data in found]
+    return times.index(max(times))

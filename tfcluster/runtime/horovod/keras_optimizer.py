@@ -1,0 +1,116 @@
+"""Keras optimizers that the program has had made distributed.
+
+The hook is on the one optimizer, not on its class: so its class, its config and what is
+saved of it are Keras's own.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from types import MethodType
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfcluster.runtime.horovod.accumulation import Accumulation
+from tfcluster.runtime.horovod.settings import Settings
+from tfcluster.runtime.patching import defining_class
+
+_SETTINGS = "_distributed_settings"
+_ACCUMULATION = "_distributed_accumulation"
+
+
+def distribute(optimizer: Any, settings: Settings) -> Any:
+    """Have ``optimizer`` exchange gradients before it applies them."""
+    _watch_compiling()
+    # Not setattr: Keras's tracking of attributes has no business with them.
+    vars(optimizer)[_SETTINGS] = settings
+    vars(optimizer).pop(_ACCUMULATION, None)
+    vars(optimizer)["apply"] = MethodType(_apply, optimizer)
+    vars(optimizer)["register_local_var"] = settings.local.add
+    return optimizer
+
+
+def is_distributed(optimizer: Any) -> bool:
+    return _SETTINGS in getattr(optimizer, "__dict__", {})
+
+
+@tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+def _apply(
+    optimizer: Any,
+    grads: Sequence[Any],
+    trainable_variables: Sequence[Any] | None = None,
+) -> None:
+    """``Optimizer.apply``, with an exchange before it."""
+    grads = list(grads)
+    settings: Settings = vars(optimizer)[_SETTINGS]
+    apply = functools.partial(type(optimizer).apply, optimizer)
+    if not grads:
+        apply(grads, trainable_variables)
+        return
+    variables = _built(optimizer, trainable_variables, len(grads))
+
+    def exchange(gradients: list[Any]) -> None:
+        apply(settings.exchanged(gradients, variables), trainable_variables)
+
+    if settings.passes == 1:
+        exchange(grads)
+    else:
+        _accumulation(optimizer, settings).add(grads, exchange)
+
+
+def _built(
+    optimizer: Any, trainable_variables: Sequence[Any] | None, count: int
+) -> list[Any]:
+    """What the gradients are for; the optimizer then has its own variables.
+
+    They cannot be made within a branch of a graph.
+    """
+    if trainable_variables is None:
+        # Without names where the original has to say what is missing.
+        known = list(optimizer._trainable_variables) if optimizer.built else []
+        return known if len(known) == count else list(range(count))
+    variables = list(trainable_variables)
+    if not optimizer.built:
+        with keras.name_scope(optimizer.name, caller=optimizer):
+            optimizer.build(variables)
+        optimizer.built = True
+    return variables
+
+
+def _accumulation(optimizer: Any, settings: Settings) -> Accumulation:
+    found: Accumulation | None = vars(optimizer).get(_ACCUMULATION)
+    if found is None:
+        found = Accumulation(settings.passes, average=settings.average_passes)
+        vars(optimizer)[_ACCUMULATION] = found
+    return found
+
+
+@functools.cache
+def _watch_compiling() -> None:
+    owner: Any = defining_class(keras.Model, "compile")
+    original: Callable[..., Any] = owner.compile
+
+    @functools.wraps(original)
+    def compile(model: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(model, *args, **kwargs)
+        _adapt(model)
+        return result
+
+    owner.compile = compile
+
+
+def _adapt(model: Any) -> None:
+    """What Keras makes of a model whose optimizer is distributed, put right."""
+    outer = getattr(model, "optimizer", None)
+    inner = getattr(outer, "inner_optimizer", None)
+    if is_distributed(inner):
+        # It looks for infinities first: the ranks would not agree on what it finds.
+        settings = vars(inner).pop(_SETTINGS)
+        del vars(inner)["apply"], vars(inner)["register_local_var"]
+        distribute(outer, settings)
+    if is_distributed(outer) and model.jit_compile:
+        # An exchange cannot be compiled; Keras does the same under tf.distribute.
+        model.jit_compile = False

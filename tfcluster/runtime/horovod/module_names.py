@@ -1,0 +1,115 @@
+"""``import horovod`` finds tfcluster's API in a task where no horovod is installed.
+
+So scripts that were written for Horovod run as they are. Importing one of the modules
+says that the program distributes its training by itself. Knows no TensorFlow.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+from tfcluster.runtime.scripts import self_distributed
+
+VERSION = "0.28.1"
+"""Of Horovod, whose names these are: some scripts compare it."""
+
+_ERRORS = "tfcluster.runtime.errors"
+_KERAS = "tfcluster.runtime.horovod.keras_module"
+_HOMES = {
+    "horovod": "",
+    "horovod.common": "",
+    "horovod.common.exceptions": _ERRORS,
+    "horovod.common.process_sets": "tfcluster.runtime.process_sets",
+    "horovod.common.util": "tfcluster.runtime.horovod.capabilities",
+    "horovod.keras": _KERAS,
+    "horovod.keras.callbacks": "tfcluster.runtime.callbacks",
+    "horovod.keras.elastic": "tfcluster.runtime.elastic",
+    "horovod.tensorflow": "tfcluster.runtime",
+    "horovod.tensorflow.compression": "tfcluster.runtime.exchange.compression",
+    "horovod.tensorflow.elastic": "tfcluster.runtime.elastic",
+    "horovod.tensorflow.functions": "tfcluster.runtime",
+    "horovod.tensorflow.keras": _KERAS,
+    "horovod.tensorflow.keras.callbacks": "tfcluster.runtime.callbacks",
+    "horovod.tensorflow.keras.elastic": "tfcluster.runtime.elastic",
+    "horovod.tensorflow.mpi_ops": "tfcluster.runtime",
+    "horovod.tensorflow.sync_batch_norm": (
+        "tfcluster.runtime.horovod.sync_batch_normalization"
+    ),
+}
+"""Where the names of a module are."""
+
+_CLAIMING = ("horovod.keras", "horovod.tensorflow")
+_OTHER_NAMES = {
+    "HorovodInternalError": (_ERRORS, "CollectiveError"),
+    "HorovodVersionMismatchError": (_ERRORS, "CollectiveMismatchError"),
+    "HostsUpdatedInterrupt": (_ERRORS, "HostsUpdatedInterrupt"),
+}
+
+
+def install(tell: Callable[[str], None]) -> None:
+    """Have ``horovod`` found where nothing else finds it; ``tell`` says so, once."""
+    sys.meta_path.append(_Finder(tell))
+
+
+class _Finder(MetaPathFinder):
+    """The last one that is asked."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self._tell = tell
+
+    def find_spec(
+        self,
+        fullname: str,
+        path: Sequence[str] | None,
+        target: ModuleType | None = None,
+    ) -> ModuleSpec | None:
+        if fullname not in _HOMES:
+            return None
+        package = any(name.startswith(f"{fullname}.") for name in _HOMES)
+        return ModuleSpec(
+            fullname, _Loader(self._tell), origin=__file__, is_package=package
+        )
+
+
+class _Loader(Loader):
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self._tell = tell
+
+    def exec_module(self, module: ModuleType) -> None:
+        name = module.__name__
+        module.__file__ = __file__
+        if name == "horovod":
+            self._tell(
+                "no horovod is installed: what is imported as horovod is "
+                "tfcluster.runtime"
+            )
+        if name in _CLAIMING:
+            self_distributed.claim()
+        vars(module)["__version__"] = VERSION
+        if home := _HOMES[name]:
+            found = importlib.import_module(home)
+            vars(module)["__all__"] = list(getattr(found, "__all__", ()))
+        vars(module)["__getattr__"] = _attributes_of(module)
+
+
+def _attributes_of(module: ModuleType) -> Callable[[str], Any]:
+    home = _HOMES[module.__name__]
+
+    def attribute(name: str) -> Any:
+        full = f"{module.__name__}.{name}"
+        if full in _HOMES:
+            return importlib.import_module(full)
+        if name in _OTHER_NAMES:
+            place, ours = _OTHER_NAMES[name]
+            return getattr(importlib.import_module(place), ours)
+        if home and not name.startswith("__"):
+            return getattr(importlib.import_module(home), name)
+        raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
+
+    return attribute

@@ -1,0 +1,138 @@
+"""How a distributed optimizer or tape exchanges gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+
+from tfcluster.runtime.collective import ReduceOp
+from tfcluster.runtime.collective.group import Group
+from tfcluster.runtime.exchange.broadcast_variables import name_of
+from tfcluster.runtime.exchange.compression import Compressor, compression_named
+from tfcluster.runtime.exchange.reduce_engine import Exchange, reduce_tensors
+from tfcluster.runtime.exchange.wire_format import Reduction
+from tfcluster.runtime.horovod.local_sources import LocalSources
+from tfcluster.runtime.process_group import context, group
+from tfcluster.runtime.process_sets import ProcessSet, global_process_set
+from tfcluster.runtime.scripts import self_distributed
+from tfcluster.runtime.telemetry.agent_channel import reporter
+from tfcluster.runtime.telemetry.step_rate import Pace
+
+_pace: tuple[Group, Pace] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What is done with the gradients of ``label``."""
+
+    label: str
+    reduction: Reduction
+    sparse_as_dense: bool = False
+    passes: int = 1
+    """Gradients that are summed up on each rank before one exchange."""
+    average_passes: bool = False
+    among: ProcessSet = global_process_set
+    local: LocalSources = field(default_factory=LocalSources)
+    """Variables whose gradients are each rank's own."""
+
+    def exchanged(
+        self, gradients: Sequence[Any], variables: Sequence[Any]
+    ) -> list[Any]:
+        """The gradients (None, tensors or IndexedSlices) combined over the ranks.
+
+        None stays None. Raises CollectiveMismatchError on all ranks where not all of
+        them have the same gradients, or some have none for a variable.
+        """
+        chosen = [
+            tf.convert_to_tensor(gradient)
+            if self.sparse_as_dense and isinstance(gradient, tf.IndexedSlices)
+            else gradient
+            for gradient in gradients
+        ]
+        names = [_name(variable, index) for index, variable in enumerate(variables)]
+        own = {i for i, v in enumerate(variables) if self.local.has(v)}
+        common = [i for i in range(len(chosen)) if i not in own]
+        exchange = Exchange(
+            f"gradients of {self.label}",
+            self.reduction,
+            differentiable=False,
+            among=self.among,
+            done=self._count,
+        )
+        combined = dict(
+            zip(
+                common,
+                reduce_tensors(
+                    exchange, [chosen[i] for i in common], [names[i] for i in common]
+                ),
+                strict=True,
+            )
+        )
+        return [
+            self.local.scaled(gradient, self.among.size()) if i in own else combined[i]
+            for i, gradient in enumerate(chosen)
+        ]
+
+    def _count(self) -> None:
+        """Each exchange is a step, as those who watch the run count them."""
+        global _pace
+        ranks = group()
+        if _pace is None or _pace[0] is not ranks:
+            _pace = ranks, Pace(reporter(), ranks)
+        _pace[1].applied(self.label)
+
+
+def settings(
+    label: str,
+    *,
+    op: ReduceOp | None = None,
+    compression: Compressor | None = None,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
+    process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
+) -> Settings:
+    """The settings that a program asks for; it now counts as distributing itself.
+
+    Raises ValueError for what makes no sense.
+    """
+    op = op or ReduceOp.AVERAGE
+    if op not in (ReduceOp.AVERAGE, ReduceOp.SUM, ReduceOp.ADASUM):
+        raise ValueError(
+            f"gradients are combined by Average, Sum or Adasum: op cannot be {op}"
+        )
+    if gradient_predivide_factor != 1.0 and op is not ReduceOp.AVERAGE:
+        raise ValueError("gradient_predivide_factor goes with op=Average only")
+    if gradient_predivide_factor <= 0:
+        raise ValueError("gradient_predivide_factor must be positive")
+    if backward_passes_per_step < 1:
+        raise ValueError("backward_passes_per_step must be 1 or more")
+    self_distributed.claim()
+    if compression is None:
+        compression = compression_named(context().options.compression)
+    reduction = Reduction(
+        op, 1.0 / gradient_predivide_factor, gradient_predivide_factor, compression
+    )
+    return Settings(
+        label,
+        reduction,
+        sparse_as_dense,
+        backward_passes_per_step,
+        average_aggregated_gradients,
+        process_set,
+        LocalSources(scale=scale_local_gradients),
+    )
+
+
+def _name(variable: Any, index: int) -> str:
+    if hasattr(variable, "path") or hasattr(variable, "name"):
+        try:
+            return name_of(variable)
+        except AttributeError:
+            pass  # An eager tensor has no name.
+    return f"gradient {index}"

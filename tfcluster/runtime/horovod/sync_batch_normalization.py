@@ -1,0 +1,47 @@
+"""``SyncBatchNormalization`` of programs that distribute their training themselves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfcluster.runtime.exchange.reduce import Sum, allreduce
+from tfcluster.runtime.process_group import size
+
+
+class SyncBatchNormalization(
+    keras.layers.BatchNormalization  # type: ignore[misc]  # untyped
+):
+    """A ``BatchNormalization`` by the rows of all ranks, each of which has its own.
+
+    Saved models need this class to be loaded. Masks are not supported. In a program
+    whose batches tfcluster divides, ``BatchNormalization(synchronized=True)`` does it.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        if kwargs.pop("fused", None):
+            raise ValueError("SyncBatchNormalization does not support fused=True")
+        super().__init__(*args, **kwargs)
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def _moments(self, inputs: Any, mask: Any) -> tuple[Any, Any]:
+        if size() == 1:
+            return super()._moments(inputs, mask)  # type: ignore[no-any-return]
+        if mask is not None:
+            raise ValueError("SyncBatchNormalization does not support masks")
+        axes = self._reduction_axes
+        count = tf.cast(tf.size(inputs) / inputs.shape[self.axis], inputs.dtype)
+        sums = tf.stack(
+            [
+                tf.reduce_sum(inputs, axes),
+                tf.reduce_sum(inputs * inputs, axes),
+                tf.fill([inputs.shape[self.axis]], count),
+            ]
+        )
+        total = allreduce(sums, op=Sum, name=f"moments of {self.name}")
+        mean = total[0] / total[2]
+        # Rounding could make it negative.
+        variance = tf.maximum(total[1] / total[2] - mean * mean, 0.0)
+        return mean, variance

@@ -1,0 +1,108 @@
+"""DistributedGradientTape."""
+
+from __future__ import annotations
+
+import copy
+from types import MethodType
+from typing import Any
+
+import tensorflow as tf
+
+from tfcluster.runtime.collective import ReduceOp
+from tfcluster.runtime.exchange.compression import Compressor
+from tfcluster.runtime.exchange.graph_ops import unconverted
+from tfcluster.runtime.horovod.local_sources import weights_of
+from tfcluster.runtime.horovod.settings import Settings, settings
+from tfcluster.runtime.process_sets import ProcessSet, global_process_set
+
+
+@unconverted
+def DistributedGradientTape(
+    gradtape: Any,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Compressor | None = None,
+    sparse_as_dense: bool = False,
+    op: ReduceOp | None = None,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: Any = None,
+    process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """A tape like ``gradtape``, whose ``gradient`` combines the ranks' gradients.
+
+    It can be entered, or made of a tape that has recorded already; ``gradtape`` itself
+    stays as it is. The arguments are those of ``DistributedOptimizer``, and so are the
+    errors that they raise. Sources without a gradient (None) are left out, on all ranks
+    or none. Sources that ``register_local_source`` is given are not exchanged.
+    """
+    del device_dense, device_sparse, num_groups, groups
+    chosen = settings(
+        "DistributedGradientTape",
+        op=op,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        gradient_predivide_factor=gradient_predivide_factor,
+        process_set=process_set,
+        scale_local_gradients=scale_local_gradients,
+    )
+    tape = copy.copy(gradtape)
+    tape.gradient = MethodType(_gradient_by(chosen), tape)
+    tape.register_local_source = chosen.local.add
+    return tape
+
+
+def PartialDistributedGradientTape(
+    gradtape: Any,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Compressor | None = None,
+    sparse_as_dense: bool = False,
+    op: ReduceOp | None = None,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: Any = None,
+    process_set: ProcessSet = global_process_set,
+    local_layers: Any = None,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """A ``DistributedGradientTape`` without the layers that each rank trains alone.
+
+    ``local_layers`` is a layer or a list of layers, whose weights are there already.
+    """
+    tape = DistributedGradientTape(
+        gradtape,
+        device_dense,
+        device_sparse,
+        compression,
+        sparse_as_dense,
+        op,
+        gradient_predivide_factor,
+        num_groups,
+        groups,
+        process_set,
+        scale_local_gradients,
+    )
+    for variable in weights_of(local_layers):
+        tape.register_local_source(variable)
+    return tape
+
+
+def _gradient_by(chosen: Settings) -> Any:
+    @unconverted
+    def gradient(
+        self: Any,
+        target: Any,
+        sources: Any,
+        output_gradients: Any = None,
+        unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
+    ) -> Any:
+        """``tf.GradientTape.gradient``, combined over the ranks."""
+        local = type(self).gradient(
+            self, target, sources, output_gradients, unconnected_gradients
+        )
+        combined = chosen.exchanged(tf.nest.flatten(local), tf.nest.flatten(sources))
+        return tf.nest.pack_sequence_as(local, combined)
+
+    return gradient

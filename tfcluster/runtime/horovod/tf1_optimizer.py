@@ -1,0 +1,61 @@
+"""Optimizers of TensorFlow 1 whose gradients are combined over the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tfcluster.runtime.exchange.graph_ops import unconverted
+from tfcluster.runtime.horovod.settings import Settings
+
+_DELEGATED = (
+    "apply_gradients",
+    "get_slot",
+    "get_slot_names",
+    "variables",
+    # Between the classes of TensorFlow, for those who call or override them.
+    "_apply_dense",
+    "_apply_sparse",
+    "_apply_sparse_duplicate_indices",
+    "_create_slots",
+    "_finish",
+    "_prepare",
+    "_resource_apply_dense",
+    "_resource_apply_sparse",
+    "_resource_apply_sparse_duplicate_indices",
+    "_valid_dtypes",
+)
+
+
+class V1Optimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]  # untyped
+    """Another optimizer, which gets the combined gradients and does all else."""
+
+    def __init__(
+        self, optimizer: Any, settings: Settings, *, use_locking: bool
+    ) -> None:
+        super().__init__(name=settings.label, use_locking=use_locking)
+        self._optimizer = optimizer
+        self._settings = settings
+        self.register_local_var = settings.local.add
+
+    @unconverted
+    def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
+        """As the optimizer's own, but combined over the ranks; None stays None."""
+        pairs = self._optimizer.compute_gradients(*args, **kwargs)
+        variables = [variable for _, variable in pairs]
+        gradients = self._settings.exchanged([g for g, _ in pairs], variables)
+        return list(zip(gradients, variables, strict=True))
+
+
+def _delegate(name: str) -> Callable[..., Any]:
+    def method(self: V1Optimizer, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self._optimizer, name)(*args, **kwargs)
+
+    method.__name__ = name
+    return method
+
+
+for _name in _DELEGATED:
+    setattr(V1Optimizer, _name, _delegate(_name))

@@ -1,0 +1,71 @@
+"""What the ranks exchange and when, as a file that Chrome's trace viewer shows.
+
+``start_timeline`` and ``stop_timeline`` are Horovod's: they are called on every rank,
+and rank 0 writes.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+from pathlib import Path
+
+from tfcluster.runtime import process_group
+
+
+class Timeline:
+    """The exchanges of this rank, until it is written."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._events: list[dict[str, object]] = []
+
+    def add(self, what: str, start_s: float, end_s: float) -> None:
+        verb, _, name = what.partition(" of ")
+        self._events.append(
+            {
+                "name": what,
+                "cat": verb,
+                "ph": "X",
+                "pid": os.getpid(),
+                "tid": name or verb,
+                "ts": start_s * 1e6,
+                "dur": (end_s - start_s) * 1e6,
+            }
+        )
+
+    def write(self) -> None:
+        self._path.write_text(json.dumps(self._events), encoding="utf-8")
+
+
+_timeline: Timeline | None = None
+
+
+def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
+    """Write the exchanges from now on to a file, by ``stop_timeline`` or at the end.
+
+    ``mark_cycles`` is ignored: there are no cycles. Raises ValueError where one is
+    being written already, OSError where it cannot be.
+    """
+    global _timeline
+    if _timeline is not None:
+        raise ValueError("a timeline is being written already: call stop_timeline")
+    if not process_group.is_chief():
+        return
+    _timeline = Timeline(Path(file_path))
+    _timeline.write()
+    process_group.group().observe(_timeline.add)
+    atexit.register(stop_timeline)
+
+
+def stop_timeline() -> None:
+    """Write the file. Without a timeline it does nothing."""
+    global _timeline
+    if _timeline is None:
+        return
+    if process_group.is_initialized():
+        process_group.group().observe(None)
+    _timeline.write()
+    _timeline = None
+    atexit.unregister(stop_timeline)

@@ -1,0 +1,193 @@
+"""Cut a batch into the ranks' parts: plain functions of tensors.
+
+Rank ``r`` of ``N`` takes rows ``[r*B//N, (r+1)*B//N)`` of B. Works on eager and
+symbolic tensors, ragged and sparse ones, and numpy arrays, in any structure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfcluster.runtime.keras.batches.batch_sharding import bounds
+from tfcluster.runtime.keras.session import Share
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What a rank takes of a batch."""
+
+    data: Any
+    share: Share
+
+
+def take_part(data: Any, rank: int, size: int) -> Part:
+    """This rank's rows of a global batch.
+
+    A rank without rows takes the first one, and weighs nothing. Where the tensors don't
+    have one common number of rows, there is nothing to divide: every rank takes all.
+    """
+    leaves = [leaf for leaf in tf.nest.flatten(data) if has_rows(leaf)]
+    if not leaves:
+        return Part(data, _of_the_chief(rank))
+    batch, common = common_rows(leaves)
+    if not isinstance(batch, int) or not isinstance(common, bool):
+        return _dynamic_part(data, leaves, batch, common, rank, size)
+    if not common or not batch:
+        return Part(data, replace(_of_the_chief(rank), undivided=not common))
+    start, stop = bounds(batch, rank, size)
+    rows = stop - start
+    if not rows:
+        start, stop = 0, 1
+    share = Share(float(rows), rows > 0, total=float(batch))
+    return Part(_cut_all(data, start, stop), share)
+
+
+def common_rows(leaves: Sequence[Any]) -> tuple[Any, Any]:
+    """The rows of the first of some tensors, and whether they are rows of all.
+
+    An int and a bool where that is known, else scalar tensors. A matrix of as many
+    columns as rows beside other tensors may be the adjacency of a graph. Then the batch
+    is one graph, and its nodes are no rows.
+    """
+    counts = [rows_in(leaf) for leaf in leaves]
+    common: Any
+    if all(isinstance(count, int) for count in counts):
+        common = len(set(counts)) == 1
+    else:
+        counts = [tf.cast(count, tf.int64) for count in counts]
+        common = tf.reduce_all(tf.equal(tf.stack(counts), counts[0]))
+    if len(leaves) > 1:
+        for leaf in leaves:
+            graph = _is_adjacency(leaf)
+            if graph is not False:
+                common = tf.logical_and(common, tf.logical_not(graph))
+    if tf.is_tensor(common) and hasattr(common, "numpy"):
+        common = bool(common)
+    return counts[0], common
+
+
+_SMALLEST_GRAPH = 4
+"""Smaller matrices are often symmetric by chance."""
+
+
+def _is_adjacency(leaf: Any) -> Any:
+    """Whether a matrix says which nodes are neighbours: False, or a boolean tensor."""
+    if isinstance(leaf, tf.RaggedTensor) or leaf.shape is None:
+        return False
+    shape = tuple(leaf.shape) if isinstance(leaf, np.ndarray) else leaf.shape.as_list()
+    known = {length for length in shape if length is not None}
+    if len(shape) != 2 or len(known) > 1 or not _is_numeric(leaf.dtype):
+        return False
+    if known and min(known) < _SMALLEST_GRAPH:
+        return False
+    if isinstance(leaf, tf.SparseTensor):
+        lengths = leaf.dense_shape
+        return tf.equal(lengths[0], lengths[1]) & (lengths[0] >= _SMALLEST_GRAPH)
+    matrix = tf.convert_to_tensor(leaf)
+    lengths = tf.shape(matrix)
+
+    def symmetric() -> Any:
+        there = tf.cast(matrix, tf.bool)
+        alike = tf.reduce_all(tf.equal(there, tf.transpose(there)))
+        equal = tf.reduce_all(tf.equal(matrix, tf.transpose(matrix)))
+        # Without any zero the values decide; a normalized adjacency has others.
+        return alike & (equal | ~tf.reduce_all(there))
+
+    square = tf.equal(lengths[0], lengths[1]) & (lengths[0] >= _SMALLEST_GRAPH)
+    return tf.cond(square, symmetric, lambda: tf.constant(False))
+
+
+def _is_numeric(dtype: Any) -> bool:
+    kind = tf.as_dtype(dtype)
+    return bool(kind.is_floating or kind.is_integer or kind.is_bool)
+
+
+def _dynamic_part(
+    data: Any, leaves: Sequence[Any], batch: Any, common: Any, rank: int, size: int
+) -> Part:
+    counts = [tf.cast(rows_in(leaf), tf.int64) for leaf in leaves]
+    batch = tf.cast(batch, tf.int64)
+    start = rank * batch // size
+    rows = (rank + 1) * batch // size - start
+    empty = tf.equal(rows, 0)
+    first = tf.where(tf.logical_or(empty, ~common), tf.zeros_like(start), start)
+    last = tf.where(empty, tf.minimum(batch, 1), start + rows)
+    last = tf.where(common, last, tf.reduce_max(tf.stack(counts)))
+    chiefs = _of_the_chief(rank)
+    share = Share(
+        rows=tf.where(common, tf.cast(rows, tf.float64), _float(chiefs.rows)),
+        counts=tf.where(common, ~empty, chiefs.counts),
+        total=tf.where(common, tf.cast(batch, tf.float64), _float(1.0)),
+        undivided=~common,
+    )
+    return Part(_cut_all(data, first, last), share)
+
+
+def _of_the_chief(rank: int) -> Share:
+    """All ranks compute the same, and only the chief's counts.
+
+    Not their mean: an optimizer would find each row of sparse gradients N times.
+    """
+    return Share(rows=float(rank == 0), counts=rank == 0, total=1.0)
+
+
+def _float(number: float) -> Any:
+    return tf.constant(number, tf.float64)
+
+
+def cut(leaf: Any, start: Any, stop: Any) -> Any:
+    """Rows ``[start, stop)`` of one tensor."""
+    if not isinstance(leaf, tf.SparseTensor):
+        return leaf[start:stop]
+    shape = leaf.dense_shape
+    begin = tf.concat([[tf.cast(start, tf.int64)], tf.zeros_like(shape[1:])], 0)
+    length = tf.concat([[tf.cast(stop - start, tf.int64)], shape[1:]], 0)
+    piece = tf.sparse.slice(leaf, begin, length)
+    piece.set_shape([None, *leaf.shape[1:]])
+    return piece
+
+
+def twice(leaf: Any) -> Any:
+    """All rows of one tensor, and once more."""
+    if isinstance(leaf, tf.SparseTensor):
+        return tf.sparse.concat(0, [leaf, leaf])
+    return tf.concat([leaf, leaf], 0)
+
+
+def has_rows(leaf: Any) -> bool:
+    """Whether a part of a batch has a first dimension."""
+    if isinstance(leaf, np.ndarray):
+        return leaf.ndim > 0
+    if isinstance(leaf, tf.Tensor | tf.RaggedTensor | tf.SparseTensor):
+        return leaf.shape.rank is None or leaf.shape.rank > 0
+    return False
+
+
+def has_dense_rows(leaf: Any) -> bool:
+    """Whether it has, and is no ragged or sparse tensor."""
+    return isinstance(leaf, tf.Tensor | np.ndarray) and has_rows(leaf)
+
+
+def rows_in(leaf: Any) -> Any:
+    """The number of rows: an int where it is known, else a scalar tensor."""
+    if isinstance(leaf, np.ndarray):
+        return leaf.shape[0]
+    known = leaf.shape[0] if leaf.shape.rank is not None else None
+    if known is not None:
+        return int(known)
+    if isinstance(leaf, tf.RaggedTensor):
+        return leaf.nrows()
+    if isinstance(leaf, tf.SparseTensor):
+        return leaf.dense_shape[0]
+    return tf.shape(leaf, out_type=tf.int64)[0]
+
+
+def _cut_all(data: Any, start: Any, stop: Any) -> Any:
+    return tf.nest.map_structure(
+        lambda leaf: cut(leaf, start, stop) if has_rows(leaf) else leaf, data
+    )

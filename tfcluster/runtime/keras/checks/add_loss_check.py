@@ -1,0 +1,120 @@
+"""Finds what layers add to the loss that is no mean over the rows of a batch.
+
+``add_loss`` is given a number, which does not say how it came by it. So the model is
+called again in its first step, with this rank's rows and with either half of them, and
+the numbers are compared as those of a loss function are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfcluster.runtime.collective import CollectiveError
+from tfcluster.runtime.keras.batches.batch_slicing import has_dense_rows, rows_in
+from tfcluster.runtime.keras.checks.known_objects import Judged
+from tfcluster.runtime.keras.checks.loss_reduction import kind_of_loss
+from tfcluster.runtime.keras.session import Session
+
+_TOLERANCE = 0.02
+"""Relative; wide, as the model may have been called with dropout."""
+
+
+class AddedLosses:
+    """Looks at models one of whose steps has just been called."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._judged = Judged()
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def look(self, model: Any, data: Any, undivided: Any) -> None:
+        """Compare what is added for ``data``, a rank's rows, and for its halves; once.
+
+        Nothing is to be found where the batch is ``undivided``.
+
+        Raises CollectiveError for a sum, when the step is run.
+        """
+        names = _adders(model)
+        inputs = keras.utils.unpack_x_y_sample_weight(data)[0]
+        leaves = keras.tree.flatten(inputs)
+        if not names or not leaves or not all(map(has_dense_rows, leaves)):
+            return
+        rows = tf.cast(rows_in(leaves[0]), tf.int64)
+        half = rows // 2
+        known = self._judged.of(model)
+
+        def judge(numbers: Any, rows: Any) -> Any:
+            return np.bool_(self._judge(names, numbers, int(rows)))
+
+        def look() -> Any:
+            parts = [(0, rows), (0, half), (half, rows)]
+            numbers = [_added(model, inputs, names, *part) for part in parts]
+            if any(part is None for part in numbers):
+                return known.assign(True, read_value=False)
+            seen = tf.numpy_function(judge, [tf.stack(numbers), rows], tf.bool)
+            return known.assign(tf.reshape(seen, []), read_value=False)
+
+        over = known | (rows < 2) | undivided
+        tf.cond(over, lambda: tf.no_op(), lambda: tf.group(look()))
+
+    def _judge(self, names: Sequence[str], numbers: Any, rows: int) -> bool:
+        """Whether that was all there is to know, of numbers of a batch and its halves.
+
+        Raises CollectiveError for a sum.
+        """
+        kinds = [
+            kind_of_loss(whole, (first, second), rows, _TOLERANCE)
+            for whole, first, second in zip(*numbers.tolist(), strict=True)
+        ]
+        for name, kind in zip(names, kinds, strict=True):
+            if kind == "sum":
+                self._session.group.refusal = CollectiveError(
+                    f"the layer {name} adds the sum over the rows of a batch to the "
+                    "loss: what add_loss is given has to be their mean"
+                )
+                raise self._session.group.refusal
+            if kind == "whole batch":
+                self._session.warn(
+                    f"what the layer {name} adds to the loss is no mean over the rows "
+                    "of a batch: it sees the rows of one rank at a time, so the result "
+                    "differs from that of one machine"
+                )
+        return "unknown" not in kinds
+
+
+def _adders(model: Any) -> list[str]:
+    """The layers that have added to the loss, once for each time, in Keras's order."""
+    layers = [model, *model._flatten_layers(include_self=False)]
+    return [layer.name for layer in layers for _ in layer._get_own_losses()]
+
+
+def _added(model: Any, inputs: Any, names: Sequence[str], start: Any, stop: Any) -> Any:
+    """What layers add to the loss for some rows; nothing of the model is changed.
+
+    None where that is not what ``names`` have added in the step.
+    """
+
+    def cut(leaf: Any) -> Any:
+        return tf.convert_to_tensor(leaf)[start:stop]
+
+    rows = keras.tree.map_structure(cut, inputs)
+    variables = model.trainable_variables, model.non_trainable_variables
+    penalties = len(model._get_regularization_losses())
+    # Rather not as in training: what is drawn at random would make the numbers others.
+    ways = [{"training": False}, {"training": True}]
+    for training in ways if model._call_has_training_arg else [{}]:
+        try:
+            *_, losses = model.stateless_call(
+                *variables, rows, return_losses=True, **training
+            )
+        except Exception:  # the step may call its model in any other way
+            return None
+        added = losses[: len(losses) - penalties]
+        if len(added) == len(names):
+            return tf.stack([tf.cast(number, tf.float64) for number in added])
+    return None

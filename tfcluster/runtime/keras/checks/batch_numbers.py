@@ -1,0 +1,56 @@
+"""Finds out what the numbers are that a program gives to ``Mean`` and ``Sum``.
+
+One number for a batch does not say whether it is a mean over the rows (a loss), a sum
+over them (a count), or the same for all batches. How it was computed does: see
+``row_degrees``.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import tensorflow as tf
+
+from tfcluster.runtime.keras.batches.batch_slicing import rows_in
+from tfcluster.runtime.keras.checks.row_degrees import degree
+from tfcluster.runtime.keras.checks.row_terms import RowTerms
+
+
+class BatchNumbers:
+    """What is known about the numbers that each metric gets."""
+
+    def __init__(self, row_terms: RowTerms) -> None:
+        self._row_terms = row_terms
+        self._known: dict[int, tuple[weakref.ref[Any], str]] = {}
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def kind(self, metric: Any, number: Any) -> str:
+        """Of ``number``, which ``metric`` gets: sum, mean, or unknown.
+
+        An eager step is not always looked at. Then the kind is that of before.
+        """
+        found = self._of(number)
+        if found is not None:
+            self._known[id(metric)] = weakref.ref(metric), found
+            return found
+        known = self._known.get(id(metric))
+        return known[1] if known and known[0]() is metric else "unknown"
+
+    def _of(self, number: Any) -> str | None:
+        known = self._row_terms.known_ops(number)
+        if known is None:
+            return None
+        ops, leaves = known
+        counted = rows_in(leaves[0])
+        rows = counted if isinstance(counted, int) else None
+        if rows is not None and rows < 2:
+            return None  # A mean over one row is its sum.
+        try:
+            grows = degree(ops, leaves, number, rows) if tf.is_tensor(number) else None
+        except KeyError:
+            value = tf.get_static_value(number)
+            if value is None:
+                return "unknown"
+            return "sum" if value == rows else "mean"
+        return {0.0: "mean", 1.0: "sum"}.get(grows, "unknown")  # type: ignore[arg-type]

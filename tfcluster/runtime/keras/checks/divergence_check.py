@@ -1,0 +1,298 @@
+"""Notices ranks that do not train the same model any more.
+
+With every exchange of gradients travels a digest of what the optimizer was told (its
+learning rate, ...) and, every few steps, of a part of the weights. It costs no message
+of its own. Only where the digests differ do the ranks tell each other more. What the
+last steps have left is compared when the programs end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfcluster.runtime.collective import CollectiveError, Layout, rank_divergence
+from tfcluster.runtime.collective.collectives import gather_bytes
+from tfcluster.runtime.collective.rank_divergence import Chunk
+from tfcluster.runtime.collective.transports.base import Array
+from tfcluster.runtime.keras.checks.weight_digests import (
+    MAX_LABELS,
+    Hyperparameters,
+    Weights,
+)
+from tfcluster.runtime.keras.session import Session
+
+_DIGEST_BYTES = 4
+"""A note has two digests: of hyperparameters and of weights."""
+_NOTHING = bytes(_DIGEST_BYTES)
+_FIRST_STEPS, _EVERY = (1, 2, 4), 8
+"""Weights are looked at in these steps, and then in every eighth."""
+_EVERY_AFTER_ROUNDING = 64
+
+Owner = Callable[[], tuple[str, Any] | None]
+"""The name of the optimizer that applies some gradients, the same on all ranks, and the
+optimizer; None as long as nobody knows. It is asked when an exchange runs: the ranks
+may have traced their graphs at other times."""
+
+
+@dataclass
+class _Training:
+    """How far the comparison of what one optimizer trains has come."""
+
+    name: str
+    optimizer: Callable[[], Any]
+    """None, once it is gone."""
+    weights: Weights | None = None
+    hyperparameters: Hyperparameters | None = None
+    steps: int = 0
+    position: Chunk = field(default_factory=lambda: Chunk(0, 0, 0))
+    every: int = _EVERY
+    equal: dict[str, int] = field(default_factory=dict)
+    """The last step in which each was the same on all ranks, by label."""
+
+
+class DriftCheck:
+    """Of all optimizers whose gradients this process exchanges."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._trainings: dict[str, _Training] = {}
+        self._unowned: dict[str, _Training] = {}
+        """By the names of gradients whose optimizer is not known yet."""
+        self._told_of = _Training("", lambda: None)
+        self._left_behind: dict[str, str] = {}
+        """By optimizers that are gone."""
+        self._ended = False
+
+    def watch(
+        self,
+        owner: Owner,
+        what: str,
+        variables: Sequence[Any],
+        gradients: Sequence[Any],
+    ) -> Watch:
+        """Called for every trace, eagerly for every step.
+
+        ``what`` names the gradients, the same on all ranks. Only variables with a
+        gradient are compared.
+        """
+        chosen = [
+            variable
+            for variable, gradient in zip(variables, gradients, strict=True)
+            if gradient is not None
+        ]
+        known = owner()
+        training = self.training(*known) if known else self.without_owner(what)
+        weights = training.weights
+        # An eager step comes here every time, with the same variables.
+        if weights is None or not weights.are(chosen):
+            weights = training.weights = Weights(chosen)
+        hyperparameters = training.hyperparameters
+        return Watch(self, owner, what, weights, hyperparameters, self._session)
+
+    def look_at(self, optimizers: Sequence[tuple[str, Any]], steps: int) -> Look:
+        """At what optimizers were told, for strategies that average no gradients.
+
+        Of those that are gone (None) on a rank, nothing is compared.
+        """
+        told: dict[str, str] = {}
+        for name, optimizer in optimizers:
+            if optimizer is None:
+                continue
+            found = self.training(name, optimizer).hyperparameters
+            if found is not None:
+                told |= found.texts(found.read())
+        names = ", ".join(name for name, _ in optimizers)
+        self._told_of.name, self._told_of.steps = names, steps
+        return Look(self._session, self._told_of, told, {})
+
+    def last_state(self) -> dict[str, str]:
+        """What the programs of all ranks have in common as they end; asked once."""
+        if self._session.group.failure is None:
+            for name in list(self._trainings):
+                self._leave_behind(name)
+        self._ended = True
+        return dict(list(self._left_behind.items())[-MAX_LABELS:])
+
+    def last_equal(self) -> dict[str, int]:
+        """The last step in which each was seen to be the same, by label."""
+        return {
+            label: step
+            for training in (*self._unowned.values(), *self._trainings.values())
+            for label, step in training.equal.items()
+        }
+
+    def training(self, name: str, optimizer: Any) -> _Training:
+        """Of ``optimizer``, which has this name on all ranks."""
+        training = self._trainings.get(name)
+        if training is None or training.optimizer() is not optimizer:
+            ref = weakref.ref(optimizer, lambda _: self._leave_behind(name))
+            training = self._trainings[name] = _Training(name, ref)
+        if training.hyperparameters is None:
+            training.hyperparameters = Hyperparameters(name, optimizer)
+        return training
+
+    def without_owner(self, what: str) -> _Training:
+        """Of gradients that no optimizer has applied yet."""
+        return self._unowned.setdefault(what, _Training(what, lambda: None))
+
+    def _leave_behind(self, name: str) -> None:
+        """Note what there is at the end of a training, or of its optimizer."""
+        training = self._trainings[name]
+        if self._ended or not training.steps:
+            return
+        # Not worth an error: an optimizer may go at any time.
+        with contextlib.suppress(Exception), tf.init_scope():
+            if training.hyperparameters is not None:
+                found = training.hyperparameters
+                self._left_behind |= found.texts(found.read())
+            if training.weights is not None:
+                self._left_behind |= training.weights.summaries()
+
+
+class Watch:
+    """Stands beside the exchanges of one trace."""
+
+    def __init__(
+        self,
+        drift: DriftCheck,
+        owner: Owner,
+        what: str,
+        weights: Weights,
+        hyperparameters: Hyperparameters | None,
+        session: Session,
+    ) -> None:
+        self._drift = drift
+        self._owner = owner
+        self._what = what
+        self._weights = weights
+        self._hyperparameters = hyperparameters
+        self._session = session
+        self._scalars = 0
+        # In a graph, weights may be assigned to during the exchange, as weight decay
+        # does. So their values are read before, in the graph, and handed on. Values
+        # that a GPU would have to copy for that are compared when the program ends.
+        in_graph = bool(tf.inside_function())
+        self._carries = in_graph and weights.on_cpu
+        self._compares_weights = self._carries or not in_graph
+
+    def inputs(self) -> list[Any]:
+        """What ``look`` is to be given, as tensors."""
+        found = self._hyperparameters
+        scalars = [] if found is None else found.read()
+        self._scalars = len(scalars)
+        return scalars + (self._weights.read() if self._carries else [])
+
+    def look(self, *inputs: Any) -> Look:
+        """At what this rank has, right before an exchange."""
+        training = self._training()
+        training.weights = self._weights
+        training.steps += 1
+        told: dict[str, str] = {}
+        if self._hyperparameters is not None:
+            told = self._hyperparameters.texts(inputs[: self._scalars])
+        parts: dict[str, Array] = {}
+        due = training.steps in _FIRST_STEPS or training.steps % training.every == 0
+        if self._compares_weights and due:
+            values = inputs[self._scalars :]
+            found = self._weights.next_chunks(training.position)
+            training.position = found.following
+            for chunk in found.chunks:
+                part = self._weights.part(chunk, values)
+                if part is not None:
+                    parts[self._weights.labels[chunk.place]] = part
+        return Look(self._session, training, told, parts)
+
+    def _training(self) -> _Training:
+        """The steps are counted by what is known as they run, not by the trace."""
+        known = self._owner()
+        if known is None:
+            return self._drift.without_owner(self._what)
+        return self._drift.training(*known)
+
+
+class Look:
+    """What is compared with one exchange; see ``operations.Check``."""
+
+    def __init__(
+        self,
+        session: Session,
+        training: _Training,
+        told: Mapping[str, str],
+        parts: Mapping[str, Array],
+    ) -> None:
+        self._session = session
+        self._training = training
+        self._parts = parts
+        sums = {label: f"{rank_divergence.checksum(a):x}" for label, a in parts.items()}
+        self._told = {**told, **sums}
+        self.note = _digest(told) + _digest(sums)
+
+    def compared(self, notes: Sequence[bytes]) -> None:
+        """Raises CollectiveError on all ranks where they have drifted apart.
+
+        A rank whose graph is older than its optimizer knows no hyperparameters. The
+        others compare theirs.
+        """
+        kinds = [
+            {note[start : start + _DIGEST_BYTES] for note in notes} - {_NOTHING}
+            for start in (0, _DIGEST_BYTES)
+        ]
+        if any(len(found) > 1 for found in kinds):
+            self._explain()
+        self._training.equal |= dict.fromkeys(self._told, self._training.steps)
+
+    def _explain(self) -> None:
+        name, steps = self._training.name, self._training.steps
+        layout = Layout(f"what {name} trains")
+        group = self._session.group
+        sent = gather_bytes(group, json.dumps(self._told).encode(), layout)
+        told = [json.loads(data) for data in sent]
+        label = rank_divergence.differing(told)
+        if label is None:
+            return
+        when = f"in step {steps} of {name}"
+        last = rank_divergence.equal_text(self._training.equal.get(label, 0))
+        if label not in self._parts:
+            values = {rank: found[label] for rank, found in enumerate(told)}
+            raise self._refusal(
+                rank_divergence.hyperparameter_text(label, values, when, last)
+            )
+        part = self._parts[label]
+        away, rank = self._farthest(part, Layout(f"what {label} is"))
+        if away <= rank_divergence.rounding_of(part.dtype.itemsize):
+            self._training.every = _EVERY_AFTER_ROUNDING
+            self._session.warn(rank_divergence.rounding_text(label, away))
+            return
+        ranks = f"rank 0 and rank {rank}"
+        raise self._refusal(
+            rank_divergence.weights_text(label, ranks, away, when, last)
+        )
+
+    def _farthest(self, part: Array, layout: Layout) -> tuple[float, int]:
+        """How far the ranks' arrays are from the chief's, and the farthest rank."""
+        sent = gather_bytes(self._session.group, part.tobytes(), layout)
+        arrays = [np.frombuffer(data, part.dtype) for data in sent]
+        away = [rank_divergence.distance(arrays[0], array) for array in arrays]
+        rank = int(np.argmax(away))
+        return away[rank], rank
+
+    def _refusal(self, text: str) -> CollectiveError:
+        # TensorFlow makes text of what is raised within an op: it is looked up here.
+        refusal = self._session.group.refusal = CollectiveError(text)
+        return refusal
+
+
+def _digest(values: Mapping[str, str]) -> bytes:
+    if not values:
+        return _NOTHING
+    text = json.dumps(list(values.items())).encode()
+    return hashlib.blake2b(text, digest_size=_DIGEST_BYTES).digest()

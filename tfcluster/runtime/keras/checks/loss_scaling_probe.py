@@ -1,0 +1,83 @@
+"""Finds steps of the program's own whose loss is no mean over the rows of a batch.
+
+What a loop or a ``train_step`` makes of a batch is its own business. But when every row
+comes twice, a mean over rows is what it was and a sum is twice that, and so are their
+gradients. So in one step a rank gets the rows of the chief, each twice, in place of its
+own, which the others take over. Its gradient does not count; it is compared with the
+chief's.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from tfcluster.runtime.collective import CollectiveError, Layout
+from tfcluster.runtime.collective.collectives import gather_bytes, share_bytes
+from tfcluster.runtime.collective.transports.base import Array, flat_bytes
+from tfcluster.runtime.keras.checks.gradient_ratio import Growth, growth
+from tfcluster.runtime.keras.session import DOUBLING_RANK, Session
+
+_SUM, _DOUBTFUL = 1.75, 1.25
+"""From where on a gradient that has grown so much is of a sum, or in part."""
+_CERTAIN, _LIKELY = 0.95, 0.5
+"""Cosines: chance (dropout, the noise of a GAN) changes more than a length."""
+_GROWTH = struct.Struct("dd")
+
+
+class Doubling:
+    """See ``session.Trials``."""
+
+    def __init__(self, session: Session) -> None:
+        self.judged = 0
+        self._session = session
+
+    def allowed(self) -> bool:
+        # A rank has up to four times as many rows as else: a GPU may have no room.
+        ours = b"" if tf.config.list_logical_devices("GPU") else b"1"
+        layout = Layout("whether rows may come twice")
+        return all(gather_bytes(self._session.group, ours, layout))
+
+    def judge(self, optimizer: str, ours: Sequence[Array]) -> bool:
+        session = self._session
+        what = f"gradients of {optimizer} for rows that come twice"
+        sent = flat_bytes(ours) if session.chief else b""
+        chiefs = _like(ours, share_bytes(session.group, sent, 0, Layout(what)))
+        found = Growth(0.0, 0.0)
+        if session.rank == DOUBLING_RANK:
+            found = growth(ours, chiefs)
+        said = gather_bytes(session.group, _GROWTH.pack(*found), Layout(what))
+        found = Growth(*_GROWTH.unpack(said[DOUBLING_RANK]))
+        if found.times >= _SUM and found.cosine >= _CERTAIN:
+            session.group.refusal = CollectiveError(
+                f"the gradients for {optimizer} grow with the rows of a batch: the "
+                "loss is a sum over them, or one that is divided by a fixed number. "
+                "Each rank has only some of the rows, so it has to be the mean over "
+                "those that are there: tf.reduce_mean, or a sum divided by "
+                "tf.shape(x)[0]"
+            )
+            raise session.group.refusal
+        if found.times >= _DOUBTFUL and found.cosine >= _LIKELY:
+            chance = ", unless this is by chance: random numbers differ, too"
+            session.warn(
+                f"the gradients for {optimizer} are {found.times:.1f} times as large "
+                "when every row of a batch comes twice: a part of the loss is no mean "
+                "over rows, and comes out too small"
+                + ("" if found.cosine >= _CERTAIN else chance)
+            )
+        known = found.cosine != 0.0
+        self.judged += known
+        return known
+
+
+def _like(arrays: Sequence[Array], data: bytes) -> list[Array]:
+    """Arrays of the same shapes and dtypes, one after the other in ``data``."""
+    found, offset = [], 0
+    for array in arrays:
+        flat = np.frombuffer(data, array.dtype, array.size, offset)
+        found.append(flat.reshape(array.shape))
+        offset += array.nbytes
+    return found

@@ -1,0 +1,67 @@
+"""Finds layers whose output for a row depends on the other rows of the batch.
+
+A layer of the program's own may divide by the largest value that it has seen, also in
+this batch. A rank has only some of the rows, so its largest value is another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfcluster.runtime.collective.transports.base import Array
+from tfcluster.runtime.keras.batches.batch_slicing import cut, has_dense_rows, rows_in
+from tfcluster.runtime.keras.checks.known_objects import Judged
+from tfcluster.runtime.keras.checks.loss_reduction import same_rows
+from tfcluster.runtime.keras.checks.rounding import TOLERANCES
+from tfcluster.runtime.keras.session import Session
+
+
+class OutputsByRow:
+    """Compares a layer's output for a batch with that for its two halves, once."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._judged = Judged()
+
+    def look(self, layer: Any, outputs: Callable[[Any], Any], given: Any) -> None:
+        """``outputs`` computes them from ``given``, arguments with this rank's rows."""
+        leaves = [leaf for leaf in tf.nest.flatten(given) if has_dense_rows(leaf)]
+        if not leaves:
+            return
+        rows = tf.cast(rows_in(leaves[0]), tf.int64)
+        known = self._judged.of(layer)
+
+        def of_rows(start: Any, stop: Any) -> list[Any]:
+            def piece(leaf: Any) -> Any:
+                if not any(leaf is other for other in leaves):
+                    return leaf
+                return cut(tf.convert_to_tensor(leaf), start, stop)
+
+            found = tf.nest.flatten(outputs(tf.nest.map_structure(piece, given)))
+            return [tensor for tensor in found if tensor.dtype.is_floating]
+
+        def judge(*arrays: Array) -> Any:
+            count = len(arrays) // 3
+            for place in range(count):
+                whole, *halves = arrays[place::count]
+                tolerance = TOLERANCES.get(whole.dtype.name, max(TOLERANCES.values()))
+                if not same_rows(whole, np.concatenate(halves), tolerance):
+                    self._session.warn(
+                        f"the output of the layer {layer.name} for a row depends on "
+                        "the other rows of its batch. Each rank has only some of the "
+                        "rows, so the result differs from that of one machine"
+                    )
+            return np.bool_(True)
+
+        def look() -> Any:
+            half = rows // 2
+            parts = of_rows(0, rows), of_rows(0, half), of_rows(half, rows)
+            arrays = [tensor for part in parts for tensor in part]
+            seen = tf.numpy_function(judge, arrays, tf.bool)
+            return known.assign(tf.reshape(seen, []), read_value=False)
+
+        tf.cond(known | (rows < 2), lambda: tf.no_op(), lambda: tf.group(look()))

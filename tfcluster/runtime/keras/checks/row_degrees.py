@@ -1,0 +1,164 @@
+"""How a number that is computed from a batch grows with the number of its rows.
+
+As units are carried through a formula: a sum over the rows grows with them (degree 1),
+a mean does not (degree 0), a quotient has the difference of degrees. What cannot be
+carried through has no known degree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfcluster.runtime.keras.checks.op_replay import Op, key_of
+
+_KEEPS = {
+    "Abs",
+    "Cast",
+    "CheckNumerics",
+    "ExpandDims",
+    "Identity",
+    "Neg",
+    "Reshape",
+    "Squeeze",
+    "StopGradient",
+}
+_ADDS = {"Add", "AddN", "AddV2", "Maximum", "Minimum", "SelectV2", "Sub"}
+_MULTIPLIES = {"Mul", "MulNoNan"}
+_DIVIDES = {"DivNoNan", "RealDiv"}
+_POWERS = {"Rsqrt": -0.5, "Sqrt": 0.5, "Square": 2.0}
+_REDUCES = {"Max": 0, "Mean": 0, "Min": 0, "Sum": 1}
+"""By how much the degree grows where the axis of the rows is reduced."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Growth:
+    degree: float | None
+    """None: not known."""
+    by_row: bool
+    """The first axis is that of the rows."""
+    is_shape: bool = False
+    """It is the shape of something that has rows."""
+
+
+_UNKNOWN = _Growth(None, by_row=False)
+
+
+def degree(
+    ops: Iterable[Op], leaves: Sequence[Any], number: Any, rows: int | None
+) -> float | None:
+    """Of ``number``, computed by ``ops`` from ``leaves``, which have the batch's rows.
+
+    ``rows``: how many, where that is a constant of the graph. None where the degree is
+    not known. Raises KeyError where the number does not depend on them.
+    """
+    grown = {key_of(leaf): _Growth(0.0, by_row=True) for leaf in leaves}
+    for op in ops:
+        inputs = [grown.get(key_of(tensor)) for tensor in op.inputs]
+        if any(found is not None for found in inputs):
+            for output in op.outputs:
+                found = _of(op, inputs, output, rows)
+                grown.setdefault(key_of(output), found)
+    return grown[key_of(number)].degree
+
+
+def _of(
+    op: Op, inputs: Sequence[_Growth | None], output: Any, rows: int | None
+) -> _Growth:
+    """``inputs``: None for those that do not depend on the batch."""
+    dependent = [found for found in inputs if found is not None]
+    first = inputs[0]
+    rank = output.shape.rank
+    by_row = any(found.by_row for found in dependent) and rank != 0
+    degrees = [found.degree for found in dependent]
+    if op.kind == "Shape":
+        return _Growth(0.0, by_row=False, is_shape=bool(first and first.by_row))
+    if op.kind == "Size" and first is not None and first.by_row:
+        return _Growth(1.0, by_row=False)
+    if any(found.is_shape for found in dependent):
+        return _of_shape(op, rank)
+    if None in degrees or (by_row and _moves_rows(op, dependent)):
+        return _UNKNOWN
+    if op.kind in _REDUCES and first is not None:
+        return _reduced(op, first, rank)
+    found: float | None = None
+    if op.kind in _KEEPS or op.kind in _ADDS:
+        found = degrees[0] if len(set(degrees)) == 1 else None
+    elif op.kind in _MULTIPLIES:
+        found = sum(value for value in degrees if value is not None)
+        for tensor, one in zip(op.inputs, inputs, strict=True):
+            if one is None:
+                factor = _of_factor(tensor, rows, 1)
+                found = None if factor is None or found is None else found + factor
+    elif op.kind in _DIVIDES:
+        above, below = (one.degree or 0.0 if one else 0.0 for one in inputs)
+        found = above - below
+        if inputs[1] is None:
+            factor = _of_factor(op.inputs[1], rows, -1)
+            found = None if factor is None else found + factor
+    elif op.kind in _POWERS and first is not None and first.degree is not None:
+        found = first.degree * _POWERS[op.kind]
+    elif set(degrees) == {0.0} and by_row:
+        found = 0.0  # A number for each row, as far as one can tell.
+    return _Growth(found, by_row=by_row)
+
+
+def _moves_rows(op: Op, dependent: Sequence[_Growth]) -> bool:
+    """Whether the first axis may be another one than that of the rows."""
+    if op.kind == "Transpose":
+        order = _constant(op.inputs[1])
+        return order is None or order[0] != 0
+    return op.kind == "MatMul" and len(dependent) > 1
+
+
+def _of_factor(tensor: Any, rows: int | None, power: int) -> float | None:
+    """The degree of a factor that is the same for any batch of so many ``rows``.
+
+    Where their number is a constant of the graph, so is what a program makes of it.
+    ``power`` is -1 for a divisor.
+    """
+    if rows is None:
+        return 0.0
+    value = tf.get_static_value(tensor)
+    if value is None or np.ndim(value):
+        return None
+    if not value or not np.isfinite(value):
+        return 0.0
+    size = float(value) ** power
+    times = size * rows
+    made_of_rows = 0.0 < size < 1.0 and abs(times * round(1 / times) - 1) < 1e-5
+    return -1.0 if made_of_rows else 0.0
+
+
+def _of_shape(op: Op, rank: int | None) -> _Growth:
+    """Of a shape only its first number, the rows, is known to grow."""
+    if op.kind == "StridedSlice" and rank == 0:
+        begin = _constant(op.inputs[1])
+        if begin is not None:
+            return _Growth(1.0 if int(begin[0]) == 0 else 0.0, by_row=False)
+    if op.kind in ("Prod", "Size"):
+        return _Growth(1.0 if op.kind == "Prod" else 0.0, by_row=False)
+    if op.kind == "Reshape":
+        return _Growth(0.0, by_row=rank != 0)
+    return _UNKNOWN
+
+
+def _reduced(op: Op, first: _Growth, rank: int | None) -> _Growth:
+    axes = _constant(op.inputs[1])
+    before = op.inputs[0].shape.rank
+    if axes is None or first.degree is None:
+        return _UNKNOWN
+    over_rows = first.by_row and (
+        0 in axes or (before is not None and -before in axes) or rank == 0
+    )
+    grows = _REDUCES[op.kind] if over_rows else 0
+    return _Growth(first.degree + grows, by_row=first.by_row and not over_rows)
+
+
+def _constant(tensor: Any) -> Any:
+    value = tf.get_static_value(tensor)
+    return None if value is None else np.atleast_1d(value)

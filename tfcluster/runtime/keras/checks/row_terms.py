@@ -1,0 +1,292 @@
+"""Finds losses in custom steps and loops that are not a sum over the rows of a batch.
+
+A mean over rows, like a sum, is a sum of terms, one for each row. So for the rows A and
+B of the two halves of a batch, ``L(A, B) + L(B, A)`` is ``L(A, A) + L(B, B)`` but for
+rounding.
+A mean over the entries of a mask, a Dice loss or a contrastive loss does not fulfil
+this. Its value for the rows of one rank says too little about its value for all rows.
+
+The loss is computed again for the other orders of rows, without the user's code: see
+``op_replay``. Whatever was drawn at random, and the batch statistics of
+``BatchNormalization``, keep their values.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfcluster.runtime.keras.batches.batch_slicing import has_dense_rows, has_rows
+from tfcluster.runtime.keras.checks.check_steps import RareSteps
+from tfcluster.runtime.keras.checks.op_replay import (
+    Holds,
+    Op,
+    Recording,
+    attached,
+    key_of,
+    ops_of,
+    path_between,
+    recorded,
+    replay,
+)
+from tfcluster.runtime.keras.checks.rounding import TOLERANCES
+from tfcluster.runtime.keras.program_lines import user_line
+from tfcluster.runtime.keras.session import Session
+from tfcluster.runtime.patching import wrap
+
+_MOST_RECORDED = 100_000
+"""Operations of one step; a loop that ends in its midst is not recorded for ever."""
+
+
+class _Check:
+    """One place in a graph where a loss is checked."""
+
+
+class RowTerms:
+    """The hook on ``GradientTape.gradient``."""
+
+    def __init__(self, session: Session, holds: Holds) -> None:
+        self._session = session
+        self._holds = holds
+        self._steps = RareSteps()
+        self._recording: Recording | None = None
+        self._leaves: list[Any] = []
+        self._end = ExitStack()
+        self._batches: Counter[str] = Counter()
+
+    def install(self) -> None:
+        wrap(tf.GradientTape, "gradient", self._gradient)
+
+    def begin_batch(self, data: Any, loop: str) -> None:
+        """The ``loop`` gets ``data``, rows of this rank, and runs eagerly."""
+        self.end_batch()
+        self._batches[loop] += 1
+        leaves = [leaf for leaf in tf.nest.flatten(data) if has_rows(leaf)]
+        rare = self._batches[loop] & (self._batches[loop] - 1) == 0
+        # What is computed from a numpy array cannot be told from a constant.
+        if rare and leaves and all(map(_is_dense_tensor, leaves)):
+            self._leaves = leaves
+            self._recording = self._end.enter_context(recorded())
+            self._holds.recording = True
+
+    def end_batch(self) -> None:
+        """The program is done with the data of ``begin_batch``."""
+        self._end.close()
+        self._recording, self._leaves = None, []
+        self._holds.recording = False
+        self._holds.eager.clear()
+
+    def _gradient(
+        self,
+        original: Callable[..., Any],
+        tape: Any,
+        target: Any,
+        sources: Any,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        if any(getattr(source, "trainable", False) for source in _flat(sources)):
+            self._look(_flat(target))
+        return original(tape, target, sources, *args, **kwargs)
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def _look(self, targets: Sequence[Any]) -> None:
+        targets = [target for target in targets if isinstance(target, tf.Tensor)]
+        if not targets or not all(target.dtype.is_floating for target in targets):
+            return
+        if tf.executing_eagerly():
+            self._look_eagerly(targets)
+        else:
+            self._look_in_graph(targets)
+
+    def _look_eagerly(self, targets: Sequence[Any]) -> None:
+        recording = self._recording
+        if recording is None:
+            return
+        if len(recording.ops) > _MOST_RECORDED:
+            self.end_batch()
+            return
+        paths = self._paths(recording.ops, targets, self._leaves)
+        if paths is not None:
+            numbers = _in_orders(paths, targets, self._leaves)
+            self._judge(user_line(), _coarsest(paths), np.asarray(numbers))
+
+    def _look_in_graph(self, targets: Sequence[Any]) -> None:
+        graph = tf.compat.v1.get_default_graph()
+        leaves = self._leaves_in(graph)
+        if not leaves:
+            return
+        paths = self._paths(ops_of(graph), targets, leaves)
+        if paths is None:
+            return
+        where, dtype = user_line(), _coarsest(paths)
+        checked = _Check()
+        # The steps are counted as long as the graph lives.
+        attached(graph, "_tfcluster_checks", list[_Check]).append(checked)
+
+        def judge(numbers: Any) -> Any:
+            return np.bool_(self._judge(where, dtype, numbers))
+
+        def look() -> Any:
+            numbers = _in_orders(paths, targets, leaves)
+            over = tf.numpy_function(judge, [numbers], tf.bool)
+            return self._steps.end_if(checked, tf.reshape(over, []))
+
+        share = self._session.share
+        undivided = False if share is None else share.undivided
+        due = self._steps.due(checked) & tf.logical_not(undivided)
+        tf.cond(due, lambda: tf.group(look()), lambda: tf.no_op())
+
+    def known_ops(self, number: Any) -> tuple[Sequence[Op], Sequence[Any]] | None:
+        """The operations that have led to ``number``, and the tensors of the batch.
+
+        None where they are not known.
+        """
+        if tf.executing_eagerly():
+            recording, leaves = self._recording, self._leaves
+            if recording is None or len(recording.ops) > _MOST_RECORDED:
+                return None
+            return (recording.ops, leaves) if leaves else None
+        graph = tf.compat.v1.get_default_graph()
+        if getattr(number, "graph", graph) is not graph:
+            return None
+        leaves = self._leaves_in(graph)
+        return (ops_of(graph), leaves) if leaves else None
+
+    def _leaves_in(self, graph: Any) -> list[Any]:
+        """The tensors of a graph whose rows are those of the batch, as far as known."""
+        share = self._session.share
+        if share is not None:
+            known = {id(leaf): leaf for leaf in _flat(share.data) if has_rows(leaf)}
+            if not all(map(has_dense_rows, known.values())):
+                return []
+            inner = [one for outer, one in graph.captures if id(outer) in known]
+            return inner + [leaf for leaf in known.values() if leaf.graph is graph]
+        if self._session.inside_keras:
+            return []
+        return _arguments_with_rows(graph, self._session.loop.present_rows())
+
+    def _paths(
+        self, ops: Sequence[Op], targets: Sequence[Any], leaves: Sequence[Any]
+    ) -> list[list[Op]] | None:
+        """How each target is computed from the batch; None where nobody can say."""
+        held = self._holds.eager
+        paths = [path_between(ops, leaves, target, held) for target in targets]
+        known = [path for path in paths if path is not None]
+        return known if len(known) == len(paths) and any(known) else None
+
+    def _judge(self, where: str, dtype: str, numbers: Any) -> bool:
+        """Whether nothing is left to find out, of a loss for rows in four orders."""
+        session = self._session
+        if not session.inside_keras and not session.loop.divided:
+            return False
+        if has_row_terms(*numbers.tolist(), tolerance=TOLERANCES[dtype]):
+            return False
+        session.warn(
+            f"{where}: this loss is no mean over the rows of a batch: its rows share a "
+            "divisor or a statistic, as in a mean over a mask, a Dice loss, a "
+            "contrastive loss, or a layer that looks at the whole batch. Each rank "
+            "computes it from its own rows, so the result differs from that of one "
+            "machine"
+        )
+        return True
+
+
+def has_row_terms(
+    both: float, swapped: float, first: float, second: float, *, tolerance: float
+) -> bool:
+    """Whether a loss may be a sum over rows: its values for AB, BA, AA and BB."""
+    numbers = both, swapped, first, second
+    if not all(map(math.isfinite, numbers)):
+        return True
+    size = max(map(abs, numbers))
+    return abs(both + swapped - first - second) <= 2 * tolerance * size
+
+
+def _in_orders(
+    paths: Sequence[list[Op]], targets: Sequence[Any], leaves: Sequence[Any]
+) -> Any:
+    """The sum of the targets for the rows as they are, and in three other orders."""
+    whole = [
+        _total(
+            [
+                replay(path, _reordered(leaves, order), target)
+                for path, target in zip(paths, targets, strict=True)
+            ]
+        )
+        for order in (_swapped, _first_twice, _second_twice)
+    ]
+    return tf.stack([_total(targets), *whole])
+
+
+def _total(tensors: Sequence[Any]) -> Any:
+    return tf.add_n([tf.reduce_sum(tf.cast(t, tf.float64)) for t in tensors])
+
+
+def _reordered(leaves: Sequence[Any], order: Callable[[Any], Any]) -> dict[Any, Any]:
+    found = {}
+    for leaf in leaves:
+        rows = tf.shape(leaf)[0]
+        places = tf.concat([order(rows // 2), tf.range(rows // 2 * 2, rows)], 0)
+        value = tf.gather(leaf, places)
+        value.set_shape(leaf.shape)
+        found[key_of(leaf)] = value
+    return found
+
+
+def _swapped(half: Any) -> Any:
+    return tf.concat([tf.range(half, 2 * half), tf.range(half)], 0)
+
+
+def _first_twice(half: Any) -> Any:
+    return tf.concat([tf.range(half), tf.range(half)], 0)
+
+
+def _second_twice(half: Any) -> Any:
+    return tf.concat([tf.range(half, 2 * half), tf.range(half, 2 * half)], 0)
+
+
+def _coarsest(paths: Sequence[list[Op]]) -> str:
+    """The least precise floating type of what is computed."""
+    found = {
+        output.dtype.name for path in paths for op in path for output in op.outputs
+    }
+    return next((name for name in reversed(TOLERANCES) if name in found), "float32")
+
+
+def _arguments_with_rows(graph: Any, rows: int | None) -> list[Any]:
+    """The arguments of a function that is being traced whose rows are of the batch.
+
+    Those are arguments with ``rows`` rows, or with a number that is not known.
+    """
+    signature = getattr(graph, "structured_input_signature", None)
+    if signature is None:
+        return []
+    specs = tf.nest.flatten(signature)
+    if any(isinstance(s, tf.RaggedTensorSpec | tf.SparseTensorSpec) for s in specs):
+        return []
+    captured = {id(tensor) for tensor in graph.internal_captures}
+    return [
+        tensor
+        for tensor in graph.inputs
+        if id(tensor) not in captured
+        and tensor.dtype not in (tf.resource, tf.variant)
+        and has_rows(tensor)
+        and tensor.shape.rank is not None
+        and tensor.shape[0] in (None, rows)
+    ]
+
+
+def _is_dense_tensor(leaf: Any) -> bool:
+    return tf.is_tensor(leaf) and has_dense_rows(leaf)
+
+
+def _flat(structure: Any) -> list[Any]:
+    return [] if structure is None else list(keras.tree.flatten(structure))

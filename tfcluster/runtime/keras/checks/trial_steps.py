@@ -1,0 +1,181 @@
+"""Steps of a model's own begin with a trial: see ``doubling``.
+
+Keras makes a function of the step, which TensorFlow traces for the shapes of its first
+batch. A trial has other shapes. So there is a second function for it, which is called
+until a gradient has been judged, and then never again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfcluster.runtime.keras.batches.batch_sharding import trial_bounds
+from tfcluster.runtime.keras.batches.batch_slicing import (
+    Part,
+    common_rows,
+    cut,
+    has_rows,
+    twice,
+)
+from tfcluster.runtime.keras.session import (
+    DOUBLING_RANK,
+    MOST_TRIALS,
+    Session,
+    Share,
+    Trials,
+)
+from tfcluster.runtime.patching import defining_class, wrap
+
+_OWN = ("train_step", "compute_loss")
+
+
+@dataclass(slots=True)
+class _Trial:
+    """What becomes of the trial of one function."""
+
+    allowed: bool | None = None
+    """Not asked yet if None."""
+    steps: int = 0
+
+    def is_over(self) -> bool:
+        return self.allowed is False or self.steps >= MOST_TRIALS
+
+    def end(self) -> None:
+        self.allowed = False
+
+
+class TrialSteps:
+    """The hook on ``make_train_function``."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._trial: _Trial | None = None
+
+    def install(self) -> None:
+        name = "make_train_function"
+        wrap(defining_class(keras.Model, name), name, self._make)
+
+    def part(self, data: Any, part: Part) -> Part:
+        """This rank's ``part`` of ``data``; another one while there is a trial."""
+        if self._trial is None:
+            return part
+        tried = _trial_part(data, self._session.rank, self._session.size)
+        if tried is None:
+            self._trial.end()
+            return part
+        possible, trial_part = tried
+        if isinstance(possible, bool):
+            return trial_part if possible else part
+        return _either(possible, trial_part, part)
+
+    def _make(
+        self, original: Callable[..., Any], model: Any, force: bool = False
+    ) -> Any:
+        before = model.train_function
+        found = original(model, force=force)
+        trials = self._session.trials
+        after = model.train_function
+        if trials is None or after is before or not has_own_step(model):
+            return found
+        original(model, force=True)
+        model.train_function = self._function(trials, model.train_function, after)
+        return found
+
+    def _function(
+        self,
+        trials: Trials,
+        tried: Callable[[Any], Any],
+        plain: Callable[[Any], Any],
+    ) -> Callable[[Any], Any]:
+        """First ``tried``, in a trial, then ``plain``."""
+        trial = _Trial()
+
+        def train_function(iterator: Any) -> Any:
+            nonlocal tried
+            if trial.allowed is None:
+                trial.allowed = trials.allowed()
+            if trial.is_over():
+                tried = plain  # Its graph is needed no more.
+                return plain(iterator)
+            trial.steps += 1
+            judged = trials.judged
+            self._trial = trial
+            try:
+                return tried(iterator)
+            finally:
+                self._trial = None
+                if trials.judged > judged:
+                    trial.end()
+
+        return train_function
+
+
+def has_own_step(model: Any) -> bool:
+    """Whether it, or its class, says by itself what a step, or the loss, is."""
+    return any(
+        getattr(model, name).__module__.partition(".")[0] != keras.__name__
+        for name in _OWN
+    )
+
+
+def _trial_part(data: Any, rank: int, size: int) -> tuple[Any, Part] | None:
+    """A rank's part in a trial, and whether there can be one: a tensor where rows are.
+
+    None where there never can be.
+    """
+    leaves = [leaf for leaf in tf.nest.flatten(data) if has_rows(leaf)]
+    if not leaves:
+        return None
+    batch, common = common_rows(leaves)
+    possible: Any
+    if isinstance(batch, int) and isinstance(common, bool):
+        possible = common and batch >= size
+    else:
+        batch = tf.cast(batch, tf.int64)
+        possible = common & (batch >= size)
+    start, stop = trial_bounds(batch, rank, size)
+    doubles = rank == DOUBLING_RANK
+    rows = stop - start
+
+    def rows_of(leaf: Any) -> Any:
+        if not has_rows(leaf):
+            return leaf
+        piece = cut(leaf, start, stop)
+        return twice(piece) if doubles else piece
+
+    share = Share(
+        rows=0 if doubles else rows,
+        counts=not doubles,
+        total=batch,
+        trial=True,
+        present=2 * rows if doubles else rows,
+    )
+    return possible, Part(tf.nest.map_structure(rows_of, data), share)
+
+
+def _either(possible: Any, one: Part, other: Part) -> Part:
+    """``one`` if ``possible``, a tensor."""
+
+    def chosen(one: Any, other: Any) -> Any:
+        if not has_rows(other):
+            return other
+        return tf.cond(possible, lambda: one, lambda: other)
+
+    share = Share(
+        rows=_where(possible, one.share.rows, other.share.rows, tf.float64),
+        counts=_where(possible, one.share.counts, other.share.counts, tf.bool),
+        total=_where(possible, one.share.total, other.share.total, tf.float64),
+        trial=possible,
+        present=_where(possible, one.share.present, other.share.rows, tf.float64),
+        undivided=other.share.undivided,
+    )
+    return Part(tf.nest.map_structure(chosen, one.data, other.data), share)
+
+
+def _where(possible: Any, then: Any, other: Any, dtype: Any) -> Any:
+    return tf.where(possible, tf.cast(then, dtype), tf.cast(other, dtype))

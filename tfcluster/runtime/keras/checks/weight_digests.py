@@ -1,0 +1,161 @@
+"""What the drift check reads: weights, and what an optimizer was told.
+
+Nothing here keeps a variable or an optimizer alive.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfcluster.runtime.collective import rank_divergence
+from tfcluster.runtime.collective.rank_divergence import Chunk
+from tfcluster.runtime.collective.transports.base import Array
+from tfcluster.runtime.keras.tf_variables import name_of, raw
+
+MAX_LABELS = 200
+"""At the end of its program a rank sends so many summaries: one small message."""
+_MAX_SCALARS = 8
+_MAX_LABEL = 100
+
+
+class Weights:
+    """Variables that are trained together."""
+
+    def __init__(self, variables: Sequence[Any]) -> None:
+        readable = {
+            name_of(variable)[-_MAX_LABEL:]: variable
+            for variable in variables
+            if _is_readable(variable)
+        }
+        self._all = [weakref.ref(raw(variable)) for variable in variables]
+        self.labels = list(readable)
+        self._refs = [weakref.ref(raw(variable)) for variable in readable.values()]
+        self._sizes = [int(np.prod(v.shape)) for v in readable.values()]
+        self._widths = [tf.as_dtype(v.dtype).size for v in readable.values()]
+
+    def are(self, variables: Sequence[Any]) -> bool:
+        """Whether they are those of ``variables``."""
+        return len(self._all) == len(variables) and all(
+            ref() is raw(variable)
+            for ref, variable in zip(self._all, variables, strict=True)
+        )
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether reading all weights copies none of them."""
+        found = (ref() for ref in self._refs)
+        return all("GPU" not in v.device for v in found if v is not None)
+
+    def read(self) -> list[Any]:
+        """A tensor for each of them that is still there."""
+        found = (ref() for ref in self._refs)
+        return [_read(variable) for variable in found if variable is not None]
+
+    def next_chunks(self, begin: Chunk) -> rank_divergence.Chunks:
+        return rank_divergence.next_chunks(self._sizes, self._widths, begin)
+
+    def part(self, chunk: Chunk, values: Sequence[Any]) -> Array | None:
+        """Of ``values``, those of all weights, if they were read before."""
+        if len(values) == len(self._refs):
+            value = np.asarray(values[chunk.place])
+            return value.reshape(-1)[chunk.start : chunk.stop]
+        variable = self._refs[chunk.place]()
+        return None if variable is None else _value(variable, chunk.start, chunk.stop)
+
+    def summaries(self) -> dict[str, str]:
+        """A summary of each; of several together where there are very many."""
+        found = {}
+        each = -(-len(self.labels) // MAX_LABELS) or 1
+        for start in range(0, len(self.labels), each):
+            labels = self.labels[start : start + each]
+            group = [ref() for ref in self._refs[start : start + each]]
+            if any(variable is None for variable in group):
+                continue
+            more = f" (or one of the {len(labels) - 1} after it)"
+            label = labels[0] + (more if len(labels) > 1 else "")
+            found[label] = rank_divergence.summary([_value(v) for v in group])
+        return found
+
+
+class Hyperparameters:
+    """Numbers that an optimizer was told: its learning rate, its momentum, ..."""
+
+    def __init__(self, name: str, optimizer: Any) -> None:
+        self._name = name
+        self._optimizer = weakref.ref(optimizer)
+        self._numbers = _numbers(optimizer)
+        scalars = [v for v in optimizer.variables if _is_scalar(v)]
+        self._scalars = {
+            _scalar_label(name, optimizer, variable): weakref.ref(raw(variable))
+            for variable in scalars[:_MAX_SCALARS]
+        }
+
+    def read(self) -> list[Any]:
+        """Tensors of those that are variables."""
+        found = (ref() for ref in self._scalars.values())
+        return [_read(variable) for variable in found if variable is not None]
+
+    def texts(self, scalars: Sequence[Any]) -> dict[str, str]:
+        """By label; ``scalars`` are the values of ``read``."""
+        told = {}
+        if len(scalars) == len(self._scalars):
+            values = [rank_divergence.text_of(np.asarray(value)) for value in scalars]
+            told = dict(zip(self._scalars, values, strict=True))
+        optimizer = self._optimizer()
+        for owner, key in self._numbers if optimizer is not None else ():
+            holder = optimizer if owner is None else getattr(optimizer, owner)
+            value = getattr(holder, key)
+            if isinstance(value, int | float):
+                told[f"{key} of {self._name}"] = rank_divergence.text_of(value)
+        return told
+
+
+def _numbers(optimizer: Any) -> list[tuple[str | None, str]]:
+    """Plain numbers that its constructor was given: (attribute of it or None, key)."""
+    found: list[tuple[str | None, str]] = []
+    inner = getattr(optimizer, "inner_optimizer", None)
+    for owner, holder in ((None, optimizer), ("inner_optimizer", inner)):
+        if holder is None:
+            continue
+        # It reads variables. Of a class of the program's own it may fail.
+        with contextlib.suppress(Exception), tf.init_scope():
+            found += [(owner, k) for k in holder.get_config() if k in vars(holder)]
+    return found
+
+
+def _scalar_label(name: str, optimizer: Any, variable: Any) -> str:
+    owner, _, last = name_of(variable).rpartition("/")
+    return f"{last} of {name if owner in ('', optimizer.name) else owner}"
+
+
+def _is_scalar(variable: Any) -> bool:
+    # Not by the truth of a TensorShape: that tells whether it is known.
+    return len(variable.shape) == 0 and _is_readable(variable)
+
+
+def _is_readable(variable: Any) -> bool:
+    plain = raw(variable)
+    return (
+        isinstance(plain, tf.Variable)
+        and not isinstance(plain, tf.distribute.DistributedValues)
+        and plain.dtype != tf.string
+    )
+
+
+def _read(variable: Any) -> Any:
+    plain = raw(variable)
+    return tf.raw_ops.ReadVariableOp(resource=plain.handle, dtype=plain.dtype)
+
+
+def _value(variable: Any, start: int = 0, stop: int | None = None) -> Array:
+    """The elements of a variable from ``start`` on: not a copy, on a CPU."""
+    tensor = _read(variable)
+    if "CPU" in tensor.device:
+        return np.asarray(tensor).reshape(-1)[start:stop]
+    return np.asarray(tf.reshape(tensor, [-1])[start:stop])

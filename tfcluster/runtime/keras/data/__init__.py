@@ -1,0 +1,1 @@
+"""Datasets: what each rank reads, in which order, and from where."""

@@ -1,0 +1,48 @@
+"""What datasets write: a cache of its own for each rank, and ``save`` once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tfcluster.runtime.patching import wrap
+
+
+def install(rank: int) -> None:
+    """Caches and snapshots of other ranks than the chief are beside its own.
+
+    Two processes that write one of them would be in each other's way.
+    """
+    if rank == 0:
+        return
+    ending = f".rank{rank}"
+
+    def cache(
+        original: Callable[..., Any],
+        dataset: Any,
+        filename: Any = "",
+        name: str | None = None,
+    ) -> Any:
+        return original(dataset, _with(ending, filename), name=name)
+
+    def snapshot(
+        original: Callable[..., Any], dataset: Any, path: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        return original(dataset, _with(ending, path), *args, **kwargs)
+
+    wrap(tf.data.Dataset, "cache", cache)
+    wrap(tf.data.Dataset, "snapshot", snapshot)
+
+
+def _with(ending: str, path: Any) -> Any:
+    if isinstance(path, str | os.PathLike):
+        text = os.fspath(path)
+        # No name: the cache is in memory.
+        return f"{text.rstrip('/')}{ending}" if text else path
+    if path is None:
+        return path
+    path = tf.convert_to_tensor(path)
+    return tf.where(tf.strings.length(path) > 0, path + ending, path)

@@ -1,0 +1,179 @@
+"""Pipelines of the program are computed by the run's data tasks.
+
+Those that ``fit`` and ``evaluate`` are given, and those that loops of the program's own
+go over. What follows (which rows of a batch are this rank's) stays what it is.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.backend.tensorflow import trainer
+from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
+
+from tfcluster.model import Strategy
+from tfcluster.runtime.context import Context
+from tfcluster.runtime.keras.data.data_service_client import Desk
+from tfcluster.runtime.keras.data.dataset_graph import Pipeline
+from tfcluster.runtime.keras.data.dataset_iteration import (
+    YIELDS_BATCHES,
+    yields_batches,
+)
+from tfcluster.runtime.keras.session import Session
+from tfcluster.runtime.patching import defining_class, wrap
+
+_DEALT = "_tfcluster_dealt"
+"""On an iterator of Keras's whose batches are this rank's alone."""
+
+
+@dataclass
+class _Known:
+    """A dataset that the data tasks compute, and how many passes there have been."""
+
+    number: int
+    pipeline: Pipeline | None
+    passes: int = 0
+
+
+def desk_of(context: Context) -> tuple[Desk, str] | None:
+    """Where the run's data tasks hand out, and what its jobs there begin with.
+
+    None where nothing is to be had there.
+    """
+    if context.data_service is None:
+        return None
+    options = context.options
+    independent = context.strategy is Strategy.PARAMETER_SERVER
+    in_step = not independent or options.synchronous
+    run = f"{context.run or 'run'}/{context.attempt}"
+    desk = Desk(
+        service=context.data_service,
+        tasks=context.data_tasks,
+        rank=context.rank,
+        size=context.size,
+        in_step=in_step,
+    )
+    if not options.divides:
+        # Each rank has a pipeline of its own.
+        return replace(desk, rank=0, size=1, in_step=True), f"{run}/{context.rank}"
+    # One that is started again beside others does not know how far they are.
+    return None if context.attempt and not in_step else (desk, run)
+
+
+class RemoteData:
+    """The hooks on what iterates over datasets."""
+
+    def __init__(self, session: Session, desk: Desk, run: str) -> None:
+        self._session = session
+        self._desk = desk
+        self._run = run
+        self._known: weakref.WeakKeyDictionary[Any, _Known] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._count = 0
+
+    def install(self) -> None:
+        wrap(trainer.TFEpochIterator, "__init__", self._epochs)
+        wrap(defining_class(keras.Model, "predict"), "predict", self._predict)
+        wrap(tf.data.Dataset, "__iter__", self._iter)
+
+    def _predict(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        # One rank may predict without the others.
+        with self._session.once("predicting"):
+            return original(*args, **kwargs)
+
+    def _epochs(
+        self, original: Callable[..., Any], iterator: Any, *args: Any, **kwargs: Any
+    ) -> None:
+        original(iterator, *args, **kwargs)
+        if not isinstance(iterator.data_adapter, TFDatasetAdapter):
+            return
+        if self._session.within("predicting"):
+            return
+        # The one that the program has, of which Keras makes others (class weights).
+        known = self._look(iterator._distributed_dataset)
+        if known.pipeline is None:
+            return
+        iterator._distributed_dataset = Passes(
+            iterator._distributed_dataset, lambda: self._pass(known)
+        )
+        setattr(iterator, _DEALT, not self._desk.in_step)
+        if self._desk.tasks > 1 or not self._desk.in_step:
+            _leave_uncounted(iterator)
+
+    def _iter(self, original: Callable[..., Any], dataset: Any) -> Any:
+        if (
+            self._session.inside_keras
+            or not self._desk.in_step
+            or not tf.executing_eagerly()
+            or not yields_batches(dataset)
+        ):
+            return original(dataset)
+        known = self._look(dataset)
+        return original(dataset if known.pipeline is None else self._pass(known))
+
+    def _look(self, dataset: Any) -> _Known:
+        known = self._known.get(dataset)
+        if known is None:
+            self._count += 1
+            known = _Known(self._count, self._pipeline(dataset))
+            self._known[dataset] = known
+        return known
+
+    def _pipeline(self, dataset: Any) -> Pipeline | None:
+        try:
+            pipeline = Pipeline(dataset)
+            reason = pipeline.why_here(self._desk.tasks)
+        except (tf.errors.OpError, ValueError) as error:
+            reason = str(error).splitlines()[0]
+        if reason is None:
+            return pipeline
+        self._session.warn(
+            f"a tf.data pipeline is computed by every rank, not by the data tasks: "
+            f"{reason}"
+        )
+        return None
+
+    def _pass(self, known: _Known) -> Any:
+        """The dataset of the next pass."""
+        assert known.pipeline is not None
+        job = f"{self._run}/{known.number}/{known.passes}"
+        source = known.pipeline.for_pass(known.passes, job)
+        known.passes += 1
+        made = self._desk.handed_out(source, job, known.pipeline.cardinality)
+        setattr(made, YIELDS_BATCHES, True)
+        return made
+
+
+class Passes(tf.data.Dataset):  # type: ignore[misc]  # untyped
+    """A dataset, each pass over which comes from elsewhere."""
+
+    def __init__(self, dataset: Any, begin: Callable[[], Any]) -> None:
+        self._dataset = dataset
+        self._begin = begin
+        super().__init__(dataset._variant_tensor)
+
+    def __iter__(self) -> Any:
+        return iter(self._begin())
+
+    def _inputs(self) -> list[Any]:
+        return [self._dataset]
+
+    @property
+    def element_spec(self) -> Any:
+        return self._dataset.element_spec
+
+
+def _leave_uncounted(iterator: Any) -> None:
+    """Each pass ends where its data ends, however many batches the last one had."""
+    kind = type(iterator)
+    never = property(lambda self: None, lambda self, count: None)
+    iterator.__class__ = type(kind.__name__, (kind,), {"_num_batches": never})
+    if iterator.steps_per_epoch is None:
+        # To run out of data is how every pass ends, then.
+        iterator._interrupted_warning = lambda: None

@@ -1,0 +1,119 @@
+"""``keras.utils.get_file`` downloads once on each host; its other ranks wait for that.
+
+The ranks of a host share a small file of their run, which also is their lock. It says
+which calls have been answered, and how: so an archive is not unpacked a second time
+either, while another rank reads what came out of it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import fcntl
+import hashlib
+import hmac
+import inspect
+import json
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from keras.src.utils import file_utils
+
+from tfcluster.runtime.context import Context
+from tfcluster.runtime.patching import replace_everywhere, wrap
+
+_SHARED_LOCK = ".tfcluster.lock"
+
+
+class Downloads:
+    """The hook on ``get_file``."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._calls: Counter[str] = Counter()
+        name = hmac.digest(
+            context.token, f"downloads {context.attempt}".encode(), "sha256"
+        )
+        folder = Path(tempfile.gettempdir())
+        self._answers = folder / f"tfcluster-{os.getuid()}-{name.hex()[:32]}"
+
+    def install(self) -> None:
+        if self._context.size == 1:
+            return
+        original = file_utils.get_file
+        wrap(file_utils, "get_file", self._get_file)
+        replace_everywhere("get_file", original, file_utils.get_file)
+        if self._context.local_rank == 0:
+            atexit.register(self._answers.unlink, missing_ok=True)
+
+    def _get_file(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        call = inspect.signature(original).bind(*args, **kwargs)
+        key = self._key(call.arguments)
+        with _locked(self._answers) as descriptor:
+            answers = _read(descriptor)
+            known = answers.get(key)
+            if known is not None and Path(known).exists():
+                # A path, as Keras itself would return it.
+                return known
+            with self._alone_among_hosts(call.arguments):
+                found = original(*args, **kwargs)
+            if descriptor is not None and isinstance(found, str):
+                _write(descriptor, {**answers, key: found})
+            return found
+
+    def _key(self, arguments: dict[str, Any]) -> str:
+        """The same for the same call on another rank, and new for each of this one."""
+        text = repr(sorted((name, str(value)) for name, value in arguments.items()))
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        self._calls[digest] += 1
+        return f"{digest} {self._calls[digest]}"
+
+    @contextmanager
+    def _alone_among_hosts(self, arguments: dict[str, Any]) -> Iterator[None]:
+        """Hosts may share the folder, where their file system locks for all of them."""
+        if self._context.cross_size == 1:
+            yield
+            return
+        base = arguments.get("cache_dir") or file_utils.config.keras_home()
+        with _locked(Path(str(base)) / _SHARED_LOCK):
+            yield
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[int | None]:
+    """A descriptor of the file, locked; None where that cannot be."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, flags, 0o600)
+    except OSError:
+        yield None
+        return
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _read(descriptor: int | None) -> dict[str, str]:
+    if descriptor is None:
+        return {}
+    data = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+    try:
+        found = json.loads(data) if data else {}
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _write(descriptor: int, answers: dict[str, str]) -> None:
+    data = json.dumps(answers).encode()
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, data, 0)

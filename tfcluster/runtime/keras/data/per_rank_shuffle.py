@@ -1,0 +1,39 @@
+"""Each rank shuffles the data in an order of its own, instead of dividing one.
+
+TensorFlow's global seed, which the shuffles of ``tf.data`` and of Keras's arrays depend
+on, is moved by the rank. Python's and NumPy's stay common: what scripts do with them,
+such as to hold data out for validation, has to be the same everywhere. So do initial
+weights, which are sent to all in any case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tfcluster.runtime.patching import wrap
+
+STRIDE = 7_368_787
+"""A prime, so that the seeds of one rank are not soon those of another."""
+
+_SEEDS = 1 << 31
+
+
+class SeedOffset:
+    """The hook on ``tf.random.set_seed``."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+
+    def install(self) -> None:
+        wrap(tf.random, "set_seed", self._set_seed)
+        seed = tf.compat.v1.get_seed(0)[0]
+        if seed is not None:
+            tf.random.set_seed(seed)
+
+    def _set_seed(self, original: Callable[..., Any], seed: Any) -> None:
+        if isinstance(seed, int):
+            seed = (seed + self._rank * STRIDE) % _SEEDS
+        original(seed)

@@ -1,0 +1,163 @@
+"""Whole batches, dealt to the ranks in turn: rank r of N takes r, r+N, r+2N, ...
+
+For ranks that don't wait for each other. All read the data in the same order.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from keras.src.backend.tensorflow import trainer
+
+from tfcluster.runtime.keras.data.dataset_iteration import yields_batches
+from tfcluster.runtime.keras.session import Session
+from tfcluster.runtime.patching import wrap
+
+
+@dataclass(frozen=True, slots=True)
+class Hand:
+    """Which batches are one rank's."""
+
+    rank: int
+    size: int
+
+    def count(self, batches: int) -> int:
+        """How many of so many."""
+        return max(0, -(-(batches - self.rank) // self.size))
+
+    def takes(self, number: int) -> bool:
+        return number % self.size == self.rank
+
+    def stand_in(self, batches: int) -> Hand:
+        """Of a rank that none of so few is left for: it looks on at another's."""
+        return Hand(self.rank % batches, batches)
+
+
+class FitBatches:
+    """Deals the batches of ``fit``."""
+
+    def __init__(
+        self, session: Session, hand: Hand, set_idle: Callable[[bool], None]
+    ) -> None:
+        self._session = session
+        self._hand = hand
+        self._set_idle = set_idle
+
+    def install(self) -> None:
+        wrap(trainer.TFEpochIterator, "__init__", self._begin)
+
+    @contextmanager
+    def next_is_dealt(self) -> Iterator[None]:
+        """The first iterator that this thread makes is that of the training data."""
+        with self._session.once("dealing"):
+            try:
+                yield
+            finally:
+                self._set_idle(False)
+
+    def _begin(
+        self, original: Callable[..., Any], iterator: Any, *args: Any, **kwargs: Any
+    ) -> None:
+        original(iterator, *args, **kwargs)
+        if not self._session.take("dealing"):
+            return
+        if not self._session.divides or getattr(iterator, "_tfcluster_dealt", False):
+            return
+        hand, few = self._hand, _fewest(iterator)
+        if few and hand.count(few) == 0:
+            hand = hand.stand_in(few)
+            self._set_idle(True)
+        _deal(iterator, hand)
+
+
+def _fewest(iterator: Any) -> int | None:
+    """How many batches an epoch has, where that is known."""
+    found = iterator.steps_per_epoch or iterator.data_adapter.num_batches
+    return int(found) if found else None
+
+
+def _deal(iterator: Any, hand: Hand) -> None:
+    dealt = iterator._distributed_dataset.shard(hand.size, hand.rank)
+    iterator._distributed_dataset = dealt
+    if iterator.steps_per_epoch:
+        iterator.steps_per_epoch = hand.count(iterator.steps_per_epoch)
+    reset = iterator.reset
+
+    def count() -> None:
+        whole = iterator.data_adapter.num_batches
+        iterator._num_batches = hand.count(whole) if whole else whole
+
+    def reset_and_count() -> None:
+        reset()
+        count()
+
+    iterator.reset = reset_and_count
+    count()
+
+
+class LoopBatches:
+    """Deals the batches of hand-written loops over a ``tf.data.Dataset``.
+
+    A dataset is one to train with once a gradient has been applied between two of its
+    batches: the first of them goes to every rank, and in later passes to one.
+    """
+
+    def __init__(self, session: Session, hand: Hand) -> None:
+        self._session = session
+        self._hand = hand
+        self._trained: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def install(self) -> None:
+        wrap(tf.data.Dataset, "__iter__", self._iter)
+
+    def _iter(self, original: Callable[..., Any], dataset: Any) -> Any:
+        session = self._session
+        if (
+            session.inside_keras
+            or not session.divides
+            or not tf.executing_eagerly()
+            or not yields_batches(dataset)
+        ):
+            return original(dataset)
+        return original(_dealt(dataset, self._passage(dataset)))
+
+    def _passage(self, dataset: Any) -> Callable[[Any], Any]:
+        session, hand = self._session, self._hand
+        applies: list[int] = []
+
+        def takes(number: Any) -> Any:
+            if applies and session.loop.applies > applies[0]:
+                self._trained.add(dataset)
+            applies[:] = [session.loop.applies]
+            trains = dataset in self._trained
+            session.loop.divided = trains
+            return np.bool_(not trains or hand.takes(int(number)))
+
+        return takes
+
+
+def _dealt(dataset: Any, takes: Callable[[Any], Any]) -> Any:
+    """Those batches of ``dataset`` that ``takes`` wants, asked one after the other."""
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def is_taken(number: Any, *element: Any) -> Any:
+        taken = tf.numpy_function(takes, [number], tf.bool)
+        taken.set_shape([])
+        return taken
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def without_number(number: Any, element: Any) -> Any:
+        return element
+
+    options = tf.data.Options()
+    # It is decided when a batch is asked for, not before.
+    options.experimental_optimization.inject_prefetch = False
+    options.experimental_optimization.map_parallelization = False
+    numbered = dataset.enumerate().filter(is_taken)
+    return numbered.map(without_number).with_options(options)

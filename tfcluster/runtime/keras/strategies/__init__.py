@@ -1,0 +1,1 @@
+"""What becomes of a gradient: all-reduce, parameter servers, or local SGD."""

@@ -1,0 +1,287 @@
+"""Training tasks that don't wait for each other, and meet only at the ps tasks.
+
+Each computes whole batches; the chief prints and writes. What one has to know of
+another it finds in notes on the ps tasks.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfcluster.runtime.keras.checks.endless_epochs import warn_of_endless_epochs
+from tfcluster.runtime.keras.checks.shape_errors import ShapeErrors
+from tfcluster.runtime.keras.checks.unsupported_strategies import (
+    refuse_replicas,
+    refuse_strategies,
+)
+from tfcluster.runtime.keras.data.round_robin_sharding import (
+    FitBatches,
+    Hand,
+    LoopBatches,
+)
+from tfcluster.runtime.keras.session import Session
+from tfcluster.runtime.keras.strategies.async_coordination import Progress
+from tfcluster.runtime.keras.strategies.parameter_server import ServedUpdate
+from tfcluster.runtime.keras.strategies.ps_models import Masters
+from tfcluster.runtime.keras.train.chief_only_saving import Files, Name
+from tfcluster.runtime.keras.train.initial_broadcast import Synchroniser
+from tfcluster.runtime.keras.train.injected_callbacks import (
+    for_evaluation,
+    has_exchanged,
+    not_distributed,
+    prove_first_step,
+    served,
+)
+from tfcluster.runtime.keras.train.moving_statistics import LayerState
+from tfcluster.runtime.keras.train.optimizer_hook import Optimizers
+from tfcluster.runtime.keras.train.xla_fallback import Compilation
+from tfcluster.runtime.patching import defining_class, wrap
+
+Logs = dict[str, Any] | None
+
+
+def install(session: IndependentSession, masters: Masters, progress: Progress) -> None:
+    """Hook into the imported Keras, once for each process."""
+    update = ServedUpdate(session, masters)
+    session.settle = update.settle
+    masters.install()
+    files = IndependentFiles(session, progress)
+    Optimizers(session, Synchroniser(session), LayerState(session), update).install(
+        update.loss_scaled
+    )
+    Compilation(session, ShapeErrors(session)).install()
+    refuse_strategies()
+    batches = FitBatches(session, session.hand, update.set_idle)
+    batches.install()
+    LoopBatches(session, session.hand).install()
+    files.install()
+    IndependentEntry(session, masters, progress, batches, files).install()
+
+
+@dataclass
+class IndependentSession(Session):
+    """A rank in training; its group is its own."""
+
+    hand: Hand = field(kw_only=True)
+
+    undivided = (
+        "every rank pushes the gradients of all batches: they are not dealt out, and "
+        "each counts as many times as there are ranks. Batches are dealt in model.fit "
+        "and in loops over a batched tf.data.Dataset"
+    )
+
+    @property
+    def chief(self) -> bool:
+        return self.hand.rank == 0
+
+
+class Epochs(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
+    """Follows the chief, and skips what this rank had done before it was restarted."""
+
+    def __init__(self, session: Session, masters: Masters, progress: Progress) -> None:
+        super().__init__()
+        self._session = session
+        self._masters = masters
+        self._progress = progress
+        self._applies = 0
+
+    def on_train_begin(self, logs: Logs = None) -> None:
+        self._progress.begin_fit()
+        if self._progress.restarted:
+            self._resume()
+        prove_first_step(self._session, self.model)
+
+    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
+        self._applies = self._session.applies
+
+    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
+        if not self._session.chief and self._progress.chief_has_stopped(at_once=False):
+            self.model.stop_training = True
+
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
+        if not has_exchanged(self._session, self.model, self._applies):
+            raise not_distributed(f"epoch {epoch + 1} of {self.model.name}")
+        # What callbacks have set, the others should not have to wait for.
+        self._masters.tell_all()
+        self._progress.epoch_done(epoch + 1)
+        if self._session.chief:
+            if self.model.stop_training:
+                self._progress.stop()
+        else:
+            # Its own metrics are those of its own batches: the chief decides.
+            stopped = self._progress.chief_has_stopped(at_once=True)
+            self.model.stop_training = stopped
+
+    def on_train_end(self, logs: Logs = None) -> None:
+        self._masters.tell_all()
+        self._progress.end_fit()
+        self._masters.pull()
+
+    def _resume(self) -> None:
+        model = self.model
+        done = self._progress.epochs_done()
+        if done > (model._initial_epoch or 0):
+            model._initial_epoch = done
+        optimizer = getattr(model, "optimizer", None)
+        inner = getattr(optimizer, "inner_optimizer", optimizer)
+        if done and model.built and isinstance(inner, keras.optimizers.Optimizer):
+            if not inner.built:
+                model.optimizer.build(model.trainable_variables)
+            # It may have nothing left to do but to evaluate.
+            self._masters.of(inner, "-" * len(inner._trainable_variables))
+
+
+class FreshWeights(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
+    """Validates, and shows callbacks, what all ranks have trained so far."""
+
+    def __init__(self, masters: Masters) -> None:
+        super().__init__()
+        self._masters = masters
+
+    def on_test_begin(self, logs: Logs = None) -> None:
+        self._masters.pull()
+
+
+class IndependentEntry:
+    """The hooks on ``fit``, ``evaluate`` and the other ways into a Keras model."""
+
+    def __init__(
+        self,
+        session: IndependentSession,
+        masters: Masters,
+        progress: Progress,
+        batches: FitBatches,
+        files: Files,
+    ) -> None:
+        self._session = session
+        self._masters = masters
+        self._progress = progress
+        self._batches = batches
+        self._files = files
+        self._calls = 0
+
+    def install(self) -> None:
+        for name, around in (
+            ("fit", self._fit),
+            ("evaluate", self._evaluate),
+            ("predict", self._inside),
+            ("train_on_batch", self._train_on_batch),
+            ("test_on_batch", self._inside),
+            ("predict_on_batch", self._inside),
+        ):
+            wrap(defining_class(keras.Model, name), name, around)
+
+    def _fit(
+        self, original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        call = inspect.signature(original).bind(model, *args, **kwargs)
+        call.arguments["callbacks"] = self._around(
+            call.arguments.get("callbacks"), model
+        )
+        if not self._session.chief:
+            call.arguments["verbose"] = 0
+        warn_of_endless_epochs(self._session, call.arguments)
+        with self._entering(model), self._batches.next_is_dealt():
+            return original(*call.args, **call.kwargs)
+
+    def _around(self, callbacks: Any, model: Any) -> Any:
+        ours = [FreshWeights(self._masters)]
+        last = Epochs(self._session, self._masters, self._progress)
+        if not isinstance(callbacks, keras.callbacks.CallbackList):
+            theirs = [cb for cb in keras.tree.flatten(callbacks) if cb is not None]
+            return [*ours, *served(theirs, self._session, self._files), last]
+        theirs = served(callbacks.callbacks, self._session, self._files)
+        callbacks.callbacks = [*ours, *theirs, last]
+        for callback in callbacks.callbacks:
+            callback.set_model(model)
+            callback.set_params(callbacks.params)
+        return callbacks
+
+    def _evaluate(
+        self, original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        call = inspect.signature(original).bind(model, *args, **kwargs)
+        if not self._session.inside_keras:
+            callbacks = call.arguments.get("callbacks")
+            call.arguments["callbacks"] = for_evaluation(callbacks, self._session)
+            if not self._session.chief:
+                call.arguments["verbose"] = 0
+            self._masters.pull()
+        with self._entering(model):
+            return original(*call.args, **call.kwargs)
+
+    def _inside(
+        self, original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        with self._entering(model):
+            return original(model, *args, **kwargs)
+
+    def _train_on_batch(
+        self, original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Every N-th call is this rank's; the others give what the last one gave."""
+        number, self._calls = self._calls, self._calls + 1
+        last = vars(model).get("_tfcluster_last_logs")
+        divides = self._session.divides and not self._session.loop.divided
+        if last is not None and divides and not self._session.hand.takes(number):
+            return last
+        with self._entering(model):
+            logs = original(model, *args, **kwargs)
+        vars(model)["_tfcluster_last_logs"] = logs
+        return logs
+
+    @contextmanager
+    def _entering(self, model: Any) -> Iterator[None]:
+        refuse_replicas(model.distribute_strategy)
+        if model.compiled and model.jit_compile:
+            # A push cannot be compiled; Keras does the same under tf.distribute.
+            model.jit_compile = False
+            model.train_function = model.test_function = None
+        try:
+            with self._session.entering():
+                yield
+        except tf.errors.OpError as error:
+            # What our own code raised within an op, TensorFlow has made text of.
+            if (reason := self._session.group.refusal) is not None:
+                raise reason from error
+            raise
+
+
+class IndependentFiles(Files):
+    """Only the chief writes. Outside of ``fit`` the others wait until it has."""
+
+    def __init__(self, session: Session, progress: Progress) -> None:
+        super().__init__(session)
+        self._progress = progress
+
+    def chief_only(
+        self, act: Callable[[], Any], what: str, name: Name | None = None
+    ) -> Any:
+        """Those that have another ``name`` for it do not find it there: nobody waits
+        for all others here."""
+        session = self._session
+        if session.within("saving"):
+            return act()
+        session.settle(what)
+        if session.inside_keras:
+            if not session.chief:
+                return None
+            with session.once("saving"):
+                return act()
+        if not session.chief:
+            return self._progress.wait_for_writing()
+        try:
+            with session.once("saving"):
+                result = act()
+        except Exception as error:
+            self._progress.written("", error=f"the chief could not save: {error}")
+            raise
+        self._progress.written(result if isinstance(result, str) else "")
+        return result

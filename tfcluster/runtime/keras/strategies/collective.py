@@ -1,0 +1,88 @@
+"""Every rank applies the average of all ranks' gradients."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+from tfcluster.runtime.keras.checks.divergence_check import DriftCheck
+from tfcluster.runtime.keras.session import Session
+from tfcluster.runtime.keras.train.gradient_allreduce import Target, Watch, exchange
+from tfcluster.runtime.keras.train.tape_gradients import TapeGradients
+
+
+class CollectiveUpdate:
+    """See ``Update``."""
+
+    def __init__(
+        self,
+        session: Session,
+        tape_gradients: TapeGradients,
+        drift: DriftCheck | None = None,
+    ) -> None:
+        self._session = session
+        self._tape_gradients = tape_gradients
+        self._drift = drift
+
+    def before(
+        self,
+        optimizer: Any,
+        gradients: Sequence[Any],
+        variables: Sequence[Any],
+        state: Sequence[Any],
+    ) -> list[Any] | None:
+        tapes = self._tape_gradients
+        name = tapes.names.of(optimizer)
+        target = Target.of(name)
+        watch = None
+        if self._drift is not None:
+            ref = weakref.ref(optimizer)
+
+            def owner() -> tuple[str, Any] | None:
+                found = ref()
+                return None if found is None else (name, found)
+
+            watch = self._drift.watch(owner, name, variables, gradients)
+        own = tapes.still_to_exchange(optimizer, gradients, variables)
+        if all(own):
+            return exchange(self._session, target, gradients, variables, state, watch)
+        found = list(gradients)
+        if tapes.drawn_since(gradients, variables):
+            # All ranks go on with the same random numbers: the chief's.
+            chosen = [i for i, is_own in enumerate(own) if not is_own]
+            self._replace(found, variables, chosen, target, chiefs_count=True)
+        if any(own):
+            chosen = [i for i, is_own in enumerate(own) if is_own]
+            self._replace(found, variables, chosen, target, watch)
+        return found
+
+    def _replace(
+        self,
+        gradients: list[Any],
+        variables: Sequence[Any],
+        places: Sequence[int],
+        target: Target,
+        watch: Watch | None = None,
+        *,
+        chiefs_count: bool = False,
+    ) -> None:
+        whole = exchange(
+            self._session,
+            target,
+            [gradients[i] for i in places],
+            [variables[i] for i in places],
+            [],
+            watch,
+            chiefs_count=chiefs_count,
+        )
+        for place, gradient in zip(places, whole, strict=True):
+            gradients[place] = gradient
+
+    def after(
+        self, optimizer: Any, variables: Sequence[Any], state: Sequence[Any]
+    ) -> None:
+        """Nothing is left to be done."""
+
+    def settle(self, what: str) -> None:
+        """They are so after every step."""

@@ -1,0 +1,244 @@
+"""Training by itself on every rank, with the parameters averaged now and then.
+
+A rank applies its own gradients to its own weights. Every so many steps, and whenever
+the weights are about to be looked at, all ranks take the mean, weighted by the rows
+that each has trained on since the last time. The optimizers' own variables stay each
+rank's: moments are estimates of one and the same gradient, and to send them as well
+would double or treble the bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfcluster.runtime.collective import Layout, tensor_words
+from tfcluster.runtime.collective.collectives import gather_bytes, mean_of_gradients
+from tfcluster.runtime.collective.transports.base import Array
+from tfcluster.runtime.exchange.replica_gradients import is_sparse
+from tfcluster.runtime.keras.checks.divergence_check import DriftCheck
+from tfcluster.runtime.keras.graph_order import exchange_in_order
+from tfcluster.runtime.keras.session import Session
+from tfcluster.runtime.keras.strategies.local_sgd_schedule import Drift, Schedule
+from tfcluster.runtime.keras.tf_variables import name_of
+
+_WORD = struct.Struct(">dQ")
+"""A replica's squared relative distance from the mean, and a proposed interval."""
+
+_LEAST_ROWS = 1e-12
+"""A rank without rows; not zero, for where none of them has any."""
+
+
+@dataclass
+class Replica:
+    """What one optimizer trains on this rank, and how it has gone on."""
+
+    name: str
+    schedule: Schedule
+    optimizer: weakref.ref[Any]
+    variables: dict[int, Any] = field(default_factory=dict)
+    """By id: the parameters, and what layers set from their data."""
+    steps: int = 0
+    """Since the last averaging, as are the rest."""
+    rows: float = 0.0
+    since_s: float = 0.0
+    drift: Drift = field(default_factory=Drift)
+
+
+class LocalUpdate:
+    """See ``Update``."""
+
+    def __init__(
+        self,
+        session: Session,
+        drift: DriftCheck,
+        *,
+        every: int | None = None,
+        seconds: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._session = session
+        self._drift = drift
+        self._every, self._seconds = every, seconds
+        self._clock = clock
+        self._replicas: list[Replica] = []
+        self._by_optimizer: dict[int, tuple[weakref.ref[Any], Replica]] = {}
+        self.averagings = 0
+
+    def before(
+        self,
+        optimizer: Any,
+        gradients: Sequence[Any],
+        variables: Sequence[Any],
+        state: Sequence[Any],
+    ) -> list[Any] | None:
+        """The rank's own gradients; zeros, where it has no rows of this batch."""
+        return _unless(self._has_rows(), gradients)
+
+    def after(
+        self, optimizer: Any, variables: Sequence[Any], state: Sequence[Any]
+    ) -> None:
+        replica = self._replica(optimizer)
+        for variable in (*variables, *state):
+            if tf.as_dtype(variable.dtype).is_floating:
+                replica.variables.setdefault(id(variable), variable)
+        share = self._session.share
+        # A loop of the user's own is told apart by -1: its rows are known when it runs.
+        rows = tf.cast(-1.0 if share is None else share.rows, tf.float64)
+
+        def stepped(rows: Any) -> Any:
+            return np.bool_(self._stepped(replica, float(rows)))
+
+        due = _scalar(tf.numpy_function(stepped, [rows], tf.bool))
+        chosen = list(replica.variables.values())
+        tf.cond(
+            due,
+            lambda: self._average_within(replica, chosen),
+            lambda: tf.constant(False),
+        )
+
+    def settle(self, what: str) -> None:
+        """Average what has trained since the last time."""
+        for replica in self._replicas:
+            if replica.steps:
+                chosen = list(replica.variables.values())
+                with self._session.once("apply"), tf.init_scope():
+                    self._average_within(replica, chosen)
+
+    def _replica(self, optimizer: Any) -> Replica:
+        known = self._by_optimizer.get(id(optimizer))
+        if known is None or known[0]() is not optimizer:
+            schedule = Schedule(every=self._every, seconds=self._seconds)
+            name = f"{optimizer.name} {len(self._replicas) + 1}"
+            # Named before it is made: it is called once the optimizer is gone.
+            replica: Replica
+            ref = weakref.ref(optimizer, lambda _: self._forget(replica))
+            replica = Replica(name, schedule, ref, since_s=self._clock())
+            self._replicas.append(replica)
+            known = self._by_optimizer[id(optimizer)] = ref, replica
+        return known[1]
+
+    def _forget(self, replica: Replica) -> None:
+        """Its optimizer is gone: nobody goes on training these variables by it."""
+        if not replica.steps:
+            replica.variables.clear()
+
+    def _has_rows(self) -> Any:
+        """Whether this step's rows are this rank's: True, False or a tensor."""
+        share = self._session.share
+        if share is not None:
+            known = share.rows
+            return known > 0
+        loop = self._session.loop
+        if tf.executing_eagerly():
+            return loop.rows > 0
+        return _scalar(tf.numpy_function(lambda: np.bool_(loop.rows > 0), [], tf.bool))
+
+    def _stepped(self, replica: Replica, rows: float) -> bool:
+        """Count a step; whether the average is to be taken now."""
+        session = self._session
+        in_loop = rows < 0
+        rows = session.loop.rows if in_loop else rows
+        replica.steps += 1
+        replica.rows += rows
+        session.last_rows = rows
+        session.applied(replica.name, in_loop=in_loop, exchanged=False)
+        return replica.schedule.is_due(replica.steps)
+
+    def _average_within(self, replica: Replica, variables: Sequence[Any]) -> Any:
+        """Set ``variables`` to their mean over the ranks, eagerly or in a graph."""
+        values = [tf.convert_to_tensor(variable) for variable in variables]
+        layout = Layout(
+            f"parameters of {replica.name}",
+            tuple(
+                tensor_words(name_of(variable), value.dtype.name, variable.shape)
+                for variable, value in zip(variables, values, strict=True)
+            ),
+        )
+
+        def average(*arrays: Array) -> list[Array]:
+            return self._means(replica, arrays, layout)
+
+        found = exchange_in_order(average, values, [value.dtype for value in values])
+        for variable, value, mean in zip(
+            variables, values, tf.nest.flatten(found), strict=True
+        ):
+            mean.set_shape(value.shape)
+            variable.assign(mean)
+        return tf.constant(True)
+
+    def _means(
+        self, replica: Replica, arrays: Sequence[Array], layout: Layout
+    ) -> list[Array]:
+        group, steps = self._session.group, replica.steps
+        means, _ = mean_of_gradients(
+            group,
+            arrays,
+            [],
+            weight=max(replica.rows, _LEAST_ROWS),
+            layout=layout,
+            bucket_bytes=self._session.bucket_bytes,
+        )
+        now = self._clock()
+        proposal = replica.schedule.proposal(steps, now - replica.since_s)
+        ours = _WORD.pack(_squared_distance(arrays, means), proposal)
+        optimizers = [(replica.name, replica.optimizer())]
+        told = self._drift.look_at(optimizers, self._session.pace.steps)
+        layout = Layout(f"drift of {replica.name}")
+        words = [_WORD.unpack(w) for w in gather_bytes(group, ours, layout, told)]
+        replica.schedule.agreed(words[0][1])
+        distance = float(np.sqrt(np.mean([word[0] for word in words])))
+        if warning := replica.drift.saw(distance, steps):
+            self._session.warn(warning)
+        replica.steps, replica.rows, replica.since_s = 0, 0.0, self._clock()
+        self.averagings += 1
+        self._session.exchanged()
+        return means
+
+
+def _squared_distance(arrays: Sequence[Array], means: Sequence[Array]) -> float:
+    """Between this rank's arrays and the means, in lengths of the means."""
+    away = length = 0.0
+    for array, mean in zip(arrays, means, strict=True):
+        middle = np.asarray(mean).reshape(-1).astype(np.float32, copy=False)
+        apart = np.asarray(array).reshape(-1).astype(np.float32) - middle
+        away += float(np.dot(apart, apart))
+        length += float(np.dot(middle, middle))
+    return away / length if length else 0.0
+
+
+def _unless(has_rows: Any, gradients: Sequence[Any]) -> list[Any]:
+    """The gradients, or zeros where ``has_rows`` is not so."""
+    if has_rows is True:
+        return list(gradients)
+    given = [gradient for gradient in gradients if gradient is not None]
+    tensors = [tf.convert_to_tensor(g.values if is_sparse(g) else g) for g in given]
+    if not tensors:
+        return list(gradients)
+    chosen = iter(
+        tf.cond(
+            tf.convert_to_tensor(has_rows),
+            lambda: [tf.identity(tensor) for tensor in tensors],
+            # Not 0 * x: that could be NaN.
+            lambda: [tf.zeros_like(tensor) for tensor in tensors],
+        )
+    )
+    return [None if g is None else _with(g, next(chosen)) for g in gradients]
+
+
+def _with(gradient: Any, tensor: Any) -> Any:
+    if not is_sparse(gradient):
+        return tensor
+    return tf.IndexedSlices(tensor, gradient.indices, gradient.dense_shape)
+
+
+def _scalar(tensor: Any) -> Any:
+    tensor = tf.convert_to_tensor(tensor)
+    return tf.reshape(tensor, [])

@@ -1,0 +1,362 @@
+"""Gradients go to the ps tasks, which apply them; the weights come back from there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfcluster.runtime.collective import CollectiveError, Layout, ReduceOp
+from tfcluster.runtime.collective.collectives import (
+    gather_bytes,
+    mean_of_gradients,
+    reduce_arrays,
+)
+from tfcluster.runtime.collective.sparse import Slices
+from tfcluster.runtime.exchange.replica_gradients import is_sparse
+from tfcluster.runtime.keras.checks.divergence_check import DriftCheck
+from tfcluster.runtime.keras.graph_order import exchange_in_order
+from tfcluster.runtime.keras.session import Session
+from tfcluster.runtime.keras.strategies.collective import CollectiveUpdate
+from tfcluster.runtime.keras.strategies.ps_models import Master, Masters
+from tfcluster.runtime.keras.strategies.ps_non_trainable import ModelVariables
+from tfcluster.runtime.keras.tf_variables import name_of, raw
+from tfcluster.runtime.keras.train.optimizer_hook import built
+from tfcluster.runtime.keras.train.tape_gradients import TapeGradients
+from tfcluster.runtime.parameter_server.client import Rows
+
+_NOTHING, _ROWS, _WHOLE = range(3)
+
+
+class ServedUpdate:
+    """``Optimizer.apply`` becomes a push, whose answer are the new weights.
+
+    ``drift`` compares what the ranks tell their optimizers, where they are in step.
+    ``model_variables`` shares what layers set from the data that they see (moving
+    averages). Without, it is averaged over the ranks of the group at every step.
+    ``tape_gradients`` have been exchanged already where tapes give them.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        masters: Masters,
+        *,
+        model_variables: ModelVariables | None = None,
+        drift: DriftCheck | None = None,
+        tape_gradients: TapeGradients | None = None,
+    ) -> None:
+        self._session = session
+        self._masters = masters
+        self._model_variables = model_variables
+        self._drift = drift
+        self._looked_at = 0
+        self._tape_gradients = tape_gradients
+        self._collective = (
+            None
+            if tape_gradients is None
+            else CollectiveUpdate(session, tape_gradients)
+        )
+        self._idle = False
+
+    def before(
+        self,
+        optimizer: Any,
+        gradients: Sequence[Any],
+        variables: Sequence[Any],
+        state: Sequence[Any],
+    ) -> list[Any] | None:
+        optimizer._check_variables_are_known(variables)
+        alike = False
+        if self._tape_gradients is not None and self._collective is not None:
+            own = self._tape_gradients.still_to_exchange(
+                optimizer, gradients, variables
+            )
+            alike = not all(own)
+            if alike:
+                found = self._collective.before(optimizer, gradients, variables, [])
+                gradients = found or gradients
+        ordered: list[Any] = [None] * len(optimizer._trainable_variables)
+        for gradient, variable in zip(gradients, variables, strict=True):
+            if gradient is not None:
+                place = optimizer._get_variable_index(variable)
+                ordered[place] = _as_of(variable, gradient)
+        if all(gradient is None for gradient in ordered):
+            return list(gradients)  # Keras has the words for it.
+        ordered = self._unscaled_and_clipped(optimizer, ordered)
+        kinds = "".join(_kind(gradient) for gradient in ordered)
+        master = self._masters.of(optimizer, kinds)
+        if self._model_variables is not None:
+            self._model_variables.seen(state)
+        elif state and self._session.size > 1:
+            self._average(state)
+        answered = self._push(master, optimizer.name, kinds, ordered, alike=alike)
+        # Until it is pushed, what is here is compared with what the ps tasks have.
+        with tf.control_dependencies(answered):
+            raw(optimizer._iterations).assign_add(1)
+        return None
+
+    def after(
+        self, optimizer: Any, variables: Sequence[Any], state: Sequence[Any]
+    ) -> None:
+        """Nothing is left to be done."""
+
+    def set_idle(self, idle: bool) -> None:
+        """This rank's batches are others' as well: only the weights are fetched."""
+        self._idle = idle
+
+    def settle(self, what: str) -> None:
+        """In step the weights are what the last answer has brought."""
+        self._masters.tell_all()
+        if not self._masters.synchronous:
+            self._masters.pull()
+        if self._model_variables is not None:
+            self._model_variables.sync_model_variables()
+        self._compare()
+
+    def _compare(self) -> None:
+        """See that all ranks have told their optimizers the same: the chief's counts.
+
+        The weights are those that all ranks had in the last answer.
+        """
+        session = self._session
+        if self._drift is None or session.size == 1:
+            return
+        if self._looked_at == session.applies:
+            return
+        self._looked_at = session.applies
+        look = self._drift.look_at(self._masters.optimizers(), session.pace.steps)
+        gather_bytes(session.group, b"", Layout("settings of the optimizers"), look)
+
+    def loss_scaled(
+        self,
+        original: Callable[..., Any],
+        optimizer: Any,
+        grads: Sequence[Any],
+        trainable_variables: Sequence[Any] | None = None,
+    ) -> Any:
+        """``LossScaleOptimizer.apply``: its inner optimizer is the one that is served.
+
+        What is not finite never comes to that.
+        """
+        grads = list(grads)
+        if grads and not self._session.within("apply"):
+            built(optimizer, trainable_variables)
+            grads = self._agreed_on_infinities(grads)
+        return original(optimizer, grads, trainable_variables)
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def _agreed_on_infinities(self, gradients: Sequence[Any]) -> list[Any]:
+        """The gradients, one of them not finite where any rank's are not.
+
+        So all ranks leave out the same steps, where they wait for each other.
+        """
+        if not self._masters.synchronous or self._session.size == 1:
+            return list(gradients)
+        given = [
+            gradient.values if is_sparse(gradient) else gradient
+            for gradient in gradients
+            if gradient is not None
+        ]
+        own = tf.reduce_all([tf.reduce_all(tf.math.is_finite(g)) for g in given])
+        poison = exchange_in_order(self._poison, [own], tf.float32)
+        poison.set_shape([])
+        poisoned = list(gradients)
+        place = next(i for i, g in enumerate(poisoned) if g is not None)
+        first = poisoned[place]
+        if is_sparse(first):
+            values = first.values + tf.cast(poison, first.values.dtype)
+            poisoned[place] = tf.IndexedSlices(values, first.indices, first.dense_shape)
+        else:
+            poisoned[place] = first + tf.cast(poison, first.dtype)
+        return poisoned
+
+    def _poison(self, finite: Any) -> Any:
+        layout = Layout("whether gradients are finite")
+        vote = np.array([bool(finite)], np.int64)
+        votes = reduce_arrays(self._session.group, [vote], ReduceOp.MIN, layout)
+        if votes[0][0]:
+            return np.float32(0.0)
+        # It is left out, but all ranks have been at it.
+        self._session.applies += 1
+        self._session.exchanged()
+        return np.float32(np.nan)
+
+    def _unscaled_and_clipped(self, optimizer: Any, ordered: list[Any]) -> list[Any]:
+        if optimizer.loss_scale_factor is not None:
+            ordered = [
+                None if g is None else g / optimizer.loss_scale_factor for g in ordered
+            ]
+        if not self._masters.clips_here(optimizer):
+            return ordered
+        given = [g for g in ordered if g is not None]
+        clipped = iter(optimizer._clip_gradients(given))
+        return [None if g is None else next(clipped) for g in ordered]
+
+    def _average(self, state: Sequence[Any]) -> None:
+        session = self._session
+
+        def run(rows: Any, *arrays: Any) -> list[Any]:
+            means, _ = mean_of_gradients(
+                session.group, arrays, [], weight=self._weight(rows), layout=layout
+            )
+            return means
+
+        layout = Layout("moving averages", tuple(name_of(v) for v in state))
+        values = [tf.convert_to_tensor(variable) for variable in state]
+        means = tf.nest.flatten(
+            exchange_in_order(run, [self._rows(), *values], [v.dtype for v in values])
+        )
+        for variable, mean in zip(state, means, strict=True):
+            raw(variable).assign(tf.ensure_shape(mean, variable.shape))
+
+    def _rows(self) -> Any:
+        """This rank's weight; -1 in a loop of the program's own, known as it runs."""
+        share = self._session.share
+        return tf.cast(-1.0 if share is None else share.rows, tf.float64)
+
+    def _weight(self, rows: Any) -> float:
+        session = self._session
+        if rows >= 0:
+            return float(rows)
+        if session.divides and not session.loop.divided:
+            # All ranks have computed the same: one of them counts.
+            return float(session.chief)
+        return session.loop.rows
+
+    def _push(
+        self,
+        master: Master,
+        name: str,
+        kinds: str,
+        gradients: Sequence[Any],
+        *,
+        alike: bool,
+    ) -> list[Any]:
+        """``alike``: all ranks have the same gradients, and those of one count."""
+        inputs = [self._rows()]
+        for gradient in gradients:
+            if is_sparse(gradient):
+                indices = tf.cast(gradient.indices, tf.int64)
+                inputs += [gradient.values, indices]
+            elif gradient is not None:
+                inputs.append(gradient)
+        plain = [kind == "d" for kind in kinds]
+        types: list[Any] = []
+        for variable, whole in zip(master.variables, plain, strict=True):
+            dtype = tf.as_dtype(variable.dtype)
+            types += [dtype] if whole else [tf.int32, dtype, tf.int64]
+
+        def run(rows: Any, *arrays: Any) -> list[Any]:
+            try:
+                fresh = self._exchange(
+                    master, name, kinds, rows, iter(arrays), alike=alike
+                )
+            except CollectiveError as error:
+                # TensorFlow will make text of it.
+                self._session.group.refusal = error
+                raise
+            return _flat(master, plain, fresh)
+
+        answered: list[Any] = tf.nest.flatten(exchange_in_order(run, inputs, types))
+        found = iter(answered)
+        for variable, whole in zip(master.variables, plain, strict=True):
+            target = raw(variable)
+            if whole:
+                value = tf.ensure_shape(next(found), target.shape)
+                target.assign(value, read_value=False)
+            else:
+                _set_what_came(target, next(found), next(found), next(found))
+        return answered
+
+    def _exchange(
+        self,
+        master: Master,
+        name: str,
+        kinds: str,
+        rows: Any,
+        arrays: Any,
+        *,
+        alike: bool,
+    ) -> Sequence[Any]:
+        session, servers = self._session, self._masters.servers
+        given: list[Any] = []
+        for kind in kinds:
+            if kind == "s":
+                values = next(arrays)
+                given.append(Slices(values, next(arrays)))
+            else:
+                given.append(next(arrays) if kind == "d" else None)
+        self._masters.pushing(master)
+        in_loop = bool(rows < 0) and not session.inside_keras
+        if self._idle or master.begun_elsewhere:
+            master.begun_elsewhere = False
+            fresh: Sequence[Any] = servers.pull(master.key)
+        else:
+            weight = self._weight(rows) if self._masters.synchronous else 1.0
+            session.last_rows = weight
+            if alike:
+                weight = float(session.chief)
+            fresh = servers.push(master.key, given, weight=weight)
+        session.applied(name, in_loop=in_loop)
+        return fresh
+
+
+def _as_of(variable: Any, gradient: Any) -> Any:
+    """A gradient of the variable's dtype, as the ps tasks expect it."""
+    dtype = tf.as_dtype(variable.dtype)
+    if is_sparse(gradient):
+        values = tf.cast(gradient.values, dtype)
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    return tf.cast(tf.convert_to_tensor(gradient), dtype)
+
+
+def _kind(gradient: Any) -> str:
+    if gradient is None:
+        return "-"
+    return "s" if is_sparse(gradient) else "d"
+
+
+def _flat(master: Master, plain: Sequence[bool], fresh: Sequence[Any]) -> list[Any]:
+    """What has come for each variable, in the form that the graph waits for."""
+    flat: list[Any] = []
+    for variable, whole, value in zip(master.variables, plain, fresh, strict=True):
+        dtype = tf.as_dtype(variable.dtype).as_numpy_dtype
+        none = np.empty(0, np.int64)
+        if whole:
+            if isinstance(value, Rows):
+                raw(variable).scatter_update(
+                    tf.IndexedSlices(value.values, value.indices)
+                )
+                value = None
+            flat.append(raw(variable).numpy() if value is None else value)
+        elif value is None:
+            flat += [np.int32(_NOTHING), np.empty(0, dtype), none]
+        elif isinstance(value, Rows):
+            indices = np.asarray(value.indices, np.int64)
+            flat += [np.int32(_ROWS), np.asarray(value.values, dtype), indices]
+        else:
+            flat += [np.int32(_WHOLE), np.asarray(value, dtype), none]
+    return flat
+
+
+def _set_what_came(target: Any, way: Any, values: Any, indices: Any) -> None:
+    indices.set_shape([None])
+    way.set_shape([])
+
+    def rows() -> Any:
+        shaped = tf.reshape(values, [-1, *target.shape[1:]])
+        target.scatter_update(tf.IndexedSlices(shaped, indices))
+        return tf.constant(0)
+
+    def whole() -> Any:
+        target.assign(tf.reshape(values, target.shape), read_value=False)
+        return tf.constant(0)
+
+    def nothing() -> Any:
+        return tf.constant(0)
+
+    acts: list[Callable[[], Any]] = [nothing, rows if target.shape.rank else nothing]
+    tf.switch_case(way, [*acts, whole])

@@ -1,0 +1,181 @@
+"""Which hooks a strategy needs, and what becomes of gradients under it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+from tfcluster.model import Strategy
+from tfcluster.runtime import process_group
+from tfcluster.runtime.collective import CollectiveError, Group
+from tfcluster.runtime.collective.buckets import MEGABYTE
+from tfcluster.runtime.collective.transports.hierarchical import HostTransport
+from tfcluster.runtime.context import Context
+from tfcluster.runtime.exchange.error_translation import raise_our_errors
+from tfcluster.runtime.keras.checks import loss_scaling_probe
+from tfcluster.runtime.keras.checks.divergence_check import DriftCheck
+from tfcluster.runtime.keras.data import disable_autotune
+from tfcluster.runtime.keras.data.data_service_hooks import RemoteData, desk_of
+from tfcluster.runtime.keras.data.per_rank_shuffle import SeedOffset
+from tfcluster.runtime.keras.data.round_robin_sharding import Hand
+from tfcluster.runtime.keras.session import Session
+from tfcluster.runtime.keras.strategies import (
+    async_parameter_server,
+    synchronous,
+)
+from tfcluster.runtime.keras.strategies.async_coordination import Progress
+from tfcluster.runtime.keras.strategies.async_parameter_server import IndependentSession
+from tfcluster.runtime.keras.strategies.collective import CollectiveUpdate
+from tfcluster.runtime.keras.strategies.local_sgd import LocalUpdate
+from tfcluster.runtime.keras.strategies.parameter_server import ServedUpdate
+from tfcluster.runtime.keras.strategies.ps_models import Masters
+from tfcluster.runtime.keras.strategies.ps_non_trainable import ModelVariables
+from tfcluster.runtime.keras.train.tape_gradients import TapeGradients
+from tfcluster.runtime.net.handshake import Member
+from tfcluster.runtime.parameter_server.client import Servers
+from tfcluster.runtime.telemetry.agent_channel import reporter
+from tfcluster.runtime.telemetry.rank_claim import require_first
+
+
+def begin(context: Context) -> Session:
+    """Hook into the imported Keras, once for each process."""
+    disable_autotune.install()
+    raise_our_errors()
+    if (
+        context.strategy is Strategy.PARAMETER_SERVER
+        and not context.options.synchronous
+    ):
+        return _independent(context)
+    session = _IN_STEP[context.strategy](context)
+    _with_data_tasks(context, session)
+    return session
+
+
+def _collective(context: Context) -> Session:
+    session = _session(context)
+    if session.divides and session.size > 1:
+        session.trials = loss_scaling_probe.Doubling(session)
+    drift = DriftCheck(session)
+    session.group.last_state = drift.last_state
+    session.group.last_equal = drift.last_equal
+    tape_gradients = TapeGradients(session, drift=drift)
+    update = CollectiveUpdate(session, tape_gradients, drift)
+    synchronous.install(session, update, tape_gradients=tape_gradients)
+    return session
+
+
+def _local_sgd(context: Context) -> Session:
+    session = _session(context)
+    options = context.options
+    every, seconds = options.sync_every, options.sync_seconds
+    update = LocalUpdate(session, DriftCheck(session), every=every, seconds=seconds)
+    synchronous.install(session, update)
+    return session
+
+
+def _synchronous(context: Context) -> Session:
+    return _served_in_step(context, averages_state=True)
+
+
+def _replicated(context: Context) -> Session:
+    return _served_in_step(context, averages_state=False)
+
+
+def _served_in_step(context: Context, *, averages_state: bool) -> Session:
+    """Ranks in step, whose gradients a ps averages and applies."""
+    session = _session(context)
+    servers = _servers(context, session)
+    masters = Masters(session, servers, synchronous=True, leads=session.chief)
+    chiefs = None if averages_state else ModelVariables(session, servers)
+    tape_gradients = TapeGradients(session, averages_state=False)
+    update = ServedUpdate(
+        session,
+        masters,
+        model_variables=chiefs,
+        drift=DriftCheck(session),
+        tape_gradients=tape_gradients,
+    )
+    masters.install()
+    synchronous.install(
+        session,
+        update,
+        loss_scaled=update.loss_scaled,
+        tape_gradients=tape_gradients,
+    )
+    return session
+
+
+def _independent(context: Context) -> Session:
+    alone = HostTransport(
+        Member(0, 1, context.token, context.attempt), ("localhost:0",)
+    )
+    session = IndependentSession(
+        Group(alone),
+        reporter(),
+        divides=context.options.divides,
+        hand=Hand(context.rank, context.size),
+    )
+    servers = _servers(context, session)
+    masters = Masters(session, servers, synchronous=False, leads=session.chief)
+    progress = Progress(
+        servers,
+        context.rank,
+        restarted=context.attempt > 0,
+        timeout_s=context.options.stall_timeout_s,
+        warning_s=context.options.stall_warning_s,
+        warn=session.reporter.warning,
+    )
+    # Before batches are dealt: what comes from data tasks has been.
+    _with_data_tasks(context, session)
+    async_parameter_server.install(session, masters, progress)
+    return session
+
+
+def _with_data_tasks(context: Context, session: Session) -> None:
+    if context.options.data == "seed_offset":
+        SeedOffset(context.rank).install()
+    if found := desk_of(context):
+        RemoteData(session, *found).install()
+
+
+def _session(context: Context) -> Session:
+    return Session(
+        process_group.join(context),
+        reporter(),
+        divides=context.options.divides,
+        bucket_bytes=int(context.options.bucket_mb * MEGABYTE),
+    )
+
+
+def _servers(context: Context, session: Session) -> Callable[[], Servers]:
+    """The connections to the ps tasks, made when they are needed first."""
+    if not context.parameter_servers:
+        raise CollectiveError(
+            f"strategy {context.strategy} keeps the variables on ps tasks, and there "
+            "are none: TFCLUSTER_PARAMETER_SERVERS is empty. tfcluster launch sets it"
+        )
+
+    @functools.cache
+    def connect() -> Servers:
+        require_first(
+            context.task, "the ps tasks have the weights of that training by now"
+        )
+        servers = Servers(
+            context.parameter_servers,
+            rank=context.rank,
+            size=context.size,
+            token=context.token,
+            stall_timeout_s=context.options.stall_timeout_s,
+        )
+        session.waited_for_servers_s = lambda: servers.waited_s
+        return servers
+
+    return connect
+
+
+_IN_STEP: dict[Strategy, Callable[[Context], Session]] = {
+    Strategy.COLLECTIVE: _collective,
+    Strategy.LOCAL_SGD: _local_sgd,
+    Strategy.PARAMETER_SERVER: _synchronous,
+    Strategy.REPLICATED: _replicated,
+}

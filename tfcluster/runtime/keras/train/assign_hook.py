@@ -1,0 +1,57 @@
+"""Watches assignments to Keras variables.
+
+Metrics take no notice of rows that don't count on this rank, and what layers update
+from their data is remembered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfcluster.runtime.keras.data.dataset_iteration import Loops
+from tfcluster.runtime.keras.session import Session
+from tfcluster.runtime.keras.train.metric_state import MetricState
+from tfcluster.runtime.keras.train.moving_statistics import LayerState
+from tfcluster.runtime.patching import defining_class, wrap
+
+
+class Variables:
+    """The hook on ``Variable.assign``."""
+
+    def __init__(
+        self,
+        session: Session,
+        layer_state: LayerState,
+        metric_state: MetricState,
+        loops: Loops,
+    ) -> None:
+        self._session = session
+        self._layer_state = layer_state
+        self._metric_state = metric_state
+        self._loops = loops
+
+    def install(self) -> None:
+        wrap(defining_class(keras.Variable, "assign"), "assign", self._assign)
+
+    def _assign(self, original: Callable[..., Any], variable: Any, value: Any) -> Any:
+        if not self._session.within("update_state"):
+            if not self._session.within("apply"):
+                self._layer_state.assigned(variable, value)
+            return original(variable, value)
+        counts = self._counts()
+        current = tf.convert_to_tensor(variable.value)
+        value = tf.cast(tf.convert_to_tensor(value), current.dtype)
+        value = self._metric_state.weighed(variable, value, current)
+        if counts is not True:
+            value = tf.where(counts, value, current)
+        return original(variable, value)
+
+    def _counts(self) -> Any:
+        """Whether the metric's rows count here: True, False or a boolean tensor."""
+        if (share := self._session.share) is not None:
+            return share.counts
+        return True if self._session.inside_keras else self._loops.counts.read()

@@ -1,0 +1,102 @@
+"""All ranks begin with the same variables: the chief's.
+
+Before they are sent, the ranks compare paths, shapes and dtypes; a difference is an
+error that names it. Every variable is sent once, except where a new ``fit`` begins.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfcluster.runtime.collective import Layout, tensor_words
+from tfcluster.runtime.collective.collectives import share_bytes
+from tfcluster.runtime.collective.transports.base import flat_bytes
+from tfcluster.runtime.keras.session import Session
+from tfcluster.runtime.keras.tf_variables import name_of
+
+
+class Synchroniser:
+    """Knows which variables are the same on all ranks already."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._synchronised: dict[int, weakref.ref[Any]] = {}
+
+    def ensure(self, variables: Iterable[Any]) -> None:
+        """Make those equal that never have been."""
+        fresh = [v for v in _unique(variables) if not self._is_synchronised(v)]
+        if fresh:
+            self.force(fresh)
+
+    def force(self, variables: Iterable[Any]) -> None:
+        """Set ``variables`` to the chief's values, from within a trace too."""
+        chosen = _unique(variables)
+        with tf.init_scope():
+            _share_values(self._session, chosen)
+        for variable in chosen:
+            self._synchronised[id(variable)] = weakref.ref(variable)
+
+    def _is_synchronised(self, variable: Any) -> bool:
+        known = self._synchronised.get(id(variable))
+        return known is not None and known() is variable
+
+
+def _share_values(session: Session, variables: Sequence[Any]) -> None:
+    values = [np.asarray(variable.numpy()) for variable in variables]
+    layout = Layout(
+        "first values of the variables",
+        tuple(
+            tensor_words(name_of(variable), value.dtype, value.shape)
+            for variable, value in zip(variables, values, strict=True)
+        ),
+    )
+    ours = flat_bytes(values)
+    theirs = share_bytes(session.group, ours, 0, layout)
+    if theirs == ours:
+        return
+    offset = 0
+    for variable, value in zip(variables, values, strict=True):
+        end = offset + value.nbytes
+        new = np.frombuffer(theirs[offset:end], value.dtype).reshape(value.shape)
+        variable.assign(new)
+        offset = end
+
+
+def training_state(model: Any) -> list[Any]:
+    """A model's variables and its optimizer's; metrics are each rank's own."""
+    own = {id(variable) for variable in getattr(model, "metrics_variables", ())}
+    variables = [v for v in model.variables if id(v) not in own]
+    optimizer = getattr(model, "optimizer", None)
+    if isinstance(optimizer, keras.optimizers.Optimizer):
+        variables += optimizer.variables
+    return _unique(variables)
+
+
+def related_variables(trained: Sequence[Any]) -> list[Any]:
+    """The variables of all layers that have one of ``trained``: theirs and others.
+
+    The widest layer, normally the model, comes first, so that the order is the same on
+    all ranks.
+    """
+    wanted = {id(variable) for variable in trained}
+    found = []
+    for thing in gc.get_objects():
+        # Not isinstance: that asks proxies for their class, which may be dead.
+        if not issubclass(type(thing), keras.layers.Layer):
+            continue
+        variables = training_state(thing)
+        if any(id(variable) in wanted for variable in variables):
+            found.append((-len(variables), thing.name, variables))
+    found.sort(key=lambda entry: entry[:2])
+    return _unique(variable for entry in found for variable in entry[2])
+
+
+def _unique(variables: Iterable[Any]) -> list[Any]:
+    return list({id(variable): variable for variable in variables}.values())

@@ -1,0 +1,149 @@
+"""Losses that do not divide by the rows of the batch come out as on one machine.
+
+Gradients are averaged over the ranks by rows, right for means over rows. A loss
+that is a sum, or that divides by the sum of its weights or by the entries that a mask
+leaves, is scaled here, so that this average is what the whole batch would have given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from keras.src.losses import loss as keras_losses
+
+from tfcluster.runtime.collective import Layout, ReduceOp
+from tfcluster.runtime.collective.collectives import reduce_arrays
+from tfcluster.runtime.keras.checks.loss_reduction import WholeBatch
+from tfcluster.runtime.keras.checks.op_replay import Holds
+from tfcluster.runtime.keras.graph_order import exchange_in_order
+from tfcluster.runtime.keras.session import Session, Share
+from tfcluster.runtime.patching import wrap
+
+_BY_WEIGHTS = "mean_with_sample_weight"
+
+
+class Losses:
+    """The hooks on the reduction of losses, Keras's and TensorFlow's."""
+
+    def __init__(self, session: Session, whole_batch: WholeBatch, holds: Holds) -> None:
+        self._session = session
+        self._holds = holds
+        self._whole_batch = whole_batch
+
+    def install(self) -> None:
+        wrap(keras_losses, "reduce_weighted_values", self._reduce)
+        wrap(tf.nn, "compute_average_loss", self._average)
+
+    def _reduce(
+        self,
+        original: Callable[..., Any],
+        values: Any,
+        sample_weight: Any = None,
+        mask: Any = None,
+        reduction: str | None = "sum_over_batch_size",
+        dtype: Any = None,
+    ) -> Any:
+        loss = original(values, sample_weight, mask, reduction, dtype)
+        if loss.shape.rank != 0:
+            return loss
+        self._whole_batch.returned(values)
+        if tf.convert_to_tensor(values).shape.rank == 0:
+            return loss
+        if reduction == "sum":
+            return self._scaled(loss, self._whole())
+        if reduction == _BY_WEIGHTS and (mask is not None or sample_weight is not None):
+            if sample_weight is not None:
+                sample_weight = tf.convert_to_tensor(sample_weight, loss.dtype)
+            weights = keras_losses.apply_mask(
+                sample_weight, mask, loss.dtype, reduction
+            )
+            return self._scaled(loss, self._by_divisor(weights))
+        if mask is not None:
+            return self._scaled(loss, self._by_divisor(mask))
+        return loss
+
+    def _average(
+        self,
+        original: Callable[..., Any],
+        per_example_loss: Any,
+        sample_weight: Any = None,
+        global_batch_size: Any = None,
+    ) -> Any:
+        loss = original(per_example_loss, sample_weight, global_batch_size)
+        if global_batch_size is None:
+            return loss
+        return self._scaled(loss, self._whole())
+
+    def _scaled(self, loss: Any, factor: Any) -> Any:
+        if factor is None:
+            return loss
+        # Its divisor is that of all ranks: nothing about it is left to be found.
+        return self._holds.hold(loss * tf.cast(factor, loss.dtype))
+
+    def _whole(self) -> Any:
+        """The rows of the whole batch, per row of this rank's; None where that is 1."""
+        session, share = self._session, self._session.share
+        if share is not None and share.total is not None:
+            rows = share.rows if share.present is None else share.present
+            return tf.math.divide_no_nan(_float(share.total), _float(rows))
+        if not self._is_divided(share):
+            return None
+        if share is not None:
+            one = tf.ones([], tf.float64)
+            return self._exchanged(share, one) * float(session.size)
+
+        def run() -> Any:
+            loop = session.loop
+            rows = loop.rows if loop.present is None else loop.present
+            if not loop.divided or not rows:
+                return np.float64(1.0)
+            return np.float64(loop.total / rows)
+
+        return _called(run, [])
+
+    def _by_divisor(self, weights: Any) -> Any:
+        share = self._session.share
+        if not self._is_divided(share):
+            return None
+        divisor = tf.reduce_sum(tf.cast(tf.stop_gradient(weights), tf.float64))
+        return self._exchanged(share, divisor)
+
+    def _is_divided(self, share: Share | None) -> bool:
+        """Whether other ranks have other parts of the batch, and are asked for them."""
+        if share is not None:
+            return not share.alone
+        return self._session.divides and not self._session.inside_keras
+
+    def _exchanged(self, share: Share | None, divisor: Any) -> Any:
+        """What makes the average by rows divide by the sum of all ranks' divisors."""
+        session = self._session
+
+        def run(divisor: Any, rows: Any) -> Any:
+            if rows < 0:  # A loop of the user's own.
+                if not session.loop.divided:
+                    return np.float64(1.0)
+                rows = session.loop.rows if session.loop.counts else 0.0
+            local = np.array([divisor if rows else 0.0, rows])
+            (total,) = reduce_arrays(
+                session.group, [local], ReduceOp.SUM, Layout("divisor of a loss")
+            )
+            if not rows or not total[0]:
+                return np.float64(0.0)
+            return np.float64(divisor / rows * total[1] / total[0])
+
+        rows = _float(-1.0 if share is None else share.rows)
+        return _called(run, [divisor, rows])
+
+
+def _float(number: Any) -> Any:
+    return tf.cast(number, tf.float64)
+
+
+def _called(run: Callable[..., Any], inputs: list[Any]) -> Any:
+    """A number that plain Python gives when the step runs."""
+    factor = exchange_in_order(run, inputs, tf.float64)
+    factor.set_shape([])
+    return factor

@@ -1,0 +1,233 @@
+"""What metrics of the program's own keep, and how the ranks' values are combined.
+
+Keras's metrics add up. One of the program's own may keep a maximum, or add the mean of
+each batch. That is tried out in its first update: see ``state_updates``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import weakref
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfcluster.runtime.collective import Layout, ReduceOp, tensor_words
+from tfcluster.runtime.collective.collectives import gather_bytes, reduce_arrays
+from tfcluster.runtime.collective.transports.base import Array
+from tfcluster.runtime.keras.data.dataset_iteration import Loops
+from tfcluster.runtime.keras.session import Session
+from tfcluster.runtime.keras.tf_variables import name_of
+from tfcluster.runtime.keras.train.state_trials import Trials
+from tfcluster.runtime.keras.train.state_updates import Kind, Trial, agreed, kind_of
+
+_PLAIN = Kind("sum", 1.0)
+_MEANS = Kind("mean", 1.0)
+"""The mean of each batch is added."""
+
+
+@dataclass
+class _Kept:
+    """A variable of a metric of the program's own."""
+
+    variable: weakref.ref[Any]
+    weighs: Any
+    """A variable: whether a change is that of a mean, and weighs as its rows do."""
+    kind: Kind | None = None
+    settled: bool = False
+    """Whether all ranks know its kind, and the same."""
+
+
+class MetricState:
+    """Knows the variables of metrics, and merges their values."""
+
+    def __init__(self, session: Session, loops: Loops) -> None:
+        self._session = session
+        self._loops = loops
+        self._kept: dict[int, _Kept] = {}
+        self._trials = Trials()
+        self._local = threading.local()
+
+    def fraction(self) -> Any:
+        """This rank's part of the rows of the batch; None where it cannot be told."""
+        if (share := self._session.share) is None:
+            return None if self._session.inside_keras else self._loops.fraction.read()
+        if share.total is None:
+            return None
+        return tf.cast(share.rows, tf.float64) / tf.cast(share.total, tf.float64)
+
+    # --- in an update ---------------------------------------------------------------
+
+    @property
+    def trying(self) -> bool:
+        return bool(getattr(self._local, "trying", False))
+
+    def known(self, metric: Any) -> Any:
+        """A boolean: whether all is known about a metric that ``look`` was given.
+
+        None about others.
+        """
+        kept = [self._kept.get(id(variable)) for variable in metric.variables]
+        looked_at = [one for one in kept if one is not None]
+        if not looked_at:
+            return None
+        if all(one.settled for one in looked_at):
+            return True
+        return self._trials.known(metric)
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def look(self, metric: Any, args: Any, kwargs: Any) -> None:
+        """``metric``, of the program's own or with its function, is to be updated."""
+        variables = list(metric.variables)
+        kept = [self._of(variable) for variable in variables]
+        if all(one.kind is not None for one in kept):
+            return
+        current = [tf.convert_to_tensor(variable.value) for variable in variables]
+        places = [p for p, value in enumerate(current) if value.dtype != tf.bool]
+
+        def update(values: Sequence[Any], given: Any) -> list[Any]:
+            args, kwargs = given
+            found = metric.stateless_update_state(list(values), *args, **kwargs)
+            return [tf.convert_to_tensor(value) for value in found]
+
+        chosen = [kept[place] for place in places]
+
+        def judge(trials: Sequence[Trial]) -> list[bool]:
+            for one, trial in zip(chosen, trials, strict=True):
+                one.kind = one.kind or kind_of(trial)
+                if hasattr(metric, "_fn") and one.kind and one.kind.how == "other":
+                    one.kind = _MEANS
+                    self._session.warn(
+                        f"the metric {metric.name} is no mean over the rows of a "
+                        "batch: it sees the rows of one rank at a time, so its value "
+                        "differs from that of one machine"
+                    )
+            known = all(one.kind is not None for one in chosen)
+            return [known, *(one.kind == _MEANS for one in chosen)]
+
+        self._local.trying = True
+        # A metric may not bear to be called so: it is taken to add up.
+        with contextlib.suppress(Exception):
+            given = args, kwargs
+            flags = [one.weighs for one in chosen]
+            self._trials.look(metric, update, current, places, given, judge, flags)
+        self._local.trying = False
+
+    def weighed(self, variable: Any, value: Any, current: Any) -> Any:
+        """What a variable is set to: of a mean over rows only this rank's part."""
+        one = self._kept.get(id(variable))
+        if one is None or one.variable() is not variable or self.trying:
+            return value
+        fraction = self.fraction()
+        if fraction is None or not current.dtype.is_floating:
+            return value
+        part = current + (value - current) * tf.cast(fraction, current.dtype)
+        return tf.where(one.weighs, part, value)
+
+    def _of(self, variable: Any) -> _Kept:
+        one = self._kept.get(id(variable))
+        if one is None or one.variable() is not variable:
+            with tf.init_scope():
+                weighs = tf.Variable(False, trainable=False)
+            one = self._kept[id(variable)] = _Kept(weakref.ref(variable), weighs)
+        return one
+
+    # --- of all ranks ---------------------------------------------------------------
+
+    def merged(
+        self, variables: Sequence[Any], local: Sequence[Array], what: str, weight: float
+    ) -> list[Array]:
+        """The values of all ranks together; ``weight`` is that of the last batch."""
+        session = self._session
+        ways = [str(variable.aggregation) for variable in variables]
+        layout = Layout(
+            what,
+            tuple(
+                tensor_words(f"{variable.path} ({way})", value.dtype, value.shape)
+                for variable, value, way in zip(variables, local, ways, strict=True)
+            ),
+        )
+        found = [self._kept.get(id(variable)) for variable in variables]
+        own = [one for one in found if one is not None]
+        self._settle(own, layout)
+        for place, one in enumerate(found):
+            if one is not None and ways[place] in ("sum", "none"):
+                ways[place] = self._way(one, local[place])
+        sums, extremes = [], []
+        for value, way in zip(local, ways, strict=True):
+            silent = way in ("none", "only_first_replica") and not session.chief
+            array = np.zeros_like(value) if silent else value
+            factor = weight if way == "rows" else 1.0
+            sums.append(_summable(array) if factor == 1.0 else array * factor)
+            if way in ("max", "min"):
+                sign = 1.0 if way == "max" else -1.0
+                extremes.append(sign * np.asarray(value, np.float64))
+        sums.append(np.array([weight]))
+        *totals, weights = reduce_arrays(session.group, sums, ReduceOp.SUM, layout)
+        highest = iter(
+            reduce_arrays(session.group, extremes, ReduceOp.MAX, layout)
+            if extremes
+            else ()
+        )
+        merged = []
+        for total, value, way in zip(totals, local, ways, strict=True):
+            if way in ("max", "min"):
+                result = next(highest) * (1.0 if way == "max" else -1.0)
+            elif way == "mean":
+                result = total / session.size
+            elif way == "rows":
+                result = total / float(weights[0]) if weights[0] else value
+            else:
+                result = total
+            merged.append(np.asarray(result).astype(value.dtype))
+        return merged
+
+    def _settle(self, kept: Sequence[_Kept], layout: Layout) -> None:
+        """Agree on the kinds, until all ranks know all of them."""
+        if all(one.settled for one in kept):
+            return
+        ours = [None if one.kind is None else asdict(one.kind) for one in kept]
+        said = [
+            json.loads(text)
+            for text in gather_bytes(
+                self._session.group, json.dumps(ours).encode(), layout
+            )
+        ]
+        for place, one in enumerate(kept):
+            kinds = [
+                None if rank[place] is None else Kind(**rank[place]) for rank in said
+            ]
+            one.kind = agreed(kinds)
+            one.settled = None not in kinds
+            one.weighs.assign(one.kind == _MEANS)
+
+    def _way(self, one: _Kept, value: Array) -> str:
+        kind = one.kind or _PLAIN
+        if kind.how in ("max", "min"):
+            return kind.how
+        if kind == _MEANS:
+            # Of all floats a part was added; integers are the same on all ranks.
+            return "max" if value.dtype.kind in "iu" else "sum"
+        if kind.how == "mean":
+            return "rows"
+        if kind.how == "sum" and kind.slope in (0.0, 1.0):
+            return "sum"
+        self._session.warn(
+            f"what the metric of the program's own keeps in {name_of(one.variable())} "
+            "is neither a sum, nor a mean, nor a maximum of rows: the ranks' values "
+            "are added up, which may differ from one machine's value"
+        )
+        return "sum"
+
+
+def _summable(array: Array) -> Array:
+    if array.dtype == np.bool_:
+        return array.astype(np.int64)
+    if array.dtype.itemsize < 4 and array.dtype.kind not in "iu":
+        return array.astype(np.float32)
+    return array

@@ -1,0 +1,337 @@
+"""Metrics of all ranks' rows: the sums that they keep are summed up before a result.
+
+The local ones are put back afterwards, so that asking twice gives the same answer.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfcluster.runtime.keras.checks.batch_numbers import BatchNumbers
+from tfcluster.runtime.keras.session import Session
+from tfcluster.runtime.keras.train.merged_logs import MergedLogs
+from tfcluster.runtime.keras.train.metric_state import MetricState
+from tfcluster.runtime.keras.train.moving_statistics import LayerState
+from tfcluster.runtime.keras.train.step_logs import (
+    Recorded,
+    StepLogs,
+    as_number,
+    leaves,
+    with_leaves,
+)
+from tfcluster.runtime.patching import defining_class, wrap
+
+STEPS = ("train_step", "test_step")
+_UNKNOWN = StepLogs(None)
+_MARK = "tells_what_it_returns"
+
+
+class Metrics:
+    """The hooks on ``Metric`` and on what models make of their metrics."""
+
+    def __init__(
+        self,
+        session: Session,
+        state: MetricState,
+        layer_state: LayerState,
+        numbers: BatchNumbers,
+    ) -> None:
+        self._session = session
+        self._state = state
+        self._layer_state = layer_state
+        self._numbers = numbers
+        self._recorded: list[Recorded] = []
+        """Of the steps that are being called, the innermost last."""
+        self._steps: weakref.WeakKeyDictionary[Any, dict[str, StepLogs]] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._step = "train_step"
+        self._rows: Any = None
+        """Of the last step that was traced or run: see ``StepLogs``."""
+
+    def install(self) -> None:
+        wrap(keras.metrics.Mean, "update_state", self._update_mean)
+        wrap(keras.metrics.Sum, "update_state", self._update_sum)
+        for cls in _with_subclasses(keras.metrics.Metric):
+            self._hook(cls)
+        hook = self._hook
+
+        # Metrics that the program defines later.
+        def init_subclass(cls: Any, /, **kwargs: Any) -> None:
+            super(keras.metrics.Metric, cls).__init_subclass__(**kwargs)
+            hook(cls)
+
+        keras.metrics.Metric.__init_subclass__ = classmethod(init_subclass)
+        wrap(
+            defining_class(keras.Model, "get_metrics_result"),
+            "get_metrics_result",
+            self._model_result,
+        )
+        wrap(
+            defining_class(keras.Model, "_get_metrics_result_or_logs"),
+            "_get_metrics_result_or_logs",
+            self._result_or_logs,
+        )
+
+    def _hook(self, cls: type) -> None:
+        if "update_state" in vars(cls):
+            wrap(cls, "update_state", self._update_state)
+        if "result" in vars(cls):
+            wrap(cls, "result", self._result)
+
+    def _update_state(
+        self, original: Callable[..., Any], metric: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        this = f"update of {id(metric)}"
+        own = _is_own(type(metric)) or _is_own(getattr(metric, "_fn", None))
+        with self._session.once("update_state"):
+            # Not again where a class calls that which it is derived from.
+            if own and not self._session.within(this) and not self._state.trying:
+                with self._session.once(this):
+                    self._state.look(metric, args, kwargs)
+                    return original(metric, *args, **kwargs)
+            return original(metric, *args, **kwargs)
+
+    def _update_mean(
+        self,
+        original: Callable[..., Any],
+        metric: Any,
+        values: Any,
+        sample_weight: Any = None,
+    ) -> Any:
+        """One number for a whole batch: that of a part weighs as much as its rows."""
+        if sample_weight is not None or not _is_scalar(values) or self._state.trying:
+            return original(metric, values, sample_weight)
+        fraction = self._state.fraction()
+        if fraction is None:
+            return original(metric, values)
+        fraction = tf.cast(fraction, metric.dtype)
+        # Once its kind is known, ``weighed`` does this where it is right.
+        known = self._state.known(metric)
+        if known is not None:
+            one = tf.ones_like(fraction)
+            return original(metric, values, tf.where(known, one, fraction))
+        kind = self._numbers.kind(metric, values)
+        values = tf.cast(values, metric.dtype)
+        if kind == "sum":
+            values = tf.math.divide_no_nan(values, fraction)
+        return original(metric, values, fraction)
+
+    def _update_sum(
+        self,
+        original: Callable[..., Any],
+        metric: Any,
+        values: Any,
+        sample_weight: Any = None,
+    ) -> Any:
+        """Of a number that is the same for all ranks' parts, a part is added up."""
+        if sample_weight is not None or not _is_scalar(values) or self._state.trying:
+            return original(metric, values, sample_weight)
+        fraction = self._state.fraction()
+        if fraction is None or self._state.known(metric) is not None:
+            return original(metric, values)
+        fraction = tf.cast(fraction, metric.dtype)
+        kind = self._numbers.kind(metric, values)
+        values = tf.cast(values, metric.dtype)
+        if kind == "mean":
+            return original(metric, values * fraction)
+        return original(metric, tf.where(fraction > 0, values, tf.zeros_like(values)))
+
+    def _result(
+        self, original: Callable[..., Any], metric: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        session = self._session
+        if session.within("result"):
+            result = original(metric, *args, **kwargs)
+        elif self._merges_at_once():
+            with session.once("result"), self.merged([metric], metric.name):
+                result = _as_they_are(original(metric, *args, **kwargs))
+        else:
+            result = original(metric, *args, **kwargs)
+        if self._recorded:
+            self._recorded[-1].add(metric, result)
+        return result
+
+    def _merges_at_once(self) -> bool:
+        """Whether the program, or an eager step, may do anything with a result.
+
+        In a graph that would cost an exchange in every step, for one result of many.
+        """
+        if not tf.executing_eagerly():
+            return False
+        share = self._session.share
+        if share is not None:
+            return not share.alone
+        return not self._session.inside_keras
+
+    def _model_result(self, original: Callable[..., Any], model: Any) -> Any:
+        session = self._session
+        if (
+            session.share is not None
+            or session.within("result")
+            or not tf.executing_eagerly()
+        ):
+            return original(model)
+        with session.once("result"), self.merged(model.metrics, model.name):
+            return _as_they_are(original(model))
+
+    @property
+    def _weight(self) -> float:
+        """This rank's, in the last step of the kind that is going on."""
+        if self._rows is None or not self._session.inside_keras:
+            return self._session.last_rows
+        return float(self._rows.numpy())
+
+    # --- logs of steps --------------------------------------------------------------
+
+    def watch_steps(self, model: Any) -> None:
+        """Note what the steps of this one model return."""
+        for name in STEPS:
+            step = getattr(model, name)
+            if not hasattr(step, _MARK):
+                # A tf.function would keep what it has captured of an earlier trace.
+                if hasattr(step, "python_function"):
+                    step = tf.autograph.to_graph(step.python_function)
+                # Not setattr: Keras's tracking of attributes has no business with them.
+                vars(model)[name] = self._watched(model, name, step)
+
+    def _watched(
+        self, model: Any, name: str, step: Callable[[Any], Any]
+    ) -> Callable[[Any], Any]:
+        reference = weakref.ref(model)
+
+        @functools.wraps(step)
+        def watched_step(data: Any) -> Any:
+            share = self._session.share
+            if share is None:
+                return step(data)
+            self._recorded.append(Recorded())
+            try:
+                logs = step(data)
+            finally:
+                recorded = self._recorded.pop()
+            self._layer_state.end_of_step()
+            if isinstance(logs, Mapping):
+                self._note(reference(), name, logs, recorded, share.rows)
+            return logs
+
+        setattr(watched_step, _MARK, True)
+        return watched_step
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def _note(
+        self, model: Any, name: str, logs: Any, recorded: Recorded, rows: Any
+    ) -> None:
+        steps = self._steps.setdefault(model, {})
+        if name not in steps:
+            with tf.init_scope():
+                weight = tf.Variable(0.0, trainable=False, dtype=tf.float64)
+            steps[name] = StepLogs(weight)
+        steps[name].rows.assign(tf.cast(rows, tf.float64))
+        steps[name].note(logs, recorded)
+
+    @contextmanager
+    def testing(self) -> Iterator[None]:
+        """The logs to come are those of ``test_step``."""
+        before, self._step = self._step, "test_step"
+        try:
+            yield
+        finally:
+            self._step = before
+
+    def _result_or_logs(
+        self, original: Callable[..., Any], model: Any, logs: Any
+    ) -> Any:
+        self._rows = self._steps.get(model, {}).get(self._step, _UNKNOWN).rows
+        with self._session.once("result"), self.merged(model.metrics, model.name):
+            result = original(model, logs)
+            if result is not logs:
+                return _as_they_are(result)
+        if not logs:
+            return result
+        return self._of_all_ranks(model, logs)
+
+    def of_step(self, model: Any, logs: Mapping[str, Any]) -> dict[str, Any]:
+        """The logs that a step has returned, as of all ranks."""
+        self._rows = self._steps.get(model, {}).get(self._step, _UNKNOWN).rows
+        if not logs or _has_own_logs(model, self._step):
+            return self._of_all_ranks(model, logs) if logs else {}
+        with self._session.once("result"), self.merged(model.metrics, model.name):
+            result = _as_they_are(model.get_metrics_result())
+        return {key: _as_before(value, logs.get(key)) for key, value in result.items()}
+
+    def _of_all_ranks(self, model: Any, logs: Mapping[str, Any]) -> dict[str, Any]:
+        known = self._steps.get(model, {}).get(self._step)
+        merged = MergedLogs(self._session, self, model, known, logs)
+        found: dict[str, Any] = with_leaves(logs, merged.values())
+        return found
+
+    @contextmanager
+    def merged(self, metrics: list[Any], name: str) -> Iterator[None]:
+        """The metrics hold what all ranks have counted, for a while."""
+        variables = list(
+            {id(v): v for metric in metrics for v in metric.variables}.values()
+        )
+        local = [variable.numpy() for variable in variables]
+        what = f"metrics of {name}"
+        for variable, value in zip(
+            variables,
+            self._state.merged(variables, local, what, self._weight),
+            strict=True,
+        ):
+            variable.assign(value)
+        try:
+            yield
+        finally:
+            for variable, value in zip(variables, local, strict=True):
+                variable.assign(value)
+
+
+def _with_subclasses(cls: Any) -> Iterator[Any]:
+    yield cls
+    for subclass in cls.__subclasses__():
+        yield from _with_subclasses(subclass)
+
+
+def _is_own(written: Any) -> bool:
+    """Whether the program has written a class or a function."""
+    module = getattr(written, "__module__", None)
+    return module is not None and module.partition(".")[0] != keras.__name__
+
+
+def _is_scalar(values: Any) -> bool:
+    shape = getattr(values, "shape", None)
+    return np.ndim(values) == 0 if shape is None else tuple(shape) == ()
+
+
+def _as_they_are(result: Any) -> Any:
+    """A result whose variables, which are about to be put back, are values."""
+    values = {
+        path: tf.convert_to_tensor(value)
+        if isinstance(value, keras.Variable | tf.Variable)
+        else value
+        for path, value in leaves(result)
+    }
+    return with_leaves(result, values)
+
+
+def _has_own_logs(model: Any, step: str) -> bool:
+    """Whether it, or its class, says by itself what its steps return."""
+    return any(
+        getattr(model, name).__module__.partition(".")[0] != keras.__name__
+        for name in (step, "compute_metrics", "get_metrics_result")
+    )
+
+
+def _as_before(new: Any, old: Any) -> Any:
+    """A number of the kind that the logs had in its place."""
+    number = as_number(new)
+    return float(number) if isinstance(old, float) and np.ndim(number) == 0 else number

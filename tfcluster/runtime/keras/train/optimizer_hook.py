@@ -1,0 +1,128 @@
+"""The hook on ``Optimizer.apply``, where gradients become new weights.
+
+``fit`` and hand-written loops both pass through it, and everything that an optimizer
+does to gradients (clipping, accumulation, averages) comes after it: so it does what it
+would on one machine. What becomes of the gradients is for the strategy to say: see
+``updates``.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfcluster.runtime.keras.program_lines import user_line
+from tfcluster.runtime.keras.session import Session
+from tfcluster.runtime.keras.train.gradient_update import Update
+from tfcluster.runtime.keras.train.initial_broadcast import (
+    Synchroniser,
+    related_variables,
+)
+from tfcluster.runtime.keras.train.moving_statistics import LayerState
+from tfcluster.runtime.patching import Around, wrap
+
+
+class Optimizers:
+    """The hook on ``apply``."""
+
+    def __init__(
+        self,
+        session: Session,
+        synchroniser: Synchroniser,
+        layer_state: LayerState,
+        update: Update,
+    ) -> None:
+        self._session = session
+        self._synchroniser = synchroniser
+        self._layer_state = layer_state
+        self._update = update
+        self._related: dict[int, tuple[weakref.ref[Any], list[int], list[Any]]] = {}
+        """By the first of the variables that are trained."""
+
+    def install(self, loss_scaled: Around | None = None) -> None:
+        """``loss_scaled`` stands around the optimizer that scales losses."""
+        wrap(keras.optimizers.Optimizer, "apply", self._apply)
+        # It checks its gradients before it calls the other: ranks would disagree.
+        around = loss_scaled or self._apply
+        wrap(keras.optimizers.LossScaleOptimizer, "apply", around)
+
+    def _apply(
+        self,
+        original: Callable[..., Any],
+        optimizer: Any,
+        grads: Sequence[Any],
+        trainable_variables: Sequence[Any] | None = None,
+    ) -> Any:
+        grads = list(grads)
+        if not grads or self._session.within("apply"):
+            return original(optimizer, grads, trainable_variables)
+        with self._session.once("apply"):
+            variables = built(optimizer, trainable_variables)
+            if variables is None:
+                return original(optimizer, grads, trainable_variables)
+            state = self._state(optimizer, variables)
+            own = self._before(optimizer, grads, variables, state)
+            if own is None:
+                return optimizer.iterations
+            result = original(optimizer, own, trainable_variables)
+            self._after(optimizer, variables, state)
+            return result
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def _state(self, optimizer: Any, variables: list[Any]) -> list[Any]:
+        """What layers update by themselves; all of it, and all else, begins alike."""
+        if not self._session.inside_keras and not self._session.loop.divided:
+            self._session.loop.applied_at = user_line()
+        self._session.hook(variables)
+        state: list[Any] = self.state_of(variables)
+        self._synchroniser.ensure([*variables, *optimizer.variables])
+        return state
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def state_of(self, variables: list[Any]) -> list[Any]:
+        """What the layers of ``variables`` update by themselves; all begin alike."""
+        related = self._related_to(variables)
+        self._layer_state.merge(related)
+        self._synchroniser.ensure([*variables, *related])
+        return self._layer_state.among(related)
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def _before(self, *found: Any) -> list[Any] | None:
+        return self._update.before(*found)
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def _after(self, *found: Any) -> None:
+        self._update.after(*found)
+
+    def _related_to(self, variables: list[Any]) -> list[Any]:
+        """Other variables of the layers that are trained; looked up once."""
+        first = variables[0]
+        ids = [id(variable) for variable in variables]
+        known = self._related.get(id(first))
+        if known and known[0]() is first and known[1] == ids:
+            return known[2]
+        related = related_variables(variables)
+        self._related[id(first)] = weakref.ref(first), ids, related
+        return related
+
+
+def built(
+    optimizer: Any, trainable_variables: Sequence[Any] | None
+) -> list[Any] | None:
+    """The variables that gradients are for; the optimizer then has its own.
+
+    None where the original has to say what is missing.
+    """
+    if trainable_variables is None:
+        return list(optimizer._trainable_variables) if optimizer.built else None
+    variables = list(trainable_variables)
+    if not optimizer.built:
+        # Now, also where a step is only being traced: its values are looked at.
+        with tf.init_scope(), keras.name_scope(optimizer.name, caller=optimizer):
+            optimizer.build(variables)
+        optimizer.built = True
+    return variables

@@ -1,0 +1,90 @@
+"""Dropout and augmentation draw other numbers on each rank, as they do for each row.
+
+The states of the seed generators stay the same on all ranks; only what is drawn in a
+training step is moved by the rank. In a trial (see ``doubling``) the rank that has the
+chief's rows draws the chief's numbers, and dropout takes them for both copies of a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.backend.tensorflow import random
+
+from tfcluster.runtime.keras.data.dataset_iteration import Loops
+from tfcluster.runtime.keras.session import DOUBLING_RANK, Session
+from tfcluster.runtime.patching import wrap
+
+_STRIDE = 7_368_787
+"""A prime, so that ranks meet each other's seeds late."""
+
+
+class Randomness:
+    """The hooks on ``SeedGenerator.next`` and dropout."""
+
+    def __init__(self, session: Session, loops: Loops) -> None:
+        self._session = session
+        self._loops = loops
+
+    def install(self) -> None:
+        wrap(keras.random.SeedGenerator, "next", self._next)
+        wrap(random, "dropout", self._dropout)
+
+    def _next(
+        self, original: Callable[..., Any], generator: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        seed = original(generator, *args, **kwargs)
+        if self._session.share is None:
+            return seed
+        self._session.draws += 1
+        if self._session.chief:
+            return seed
+        moved = seed + tf.constant([self._session.rank * _STRIDE, 0], seed.dtype)
+        doubles = self._doubles()
+        return moved if doubles is False else tf.where(doubles, seed, moved)
+
+    def _dropout(
+        self,
+        original: Callable[..., Any],
+        inputs: Any,
+        rate: Any,
+        noise_shape: Sequence[Any] | None = None,
+        seed: Any = None,
+    ) -> Any:
+        doubles = self._doubles()
+        inputs = tf.convert_to_tensor(inputs)
+
+        def plain() -> Any:
+            return original(inputs, rate, noise_shape, seed)
+
+        def alike() -> Any:
+            rows = tf.shape(inputs)[0]
+            # Where this dimension is not that of the rows, another one is as good.
+            half = tf.ones_like(inputs[: (rows + 1) // 2])
+            kept = original(half, rate, _of_all_rows(noise_shape), seed)
+            return inputs * tf.concat([kept, kept], 0)[:rows]
+
+        if inputs.shape.rank == 0:
+            return plain()
+        if isinstance(doubles, bool):
+            return alike() if doubles else plain()
+        return tf.cond(doubles, alike, plain)
+
+    def _doubles(self) -> Any:
+        """Whether each row comes twice in this step: False, or a tensor, or True."""
+        session = self._session
+        if session.trials is None or session.rank != DOUBLING_RANK:
+            return False
+        if session.share is not None:
+            return session.share.trial
+        return False if session.inside_keras else self._loops.doubles.read()
+
+
+def _of_all_rows(noise_shape: Sequence[Any] | None) -> Sequence[Any] | None:
+    """``noise_shape`` for any number of rows, unless one mask is for all of them."""
+    if noise_shape is None or (isinstance(noise_shape[0], int) and noise_shape[0] == 1):
+        return noise_shape
+    return [None, *noise_shape[1:]]

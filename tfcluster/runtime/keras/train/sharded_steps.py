@@ -1,0 +1,150 @@
+"""A model's ``train_step`` and ``test_step`` get this rank's rows of every batch."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfcluster.runtime.keras.batches.batch_slicing import Part, has_rows, take_part
+from tfcluster.runtime.keras.checks.add_loss_check import AddedLosses
+from tfcluster.runtime.keras.checks.input_consistency import SameData
+from tfcluster.runtime.keras.checks.row_terms import RowTerms
+from tfcluster.runtime.keras.checks.trial_steps import TrialSteps, has_own_step
+from tfcluster.runtime.keras.session import Session, Share
+
+_STEPS = ("train_step", "test_step")
+_MARK = "divides_batches"
+
+
+@dataclass(frozen=True, slots=True)
+class Looks:
+    """What is looked at: before a batch is divided in training, and after each step."""
+
+    same_data: SameData
+    added_losses: AddedLosses
+    trial_steps: TrialSteps
+    row_terms: RowTerms
+
+
+def divide_steps(session: Session, model: Any, looks: Looks) -> None:
+    """Set them on this one model: so a subclass with steps of its own is served too."""
+    for name in _STEPS:
+        step = getattr(model, name)
+        if not hasattr(step, _MARK):
+            # Not setattr: Keras's tracking of attributes has no business with them.
+            trains = name == "train_step"
+            vars(model)[name] = _divided(session, model, step, looks, trains=trains)
+
+
+def _divided(
+    session: Session,
+    model: Any,
+    step: Callable[[Any], Any],
+    looks: Looks,
+    *,
+    trains: bool,
+) -> Callable[[Any], Any]:
+    @functools.wraps(step)
+    def divided_step(data: Any) -> Any:
+        # Called by a loop of the user's own, its data has been divided already.
+        if not session.inside_keras or session.share is not None:
+            return step(data)
+        if trains and session.divides:
+            looks.same_data.look(data)
+        session.has_divided = session.divides
+        part = _part(session, data, trains=trains)
+        _warn_if_undivided(session, model, data, part.share.undivided)
+        if trains and session.divides:
+            part = looks.trial_steps.part(data, part)
+        share = part.share
+        if session.divides and _computes_numbers(model, step, trains=trains):
+            share = replace(share, data=part.data)
+            if tf.executing_eagerly() and not share.undivided:
+                looks.row_terms.begin_batch(part.data, f"{model.name} {id(model)}")
+        with session.stepping(share, plain=_is_plain(model, step)):
+            result = step(part.data)
+        looks.row_terms.end_batch()
+        if session.divides:
+            looks.added_losses.look(model, part.data, part.share.undivided)
+        return result
+
+    setattr(divided_step, _MARK, True)
+    return divided_step
+
+
+def _computes_numbers(model: Any, step: Callable[[Any], Any], *, trains: bool) -> bool:
+    """Whether code of the program's own computes a loss, or a number for a metric."""
+    if not trains:
+        return step.__module__.split(".")[0] != str(keras.__name__)
+    return has_own_step(model) or _has_own_layers(model)
+
+
+def _has_own_layers(model: Any) -> bool:
+    """Whether its output for a row may depend on other rows, for all that we know."""
+    return any(
+        type(layer).__module__.partition(".")[0] != keras.__name__
+        or isinstance(layer, keras.layers.Lambda)
+        for layer in model._flatten_layers()
+    )
+
+
+def _is_plain(model: Any, step: Callable[[Any], Any]) -> bool:
+    """Whether the gradients of a step reach the optimizer unchanged, for sure."""
+    optimizer = model.optimizer
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    return all(
+        found.__module__.partition(".")[0] == keras.__name__
+        for found in [step]
+        + [
+            getattr(type(each), name)
+            for each in (optimizer, inner)
+            for name in ("apply", "apply_gradients")
+            if each is not None
+        ]
+    )
+
+
+def _part(session: Session, data: Any, *, trains: bool) -> Part:
+    if session.divides:
+        return take_part(data, session.rank, session.size)
+    # The ranks train together, but may have other numbers of batches to test with.
+    return Part(data, Share(rows=_rows(data), counts=True, alone=not trains))
+
+
+@tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+def _warn_if_undivided(session: Session, model: Any, data: Any, undivided: Any) -> None:
+    if undivided is False:
+        return
+    shapes = ", ".join(
+        str(tuple(leaf.shape)) for leaf in tf.nest.flatten(data) if has_rows(leaf)
+    )
+
+    def warn() -> Any:
+        session.warn(
+            f"batches of {model.name} are not divided among the ranks: their tensors "
+            f"({shapes}) differ in their numbers of rows, or one of them is a matrix "
+            "of as many columns as rows, like that of a graph. Every rank computes "
+            "all of such a batch. The result is right, but no faster than on one "
+            "machine"
+        )
+        return np.bool_(False)
+
+    if undivided is True:
+        warn()
+    else:
+        tf.cond(
+            undivided,
+            lambda: tf.numpy_function(warn, [], tf.bool),
+            lambda: tf.constant(False),
+        )
+
+
+def _rows(data: Any) -> Any:
+    part = take_part(data, 0, 1)
+    return part.share.rows

@@ -1,0 +1,113 @@
+"""What an update makes of a variable's old value and of a batch: plain functions.
+
+A layer of the program's own may count rows, add up, keep a maximum, or follow a mean.
+The ranks' values are combined in another way for each. Which it is shows when the
+update is tried with other old values, and with the two halves of a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tfcluster.runtime.collective.transports.base import Array
+
+_CLOSE = 1e-3
+SHIFT = 1000.0
+"""Added to an old value, of floats relative to it: more than a batch changes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """``new = slope * old + rest``, where ``how`` combines the ranks' rests."""
+
+    how: str
+    """mean (by rows), sum, max, min, chief; or other: it is none of these."""
+    slope: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """New values of one variable, each from an old value and some rows."""
+
+    rows: int
+    shift: Array
+    old: Array
+    new: Array
+    above: Array
+    """From an old value that is larger by the shift, and one that is smaller."""
+    below: Array
+    first: Array
+    """From the old value and the first half of the rows."""
+    second: Array
+
+
+def kind_of(trial: Trial) -> Kind | None:
+    """None where the batch does not tell: nothing has changed, or it has one row."""
+    old, new, above, below = (
+        np.asarray(array, np.float64)
+        for array in (trial.old, trial.new, trial.above, trial.below)
+    )
+    first, second = (np.asarray(a, np.float64) for a in (trial.first, trial.second))
+    if trial.rows < 2 or np.array_equal(new, old):
+        return None
+    shift = np.asarray(trial.shift, np.float64)
+    for how, combine, bound, other, moved in (
+        ("max", np.maximum, below, above, old + shift),
+        ("min", np.minimum, above, below, old - shift),
+    ):
+        is_extreme = _equal(new, combine(old, bound))
+        if is_extreme and _equal(other, combine(moved, bound)) and _differ(other, new):
+            return Kind(how if _equal(new, combine(first, second)) else "other")
+    up, down = (above - new) / shift, (new - below) / shift
+    slope = float(np.mean(up))
+    if not (_is(up, slope) and _is(down, slope)):
+        return Kind("other")
+    for simple in (0.0, 1.0):
+        slope = simple if abs(slope - simple) < _CLOSE**2 else slope
+    return Kind(
+        _of_rests([a - slope * old for a in (new, first, second)], trial), slope
+    )
+
+
+def _of_rests(rests: Sequence[Array], trial: Trial) -> str:
+    """How the rest of a batch comes from those of its halves."""
+    whole, first, second = rests
+    if np.array_equal(whole, np.zeros_like(whole)):
+        return "mean"
+    half = trial.rows // 2
+    size = max(float(np.abs(rest).max(initial=0.0)) for rest in rests)
+    mean = (half * first + (trial.rows - half) * second) / trial.rows
+    for how, expected in (
+        ("mean", mean),
+        ("sum", first + second),
+        ("max", np.maximum(first, second)),
+        ("min", np.minimum(first, second)),
+    ):
+        if np.abs(whole - expected).max(initial=0.0) <= _CLOSE * size:
+            return how
+    return "other"
+
+
+def _is(found: Array, expected: float) -> bool:
+    return bool(np.all(np.abs(found - expected) <= _CLOSE))
+
+
+def _equal(one: Array, other: Array) -> bool:
+    """Up to rounding in float32."""
+    return bool(np.allclose(one, other, rtol=1e-6, atol=0.0))
+
+
+def _differ(one: Array, other: Array) -> bool:
+    return not _equal(one, other)
+
+
+def agreed(kinds: Sequence[Kind | None]) -> Kind | None:
+    """What the ranks have found out together; one of them may see more than others."""
+    known = [kind for kind in kinds if kind is not None]
+    ways = {kind.how for kind in known}
+    if not known:
+        return None
+    return known[0] if len(ways) == 1 else Kind("other", known[0].slope)

@@ -1,0 +1,104 @@
+"""``BatchNormalization(synchronized=True)`` normalises by the rows of all ranks.
+
+Keras asks ``tf.distribute`` for that, which knows of one replica only. Without it each
+rank normalises by its own rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfcluster.runtime.collective import Layout, ReduceOp
+from tfcluster.runtime.collective.collectives import reduce_arrays
+from tfcluster.runtime.keras.checks.op_replay import Holds
+from tfcluster.runtime.keras.graph_order import exchange_in_order
+from tfcluster.runtime.keras.session import Session, Share
+from tfcluster.runtime.patching import wrap
+
+
+class Normalization:
+    """The hook on the moments of ``BatchNormalization``."""
+
+    def __init__(self, session: Session, holds: Holds) -> None:
+        self._session = session
+        self._holds = holds
+
+    def install(self) -> None:
+        wrap(keras.layers.BatchNormalization, "_moments", self._moments)
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def _moments(
+        self, original: Callable[..., Any], layer: Any, inputs: Any, mask: Any
+    ) -> Any:
+        moments = self._of_the_ranks(original, layer, inputs, mask)
+        # Where a rank's own rows are normalized is documented, and no matter of a loss.
+        return tuple(map(self._holds.hold, moments))
+
+    def _of_the_ranks(
+        self, original: Callable[..., Any], layer: Any, inputs: Any, mask: Any
+    ) -> Any:
+        share = self._session.share
+        if not layer.synchronized or share is None or share.alone:
+            return original(layer, inputs, mask)
+        axes = layer._reduction_axes
+        rows = tf.cast(share.rows, inputs.dtype)
+        each = tf.cast(tf.shape(inputs)[0], inputs.dtype)
+        weights, epsilon = tf.ones_like(inputs), 0.0
+        if mask is not None:
+            # Keras adds it to the number of entries that the mask leaves.
+            epsilon = keras.config.epsilon() / self._rows_of_all(share, each)
+            weights = tf.cast(tf.expand_dims(mask, -1), inputs.dtype)
+            weights = tf.broadcast_to(weights, tf.shape(inputs))
+        # Means over the rows of sums within them: so a mask may leave some rows less.
+
+        def mean_of_sums(values: Any) -> Any:
+            local = tf.reduce_sum(values * weights, axes, keepdims=True) / each
+            return self._averaged(local, rows, layer.name)
+
+        count = mean_of_sums(tf.ones_like(inputs)) + epsilon
+        mean = mean_of_sums(inputs) / count
+        variance = mean_of_sums((inputs - mean) ** 2) / count
+        return tf.reshape(mean, [-1]), tf.reshape(variance, [-1])
+
+    def _rows_of_all(self, share: Share, own: Any) -> Any:
+        if share.total is None:
+            return own * self._session.size
+        return tf.cast(share.total, own.dtype)
+
+    def _averaged(self, local: Any, rows: Any, name: str) -> Any:
+        """The ranks' tensors averaged by rows, with the gradient of all their losses.
+
+        The loss is the average by rows of the ranks' losses, so that a rank whose own
+        loss has the gradient ``g`` adds its part of ``g`` to that of every rank.
+        """
+
+        def total(tensor: Any, what: str) -> Any:
+            def run(array: Any) -> Any:
+                layout = Layout(f"{what} of {name}")
+                return reduce_arrays(
+                    self._session.group, [array], ReduceOp.SUM, layout
+                )[0]
+
+            summed = exchange_in_order(run, [tensor], tensor.dtype)
+            summed.set_shape(tensor.shape)
+            return summed
+
+        @tf.custom_gradient  # type: ignore[untyped-decorator]
+        def averaged(local: Any) -> tuple[Any, Callable[[Any], Any]]:
+            # A rank without rows has one, which does not count: it may be anything.
+            part = tf.where(rows > 0, local * rows, tf.zeros_like(local))
+            packed = tf.concat([tf.reshape(part, [-1]), [rows]], 0)
+            sums = total(packed, "moments")
+            whole = sums[-1]
+
+            def gradient(upstream: Any) -> Any:
+                part = tf.where(rows > 0, upstream, tf.zeros_like(upstream))
+                return total(part * (rows / whole), "gradient of moments")
+
+            return tf.reshape(sums[:-1] / whole, tf.shape(local)), gradient
+
+        return averaged(local)

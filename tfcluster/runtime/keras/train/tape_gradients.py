@@ -1,0 +1,381 @@
+"""Exchange gradients where a tape gives them, before the program can change them.
+
+A program that clips gradients by their norm, adds noise, or adds up the gradients of
+several batches needs those of the whole batch, not this rank's. So ``tape.gradient``
+itself gives the average over the ranks, for sources that are trained variables. What
+such a gradient becomes is then the same on all ranks, and the optimizer does not
+exchange it again.
+
+Some gradients stay local, and are exchanged at the optimizer: those of Keras's own
+``train_step``, which are known to arrive there unchanged; those that another tape
+records, as their own gradient is exchanged; those of single rows (``tf.map_fn``,
+``tape.jacobian``).
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import tensorflow as tf
+from tensorflow.python.eager.record import should_record_backprop
+
+from tfcluster.runtime.collective import CollectiveError
+from tfcluster.runtime.exchange.replica_gradients import is_sparse
+from tfcluster.runtime.keras.checks.divergence_check import DriftCheck
+from tfcluster.runtime.keras.session import Session
+from tfcluster.runtime.keras.tf_variables import name_of, raw
+from tfcluster.runtime.keras.train.gradient_allreduce import Target, Watch, exchange
+from tfcluster.runtime.keras.train.gradient_update import Names
+from tfcluster.runtime.patching import wrap
+
+_BY_ROWS = "gradients by rows"
+"""Marks a thread that computes the gradients of single rows."""
+
+_MANY_CALLS = 3
+"""Two gradients for the same weights are common in one step."""
+
+_ADVICE = (
+    "Call optimizer.build(variables) before the training loop, compute the gradient "
+    "with tf.GradientTape and outside of other tapes, or have the optimizer do it "
+    "(clipnorm, global_clipnorm, clipvalue)"
+)
+
+
+@dataclass(slots=True)
+class _Origin:
+    """Where the last gradient of a variable has come from."""
+
+    variable: weakref.ref[Any]
+    gradient: weakref.ref[Any] | None
+    """What the program got from the tape."""
+    graph: int | None
+    """The graph in which it got it; None: eagerly."""
+    exchanged: bool
+    by_rows: bool
+    draws: int
+    """Random numbers that this rank had drawn for itself by then."""
+
+
+class TapeGradients:
+    """The hooks on ``GradientTape``, and what becomes of its gradients at ``apply``.
+
+    Without ``averages_state`` what layers update by themselves is left alone. ``drift``
+    compares what the ranks train whenever gradients are exchanged at a tape.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        *,
+        averages_state: bool = True,
+        drift: DriftCheck | None = None,
+    ) -> None:
+        self._session = session
+        self._drift = drift
+        self._averages_state = averages_state
+        self.names = Names()
+        self._origins: dict[int, _Origin] = {}
+        self._owners: dict[int, tuple[weakref.ref[Any], weakref.ref[Any]]] = {}
+        self._groups: dict[int, tuple[weakref.ref[Any], str, set[str]]] = {}
+        self._calls: dict[int, int] = {}
+        self._state_of: Callable[[list[Any]], list[Any]] = lambda variables: []
+
+    def install(self, state_of: Callable[[list[Any]], list[Any]]) -> None:
+        """``state_of`` has variables begin alike, and finds their layers' state."""
+        self._state_of = state_of
+        wrap(keras.optimizers.Optimizer, "build", self._build)
+        wrap(tf.GradientTape, "gradient", self._gradient)
+        wrap(tf.GradientTape, "jacobian", self._jacobian)
+        for module in (tf, tf.compat.v1):
+            wrap(module, "gradients", self._gradients)
+        wrap(tf, "map_fn", self._by_rows)
+        wrap(tf, "vectorized_map", self._by_rows)
+
+    # --- at the tape ----------------------------------------------------------------
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def _gradient(
+        self,
+        original: Callable[..., Any],
+        tape: Any,
+        target: Any,
+        sources: Any,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        result = original(tape, target, sources, *args, **kwargs)
+        flat = tf.nest.flatten(sources)
+        places = [i for i, source in enumerate(flat) if self._is_trained(source)]
+        if not places or self._session.within("apply"):
+            return result
+        variables = [flat[i] for i in places]
+        found = tf.nest.flatten(result)
+        gradients = [found[i] for i in places]
+        registered = all(map(self._is_registered, variables))
+        if not registered or self._stay_local(gradients):
+            self._remember(variables, gradients, exchanged=False)
+            return result
+        whole = self._exchanged(variables, gradients)
+        self._remember(variables, whole, exchanged=True)
+        for place, gradient in zip(places, whole, strict=True):
+            found[place] = gradient
+        return tf.nest.pack_sequence_as(sources, found)
+
+    def _gradients(
+        self,
+        original: Callable[..., Any],
+        targets: Any,
+        sources: Any,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        """``tf.gradients``: the optimizer exchanges what it gives.
+
+        TensorFlow could not differentiate the exchange, as some programs need here.
+        """
+        result = original(targets, sources, *args, **kwargs)
+        pairs = zip(tf.nest.flatten(sources), tf.nest.flatten(result), strict=True)
+        trained = [(one, gradient) for one, gradient in pairs if self._is_trained(one)]
+        if trained and not self._session.within("apply"):
+            variables, gradients = zip(*trained, strict=True)
+            self._remember(variables, gradients, exchanged=False)
+        return result
+
+    def _jacobian(
+        self,
+        original: Callable[..., Any],
+        tape: Any,
+        target: Any,
+        sources: Any,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        with self._session.once(_BY_ROWS):
+            variables = [s for s in tf.nest.flatten(sources) if self._is_trained(s)]
+            self._remember(variables, [None] * len(variables), exchanged=False)
+            return original(tape, target, sources, *args, **kwargs)
+
+    def _by_rows(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with self._session.once(_BY_ROWS):
+            return original(*args, **kwargs)
+
+    def _build(
+        self, original: Callable[..., Any], optimizer: Any, variables: Any
+    ) -> Any:
+        self.owns(optimizer, variables)
+        return original(optimizer, variables)
+
+    def owns(self, optimizer: Any, variables: Sequence[Any]) -> None:
+        """``optimizer`` applies the gradients of ``variables``."""
+        for variable in variables:
+            found = weakref.ref(raw(variable)), weakref.ref(optimizer)
+            self._owners[id(raw(variable))] = found
+
+    def _is_trained(self, source: Any) -> bool:
+        return isinstance(source, keras.Variable | tf.Variable) and source.trainable
+
+    def _is_registered(self, variable: Any) -> bool:
+        """Whether it is a weight for sure: some programs keep inputs in variables."""
+        if isinstance(variable, keras.Variable):
+            return True
+        found = self._owners.get(id(variable))
+        return found is not None and found[0]() is variable
+
+    def _stay_local(self, gradients: Sequence[Any]) -> bool:
+        session = self._session
+        share = session.share
+        if share is not None and (share.alone or session.plain_step):
+            return True
+        if session.within(_BY_ROWS):
+            return True
+        tensors = [_tensor_of(g) for g in gradients if g is not None]
+        if tensors and not should_record_backprop(tensors):
+            return False
+        if tensors and session.divides and session.size > 1:
+            session.warn(
+                "a gradient of weights is differentiated once more: within that loss "
+                "each rank uses the gradient of its own rows, so the result differs "
+                "from that of one machine if the loss needs the gradient of the batch"
+            )
+        return True
+
+    def _exchanged(self, variables: list[Any], gradients: Sequence[Any]) -> list[Any]:
+        key, names = self._group(variables)
+        # How many gradients of theirs have come since one was applied: a step that
+        # computes two of them, say, is still one step.
+        first = id(raw(variables[0]))
+        number = self._calls[first] = self._calls.get(first, 0) + 1
+
+        def name() -> str:
+            return self._name(variables) or key
+
+        target = Target(name, f"{key} ({number})", names)
+        state = self._state_of(variables)
+        if not self._averages_state:
+            state = []
+        watch = self._watch(key, variables, gradients)
+        return exchange(self._session, target, gradients, variables, state, watch)
+
+    def _watch(
+        self, key: str, variables: list[Any], gradients: Sequence[Any]
+    ) -> Watch | None:
+        """Compares what the ranks train."""
+        if self._drift is None:
+            return None
+        refs = [weakref.ref(raw(variable)) for variable in variables]
+
+        def owner() -> tuple[str, Any] | None:
+            """The one optimizer that applies the gradients of all variables."""
+            found = {self._owner(ref()) for ref in refs}
+            optimizer = found.pop() if len(found) == 1 else None
+            return None if optimizer is None else (self.names.of(optimizer), optimizer)
+
+        return self._drift.watch(owner, key, variables, gradients)
+
+    def _owner(self, variable: Any) -> Any:
+        """The optimizer that applies the gradients of ``variable``, if known."""
+        found = self._owners.get(id(raw(variable)))
+        return found[1]() if found and found[0]() is raw(variable) else None
+
+    def _name(self, variables: Sequence[Any]) -> str:
+        """Of the optimizers that are known to apply the gradients of ``variables``."""
+        names: dict[str, None] = {}
+        for variable in variables:
+            found = self._owners.get(id(raw(variable)))
+            if found and found[0]() is raw(variable):
+                optimizer = found[1]()
+                if optimizer is not None:
+                    names[self.names.of(optimizer)] = None
+        return ", ".join(names)
+
+    def _group(self, variables: Sequence[Any]) -> tuple[str, set[str]]:
+        """A name for ``variables`` that no others have, the same on all ranks.
+
+        And the names that their gradients have had.
+        """
+        first = raw(variables[0])
+        known = self._groups.get(id(first))
+        if known is None or known[0]() is not first:
+            more = f" and {len(variables) - 1} more" if len(variables) > 1 else ""
+            name = f"{name_of(variables[0])}{more}"
+            taken = {name for _, name, _ in self._groups.values()}
+            number = 2
+            unique = name
+            while unique in taken:
+                unique, number = f"{name} ({number})", number + 1
+            known = self._groups[id(first)] = weakref.ref(first), unique, set()
+        return known[1], known[2]
+
+    def _remember(
+        self, variables: Sequence[Any], gradients: Sequence[Any], *, exchanged: bool
+    ) -> None:
+        graph = _graph()
+        for variable, gradient in zip(variables, gradients, strict=True):
+            key = raw(variable)
+            self._origins[id(key)] = _Origin(
+                weakref.ref(key),
+                None if gradient is None else weakref.ref(gradient),
+                graph,
+                exchanged,
+                self._session.within(_BY_ROWS),
+                self._session.draws,
+            )
+
+    # --- at the optimizer -----------------------------------------------------------
+
+    def still_to_exchange(
+        self, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]
+    ) -> list[bool]:
+        """Which of ``gradients`` are this rank's own.
+
+        Raises CollectiveError where the program has changed those.
+        """
+        own = []
+        self._warn_of_gradients_by_row(optimizer, variables)
+        for gradient, variable in zip(gradients, variables, strict=True):
+            self._calls.pop(id(raw(variable)), None)
+            origin = self._origin(variable)
+            if origin is None or not origin.exchanged:
+                own.append(True)
+                if gradient is not None and origin is not None:
+                    self._refuse_changed(optimizer, gradient, variable, origin)
+            else:
+                own.append(False)
+        return own
+
+    def _warn_of_gradients_by_row(
+        self, optimizer: Any, variables: Sequence[Any]
+    ) -> None:
+        calls = max((self._calls.get(id(raw(v)), 0) for v in variables), default=0)
+        session = self._session
+        rows = session.loop.present_rows() if session.share is None else None
+        if calls < _MANY_CALLS or calls != rows:
+            return
+        session.warn(
+            f"one step computes {calls} gradients for {self.names.of(optimizer)}, as "
+            "many as this rank has rows. If each is that of a row, and is changed "
+            "(clipped by its norm), the result differs from that of one machine: each "
+            "is averaged over the ranks first. Use tape.jacobian, which leaves the "
+            "gradients of rows to this rank"
+        )
+
+    def drawn_since(self, gradients: Sequence[Any], variables: Sequence[Any]) -> bool:
+        """Whether random numbers, others on each rank, may have changed gradients."""
+        for gradient, variable in zip(gradients, variables, strict=True):
+            origin = self._origin(variable)
+            if (
+                gradient is not None
+                and origin is not None
+                and origin.exchanged
+                and origin.draws != self._session.draws
+                and not _is(origin.gradient, gradient)
+            ):
+                return True
+        return False
+
+    def _origin(self, variable: Any) -> _Origin | None:
+        origin = self._origins.get(id(raw(variable)))
+        if origin is None or origin.variable() is not raw(variable):
+            return None
+        return origin
+
+    def _refuse_changed(
+        self, optimizer: Any, gradient: Any, variable: Any, origin: _Origin
+    ) -> None:
+        session = self._session
+        if origin.by_rows or _is(origin.gradient, gradient):
+            return
+        in_loop = tf.executing_eagerly() and session.share is None
+        if in_loop and not session.loop.divided:
+            return  # All ranks have the same.
+        name, path = self.names.of(optimizer), name_of(variable)
+        if origin.graph != _graph():
+            session.warn(
+                f"the gradient of {path} reaches {name} by way of a tf.function. If "
+                "the program changes it before (clips it by its norm, adds noise), "
+                "each rank changes its own, and the result differs from that of one "
+                f"machine. {_ADVICE}"
+            )
+            return
+        session.group.refusal = CollectiveError(
+            f"the program changes the gradient of {path} before {name} applies it. "
+            "Each rank would change its own, which is not what one machine does. "
+            f"{_ADVICE}"
+        )
+        raise session.group.refusal
+
+
+def _is(reference: weakref.ref[Any] | None, gradient: Any) -> bool:
+    return reference is not None and reference() is gradient
+
+
+def _graph() -> int | None:
+    return None if tf.executing_eagerly() else id(tf.compat.v1.get_default_graph())
+
+
+def _tensor_of(gradient: Any) -> Any:
+    return gradient.values if is_sparse(gradient) else gradient

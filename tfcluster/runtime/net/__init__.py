@@ -1,0 +1,1 @@
+"""Authenticated sockets and shared memory between the tasks of one run."""

@@ -1,0 +1,235 @@
+"""Move bytes over several sockets at once, as each becomes ready.
+
+What is sent and where bytes go to is decided by sources and sinks; this module knows
+only readiness, deadlines, lost peers and how long was waited.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Protocol
+
+from tfcluster.runtime.errors import peer_lost, peers_late
+
+_BUFFER_BYTES = 1 << 21
+_MAX_PORTION = 1 << 21
+"""At most so much in one call, so that sending and receiving take turns."""
+_LOW_WATER = 1 << 19
+"""A large message is waited for until so much of it is there, not its first packet."""
+
+
+class Source(Protocol):
+    """Bytes for one rank."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def done(self) -> bool: ...
+
+    def view(self) -> memoryview:
+        """What may be sent now; empty while it depends on what is still to come."""
+        ...
+
+    def advance(self, count: int) -> None: ...
+
+
+class Sink(Protocol):
+    """A place for bytes from one rank."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def done(self) -> bool: ...
+
+    def view(self) -> memoryview:
+        """Where the next bytes go; never empty before all is done."""
+        ...
+
+    def advance(self, count: int) -> None: ...
+
+
+class Links:
+    """The connections to the other ranks."""
+
+    def __init__(self, connections: Mapping[int, socket.socket]) -> None:
+        self._connections = dict(connections)
+        self.waited_s = 0.0
+        self.waiting_for: tuple[int, ...] = ()
+        self.sent_bytes = 0
+        self._low_water: dict[int, int] = {}
+        for connection in self._connections.values():
+            connection.setblocking(False)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER_BYTES)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    @property
+    def peers(self) -> list[int]:
+        return sorted(self._connections)
+
+    def fileno(self, peer: int) -> int:
+        """Of the connection to a rank."""
+        return self._connections[peer].fileno()
+
+    def close(self) -> None:
+        for connection in self._connections.values():
+            connection.close()
+
+    def swap(self, me: int, messages: Sequence[bytes], timeout_s: float) -> list[bytes]:
+        """``messages[r]`` goes to rank r; what each has sent to ``me``, in rank order.
+
+        Raises as ``transfer`` does.
+        """
+        sinks = {peer: Incoming(peer) for peer in self.peers}
+        sources = [Outgoing(peer, framed(messages[peer])) for peer in self.peers]
+        self.transfer(sources, list(sinks.values()), timeout_s)
+        return [
+            bytes(sinks[rank].data) if rank in sinks else messages[me]
+            for rank in range(len(messages))
+        ]
+
+    def interrupt(self) -> None:
+        """From another thread: what waits here fails soon, with a PeerLostError."""
+        for connection in self._connections.values():
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def transfer(
+        self, sources: Sequence[Source], sinks: Sequence[Sink], timeout_s: float
+    ) -> None:
+        """Send and receive until all is done.
+
+        Raises PeerLostError, or CollectiveTimeoutError after ``timeout_s`` without any
+        progress.
+        """
+        try:
+            while True:
+                while self._send(sources) | self._receive(sinks):
+                    pass
+                if all(end.done for end in (*sources, *sinks)):
+                    return
+                self._wait(sources, sinks, timeout_s)
+        finally:
+            self.waiting_for = ()
+
+    def _send(self, sources: Sequence[Source]) -> bool:
+        progress = False
+        for source in sources:
+            if source.done or not (view := source.view()):
+                continue
+            try:
+                count = self._connections[source.rank].send(view[:_MAX_PORTION])
+            except BlockingIOError:
+                continue
+            except OSError as error:
+                raise peer_lost(source.rank) from error
+            source.advance(count)
+            self.sent_bytes += count
+            progress = True
+        return progress
+
+    def _receive(self, sinks: Sequence[Sink]) -> bool:
+        progress = False
+        for sink in sinks:
+            if sink.done:
+                continue
+            view = sink.view()
+            try:
+                count = self._connections[sink.rank].recv_into(view[:_MAX_PORTION])
+            except BlockingIOError:
+                continue
+            except OSError as error:
+                raise peer_lost(sink.rank) from error
+            if count == 0:
+                raise peer_lost(sink.rank)
+            sink.advance(count)
+            progress = True
+        return progress
+
+    def _wait(
+        self, sources: Sequence[Source], sinks: Sequence[Sink], timeout_s: float
+    ) -> None:
+        events: dict[int, int] = {}
+        for sink in sinks:
+            if not sink.done:
+                events[sink.rank] = select.POLLIN
+                self._wake_at(sink)
+        self.waiting_for = tuple(events)
+        for source in sources:
+            if not source.done and source.view():
+                events[source.rank] = events.get(source.rank, 0) | select.POLLOUT
+        poll = select.poll()
+        for rank, wanted in events.items():
+            poll.register(self._connections[rank], wanted)
+        start = time.monotonic()
+        ready = poll.poll(timeout_s * 1000)
+        self.waited_s += time.monotonic() - start
+        if not ready:
+            raise peers_late(self.waiting_for or sorted(events), timeout_s)
+
+    def _wake_at(self, sink: Sink) -> None:
+        """Set how many bytes from a rank are worth waking up for.
+
+        Never more than what it sends without anything in return: the rest of the view.
+        """
+        wanted = min(len(sink.view()), _LOW_WATER)
+        if self._low_water.get(sink.rank, 1) != wanted:
+            self._low_water[sink.rank] = wanted
+            with suppress(OSError):  # saves time only
+                self._connections[sink.rank].setsockopt(
+                    socket.SOL_SOCKET, socket.SO_RCVLOWAT, wanted
+                )
+
+
+class Outgoing:
+    """A source of bytes that are there from the beginning."""
+
+    def __init__(self, rank: int, data: bytes | memoryview) -> None:
+        self.rank = rank
+        self._rest = memoryview(data)
+
+    @property
+    def done(self) -> bool:
+        return not self._rest
+
+    def view(self) -> memoryview:
+        return self._rest
+
+    def advance(self, count: int) -> None:
+        self._rest = self._rest[count:]
+
+
+class Incoming:
+    """A sink for one message that begins with its own length (8 bytes)."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.data = bytearray(8)
+        self._position = 0
+        self._length: int | None = None
+
+    @property
+    def done(self) -> bool:
+        return self._length is not None and self._position == self._length
+
+    def view(self) -> memoryview:
+        return memoryview(self.data)[self._position :]
+
+    def advance(self, count: int) -> None:
+        self._position += count
+        if self._length is None and self._position == len(self.data):
+            self._length = int.from_bytes(self.data, "big")
+            self.data = bytearray(self._length)
+            self._position = 0
+
+
+def framed(data: bytes) -> bytes:
+    """``data`` as ``Incoming`` takes it."""
+    return len(data).to_bytes(8, "big") + data

@@ -1,0 +1,235 @@
+"""Find the other ranks: one proven connection to each of them.
+
+A rank listens on its own address and dials every lower one. Strangers on the port are
+turned away and disturb nobody. Knows nothing of what the connections are for.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import queue
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+
+from tfcluster.runtime.errors import (
+    CollectiveError,
+    CollectiveTimeoutError,
+    PeerLostError,
+)
+from tfcluster.runtime.net.handshake import (
+    HandshakeError,
+    Member,
+    accept,
+    dial,
+)
+
+_HANDSHAKE_S = 10.0
+_FIRST_RETRY_S = 0.002
+_RETRY_S = 0.05
+"""The others are mostly about as far; whoever is not may be long in coming."""
+_LOOK_S = 0.1
+"""How soon a wait for arrivals learns that it was interrupted."""
+_MAX_STRANGERS = 64
+"""How many connections may be unproven at one time."""
+
+
+def connect(
+    me: Member,
+    addresses: Sequence[str],
+    *,
+    timeout_s: float,
+    found: dict[int, socket.socket] | None = None,
+    interrupted: threading.Event | None = None,
+) -> dict[int, socket.socket]:
+    """A blocking socket to every other rank; ``addresses`` are in rank order.
+
+    They are put into ``found`` one by one, for other threads to see who is missing.
+    Raises CollectiveTimeoutError with those that are missing after ``timeout_s``, and
+    PeerLostError soon after ``interrupted`` is set.
+    """
+    if len(addresses) != me.size:
+        raise CollectiveError(
+            f"{me.size} ranks need as many addresses, not {len(addresses)}"
+        )
+    if me.size == 1:
+        return {}
+    deadline = time.monotonic() + timeout_s
+    found = {} if found is None else found
+    interrupted = interrupted or threading.Event()
+    with listen(addresses, me.rank, f"rank {me.rank}") as listener:
+        door = Door(listener, me)
+        try:
+            for peer in range(me.rank):
+                found[peer] = _dial(me, peer, addresses[peer], deadline, interrupted)
+            while missing := set(range(me.rank + 1, me.size)) - found.keys():
+                arrival = door.next_arrival(deadline, interrupted)
+                if arrival is None and interrupted.is_set():
+                    raise _interrupted()
+                if arrival is None:
+                    raise CollectiveTimeoutError(_in_vain(me, missing, addresses))
+                peer, connection = arrival
+                _close(found.get(peer))
+                found[peer] = connection
+        except BaseException:
+            for connection in found.values():
+                connection.close()
+            raise
+        finally:
+            door.close()
+    return found
+
+
+def _in_vain(me: Member, missing: set[int], addresses: Sequence[str]) -> str:
+    ranks = ", ".join(f"{rank} ({addresses[rank]})" for rank in sorted(missing))
+    return f"rank {me.rank} has waited in vain for rank {ranks}"
+
+
+def _interrupted() -> PeerLostError:
+    return PeerLostError("a rank has left before all were connected")
+
+
+def _close(connection: socket.socket | None) -> None:
+    if connection is not None:
+        connection.close()
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    """``host:port`` or ``[v6]:port``. Raises CollectiveError for any other form."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or not (port.isascii() and port.isdecimal()):
+        raise CollectiveError(f"the address {address!r} is not HOST:PORT")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def listen(addresses: Sequence[str], index: int, who: str) -> socket.socket:
+    """Listen on our own port, which the agent holds but does not listen on.
+
+    A cluster on one machine stays invisible to others. Else every interface is taken,
+    because a host's name may mean another address to itself than to others.
+    """
+    host, port = parse_address(addresses[index])
+    local = all(_is_loopback(parse_address(address)[0]) for address in addresses)
+    family, kind, protocol, _, target = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM
+    )[0]
+    wildcard = "::" if family == socket.AF_INET6 else "0.0.0.0"
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        listener.bind(target if local else (wildcard, port))
+        listener.listen(len(addresses) + _MAX_STRANGERS)
+    except OSError as error:
+        listener.close()
+        raise CollectiveError(
+            f"{who} cannot listen on {addresses[index]}: {error.strerror}"
+        ) from error
+    return listener
+
+
+def _dial(
+    me: Member,
+    peer: int,
+    address: str,
+    deadline: float,
+    interrupted: threading.Event,
+) -> socket.socket:
+    """Try until the peer is there and has proven itself, or time is up."""
+    target = parse_address(address)
+    cause: Exception | None = None
+    pause_s = _FIRST_RETRY_S
+    while (left := deadline - time.monotonic()) > 0:
+        try:
+            connection = socket.create_connection(target, min(left, _HANDSHAKE_S))
+        except OSError as error:
+            cause = error
+        else:
+            try:
+                dial(connection, me, peer)
+            except (OSError, HandshakeError) as error:
+                connection.close()
+                cause = error
+            else:
+                return connection
+        if interrupted.wait(min(pause_s, left)):
+            raise _interrupted()
+        pause_s = min(2 * pause_s, _RETRY_S)
+    raise CollectiveTimeoutError(
+        f"rank {me.rank} could not reach rank {peer} at {address}: {cause}"
+    ) from cause
+
+
+class Door:
+    """Takes connections in and hands out those that prove to be ranks."""
+
+    def __init__(self, listener: socket.socket, me: Member) -> None:
+        self._listener = listener
+        self._me = me
+        self._closed = False
+        self._arrivals: queue.SimpleQueue[tuple[int, socket.socket]] = (
+            queue.SimpleQueue()
+        )
+        self._strangers = threading.BoundedSemaphore(_MAX_STRANGERS)
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def next_arrival(
+        self, deadline: float, interrupted: threading.Event
+    ) -> tuple[int, socket.socket] | None:
+        """None: nobody came before the deadline, or before it was interrupted."""
+        while not interrupted.is_set() and (left_s := deadline - time.monotonic()) > 0:
+            with suppress(queue.Empty):
+                return self._arrivals.get(timeout=min(left_s, _LOOK_S))
+        return None
+
+    def arrival(self) -> tuple[int, socket.socket]:
+        """The next one, whenever it comes."""
+        return self._arrivals.get()
+
+    def close(self) -> None:
+        # close() alone would not wake the thread that waits in accept().
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._closed = True
+        self._turn_away()
+
+    def _turn_away(self) -> None:
+        """Who has come in, and is not waited for any more."""
+        with suppress(queue.Empty):
+            while True:
+                self._arrivals.get_nowait()[1].close()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            if self._strangers.acquire(blocking=False):
+                threading.Thread(
+                    target=self._greet, args=(connection,), daemon=True
+                ).start()
+            else:
+                connection.close()
+
+    def _greet(self, connection: socket.socket) -> None:
+        try:
+            connection.settimeout(_HANDSHAKE_S)
+            rank = accept(connection, self._me)
+        except (OSError, HandshakeError):
+            connection.close()
+        else:
+            self._arrivals.put((rank, connection))
+            if self._closed:
+                self._turn_away()
+        finally:
+            self._strangers.release()

@@ -1,0 +1,193 @@
+"""A training task's connections to the ps tasks, and exchanges with all at once.
+
+Knows nothing of what the messages mean.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import threading
+import time
+from collections.abc import Mapping, Sequence
+
+from tfcluster.runtime.collective.buffer_pool import Pool
+from tfcluster.runtime.errors import (
+    CollectiveError,
+    CollectiveTimeoutError,
+    PeerLostError,
+)
+from tfcluster.runtime.net.handshake import HandshakeError, dial
+from tfcluster.runtime.net.rendezvous import parse_address
+from tfcluster.runtime.parameter_server.messages import (
+    Incoming,
+    Message,
+    MessageError,
+    Outgoing,
+)
+from tfcluster.runtime.parameter_server.server_socket import member, tune
+from tfcluster.runtime.parameter_server.shm_channel import Sharing
+
+_HANDSHAKE_S = 10.0
+_FIRST_RETRY_S = 0.002
+_RETRY_S = 0.05
+
+
+class Connections:
+    """To all ps tasks, by their index. Not safe to use from several threads."""
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        *,
+        rank: int,
+        size: int,
+        token: bytes,
+        join_timeout_s: float,
+        stall_timeout_s: float | None,
+    ) -> None:
+        """Raises CollectiveTimeoutError where one cannot be reached in time."""
+        self._addresses = tuple(addresses)
+        self._timeout_s = stall_timeout_s
+        self._pool = Pool()
+        self._sockets: list[socket.socket] = []
+        self.sharing = [Sharing() for _ in addresses]
+        self._failure: CollectiveError | None = None
+        self.waited_s = 0.0
+        self.sent_bytes = 0
+        self.received_bytes = 0
+        deadline = time.monotonic() + join_timeout_s
+        try:
+            for index, address in enumerate(addresses):
+                found = _dialled(address, index, rank, size, token, deadline)
+                self._sockets.append(found)
+                tune(found)
+                found.setblocking(False)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def count(self) -> int:
+        return len(self._addresses)
+
+    def close(self) -> None:
+        for connection in self._sockets:
+            connection.close()
+
+    def share(self, model: str, sizes: Mapping[int, int]) -> None:
+        """Have memory in common with each ps of this host for messages so large."""
+        for ps, size in sizes.items():
+            offered = self.sharing[ps].offer(size)
+            if offered is not None:
+                message, descriptor = offered
+                answer = self.exchange({ps: message})[ps]
+                self.sharing[ps].agreed(model, answer, descriptor)
+
+    def exchange(self, requests: Mapping[int, Message]) -> dict[int, Message]:
+        """Send each ps its message, and take each one's answer.
+
+        Raises PeerLostError where a ps is gone, CollectiveTimeoutError where it says
+        nothing for too long; the same again from then on: an answer may be lost.
+        """
+        if self._failure is not None:
+            raise self._failure
+        try:
+            return self._exchange(requests)
+        except CollectiveError as error:
+            self._failure = error
+            raise
+
+    def _exchange(self, requests: Mapping[int, Message]) -> dict[int, Message]:
+        sending = {ps: Outgoing(message) for ps, message in requests.items()}
+        rooms = [sharing.rooms for sharing in self.sharing]
+        receiving = {ps: Incoming(self._pool, rooms[ps]) for ps in requests}
+        answers: dict[int, Message] = {}
+        while receiving:
+            progress = False
+            for ps in list(receiving):
+                progress |= self._move(ps, sending, receiving[ps])
+                if receiving[ps].done:
+                    answers[ps] = receiving.pop(ps).message()
+            if receiving and not progress:
+                self._wait(sending, receiving)
+        return answers
+
+    def _move(self, ps: int, sending: dict[int, Outgoing], incoming: Incoming) -> bool:
+        connection = self._sockets[ps]
+        progress = False
+        try:
+            if ps in sending:
+                self.sent_bytes += sending[ps].send(connection)
+                progress = True
+                if sending[ps].done:
+                    del sending[ps]
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            raise self._lost(ps, error) from error
+        try:
+            # An answer may come, an error mostly, before all has been sent.
+            self.received_bytes += incoming.receive(connection)
+            progress = True
+        except BlockingIOError:
+            pass
+        except (OSError, EOFError) as error:
+            raise self._lost(ps, error) from error
+        except MessageError as error:
+            raise CollectiveError(
+                f"ps:{ps} ({self._addresses[ps]}) sent {error}"
+            ) from error
+        return progress
+
+    def _wait(
+        self, sending: Mapping[int, Outgoing], receiving: Mapping[int, Incoming]
+    ) -> None:
+        poll = select.poll()
+        for ps in receiving:
+            wanted = select.POLLIN | (select.POLLOUT if ps in sending else 0)
+            poll.register(self._sockets[ps], wanted)
+        start = time.monotonic()
+        timeout = None if self._timeout_s is None else self._timeout_s * 1000
+        ready = poll.poll(timeout)
+        self.waited_s += time.monotonic() - start
+        if not ready:
+            late = ", ".join(f"ps:{ps} ({self._addresses[ps]})" for ps in receiving)
+            raise CollectiveTimeoutError(
+                f"{late} has not answered for {self._timeout_s:g} s"
+            )
+
+    def _lost(self, ps: int, error: Exception) -> PeerLostError:
+        cause = getattr(error, "strerror", None) or "it hung up"
+        return PeerLostError(
+            f"ps:{ps} ({self._addresses[ps]}) is gone: its process ended or the "
+            f"connection to it broke ({cause})"
+        )
+
+
+def _dialled(
+    address: str, index: int, rank: int, size: int, token: bytes, deadline: float
+) -> socket.socket:
+    """Try until the ps is there and has proven itself, or time is up."""
+    target = parse_address(address)
+    me = member(index, rank, size, token)
+    cause: Exception | None = None
+    pause, pause_s = threading.Event(), _FIRST_RETRY_S
+    while (left := deadline - time.monotonic()) > 0:
+        try:
+            connection = socket.create_connection(target, min(left, _HANDSHAKE_S))
+        except OSError as error:
+            cause = error
+        else:
+            try:
+                dial(connection, me, 0)
+            except (OSError, HandshakeError) as error:
+                connection.close()
+                cause = error
+            else:
+                return connection
+        pause.wait(min(pause_s, left))
+        pause_s = min(2 * pause_s, _RETRY_S)
+    raise CollectiveTimeoutError(
+        f"rank {rank} could not reach ps:{index} at {address}: {cause}"
+    ) from cause

@@ -1,0 +1,91 @@
+"""The mean of what ranks have pushed for one step, in the order of the ranks. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tfcluster.runtime.collective.half_precision import is_half
+from tfcluster.runtime.collective.sparse import Slices
+
+Array = NDArray[Any]
+Gradient = Array | Slices | None
+
+_PORTION = 1 << 16
+"""Items that are added up at a time: they are to stay in a core's cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pushed:
+    """What one rank has pushed."""
+
+    weight: float
+    kinds: str
+    gradients: Sequence[Gradient]
+
+
+def difference(pushed: Mapping[int, Pushed]) -> str | None:
+    """How the kinds of what ranks have pushed differ, if they do."""
+    (first, found), *others = sorted(pushed.items())
+    for rank, other in others:
+        for index, (a, b) in enumerate(zip(found.kinds, other.kinds, strict=False)):
+            if a != b:
+                return (
+                    f"rank {first} has {_WORDS[a]} for piece {index}, rank {rank} has "
+                    f"{_WORDS[b]}"
+                )
+    return None
+
+
+_WORDS = {"d": "an array", "s": "rows", "-": "no gradient"}
+
+
+def mean(pushed: Mapping[int, Pushed]) -> list[Gradient]:
+    """The gradients' means, weighted; a weight of zero makes them count for nothing."""
+    ranks = sorted(pushed)
+    total = sum(pushed[rank].weight for rank in ranks) or 1.0
+    counting = [rank for rank in ranks if pushed[rank].weight] or ranks[:1]
+    shares = [pushed[rank].weight / total for rank in counting]
+    columns = zip(*(pushed[rank].gradients for rank in counting), strict=True)
+    return [_mean(column, shares) for column in columns]
+
+
+def _mean(column: Sequence[Gradient], shares: Sequence[float]) -> Gradient:
+    first = column[0]
+    if first is None:
+        return None
+    if isinstance(first, Slices):
+        some = [gradient for gradient in column if isinstance(gradient, Slices)]
+        values = [
+            (s.values * np.float32(share)).astype(s.values.dtype, copy=False)
+            for s, share in zip(some, shares, strict=True)
+        ]
+        return Slices(np.concatenate(values), np.concatenate([s.indices for s in some]))
+    arrays = [array for array in column if isinstance(array, np.ndarray)]
+    return _weighted(arrays, shares)
+
+
+def _weighted(arrays: Sequence[Array], shares: Sequence[float]) -> Array:
+    """Their sum, each multiplied by its share; may be made in the first one's place."""
+    dtype = arrays[0].dtype
+    if len(arrays) == 1 and shares[0] == 1.0:
+        return arrays[0]
+    if is_half(dtype):
+        wide = [array.astype(np.float32) for array in arrays]
+        return _weighted(wide, shares).astype(dtype)
+    result = arrays[0]
+    flats = [array.reshape(-1) for array in arrays]
+    factors = [dtype.type(share) for share in shares]
+    room = np.empty(min(_PORTION, len(flats[0])), dtype)
+    for start in range(0, len(flats[0]), _PORTION):
+        into = flats[0][start : start + _PORTION]
+        into *= factors[0]
+        for flat, factor in zip(flats[1:], factors[1:], strict=True):
+            part = room[: len(into)]
+            np.multiply(flat[start : start + _PORTION], factor, out=part)
+            into += part
+    return result

@@ -1,0 +1,166 @@
+"""The port of a ps: who may come in, and a thread for each who has.
+
+Only tasks that know the run's token get as far as to send a message.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from tfcluster.runtime.collective.buffer_pool import Pool
+from tfcluster.runtime.net.handshake import Member
+from tfcluster.runtime.net.rendezvous import Door, listen
+from tfcluster.runtime.parameter_server.messages import (
+    Message,
+    MessageError,
+    receive,
+    send,
+)
+from tfcluster.runtime.parameter_server.service import RefusedError, Service
+from tfcluster.runtime.parameter_server.shm_buffers import Numbered
+from tfcluster.runtime.parameter_server.shm_channel import Shared
+
+_BUFFER_BYTES = 1 << 22
+_LOOKS, _LOOK_S = 20, 0.0005
+_PURPOSE = 1 << 32
+"""Keeps proofs of this port from being used at one where ranks meet, and back."""
+
+
+def member(index: int, rank: int | None, size: int, token: bytes) -> Member:
+    """As which ps ``index`` (rank None), or a training task that dials it, is known.
+
+    The ps is number 0, and rank r is number r + 1.
+    """
+    number = 0 if rank is None else rank + 1
+    return Member(number, size + 1, token, generation=_PURPOSE + index)
+
+
+def tune(connection: socket.socket) -> None:
+    """Settings of both ends."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER_BYTES)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+@dataclass(slots=True)
+class _Guest:
+    """A training task that is connected."""
+
+    rank: int
+    connection: socket.socket
+    shared: Shared = field(default_factory=Shared)
+    copied: set[str] = field(default_factory=set)
+    """Models whose optimizer keeps gradients: it gets copies."""
+
+
+class Listening:
+    """The open port of ps ``index``, until ``close``."""
+
+    def __init__(
+        self,
+        service: Service,
+        addresses: Sequence[str],
+        index: int,
+        *,
+        size: int,
+        token: bytes,
+    ) -> None:
+        """Raises CollectiveError where the address cannot be listened on."""
+        self._service = service
+        self._pool = Pool()
+        self._lock = threading.Lock()
+        self._connections: set[socket.socket] = set()
+        self.received_bytes = 0
+        self.sent_bytes = 0
+        listener = listen(addresses, index, f"ps:{index}")
+        self._door = Door(listener, member(index, None, size, token))
+        threading.Thread(target=self._welcome, name="ps door", daemon=True).start()
+
+    def close(self) -> None:
+        """Hang up on everybody."""
+        with suppress(OSError):
+            self._door.close()
+        with self._lock:
+            for connection in self._connections:
+                with suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+
+    def _welcome(self) -> None:
+        while True:
+            number, connection = self._door.arrival()
+            threading.Thread(
+                target=self._converse,
+                args=(number - 1, connection),
+                name=f"rank {number - 1}",
+                daemon=True,
+            ).start()
+
+    def _converse(self, rank: int, connection: socket.socket) -> None:
+        with self._lock:
+            self._connections.add(connection)
+        self._service.joined(rank, connection)
+        guest = _Guest(rank, connection)
+        try:
+            connection.settimeout(None)
+            tune(connection)
+            while True:
+                self._exchange(guest)
+        except (OSError, EOFError, MessageError):
+            # It has gone, or what it says makes no sense: the others go on.
+            pass
+        finally:
+            self._service.left(rank, connection)
+            with self._lock:
+                self._connections.discard(connection)
+            connection.close()
+
+    def _exchange(self, guest: _Guest) -> None:
+        request, received = receive(guest.connection, self._pool, guest.shared.rooms)
+        model, room = str(request.header.get("model")), request.room
+        if model in guest.copied:
+            request = Message(request.header, [a.copy() for a in request.arrays])
+        reply = self._reply(guest, request)
+        # Its memory is free again before the next message comes.
+        del request
+        if room is not None and not _let_go(guest.shared.rooms, room):
+            self._service.release(model)
+            guest.copied.add(model)
+        sent = send(guest.connection, reply)
+        with self._lock:
+            self.received_bytes += received
+            self.sent_bytes += sent
+
+    def _reply(self, guest: _Guest, request: Message) -> Message:
+        try:
+            if request.header.get("op") == "share":
+                return guest.shared.attach(request)
+            return self._service.answer(
+                guest.rank,
+                guest.connection,
+                request,
+                lambda answer: guest.shared.answer(request.header, answer),
+            )
+        except RefusedError as error:
+            return Message({"error": error.kind, "text": str(error)})
+        except Exception as error:
+            # Of TensorFlow, or a request without what it needs: its maker has to know.
+            text = f"{type(error).__name__}: {error}"
+            return Message({"error": "failed", "text": text})
+
+
+def _let_go(rooms: Numbered, number: int) -> bool:
+    """Whether nothing has anything of a room any more.
+
+    Threads of TensorFlow may be about to.
+    """
+    for _ in range(_LOOKS):
+        if rooms.is_free(number):
+            return True
+        time.sleep(_LOOK_S)
+    return False

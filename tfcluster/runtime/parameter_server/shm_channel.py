@@ -1,0 +1,100 @@
+"""The two ends of a connection whose ends share memory: who uses which room when."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from numpy.typing import NDArray
+
+from tfcluster.runtime.parameter_server.messages import Message
+from tfcluster.runtime.parameter_server.shm_buffers import (
+    Numbered,
+    Rooms,
+    attach,
+    create,
+    offer,
+)
+
+Array = NDArray[Any]
+
+_ANSWERS = 3
+"""Rooms for answers of one model: what has come in one may still be in use when the
+next answer comes, and may stay in use for long."""
+_MIN_BYTES = 1 << 15
+"""Smaller messages are as fast through the socket."""
+
+
+class Sharing:
+    """The training task's end, for one ps: a few rooms for each model."""
+
+    def __init__(self) -> None:
+        self.rooms = Numbered()
+        self._first: dict[str, int] = {}
+        self._next: Rooms | None = None
+
+    def offer(self, size: int) -> tuple[Message, int] | None:
+        """What to tell the ps to have rooms for messages of ``size``, if that is worth
+        it and possible; and a descriptor to be closed once it has answered."""
+        if size < _MIN_BYTES:
+            return None
+        sizes = [size] * (1 + _ANSWERS)
+        try:
+            descriptor, rooms = create(sizes)
+        except OSError:
+            return None
+        self._next = rooms
+        told = {"op": "share", **offer(descriptor, rooms, sizes)}
+        return Message(told), descriptor
+
+    def agreed(self, model: str, answer: Message, descriptor: int) -> None:
+        """The ps has answered the last offer."""
+        os.close(descriptor)
+        rooms, self._next = self._next, None
+        if rooms is not None and answer.header.get("shared"):
+            self._first[model] = len(self.rooms)
+            self.rooms.add(rooms, 1 + _ANSWERS)
+
+    def placed(self, model: str, message: Message) -> Message:
+        """A push with its arrays in our room, and a free one for its answer."""
+        first = self._first.get(model)
+        if first is None:
+            return message
+        answers = range(first + 1, first + 1 + _ANSWERS)
+        free = [number for number in answers if self.rooms.is_free(number)]
+        if free:
+            header = {**message.header, "answer_room": free[0]}
+            message = Message(header, message.arrays)
+        return _moved(message, first, self.rooms[first])
+
+
+class Shared:
+    """The ps' end, for one training task."""
+
+    def __init__(self) -> None:
+        self.rooms = Numbered()
+
+    def attach(self, request: Message) -> Message:
+        sizes = request.header["sizes"]
+        try:
+            rooms = attach(request.header)
+        except OSError:
+            # On another host, or in another container: through the socket, then.
+            return Message({"shared": False})
+        self.rooms.add(rooms, len(sizes))
+        return Message({"shared": True})
+
+    def answer(self, header: Mapping[str, Any], answer: Message) -> Message:
+        """The answer, in the room where the request wants it."""
+        number = header.get("answer_room")
+        if not isinstance(number, int) or number not in self.rooms:
+            return answer
+        return _moved(answer, number, self.rooms[number])
+
+
+def _moved(message: Message, number: int, room: Array) -> Message:
+    """With its arrays in a room, where they fit and are worth it."""
+    if _MIN_BYTES <= message.size <= len(room):
+        return message.moved(room, number)
+    return message

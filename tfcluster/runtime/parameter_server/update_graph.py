@@ -1,0 +1,388 @@
+"""An optimizer's update as bytes: traced where the optimizer is, run where it is not.
+
+The graph of a ``tf.function`` with its library, and which of its inputs are which
+variables. So a ps applies every optimizer that TensorFlow can trace, also a class of
+the user's own, and needs neither Keras nor the program's modules.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+from tensorflow.python.eager import context
+
+from tfcluster.runtime.collective.buffer_pool import ALIGNMENT
+from tfcluster.runtime.collective.sparse import Slices, are_distinct
+from tfcluster.runtime.parameter_server.fast_scatter import (
+    Addition,
+    new_rows,
+    rows_at_once,
+)
+from tfcluster.runtime.parameter_server.graph_functions import (
+    nodes_of,
+    rename_functions,
+)
+
+Array = NDArray[Any]
+Apply = Callable[[list[Any]], Any]
+"""Applies gradients (a tensor, IndexedSlices or None for each piece)."""
+
+_LENGTH = struct.Struct(">Q")
+_PYTHON_OPS = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
+_NUMBERS = itertools.count()
+_SMALL_BYTES = 1 << 12
+"""Below, to copy is cheaper than to think."""
+
+
+class UntraceableError(Exception):
+    """An update that cannot be sent away."""
+
+
+def serialised(
+    apply: Apply, variables: Sequence[Any], slots: Mapping[str, Any], kinds: str
+) -> bytes:
+    """The update that ``apply`` makes.
+
+    ``variables`` are tf.Variables of the pieces' shapes, in order; ``slots`` the
+    optimizer's own, by path, with their first values. Only slots' values travel.
+    ``kinds`` says what gradients are given: see ``client.Pack``. Other variables that
+    the update uses (seeds of random numbers) go with it, by name. Where it adds to rows
+    there are two graphs of it, see ``scattering``.
+
+    Raises UntraceableError where Python is needed to run it.
+    """
+    found = [_traced(apply, variables, slots, kinds, distinct=False)[0]]
+    if "s" in kinds:
+        quick, additions = _traced(apply, variables, slots, kinds, distinct=True)
+        found += [quick] if additions else []
+    return b"".join(_LENGTH.pack(len(data)) + data for data in found)
+
+
+def _traced(
+    apply: Apply,
+    variables: Sequence[Any],
+    slots: Mapping[str, Any],
+    kinds: str,
+    *,
+    distinct: bool,
+) -> tuple[bytes, int]:
+    """One graph, and how many variables it adds rows to at once.
+
+    The one for ``distinct`` rows is sent with the other, which has the slots' values.
+    """
+    specs = _specs(kinds, variables)
+    additions: dict[int, Addition] = {}
+    own: dict[int, Addition] = {}
+    """Those to the rows that the variable's own gradient has."""
+
+    @tf.function(autograph=False)  # type: ignore[untyped-decorator]
+    def update(*flat: Any) -> None:
+        gradients = _structured(kinds, flat, variables)
+        sparse = [g for g in gradients if isinstance(g, tf.IndexedSlices) and distinct]
+        with rows_at_once([slices.indices for slices in sparse]) as done:
+            apply(gradients)
+        additions.update(done)
+        for variable, gradient in zip(variables, gradients, strict=True):
+            addition = done.get(id(variable.handle))
+            if addition and addition.indices is getattr(gradient, "indices", None):
+                own[id(variable.handle)] = addition
+
+    traced = update.get_concrete_function(*specs)
+    definition = traced.graph.as_graph_def()
+    _refuse_python(definition)
+    _forget_devices(definition)
+    places = {id(v.handle): ["variable", i] for i, v in enumerate(variables)}
+    known = dict(slots)
+    places |= {id(slot.handle): ["slot", path] for path, slot in known.items()}
+    for used in traced.graph.variables:
+        if id(used.handle) not in places:
+            known[used.name] = used
+            places[id(used.handle)] = ["slot", used.name]
+    captures: list[list[Any]] = []
+    arrays = [
+        np.empty(0, slot.dtype.as_numpy_dtype) if distinct else np.asarray(slot.numpy())
+        for slot in known.values()
+    ]
+    for outer, inner in traced.graph.captures:
+        place = places.get(id(outer))
+        if place is None and outer.dtype == tf.resource:
+            raise UntraceableError(
+                f"its update uses {inner.name}, which is no variable: a table or an "
+                "iterator cannot be sent to a ps"
+            )
+        if place is None:
+            place = ["constant", len(arrays)]
+            arrays.append(np.asarray(outer.numpy()))
+        captures.append([inner.name, *place])
+    header = {
+        "kinds": kinds,
+        "distinct": distinct,
+        "inputs": [tensor.name for tensor in traced.inputs[: len(specs)]],
+        "captures": captures,
+        "slots": list(known),
+        "arrays": [[array.dtype.name, array.shape] for array in arrays],
+        "controls": [op.name for op in traced.graph.control_outputs],
+        "rows": [
+            [index, rows.name]
+            for index, variable in enumerate(variables)
+            if (rows := new_rows(traced.graph, variable.handle, own)) is not None
+        ],
+    }
+    text = json.dumps(header).encode()
+    graph = definition.SerializeToString()
+    lengths = _LENGTH.pack(len(text)) + _LENGTH.pack(len(graph))
+    parts = [lengths, text, graph, *(array.tobytes() for array in arrays)]
+    return b"".join(parts), len(additions)
+
+
+def _refuse_python(definition: Any) -> None:
+    for node in nodes_of(definition):
+        if node.op in _PYTHON_OPS:
+            raise UntraceableError(
+                f"its update calls Python while it runs ({node.name}): "
+                "tf.py_function and tf.numpy_function cannot be sent to a ps"
+            )
+
+
+def _forget_devices(definition: Any) -> None:
+    """A ps has others than the task that has traced it."""
+    for node in nodes_of(definition):
+        node.device = ""
+
+
+def _specs(kinds: str, variables: Sequence[Any]) -> list[Any]:
+    specs = []
+    for kind, variable in zip(kinds, variables, strict=True):
+        dtype, shape = variable.dtype, variable.shape
+        if kind == "d":
+            specs.append(tf.TensorSpec(shape, dtype))
+        elif kind == "s":
+            specs.append(tf.TensorSpec([None, *shape[1:]], dtype))
+            specs.append(tf.TensorSpec([None], tf.int64))
+    return specs
+
+
+def _structured(kinds: str, flat: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+    """The gradients of which ``flat`` has the tensors."""
+    tensors = iter(flat)
+    gradients: list[Any] = []
+    for kind, variable in zip(kinds, variables, strict=True):
+        if kind == "d":
+            gradients.append(next(tensors))
+        elif kind == "s":
+            values, indices = next(tensors), next(tensors)
+            shape = tf.constant(variable.shape.as_list(), tf.int64)
+            gradients.append(tf.IndexedSlices(values, indices, shape))
+        else:
+            gradients.append(None)
+    return gradients
+
+
+@dataclass(frozen=True, slots=True)
+class _Update:
+    run: Any
+    """Takes the gradients' tensors; gives values of variables, then rows of some."""
+    dense: list[int]
+    rows: list[int]
+    """Those whose rows, where the gradient has some, it gives as they are now."""
+    executor: str | None
+
+
+class Engine:
+    """The variables of one ps' pieces and the updates that are known for them.
+
+    Not safe to use from several threads, but for what ``read`` has given.
+    """
+
+    def __init__(self, values: Sequence[Array]) -> None:
+        with tf.device("CPU:0"):
+            self._variables = [tf.Variable(_constant(value)) for value in values]
+        self._slots: dict[str, Any] = {}
+        self._updates: dict[tuple[str, bool], _Update] = {}
+        """By the kinds of gradients, and whether all rows of them are distinct."""
+        self._fresh: dict[int, Any] = {}
+        """Values of variables that the last update has given, not asked for yet."""
+        self._fresh_rows: dict[int, tuple[Array, Any]] = {}
+        """Rows that it has set: their numbers and values."""
+
+    @property
+    def held_bytes(self) -> int:
+        every = [*self._variables, *self._slots.values()]
+        return int(sum(v.dtype.size * v.shape.num_elements() for v in every))
+
+    def knows(self, kinds: str) -> bool:
+        return (kinds, False) in self._updates
+
+    def define(self, data: bytes) -> None:
+        """Learn an update that ``serialised`` has made; slots keep values they have.
+
+        Raises ValueError where it is for other variables.
+        """
+        rest = memoryview(data)
+        while rest:
+            (size,) = _LENGTH.unpack_from(rest)
+            end = _LENGTH.size + size
+            self._define(rest[_LENGTH.size : end])
+            rest = rest[end:]
+
+    def _define(self, data: memoryview) -> None:
+        lengths = 2 * _LENGTH.size
+        size, graph_size = struct.unpack_from(">QQ", data)
+        header = json.loads(bytes(data[lengths : lengths + size]))
+        offset = lengths + size + graph_size
+        graph = tf.compat.v1.GraphDef.FromString(bytes(data[lengths + size : offset]))
+        rename_functions(graph, f"update_{next(_NUMBERS)}_")
+        for function in graph.library.function:
+            # To import a graph does not make its functions known to the runtime.
+            context.context().add_function_def(function)
+        arrays = []
+        for name, shape in header["arrays"]:
+            dtype = np.dtype(name)
+            count = int(np.prod(shape, dtype=np.int64))
+            array = np.frombuffer(data, dtype, count, offset).reshape(shape)
+            arrays.append(array)
+            offset += array.nbytes
+        with tf.device("CPU:0"):
+            for path, value in zip(header["slots"], arrays, strict=False):
+                if path not in self._slots:
+                    self._slots[path] = tf.Variable(_constant(value))
+        kinds = header["kinds"]
+        specs = _specs(kinds, self._variables)
+        outer = [self._captured(place, arrays) for _, *place in header["captures"]]
+
+        @tf.function(autograph=False, input_signature=specs)  # type: ignore[untyped-decorator]
+        def update(*flat: Any) -> list[Any]:
+            graph_here = tf.compat.v1.get_default_graph()
+            inner = [graph_here.capture(tensor) for tensor in outer]
+            names = [*header["inputs"], *(name for name, *_ in header["captures"])]
+            done = tf.graph_util.import_graph_def(
+                graph,
+                input_map=dict(zip(names, [*flat, *inner], strict=True)),
+                return_elements=[*header["controls"], *(n for _, n in header["rows"])],
+                name="",
+            )
+            controls = len(header["controls"])
+            with tf.control_dependencies(done[:controls]):
+                # To read them here costs less than to ask for each of them.
+                values = [self._variables[index].read_value() for index in dense]
+            return [*values, *done[controls:]]
+
+        rows = [index for index, _ in header["rows"]]
+        dense = [index for index, kind in enumerate(kinds) if kind == "d"]
+        # Threads that wake each other cost more than small updates do. But this one
+        # knows no conditions.
+        executor = None if graph.library.function else "SINGLE_THREADED_EXECUTOR"
+        with tf.device("CPU:0"):
+            traced = update.get_concrete_function()
+        self._updates[kinds, header["distinct"]] = _Update(
+            traced, dense, rows, executor
+        )
+
+    def _captured(self, place: Sequence[Any], arrays: Sequence[Array]) -> Any:
+        what, where = place
+        if what == "variable":
+            return self._variables[where].handle
+        return (
+            self._slots[where].handle if what == "slot" else tf.constant(arrays[where])
+        )
+
+    def apply(self, gradients: Sequence[Array | Slices | None], kinds: str) -> None:
+        """Run the update that is known for these kinds of gradients."""
+        flat = []
+        for gradient in gradients:
+            if isinstance(gradient, Slices):
+                flat.append(tensor_of(gradient.values))
+                flat.append(tensor_of(gradient.indices.astype(np.int64, copy=False)))
+            elif gradient is not None:
+                flat.append(tensor_of(gradient))
+        # Variables whose value somebody else has as well are copied when they change.
+        self._fresh.clear()
+        self._fresh_rows.clear()
+        sparse = [g.indices for g in gradients if isinstance(g, Slices)]
+        quick = (kinds, True) in self._updates and all(map(are_distinct, sparse))
+        update = self._updates[kinds, quick]
+        with context.function_executor_type(update.executor):
+            found = update.run(*flat)
+        values, rows = found[: len(update.dense)], found[len(update.dense) :]
+        self._fresh.update(zip(update.dense, values, strict=True))
+        for index, new in zip(update.rows, rows, strict=True):
+            gradient = gradients[index]
+            if isinstance(gradient, Slices):
+                self._fresh_rows[index] = (gradient.indices, new)
+
+    def read(self, index: int) -> Array:
+        """A variable's value: it stays what it is, whatever is applied later."""
+        known = self._fresh.pop(index, None)
+        if known is None:
+            known = self._variables[index].read_value()
+        return array_of(known)
+
+    def rows(self, index: int, indices: Array) -> Array:
+        """Some rows as they are; at once for the indices of the last gradient."""
+        numbers, values = self._fresh_rows.get(index, (None, None))
+        if numbers is indices:
+            return array_of(values)
+        return array_of(tf.gather(self._variables[index], indices))
+
+    def assign(self, index: int, value: Array) -> None:
+        self._fresh.pop(index, None)
+        self._fresh_rows.pop(index, None)
+        self._variables[index].assign(_constant(value))
+
+    def slots(self) -> dict[str, Array]:
+        return {path: array_of(slot.read_value()) for path, slot in self._slots.items()}
+
+    def assign_slot(self, path: str, value: Array) -> None:
+        """Set one of the optimizer's own. Raises KeyError where there is none."""
+        self._slots[path].assign(_constant(value))
+
+    def release(self) -> None:
+        """Give every variable memory of its own.
+
+        An optimizer that keeps a gradient as it is (``previous.assign(gradient)``)
+        makes a variable of the array that the gradient came in.
+        """
+        self._fresh_rows.clear()
+        self._fresh.clear()
+        for variable in [*self._variables, *self._slots.values()]:
+            variable.assign(_constant(array_of(variable.read_value()).copy()))
+
+
+def _constant(value: Array) -> Any:
+    """A tensor of its own memory."""
+    if value.dtype.name == "bfloat16":
+        return tf.bitcast(tf.constant(value.view(np.uint16)), tf.bfloat16)
+    return tf.constant(value)
+
+
+def tensor_of(array: Array) -> Any:
+    """A tensor that has the array's memory, where that can be.
+
+    Nobody may write to the array any more: TensorFlow may make a variable of it.
+    """
+    if array.nbytes < _SMALL_BYTES or array.dtype.name == "bfloat16":
+        return _constant(array)
+    if array.ctypes.data % ALIGNMENT:
+        return _constant(array)
+    return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
+
+
+def array_of(tensor: Any) -> Array:
+    """The memory of a tensor, which must not be written to."""
+    dtype = tensor.dtype.as_numpy_dtype
+    shape = tensor.shape.as_list()
+    if 0 in shape:
+        return np.empty(shape, dtype)
+    if tensor.dtype == tf.bfloat16:
+        tensor = tf.bitcast(tensor, tf.uint16)
+    found: Array = np.asarray(memoryview(tensor))
+    shaped: Array = found.view(dtype).reshape(shape)
+    return shaped

@@ -1,0 +1,307 @@
+"""The ranks of this run: who this process is, and all of them as one group.
+
+Knows no Keras, and TensorFlow only where it carries the exchange.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+from tfcluster.model import RANKED_TYPES
+from tfcluster.runtime.collective import CollectiveError, Group, Layout, Transport
+from tfcluster.runtime.collective.collectives import meet
+from tfcluster.runtime.collective.peer_monitor import Board
+from tfcluster.runtime.collective.transports.hierarchical import HostTransport
+from tfcluster.runtime.context import Context, context_from
+from tfcluster.runtime.net.handshake import Member
+from tfcluster.runtime.scripts import self_distributed
+from tfcluster.runtime.telemetry import exit_status
+from tfcluster.runtime.telemetry.agent_channel import reporter
+from tfcluster.runtime.telemetry.exit_cause import cause
+from tfcluster.runtime.telemetry.rank_claim import agent_answers, claim
+
+_FOREVER_S = 20 * 86400.0
+"""Nearly as long as poll(2) can wait."""
+
+_MOST_CLAIMS = 1 << 20
+"""Far more processes than can have a task's rank one after the other."""
+
+Joining = Callable[[str], AbstractContextManager[None]]
+"""Entered around what connects the ranks outside of exchanges; told what that is."""
+
+_group: Group | None = None
+_at_shutdown: list[Callable[[], None]] = []
+"""What else ends when the ranks hang up."""
+
+
+@functools.cache
+def context() -> Context:
+    """Who the environment says this process is; alone, if it says nothing.
+
+    Raises ContextError where it contradicts itself.
+    """
+    return context_from(os.environ)
+
+
+def init() -> None:
+    """Be ready to exchange with the other ranks. More than once does no harm.
+
+    Connections are made with the first exchange. Raises CollectiveError where there
+    are other ranks, but nobody told how to reach them; and, with transport
+    'tensorflow', where TensorFlow has done an op already.
+    """
+    join(context())
+
+
+def is_initialized() -> bool:
+    """Whether ``init`` was called, by the program or for it."""
+    return _group is not None
+
+
+def shutdown() -> None:
+    """Hang up. Ranks that wait for this one get a PeerLostError."""
+    global _group
+    for forget in _at_shutdown:
+        forget()
+    if _group is not None:
+        _group.close()
+        _group = None
+
+
+def at_shutdown(act: Callable[[], None]) -> None:
+    """Have ``act`` called before the ranks hang up."""
+    _at_shutdown.append(act)
+
+
+def rank() -> int:
+    """This process among those that train: 0 is the chief.
+
+    It and the following raise NoRankError in a ps or data task.
+    """
+    return context().rank
+
+
+def size() -> int:
+    """How many processes train together; 1 without a launcher."""
+    return context().size
+
+
+def local_rank() -> int:
+    """This process among those of its host."""
+    return context().local_rank
+
+
+def local_size() -> int:
+    """How many of the ranks are on this host."""
+    return context().local_size
+
+
+def cross_rank() -> int:
+    """This process among those of the same local rank: its host's number."""
+    return context().cross_rank
+
+
+def cross_size() -> int:
+    """How many hosts have a process of this local rank."""
+    return context().cross_size
+
+
+def is_chief() -> bool:
+    """Whether this is rank 0."""
+    return context().is_chief
+
+
+def barrier() -> None:
+    """Return when all ranks have called. Raises CollectiveError."""
+    meet(group(), Layout("barrier"))
+    exchanged(combined=False)
+
+
+def exchanged(*, combined: bool) -> None:
+    """The program itself has exchanged something: it knows of the other ranks.
+
+    One that is to exchange its gradients by itself has to combine something of every
+    rank: equal weights at the start prove nothing.
+    """
+    if combined or not self_distributed.claimed():
+        reporter().exchanged()
+
+
+def group() -> Group:
+    """The group of all ranks. Raises CollectiveError before ``init``."""
+    if _group is None:
+        raise CollectiveError("the ranks are not connected: call init() first")
+    return _group
+
+
+def join(context: Context) -> Group:
+    """The group of all ranks that ``context`` describes; one for each process."""
+    global _group
+    if _group is None:
+        _group = _group_of(context)
+    return _group
+
+
+def group_among(ranks: Sequence[int], token: bytes) -> Group:
+    """Some of the ranks, this one included, as a group of their own; connected."""
+    described = context()
+    timeout_s = described.options.stall_timeout_s or _FOREVER_S
+    transport = HostTransport(
+        Member(ranks.index(described.rank), len(ranks), token, described.attempt),
+        [described.addresses[rank] for rank in ranks] if len(ranks) > 1 else [""],
+        join_timeout_s=timeout_s,
+        stall_timeout_s=timeout_s,
+    )
+    if len(ranks) > 1:
+        transport.join()
+    found = Group(transport, on_failure=lambda error: reporter().failure(str(error)))
+    atexit.register(found.close)
+    return found
+
+
+def _leave_in_child() -> None:
+    """A process that the program forks is no rank, and must not keep a lost one's
+    connections open. If it has none yet, the child may be the one that trains."""
+    if _group is not None and _group.begun:
+        shutdown()
+
+
+os.register_at_fork(after_in_child=_leave_in_child)
+
+
+def _group_of(context: Context) -> Group:
+    name = context.options.transport
+    if name not in _TRANSPORTS:
+        raise CollectiveError(
+            f"transport {name!r} is not available; there is {', '.join(_TRANSPORTS)}"
+        )
+    if context.size > 1 and (not context.addresses or not context.token):
+        raise CollectiveError(
+            f"rank {context.rank} of {context.size} has not been told how to reach the "
+            "others: TF_CONFIG and TFCLUSTER_TOKEN are missing. tfcluster launch sets "
+            "them"
+        )
+    board = _board(context) if context.size > 1 else None
+    host = _host(context)
+
+    def enter() -> None:
+        generation = _generation(context)
+        host.enter(generation)
+        if board is not None:
+            board.enter(generation)
+        # Whoever asked before was perhaps another process, which we were forked off.
+        reporter().on_waiting(ranks.waiting)
+        _leave_at_end(ranks)
+
+    @contextmanager
+    def joining(what: str) -> Iterator[None]:
+        ranks.begin()
+        with board.joining(what) if board is not None else nullcontext():
+            yield
+
+    ranks = Group(
+        _TRANSPORTS[name](context, host, joining),
+        board=board,
+        enter=enter if agent_answers() else None,
+        on_failure=lambda error: reporter().failure(str(error)),
+    )
+    reporter().on_waiting(ranks.waiting)
+    exit_status.install()
+    atexit.register(_leave_at_exit, ranks)
+    return ranks
+
+
+def _generation(context: Context) -> int:
+    """Which ranks this process belongs with: those of the same attempt and claim.
+
+    A task may train in several processes, one after the other: all tasks do so alike.
+    """
+    return context.attempt * _MOST_CLAIMS + claim(context.task).number
+
+
+def _leave_at_end(group: Group) -> None:
+    """A child that multiprocessing has forked ends without the calls of ``atexit``."""
+    util = sys.modules.get("multiprocessing.util")
+    parent = getattr(sys.modules.get("multiprocessing"), "parent_process", None)
+    if util is not None and parent is not None and parent() is not None:
+        util.Finalize(None, group.close, exitpriority=0)
+
+
+def _leave_at_exit(group: Group) -> None:
+    """Those who go on should learn why this program does not."""
+    error = getattr(sys, "last_value", None)
+    if isinstance(error, BaseException):
+        group.close(cause(error) or "")
+        return
+    ending = group.end()
+    if ending.warning:
+        reporter().warning(ending.warning)
+    if ending.error:
+        exit_status.fail(ending.error)
+
+
+def _member(context: Context) -> Member:
+    return Member(context.rank, context.size, context.token, context.attempt)
+
+
+def _board(context: Context) -> Board:
+    options = context.options
+    return Board(
+        _member(context),
+        context.addresses,
+        # Who does not come to the first exchange is as late as with any other.
+        join_timeout_s=options.stall_timeout_s or _FOREVER_S,
+        warning_s=options.stall_warning_s,
+    )
+
+
+def _host(context: Context) -> HostTransport:
+    timeout_s = context.options.stall_timeout_s or _FOREVER_S
+    return HostTransport(
+        _member(context),
+        context.addresses or ("localhost:0",),
+        join_timeout_s=timeout_s,
+        stall_timeout_s=timeout_s,
+    )
+
+
+def _upon_host(context: Context, host: HostTransport, joining: Joining) -> Transport:
+    return host
+
+
+def _mpi(context: Context, host: HostTransport, joining: Joining) -> Transport:
+    from tfcluster.runtime.collective.transports.mpi import MpiTransport
+
+    timeout_s = context.options.stall_timeout_s or _FOREVER_S
+    return MpiTransport(host, stall_timeout_s=timeout_s)
+
+
+def _tensorflow(context: Context, host: HostTransport, joining: Joining) -> Transport:
+    if context.size == 1:
+        return host
+    from tfcluster.runtime.collective.transports.tensorflow.lazy_server import Task
+    from tfcluster.runtime.collective.transports.tensorflow.transport import (
+        TensorFlowTransport,
+    )
+
+    jobs = {job: found for job, found in context.cluster.items() if job in RANKED_TYPES}
+    return TensorFlowTransport(
+        host,
+        Task(jobs, context.task_type, context.task_index),
+        # Its connections are made at the address that the server takes over.
+        joining=joining,
+        stall_timeout_s=context.options.stall_timeout_s or _FOREVER_S,
+    )
+
+
+_TRANSPORTS: dict[str, Callable[[Context, HostTransport, Joining], Transport]] = {
+    "auto": _upon_host,
+    "host": _upon_host,
+    "mpi": _mpi,
+    "tensorflow": _tensorflow,
+}

@@ -1,0 +1,1 @@
+"""The user's program: how it is run, and what its text says about how it trains."""

@@ -1,0 +1,145 @@
+"""Entry point of a task: prepare the interpreter, then run the program or a server.
+
+``docs/protocols.md`` ("Bootstrap") has the arguments. TensorFlow is not imported here:
+a program that does not need it does not pay for it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import NoReturn
+
+from tfcluster.runtime.context import Context, context_from
+from tfcluster.runtime.errors import ContextError
+from tfcluster.runtime.horovod import module_names
+from tfcluster.runtime.scripts import self_distributed, tf1_script
+from tfcluster.runtime.scripts.run_script import Program, parse, run
+from tfcluster.runtime.task import injection
+from tfcluster.runtime.task.import_hook import around_import
+from tfcluster.runtime.telemetry.agent_channel import reporter
+from tfcluster.runtime.telemetry.exit_cause import cause
+
+USAGE = "usage: bootstrap run SCRIPT|-m MODULE|-c CODE [ARG...] | server"
+
+LIBRARIES = ("tensorflow", "keras")
+
+
+def main(argv: Sequence[str]) -> int | None:
+    """Do what ``argv`` says; the return value is for ``sys.exit``.
+
+    What the user's program raises passes through, for Python to end as it always does.
+    """
+    program = parse(argv[1:]) if argv and argv[0] == "run" else None
+    if program is None and list(argv) != ["server"]:
+        sys.exit(USAGE)
+    with _failure_reported():
+        if program is None:
+            _serve()
+        _run(program, _context())
+    return None
+
+
+def quieten_tensorflow() -> None:
+    """Leave out TensorFlow's notes on its own workings, unless the user has a say.
+
+    With N tasks on a host they come N times. Its warnings and errors stay.
+    """
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
+
+
+@contextmanager
+def _failure_reported() -> Iterator[None]:
+    try:
+        yield
+    except BaseException as error:
+        if sentence := cause(error):
+            reporter().failure(sentence)
+        raise
+    finally:
+        reporter().flush()
+
+
+def _context() -> Context:
+    try:
+        return context_from(os.environ)
+    except ContextError as error:
+        sys.exit(f"tfcluster: {error}")
+
+
+def _serve() -> NoReturn:
+    # Only now: the server imports TensorFlow.
+    from tfcluster.runtime.task.serve import serve
+
+    quieten_tensorflow()
+    context = _context()
+    try:
+        serve(context)
+    except ContextError as error:
+        sys.exit(f"tfcluster: {error}")
+
+
+def surround(program: Program, context: Context) -> None:
+    """Be called back around the first import of TensorFlow or Keras.
+
+    In a training task, have ``program`` trained on all ranks then.
+    """
+    events = reporter()
+
+    def before_import(name: str) -> None:
+        quieten_tensorflow()
+        events.listen()
+        events.phase(f"importing {name}")
+
+    def after_import() -> None:
+        events.listen()
+        if not context.trains:
+            return
+        _hook_tf1_in(context)
+        if not tf1_script.claimed():
+            injection.install(context)
+
+    if context.place is not None:
+        module_names.install(lambda text: _tell(context, text))
+    if context.trains:
+        self_distributed.read(program)
+        tf1_script.read(program, context)
+        around_import(("tf_keras",), before=_warn_of_keras_2, after=lambda: None)
+    around_import(LIBRARIES, before=before_import, after=after_import)
+
+
+def _hook_tf1_in(context: Context) -> None:
+    """Put the cluster around a script of TensorFlow 1, once TensorFlow is imported."""
+    if tf1_script.concerns(context) and "tensorflow" in sys.modules:
+        from tfcluster.runtime.tf1 import patches
+
+        patches.install(context)
+
+
+def _warn_of_keras_2(name: str) -> None:
+    text = (
+        f"the program imports {name}, which is Keras 2: only models of Keras 3 are "
+        "trained on all ranks (TF_USE_LEGACY_KERAS=1 has tf.keras be Keras 2)"
+    )
+    reporter().warning(text)
+    sys.stderr.write(f"tfcluster: warning: {text}\n")
+
+
+def _run(program: Program, context: Context) -> None:
+    surround(program, context)
+    if context.trains and not tf1_script.claimed():
+        # Before the program's first line, which may set a seed of its own.
+        injection.begin(context)
+    run(program)
+
+
+def _tell(context: Context, text: str) -> None:
+    """A line for the person at the console, from one rank."""
+    if context.is_chief:
+        sys.stderr.write(f"tfcluster: {text}\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,66 @@
+"""A ps task's own service: started where the environment says, and reported about."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from numpy.typing import NDArray
+
+from tfcluster.runtime.context import Context, rank_addresses
+from tfcluster.runtime.errors import ContextError
+from tfcluster.runtime.parameter_server.server_socket import Listening
+from tfcluster.runtime.parameter_server.service import Service
+from tfcluster.runtime.parameter_server.sharded_model import Engine
+from tfcluster.runtime.telemetry.agent_channel import STEP_INTERVAL_S, Reporter
+
+
+class Serving:
+    """The service of this task, and a thread that tells of its counts."""
+
+    def __init__(self, service: Service, listening: Listening, said: Reporter) -> None:
+        self._service = service
+        self._listening = listening
+        self._reporter = said
+        self._closed = threading.Event()
+        threading.Thread(target=self._tell, name="ps counts", daemon=True).start()
+
+    def report(self) -> None:
+        """Tell how it stands now."""
+        self._reporter.serving(self._service.statistics())
+
+    def close(self) -> None:
+        self._closed.set()
+        self._service.news.set()
+        self._listening.close()
+
+    def _tell(self) -> None:
+        # Asleep while nothing comes, however long that is.
+        while self._service.news.wait() and not self._closed.wait(STEP_INTERVAL_S):
+            self._service.news.clear()
+            self.report()
+
+
+def start(context: Context, said: Reporter) -> Serving:
+    """Serve on this ps' address from now on.
+
+    Raises ContextError where the environment has none for it, CollectiveError where it
+    cannot be listened on.
+    """
+    addresses = context.parameter_servers
+    if context.task_index >= len(addresses):
+        raise ContextError(f"TFCLUSTER_PARAMETER_SERVERS has none for {context.task}")
+    size = len(rank_addresses(context.cluster))
+    service = Service(size, _engine)
+    listening = Listening(
+        service, addresses, context.task_index, size=size, token=context.token
+    )
+    return Serving(service, listening, said)
+
+
+def _engine(values: Sequence[NDArray[Any]]) -> Engine:
+    # Not at the top: who wants to connect need not wait for TensorFlow.
+    from tfcluster.runtime.parameter_server.update_graph import Engine as Graphs
+
+    return Graphs(values)

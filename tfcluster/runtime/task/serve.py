@@ -1,0 +1,67 @@
+"""The built-in server of a ps or data task, or of one that another task drives.
+
+It serves until it is stopped, and knows nothing of what its clients do.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from tfcluster.runtime import tf_server
+from tfcluster.runtime.context import Context
+from tfcluster.runtime.task import tf_data_service
+from tfcluster.runtime.telemetry.agent_channel import reporter
+
+if TYPE_CHECKING:
+    from tfcluster.runtime.task.ps_task import Serving
+
+_STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def serve(context: Context) -> NoReturn:
+    """Be the server of ``context``'s task until SIGTERM, SIGINT or SIGHUP; exit 0.
+
+    Raises ContextError where the environment has no address for it.
+    """
+    # Blocked before TensorFlow has threads, which inherit that: so a signal waits for
+    # us, however deep in C++ the others are.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _STOP)
+    reporter().listen()
+    reporter().phase("importing tensorflow")
+    if context.task_type == "data":
+        producing = tf_data_service.start(context)
+        _until_stopped(producing, None, lambda: tf_data_service.clear(context))
+    # TensorFlow's server comes last: who finds it listening finds ours, too.
+    parameters = _parameters(context)
+    _until_stopped(tf_server.start(context), parameters)
+
+
+def _parameters(context: Context) -> Serving | None:
+    """The service that keeps variables, where this task has to be one."""
+    if context.task_type != "ps" or not context.parameter_servers:
+        return None
+    # Not at the top: it brings numpy, which other servers do without.
+    from tfcluster.runtime.task import ps_task
+
+    return ps_task.start(context, reporter())
+
+
+def _until_stopped(
+    server: Any,
+    parameters: Serving | None,
+    clear: Callable[[], None] = lambda: None,
+) -> NoReturn:
+    """Keep the servers alive until we are told to end."""
+    reporter().phase("serving")
+    signal.sigwait(_STOP)
+    if parameters is not None:
+        parameters.report()
+    clear()
+    # TensorFlow cannot shut a server down cleanly: no destructors, then.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)

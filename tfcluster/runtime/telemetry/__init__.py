@@ -1,0 +1,1 @@
+"""What a task reports to its agent: events, step rate, stack dumps, why it ended."""

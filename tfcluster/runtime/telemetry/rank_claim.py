@@ -1,0 +1,125 @@
+"""Claim the task's rank for this process: one process of a task trains at a time.
+
+The command of a task may start Python by way of a script, and a program may train in a
+child. Whoever comes first to where it meets the other ranks gets the rank from the
+agent; another process that trains beside it is an error. Knows no connections to ranks.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from tfcluster.runtime.errors import CollectiveError
+from tfcluster.runtime.telemetry.agent_channel import reporter
+from tfcluster.wire import Decoder, encode
+
+ADDRESS = "TFCLUSTER_EVENTS_SOCKET"
+"""Names the agent's socket for the task, in the abstract namespace of Unix sockets."""
+
+_COMMAND_CHARS = 120
+_PATIENCE_S = 60.0
+"""An agent answers at once; one that is stopped must not hold the program for ever."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The rank is ours; ``number`` processes of this attempt have had it before."""
+
+    number: int
+    before: str = ""
+    """The last of them, for people."""
+    line: socket.socket | None = None
+    """As long as it is open, the rank is taken."""
+
+
+_claim: Claim | None = None
+
+
+def agent_answers() -> bool:
+    """Whether there is an agent that gives ranks to processes."""
+    return bool(os.environ.get(ADDRESS))
+
+
+def claim(task: str) -> Claim:
+    """The rank of ``task``, for this process, until it ends.
+
+    Raises CollectiveError where another process of the task has it.
+    """
+    global _claim
+    if _claim is None:
+        address = os.environ.get(ADDRESS)
+        _claim = _ask(address, task) if address else Claim(0)
+    return _claim
+
+
+def require_first(task: str, what: str) -> None:
+    """Claim the rank where only one process of each attempt may ever have it.
+
+    ``what`` says why. Raises CollectiveError.
+    """
+    claimed = claim(task)
+    if claimed.number:
+        raise CollectiveError(
+            f"{_this_process()} trains, but {claimed.before} of {task} has trained "
+            f"before it: {what}. Train both in one process, or in runs of their own"
+        )
+
+
+def _ask(address: str, task: str) -> Claim:
+    line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        line.settimeout(_PATIENCE_S)
+        line.connect(f"\0{address}")
+        line.sendall(encode({"type": "claim", "command": _command()}))
+        answer = _answer(line)
+        line.settimeout(None)
+    except OSError as error:
+        line.close()
+        # A container with a network of its own, most likely. The others may be within
+        # reach all the same.
+        sys.stderr.write(
+            f"tfcluster: warning: {_this_process()} cannot reach its agent ({error}): "
+            "its steps are not shown, and its exchanges are not known\n"
+        )
+        return Claim(0)
+    other = f"process {answer.get('pid')} ({answer.get('command')})"
+    if answer.get("type") == "taken":
+        line.close()
+        raise CollectiveError(
+            f"{_this_process()} trains, but so does {other}, also of {task}: a task "
+            "has one rank, which one process at a time can have. Start as many tasks "
+            "as processes are to train, or train in one of these only"
+        )
+    reporter().adopt(line)
+    return Claim(int(answer.get("number") or 0), other, line)
+
+
+def _answer(line: socket.socket) -> dict[str, Any]:
+    frames = Decoder()
+    while data := line.recv(4096):
+        for frame in frames.feed(data):
+            return frame
+    raise OSError("it has hung up")
+
+
+def _this_process() -> str:
+    return f"process {os.getpid()} ({_command()})"
+
+
+def _command() -> str:
+    return " ".join(" ".join(sys.orig_argv).split())[:_COMMAND_CHARS]
+
+
+def _not_in_child() -> None:
+    """A fork of a process that has the rank is another process."""
+    global _claim
+    if _claim is not None and _claim.line is not None:
+        _claim.line.close()
+    _claim = None
+
+
+os.register_at_fork(after_in_child=_not_in_child)

@@ -1,0 +1,67 @@
+"""For programs of TensorFlow 1: clusters, servers, sessions, graphs. Needs no Keras.
+
+``docs/v1.md`` shows them. Importing it costs nothing: TensorFlow comes with the first
+name that needs it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tfcluster.runtime.tf1.barrier import Barriers
+    from tfcluster.runtime.tf1.cluster import (
+        cluster_spec,
+        device_filters,
+        server,
+        session_config,
+    )
+    from tfcluster.runtime.tf1.membership import Workers, workers
+    from tfcluster.runtime.tf1.parameter_server import parameter_server_graph
+    from tfcluster.runtime.tf1.placement import ByBytes, byte_size
+    from tfcluster.runtime.tf1.replicated import replicated_graph
+    from tfcluster.runtime.tf1.session import BroadcastGlobalVariablesHook, Session
+    from tfcluster.runtime.tf1.training import Training
+
+__all__ = [
+    "Barriers",
+    "BroadcastGlobalVariablesHook",
+    "ByBytes",
+    "Session",
+    "Training",
+    "Workers",
+    "byte_size",
+    "cluster_spec",
+    "device_filters",
+    "parameter_server_graph",
+    "replicated_graph",
+    "server",
+    "session_config",
+    "workers",
+]
+
+_HOMES = {
+    "barrier": ("Barriers",),
+    "cluster": ("cluster_spec", "device_filters", "server", "session_config"),
+    "membership": ("Workers", "workers"),
+    "parameter_server": ("parameter_server_graph",),
+    "placement": ("ByBytes", "byte_size"),
+    "replicated": ("replicated_graph",),
+    "session": ("BroadcastGlobalVariablesHook", "Session"),
+    "training": ("Training",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,94 @@
+"""The mean of all workers' gradients, made on the parameter servers.
+
+Each worker adds its gradients to accumulators there; the chief takes the means out and
+applies them once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from tfcluster.runtime.tf1.barrier import Barriers
+from tfcluster.runtime.tf1.membership import Workers
+from tfcluster.runtime.tf1.towers import Gradients
+
+tf1 = tf.compat.v1
+
+_NEVER_STALE = tf.int64.max
+"""Barriers see to it that no gradient is late: none must be dropped in silence."""
+
+
+def applied_mean(
+    optimizer: Any,
+    pairs: Gradients,
+    global_step: Any,
+    workers: Workers,
+    barriers: Barriers,
+) -> tuple[Any, Any]:
+    """The op that applies the mean over all workers, and whether any has left.
+
+    On workers other than the chief it only takes part. After a worker has left, the
+    mean is that of those that are there.
+    """
+    pairs = [
+        (gradient, variable) for gradient, variable in pairs if gradient is not None
+    ]
+    accumulators = [
+        _accumulator(gradient, variable, barriers.scope) for gradient, variable in pairs
+    ]
+    pushed = barriers.after(
+        "gradients_pushed",
+        [
+            _pushed(accumulator, gradient, variable)
+            for accumulator, (gradient, variable) in zip(
+                accumulators, pairs, strict=True
+            )
+        ],
+    )
+    # All workers build it, so that the optimizer's variables are the same on all; only
+    # the chief runs it.
+    with tf1.control_dependencies([pushed.op]):
+        means = [
+            _taken(accumulator, gradient, variable)
+            for accumulator, (gradient, variable) in zip(
+                accumulators, pairs, strict=True
+            )
+        ]
+        applied = optimizer.apply_gradients(
+            zip(means, [variable for _, variable in pairs], strict=True),
+            global_step=global_step,
+        )
+    return (applied if workers.is_chief else pushed.op), pushed.left
+
+
+def _accumulator(gradient: Any, variable: Any, scope: str) -> Any:
+    kind = (
+        tf1.SparseConditionalAccumulator
+        if isinstance(gradient, tf.IndexedSlices)
+        else tf1.ConditionalAccumulator
+    )
+    with tf1.device(variable.device):
+        return kind(
+            variable.dtype.base_dtype,
+            shape=variable.shape,
+            shared_name=f"{variable.op.name}/mean/{scope}",
+        )
+
+
+def _pushed(accumulator: Any, gradient: Any, variable: Any) -> Any:
+    with tf1.device(variable.device):
+        if isinstance(gradient, tf.IndexedSlices):
+            return accumulator.apply_indexed_slices_grad(
+                gradient, local_step=_NEVER_STALE
+            )
+        return accumulator.apply_grad(gradient, local_step=_NEVER_STALE)
+
+
+def _taken(accumulator: Any, gradient: Any, variable: Any) -> Any:
+    """The mean of all that are there: after the barrier those of all workers."""
+    with tf1.device(variable.device):
+        if isinstance(gradient, tf.IndexedSlices):
+            return accumulator.take_indexed_slices_grad(1)
+        return accumulator.take_grad(1)

@@ -1,0 +1,117 @@
+"""Who works together in a cluster of TensorFlow 1, and which of them this task is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from tfcluster.model import RANKED_TYPES
+from tfcluster.runtime import process_group
+from tfcluster.runtime.errors import ContextError
+
+tf1 = tf.compat.v1
+
+
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """The tasks that train, chief first, and the parameter servers beside them."""
+
+    cluster: Mapping[str, tuple[str, ...]]
+    """Addresses by job."""
+    task_type: str
+    task_index: int
+    attempt: int = 0
+    """How often this task was started before; the parameter servers are the same."""
+
+    def __post_init__(self) -> None:
+        if self.task_type not in RANKED_TYPES:
+            raise ContextError(
+                f"{self.task_type}:{self.task_index} does not train: a graph is for "
+                f"{' and '.join(RANKED_TYPES)} tasks"
+            )
+        if self.task_index >= len(self.cluster.get(self.task_type, ())):
+            raise ContextError(
+                f"the cluster has no {self.task_type}:{self.task_index}: it has "
+                f"{ {job: len(found) for job, found in self.cluster.items()} }"
+            )
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """As messages name them, in rank order: ``chief:0``, ``worker:0``, ..."""
+        return tuple(
+            f"{job}:{index}"
+            for job in RANKED_TYPES
+            for index in range(len(self.cluster.get(job, ())))
+        )
+
+    @property
+    def num_worker(self) -> int:
+        """How many train, the chief among them."""
+        return len(self.tasks)
+
+    @property
+    def num_ps(self) -> int:
+        return len(self.cluster.get("ps", ()))
+
+    @property
+    def rank(self) -> int:
+        return self.tasks.index(f"{self.task_type}:{self.task_index}")
+
+    @property
+    def is_chief(self) -> bool:
+        return self.rank == 0
+
+    @property
+    def device(self) -> str:
+        """This task's, for what runs on it: ``/job:worker/task:1``."""
+        return f"/job:{self.task_type}/task:{self.task_index}"
+
+    @property
+    def ps_devices(self) -> tuple[str, ...]:
+        """Raises ContextError where there is no parameter server."""
+        if not self.num_ps:
+            raise ContextError(
+                "the cluster has no parameter server: give it one with tasks.ps (or "
+                "tfcluster launch --ps 1)"
+            )
+        return tuple(
+            f"/job:ps/task:{index}/device:CPU:0" for index in range(self.num_ps)
+        )
+
+
+def workers(server: Any = None) -> Workers:
+    """Those of TF_CONFIG; of ``server``, if one is given.
+
+    It may be a ``tf.distribute.Server`` or a ``ServerDef``. Raises ContextError where
+    this task does not train.
+    """
+    if server is None:
+        context = process_group.context()
+        return Workers(
+            dict(context.cluster),
+            context.task_type,
+            context.task_index,
+            context.attempt,
+        )
+    definition = getattr(server, "server_def", server)
+    cluster = cluster_of(definition.cluster)
+    return Workers(
+        {_modern(job): found for job, found in cluster.items()},
+        _modern(definition.job_name),
+        definition.task_index,
+        process_group.context().attempt,
+    )
+
+
+def cluster_of(cluster: Any) -> dict[str, tuple[str, ...]]:
+    """Addresses by job, of a ``ClusterSpec``, a ``ClusterDef`` or a dictionary."""
+    found = tf1.train.ClusterSpec(cluster)
+    return {job: tuple(found.job_tasks(job)) for job in found.jobs}
+
+
+def _modern(job: str) -> str:
+    """TensorFlow 1 called the chief "master"."""
+    return "chief" if job == "master" else job

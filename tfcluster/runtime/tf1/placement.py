@@ -1,0 +1,83 @@
+"""Which parameter server a variable goes to: the one that holds the fewest bytes.
+
+The order in which variables are made decides, and every worker makes them in the same
+one: so all of them find the same places without a word.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tfcluster.runtime.tf1.shapes import dtype_and_shape
+
+_SHARE_SLACK = 1.1
+"""As even as bytes are promised to be: within a tenth."""
+
+_MIN_SAID_BYTES = 1 << 20
+"""Of less, nobody notices where it is."""
+
+
+def byte_size(op: Any) -> int:
+    """The bytes of the variable that ``op`` makes; 0 where that is not known yet."""
+    dtype, shape = dtype_and_shape(op)
+    if dtype is None or shape is None:
+        return 0
+    return math.prod(shape) * int(dtype.size)
+
+
+class ByBytes:
+    """For ``replica_device_setter(ps_strategy=...)``: the task with the fewest bytes.
+
+    ``size`` says what an op weighs. Of equals the first is taken, so what weighs
+    nothing goes round with what has come before it.
+    """
+
+    def __init__(self, num_ps: int, size: Callable[[Any], int] = byte_size) -> None:
+        if num_ps < 1:
+            raise ValueError(f"variables need a parameter server, not {num_ps}")
+        self._size = size
+        self._bytes = [0] * num_ps
+        self._counts = [0] * num_ps
+        self._largest = ("", 0)
+
+    def __call__(self, op: Any) -> int:
+        size = self._size(op)
+        task = least(self._bytes, self._counts)
+        self._bytes[task] += size
+        self._counts[task] += 1
+        if size > self._largest[1]:
+            self._largest = (str(op.name), size)
+        return task
+
+    @property
+    def bytes_held(self) -> tuple[int, ...]:
+        """By ps task."""
+        return tuple(self._bytes)
+
+    @property
+    def warning(self) -> str | None:
+        """That one variable is more than a parameter server's share, where it is."""
+        return overweight(self._largest[0], self._largest[1], self._bytes)
+
+
+def least(bytes_held: Sequence[int], counts: Sequence[int]) -> int:
+    """The task with the fewest bytes; of equals, with the fewest variables."""
+    return min(
+        range(len(bytes_held)), key=lambda task: (bytes_held[task], counts[task], task)
+    )
+
+
+def overweight(name: str, size: int, bytes_held: Sequence[int]) -> str | None:
+    """What to say of a variable that no placement of whole ones can make up for."""
+    total, servers = sum(bytes_held), len(bytes_held)
+    if size < _MIN_SAID_BYTES or size * servers <= total * _SHARE_SLACK:
+        return None
+    return (
+        f"variable {name} has {size / total:.0%} of all bytes, more than the share of "
+        f"one of {servers} parameter servers: they hold "
+        f"{', '.join(f'{held / 2**20:.0f} MiB' for held in bytes_held)}. "
+        f"partitioner=tf.compat.v1.fixed_size_partitioner({servers}) in its "
+        "get_variable or variable_scope divides it"
+    )

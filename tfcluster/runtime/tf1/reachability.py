@@ -1,0 +1,71 @@
+"""Parameter servers are there before a session is made on them, or are gone.
+
+TensorFlow waits for a server without end, whether it is late or dead.
+"""
+
+from __future__ import annotations
+
+import enum
+import socket
+from collections.abc import Mapping, Sequence
+
+from tfcluster.runtime.errors import PeerLostError
+from tfcluster.runtime.tf1.wait_policy import patience
+
+_ANSWER_S = 5.0
+
+
+class Reach:
+    """What is known of the parameter servers of ``cluster``."""
+
+    def __init__(self, cluster: Mapping[str, Sequence[str]]) -> None:
+        self._addresses = {
+            f"ps:{index}": address
+            for index, address in enumerate(cluster.get("ps", ()))
+        }
+        self._met: set[str] = set()
+
+    def require(self) -> None:
+        """Return when all of them listen.
+
+        Raises PeerLostError for one that was there before, CollectiveTimeoutError for
+        one that never came.
+        """
+        for task, address in self._addresses.items():
+            waiting = patience(f"waiting for {task} ({address}) to listen")
+            while (answer := ask(address)) is not Answer.THERE:
+                if task in self._met and answer is Answer.GONE:
+                    raise PeerLostError(
+                        f"{task} ({address}) is gone, and the variables that it held "
+                        "with it: start the job again from its last checkpoint "
+                        "(restart: {max: 1, scope: job} does it by itself)"
+                    )
+                waiting.wait()
+            self._met.add(task)
+
+
+class Answer(enum.Enum):
+    """What a server does when somebody connects."""
+
+    THERE = enum.auto()
+    SILENT = enum.auto()
+    """The connection stays open, but the server has sent nothing yet."""
+    GONE = enum.auto()
+
+
+def ask(address: str) -> Answer:
+    """Connect to the gRPC server at ``host:port`` and wait for its first bytes.
+
+    A connection alone proves nothing: the kernel still accepts some for a process that
+    has been killed and whose sockets it is closing. A gRPC server sends its settings
+    first (RFC 9113, section 3.4).
+    """
+    host, _, port = address.rpartition(":")
+    where = (host.strip("[]"), int(port))
+    try:
+        with socket.create_connection(where, _ANSWER_S) as connection:
+            return Answer.THERE if connection.recv(1) else Answer.GONE
+    except TimeoutError:
+        return Answer.SILENT
+    except OSError:
+        return Answer.GONE

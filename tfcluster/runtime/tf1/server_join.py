@@ -1,0 +1,37 @@
+"""Stay until another task has ended: seen by its port, which nobody listens on then."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import suppress
+
+from tfcluster.runtime.tf1.reachability import Answer, ask
+from tfcluster.runtime.tf1.wait_policy import patience
+
+_LOOK_S = 5.0
+"""So often a connection that says nothing is made anew."""
+
+
+def until_gone(address: str) -> None:
+    """Return when ``host:port`` was there and is there no longer.
+
+    Raises CollectiveTimeoutError where it never comes.
+    """
+    waiting = patience(f"waiting for the chief ({address}) to listen")
+    while ask(address) is Answer.GONE:
+        waiting.wait()
+    while _stays(address):
+        pass
+
+
+def _stays(address: str) -> bool:
+    """Whether it was there; returns after a while, or as soon as it hangs up."""
+    host, _, port = address.rpartition(":")
+    try:
+        connection = socket.create_connection((host.strip("[]"), int(port)), _LOOK_S)
+    except OSError:
+        return False
+    with connection, suppress(OSError):
+        while connection.recv(4096):
+            pass
+    return True

@@ -1,0 +1,81 @@
+"""Sessions of TensorFlow 1 that are ready to exchange with other ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from tfcluster.runtime import process_group
+from tfcluster.runtime.exchange.broadcast_variables import broadcast_global_variables
+from tfcluster.runtime.exchange.error_translation import translated
+from tfcluster.runtime.tf1.cluster import session_config
+
+tf1 = tf.compat.v1
+
+
+class Session(tf.compat.v1.Session):  # type: ignore[misc]  # untyped
+    """A ``tf.compat.v1.Session`` that is ready to exchange, and has its variables.
+
+    Its config is ``session_config(config)``. In a session of this process alone (no
+    ``target``) the graph's variables and tables are initialised at once; a server's
+    variables may be others' too, and stay as they are. What an exchange raises, ``run``
+    raises.
+    """
+
+    def __init__(self, target: str = "", graph: Any = None, config: Any = None) -> None:
+        process_group.init()
+        options = session_config(config)
+        if not target:
+            # They name devices of a cluster, which this session has no part in.
+            del options.device_filters[:]
+            options.use_per_session_threads = True
+        super().__init__(target, graph, config=options)
+        if not target:
+            self._initialise()
+
+    def run(self, fetches: Any, *args: Any, **kwargs: Any) -> Any:
+        """As TensorFlow's own; numbers, such as ``rank()``, are what they are."""
+        flat = tf.nest.flatten(fetches)
+        if not any(map(_is_number, flat)):
+            with translated():
+                return super().run(fetches, *args, **kwargs)
+        others = [fetch for fetch in flat if not _is_number(fetch)]
+        found = iter(self.run(others, *args, **kwargs) if others else ())
+        results = [fetch if _is_number(fetch) else next(found) for fetch in flat]
+        return tf.nest.pack_sequence_as(fetches, results)
+
+    def _initialise(self) -> None:
+        with self.graph.as_default():
+            # Not the functions of that name: each call adds ops to the graph.
+            initialisers = [
+                *(v.initializer for v in tf1.global_variables()),
+                *(v.initializer for v in tf1.local_variables()),
+                *tf1.get_collection(tf1.GraphKeys.TABLE_INITIALIZERS),
+            ]
+        if initialisers:
+            self.run(initialisers)
+
+
+def _is_number(fetch: Any) -> bool:
+    return isinstance(fetch, int)
+
+
+class BroadcastGlobalVariablesHook(
+    tf.compat.v1.train.SessionRunHook  # type: ignore[misc]  # untyped
+):
+    """Sets the global variables to rank ``root_rank``'s when a session begins."""
+
+    def __init__(self, root_rank: int, device: str = "") -> None:
+        super().__init__()
+        self._root_rank = root_rank
+        self._op: Any = None
+
+    def begin(self) -> None:
+        graph = tf1.get_default_graph()
+        if self._op is None or self._op.graph is not graph:
+            self._op = broadcast_global_variables(self._root_rank)
+
+    def after_create_session(self, session: Any, coord: Any) -> None:
+        with translated():
+            session.run(self._op)

@@ -1,0 +1,104 @@
+"""Master copies on the parameter servers of a worker's own variables, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfcluster.runtime.errors import CollectiveMismatchError
+from tfcluster.runtime.tf1.towers import require_same
+
+tf1 = tf.compat.v1
+
+
+def scope_of(tower: int) -> str:
+    return f"tower{tower}"
+
+
+def local(getter: Any, name: str, **options: Any) -> Any:
+    """A ``custom_getter`` of variable scopes: variables are this worker's own."""
+    wanted = list(options.get("collections") or [tf1.GraphKeys.GLOBAL_VARIABLES])
+    options["collections"] = [
+        tf1.GraphKeys.LOCAL_VARIABLES if key == tf1.GraphKeys.GLOBAL_VARIABLES else key
+        for key in wanted
+    ]
+    return getter(name, **options)
+
+
+def require_own(before: Sequence[Any]) -> None:
+    """Raise CollectiveMismatchError where a tower has made variables of all workers.
+
+    ``before`` are those that were there before.
+    """
+    known = {variable.name for variable in before}
+    strange = [v.name for v in tf1.global_variables() if v.name not in known]
+    if strange:
+        raise CollectiveMismatchError(
+            "a tower makes its variables with tf.compat.v1.get_variable, in the scope "
+            f"that is open; not so {', '.join(strange)}"
+        )
+
+
+class Copies:
+    """The variables that a collection has in each tower, by their common name."""
+
+    def __init__(self, collection: str, towers: int) -> None:
+        self._towers = [
+            {
+                _without_scope(variable, tower): variable
+                for variable in tf1.get_collection(collection)
+                if variable.name.startswith(f"{scope_of(tower)}/")
+            }
+            for tower in range(towers)
+        ]
+        require_same([list(found) for found in self._towers])
+
+    @property
+    def names(self) -> list[str]:
+        """In the order in which they were made."""
+        return list(self._towers[0])
+
+    def of(self, name: str) -> list[Any]:
+        """One in each tower."""
+        return [found[name] for found in self._towers]
+
+    def in_tower(self, tower: int) -> list[Any]:
+        return [self._towers[tower][name] for name in self.names]
+
+
+def shadow(copy: Any, name: str, *, trainable: bool) -> Any:
+    """The master copy of ``copy``, which begins with the value that it begins with."""
+    return tf1.get_variable(
+        name,
+        dtype=copy.dtype.base_dtype,
+        initializer=copy.initial_value,
+        trainable=trainable,
+    )
+
+
+def read(master: Any) -> Any:
+    """Its value at this point of the graph.
+
+    Read where it is: otherwise it may be sent off before what this depends on.
+    """
+    with tf1.device(master.device):
+        return tf1.identity(master.read_value())
+
+
+def copied(master: Any, copies: Sequence[Any]) -> list[Any]:
+    """Ops that set each of ``copies`` to ``master``."""
+    value = read(master)
+    return [copy.assign(value).op for copy in copies]
+
+
+def pushed(copy: Any, master: Any) -> Any:
+    """An op that sets ``master`` to ``copy``."""
+    with tf1.device(copy.device):
+        value = tf1.identity(copy.read_value())
+    return master.assign(value).op
+
+
+def _without_scope(variable: Any, tower: int) -> str:
+    return str(variable.op.name).removeprefix(f"{scope_of(tower)}/")

@@ -1,0 +1,37 @@
+"""Tells the agent how many steps a session of TensorFlow 1 has done."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import tensorflow as tf
+
+from tfcluster.runtime.telemetry.agent_channel import Reporter
+
+tf1 = tf.compat.v1
+
+_WINDOW_S = 1.0
+
+
+class StepsHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]  # untyped
+    """A step is one call of ``run``: that it trains is the session's purpose."""
+
+    def __init__(self, reporter: Reporter) -> None:
+        super().__init__()
+        self._reporter = reporter
+        self._steps = 0
+        self._window = (time.monotonic(), 0)
+        self._rate = 0.0
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        self._steps += 1
+        now = time.monotonic()
+        began, steps = self._window
+        if now - began >= _WINDOW_S or self._steps == 1:
+            self._rate = (self._steps - steps) / max(now - began, 1e-9)
+            self._window = (now, self._steps)
+        self._reporter.step(self._steps, self._rate, 0.0)
+
+    def end(self, session: Any) -> None:
+        self._reporter.flush()

@@ -1,0 +1,81 @@
+"""A worker's towers: the same model on each of its devices, and the mean of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfcluster.runtime.errors import CollectiveMismatchError
+
+tf1 = tf.compat.v1
+
+Gradients = list[tuple[Any, Any]]
+"""Pairs of a gradient and its variable."""
+
+
+def device_of(worker: str, tower: str) -> str:
+    """``/job:worker/task:1/device:GPU:0`` of ``gpu:0``."""
+    kind, _, number = tower.strip("/").removeprefix("device:").partition(":")
+    if kind.lower() not in ("cpu", "gpu") or not number.isdecimal():
+        raise ValueError(f"a tower is 'cpu:0', 'gpu:1' or the like; found {tower!r}")
+    return f"{worker}/device:{kind.upper()}:{number}"
+
+
+def require_same(names: Sequence[Sequence[str]]) -> None:
+    """Raise CollectiveMismatchError unless all towers have variables of these names."""
+    for tower, found in enumerate(names):
+        if text := differences(names[0], found):
+            raise CollectiveMismatchError(
+                f"the towers of this worker have different models; beside tower 0, "
+                f"tower {tower} {text}"
+            )
+
+
+def differences(expected: Sequence[str], found: Sequence[str]) -> str:
+    """What ``found`` misses and has extra; empty where it is the same names."""
+    missing = sorted(set(expected) - set(found))
+    extra = sorted(set(found) - set(expected))
+    parts = []
+    if missing:
+        parts.append(f"misses {', '.join(missing)}")
+    if extra:
+        parts.append(f"has {', '.join(extra)} besides")
+    return " and ".join(parts)
+
+
+def mean_gradients(towers: Sequence[Gradients], device: str) -> list[Any]:
+    """The mean of each variable's gradients over the towers; None where none has one.
+
+    Raises CollectiveMismatchError where only some towers have one.
+    """
+    with tf1.device(device):
+        return [
+            _mean([gradient for gradient, _ in pairs], str(pairs[0][1].name))
+            for pairs in zip(*towers, strict=True)
+        ]
+
+
+def mean_loss(losses: Sequence[Any], device: str) -> Any:
+    with tf1.device(device):
+        return tf1.add_n(list(losses)) / len(losses)
+
+
+def _mean(gradients: Sequence[Any], name: str) -> Any:
+    present = [gradient for gradient in gradients if gradient is not None]
+    if not present:
+        return None
+    if len(present) < len(gradients):
+        raise CollectiveMismatchError(
+            f"variable {name} has a gradient in some of this worker's towers only"
+        )
+    if len(present) == 1:
+        return present[0]
+    if all(isinstance(gradient, tf.IndexedSlices) for gradient in present):
+        return tf.IndexedSlices(
+            tf1.concat([gradient.values for gradient in present], 0) / len(present),
+            tf1.concat([gradient.indices for gradient in present], 0),
+            present[0].dense_shape,
+        )
+    return tf1.add_n([tf1.convert_to_tensor(g) for g in present]) / len(present)

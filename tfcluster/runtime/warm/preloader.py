@@ -1,0 +1,148 @@
+"""The warm interpreter: import TensorFlow once, then fork a task on every request.
+
+``docs/protocols.md`` ("Agent and warm interpreter") has the messages. It starts no
+context, device or thread of TensorFlow's: what is forked must be as good as new.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import signal
+import socket
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NoReturn
+
+from tfcluster.loading import module_argv
+from tfcluster.runtime.scripts.run_script import import_folder, parse
+from tfcluster.runtime.task import bootstrap
+from tfcluster.runtime.telemetry.agent_channel import reporter
+from tfcluster.runtime.warm.compatibility import late_variable, shadowed_module
+from tfcluster.runtime.warm.fork import Birth, fork_task
+from tfcluster.wire import Decoder, Frame, encode
+
+_FDS_OF_A_FORK = 2
+"""The task's output and its events socket."""
+
+
+def main(argv: Sequence[str]) -> int | None:
+    """Serve the agent on the socket whose number is ``argv[0]``, until it hangs up.
+
+    Returns in every forked task too, when its program has ended: so each ends as a
+    Python process of its own does.
+    """
+    agent = socket.socket(fileno=int(argv[0]))
+    agent.set_inheritable(False)
+    fresh_env = dict(os.environ)
+    import_tensorflow(agent)
+    task_argv = serve(agent, fresh_env)
+    return None if task_argv is None else bootstrap.main(task_argv)
+
+
+def import_tensorflow(agent: socket.socket) -> None:
+    """Import TensorFlow and Keras, and say so."""
+    _say(agent, {"type": "phase", "phase": "importing tensorflow"})
+    backend = os.environ.get("KERAS_BACKEND", "tensorflow")
+    if backend != "tensorflow" and os.environ.get("TFCLUSTER_STRATEGY") != "none":
+        sys.exit(
+            f"tfcluster: KERAS_BACKEND is {backend!r} in this host's environment: only "
+            "models on Keras's 'tensorflow' backend are trained on all ranks"
+        )
+    bootstrap.quieten_tensorflow()
+    start = time.monotonic()
+    # What an import leaves behind stays: collecting in between only costs time, and
+    # later it would only touch pages that the tasks share.
+    gc.disable()
+    for library in bootstrap.LIBRARIES:
+        importlib.import_module(library)
+    gc.freeze()
+    gc.enable()
+    _say(agent, {"type": "ready", "seconds": round(time.monotonic() - start, 3)})
+
+
+def serve(agent: socket.socket, fresh_env: Mapping[str, str]) -> list[str] | None:
+    """Fork on every request; None when the agent has hung up.
+
+    In a forked task: the arguments of its bootstrap. ``fresh_env`` is the environment
+    that this interpreter was started with.
+    """
+    # The terminal's interrupt is for the agent to pass on, to tasks only.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for frame, fds in requests(agent):
+        try:
+            birth = birth_of(frame, fds)
+            pid = fork_task(birth)
+        except (OSError, ValueError) as error:
+            answer: Frame = {"type": "fork_failed", "cause": str(error)}
+        else:
+            if pid is None:
+                # The descriptor is closed; what has its number next is not ours.
+                agent.detach()
+                return warm_arguments(frame["argv"], birth.env, fresh_env)
+            answer = {"type": "forked", "pid": pid}
+        for fd in fds:
+            os.close(fd)
+        _say(agent, {**answer, "id": frame.get("id")})
+    return None
+
+
+def requests(agent: socket.socket) -> Iterator[tuple[Frame, tuple[int, ...]]]:
+    """Every ``fork`` message until the end of file, with its descriptors."""
+    frames, fds = Decoder(), deque[int]()
+    while True:
+        data, received, _, _ = socket.recv_fds(agent, 65536, 4 * _FDS_OF_A_FORK)
+        fds.extend(received)
+        if not data:
+            return
+        for frame in frames.feed(data):
+            if frame["type"] == "fork":
+                count = min(_FDS_OF_A_FORK, len(fds))
+                yield frame, tuple(fds.popleft() for _ in range(count))
+
+
+def birth_of(frame: Frame, fds: Sequence[int]) -> Birth:
+    """What a request asks for. Raises ValueError where it is incomplete."""
+    if len(fds) != _FDS_OF_A_FORK:
+        raise ValueError(f"a fork takes {_FDS_OF_A_FORK} descriptors, not {len(fds)}")
+    argv, env, cwd = frame.get("argv"), frame.get("env"), frame.get("cwd")
+    if (
+        not isinstance(argv, list)
+        or not isinstance(env, dict)
+        or not isinstance(cwd, str)
+    ):
+        raise ValueError("a fork takes 'argv', 'env' and 'cwd'")
+    return Birth(env=env, cwd=cwd, output=fds[0], events=fds[1])
+
+
+def warm_arguments(
+    argv: list[str], changes: Mapping[str, str | None], fresh_env: Mapping[str, str]
+) -> list[str]:
+    """``argv``, if this interpreter can stand in for a fresh one; else become one.
+
+    A program must not notice how it was started. Where it would, the task begins anew
+    in an interpreter of its own: slower, but right.
+    """
+    program = parse(argv[1:]) if argv[:1] == ["run"] else None
+    folder = import_folder(program) if program else None
+    reason = late_variable(changes, fresh_env) or shadowed_module(folder, sys.modules)
+    if reason is not None:
+        reporter().phase(f"starting cold: {reason}")
+        start_cold(argv, {**fresh_env, **changes})
+    return argv
+
+
+def start_cold(argv: Sequence[str], env: Mapping[str, str | None]) -> NoReturn:
+    """Become a fresh interpreter with the environment ``env``, but the same process."""
+    events = os.environ["TFCLUSTER_EVENTS"]
+    os.set_inheritable(int(events), True)
+    cold_env = {name: value for name, value in env.items() if value is not None}
+    cold_argv = module_argv(sys.executable, "tfcluster.runtime.task.bootstrap", *argv)
+    os.execve(sys.executable, cold_argv, cold_env | {"TFCLUSTER_EVENTS": events})
+
+
+def _say(agent: socket.socket, message: Frame) -> None:
+    agent.sendall(encode(message))
