@@ -106,9 +106,11 @@ def test_every_element_is_used_once_in_an_epoch(found: Written, job: str) -> Non
         used = np.concatenate(parts)
         # Last batches of one row give one that does not count to the other rank. In
         # the first step of all, the second rank has the rows of the first one twice.
+        # Of two data tasks one may begin with its last batch, which has fewer rows.
         tried = 2 * BATCH if epoch == 0 else 0
+        fewest = tried if job == "one" else min(tried, 2)
         assert set(used.tolist()) == set(range(ROWS))
-        assert ROWS + tried <= len(used) <= ROWS + tried + 4
+        assert ROWS + fewest <= len(used) <= ROWS + tried + 4
     orders = [ranks[0][f"seen_{epoch}"].tolist() for epoch in range(EPOCHS)]
     assert orders[0] != orders[1] != orders[2]
     for values in ranks[1:]:

@@ -1,128 +1,13 @@
-"""Rows on a ps: each is set once, and told without looking it up again."""
+"""Whether the rows of a sparse gradient are distinct."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
-import pytest
 
-from tfcluster.runtime.collective.sparse import Slices, are_distinct
-from tfcluster.runtime.parameter_server.placement import Piece
-from tfcluster.runtime.parameter_server.sharded_model import Master
-
-ROWS, COLUMNS = 50, 3
-
-
-def slices(*indices: int) -> Slices:
-    values = np.arange(len(indices) * COLUMNS, dtype=np.float32)
-    return Slices(values.reshape(-1, COLUMNS) + 1, np.array(indices, np.int64))
+from tfcluster.runtime.collective.sparse import are_distinct
 
 
 def test_rows_that_come_twice_are_seen() -> None:
     assert are_distinct(np.array([], np.int64))
     assert are_distinct(np.array([7, 3, 9]))
     assert not are_distinct(np.array([7, 3, 7]))
-
-
-def _sub(variable: Any, gradient: Any) -> None:
-    variable.scatter_sub(gradient)
-
-
-def _add(variable: Any, gradient: Any) -> None:
-    variable.scatter_add(gradient)
-
-
-def _deduplicated(variable: Any, gradient: Any) -> None:
-    """As Keras does."""
-    import tensorflow as tf
-
-    which, places = tf.unique(gradient.indices)
-    values = tf.math.unsorted_segment_sum(gradient.values, places, tf.size(which))
-    variable.scatter_sub(tf.IndexedSlices(values, which))
-
-
-def _decayed(variable: Any, gradient: Any) -> None:
-    """More is done to the rows afterwards."""
-    variable.scatter_sub(gradient)
-    variable.assign(0.5 * variable)
-
-
-def _twice(variable: Any, gradient: Any) -> None:
-    """Indices of which nobody knows whether they differ."""
-    import tensorflow as tf
-
-    both = tf.concat([gradient.indices, gradient.indices], 0)
-    values = tf.concat([gradient.values, gradient.values], 0)
-    variable.scatter_sub(tf.IndexedSlices(values, both))
-
-
-@pytest.mark.tensorflow
-@pytest.mark.parametrize("update", [_sub, _add, _deduplicated, _decayed, _twice])
-def test_rows_are_what_the_optimizer_makes_of_them(
-    update: Callable[[Any, Any], None],
-) -> None:
-    import tensorflow as tf
-
-    from tfcluster.runtime.parameter_server.update_graph import Engine, serialised
-
-    shadow = tf.Variable(tf.zeros([ROWS, COLUMNS]))
-    expected = tf.Variable(tf.zeros([ROWS, COLUMNS]))
-
-    def apply(gradients: list[Any]) -> None:
-        update(shadow, gradients[0])
-
-    engine = Engine([np.zeros((ROWS, COLUMNS), np.float32)])
-    engine.define(serialised(apply, [shadow], {}, "s"))
-    master = Master([Piece(0, 0, ROWS, whole=True)], [True], engine)
-    for gradient in (slices(7, 3, 9), slices(9, 9, 30), slices(*range(20))):
-        update(expected, tf.IndexedSlices(gradient.values, gradient.indices))
-        since = master.version
-        master.apply([gradient], "s")
-        letters, (values, indices) = master.fresh(since)
-        assert letters == "s"
-        assert sorted(indices) == sorted(set(gradient.indices))
-        np.testing.assert_allclose(values, expected.numpy()[indices], rtol=1e-6)
-        np.testing.assert_allclose(master.values()[0], expected.numpy(), rtol=1e-6)
-    # What another task has missed, and what has been set in between.
-    _, (values, indices) = master.fresh(0)
-    np.testing.assert_allclose(values, expected.numpy()[indices], rtol=1e-6)
-    master.apply([slices(1, 2)], "s")
-    master.assign(0, np.full((ROWS, COLUMNS), 5, np.float32))
-    _, (values,) = master.fresh(master.version - 1)
-    assert set(values.ravel()) == {5.0}
-
-
-@pytest.mark.tensorflow
-def test_rows_of_another_gradient_are_not_taken_for_its_own() -> None:
-    import tensorflow as tf
-
-    from tfcluster.runtime.parameter_server.update_graph import Engine, serialised
-
-    shadows = [tf.Variable(tf.zeros([ROWS, COLUMNS])) for _ in range(2)]
-
-    def apply(gradients: list[Any]) -> None:
-        for shadow, gradient in zip(shadows, reversed(gradients), strict=True):
-            shadow.scatter_sub(gradient)
-
-    zeros = np.zeros((ROWS, COLUMNS), np.float32)
-    engine = Engine([zeros, zeros])
-    engine.define(serialised(apply, shadows, {}, "ss"))
-    given = [slices(1, 2, 3), slices(4, 5, 6)]
-    engine.apply(given, "ss")
-    assert not engine.rows(0, given[0].indices).any()
-    np.testing.assert_array_equal(engine.rows(0, given[1].indices), -given[1].values)
-
-
-@pytest.mark.tensorflow
-def test_tensorflow_is_left_as_it_was() -> None:
-    import tensorflow as tf
-
-    from tfcluster.runtime.parameter_server.fast_scatter import rows_at_once
-
-    cls = type(tf.Variable(0.0))
-    before = cls.scatter_sub, cls.scatter_add
-    with rows_at_once([]):
-        assert cls.scatter_sub is not before[0]
-    assert (cls.scatter_sub, cls.scatter_add) == before

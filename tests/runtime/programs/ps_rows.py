@@ -1,0 +1,119 @@
+"""Rows on a ps: each is set once, and told without looking it up again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tests.runtime.programs import checks
+from tfcluster.runtime.collective.sparse import Slices
+from tfcluster.runtime.parameter_server.fast_scatter import rows_at_once
+from tfcluster.runtime.parameter_server.placement import Piece
+from tfcluster.runtime.parameter_server.sharded_model import Master
+from tfcluster.runtime.parameter_server.update_graph import Engine, serialised
+
+ROWS, COLUMNS = 50, 3
+
+
+def slices(*indices: int) -> Slices:
+    values = np.arange(len(indices) * COLUMNS, dtype=np.float32)
+    return Slices(values.reshape(-1, COLUMNS) + 1, np.array(indices, np.int64))
+
+
+def check_subtraction() -> None:
+    _check(lambda variable, gradient: variable.scatter_sub(gradient))
+
+
+def check_addition() -> None:
+    _check(lambda variable, gradient: variable.scatter_add(gradient))
+
+
+def check_deduplicated() -> None:
+    """As Keras does."""
+
+    def update(variable: Any, gradient: Any) -> None:
+        which, places = tf.unique(gradient.indices)
+        values = tf.math.unsorted_segment_sum(gradient.values, places, tf.size(which))
+        variable.scatter_sub(tf.IndexedSlices(values, which))
+
+    _check(update)
+
+
+def check_decayed() -> None:
+    """More is done to the rows afterwards."""
+
+    def update(variable: Any, gradient: Any) -> None:
+        variable.scatter_sub(gradient)
+        variable.assign(0.5 * variable)
+
+    _check(update)
+
+
+def check_twice() -> None:
+    """It is not known whether the indices differ."""
+
+    def update(variable: Any, gradient: Any) -> None:
+        both = tf.concat([gradient.indices, gradient.indices], 0)
+        values = tf.concat([gradient.values, gradient.values], 0)
+        variable.scatter_sub(tf.IndexedSlices(values, both))
+
+    _check(update)
+
+
+def _check(update: Callable[[Any, Any], None]) -> None:
+    """The rows are what the optimizer makes of them."""
+    shadow = tf.Variable(tf.zeros([ROWS, COLUMNS]))
+    expected = tf.Variable(tf.zeros([ROWS, COLUMNS]))
+
+    def apply(gradients: list[Any]) -> None:
+        update(shadow, gradients[0])
+
+    engine = Engine([np.zeros((ROWS, COLUMNS), np.float32)])
+    engine.define(serialised(apply, [shadow], {}, "s"))
+    master = Master([Piece(0, 0, ROWS, whole=True)], [True], engine)
+    for gradient in (slices(7, 3, 9), slices(9, 9, 30), slices(*range(20))):
+        update(expected, tf.IndexedSlices(gradient.values, gradient.indices))
+        since = master.version
+        master.apply([gradient], "s")
+        letters, (values, indices) = master.fresh(since)
+        assert letters == "s"
+        assert sorted(indices) == sorted(set(gradient.indices))
+        np.testing.assert_allclose(values, expected.numpy()[indices], rtol=1e-6)
+        np.testing.assert_allclose(master.values()[0], expected.numpy(), rtol=1e-6)
+    # What another task has missed, and what has been set in between.
+    _, (values, indices) = master.fresh(0)
+    np.testing.assert_allclose(values, expected.numpy()[indices], rtol=1e-6)
+    master.apply([slices(1, 2)], "s")
+    master.assign(0, np.full((ROWS, COLUMNS), 5, np.float32))
+    _, (values,) = master.fresh(master.version - 1)
+    assert set(values.ravel()) == {5.0}
+
+
+def check_rows_of_another_gradient_are_not_taken_for_its_own() -> None:
+    shadows = [tf.Variable(tf.zeros([ROWS, COLUMNS])) for _ in range(2)]
+
+    def apply(gradients: list[Any]) -> None:
+        for shadow, gradient in zip(shadows, reversed(gradients), strict=True):
+            shadow.scatter_sub(gradient)
+
+    zeros = np.zeros((ROWS, COLUMNS), np.float32)
+    engine = Engine([zeros, zeros])
+    engine.define(serialised(apply, shadows, {}, "ss"))
+    given = [slices(1, 2, 3), slices(4, 5, 6)]
+    engine.apply(given, "ss")
+    assert not engine.rows(0, given[0].indices).any()
+    np.testing.assert_array_equal(engine.rows(0, given[1].indices), -given[1].values)
+
+
+def check_tensorflow_is_left_as_it_was() -> None:
+    cls = type(tf.Variable(0.0))
+    before = cls.scatter_sub, cls.scatter_add
+    with rows_at_once([]):
+        assert cls.scatter_sub is not before[0]
+    assert (cls.scatter_sub, cls.scatter_add) == before
+
+
+checks.run(globals())
