@@ -18,17 +18,17 @@ ROOT = Path(tfcluster.__file__).parent
 # From the ground up. Each line is a layer; its members may import from lower layers,
 # from their own package, and from each other only where the line is joined by "+".
 LAYERS = [
-    "errors states wire loading hostlist",
+    "errors states wire isolated_import hostlist",
     "model",
-    "program tfconfig placement compose planning expected causes +",
+    "program tfconfig placement compose host_list exit_causes +",
+    "plan_document expected_hosts",
     "config record",
     "lifecycle console agent crash",
     "backends",
     "launcher",
     "submit",
-    "query stopping",
     "doctor",
-    "launching looking examining",
+    "commands",
     "cli",
     "__main__",
 ]
@@ -83,7 +83,7 @@ ONLY = {
 }
 
 # The runtime is started with -m or imported by the user's script, never by us.
-RUNTIME_MAY_IMPORT = {"runtime", "wire", "states", "model", "errors", "loading"}
+RUNTIME_MAY_IMPORT = {"runtime", "wire", "states", "model", "errors", "isolated_import"}
 # Shipped to hosts that have nothing but Python.
 AGENT_MAY_IMPORT = {"agent", "wire"}
 
@@ -250,7 +250,7 @@ def test_heavy_packages_have_one_room_each(module: str) -> None:
     ("module", "forbidden"),
     [
         ("tfcluster.cli", "yaml pydantic paramiko psutil tensorflow tfcluster.config"),
-        ("tfcluster.looking", "yaml pydantic paramiko psutil tensorflow"),
+        ("tfcluster.commands.status_logs", "yaml pydantic paramiko psutil tensorflow"),
         ("tfcluster.config", "yaml pydantic paramiko psutil tensorflow"),
         ("tfcluster.agent.supervisor", "yaml pydantic psutil click subprocess.run"),
         ("tfcluster.runtime", "tensorflow numpy psutil click yaml pydantic"),

@@ -111,11 +111,11 @@ def launch(words: tuple[str, ...], **options: Any) -> int:
     tfcluster launch -n 4 -- python train.py
     tfcluster launch -n 4 --hosts node1:2,node2:2 -- python train.py
     """
-    from tfcluster import launching
+    from tfcluster.commands import launch
 
     behind = click.get_current_context().meta.get(_BEHIND, 0)
-    given = launching.Options(**options, behind=behind)
-    return launching.launch(words, given, os.environ)
+    given = launch.Options(**options, behind=behind)
+    return launch.launch(words, given, os.environ)
 
 
 @cli.command()
@@ -134,9 +134,9 @@ def plan(config: str, overrides: tuple[str, ...], as_json: bool, full: bool) -> 
     tfcluster plan cluster.yaml --set tasks.worker=8
     tfcluster launch -n 4 --dry-run -- python train.py     without a file
     """
-    from tfcluster import launching
+    from tfcluster.commands import launch
 
-    return launching.plan(config, overrides, os.environ, as_json=as_json, full=full)
+    return launch.plan(config, overrides, os.environ, as_json=as_json, full=full)
 
 
 @cli.command()
@@ -155,9 +155,9 @@ def submit(
     tfcluster submit cluster.yaml --dry-run                the script
     tfcluster submit cluster.yaml --set slurm.nodes=4
     """
-    from tfcluster import launching
+    from tfcluster.commands import launch
 
-    return launching.submit(config, overrides, os.environ, name=name, dry_run=dry_run)
+    return launch.submit(config, overrides, os.environ, name=name, dry_run=dry_run)
 
 
 @cli.command()
@@ -175,9 +175,9 @@ def status(run: str | None, as_json: bool, watch: bool) -> int:
     tfcluster status digits --watch
     tfcluster status --json | jq .runs[0].state
     """
-    from tfcluster import looking
+    from tfcluster.commands import status_logs
 
-    return looking.status(run, os.environ, as_json=as_json, watch=watch)
+    return status_logs.status(run, os.environ, as_json=as_json, watch=watch)
 
 
 @cli.command()
@@ -202,9 +202,9 @@ def logs(words: tuple[str, ...], follow: bool, count: int) -> int:
     tfcluster logs worker:1 -n 100
     tfcluster logs digits worker -f
     """
-    from tfcluster import looking
+    from tfcluster.commands import status_logs
 
-    return looking.logs(words, os.environ, follow=follow, count=count)
+    return status_logs.logs(words, os.environ, follow=follow, count=count)
 
 
 @cli.command()
@@ -223,9 +223,9 @@ def stop(run: str | None, now: bool) -> int:
     tfcluster stop
     tfcluster stop digits --now
     """
-    from tfcluster import looking
+    from tfcluster.commands import status_logs
 
-    return looking.stop(run, os.environ, now=now)
+    return status_logs.stop(run, os.environ, now=now)
 
 
 @cli.command()
@@ -243,9 +243,9 @@ def doctor(config: str, overrides: tuple[str, ...], as_json: bool, quick: bool) 
     tfcluster doctor cluster.yaml
     tfcluster doctor cluster.yaml --quick
     """
-    from tfcluster import examining
+    from tfcluster.commands import doctor
 
-    return examining.doctor(config, overrides, os.environ, as_json=as_json, quick=quick)
+    return doctor.doctor(config, overrides, os.environ, as_json=as_json, quick=quick)
 
 
 @cli.command()

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 from tfcluster import program
-from tfcluster.loading import PACKAGE_ROOT, module_argv
+from tfcluster.isolated_import import PACKAGE_ROOT, module_argv
 from tfcluster.model import (
     BUILT_IN_SERVERS,
     RANKED_TYPES,
@@ -286,7 +286,7 @@ def warm_specs(specs: Iterable[TaskSpec]) -> tuple[WarmSpec, ...]:
 
 def address(place: Place, port: int | None) -> str:
     """``host:port`` as TensorFlow takes it; IPv6 in brackets; None: not known yet."""
-    host = place.host.address
+    host = place.host.reached_by
     shown = f"[{host}]" if ":" in host else host
     return f"{shown}:{UNKNOWN_PORT if port is None else port}"
 

@@ -234,14 +234,19 @@ class Host:
     """A host of an allocation: what a backend says of it, and no more."""
 
     name: str
-    address: str
-    """What other hosts of the cluster reach it by."""
+    address: str | None = None
+    """What other hosts of the cluster reach it by; None: nobody has said so yet."""
     slots: int | None = None
     """How many tasks it takes; None: as many as there are."""
     gpus: tuple[str, ...] | None = None
     """Device names as CUDA_VISIBLE_DEVICES takes them; None: unknown, hands off."""
     python: str | None = None
     """Its own interpreter, where that is not the description's."""
+
+    @property
+    def reached_by(self) -> str:
+        """The address, or the name as long as there is none."""
+        return self.name if self.address is None else self.address
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfcluster.agent.backlog import Backlog, Chunk, Source
+from tfcluster.agent.console_queue import Backlog, Chunk, Source
 
 A, B = Source("a", 0), Source("b", 0)
 

@@ -7,10 +7,10 @@ import pytest
 
 from tfcluster.agent import proc
 from tfcluster.agent.frames import Close, Hold, Ping, Start, Stop, order
-from tfcluster.agent.members import Identity, members
 from tfcluster.agent.oom import counter_files, parse_count
 from tfcluster.agent.ports import candidates, parse_reserved, shuffled
 from tfcluster.agent.proc import Listener, Process
+from tfcluster.agent.process_membership import Identity, members
 from tfcluster.agent.sweep import belongings
 from tfcluster.agent.task import signal_name
 from tfcluster.wire import Frame, WireError

@@ -13,7 +13,7 @@ import pytest
 
 from tests.agent.client import PYTHON, Agent
 from tests.pace import allow_s
-from tfcluster.agent.encoding import raw
+from tfcluster.agent.os_encoding import raw
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ import pytest
 from tests.agent.client import PYTHON, Agent, eventually, gone, marked
 from tests.pace import allow_s
 from tfcluster.agent import proc
-from tfcluster.agent.kill import send
+from tfcluster.agent.signals import send
 
 IGNORE = "import signal,time; signal.signal(15,signal.SIG_IGN); print('up',flush=True)"
 SLEEP = "import time; time.sleep(600)"

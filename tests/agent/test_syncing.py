@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.agent.client import Agent
-from tfcluster.agent.syncing import MEMORY, merge
-from tfcluster.launcher.files import Listing, listing
+from tfcluster.agent.workdir_receiver import MEMORY, merge
+from tfcluster.launcher.workdir_listing import Listing, listing
 from tfcluster.model import Sync
 from tfcluster.wire import Frame
 

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from tfcluster import __version__
-from tfcluster.backends.shipping import agent_argv, pack, parcel
-from tfcluster.loading import PACKAGE_ROOT
+from tfcluster.backends.agent_bundle import agent_argv, pack, parcel
+from tfcluster.isolated_import import PACKAGE_ROOT
 from tfcluster.wire import PROTOCOL, encode
 
 OPEN = {

@@ -11,7 +11,7 @@ import pytest
 
 from tests.config.files import ENVIRON, SMALLEST, loaded, write
 from tfcluster.config import load
-from tfcluster.loading import PACKAGE_ROOT
+from tfcluster.isolated_import import PACKAGE_ROOT
 from tfcluster.model import (
     HostEntry,
     PortRange,

@@ -15,7 +15,7 @@ from tests.config.files import SMALLEST, loaded
 from tests.config.test_load import CONTRACT
 from tfcluster.config import schema, starter
 from tfcluster.errors import ConfigError
-from tfcluster.loading import PACKAGE_ROOT
+from tfcluster.isolated_import import PACKAGE_ROOT
 from tfcluster.model import BACKENDS
 
 ROOT = Path(PACKAGE_ROOT)

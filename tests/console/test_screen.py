@@ -22,9 +22,9 @@ from typing import TextIO
 import pytest
 
 from tests.pace import allow_s
-from tfcluster.console import lane
+from tfcluster.console import writer_thread
 from tfcluster.console.screen import Screen
-from tfcluster.loading import PACKAGE_ROOT
+from tfcluster.isolated_import import PACKAGE_ROOT
 
 DEADLINE_S = 30.0
 
@@ -305,7 +305,7 @@ def test_colours_unless_unwanted(terminal: Terminal) -> None:
 def test_a_terminal_that_nobody_reads_holds_up_nobody(
     terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lane, "MAX_LINES", 500)
+    monkeypatch.setattr(writer_thread, "MAX_LINES", 500)
     count, pad = 20_000, "x" * 300
     with _screen(terminal.file, terminal.file) as screen:
         began_s = time.monotonic()
@@ -331,7 +331,7 @@ def test_a_terminal_that_nobody_reads_holds_up_nobody(
 def test_memory_stays_bounded_whatever_the_lines_are(
     terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lane, "MAX_CHARACTERS", 1 << 20)
+    monkeypatch.setattr(writer_thread, "MAX_CHARACTERS", 1 << 20)
     with _screen(terminal.file, terminal.file) as screen:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         for _ in range(2000):

@@ -15,8 +15,8 @@ from tests.pace import allow_s
 from tfcluster.console import views
 from tfcluster.console.sanitise import sanitise
 from tfcluster.console.style import Style
-from tfcluster.record.fold import fold
-from tfcluster.record.view import FailureView, HostView, RunView, TaskView
+from tfcluster.record.replay import fold
+from tfcluster.record.run_status import FailureView, HostView, RunView, TaskView
 from tfcluster.states import RunState, TaskState
 
 T = 1795169700.0  # 2026-11-20 10:15:00 UTC

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tfcluster.doctor.examine import Report, neighbours
-from tfcluster.doctor.findings import findings, rows, to_json
+from tfcluster.doctor.diagnosis import findings, rows, to_json
+from tfcluster.doctor.probe_hosts import Report, neighbours
 from tfcluster.launcher.clocks import certain_lead, clock_warnings
 from tfcluster.model import Host
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from tests.launch.machine import carrying, eventually
-from tfcluster.query import one_run
+from tfcluster.commands.record_query import one_run
 
 DEADLINE_S = 50.0
 COMMAND = (sys.executable, "-m", "tfcluster")

@@ -22,7 +22,7 @@ UP = "echo up; until [ -e meeting ]; do sleep 0.02; done; echo down"
 # `stop --now` that waits for one second only before it kills the launcher.
 IMPATIENT_STOP = """
 import os, sys
-from tfcluster.stopping import stop
+from tfcluster.commands.stop import stop
 print(stop(sys.argv[1], now=True, environ=os.environ, say=print, patience_s=1).state)
 """
 DEAF = "trap '' TERM INT; echo up; while :; do sleep 0.1; done"

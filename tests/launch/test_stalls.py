@@ -11,7 +11,7 @@ import pytest
 
 from tests.launch.cluster import Cluster, Running
 from tests.launch.oracle import assert_nothing_left
-from tfcluster.loading import PACKAGE_ROOT
+from tfcluster.isolated_import import PACKAGE_ROOT
 
 RANKS = """
 import os, threading

@@ -8,7 +8,7 @@ import pytest
 
 from tests.launch.cluster import Cluster
 from tests.launch.oracle import assert_nothing_left
-from tfcluster.loading import PACKAGE_ROOT
+from tfcluster.isolated_import import PACKAGE_ROOT
 
 DIGITS = f"{PACKAGE_ROOT}/examples/digits.py"
 

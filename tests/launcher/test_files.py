@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tfcluster.errors import StartError
-from tfcluster.launcher import files
-from tfcluster.launcher.files import is_excluded, listing
+from tfcluster.launcher import workdir_listing
+from tfcluster.launcher.workdir_listing import is_excluded, listing
 from tfcluster.model import Sync
 from tfcluster.wire import encode
 
@@ -59,12 +59,12 @@ def test_too_much_is_refused_and_the_largest_are_named(
 ) -> None:
     put(tmp_path, "small")
     with (tmp_path / "huge").open("wb") as file:
-        file.truncate(files.MAX_BYTES)
+        file.truncate(workdir_listing.MAX_BYTES)
     with pytest.raises(StartError, match=r"256 MiB: huge \(256 MiB\), small") as told:
         listing(tmp_path, Sync("~/x", ()))
     assert told.value.hint == "name what tasks do not need under workdir: exclude"
     assert paths(tmp_path, "huge") == ["small"]
-    monkeypatch.setattr(files, "MAX_FILES", 1)
+    monkeypatch.setattr(workdir_listing, "MAX_FILES", 1)
     with pytest.raises(StartError, match="over 1 files"):
         listing(tmp_path, Sync("~/x", ()))
 

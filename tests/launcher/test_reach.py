@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tfcluster.launcher.reach import choose_address, resolve
+from tfcluster.launcher.host_address import choose_address, resolve
 from tfcluster.model import Host
 
 
@@ -12,16 +12,22 @@ from tfcluster.model import Host
     ("given", "way_in", "local", "resolved", "expected"),
     [
         ("10.0.0.7", "10.0.0.1", ["10.0.0.1"], [], "10.0.0.7"),
-        ("h", "10.0.0.1", ["10.0.0.1", "172.17.0.1"], [], "10.0.0.1"),
-        ("h", "127.0.0.1", ["10.0.0.1"], [], "10.0.0.1"),
-        ("h", None, ["172.17.0.1", "10.0.0.1"], ["10.0.0.1"], "10.0.0.1"),
-        ("h", None, ["10.0.0.1"], ["127.0.1.1"], "10.0.0.1"),
-        ("h", None, ["fd00::2"], ["::1"], "fd00::2"),
-        ("h", {"not": "text"}, [], ["10.0.0.1"], ""),
+        # The name itself, given as the address.
+        ("h", "10.0.0.1", ["10.0.0.1"], [], "h"),
+        (None, "10.0.0.1", ["10.0.0.1", "172.17.0.1"], [], "10.0.0.1"),
+        (None, "127.0.0.1", ["10.0.0.1"], [], "10.0.0.1"),
+        (None, None, ["172.17.0.1", "10.0.0.1"], ["10.0.0.1"], "10.0.0.1"),
+        (None, None, ["10.0.0.1"], ["127.0.1.1"], "10.0.0.1"),
+        (None, None, ["fd00::2"], ["::1"], "fd00::2"),
+        (None, {"not": "text"}, [], ["10.0.0.1"], ""),
     ],
 )
 def test_the_address_of_one_host_among_several(
-    given: str, way_in: object, local: list[str], resolved: list[str], expected: str
+    given: str | None,
+    way_in: object,
+    local: list[str],
+    resolved: list[str],
+    expected: str,
 ) -> None:
     found = choose_address(
         Host(name="h", address=given),
@@ -34,7 +40,7 @@ def test_the_address_of_one_host_among_several(
 
 
 def test_a_host_alone_need_not_be_reached() -> None:
-    host = Host(name="h", address="h")
+    host = Host(name="h")
     assert (
         choose_address(host, way_in="10.0.0.1", local=[], resolved=[], alone=True)
         == "127.0.0.1"

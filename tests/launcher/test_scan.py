@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tfcluster.launcher.scan import uses_tensorflow
+from tfcluster.launcher.tensorflow_detection import uses_tensorflow
 from tfcluster.program import parse
 
 

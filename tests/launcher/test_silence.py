@@ -7,8 +7,8 @@ from queue import SimpleQueue
 import pytest
 
 from tfcluster.backends.base import Channel
-from tfcluster.launcher.contact import Answered
-from tfcluster.launcher.silence import ANSWERING_S, SILENCE_S, Silence
+from tfcluster.launcher.agent_connection import Answered
+from tfcluster.launcher.host_liveness import ANSWERING_S, SILENCE_S, Silence
 from tfcluster.model import Host
 
 HOST = Host(name="h1", address="h1")

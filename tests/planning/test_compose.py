@@ -16,7 +16,7 @@ from tfcluster.compose import (
     warm_specs,
 )
 from tfcluster.errors import StartError
-from tfcluster.loading import PACKAGE_ROOT
+from tfcluster.isolated_import import PACKAGE_ROOT
 from tfcluster.model import (
     Allocation,
     Description,

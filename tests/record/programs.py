@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tfcluster.loading import PACKAGE_ROOT
+from tfcluster.isolated_import import PACKAGE_ROOT
 
 BEGIN_RUN = """
 import sys, time
@@ -63,7 +63,7 @@ RIVAL = """
 import sys
 from pathlib import Path
 from tfcluster.errors import ActiveRunError
-from tfcluster.record.names import hold_name
+from tfcluster.record.name_lock import hold_name
 print("ready", flush=True)
 sys.stdin.readline()
 try:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tfcluster.record.fold import Folding, fold
+from tfcluster.record.replay import Folding, fold
 from tfcluster.states import RunState, TaskState
 
 T = 1795169700.0

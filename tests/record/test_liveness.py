@@ -29,9 +29,9 @@ from tfcluster.record.liveness import (
     judged,
     signs,
 )
+from tfcluster.record.load_run import read_run, read_summary
 from tfcluster.record.paths import RunPaths, create_run
-from tfcluster.record.reading import read_run, read_summary
-from tfcluster.record.view import LauncherView, RunView, TaskView
+from tfcluster.record.run_status import LauncherView, RunView, TaskView
 from tfcluster.record.writer import Writer
 from tfcluster.states import RunState, TaskState
 

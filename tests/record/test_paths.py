@@ -12,7 +12,7 @@ import pytest
 from tfcluster.errors import ConfigError, ResourceError
 from tfcluster.model import TaskId
 from tfcluster.record.liveness import acquire
-from tfcluster.record.names import hold_name
+from tfcluster.record.name_lock import hold_name
 from tfcluster.record.paths import (
     RunPaths,
     create_run,

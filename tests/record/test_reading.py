@@ -13,11 +13,11 @@ import pytest
 
 from tests.pace import allow_s
 from tests.record.programs import MANY_SHORT_RUNS, line_of, program
-from tfcluster.loading import PACKAGE_ROOT
+from tfcluster.isolated_import import PACKAGE_ROOT
 from tfcluster.record.files import replace_json
+from tfcluster.record.load_run import read_run, read_summary
 from tfcluster.record.paths import RunPaths, create_run
-from tfcluster.record.reading import read_run, read_summary
-from tfcluster.record.view import RunView
+from tfcluster.record.run_status import RunView
 from tfcluster.record.writer import Writer
 from tfcluster.states import RunState
 
@@ -87,7 +87,7 @@ def test_importing_what_status_needs_is_instant() -> None:
     code = """
 import sys, time
 began_s = time.process_time()
-import tfcluster.record.reading, tfcluster.record.names, tfcluster.record.logs
+import tfcluster.record.load_run, tfcluster.record.name_lock, tfcluster.record.logs
 import tfcluster.console.screen, tfcluster.console.views
 heavy = {"psutil", "click", "yaml", "pydantic", "tensorflow", "numpy", "asyncio"}
 assert not heavy & set(sys.modules), heavy & set(sys.modules)

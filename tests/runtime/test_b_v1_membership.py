@@ -17,9 +17,9 @@ import tensorflow as tf
 from tfcluster.runtime import v1
 from tfcluster.runtime.errors import ContextError
 from tfcluster.runtime.tf1.caching import Caches
-from tfcluster.runtime.tf1.membership import cluster_of
+from tfcluster.runtime.tf1.workers import cluster_of
 from tfcluster.runtime.tf1.placement import least, overweight
-from tfcluster.runtime.tf1 import reachability
+from tfcluster.runtime.tf1 import ps_reachability
 
 tf1 = tf.compat.v1
 jobs = json.loads(os.environ["TF_CONFIG"])["cluster"]

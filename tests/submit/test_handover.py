@@ -21,7 +21,7 @@ from tfcluster.model import (
     TaskGroup,
 )
 from tfcluster.record.paths import RunPaths, create_run, state_dir
-from tfcluster.submit.handover import forget, hand_over, read
+from tfcluster.submit.job_input import forget, hand_over, read
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ import pytest
 
 from tfcluster.record.paths import RunPaths
 from tfcluster.submit.job import Job
+from tfcluster.submit.job_status import ask_state, ended
 from tfcluster.submit.scheduler import Answer, JobPhase
 from tfcluster.submit.sge_accounting import verdict
-from tfcluster.submit.standing import ask_state, ended
 
 RULE = "=" * 62
 

@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
-from tfcluster.agent.backlog import Backlog
-from tfcluster.agent.limits import EVENT_QUEUE_BYTES
+from tfcluster.agent.console_queue import Backlog
+from tfcluster.agent.constants import EVENT_QUEUE_BYTES
 from tfcluster.agent.loop import Loop
 from tfcluster.wire import Decoder, Frame, WireError, encode
 

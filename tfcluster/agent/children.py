@@ -10,8 +10,8 @@ import os
 from collections.abc import Callable
 
 from tfcluster.agent import proc
-from tfcluster.agent.deaths import Deaths
-from tfcluster.agent.values import dataclass
+from tfcluster.agent.death_order import Deaths
+from tfcluster.agent.light_dataclasses import dataclass
 
 _REMEMBERED = 4096
 

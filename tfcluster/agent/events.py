@@ -9,7 +9,7 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 
-from tfcluster.agent.limits import EVENT_BYTES
+from tfcluster.agent.constants import EVENT_BYTES
 from tfcluster.agent.loop import Loop
 from tfcluster.wire import Frame, LineBuffer, WireError, encode, parse
 

@@ -14,9 +14,9 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 
-from tfcluster.agent import exits
-from tfcluster.agent.kill import adopt_orphans
-from tfcluster.agent.limits import OPEN_FILES
+from tfcluster.agent import exit_codes
+from tfcluster.agent.constants import OPEN_FILES
+from tfcluster.agent.signals import adopt_orphans
 from tfcluster.agent.sweep import clear_away, sweep
 
 FORWARDED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
@@ -75,7 +75,7 @@ def guarded(serve: Callable[[Link], int]) -> int:
 
 
 def _become_agent(serve: Callable[[Link], int], link: Link) -> None:
-    code = exits.FAULT
+    code = exit_codes.FAULT
     try:
         _own_session()
         code = serve(link)
@@ -120,7 +120,7 @@ def _watch(agent: int, link: socket.socket) -> int:
     sys.stderr.write(
         f"tfcluster: the agent {_words(status)}; {len(killed)} processes were killed\n"
     )
-    return exits.AGENT_DIED
+    return exit_codes.AGENT_DIED
 
 
 def _forward_signals(agent: int) -> None:

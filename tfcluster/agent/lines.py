@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from tfcluster.agent.limits import (
+from tfcluster.agent.constants import (
     CONSOLE_BYTES_PER_S,
     LINE_BYTES,
     LINES_PER_S,
@@ -16,7 +16,7 @@ from tfcluster.agent.limits import (
     TAIL_LINES,
     UPDATE_INTERVAL_S,
 )
-from tfcluster.agent.values import dataclass, field
+from tfcluster.agent.light_dataclasses import dataclass, field
 
 
 @dataclass

@@ -12,15 +12,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from tfcluster.agent import proc
-from tfcluster.agent.limits import (
+from tfcluster.agent.constants import (
     LISTEN_POLL_IDLE_S,
     LISTEN_POLL_MAX_S,
     LISTEN_POLL_S,
 )
+from tfcluster.agent.light_dataclasses import dataclass, field
 from tfcluster.agent.loop import Loop, Timer
 from tfcluster.agent.proc import Listener
 from tfcluster.agent.task import Task
-from tfcluster.agent.values import dataclass, field
 
 TYPE_CHECKING = False  # as typing has it, which takes long to import
 if TYPE_CHECKING:

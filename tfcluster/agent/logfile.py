@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 
-from tfcluster.agent.encoding import local_name
-from tfcluster.agent.limits import LOG_CHECK_S, LOG_RETRY_S
+from tfcluster.agent.constants import LOG_CHECK_S, LOG_RETRY_S
+from tfcluster.agent.os_encoding import local_name
 
 _FLAGS = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 _NO_TERMINAL = os.O_NOCTTY | os.O_NONBLOCK

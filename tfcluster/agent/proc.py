@@ -10,7 +10,7 @@ import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 
-from tfcluster.agent.values import dataclass
+from tfcluster.agent.light_dataclasses import dataclass
 
 PROC = "/proc"
 _LISTEN = "0A"

@@ -9,8 +9,8 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from tfcluster.agent.encoding import local_path, raw
-from tfcluster.agent.values import dataclass
+from tfcluster.agent.light_dataclasses import dataclass
+from tfcluster.agent.os_encoding import local_path, raw
 
 TYPE_CHECKING = False  # as typing has it, which takes long to import
 if TYPE_CHECKING:

@@ -14,17 +14,11 @@ import time
 from collections.abc import Callable
 
 from tfcluster import __version__
-from tfcluster.agent import exits, proc
+from tfcluster.agent import exit_codes, proc
 from tfcluster.agent.addresses import local_addresses, way_in
-from tfcluster.agent.backlog import Backlog
 from tfcluster.agent.channel import Channel
-from tfcluster.agent.crew import Crew
-from tfcluster.agent.devices import gpus
-from tfcluster.agent.encoding import local_name
-from tfcluster.agent.ending import kill_until_gone
-from tfcluster.agent.frames import Close, Hold, Open, Order, Part, Ping, Sync, order
-from tfcluster.agent.guard import FORWARDED, IGNORED, Link
-from tfcluster.agent.limits import (
+from tfcluster.agent.console_queue import Backlog
+from tfcluster.agent.constants import (
     CLOSE_LOOK_S,
     FLUSH_S,
     OPEN_S,
@@ -32,16 +26,22 @@ from tfcluster.agent.limits import (
     PUMP_CLOSE_S,
     SWEEP_S,
 )
+from tfcluster.agent.devices import gpus
+from tfcluster.agent.frames import Close, Hold, Open, Order, Part, Ping, Sync, order
+from tfcluster.agent.guard import FORWARDED, IGNORED, Link
+from tfcluster.agent.kill_loop import kill_until_gone
 from tfcluster.agent.loop import Loop
+from tfcluster.agent.os_encoding import local_name
 from tfcluster.agent.ports import Ports
 from tfcluster.agent.proc import Process
+from tfcluster.agent.run import Crew
 from tfcluster.agent.sweep import belongings, clear_away, in_other_hands
 from tfcluster.agent.tasks import swept_keys
 from tfcluster.wire import PROTOCOL, Frame, WireError
 
 TYPE_CHECKING = False  # as typing has it, which takes long to import
 if TYPE_CHECKING:
-    from tfcluster.agent.syncing import Syncing
+    from tfcluster.agent.workdir_receiver import Syncing
 
 
 def serve(link: Link) -> int:
@@ -69,7 +69,7 @@ class Supervisor:
     def __init__(
         self, loop: Loop, channel: Channel, backlog: Backlog, link: Link
     ) -> None:
-        self.code = exits.CLOSED
+        self.code = exit_codes.CLOSED
         self.closing = False
         self.ended = False
         self._loop = loop
@@ -117,14 +117,14 @@ class Supervisor:
             case Part():
                 self._sync().came(request)
             case Close(grace_s, others_s):
-                self.close(grace_s, exits.CLOSED, others_s)
+                self.close(grace_s, exit_codes.CLOSED, others_s)
             case _:
                 self._crew.obey(request, closing=self.closing)
 
     def _sync(self) -> Syncing:
         if self._syncing is None:
             # Not needed by most agents, and every agent is to start at once.
-            from tfcluster.agent.syncing import Syncing
+            from tfcluster.agent.workdir_receiver import Syncing
 
             self._syncing = Syncing(self._channel.send)
         return self._syncing
@@ -200,7 +200,7 @@ class Supervisor:
     def _lease_over(self, cause: str) -> None:
         if not self.closing:
             self._channel.send("note", text=f"stopping all tasks: {cause}")
-            self.close(self._grace_s, exits.LEASE_ENDED)
+            self.close(self._grace_s, exit_codes.LEASE_ENDED)
 
     def _signal(self, signum: int) -> None:
         if signum == signal.SIGCHLD:
@@ -211,7 +211,7 @@ class Supervisor:
             text = f"the agent was sent {name}"
             self._channel.send("note", text=text, signal=name.removeprefix("SIG"))
             if signum == signal.SIGTERM and not self.closing:
-                self.close(self._grace_s, exits.TERMINATED)
+                self.close(self._grace_s, exit_codes.TERMINATED)
 
     def _guard_died(self) -> None:
         # The tasks are well, so the run goes on; what is lost is only the net below us.
@@ -235,7 +235,7 @@ class Supervisor:
         """Say why we cannot go on, and stop everything."""
         self._channel.stop_reading()
         self._channel.send("fault", cause=cause)
-        self.close(self._grace_s, exits.FAULT)
+        self.close(self._grace_s, exit_codes.FAULT)
 
     def close(self, grace_s: float, code: int, others_s: float = 0.0) -> None:
         """Stop everything and end with ``code``; again: with a shorter grace.
@@ -311,7 +311,7 @@ class Supervisor:
         read = self._channel.idle  # else nobody waits for it
         # After the lease nobody had asked for an end: it is to look like a lost host,
         # also to a launcher that was only stopped for a while.
-        if self.code != exits.LEASE_ENDED:
+        if self.code != exit_codes.LEASE_ENDED:
             self._channel.send("bye", swept=self._swept, others=self._others)
         self._await(lambda: self._channel.idle, FLUSH_S if read else 0.0, self._end)
 

@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from tfcluster.agent import proc
-from tfcluster.agent.kill import send
-from tfcluster.agent.limits import GUARD_SWEEP_S, SWEEP_INTERVAL_S
+from tfcluster.agent.constants import GUARD_SWEEP_S, SWEEP_INTERVAL_S
 from tfcluster.agent.proc import Process, Table
+from tfcluster.agent.signals import send
 
 RUN = "TFCLUSTER_RUN"
 AGENT = "TFCLUSTER_AGENT"

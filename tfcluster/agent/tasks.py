@@ -15,17 +15,18 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 
 from tfcluster.agent import proc
-from tfcluster.agent.backlog import Source
 from tfcluster.agent.claims import ADDRESS, Claims, listen
-from tfcluster.agent.deaths import Deaths
+from tfcluster.agent.console_queue import Source
+from tfcluster.agent.constants import EXIT_REPORT_S
+from tfcluster.agent.death_order import Deaths
 from tfcluster.agent.events import EventSocket
 from tfcluster.agent.frames import Start, Stop
-from tfcluster.agent.limits import EXIT_REPORT_S
+from tfcluster.agent.light_dataclasses import dataclass
 from tfcluster.agent.loop import Loop
-from tfcluster.agent.members import ATTEMPT, TASK
 from tfcluster.agent.oom import OomCounter
+from tfcluster.agent.output_capture import Pump
 from tfcluster.agent.proc import Process
-from tfcluster.agent.pump import Pump
+from tfcluster.agent.process_membership import ATTEMPT, TASK
 from tfcluster.agent.spawn import (
     Environment,
     Program,
@@ -34,9 +35,8 @@ from tfcluster.agent.spawn import (
     spawn,
     with_folders_first,
 )
-from tfcluster.agent.stopping import Stopping
 from tfcluster.agent.task import Task
-from tfcluster.agent.values import dataclass
+from tfcluster.agent.task_stop import Stopping
 from tfcluster.wire import Frame
 
 TYPE_CHECKING = False  # as typing has it, which takes long to import

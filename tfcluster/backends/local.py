@@ -13,7 +13,7 @@ from typing import IO, TypeVar
 from tfcluster.agent.devices import gpus
 from tfcluster.backends.base import Backend
 from tfcluster.errors import StartError
-from tfcluster.loading import module_argv
+from tfcluster.isolated_import import module_argv
 from tfcluster.model import Allocation, Description, Host
 
 READ_BYTES = 1 << 18

@@ -86,6 +86,6 @@ def schema() -> dict[str, Any]:
 
 def starter(backend: str) -> str:
     """A commented cluster.yaml to start from. Raises ValueError: unknown backend."""
-    from tfcluster.config.starters import starter as text
+    from tfcluster.config.templates import starter as text
 
     return text(backend)

@@ -13,10 +13,10 @@ from pathlib import Path, PurePosixPath
 from tfcluster import model
 from tfcluster.config import paths
 from tfcluster.config.commands import CommandError, split_command
-from tfcluster.config.fill import FillError, fill
+from tfcluster.config.diagnostics import Findings
 from tfcluster.config.hosts import host_entries
+from tfcluster.config.interpolation import FillError, fill
 from tfcluster.config.models import Cluster, SecretSource, Task
-from tfcluster.config.report import Findings
 from tfcluster.config.rules import groups, strategy
 from tfcluster.config.tree import Path as Keys
 from tfcluster.config.tree import Scalar, find, origins

@@ -15,11 +15,11 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
+from tfcluster.config.diagnostics import Findings
 from tfcluster.config.models import Cluster, HostItem, SecretSource, Task, Workdir
-from tfcluster.config.report import Findings
-from tfcluster.config.scalars import EMPTY, Misread
+from tfcluster.config.text import cut, printable
 from tfcluster.config.tree import Found, Map, Node, Path, Scalar, Seq, find
-from tfcluster.config.wording import cut, printable
+from tfcluster.config.yaml11_scalars import EMPTY, Misread
 
 _EXPECTED = {
     "int_type": "a whole number",

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from tfcluster.config import kinds
+from tfcluster.config import field_types
 
 
 class _Section(BaseModel):
@@ -25,11 +25,11 @@ class SecretSource(_Section):
     """Where the value of a secret comes from: a file or a variable."""
 
     file: Annotated[
-        kinds.Line | None,
+        field_types.Line | None,
         Field(default=None, description="A file that only its owner may read."),
     ]
     env: Annotated[
-        kinds.EnvName | None,
+        field_types.EnvName | None,
         Field(default=None, description="A variable where tfcluster is started."),
     ]
 
@@ -38,21 +38,21 @@ class Task(_Section):
     """All tasks of one type. A plain number is their count."""
 
     count: Annotated[
-        kinds.Count, Field(default=1, description="How many tasks of this type.")
+        field_types.Count, Field(default=1, description="How many tasks of this type.")
     ]
     gpus: Annotated[
-        kinds.Gpus | None,
+        field_types.Gpus | None,
         Field(
             default=None,
             description="GPUs for each task; left out, a share of what its host has.",
         ),
     ]
     env: Annotated[
-        kinds.Env,
+        field_types.Env,
         Field(default={}, description="Variables for these tasks, over those of all."),
     ]
     command: Annotated[
-        kinds.Command | None,
+        field_types.Command | None,
         Field(default=None, description="What these tasks run instead of `command`."),
     ]
     server: Annotated[
@@ -64,7 +64,7 @@ class Task(_Section):
         ),
     ]
     min: Annotated[
-        kinds.Count | None,
+        field_types.Count | None,
         Field(
             default=None,
             description="worker: a restart after the loss of a host may go on with so "
@@ -75,8 +75,8 @@ class Task(_Section):
 
 Group = Annotated[
     Task,
-    kinds.Shorthand(
-        "count", {"type": "integer", "minimum": 1, "maximum": kinds.MAX_COUNT}
+    field_types.Shorthand(
+        "count", {"type": "integer", "minimum": 1, "maximum": field_types.MAX_COUNT}
     ),
 ]
 
@@ -85,11 +85,11 @@ class Workdir(_Section):
     """Where tasks run. A plain path is `path`."""
 
     path: Annotated[
-        kinds.Line | None,
+        field_types.Line | None,
         Field(default=None, description="Relative to this file. Default: its folder."),
     ]
     sync: Annotated[
-        kinds.Line | None,
+        field_types.Line | None,
         Field(
             default=None,
             description="A folder on the hosts, relative to the home there: hosts that "
@@ -97,7 +97,7 @@ class Workdir(_Section):
         ),
     ]
     exclude: Annotated[
-        list[kinds.Line],
+        list[field_types.Line],
         Field(
             default=[],
             description="What is not copied: names or paths, with * and ? (`*.ckpt`).",
@@ -216,7 +216,7 @@ class Runtime(_Section):
         ),
     ]
     stall_warning: Annotated[
-        kinds.DurationOrOff,
+        field_types.DurationOrOff,
         Field(
             default="60s",
             description="A rank that others wait for so long is named, and says where "
@@ -224,7 +224,7 @@ class Runtime(_Section):
         ),
     ]
     stall_timeout: Annotated[
-        kinds.DurationOrOff,
+        field_types.DurationOrOff,
         Field(
             default="30m",
             description="Ranks that have waited for another so long end with an error.",
@@ -243,54 +243,60 @@ class Runtime(_Section):
 class HostItem(_Section):
     """One host, or several alike in hostlist syntax. Plain text is the name."""
 
-    host: Annotated[kinds.Line, Field(description="A name, or several: node[01-04,7].")]
+    host: Annotated[
+        field_types.Line, Field(description="A name, or several: node[01-04,7].")
+    ]
     slots: Annotated[
-        kinds.Count | None,
+        field_types.Count | None,
         Field(default=None, description="How many tasks it takes."),
     ]
     gpus: Annotated[
-        kinds.Gpus | None,
+        field_types.Gpus | None,
         Field(default=None, description="How many GPUs it has; left out, it is asked."),
     ]
     address: Annotated[
-        kinds.Line | None,
+        field_types.Line | None,
         Field(default=None, description="What the other hosts reach it by."),
     ]
     user: Annotated[
-        kinds.User | None, Field(default=None, description="User name for ssh.")
+        field_types.User | None, Field(default=None, description="User name for ssh.")
     ]
     port: Annotated[
-        kinds.Port | None, Field(default=None, description="Port of its sshd.")
+        field_types.Port | None, Field(default=None, description="Port of its sshd.")
     ]
     python: Annotated[
-        kinds.Line | None, Field(default=None, description="Its Python interpreter.")
+        field_types.Line | None,
+        Field(default=None, description="Its Python interpreter."),
     ]
 
 
-Host = Annotated[HostItem, kinds.Shorthand("host", {"type": "string", "minLength": 1})]
+Host = Annotated[
+    HostItem, field_types.Shorthand("host", {"type": "string", "minLength": 1})
+]
 
 
 class Ssh(_Section):
     """How hosts are reached over SSH. ~/.ssh/config has its say too."""
 
     user: Annotated[
-        kinds.User | None, Field(default=None, description="User name on the hosts.")
+        field_types.User | None,
+        Field(default=None, description="User name on the hosts."),
     ]
     port: Annotated[
-        kinds.Port | None, Field(default=None, description="Port of the sshd.")
+        field_types.Port | None, Field(default=None, description="Port of the sshd.")
     ]
     identity_file: Annotated[
-        kinds.Line | None, Field(default=None, description="Private key.")
+        field_types.Line | None, Field(default=None, description="Private key.")
     ]
     config_file: Annotated[
-        kinds.Line | None,
+        field_types.Line | None,
         Field(default=None, description="Client configuration to use."),
     ]
     known_hosts: Annotated[
-        kinds.Line | None, Field(default=None, description="Host keys to trust.")
+        field_types.Line | None, Field(default=None, description="Host keys to trust.")
     ]
     connect_timeout: Annotated[
-        kinds.Duration,
+        field_types.Duration,
         Field(default="10s", description="How long one connection may take."),
     ]
 
@@ -299,23 +305,25 @@ class Slurm(_Section):
     """What is asked of Slurm."""
 
     nodes: Annotated[
-        kinds.Count | None, Field(default=None, description="sbatch --nodes.")
+        field_types.Count | None, Field(default=None, description="sbatch --nodes.")
     ]
     tasks_per_node: Annotated[
-        kinds.Count | None,
+        field_types.Count | None,
         Field(default=None, description="Tasks on each node."),
     ]
     partition: Annotated[
-        kinds.WordList | None, Field(default=None, description="sbatch --partition.")
+        field_types.WordList | None,
+        Field(default=None, description="sbatch --partition."),
     ]
     time: Annotated[
-        kinds.SlurmTime | None, Field(default=None, description="sbatch --time.")
+        field_types.SlurmTime | None, Field(default=None, description="sbatch --time.")
     ]
     gpus_per_node: Annotated[
-        kinds.Gpus | None, Field(default=None, description="sbatch --gpus-per-node.")
+        field_types.Gpus | None,
+        Field(default=None, description="sbatch --gpus-per-node."),
     ]
     options: Annotated[
-        list[kinds.Line],
+        list[field_types.Line],
         Field(default=[], description="More options of sbatch, one an item."),
     ]
 
@@ -324,18 +332,20 @@ class Sge(_Section):
     """What is asked of Grid Engine."""
 
     parallel_environment: Annotated[
-        kinds.Word | None, Field(default=None, description="qsub -pe: its name.")
+        field_types.Word | None, Field(default=None, description="qsub -pe: its name.")
     ]
     slots: Annotated[
-        kinds.Count | None, Field(default=None, description="qsub -pe: how many.")
+        field_types.Count | None, Field(default=None, description="qsub -pe: how many.")
     ]
-    queue: Annotated[kinds.WordList | None, Field(default=None, description="qsub -q.")]
+    queue: Annotated[
+        field_types.WordList | None, Field(default=None, description="qsub -q.")
+    ]
     resources: Annotated[
-        dict[kinds.Word, kinds.Resource],
+        dict[field_types.Word, field_types.Resource],
         Field(default={}, description="qsub -l, name and value."),
     ]
     options: Annotated[
-        list[kinds.Line],
+        list[field_types.Line],
         Field(default=[], description="More options of qsub, one word an item."),
     ]
 
@@ -348,7 +358,7 @@ class Restart(_Section):
         Field(
             default=0,
             ge=0,
-            le=kinds.MAX_COUNT,
+            le=field_types.MAX_COUNT,
             description="How often tasks are started again, in all.",
         ),
     ]
@@ -362,7 +372,7 @@ class Cluster(_Section):
     """A TensorFlow cluster and what runs on it, as `tfcluster launch` reads it."""
 
     name: Annotated[
-        kinds.Name | None,
+        field_types.Name | None,
         Field(
             default=None,
             description="Held by one active run. Left out, the file's stem serves "
@@ -374,7 +384,7 @@ class Cluster(_Section):
         Field(default="local", description="Where the hosts come from."),
     ]
     command: Annotated[
-        kinds.Command | None,
+        field_types.Command | None,
         Field(
             default=None,
             description="What every task runs. A string is split as a POSIX shell "
@@ -383,24 +393,24 @@ class Cluster(_Section):
     ]
     workdir: Annotated[
         Workdir,
-        kinds.Shorthand("path", {"type": "string"}),
+        field_types.Shorthand("path", {"type": "string"}),
         Field(
             default={},
             description="Where tasks run, relative to this file. Default: its folder.",
         ),
     ]
     python: Annotated[
-        kinds.Line | None,
+        field_types.Line | None,
         Field(
             default=None,
             description="Interpreter on the hosts that a leading `python` means.",
         ),
     ]
     env: Annotated[
-        kinds.Env, Field(default={}, description="Variables for every task.")
+        field_types.Env, Field(default={}, description="Variables for every task.")
     ]
     secrets: Annotated[
-        dict[kinds.EnvName, SecretSource],
+        dict[field_types.EnvName, SecretSource],
         Field(
             default={},
             description="Variables that are never shown and never in an argument.",
@@ -421,18 +431,18 @@ class Cluster(_Section):
         Field(default="auto", description="What starts the agents on the hosts."),
     ]
     ports: Annotated[
-        kinds.Ports,
+        field_types.Ports,
         Field(default="auto", description="auto, or a range to take ports from."),
     ]
     restart: Annotated[
         Restart, Field(default={}, description="What happens after a failure.")
     ]
     start_timeout: Annotated[
-        kinds.Duration,
+        field_types.Duration,
         Field(default="300s", description="How long each phase of the start may take."),
     ]
     progress_timeout: Annotated[
-        kinds.DurationOrOff,
+        field_types.DurationOrOff,
         Field(
             default=False,
             json_schema_extra={"default": "off"},
@@ -441,7 +451,7 @@ class Cluster(_Section):
         ),
     ]
     grace: Annotated[
-        kinds.DurationOrZero,
+        field_types.DurationOrZero,
         Field(
             default="10s",
             description="Time between asking a task to stop and killing it.",

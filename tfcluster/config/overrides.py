@@ -8,10 +8,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from tfcluster.config.diagnostics import Report
 from tfcluster.config.parse import parse
-from tfcluster.config.report import Report
+from tfcluster.config.text import printable
 from tfcluster.config.tree import Entry, Map, Mark, Node, Scalar, Seq, mapping, text
-from tfcluster.config.wording import printable
 from tfcluster.hostlist import HostlistError, split
 
 COMMAND_LINE = Mark("command line")

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from tfcluster.config.report import Report
+from tfcluster.config.diagnostics import Report
 from tfcluster.config.syntax import explain
 from tfcluster.config.tree import Entry, Map, Mark, Node, Scalar, Seq
 

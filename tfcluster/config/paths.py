@@ -11,7 +11,7 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
-from tfcluster.config.wording import MAX_PATH, printable
+from tfcluster.config.text import MAX_PATH, printable
 
 
 class PathError(ValueError):

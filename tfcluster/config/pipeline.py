@@ -13,18 +13,18 @@ from pathlib import Path, PurePath
 from pydantic import ValidationError
 
 from tfcluster.config.describe import Setting, check_ports, describe
+from tfcluster.config.diagnostics import Findings, Report
 from tfcluster.config.explain import explain, shown
 from tfcluster.config.loaded import Loaded
 from tfcluster.config.models import Cluster
 from tfcluster.config.overrides import COMMAND_LINE, from_flags, named, override
 from tfcluster.config.parse import parse
 from tfcluster.config.prune import without
-from tfcluster.config.report import Findings, Report
 from tfcluster.config.rules import check_rules, check_unused
-from tfcluster.config.scalars import EMPTY
 from tfcluster.config.source import read_file
+from tfcluster.config.text import MAX_PATH, printable
 from tfcluster.config.tree import Map, Mark, Scalar, value
-from tfcluster.config.wording import MAX_PATH, printable
+from tfcluster.config.yaml11_scalars import EMPTY
 
 _SMALLEST = "smallest valid config: {command: python train.py, tasks: {worker: 2}}"
 

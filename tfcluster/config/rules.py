@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from tfcluster.config.diagnostics import Findings
 from tfcluster.config.models import Cluster, Task
-from tfcluster.config.report import Findings
 from tfcluster.config.tree import Path
 from tfcluster.model import BUILT_IN_SERVERS, RANKED_TYPES, TASK_TYPES, Strategy
 

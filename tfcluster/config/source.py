@@ -9,7 +9,7 @@ import os
 import shlex
 import stat
 
-from tfcluster.config.report import Report
+from tfcluster.config.diagnostics import Report
 from tfcluster.config.tree import Mark
 
 MAX_BYTES = 1 << 20

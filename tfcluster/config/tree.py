@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
-from tfcluster.config.scalars import read
+from tfcluster.config.yaml11_scalars import read
 
 Path: TypeAlias = tuple[str | int, ...]
 """Keys and list indices from the top of the tree."""

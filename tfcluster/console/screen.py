@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TextIO
 
-from tfcluster.console.lane import Lane
 from tfcluster.console.sanitise import sanitise, sanitise_word, settle
 from tfcluster.console.stream import Stream
 from tfcluster.console.style import Style, style_of
 from tfcluster.console.text import plural
+from tfcluster.console.writer_thread import Lane
 
 LINE_CHARACTERS = 16 << 10
 PLAIN_LIVE_S = 10.0

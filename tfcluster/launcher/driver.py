@@ -17,19 +17,25 @@ from tfcluster.compose import address, cluster_of
 from tfcluster.crash import save_crash
 from tfcluster.errors import ExitCode, StartError
 from tfcluster.hostlist import fold
+from tfcluster.launcher.agent_connection import (
+    HEARTBEAT_S,
+    LEASE_S,
+    Answered,
+    Closed,
+    Opened,
+    Unopened,
+)
 from tfcluster.launcher.clocks import clock_warnings
-from tfcluster.launcher.contact import Answered, Closed, Opened, Unopened
-from tfcluster.launcher.copies import LogCopies
 from tfcluster.launcher.hosts import Hosts
 from tfcluster.launcher.interrupts import Interrupt
 from tfcluster.launcher.job import Item, Job, search_paths, start_env
 from tfcluster.launcher.journal import Journal
 from tfcluster.launcher.machines import machine_warnings
 from tfcluster.launcher.progress import Progress
-from tfcluster.launcher.show import Show
-from tfcluster.launcher.stalls import Stalls
-from tfcluster.launcher.sweeping import HEARTBEAT_S, LEASE_S
-from tfcluster.launcher.taskframes import TaskFrames
+from tfcluster.launcher.remote_log_copies import LogCopies
+from tfcluster.launcher.run_output import Show
+from tfcluster.launcher.stall_detector import Stalls
+from tfcluster.launcher.task_messages import TaskFrames
 from tfcluster.lifecycle import begin, step
 from tfcluster.lifecycle.types import (
     Action,

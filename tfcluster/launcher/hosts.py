@@ -18,22 +18,22 @@ from tfcluster import __version__
 from tfcluster.backends.base import Starter
 from tfcluster.compose import WARM, warm_specs
 from tfcluster.errors import ExitCode, StartError, TfclusterError
-from tfcluster.launcher.clocks import certain_lead
-from tfcluster.launcher.contact import Closed, Contact, Opened, Unopened
-from tfcluster.launcher.copying import Copying
-from tfcluster.launcher.job import Item, Job, search_paths, warm_env
-from tfcluster.launcher.reach import choose_address, resolve
-from tfcluster.launcher.silence import Silence
-from tfcluster.launcher.sweeping import (
-    FAN_OUT,
+from tfcluster.isolated_import import PACKAGE_ROOT, module_argv
+from tfcluster.launcher.agent_connection import (
     LEASE_S,
-    SILENT_SWEEP_S,
-    SWEEP_S,
-    Sweeps,
+    Closed,
+    Contact,
+    Opened,
+    Unopened,
     open_agent,
 )
+from tfcluster.launcher.cleanup import FAN_OUT, SILENT_SWEEP_S, SWEEP_S, Sweeps
+from tfcluster.launcher.clocks import certain_lead
+from tfcluster.launcher.host_address import choose_address, resolve
+from tfcluster.launcher.host_liveness import Silence
+from tfcluster.launcher.job import Item, Job, search_paths, warm_env
+from tfcluster.launcher.workdir_sender import Copying
 from tfcluster.lifecycle.types import Event, HostClosed, HostFailed, HostLost, HostReady
-from tfcluster.loading import PACKAGE_ROOT, module_argv
 from tfcluster.model import Host, Strategy, TaskId
 from tfcluster.wire import PROTOCOL, Frame, WireError
 
@@ -116,8 +116,7 @@ class Hosts:
             except TfclusterError as error:
                 self._post(Unopened(host.name, error))
             else:
-                named = host.address == host.name
-                resolved = resolve(host.name) if named else ()
+                resolved = resolve(host.name) if host.address is None else ()
                 self._post(Opened(host.name, contact, resolved))
 
     def _ports_of(self, side: _HostSide) -> int:

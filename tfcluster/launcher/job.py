@@ -13,11 +13,17 @@ from tfcluster.compose import (
     address,
     compose,
 )
-from tfcluster.launcher.contact import Answered, Closed, Opened, Received, Unopened
-from tfcluster.launcher.files import Listing
+from tfcluster.isolated_import import HOOK_FOLDER
+from tfcluster.launcher.agent_connection import (
+    Answered,
+    Closed,
+    Opened,
+    Received,
+    Unopened,
+)
 from tfcluster.launcher.interrupts import Interrupt
+from tfcluster.launcher.workdir_listing import Listing
 from tfcluster.lifecycle.types import Plan, Role
-from tfcluster.loading import HOOK_FOLDER
 from tfcluster.model import Allocation, Description, Host, Strategy, TaskId
 from tfcluster.placement import place_again, share_machines
 

@@ -6,8 +6,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from tfcluster.record.fold import Folding
-from tfcluster.record.view import RunView
+from tfcluster.record.replay import Folding
+from tfcluster.record.run_status import RunView
 from tfcluster.record.writer import Writer
 
 

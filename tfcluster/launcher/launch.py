@@ -24,7 +24,6 @@ from tfcluster.backends.base import Remembering, Scheduled, Starter
 from tfcluster.compose import TaskSpec, UsesTensorFlow, compose, provisional_cluster
 from tfcluster.errors import ExitCode, ResourceError, TfclusterError
 from tfcluster.launcher.driver import Driver
-from tfcluster.launcher.files import Listing, listing
 from tfcluster.launcher.hosts import Hosts
 from tfcluster.launcher.interrupts import interrupts
 from tfcluster.launcher.job import Item, Job
@@ -35,16 +34,17 @@ from tfcluster.launcher.preflight import (
     require_open_files,
     require_scripts,
 )
-from tfcluster.launcher.scan import uses_tensorflow
+from tfcluster.launcher.run_output import Show
 from tfcluster.launcher.secrets import read_secrets
-from tfcluster.launcher.show import Show
+from tfcluster.launcher.tensorflow_detection import uses_tensorflow
+from tfcluster.launcher.workdir_listing import Listing, listing
 from tfcluster.lifecycle.types import Finish
 from tfcluster.model import Allocation, Description, TaskId
 from tfcluster.placement import place
-from tfcluster.planning import plan_document, task_parts
+from tfcluster.plan_document import plan_document, task_parts
 from tfcluster.record.files import replace_json
 from tfcluster.record.liveness import acquire, identity
-from tfcluster.record.names import hold_name
+from tfcluster.record.name_lock import hold_name
 from tfcluster.record.paths import ELSEWHERE, RunPaths, create_run, state_dir
 from tfcluster.record.writer import Writer
 from tfcluster.tfconfig import Cluster

@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from tfcluster.agent.limits import OPEN_FILES
+from tfcluster.agent.constants import OPEN_FILES
 from tfcluster.compose import TaskSpec
 from tfcluster.errors import ResourceError, StartError
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from tfcluster.errors import ExitCode
-from tfcluster.lifecycle.flow import VERDICT, Result, alive, end, of, stop
+from tfcluster.lifecycle.transitions import VERDICT, Result, alive, end, of, stop
 from tfcluster.lifecycle.types import (
     Action,
     Failure,

@@ -14,7 +14,9 @@ from dataclasses import replace
 from functools import singledispatch
 
 from tfcluster.errors import ExitCode
-from tfcluster.lifecycle.endings import (
+from tfcluster.lifecycle.failures import fail, judge, lost_hosts
+from tfcluster.lifecycle.host_loss import host_lost, replanned
+from tfcluster.lifecycle.shutdown import (
     EVALUATOR_GRACE_S,
     close_expired,
     evaluator_expired,
@@ -27,8 +29,7 @@ from tfcluster.lifecycle.endings import (
     stop_gently,
     told_elsewhere,
 )
-from tfcluster.lifecycle.failures import fail, judge, lost_hosts
-from tfcluster.lifecycle.flow import (
+from tfcluster.lifecycle.transitions import (
     CLOSE,
     EVALUATOR,
     LEASE,
@@ -48,7 +49,6 @@ from tfcluster.lifecycle.flow import (
     with_host,
     with_task,
 )
-from tfcluster.lifecycle.losses import host_lost, replanned
 from tfcluster.lifecycle.types import (
     Action,
     ClearDeadline,

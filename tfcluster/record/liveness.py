@@ -19,7 +19,7 @@ from pathlib import Path
 from tfcluster.errors import ActiveRunError, ExitCode, ResourceError
 from tfcluster.record.files import open_private, write_all
 from tfcluster.record.paths import ELSEWHERE, RunPaths
-from tfcluster.record.view import LauncherView, RunView
+from tfcluster.record.run_status import LauncherView, RunView
 from tfcluster.states import RunState, TaskState
 
 HEARTBEAT_S = 5.0

@@ -20,20 +20,18 @@ from tfcluster.console.views.failures import failure
 from tfcluster.errors import ExitCode
 from tfcluster.launcher.echo import is_debugging
 from tfcluster.launcher.interrupts import Interrupt, interrupts
-from tfcluster.launcher.show import Show
+from tfcluster.launcher.run_output import Show
 from tfcluster.model import TaskId
 from tfcluster.record.files import read_json
+from tfcluster.record.load_run import read_run
 from tfcluster.record.logs import follow as follow_files
 from tfcluster.record.paths import RunPaths
-from tfcluster.record.reading import read_run
-from tfcluster.record.view import RunView
+from tfcluster.record.run_status import RunView
 from tfcluster.states import RunState, TaskState
-from tfcluster.submit.asking import Ask, asker
-from tfcluster.submit.inquiry import Inquiry
-from tfcluster.submit.inside import successor
+from tfcluster.submit.background_query import Inquiry
 from tfcluster.submit.job import Job
-from tfcluster.submit.scheduler import JobPhase, JobState, SchedulerError
-from tfcluster.submit.standing import (
+from tfcluster.submit.job_entry import successor
+from tfcluster.submit.job_status import (
     SETTLING_S,
     ask_state,
     ended,
@@ -41,6 +39,8 @@ from tfcluster.submit.standing import (
     still_there,
     waiting,
 )
+from tfcluster.submit.run_command import Ask, asker
+from tfcluster.submit.scheduler import JobPhase, JobState, SchedulerError
 from tfcluster.submit.stopping import cancel
 
 LOOK_S = 0.5

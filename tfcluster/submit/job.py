@@ -16,17 +16,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tfcluster.errors import StartError
-from tfcluster.expected import expected
+from tfcluster.expected_hosts import expected
+from tfcluster.isolated_import import PACKAGE_ROOT
 from tfcluster.launcher.launch import prepare
 from tfcluster.launcher.secrets import read_secrets
-from tfcluster.loading import PACKAGE_ROOT
 from tfcluster.model import Description
-from tfcluster.planning import task_parts
+from tfcluster.plan_document import task_parts
 from tfcluster.record.files import read_json, replace_json
-from tfcluster.record.names import hold_name
+from tfcluster.record.name_lock import hold_name
 from tfcluster.record.paths import RunPaths, create_run, state_dir
-from tfcluster.submit.asking import Ask
-from tfcluster.submit.handover import hand_over, write_private
+from tfcluster.submit.job_input import hand_over, write_private
+from tfcluster.submit.run_command import Ask
 from tfcluster.submit.scheduler import Launcher, Scheduler, SchedulerError
 
 SCRIPT = "job.sh"

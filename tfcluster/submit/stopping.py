@@ -6,14 +6,14 @@ import time
 from collections.abc import Callable, Mapping
 
 from tfcluster.errors import ContactLostError, ExitCode
-from tfcluster.record.reading import read_run
-from tfcluster.record.view import RunView
+from tfcluster.record.load_run import read_run
+from tfcluster.record.run_status import RunView
 from tfcluster.states import RunState
 from tfcluster.submit import scheduler_of
-from tfcluster.submit.asking import Ask, asker
 from tfcluster.submit.job import Job
+from tfcluster.submit.job_status import SETTLING_S, ask_state, settle
+from tfcluster.submit.run_command import Ask, asker
 from tfcluster.submit.scheduler import JobPhase, SchedulerError
-from tfcluster.submit.standing import SETTLING_S, ask_state, settle
 
 PATIENCE_S = 90.0
 _POLL_S = 0.5

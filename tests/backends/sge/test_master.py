@@ -13,7 +13,7 @@ import pytest
 from tests.planning.descriptions import describe
 from tfcluster.backends.base import Scheduled
 from tfcluster.backends.sge import BACKEND
-from tfcluster.backends.sge.master import JobFacts, parse_job, parse_notice
+from tfcluster.backends.sge.qmaster import JobFacts, parse_job, parse_notice
 from tfcluster.errors import ExitCode
 from tfcluster.model import Description, Sge
 

@@ -18,7 +18,7 @@ from tests.planning.descriptions import describe
 from tfcluster.backends.sge import BACKEND, gpus
 from tfcluster.backends.sge.qrsh import QrshChannel, qrsh_argv, shielded
 from tfcluster.errors import StartError
-from tfcluster.loading import PACKAGE_ROOT
+from tfcluster.isolated_import import PACKAGE_ROOT
 from tfcluster.model import Host, TaskGroup
 
 # As the real one: words are joined with spaces, and the user's shell reads them anew.

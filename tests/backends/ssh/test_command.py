@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tfcluster.backends.shipping import agent_argv
+from tfcluster.backends.agent_bundle import agent_argv
 from tfcluster.backends.ssh.command import remote_command
 
 SHELLS = ["sh", "bash", "dash", "zsh", "ksh", "csh", "tcsh", "fish"]

@@ -11,7 +11,7 @@ import pytest
 
 from tfcluster.backends.ssh import errors
 from tfcluster.backends.ssh.errors import HostKey, Stage, Tried
-from tfcluster.backends.ssh.known import KnownKey
+from tfcluster.backends.ssh.known_hosts import KnownKey
 from tfcluster.backends.ssh.route import Route
 from tfcluster.errors import ExitCode, HostError
 

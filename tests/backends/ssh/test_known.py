@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.backends.ssh.server import keygen
-from tfcluster.backends.ssh.known import (
+from tfcluster.backends.ssh.known_hosts import (
     KnownKey,
     Verdict,
     fingerprint,

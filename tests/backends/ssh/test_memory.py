@@ -10,7 +10,7 @@ import pytest
 
 from tests.planning.descriptions import describe
 from tfcluster.backends.ssh.backend import SshBackend
-from tfcluster.backends.ssh.memory import Memory
+from tfcluster.backends.ssh.saved_settings import Memory
 from tfcluster.errors import ContactLostError
 from tfcluster.model import HostEntry, Ssh
 

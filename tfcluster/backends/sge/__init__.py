@@ -12,14 +12,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tfcluster.backends import local
+from tfcluster.backends.agent_bundle import agent_argv, parcel
 from tfcluster.backends.base import Backend, Channel, Starter
 from tfcluster.backends.local import ProcessChannel
 from tfcluster.backends.sge import gpus
 from tfcluster.backends.sge.job import granted_slots, is_one_of, own_names
-from tfcluster.backends.sge.master import Master
 from tfcluster.backends.sge.programs import find_program
+from tfcluster.backends.sge.qmaster import Master
 from tfcluster.backends.sge.qrsh import QrshChannel, qrsh_argv, shielded
-from tfcluster.backends.shipping import agent_argv, parcel
 from tfcluster.errors import ExitCode, StartError
 from tfcluster.model import Allocation, Description, Host
 
@@ -38,7 +38,7 @@ class SgeBackend:
             devices |= gpus.ask(find_program("qrsh", env), others, env)
         return Allocation(
             hosts=tuple(
-                Host(name=name, address=name, slots=count, gpus=devices[name])
+                Host(name=name, slots=count, gpus=devices[name])
                 for name, count in slots.items()
             )
         )

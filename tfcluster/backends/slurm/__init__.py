@@ -8,8 +8,8 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from tfcluster.backends.agent_bundle import agent_argv, parcel
 from tfcluster.backends.base import Backend, Channel, Starter
-from tfcluster.backends.shipping import agent_argv, parcel
 from tfcluster.backends.slurm import gpus
 from tfcluster.backends.slurm.channel import StepChannel
 from tfcluster.backends.slurm.controller import Controller
@@ -45,7 +45,6 @@ class SlurmBackend:
             hosts=tuple(
                 Host(
                     name=node.name,
-                    address=node.name,
                     slots=asked or node.slots,
                     gpus=devices.get(node.name),
                 )

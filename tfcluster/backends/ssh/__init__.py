@@ -7,7 +7,7 @@ Python and sshd.
 from __future__ import annotations
 
 from tfcluster.backends.base import Backend
-from tfcluster.backends.ssh import lean as lean  # before anything imports paramiko
+from tfcluster.backends.ssh import paramiko_import as paramiko_import
 from tfcluster.backends.ssh.backend import SshBackend
 
 BACKEND: Backend = SshBackend()

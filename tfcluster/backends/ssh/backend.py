@@ -13,17 +13,17 @@ from typing import Any
 
 import paramiko
 
+from tfcluster.backends.agent_bundle import agent_argv, parcel
 from tfcluster.backends.base import ANSWER_S
-from tfcluster.backends.shipping import agent_argv, parcel
 from tfcluster.backends.ssh import errors
 from tfcluster.backends.ssh.channel import SshChannel
 from tfcluster.backends.ssh.command import remote_command
 from tfcluster.backends.ssh.config import Directive, parse
 from tfcluster.backends.ssh.connect import Connections, answers, open_session
-from tfcluster.backends.ssh.memory import Memory
 from tfcluster.backends.ssh.route import Route, Sources, route
+from tfcluster.backends.ssh.saved_settings import Memory
 from tfcluster.errors import HostError, StartError
-from tfcluster.expected import host_names, listed_hosts
+from tfcluster.host_list import host_names, listed_hosts
 from tfcluster.model import Allocation, Description, Host, HostEntry
 
 _SYSTEM_CONFIG = Path("/etc/ssh/ssh_config")

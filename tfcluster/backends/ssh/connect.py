@@ -23,7 +23,7 @@ from paramiko.ssh_exception import IncompatiblePeer
 from tfcluster.backends.ssh import errors
 from tfcluster.backends.ssh.errors import HostKey, Stage, Tried
 from tfcluster.backends.ssh.keys import Keys
-from tfcluster.backends.ssh.known import KnownKey, Verdict, known_keys, verdict
+from tfcluster.backends.ssh.known_hosts import KnownKey, Verdict, known_keys, verdict
 from tfcluster.backends.ssh.route import Route
 
 ATTEMPTS = 5

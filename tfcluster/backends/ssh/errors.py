@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from tfcluster.backends.ssh.known import KnownKey, fingerprint
+from tfcluster.backends.ssh.known_hosts import KnownKey, fingerprint
 from tfcluster.backends.ssh.route import Route, key_name
 from tfcluster.errors import HostError, StartError, TfclusterError
 

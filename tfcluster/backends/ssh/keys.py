@@ -15,7 +15,7 @@ import paramiko
 from cryptography.exceptions import UnsupportedAlgorithm
 from paramiko.pkey import UnknownKeyType
 
-from tfcluster.backends.ssh.known import fingerprint
+from tfcluster.backends.ssh.known_hosts import fingerprint
 from tfcluster.backends.ssh.route import Route
 
 _CERTIFICATE = "-cert.pub"

@@ -5,9 +5,9 @@ is escaped in them. Times come in as seconds since the epoch, ``now_s`` among th
 """
 
 from tfcluster.console.views.failures import failure, fold_errors
-from tfcluster.console.views.live import running, starting, stopping
 from tfcluster.console.views.outcome import outcome
 from tfcluster.console.views.plan import plan
+from tfcluster.console.views.progress import running, starting, stopping
 from tfcluster.console.views.status import status, status_line
 
 __all__ = [

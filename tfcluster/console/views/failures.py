@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from tfcluster.console.sanitise import sanitise, sanitise_word, settle
 from tfcluster.console.style import PLAIN, Style
 from tfcluster.hostlist import fold
-from tfcluster.record.view import FailureView, RunView
+from tfcluster.record.run_status import FailureView, RunView
 
 _TAIL_LINES = 20
 _TRACEBACK = "Traceback (most recent call last):"

@@ -8,7 +8,7 @@ from tfcluster.console.sanitise import sanitise_word
 from tfcluster.console.style import PLAIN, Style
 from tfcluster.console.text import duration, fold_tasks, table
 from tfcluster.console.views.failures import how_it_ended
-from tfcluster.record.view import RunView, TaskView
+from tfcluster.record.run_status import RunView, TaskView
 from tfcluster.states import TaskState
 
 _ROWS = 40

@@ -8,7 +8,7 @@ from tfcluster.console.sanitise import sanitise_word
 from tfcluster.console.style import PLAIN, Style
 from tfcluster.console.text import byte_size, duration, table
 from tfcluster.console.views.failures import failure, how_it_ended
-from tfcluster.record.view import RunView, ServingView, TaskView
+from tfcluster.record.run_status import RunView, ServingView, TaskView
 from tfcluster.states import RunState, TaskState
 
 _HEADER = ("task", "state", "host", "pid", "step", "steps/s", "waiting", "end", "")

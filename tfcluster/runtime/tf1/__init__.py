@@ -17,12 +17,12 @@ if TYPE_CHECKING:
         server,
         session_config,
     )
-    from tfcluster.runtime.tf1.membership import Workers, workers
+    from tfcluster.runtime.tf1.graph_result import Training
     from tfcluster.runtime.tf1.parameter_server import parameter_server_graph
     from tfcluster.runtime.tf1.placement import ByBytes, byte_size
     from tfcluster.runtime.tf1.replicated import replicated_graph
     from tfcluster.runtime.tf1.session import BroadcastGlobalVariablesHook, Session
-    from tfcluster.runtime.tf1.training import Training
+    from tfcluster.runtime.tf1.workers import Workers, workers
 
 __all__ = [
     "Barriers",

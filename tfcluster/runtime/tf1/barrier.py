@@ -15,7 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfcluster.runtime.tf1.membership import Workers
+from tfcluster.runtime.tf1.workers import Workers
 
 tf1 = tf.compat.v1
 

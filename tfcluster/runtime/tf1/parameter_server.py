@@ -11,12 +11,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfcluster.runtime.tf1 import managers
+from tfcluster.runtime.tf1 import session_manager
 from tfcluster.runtime.tf1.accumulators import applied_mean
 from tfcluster.runtime.tf1.barrier import Barriers
 from tfcluster.runtime.tf1.caching import THRESHOLD_BYTES, caches
-from tfcluster.runtime.tf1.membership import Workers
-from tfcluster.runtime.tf1.membership import workers as all_workers
+from tfcluster.runtime.tf1.graph_result import Together, Training, remembered
 from tfcluster.runtime.tf1.placement import ByBytes
 from tfcluster.runtime.tf1.towers import (
     Gradients,
@@ -24,7 +23,8 @@ from tfcluster.runtime.tf1.towers import (
     mean_gradients,
     mean_loss,
 )
-from tfcluster.runtime.tf1.training import Together, Training, remembered
+from tfcluster.runtime.tf1.workers import Workers
+from tfcluster.runtime.tf1.workers import workers as all_workers
 
 tf1 = tf.compat.v1
 
@@ -109,7 +109,7 @@ def parameter_server_graph(
             left = tf1.logical_or(left, last.left)
             applied = last.op
         known, noted = remembered(left, cpu)
-    managers.guard(workers)
+    session_manager.guard(workers)
     return Training(
         train_op=tf1.group(applied, noted, name="train_op"),
         loss=mean_loss(losses, cpu),

@@ -25,13 +25,13 @@ from tfcluster.runtime.errors import (
 from tfcluster.runtime.scripts import tf1_script
 from tfcluster.runtime.telemetry.agent_channel import reporter
 from tfcluster.runtime.telemetry.rank_claim import claim
-from tfcluster.runtime.tf1 import managers
-from tfcluster.runtime.tf1.membership import Workers
-from tfcluster.runtime.tf1.one_server import OneServer
+from tfcluster.runtime.tf1 import session_manager
 from tfcluster.runtime.tf1.placement import ByBytes
-from tfcluster.runtime.tf1.reachability import Reach
-from tfcluster.runtime.tf1.steps import StepsHook
-from tfcluster.runtime.tf1.synchronous import STOP_GRACE_S, EndsTogether
+from tfcluster.runtime.tf1.ps_reachability import Reach
+from tfcluster.runtime.tf1.shared_server import OneServer
+from tfcluster.runtime.tf1.step_counter_hook import StepsHook
+from tfcluster.runtime.tf1.sync_replicas_hook import STOP_GRACE_S, EndsTogether
+from tfcluster.runtime.tf1.workers import Workers
 
 tf1 = tf.compat.v1
 
@@ -131,7 +131,7 @@ class _Around:
                     "runtime.synchronous is for Keras: a graph of TensorFlow 1 waits "
                     "for all gradients with SyncReplicasOptimizer"
                 )
-            managers.guard(self.workers)
+            session_manager.guard(self.workers)
             if self.synchronised and len(args) <= _GRACE_AT:
                 kwargs.setdefault("stop_grace_period_secs", STOP_GRACE_S)
             return original(
@@ -202,7 +202,7 @@ class _Around:
             bound.arguments["is_chief"] = self._is_chief(said)
             graph = bound.arguments.get("graph") or tf1.get_default_graph()
             with graph.as_default():
-                managers.guard(self.workers)
+                session_manager.guard(self.workers)
             # It is the last that may add to the graph.
             original(*bound.args, **bound.kwargs)
 

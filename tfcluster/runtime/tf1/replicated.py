@@ -11,13 +11,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfcluster.runtime.tf1 import managers
+from tfcluster.runtime.tf1 import session_manager
 from tfcluster.runtime.tf1.accumulators import applied_mean
 from tfcluster.runtime.tf1.barrier import Barriers
-from tfcluster.runtime.tf1.membership import Workers
-from tfcluster.runtime.tf1.membership import workers as all_workers
-from tfcluster.runtime.tf1.placement import ByBytes
-from tfcluster.runtime.tf1.shadows import (
+from tfcluster.runtime.tf1.graph_result import Together, Training, remembered
+from tfcluster.runtime.tf1.master_copies import (
     Copies,
     copied,
     local,
@@ -26,8 +24,10 @@ from tfcluster.runtime.tf1.shadows import (
     scope_of,
     shadow,
 )
+from tfcluster.runtime.tf1.placement import ByBytes
 from tfcluster.runtime.tf1.towers import device_of, mean_gradients, mean_loss
-from tfcluster.runtime.tf1.training import Together, Training, remembered
+from tfcluster.runtime.tf1.workers import Workers
+from tfcluster.runtime.tf1.workers import workers as all_workers
 
 tf1 = tf.compat.v1
 
@@ -128,7 +128,7 @@ def replicated_graph(
                 *(pushed(found[0], master) for master, found in kept),
                 name=f"sync_{len(kept)}_model_variables_to_ps",
             )
-    managers.guard(workers)
+    session_manager.guard(workers)
     return Training(
         train_op=tf1.group(all_copied.op, noted, name="train_op"),
         loss=mean_loss(losses, cpu),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from contextlib import suppress
 
-from tfcluster.runtime.tf1.reachability import Answer, ask
+from tfcluster.runtime.tf1.ps_reachability import Answer, ask
 from tfcluster.runtime.tf1.wait_policy import patience
 
 _LOOK_S = 5.0

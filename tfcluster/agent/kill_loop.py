@@ -1,0 +1,40 @@
+"""Makes an end of processes: KILL, look again, and give up in time.
+
+Knows neither tasks nor runs: what to kill is found by its caller.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+
+from tfcluster.agent.constants import SWEEP_INTERVAL_S, SWEEP_S
+from tfcluster.agent.loop import Loop
+from tfcluster.agent.proc import Process
+from tfcluster.agent.signals import send
+
+
+def kill_until_gone(
+    loop: Loop,
+    find: Callable[[], list[Process]],
+    done: Callable[[list[Process], list[Process]], None],
+) -> None:
+    """KILL what ``find`` finds until it finds nothing more, at most for ``SWEEP_S``.
+
+    ``done`` is called with all that were killed and with those that are still there.
+    Killing is repeated because a process may fork between the look and the signal.
+    """
+    deadline = loop.now() + SWEEP_S
+    killed: dict[int, Process] = {}
+
+    def step() -> None:
+        alive = find()
+        for process in alive:
+            send(process, signal.SIGKILL)
+            killed[process.pid] = process
+        if alive and loop.now() < deadline:
+            loop.later(SWEEP_INTERVAL_S, step)
+        else:
+            done(list(killed.values()), alive)
+
+    step()

@@ -1,0 +1,133 @@
+"""The tasks, warm interpreters, output and children of one run, put together.
+
+Requests come in already checked, notices come from the pump's thread, ends of children
+from the system; each goes to the one that it concerns.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable
+
+from tfcluster.agent import proc
+from tfcluster.agent.channel import Channel
+from tfcluster.agent.children import Children
+from tfcluster.agent.console_queue import Backlog
+from tfcluster.agent.death_order import Deaths
+from tfcluster.agent.frames import Order, Stacks, Start, Stop, Warm
+from tfcluster.agent.listening import Listening
+from tfcluster.agent.loop import Loop
+from tfcluster.agent.output_capture import Drained, LogTrouble, Notice, Pump, PumpBroken
+from tfcluster.agent.signals import adopt_orphans
+from tfcluster.agent.spawn import environment
+from tfcluster.agent.sweep import AGENT, RUN, agent_mark
+from tfcluster.agent.task import Task
+from tfcluster.agent.tasks import Surroundings, Tasks
+from tfcluster.agent.warm_interpreters import Warmer
+
+
+class Crew:
+    """Everything of a run that has processes."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        channel: Channel,
+        backlog: Backlog,
+        run: str,
+        fault: Callable[[str], None],
+    ) -> None:
+        self._channel = channel
+        self._fault = fault
+        self.adopts_orphans = adopt_orphans()
+        self.pump = Pump(
+            backlog,
+            on_lines=lambda: loop.post(channel.flush),
+            notify=lambda notice: loop.post(lambda: self._noticed(notice)),
+        )
+        marks = {RUN: run, AGENT: agent_mark(os.getpid())}
+        deaths = Deaths()
+        shared = Surroundings(
+            loop=loop,
+            reports=channel,
+            pump=self.pump,
+            base=environment(os.environb, marks),
+            streams=itertools.count(),
+            deaths=deaths,
+        )
+        self._children = Children(deaths)
+        self._tasks = Tasks(shared)
+        self._warmer = Warmer(shared, self._tasks, self._children)
+        self._listening = Listening(loop, channel, self._tree)
+        self._warmer.on_begun = self._listening.expect
+
+    def obey(self, request: Order, *, closing: bool) -> None:
+        match request:
+            case Start() if closing:
+                self._tasks.refuse(request, "the agent is closing")
+            case Start(warm=None):
+                task = self._tasks.start(request)
+                if task is not None:
+                    self._listening.expect(task)
+            case Start():
+                self._warmer.fork(request)
+            case Warm():
+                if not closing:
+                    self._warmer.start(request)
+            case Stop():
+                self._tasks.stop(request)
+            case Stacks(names):
+                self._tasks.ask_stacks(names)
+
+    def reap(self) -> None:
+        """Take note of all children that have ended."""
+        self._children.reap(
+            lambda pid, status: (
+                self._tasks.ended(pid, status) or self._warmer.ended(pid, status)
+            )
+        )
+
+    def stop_all(self, grace_s: float) -> None:
+        self._warmer.close()
+        self._tasks.stop_all(grace_s)
+
+    @property
+    def over(self) -> bool:
+        """No task and no interpreter is left; what else is left can be swept."""
+        return self._tasks.over and self._warmer.over
+
+    def _noticed(self, notice: Notice) -> None:
+        match notice:
+            case Drained(stream, tail):
+                self._tasks.drained(stream, tail)
+                self._warmer.drained(stream, tail)
+            case LogTrouble():
+                self._log_trouble(notice)
+            case PumpBroken(cause):
+                self._fault(f"the output pump ended: {cause}")
+
+    def _log_trouble(self, notice: LogTrouble) -> None:
+        cause, lost = notice.cause, notice.dropped_bytes
+        task = self._tasks.find(notice.stream)
+        if cause is not None and task is not None:
+            self._channel.send(
+                "log_error", task=task.name, cause=cause, dropped_bytes=lost
+            )
+            return
+        whose = task.name if task is not None else "a warm interpreter"
+        text = cause or f"can be written again; {lost} bytes are missing"
+        self._channel.send("note", text=f"the log of {whose}: {text}")
+
+    def _tree(self, task: Task) -> set[int]:
+        """The task's processes. Where it is the script that listens, also those that
+        nobody but us is a parent of any more: a server may go into the background."""
+        leader = task.process_id
+        if leader is None:
+            return set()
+        table = proc.snapshot()
+        roots = {leader}
+        if task.order.watched:
+            roots |= {p.pid for p in table.values() if p.ppid == os.getpid()}
+            roots -= self._tasks.leaders - {leader}
+        return proc.family(table, roots, [leader])

@@ -1,0 +1,142 @@
+"""Ends tasks: a signal to the whole tree, KILL after the grace, and then its leftovers.
+
+Knows whose a process is through ``members``; says what it killed.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Collection, Iterable
+
+from tfcluster.agent import proc
+from tfcluster.agent.constants import LEFTOVER_TERM_S, SETTLE_S
+from tfcluster.agent.kill_loop import kill_until_gone
+from tfcluster.agent.loop import Loop
+from tfcluster.agent.proc import Process, Table
+from tfcluster.agent.process_membership import members
+from tfcluster.agent.signals import send, send_group
+from tfcluster.agent.task import Task
+
+_LOOK_S = 0.1
+
+
+class Stopping:
+    """``others`` gives the leaders that do not belong to a task; ``settled`` is called
+    once for each task when nothing of it is left, or what is left ignores KILL."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        agent: int,
+        others: Callable[[Task], Collection[int]],
+        settled: Callable[[Task], None],
+        unkillable: Callable[[list[Process]], None],
+    ) -> None:
+        self._loop = loop
+        self._agent = agent
+        self._others = others
+        self._settled = settled
+        self._unkillable = unkillable
+
+    def stop(self, tasks: Iterable[Task], signum: int, grace_s: float) -> None:
+        """Signal each process of the tasks once; KILL what is left after the grace."""
+        wanted = list(tasks)
+        table = proc.snapshot() if wanted else {}
+        for task in wanted:
+            if task.status is None:
+                task.stopped = True
+            if grace_s > 0 and task.process is None:
+                task.stop_signal = signum
+            elif grace_s > 0 and signum not in task.signals:
+                self._signal(task, table, signum)
+            self._kill_in(task, grace_s)
+
+    def begun(self, task: Task) -> None:
+        """Its process exists now; it may have been stopped before."""
+        if task.stop_signal is not None:
+            self._signal(task, proc.snapshot(), task.stop_signal)
+
+    def ended(self, task: Task) -> None:
+        """Its process was waited for: what it has left behind must go as well.
+
+        Helpers that notice the end themselves get a moment to do so.
+        """
+        if self._members(task):
+            self._loop.later(SETTLE_S, lambda: self._look(task))
+        else:
+            self._settle(task)
+
+    def abandoned(self, task: Task) -> None:
+        """Nobody knows whether a process was forked for it: kill what there is."""
+        self._kill_in(task, 0.0)
+
+    def _members(self, task: Task, table: Table | None = None) -> list[Process]:
+        return members(
+            proc.snapshot() if table is None else table,
+            self._agent,
+            task.identity(),
+            self._others(task),
+        )
+
+    def _signal(self, task: Task, table: Table, signum: int) -> None:
+        task.signals.add(signum)
+        leader = task.process_id if task.running else None
+        tree = self._members(task, table)
+        for number in (signum, signal.SIGCONT):  # a stopped process must hear it, too
+            if leader is not None:
+                # All at once: no process of the group can fork in between.
+                send_group(leader, number)
+            for process in tree:
+                if leader is None or process.group != leader:
+                    send(process, number)
+
+    def _kill_in(self, task: Task, delay_s: float) -> None:
+        at = self._loop.now() + delay_s
+        if task.kill_at is not None and task.kill_at <= at:
+            return
+        if task.kill_timer is not None:
+            task.kill_timer.cancel()
+        task.kill_at = at
+        task.kill_timer = self._loop.later(delay_s, lambda: self._kill(task))
+
+    def _kill(self, task: Task) -> None:
+        if task.settled:
+            return
+        task.killed = True
+
+        def find() -> list[Process]:
+            # A leader that has ended but was not waited for yet counts as gone.
+            found = self._members(task)
+            if task.status is not None:
+                task.leftovers.update({p.pid: p for p in found})
+            return found
+
+        def done(_killed: list[Process], left: list[Process]) -> None:
+            if left:
+                self._unkillable(left)
+            if left or task.status is not None or task.process is None:
+                self._settle(task)
+
+        kill_until_gone(self._loop, find, done)
+
+    def _look(self, task: Task) -> None:
+        if task.settled:
+            return
+        alive = self._members(task)
+        if not alive:
+            self._settle(task)
+            return
+        if task.kill_at is None:
+            for process in alive:
+                send(process, signal.SIGTERM)
+                send(process, signal.SIGCONT)
+            task.leftovers.update({p.pid: p for p in alive})
+            self._kill_in(task, LEFTOVER_TERM_S)
+        self._loop.later(_LOOK_S, lambda: self._look(task))
+
+    def _settle(self, task: Task) -> None:
+        if not task.settled:
+            task.settled = True
+            if task.kill_timer is not None:
+                task.kill_timer.cancel()
+            self._settled(task)

@@ -1,0 +1,300 @@
+"""Warm interpreters: each imports once, then forks a task on each request.
+
+They live apart from the tasks: the death of one only fails what it was still to fork.
+Knows the protocol with them, nothing of what they import.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+
+from tfcluster.agent.children import Children
+from tfcluster.agent.constants import EVENT_BYTES
+from tfcluster.agent.frames import Start, Warm
+from tfcluster.agent.light_dataclasses import dataclass, field
+from tfcluster.agent.signals import send_group
+from tfcluster.agent.spawn import (
+    Program,
+    SpawnError,
+    environment,
+    spawn,
+    with_folders_first,
+)
+from tfcluster.agent.task import Task, signal_name
+from tfcluster.agent.tasks import Ends, Surroundings, Tasks
+from tfcluster.wire import Frame, LineBuffer, WireError, encode, parse
+
+_READ_BYTES = 64 << 10
+_WRITE_AGAIN_S = 0.02
+_END_S = 0.5  # between its end of file and its end
+_CAUSE_CHARS = 1000
+
+
+@dataclass
+class _Request:
+    """A fork that was asked for; ``rest`` is not yet written."""
+
+    id: int
+    task: Task
+    ends: Ends | None
+    rest: bytes
+
+
+@dataclass(eq=False)
+class _Interpreter:
+    order: Warm
+    stream: int
+    began: float
+    end: socket.socket
+    pid: int = 0
+    ready: bool = False
+    status: int | None = None
+    lines: LineBuffer = field(default_factory=lambda: LineBuffer(EVENT_BYTES))
+    unwritten: deque[_Request] = field(default_factory=deque)
+    asked: dict[int, _Request] = field(default_factory=dict)
+    writing: bool = False
+    closed: bool = False  # by us
+
+    @property
+    def alive(self) -> bool:
+        return self.status is None and self.end.fileno() >= 0
+
+
+class Warmer:
+    """All warm interpreters of this host, by key."""
+
+    def __init__(self, shared: Surroundings, tasks: Tasks, children: Children) -> None:
+        self._shared = shared
+        self._tasks = tasks
+        self._children = children
+        self._interpreters: dict[str, _Interpreter] = {}
+        self._requests = 0
+        self.on_begun: Callable[[Task], None] = lambda task: None
+
+    def start(self, order: Warm) -> None:
+        """Execute an interpreter. A failure is reported as `cold`."""
+        old = self._interpreters.get(order.key)
+        if old is not None and old.status is None:
+            self._cold(order.key, "there is one under this key already", [])
+            return
+        try:
+            interpreter = self._spawn(order)
+        except SpawnError as error:
+            self._cold(order.key, error.cause, [])
+            return
+        self._interpreters[order.key] = interpreter
+        self._tasks.foreign.add(interpreter.pid)
+        interpreter.end.setblocking(False)
+        self._shared.loop.watch(
+            interpreter.end.fileno(), lambda: self._read(interpreter)
+        )
+
+    def _spawn(self, order: Warm) -> _Interpreter:
+        try:
+            read_end, write_end = os.pipe()
+            ours, theirs = socket.socketpair()
+        except OSError as error:
+            raise SpawnError(f"no pipes: {error.strerror}", error.errno or 0) from error
+        stream = next(self._shared.streams)
+        self._shared.pump.add(stream, read_end, order.log, source=None)
+        argv = (*order.argv, str(theirs.fileno()))
+        base = self._shared.base
+        env = with_folders_first(base, order.env, order.prepend)
+        program = Program(argv, environment(base, env), order.cwd)
+        began = self._shared.loop.now()
+        interpreter = _Interpreter(order, stream, began, ours)
+        try:
+            interpreter.pid = spawn(program, write_end, theirs.fileno())
+        except SpawnError:
+            ours.close()
+            self._shared.pump.drop(stream)
+            raise
+        finally:
+            os.close(write_end)
+            theirs.close()
+        return interpreter
+
+    def fork(self, order: Start) -> None:
+        """Fork a task, as soon as the imports are done."""
+        interpreter = self._interpreters.get(order.warm or "")
+        made = self._tasks.prepare(order)
+        if made is None:
+            return
+        task, ends = made
+        if interpreter is None or not interpreter.alive:
+            ends.close()
+            gone = "has ended" if interpreter else "was never started"
+            self._tasks.failed(task, f"the warm interpreter {order.warm!r} {gone}")
+            return
+        self._requests += 1
+        frame = {
+            "type": "fork",
+            "id": self._requests,
+            "argv": list(order.argv),
+            "env": self._tasks.changes(task),
+            "cwd": order.cwd,
+        }
+        try:
+            line = encode(frame)
+        except WireError as error:
+            ends.close()
+            self._tasks.failed(task, str(error))
+            return
+        interpreter.unwritten.append(_Request(self._requests, task, ends, line))
+        self._write(interpreter)
+
+    def ended(self, pid: int, status: int) -> bool:
+        """Whether it was a warm interpreter that was waited for."""
+        for interpreter in self._interpreters.values():
+            if interpreter.pid == pid and interpreter.status is None:
+                while interpreter.end.fileno() >= 0 and self._read(interpreter):
+                    pass
+                interpreter.status = status
+                self._close(interpreter)
+                self._tasks.foreign.discard(pid)
+                self._shared.pump.drain(interpreter.stream)
+                self._fail_all(interpreter, _words(status))
+                return True
+        return False
+
+    def drained(self, stream: int, tail: list[str]) -> None:
+        """The output of an interpreter that has ended is in its file."""
+        for interpreter in self._interpreters.values():
+            if interpreter.stream != stream or interpreter.status is None:
+                continue
+            self._shared.pump.drop(stream)
+            if not interpreter.closed:
+                self._cold(interpreter.order.key, _words(interpreter.status), tail)
+
+    def close(self) -> None:
+        """End all of them; their tasks go on."""
+        for interpreter in self._interpreters.values():
+            if interpreter.status is None and not interpreter.closed:
+                interpreter.closed = True
+                self._close(interpreter)
+                # One that still imports would see the end of file only afterwards.
+                send_group(interpreter.pid, signal.SIGTERM)
+                self._fail_all(interpreter, "is being closed")
+
+    @property
+    def over(self) -> bool:
+        return all(i.status is not None for i in self._interpreters.values())
+
+    def _write(self, interpreter: _Interpreter) -> None:
+        if not interpreter.ready or interpreter.writing:
+            return
+        while interpreter.unwritten:
+            request = interpreter.unwritten[0]
+            try:
+                self._write_some(interpreter, request)
+            except BlockingIOError:
+                interpreter.writing = True
+                self._shared.loop.later(
+                    _WRITE_AGAIN_S, lambda: self._write_again(interpreter)
+                )
+                return
+            except OSError:
+                return  # it is dying; its end fails all requests
+            if not request.rest:
+                interpreter.unwritten.popleft()
+
+    def _write_again(self, interpreter: _Interpreter) -> None:
+        interpreter.writing = False
+        if interpreter.alive:
+            self._write(interpreter)
+
+    def _write_some(self, interpreter: _Interpreter, request: _Request) -> None:
+        if request.ends is None:
+            written = interpreter.end.send(request.rest)
+        else:
+            # The descriptors go with the first byte of the line.
+            fds = [request.ends.output, request.ends.events.fileno()]
+            written = socket.send_fds(interpreter.end, [request.rest], fds)
+            request.ends.close()
+            request.ends = None
+            interpreter.asked[request.id] = request
+        request.rest = request.rest[written:]
+
+    def _read(self, interpreter: _Interpreter) -> bool:
+        try:
+            data = interpreter.end.recv(_READ_BYTES)
+        except BlockingIOError:
+            return False
+        except OSError:
+            data = b""
+        if not data:
+            # It is ending, and how it does is seen through its pid.
+            self._close(interpreter)
+            self._shared.loop.later(_END_S, lambda: self._kill(interpreter))
+            return False
+        try:
+            for line in interpreter.lines.feed(data):
+                self._take(interpreter, parse(line))
+        except WireError as error:
+            note = f"warm interpreter {interpreter.order.key!r}: {error}"
+            self._shared.reports.send("note", text=note)
+            self._kill(interpreter)
+            self._close(interpreter)
+            return False
+        return True
+
+    @staticmethod
+    def _kill(interpreter: _Interpreter) -> None:
+        if interpreter.status is None:  # else the pid may be anybody's
+            send_group(interpreter.pid, signal.SIGKILL)
+
+    def _take(self, interpreter: _Interpreter, frame: Frame) -> None:
+        kind = frame["type"]
+        if kind == "ready" and not interpreter.ready:
+            interpreter.ready = True
+            seconds = round(self._shared.loop.now() - interpreter.began, 3)
+            key = interpreter.order.key
+            self._shared.reports.send("warmed", key=key, seconds=seconds)
+            self._write(interpreter)
+        elif kind in ("forked", "fork_failed"):
+            number, pid = frame.get("id"), frame.get("pid", 0)
+            if not isinstance(number, int) or number not in interpreter.asked:
+                raise WireError(f"answered to a request {number!r} that was not made")
+            if not isinstance(pid, int) or (kind == "forked" and pid <= 1):
+                raise WireError(f"{pid!r} is not a pid")
+            task = interpreter.asked.pop(number).task
+            if kind == "forked":
+                self._begun(task, pid)
+            else:
+                self._tasks.failed(task, str(frame.get("cause"))[:_CAUSE_CHARS])
+
+    def _begun(self, task: Task, pid: int) -> None:
+        ended = self._children.take(pid)
+        self._tasks.begun(task, pid)
+        self.on_begun(task)
+        if ended is not None:
+            self._tasks.ended(pid, ended.status)
+
+    def _fail_all(self, interpreter: _Interpreter, why: str) -> None:
+        requests = [*interpreter.asked.values(), *interpreter.unwritten]
+        interpreter.asked.clear()
+        interpreter.unwritten.clear()
+        for request in requests:
+            if request.ends is not None:
+                request.ends.close()
+            self._tasks.failed(request.task, f"the warm interpreter {why}")
+
+    def _close(self, interpreter: _Interpreter) -> None:
+        if interpreter.end.fileno() >= 0:
+            with suppress(KeyError):
+                self._shared.loop.unwatch(interpreter.end.fileno())
+            interpreter.end.close()
+
+    def _cold(self, key: str, cause: str, tail: list[str]) -> None:
+        self._shared.reports.send("cold", key=key, cause=cause, tail=tail)
+
+
+def _words(status: int) -> str:
+    if os.WIFSIGNALED(status):
+        return f"was killed by SIG{signal_name(os.WTERMSIG(status))}"
+    return f"ended with exit code {os.WEXITSTATUS(status)}"

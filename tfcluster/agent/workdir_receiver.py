@@ -1,0 +1,335 @@
+"""Takes in the user's files where no file system is shared: what changed, no more.
+
+Knows what it brought last time, and so tells apart what was changed here, what was
+changed there, and both (a three-way merge, as of revision control): what tasks have
+written here is never overwritten. Nothing is changed before everything has arrived.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO
+
+from tfcluster.agent.constants import (
+    SYNC_PART_BYTES,
+    SYNC_STALE_S,
+    SYNC_WINDOW_BYTES,
+)
+from tfcluster.agent.frames import File, Part, Sync
+from tfcluster.agent.light_dataclasses import dataclass
+from tfcluster.agent.os_encoding import local_path
+from tfcluster.wire import WireError
+
+MEMORY = ".tfcluster-sync.json"
+_INCOMING = ".tfcluster-incoming-"
+_SHOWN = 5
+
+Known = Mapping[str, Sequence[str]]
+"""The hashes that a path has had by our doing: one, or two after a break."""
+
+
+class SyncError(Exception):
+    """The files cannot be taken in; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """What is to be done, by path."""
+
+    take: tuple[str, ...]
+    delete: tuple[str, ...]
+    conflicts: tuple[str, ...]
+
+
+def merge(
+    wanted: Mapping[str, str], known: Known, found: Mapping[str, str | None]
+) -> Merge:
+    """Hashes by path: as they are to be, as we left them, as they are (None: not).
+
+    ``found`` has the paths of both others. Pure.
+    """
+    take, conflicts = [], []
+    for path, digest in wanted.items():
+        here, ours = found[path], known.get(path, ())
+        if here == digest:
+            continue
+        if here is None or here in ours:
+            take.append(path)
+        elif digest not in ours:
+            conflicts.append(path)  # changed on both sides; else here alone: it stays
+    gone = (path for path in known if path not in wanted)
+    delete = tuple(path for path in gone if found[path] in known[path])
+    return Merge(tuple(take), delete, tuple(conflicts))
+
+
+class Syncing:
+    """One folder. ``send`` is the channel's."""
+
+    def __init__(self, send: Callable[..., None]) -> None:
+        self._send = send
+        self._request: Sync | None = None
+        self._files: list[File] = []
+        self._taking: _Taking | None = None
+        self._over = False
+
+    def listed(self, request: Sync) -> None:
+        """More of the list of files; with the last of it, the work begins."""
+        if self._over:
+            return  # they are here already, or cannot be
+        if self._request is None:
+            self._request = request
+            if _same_files(request.inodes):
+                self._done(request.original, count=0)
+                return
+        self._files += request.files
+        if request.last:
+            self._guarded(self._begin)
+
+    def came(self, part: Part) -> None:
+        """The next part that was asked for."""
+        if self._taking is not None and not self._over:
+            self._guarded(lambda: self._take(part))
+
+    def close(self) -> None:
+        """Leave nothing half done."""
+        if self._taking is not None:
+            self._taking.drop()
+
+    def _guarded(self, step: Callable[[], None]) -> None:
+        try:
+            step()
+        except (SyncError, OSError) as error:
+            self._over = True
+            self.close()
+            where = self._request.folder if self._request else ""
+            cause = str(error)
+            if isinstance(error, OSError):
+                cause = f"{error.filename or where}: {error.strerror}"
+            self._send("unsynced", cause=cause)
+
+    def _begin(self) -> None:
+        assert self._request is not None  # it was just listed
+        root = local_path(self._request.folder).expanduser()
+        if not root.is_absolute():
+            raise SyncError(f"{self._request.folder} cannot be found: no home here")
+        wanted = {each.path: each.digest for each in self._files}
+        for path in wanted:
+            _check(path)
+        root.mkdir(parents=True, exist_ok=True)
+        known = _recall(root)
+        found = {path: _digest(root / path) for path in {*wanted, *known}}
+        plan = merge(wanted, known, found)
+        if plan.conflicts:
+            shown = ", ".join(plan.conflicts[:_SHOWN])
+            rest = len(plan.conflicts) - _SHOWN
+            more = f" and {rest} more" if rest > 0 else ""
+            raise SyncError(
+                f"changed both here and in {root} there: {shown}{more} "
+                "(move yours away there, or sync to another folder)"
+            )
+        self._taking = _Taking(root, self._files, plan, known)
+        self._ask()
+
+    def _take(self, part: Part) -> None:
+        assert self._taking is not None  # came() has looked
+        self._taking.write(part)
+        self._ask()
+
+    def _ask(self) -> None:
+        assert self._taking is not None  # both callers have made it
+        if parts := self._taking.wanted():
+            self._send("wants", parts=parts)
+        elif self._taking.complete:
+            self._taking.finish()
+            self._done(str(self._taking.root), count=self._taking.count)
+
+    def _done(self, cwd: str, *, count: int) -> None:
+        self._over = True
+        self._send("synced", cwd=cwd, count=count)
+
+
+class _Taking:
+    """The files on their way: asked for in portions, kept apart until all are here."""
+
+    def __init__(
+        self, root: Path, files: Sequence[File], plan: Merge, known: Known
+    ) -> None:
+        self.root = root
+        self.count = len(plan.take)
+        self._plan = plan
+        self._wanted = {each.path: each.digest for each in files}
+        self._known = known
+        self._folder = _incoming(root) if plan.take else None
+        taken = set(plan.take)
+        self._files = {i: each for i, each in enumerate(files) if each.path in taken}
+        self._queue = [
+            [index, offset, min(SYNC_PART_BYTES, each.size - offset)]
+            for index, each in self._files.items()
+            for offset in range(0, max(each.size, 1), SYNC_PART_BYTES)
+        ]
+        self._queue.reverse()
+        self._awaited: list[list[int]] = []
+        self._open: tuple[int, BinaryIO] | None = None
+
+    @property
+    def complete(self) -> bool:
+        return not self._queue and not self._awaited
+
+    def wanted(self) -> list[list[int]]:
+        """``[file, offset, length]`` of the next parts; none while some are to come."""
+        if self._awaited:
+            return []
+        size = 0
+        while self._queue and size < SYNC_WINDOW_BYTES:
+            self._awaited.append(self._queue.pop())
+            size += max(self._awaited[-1][2], SYNC_WINDOW_BYTES // 256)
+        parts = list(self._awaited)
+        self._awaited.reverse()
+        return parts
+
+    def write(self, part: Part) -> None:
+        """Raises SyncError where something else came than was asked for."""
+        asked = self._awaited.pop() if self._awaited else None
+        if asked is None or asked[:2] != [part.index, part.offset]:
+            raise WireError("a part that nobody has asked for")
+        name = self._files[part.index].path
+        if part.data is None:
+            raise SyncError(f"{name} cannot be read any more where it comes from")
+        try:
+            data = base64.b64decode(part.data, validate=True)
+        except binascii.Error as error:
+            raise WireError("a part that is not base64") from error
+        if len(data) != asked[2]:
+            raise SyncError(f"{name} changed while it was sent")
+        file = self._file(part.index)
+        file.write(data)
+
+    def _file(self, index: int) -> BinaryIO:
+        assert self._folder is not None  # there is something to take
+        if self._open is None or self._open[0] != index:
+            self._close()
+            path = self._folder / str(index)
+            self._open = index, path.open("xb")
+        return self._open[1]
+
+    def _close(self) -> None:
+        if self._open is not None:
+            self._open[1].close()
+            self._open = None
+
+    def finish(self) -> None:
+        """Put everything into its place. Raises SyncError, OSError."""
+        self._close()
+        for index, each in self._files.items():
+            assert self._folder is not None  # there is something to take
+            arrived = self._folder / str(index)
+            if _digest(arrived) != each.digest:
+                raise SyncError(f"{each.path} changed while it was sent")
+            arrived.chmod(each.mode & 0o777)
+        new = {path: [digest] for path, digest in self._wanted.items()}
+        if self.count or self._plan.delete or new != self._known:
+            self._put(new)
+        self.drop()
+
+    def _put(self, new: Known) -> None:
+        # After a break both what we had put there and what we were to put is ours.
+        paths = {*new, *self._known}
+        both = {p: [*self._known.get(p, ()), *new.get(p, ())] for p in paths}
+        _remember(self.root, both)
+        for index, each in self._files.items():
+            assert self._folder is not None  # there is something to take
+            target = self.root / each.path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            (self._folder / str(index)).replace(target)
+        for path in self._plan.delete:
+            with suppress(FileNotFoundError):
+                (self.root / path).unlink()
+            for folder in (self.root / path).parents:
+                if folder == self.root or not _remove_empty(folder):
+                    break
+        _remember(self.root, new)
+
+    def drop(self) -> None:
+        self._close()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+
+
+def _check(path: str) -> None:
+    parts = PurePosixPath(path).parts
+    if path.startswith("/") or ".." in parts or not parts or "\0" in path:
+        raise WireError(f"{path!r} is no path within a folder")
+
+
+def _same_files(inodes: Sequence[tuple[str, int]]) -> bool:
+    """These paths are the very files of the launcher's host: it shares them."""
+    try:
+        return bool(inodes) and all(
+            local_path(path).stat().st_ino == number for path, number in inodes
+        )
+    except (OSError, ValueError):
+        return False
+
+
+def _digest(path: Path) -> str | None:
+    """SHA-256 in hex; None: there is nothing; empty: no file that can be read."""
+    try:
+        with path.open("rb") as file:
+            hashed = hashlib.sha256()
+            while data := file.read(1 << 20):
+                hashed.update(data)
+            return hashed.hexdigest()
+    except (FileNotFoundError, NotADirectoryError):
+        return "" if path.is_symlink() else None
+    except OSError:
+        return ""
+
+
+def _incoming(root: Path) -> Path:
+    """A folder for what arrives; what a broken agent left of the kind goes away."""
+    for stale in root.glob(f"{_INCOMING}*"):
+        with suppress(OSError):
+            if time.time() - stale.stat().st_mtime > SYNC_STALE_S:
+                shutil.rmtree(stale, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=_INCOMING, dir=root))
+
+
+def _recall(root: Path) -> Known:
+    try:
+        held = json.loads((root / MEMORY).read_text())
+    except (OSError, ValueError):
+        return {}
+    if not isinstance(held, dict):
+        return {}
+    known = {}
+    for path, digests in held.items():
+        if isinstance(digests, list) and all(isinstance(d, str) for d in digests):
+            with suppress(WireError):
+                _check(path)
+                known[path] = digests
+    return known
+
+
+def _remember(root: Path, known: Known) -> None:
+    fresh = root / f"{MEMORY}.{os.getpid()}"
+    fresh.write_text(json.dumps(known))
+    fresh.replace(root / MEMORY)
+
+
+def _remove_empty(folder: Path) -> bool:
+    try:
+        folder.rmdir()
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,197 @@
+"""The agent for hosts that have nothing but Python: sent over the channel, and kept.
+
+Three things go over the channel before the first frame: a short program, its end, and
+the source of what hosts need of this package. The program unpacks that into the user's
+cache folder, once for each version, and compares what lies there with what has come
+each time. Nothing else is left on the host.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import tarfile
+import threading
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from tfcluster.isolated_import import PACKAGE_ROOT
+
+# Reads up to the first NUL, byte by byte so that nothing after it is taken. Ends with
+# the channel, as the agent does (exit code 10), or when nothing comes. Without quotes,
+# `!`, `$` and line ends, so that every login shell passes it on unharmed.
+_PATIENCE_S = 120
+_FIRST = (
+    f"import os;import _signal;_signal.alarm({_PATIENCE_S});"
+    "exec(bytes().join(iter(lambda:os.read(0,1)or os._exit(10),bytes(1))))"
+)
+
+OLDEST_PYTHON = (3, 10)
+
+SHIPPED = (
+    "__init__.py",
+    "agent",
+    "doctor/__init__.py",
+    "doctor/probe.py",
+    "isolated_import.py",
+    "model.py",
+    "runtime",
+    "wire.py",
+)
+"""What runs on hosts: agent, runtime and probe, and all that these import."""
+
+_packing = threading.Lock()
+
+_RECEIVE = """\
+import os, sys
+size, digest = {size}, {digest!r}
+if sys.version_info < {oldest!r}:
+    sys.exit("tfcluster needs Python 3.10, this is %d.%d" % sys.version_info[:2])
+data = bytearray()
+while len(data) < size:
+    part = os.read(0, size - len(data))
+    if not part:
+        sys.exit("tfcluster: the channel ended before the agent had come")
+    data += part
+import zlib
+try:
+    data = memoryview(zlib.decompress(data, 31))
+except zlib.error:
+    sys.exit("tfcluster: the agent was damaged on its way")
+os.umask(0o077)
+cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+folder = os.path.join(cache, "tfcluster")
+home = os.path.join(folder, digest[:32])
+
+def files():
+    # The members of a plain ustar archive: a header of 512 bytes, then the bytes.
+    at = 0
+    while at < len(data) and data[at]:
+        head = bytes(data[at:at + 512])
+        name, start = head[345:500].rstrip(bytes(1)), head[:100].rstrip(bytes(1))
+        name = name + b"/" + start if name else start
+        length = int(head[124:136].rstrip(bytes(1)), 8)
+        yield os.fsdecode(name), data[at + 512:at + 512 + length]
+        at += 512 + (length + 511) // 512 * 512
+
+def whole():
+    # A cleaner or a power cut may have damaged what was unpacked here before.
+    try:
+        for name, content in files():
+            with open(os.path.join(home, name), "rb", 0) as file:
+                if file.read() != content:
+                    return False
+    except OSError:
+        return False
+    return True
+
+def unpack():
+    import shutil, tempfile, time
+    for name in os.listdir(folder):
+        old = os.path.join(folder, name)
+        if name.startswith("tmp") and time.time() - os.lstat(old).st_mtime > 3600:
+            shutil.rmtree(old, ignore_errors=True)
+    fresh = tempfile.mkdtemp(dir=folder)
+    try:
+        made = set()
+        for name, content in files():
+            path = os.path.join(fresh, name)
+            if os.path.dirname(path) not in made:
+                os.makedirs(os.path.dirname(path), exist_ok=True)
+                made.add(os.path.dirname(path))
+            with open(path, "wb") as file:
+                file.write(content)
+        for _ in range(3):
+            try:
+                os.rename(fresh, home)
+                return
+            except OSError:
+                if whole():  # another agent was faster
+                    return
+                aside = tempfile.mkdtemp(dir=folder)
+                try:
+                    os.rename(home, aside)
+                except OSError:
+                    pass
+                shutil.rmtree(aside, ignore_errors=True)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+def load():
+    import importlib
+    importlib.invalidate_caches()
+    from tfcluster.agent import main, guard, supervisor
+    return main
+
+def forget():
+    # Its byte code is damaged, then: nobody compares that with anything.
+    import shutil
+    shutil.rmtree(home, ignore_errors=True)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "tfcluster"]:
+        del sys.modules[name]
+
+try:
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    status = os.stat(folder)
+    if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+        sys.exit("tfcluster: others may write to " + folder)
+    if not whole():
+        unpack()
+except OSError as error:
+    why = error.strerror or str(error)
+    hint = "make room there, or set XDG_CACHE_HOME for this host to another folder"
+    said = "tfcluster: cannot keep the agent in {{}}: {{}} ({{}})"
+    sys.exit(said.format(folder, why, hint))
+sys.path.insert(0, home)
+try:
+    main = load()
+except (ImportError, EOFError, ValueError, TypeError, SyntaxError):
+    forget()
+    unpack()
+    main = load()
+del data
+sys.exit(main([]))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """What is to be sent before the first frame, and the hash that names it."""
+
+    data: bytes
+    digest: str
+
+
+def agent_argv(python: str) -> tuple[str, ...]:
+    """The argv that becomes an agent once a parcel was sent to it."""
+    return (python, "-I", "-S", "-c", _FIRST)
+
+
+def parcel() -> Parcel:
+    """What hosts need of this package, packed once for all of them."""
+    with _packing:  # all of them are connected to at once
+        return _packed()
+
+
+@lru_cache(maxsize=1)
+def _packed() -> Parcel:
+    return pack()
+
+
+def pack() -> Parcel:
+    """The same bytes for the same files."""
+    packed, root = io.BytesIO(), Path(PACKAGE_ROOT)
+    parts = (root / "tfcluster" / name for name in SHIPPED)
+    files = (p for part in parts for p in (part.rglob("*.py"), [part])[part.is_file()])
+    with tarfile.open(fileobj=packed, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+        for path in sorted(files):
+            source = path.read_bytes()
+            entry = tarfile.TarInfo(str(path.relative_to(root)))
+            entry.size, entry.mode = len(source), 0o600
+            archive.addfile(entry, io.BytesIO(source))
+    data = gzip.compress(packed.getvalue(), compresslevel=6, mtime=0)
+    digest = hashlib.sha256(data).hexdigest()
+    program = _RECEIVE.format(size=len(data), digest=digest, oldest=OLDEST_PYTHON)
+    return Parcel(program.encode() + b"\0" + data, digest)

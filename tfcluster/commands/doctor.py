@@ -1,0 +1,143 @@
+"""``doctor`` from the words of the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from tfcluster import backends, config
+from tfcluster.console.output import put, say
+from tfcluster.console.sanitise import sanitise, sanitise_word
+from tfcluster.console.style import style_of
+from tfcluster.console.text import table
+from tfcluster.doctor.diagnosis import HEADER, Finding, findings, rows, to_json
+from tfcluster.doctor.probe_hosts import Report, Wishes, examine
+from tfcluster.errors import ExitCode
+from tfcluster.expected_hosts import expected
+from tfcluster.launcher.launch import Prepared, prepare
+from tfcluster.model import Description, Host
+from tfcluster.submit import scheduler_of
+from tfcluster.submit.scheduler import Scheduler
+
+
+def doctor(
+    path: str,
+    overrides: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    as_json: bool,
+    quick: bool,
+) -> int:
+    """Examine the hosts of a file; 3 or 4 where a launch would fail so."""
+    loaded = config.load(path, overrides=overrides, environ=environ)
+    for problem in loaded.warnings:
+        say(sanitise(str(problem)))
+    description = loaded.description
+    scheduler = scheduler_of(description.backend)
+    if scheduler is not None and not scheduler.is_inside(environ):
+        return _examine_here(
+            description, scheduler, environ, as_json=as_json, quick=quick
+        )
+    backend = backends.get(description.backend)
+    prepared = prepare(description, backend.allocate(description, environ))
+    wishes = _wishes(prepared, quick=quick)
+    starter = backend.starter(description, environ)
+    reports = examine(prepared.allocation.hosts, starter, wishes)
+    found = findings(reports, _wanted_gpus(prepared))
+    return _answer(reports, found, environ, as_json=as_json)
+
+
+def _examine_here(
+    description: Description,
+    scheduler: Scheduler,
+    environ: Mapping[str, str],
+    *,
+    as_json: bool,
+    quick: bool,
+) -> int:
+    """Outside of a job: what can be seen on the host that would submit one.
+
+    Its interpreter and disks need not be those of the nodes; its files most likely are.
+    """
+    prepared = prepare(description, expected(description))
+    wishes = _wishes(prepared, quick=quick)
+    local = backends.get("local")
+    here = Host(name=os.uname().nodename, address="127.0.0.1")
+    reports = examine((here,), local.starter(description, environ), wishes)
+    found = [
+        finding
+        if finding.text.startswith("there is no ")
+        else replace(finding, error=False)
+        for finding in findings(reports, {})
+    ]
+    program = scheduler.submit_argv(Path("job.sh"))[0]
+    if shutil.which(program, path=environ.get("PATH")) is None:
+        text = f"there is no {program} on the PATH (load {scheduler.name}'s module)"
+        found.append(Finding(here.name, text))
+    code = _answer(reports, found, environ, as_json=as_json)
+    say(
+        f"this is no {scheduler.name} job: its nodes can be looked at from within one "
+        "only; this was the host that you are on"
+    )
+    return code
+
+
+def _wishes(prepared: Prepared, *, quick: bool) -> Wishes:
+    description = prepared.description
+    ports = description.ports
+    return Wishes(
+        python=description.python,
+        workdir=None if description.sync else str(description.workdir),
+        scripts=_scripts(prepared),
+        imports=not quick,
+        low=ports.low if ports else None,
+        high=ports.high if ports else None,
+    )
+
+
+def _answer(
+    reports: Mapping[str, Report],
+    found: Sequence[Finding],
+    environ: Mapping[str, str],
+    *,
+    as_json: bool,
+) -> int:
+    if as_json:
+        put(json.dumps(to_json(reports, list(found)), indent=1) + "\n")
+    else:
+        known = {n: report for n, report in reports.items() if report.facts}
+        lines = table([[sanitise_word(c) for c in row] for row in rows(known)], HEADER)
+        put("".join(f"{line}\n" for line in lines))
+        _tell(found, environ)
+    if any(finding.unreachable for finding in found):
+        return ExitCode.HOST
+    return ExitCode.START if any(f.error for f in found) else ExitCode.OK
+
+
+def _scripts(prepared: Prepared) -> tuple[str, ...]:
+    """The scripts that tasks run, as their commands name them."""
+    programs = {spec.arguments[1] for spec in prepared.specs if len(spec.arguments) > 1}
+    return tuple(sorted(p for p in programs if p not in ("-m", "-c")))
+
+
+def _wanted_gpus(prepared: Prepared) -> dict[str, int]:
+    groups = prepared.description.tasks
+    wanted: dict[str, int] = {}
+    for spec in prepared.specs:
+        host = spec.place.host.name
+        wanted[host] = wanted.get(host, 0) + (groups[spec.task.type].gpus or 0)
+    return wanted
+
+
+def _tell(found: Sequence[Finding], environ: Mapping[str, str]) -> None:
+    style = style_of(sys.stderr, environ)
+    for finding in found:
+        paint = style.red if finding.error else style.yellow
+        say(paint(sanitise(str(finding))))
+    if not found:
+        say(style.green("no problems found"))

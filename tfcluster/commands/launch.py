@@ -1,0 +1,268 @@
+"""``launch`` and ``plan`` from the words of the command line."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+from tfcluster import backends, config
+from tfcluster.config import Loaded
+from tfcluster.console.output import put, say
+from tfcluster.console.sanitise import sanitise
+from tfcluster.console.style import style_of
+from tfcluster.console.views.plan import plan as plan_view
+from tfcluster.errors import ConfigError, Problem
+from tfcluster.expected_hosts import expected
+from tfcluster.launcher.detach import detached
+from tfcluster.launcher.launch import Prepared, check, prepare
+from tfcluster.launcher.preflight import command_warnings
+from tfcluster.model import Description
+from tfcluster.plan_document import plan_lines, task_parts
+from tfcluster.record.paths import RunPaths, state_path
+from tfcluster.submit import scheduler_of
+from tfcluster.submit.follow import follow
+from tfcluster.submit.job import launcher_at
+from tfcluster.submit.job import submit as submit_job
+from tfcluster.submit.job_entry import run_submitted
+from tfcluster.submit.run_command import asker
+from tfcluster.submit.scheduler import Scheduler
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The options of ``launch``."""
+
+    overrides: tuple[str, ...] = ()
+    name: str | None = None
+    detach: bool = False
+    dry_run: bool = False
+    count: int | None = None
+    ps: int = 0
+    hosts: str | None = None
+    behind: int = 0
+    """How many of the words stand behind ``--``."""
+    submitted: str | None = None
+    """The folder of a run that a job was submitted for: this is that job."""
+
+
+def launch(words: Sequence[str], options: Options, environ: Mapping[str, str]) -> int:
+    """Run what the words describe; the exit code. Raises a TfclusterError."""
+    if options.submitted is not None:
+        return run_submitted(Path(options.submitted), environ)
+    loaded = _load(words, options, environ)
+    if options.dry_run:
+        return _show_plan(loaded, environ, as_json=False)
+    description = loaded.description
+    scheduler = scheduler_of(description.backend)
+    if scheduler is not None and not scheduler.is_inside(environ):
+        return _launch_as_job(description, scheduler, options, environ)
+    ready = check(description, environ)
+    if not options.detach:
+        return ready.run(lambda paths: None, environ)
+    run = detached(lambda begun: ready.run(begun, environ))
+    put(f"{run}\n")
+    _say(f"detached; see `tfcluster status {run}`, `logs -f` and `stop`")
+    return 0
+
+
+def submit(
+    path: str,
+    overrides: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    name: str | None = None,
+    dry_run: bool,
+) -> int:
+    """Queue a job for the file and print its id, or just show the script."""
+    loaded = config.load(path, overrides=overrides, name=name, environ=environ)
+    _warn(loaded)
+    description = loaded.description
+    scheduler = scheduler_of(description.backend)
+    if scheduler is None:
+        where = description.origins.get("backend", description.source)
+        problem = f"backend {description.backend} has no jobs to submit"
+        hint = "`tfcluster launch` starts it; --set backend=slurm is one that has"
+        raise ConfigError([Problem(where, problem, hint)])
+    if dry_run:
+        paths = _unborn(description, environ)
+        put(scheduler.render(description, launcher_at(paths)))
+        return 0
+    job = submit_job(description, scheduler, asker(environ), environ)
+    put(f"{job.id}\n")
+    _say(f"run {job.paths.run}")
+    _say(f"submitted; see `tfcluster status {job.paths.run}`, `logs -f` and `stop`")
+    return 0
+
+
+def _launch_as_job(
+    description: Description,
+    scheduler: Scheduler,
+    options: Options,
+    environ: Mapping[str, str],
+) -> int:
+    """Nothing is allocated here: have a job launch it, and stay with that."""
+    job = submit_job(description, scheduler, asker(environ), environ)
+    if not options.detach:
+        return follow(job, environ)
+    run = job.paths.run
+    put(f"{run}\n")
+    _say(f"submitted as job {job.id}; see `tfcluster status {run}`, `logs -f`, `stop`")
+    return 0
+
+
+def plan(
+    path: str,
+    overrides: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    as_json: bool,
+    full: bool = False,
+) -> int:
+    """Print the plan of a file. Raises a TfclusterError."""
+    loaded = config.load(path, overrides=overrides, environ=environ)
+    _warn(loaded)
+    return _show_plan(loaded, environ, as_json=as_json, full=full)
+
+
+def _load(words: Sequence[str], options: Options, environ: Mapping[str, str]) -> Loaded:
+    if not words:
+        raise ConfigError(
+            [
+                Problem(
+                    "launch",
+                    "what is to be launched?",
+                    "`tfcluster launch cluster.yaml`, or "
+                    "`tfcluster launch -n 4 -- python train.py`",
+                )
+            ]
+        )
+    if options.count is None:
+        _refuse_without_count(words, options)
+        loaded = config.load(
+            words[0],
+            overrides=options.overrides,
+            name=options.name,
+            arguments=words[1:],
+            environ=environ,
+        )
+    else:
+        _refuse_file(words, options.count)
+        loaded = config.from_command(
+            words,
+            count=options.count,
+            ps=options.ps,
+            hosts=options.hosts,
+            overrides=options.overrides,
+            name=options.name,
+            environ=environ,
+            cwd=Path.cwd(),
+        )
+    _warn(loaded)
+    return loaded
+
+
+def _refuse_without_count(words: Sequence[str], options: Options) -> None:
+    """``--ps`` and ``--hosts`` stand for a file; so does a command without ``-n``."""
+    before = words[: len(words) - options.behind] if options.behind else words
+    looks_like_command = words[0].endswith(".py") or words[0].startswith("python")
+    problems = [
+        Problem(flag, "goes with -n N and a command, not with a file", hint)
+        for flag, given, hint in (
+            ("--ps", options.ps, "write `ps: N` under 'tasks', or --set tasks.ps=N"),
+            ("--hosts", options.hosts, "write 'hosts:' in the file"),
+        )
+        if given
+    ]
+    if before[1:] and not looks_like_command:
+        rest = shlex.join([*before[1:], *words[len(before) :]])
+        problems.append(
+            Problem(
+                before[1],
+                f"does not belong to {words[0]}",
+                "what is to be appended to the command stands behind `--`: "
+                f"tfcluster launch {shlex.quote(words[0])} -- {rest}",
+            )
+        )
+    if looks_like_command and Path(words[0]).suffix not in (".yaml", ".yml"):
+        problems.append(
+            Problem(
+                words[0],
+                "is a command, not a cluster.yaml",
+                f"tfcluster launch -n 2 -- {' '.join(words)}"
+                if words[0].startswith("python")
+                else f"tfcluster launch -n 2 -- python {' '.join(words)}",
+            )
+        )
+    if problems:
+        raise ConfigError(problems)
+
+
+def _refuse_file(words: Sequence[str], count: int) -> None:
+    """With ``-n`` the words are a command, and a cluster.yaml is none."""
+    path = Path(words[0])
+    if path.suffix in (".yaml", ".yml") and path.is_file():
+        problem = "is a cluster.yaml, and -n goes with a command"
+        hint = f"tfcluster launch {shlex.quote(words[0])} --set tasks.worker={count}"
+        raise ConfigError([Problem(words[0], problem, hint)])
+
+
+def _warn(loaded: Loaded) -> None:
+    for problem in loaded.warnings:
+        _say(str(problem))
+
+
+def _say(text: str) -> None:
+    say(sanitise(text))
+
+
+def _show_plan(
+    loaded: Loaded, environ: Mapping[str, str], *, as_json: bool, full: bool = False
+) -> int:
+    description = loaded.description
+    scheduler = scheduler_of(description.backend)
+    known = scheduler is not None and scheduler.is_inside(environ)
+    if known or description.backend == "local":
+        hosts = backends.get(description.backend).allocate(description, environ)
+    else:
+        hosts = expected(description)
+    prepared = prepare(description, hosts)
+    here = description.backend == "local"
+    for warning in command_warnings(prepared.specs, environ, programs=here):
+        _say(warning)
+    run = _unborn(description, environ)
+    pieces = (
+        _json_plan(prepared, str(run.logs))
+        if as_json
+        else _text_plan(prepared, str(run.logs), sys.stdout, environ, full=full)
+    )
+    for piece in pieces:
+        put(piece)
+    return 0
+
+
+def _unborn(description: Description, environ: Mapping[str, str]) -> RunPaths:
+    """Where a run would be recorded."""
+    return RunPaths(state_path(environ) / "runs" / f"{description.name}-<time>")
+
+
+def _json_plan(prepared: Prepared, logs: str) -> Iterator[str]:
+    tasks = [spec.task for spec in prepared.specs]
+    return plan_lines(prepared.document(logs), prepared.cluster, tasks)
+
+
+def _text_plan(
+    prepared: Prepared,
+    logs: str,
+    out: TextIO | None,
+    environ: Mapping[str, str],
+    *,
+    full: bool,
+) -> Iterator[str]:
+    document = task_parts(prepared.document(logs), prepared.cluster)
+    origins = prepared.description.origins
+    for line in plan_view(document, origins, style_of(out, environ), full=full):
+        yield f"{line}\n"

@@ -1,0 +1,101 @@
+"""``status`` and ``logs``: what the record says, for people and for programs."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tfcluster.errors import ConfigError, Problem
+from tfcluster.model import TASK_TYPES, TaskId
+from tfcluster.record.files import read_json
+from tfcluster.record.load_run import read_run, read_summary
+from tfcluster.record.logs import follow, last_lines
+from tfcluster.record.paths import RunPaths, find, runs, state_dir
+from tfcluster.record.run_status import RunView
+from tfcluster.submit.job_status import standing
+
+SHOWN_RUNS = 20
+
+
+def one_run(run: str | None, environ: Mapping[str, str]) -> RunView:
+    """The run as it stands. Raises ConfigError where there is no such run."""
+    paths = find(state_dir(environ), run)
+    return standing(read_run(paths, now_s=time.time()), paths, environ)
+
+
+def other_runs(environ: Mapping[str, str]) -> list[RunView]:
+    """Every run but the newest, newest first, as far as they are worth a line."""
+    known = runs(state_dir(environ))[1 : SHOWN_RUNS + 1]
+    return [read_summary(paths, now_s=time.time()) for paths in known]
+
+
+def all_runs_json(environ: Mapping[str, str]) -> dict[str, Any]:
+    """``status --json`` without a run: all of them, newest first."""
+    now_s = time.time()
+    known = runs(state_dir(environ))
+    return {"runs": [read_run(paths, now_s=now_s).to_json() for paths in known]}
+
+
+def split_words(words: Sequence[str]) -> tuple[str | None, list[str]]:
+    """``[RUN] [TASK...]``: the run, if the first word is none of a task."""
+    if words and words[0].partition(":")[0] not in TASK_TYPES:
+        return words[0], list(words[1:])
+    return None, list(words)
+
+
+def log_files(
+    run: str | None, tasks: Sequence[str], environ: Mapping[str, str]
+) -> tuple[RunPaths, dict[str, Path]]:
+    """The log files of a run's tasks (of all of them, if none is named), by task.
+
+    Raises ConfigError for a run or tasks that there are not.
+    """
+    paths = find(state_dir(environ), run)
+    plan = read_json(paths.plan) or {}
+    known = [TaskId.parse(entry["task"]) for entry in plan.get("tasks", ())]
+    problems = [
+        Problem(
+            word,
+            f"{paths.run} has no such task",
+            "it has " + ", ".join(map(str, known[:12])),
+        )
+        for word in tasks
+        if not any(word in (task.type, str(task)) for task in known)
+    ]
+    if problems:
+        raise ConfigError(problems)
+    chosen = [
+        task for task in known if not tasks or task.type in tasks or str(task) in tasks
+    ]
+    return paths, {str(task): paths.log(task) for task in chosen}
+
+
+def read_logs(files: Mapping[str, Path], count: int) -> Iterator[tuple[str, list[str]]]:
+    """The last lines of each file; a task that has not said anything has none."""
+    for task, path in files.items():
+        try:
+            yield task, last_lines(path, count)
+        except FileNotFoundError:
+            yield task, []
+
+
+def follow_logs(
+    paths: RunPaths, files: Mapping[str, Path], count: int
+) -> Iterator[tuple[str, list[str]]]:
+    """Lines as they come, until the run is over."""
+    return follow(files, _OverOf(paths), last=count)
+
+
+class _OverOf:
+    """Set as soon as a run is over."""
+
+    def __init__(self, paths: RunPaths) -> None:
+        self._paths = paths
+        self._never = threading.Event()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self._never.wait(timeout)
+        return read_summary(self._paths, now_s=time.time()).state.final

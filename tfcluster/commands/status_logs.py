@@ -1,0 +1,90 @@
+"""``status``, ``logs`` and ``stop`` from the words of the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+
+from tfcluster.commands.record_query import (
+    all_runs_json,
+    follow_logs,
+    log_files,
+    one_run,
+    other_runs,
+    read_logs,
+    split_words,
+)
+from tfcluster.console.output import put, say
+from tfcluster.console.sanitise import sanitise, settle
+from tfcluster.console.style import is_terminal, style_of
+from tfcluster.console.views.status import status as status_view
+from tfcluster.console.views.status import status_line
+from tfcluster.errors import ExitCode
+from tfcluster.record.run_status import RunView
+
+_WATCH_S = 1.0
+_CLEAR = "\x1b[H\x1b[J"
+
+
+def status(
+    run: str | None, environ: Mapping[str, str], *, as_json: bool, watch: bool
+) -> int:
+    """Print how it stands; ``watch``: again and again until it is over."""
+    if as_json and run is None and not watch:
+        return _put(json.dumps(all_runs_json(environ), indent=1))
+    view = one_run(run, environ)
+    while True:
+        shown = json.dumps(view.to_json()) if watch else view.to_json()
+        if as_json:
+            _put(shown if isinstance(shown, str) else json.dumps(shown, indent=1))
+        else:
+            _put(_text(view, environ, others=run is None and not watch, clear=watch))
+        if not watch or view.state.final:
+            return 0
+        time.sleep(_WATCH_S)
+        view = one_run(view.run, environ)
+
+
+def _text(
+    view: RunView, environ: Mapping[str, str], *, others: bool, clear: bool
+) -> str:
+    style = style_of(sys.stdout, environ)
+    lines = status_view(view, time.time(), style)
+    if others and (rest := other_runs(environ)):
+        lines += ["", *(status_line(other, time.time(), style) for other in rest)]
+    top = _CLEAR if clear and is_terminal(sys.stdout, environ) else ""
+    return top + "\n".join(lines)
+
+
+def logs(
+    words: Sequence[str], environ: Mapping[str, str], *, follow: bool, count: int
+) -> int:
+    """Print the last lines of tasks, and with ``follow`` what comes after them."""
+    run, tasks = split_words(words)
+    paths, files = log_files(run, tasks, environ)
+    batches = follow_logs(paths, files, count) if follow else read_logs(files, count)
+    style = style_of(sys.stdout, environ, files)
+    for task, lines in batches:
+        prefix = style.prefix(task) if len(files) > 1 else ""
+        put("".join(f"{prefix}{sanitise(settle(line))}\n" for line in lines))
+    return 0
+
+
+def stop(run: str | None, environ: Mapping[str, str], *, now: bool) -> int:
+    """End a run; 0 once nothing of it is left."""
+    from tfcluster.commands.stop import stop as stop_run
+
+    stop_run(run, now=now, environ=environ, say=_say)
+    return ExitCode.OK
+
+
+def _say(text: str) -> None:
+    say(sanitise(text))
+
+
+def _put(text: str) -> int:
+    put(f"{text}{os.linesep}")
+    return 0

@@ -1,0 +1,237 @@
+"""``stop``: end a run from another shell, and leave nothing behind.
+
+The launcher does the stopping; it is told so by a signal. What a dead launcher left is
+swept by way of a fresh agent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from tfcluster import backends
+from tfcluster.backends.base import Remembering, Starter
+from tfcluster.backends.local import LocalBackend
+from tfcluster.errors import ContactLostError
+from tfcluster.hostlist import fold
+from tfcluster.launcher.cleanup import sweep, sweep_all
+from tfcluster.model import Host
+from tfcluster.record.files import read_json
+from tfcluster.record.liveness import identity
+from tfcluster.record.load_run import read_run
+from tfcluster.record.paths import RunPaths, find, state_dir
+from tfcluster.record.run_status import LauncherView, RunView
+from tfcluster.states import RunState
+from tfcluster.submit.job import find_job
+from tfcluster.submit.stopping import stop_job
+
+_POLL_S = 0.05
+_PATIENCE_S = 60.0
+"""Beyond the run's own grace period, of which this module knows nothing."""
+_NOW_PATIENCE_S = 45.0
+"""A launcher that has not killed its tasks by then is killed itself."""
+_HEARD_S = 5.0
+"""How long the record may take to show that the launcher has heard a signal."""
+
+Say = Callable[[str], None]
+
+
+def stop(
+    run: str | None,
+    *,
+    now: bool,
+    environ: Mapping[str, str],
+    say: Say,
+    patience_s: float | None = None,
+) -> RunView:
+    """Stop a run and wait until it is over; how it stands then.
+
+    ``now`` kills all tasks at once, and after ``patience_s`` the launcher itself.
+    Raises ContactLostError where it cannot be told to stop, or does not.
+    """
+    paths = find(state_dir(environ), run)
+    view = _read(paths)
+    if view.state.final and view.state is not RunState.LOST:
+        say(f"{view.run} is over already ({view.state})")
+        return view
+    view = _stopped(
+        view, paths, environ, say, now=now, patience_s=patience_s or _NOW_PATIENCE_S
+    )
+    say(f"{view.run}: {view.state}")
+    return view
+
+
+def _stopped(
+    view: RunView,
+    paths: RunPaths,
+    environ: Mapping[str, str],
+    say: Say,
+    *,
+    now: bool,
+    patience_s: float,
+) -> RunView:
+    if view.state is RunState.LOST:
+        _sweep(view, paths, environ, say)
+        return view
+    if (job := find_job(paths)) and _is_elsewhere(view):
+        return stop_job(job, now=now, environ=environ, say=say)
+    launcher = _within_reach(view)
+    with ExitStack() as stack:
+        # Several `stop`s at once are one: a second signal would mean to kill.
+        if _first(paths.events, stack) and view.state is not RunState.STOPPING:
+            _signal(launcher)
+        if not now:
+            return _await_end(paths, _PATIENCE_S)
+        view = _await(paths, lambda v: v.state is RunState.STOPPING, _HEARD_S)
+        # And a third signal would mean to leave without cleaning up.
+        if not view.state.final and _first(paths.plan, stack):
+            _signal(launcher)
+        view = _await(paths, lambda _: False, patience_s)
+    if view.state.final:
+        return view
+    say(f"the launcher of {view.run} does not react: killing it (pid {launcher.pid})")
+    _kill(launcher)
+    view = _await_end(paths, _HEARD_S)
+    if view.state is RunState.LOST:
+        _sweep(view, paths, environ, say)
+    return view
+
+
+def _read(paths: RunPaths) -> RunView:
+    return read_run(paths, now_s=time.time())
+
+
+def _await(
+    paths: RunPaths, reached: Callable[[RunView], bool], patience_s: float
+) -> RunView:
+    """How the run stands once it is over, or ``reached``, or the time is up."""
+    deadline = time.monotonic() + patience_s
+    while True:
+        view = _read(paths)
+        if view.state.final or reached(view) or time.monotonic() > deadline:
+            return view
+        time.sleep(_POLL_S)
+
+
+def _await_end(paths: RunPaths, patience_s: float) -> RunView:
+    view = _await(paths, lambda _: False, patience_s)
+    if not view.state.final:
+        raise ContactLostError(
+            f"{view.run} was told to stop, but is still {view.state}",
+            hint=f"tfcluster stop --now {view.run}",
+        )
+    return view
+
+
+def _first(file: Path, stack: ExitStack) -> bool:
+    """Whether no other `stop` of this run that is still waiting has come before us.
+
+    The lock is on a file that exists: the state folder may take no new one. It falls
+    with this process, so that a `stop` that was killed is in nobody's way.
+    """
+    try:
+        descriptor = os.open(file, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)  # a read-only disk
+    stack.callback(os.close, descriptor)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _is_elsewhere(view: RunView) -> bool:
+    return view.launcher is None or view.launcher.host != identity().host
+
+
+def _within_reach(view: RunView) -> LauncherView:
+    launcher = view.launcher
+    if launcher is None:
+        raise ContactLostError(f"{view.run} has only just begun", hint="try again")
+    if launcher.host != identity().host:
+        raise ContactLostError(
+            f"the launcher of {view.run} runs on {launcher.host}",
+            hint=f"run `tfcluster stop {view.run}` there",
+        )
+    return launcher
+
+
+def _signal(launcher: LauncherView) -> None:
+    """SIGTERM, which a launcher that was stopped (Ctrl-Z) hears once it goes on."""
+    with _handle(launcher) as handle:
+        if handle is not None:
+            signal.pidfd_send_signal(handle, signal.SIGTERM)
+            signal.pidfd_send_signal(handle, signal.SIGCONT)
+
+
+@contextlib.contextmanager
+def _handle(launcher: LauncherView) -> Iterator[int | None]:
+    """The launcher's process, and no other one that may have got its pid."""
+    with contextlib.suppress(ProcessLookupError):
+        handle = os.pidfd_open(launcher.pid)
+        try:
+            same = identity(launcher.pid).start_time == launcher.start_time
+            yield handle if same else None
+        finally:
+            os.close(handle)
+        return
+    yield None
+
+
+def _kill(launcher: LauncherView) -> None:
+    """KILL the launcher, and the agents that are its children's children.
+
+    What guards such an agent then kills all that the agent has started. Agents on
+    other hosts end everything as soon as their channel is gone.
+    """
+    import psutil  # on use: few runs have to be ended in this way
+
+    with _handle(launcher) as handle:
+        if handle is None:
+            return
+        with contextlib.suppress(psutil.Error):
+            guards = psutil.Process(launcher.pid).children()
+            for agent in [agent for guard in guards for agent in guard.children()]:
+                agent.kill()
+        signal.pidfd_send_signal(handle, signal.SIGKILL)
+
+
+def _sweep(
+    view: RunView, paths: RunPaths, environ: Mapping[str, str], say: Say
+) -> None:
+    say(f"the launcher of {view.run} is gone: {view.reason}")
+    backend, known = backends.get(view.backend or "local"), read_json(paths.hosts)
+    if isinstance(backend, Remembering) and known is not None:
+        used = {task.host for task in view.tasks}
+        hosts, starter = backend.return_to(known, environ)
+        _sweep_hosts(starter, [h for h in hosts if h.name in used], view.run, say)
+        return
+    if view.backend != "local":
+        say("its agents end everything within their lease; look at the hosts yourself")
+        return
+    count = sweep(LocalBackend(), Host(name="localhost", address=""), view.run)
+    if count is None:
+        raise ContactLostError("localhost could not be swept")
+    say(f"localhost: {count or 'no'} leftover processes ended")
+
+
+def _sweep_hosts(starter: Starter, hosts: Sequence[Host], run: str, say: Say) -> None:
+    missed = []
+    for name, found in sweep_all(starter, hosts, run):
+        if isinstance(found, int):
+            say(f"{name}: {found or 'no'} leftover processes ended")
+        else:
+            missed.append(name)
+            say(found.message if found is not None else f"{name}: no answer")
+    if missed:
+        raise ContactLostError(
+            f"{fold(missed)} could not be swept",
+            hint="an agent that lives ends everything within its lease of 30 s",
+        )

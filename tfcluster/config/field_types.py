@@ -1,0 +1,283 @@
+"""The kinds of values that cluster.yaml has: durations, names, port ranges, text.
+
+Each is a type that pydantic checks and that says itself what it takes. A value that
+does not fit raises ``unfit`` (the message then names key and value) or ``refused`` (the
+message stands for itself). What the keys are is not known here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    PlainValidator,
+    WithJsonSchema,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+from tfcluster.config.yaml11_scalars import Lossy
+from tfcluster.model import PortRange
+
+MAX_COUNT = 10_000
+"""Tasks of one type: far more than TF_CONFIG can name."""
+MAX_ENV_BYTES = 131_072
+"""Linux: the longest string in an environment (MAX_ARG_STRLEN)."""
+
+_NAME = "[A-Za-z0-9_][A-Za-z0-9._-]{0,63}"
+_DURATION = r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d)"
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_MAX_DURATION_S = 366 * 86400.0
+_PORT_RANGE = "([0-9]{1,9})-([0-9]{1,9})"
+_ENV_NAME = "[A-Za-z_][A-Za-z0-9_]*"
+_OURS = frozenset({"TF_CONFIG", "TF_GRPC_REUSE_PORT"})
+_USER = r"[A-Za-z0-9_][A-Za-z0-9._@+\\-]*\$?"
+# Not '-' first: such a word would be taken for an option.
+_WORD = "[A-Za-z0-9_.@/*][A-Za-z0-9_.:+/@%=*-]*"
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+
+
+def unfit(what: str, hint: str | None = None) -> PydanticCustomError:
+    return PydanticCustomError("unfit", "{what}", {"what": what, "hint": hint})
+
+
+def refused(message: str, hint: str | None = None) -> PydanticCustomError:
+    context = {"message": message, "hint": hint}
+    return PydanticCustomError("refused", "{message}", context)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shorthand:
+    """Lets a plain value stand for a mapping with one key: ``worker: 3``."""
+
+    key: str
+    json: dict[str, Any]
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(
+            self._widened, handler(source)
+        )
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        return {"anyOf": [self.json, handler(schema)]}
+
+    def _widened(self, value: object) -> object:
+        return value if isinstance(value, dict | list) else {self.key: value}
+
+
+@dataclass(frozen=True, slots=True)
+class Matching:
+    """Text of which all matches a pattern."""
+
+    pattern: str
+    what: str
+    hint: str | None = None
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(
+            self._checked, handler(source)
+        )
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        return {"type": "string", "pattern": f"^(?:{self.pattern})$"}
+
+    def _checked(self, text: str) -> str:
+        if not re.fullmatch(self.pattern, text):
+            raise unfit(self.what, self.hint)
+        return text
+
+
+def _duration(*, zero: bool, off: bool) -> Callable[[object], float | None]:
+    def check(value: object) -> float | None:
+        if off and value is False:
+            # YAML reads `off` as false.
+            return None
+        if isinstance(value, str) and (match := re.fullmatch(_DURATION, value)):
+            seconds = float(match[1]) * _SECONDS[match[2]]
+            if seconds > _MAX_DURATION_S:
+                raise unfit("at most 366d")
+            if seconds > 0 or zero:
+                return seconds
+            raise unfit("longer than 0s", "write off for none" if off else None)
+        example = "10s, 5m, 1h or off" if off else "10s, 5m, 1h"
+        raise unfit("a duration", _duration_hint(value, example))
+
+    return check
+
+
+def _duration_hint(value: object, example: str) -> str:
+    if isinstance(value, int | str) and not isinstance(value, bool):
+        spaced = re.fullmatch(r"([0-9.]+) *(ms|s|m|h|d)[a-z]*", str(value))
+        if spaced:
+            return f"write {spaced[1]}{spaced[2]}"
+        if re.fullmatch("[0-9]+", str(value)):
+            return f"write a unit: {value}s, or like {example}"
+    return f"write {example}"
+
+
+def _duration_json(*extra: Any) -> WithJsonSchema:
+    schema = {"type": "string", "pattern": f"^{_DURATION}$"}
+    return WithJsonSchema({"anyOf": [schema, *extra]} if extra else schema)
+
+
+Duration = Annotated[
+    float, PlainValidator(_duration(zero=False, off=False)), _duration_json()
+]
+DurationOrZero = Annotated[
+    float, PlainValidator(_duration(zero=True, off=False)), _duration_json()
+]
+DurationOrOff = Annotated[
+    float | None,
+    PlainValidator(_duration(zero=False, off=True)),
+    # Without quotes `off` is a boolean to YAML and to those who check its output.
+    _duration_json({"const": "off"}, {"const": False}),
+]
+
+
+def _ports(value: object) -> PortRange | None:
+    if value == "auto":
+        return None
+    if not isinstance(value, str) or not (match := re.fullmatch(_PORT_RANGE, value)):
+        raise unfit("auto or a range like 40000-41000")
+    low, high = int(match[1]), int(match[2])
+    if low > high:
+        raise refused(f"range {value} is reversed", f"write {high}-{low}")
+    if low < 1024 or high > 65535:
+        why = "ports below 1024 need root" if low < 1024 else None
+        raise unfit("within 1024-65535", why)
+    return PortRange(low, high)
+
+
+Ports = Annotated[
+    PortRange | None,
+    PlainValidator(_ports),
+    WithJsonSchema({"type": "string", "pattern": "^(auto|[0-9]+-[0-9]+)$"}),
+]
+
+
+def _as_text(value: object) -> object:
+    """Numbers may stand for text where nothing is lost by it."""
+    if isinstance(value, bool | Lossy) or not isinstance(value, int | float):
+        return value
+    return str(value)
+
+
+Text = Annotated[
+    str, BeforeValidator(_as_text), WithJsonSchema({"type": ["string", "number"]})
+]
+
+
+def _argument(text: str) -> str:
+    if len(text.encode(errors="surrogateescape")) >= MAX_ENV_BYTES:
+        raise refused(f"an argument is longer than {MAX_ENV_BYTES} bytes", "use a file")
+    return text
+
+
+def _as_list(value: object) -> object:
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, list):
+        return value
+    raise unfit("text or a list", "like: python train.py --epochs 3")
+
+
+Command = Annotated[
+    list[Annotated[Text, AfterValidator(_argument)]],
+    Field(min_length=1),
+    BeforeValidator(_as_list),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string", "minLength": 1},
+                {
+                    "type": "array",
+                    "minItems": 1,
+                    "items": {"type": ["string", "number"]},
+                },
+            ]
+        }
+    ),
+]
+"""Arguments; a command that was written as one string is a list of that string."""
+
+
+def _env_name(name: str) -> str:
+    if not re.fullmatch(_ENV_NAME, name):
+        hint = "letters, digits and '_', not a digit first"
+        raise refused(f"{name!r} is not the name of a variable", hint)
+    if name in _OURS or name.startswith("TFCLUSTER_"):
+        raise refused(f"{name} is set by tfcluster", "take it out")
+    if name == "CUDA_VISIBLE_DEVICES":
+        message = "CUDA_VISIBLE_DEVICES is set by tfcluster"
+        raise refused(message, "say how many with gpus: under tasks")
+    return name
+
+
+def _env_value(text: str) -> str:
+    if "\0" in text or "\n" in text or "\r" in text:
+        raise refused("a variable's value must be one line, without NUL")
+    if len(text.encode(errors="surrogateescape")) >= MAX_ENV_BYTES - 256:
+        raise refused(f"a variable is longer than {MAX_ENV_BYTES} bytes", "use a file")
+    return text
+
+
+EnvName = Annotated[str, AfterValidator(_env_name)]
+Env = dict[EnvName, Annotated[Text, AfterValidator(_env_value)]]
+
+
+def _one_line(text: str) -> str:
+    if _CONTROL.search(text):
+        raise unfit("one line, without control characters")
+    return text
+
+
+Line = Annotated[str, AfterValidator(_one_line), Field(min_length=1)]
+
+
+Name = Annotated[
+    str,
+    Matching(
+        _NAME, "at most 64 letters, digits, '.', '_' and '-', and not begin with . or -"
+    ),
+]
+User = Annotated[str, Matching(_USER, "a user name")]
+Word = Annotated[
+    str, Matching(_WORD, "one word of letters, digits and . _ : + / @ % = -")
+]
+WordList = Annotated[
+    str,
+    Matching(f"{_WORD}(?:,{_WORD})*", "words of letters, digits and . _ : + / @ % = -"),
+]
+SlurmTime = Annotated[
+    str,
+    Matching(
+        r"(?:[0-9]+-)?[0-9]+(?::[0-9]{1,2}){0,2}|UNLIMITED|INFINITE",
+        "a time as Slurm takes it",
+        'minutes, or quoted: "HH:MM:SS", "D-HH:MM:SS"',
+    ),
+    BeforeValidator(_as_text),
+]
+Resource = Annotated[
+    str,
+    Matching(r"[A-Za-z0-9._:+/@%*|!&-]+", "one word, without ',' and '='"),
+    BeforeValidator(_as_text),
+]
+Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
+Gpus = Annotated[int, Field(ge=0, le=1024)]
+Port = Annotated[int, Field(ge=1, le=65535)]

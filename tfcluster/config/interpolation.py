@@ -1,0 +1,69 @@
+"""Fills ``${VAR}`` and ``${VAR:-default}`` in from an environment; ``$$`` is one ``$``.
+
+Nothing else is done that a shell would do: no ``$VAR``, no globs, no commands.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from tfcluster.config.text import printable
+
+_REFERENCE = re.compile(
+    r"\$(?:"
+    r"(?P<escape>\$)"
+    r"|\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^{}]*))?\}"
+    r"|(?P<malformed>\{[^}]*\}?)"
+    r"|(?P<bare>[A-Za-z_][A-Za-z0-9_]*)"
+    r")"
+)
+
+
+class FillError(ValueError):
+    """A reference that cannot be filled in; ``reference`` is its text."""
+
+    def __init__(self, message: str, hint: str, reference: str) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.reference = reference
+
+
+def fill(text: str, environ: Mapping[str, str], *, keep_bare: bool = False) -> str:
+    """``text`` with its references filled in. Raises FillError.
+
+    As in a shell, ``:-`` also stands in for a variable that is set but empty.
+    ``keep_bare`` leaves ``$VAR`` for the program (a shell, say) that will see it.
+    """
+    if "$" not in text:
+        return text
+
+    def filled(match: re.Match[str]) -> str:
+        if match["escape"]:
+            return "$"
+        if match["bare"] and keep_bare:
+            return match[0]
+        if not match["name"]:
+            raise _refusal(match)
+        value = environ.get(match["name"])
+        if match["default"] is not None:
+            return value or match["default"]
+        if value is None:
+            name = match["name"]
+            hint = f"use ${{{name}:-default}}, or $${{{name}}} for the text itself"
+            raise FillError(f"${name} is not set here", hint, match[0])
+        return value
+
+    return _REFERENCE.sub(filled, text)
+
+
+def _refusal(match: re.Match[str]) -> FillError:
+    shown = printable(match[0], 40)
+    if bare := match["bare"]:
+        message = f"{shown} is not filled in: only ${{{bare[:39]}}} is"
+        hint = f"write ${{{bare[:39]}}}, or ${shown} for the text itself"
+        return FillError(message, hint, match[0])
+    message = f"{shown} is not a reference that can be filled in"
+    hint = "${VAR} and ${VAR:-default} can; $$ stands for one $"
+    return FillError(message, hint, match[0])

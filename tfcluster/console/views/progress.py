@@ -1,0 +1,139 @@
+"""The live text of a run: what it waits for, how fast it trains. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+
+from tfcluster.console.sanitise import sanitise_word
+from tfcluster.console.text import clock, fold_tasks, plural
+from tfcluster.hostlist import fold
+from tfcluster.model import RANKED_TYPES
+from tfcluster.record.run_status import HostView, RunView, TaskView
+from tfcluster.states import TaskState
+
+_NAMED = 3
+_WAIT_WORTH_NAMING = 0.05
+
+
+def starting(view: RunView, now_s: float) -> str:
+    """``waiting for 2 of 4 tasks: worker:1 importing tensorflow, 3 s; ...``."""
+    hosts = [host for host in view.hosts if host.state in ("pending", "starting")]
+    if hosts and not any(_is_up(task) or task.phase for task in view.tasks):
+        groups = _by_age((_host_doing(h), h.since_s, h.host) for h in hosts)
+        said = "; ".join(
+            f"{sanitise_word(fold(names))} {_since(doing, since_s, now_s)}"
+            for doing, since_s, names in groups[:_NAMED]
+        )
+        counted = plural(len(view.hosts), "host")
+        return f"waiting for {len(hosts):,} of {counted}: {said}" + _more(groups)
+    tasks = [task for task in view.tasks if not _is_up(task)]
+    if not tasks:
+        return "starting"
+    groups = _by_age((_doing(task), task.since_s, task.task) for task in tasks)
+    said = "; ".join(
+        f"{sanitise_word(fold_tasks(names))} {_since(doing, since_s, now_s)}"
+        for doing, since_s, names in groups[:_NAMED]
+    )
+    counted = plural(len(view.tasks), "task")
+    return f"waiting for {len(tasks):,} of {counted}: {said}" + _more(groups)
+
+
+def running(view: RunView, now_s: float) -> str:
+    """``running 2:31  step 1200  41.5 steps/s  waiting 12 %  (slowest worker:2)``."""
+    since_s = view.since_s if view.since_s is not None else view.started_s
+    parts = [f"running {clock(now_s - (since_s or now_s))}"]
+    training = [task for task in view.tasks if task.step is not None]
+    ended = [task for task in view.tasks if task.state.final]
+    if training:
+        parts.append(f"step {min(task.step or 0 for task in training)}")
+        paces = [t.steps_per_s for t in training if t.steps_per_s is not None]
+        if paces:
+            parts.append(f"{_pace(statistics.median(paces))} steps/s")
+        waits = [t.wait_share for t in training if t.wait_share is not None]
+        if len(waits) > 1:
+            parts.append(f"waiting {statistics.fmean(waits):.0%}".replace("%", " %"))
+            parts += _slowest(training)
+    elif phases := _phases(view.tasks):
+        parts.append(phases)
+    if ended:
+        parts.append(f"{len(ended):,} of {plural(len(view.tasks), 'task')} ended")
+    return "  ".join(parts)
+
+
+def stopping(view: RunView, now_s: float) -> str:
+    """``stopping 3 s: waiting for worker:[0-2]``."""
+    left = [task.task for task in view.tasks if _has_process(task)]
+    since_s = view.since_s if view.since_s is not None else now_s
+    text = f"stopping {max(0, int(now_s - since_s))} s"
+    return f"{text}: waiting for {sanitise_word(fold_tasks(left))}" if left else text
+
+
+def _slowest(training: Sequence[TaskView]) -> list[str]:
+    """In step, all go at one pace: the slowest is whom the others wait for most."""
+    known = [task for task in training if task.wait_share is not None]
+    least = min(known, key=lambda task: task.wait_share or 0.0)
+    most = max(task.wait_share or 0.0 for task in known)
+    if most - (least.wait_share or 0.0) < _WAIT_WORTH_NAMING:
+        return []
+    return [f"(slowest {sanitise_word(least.task)})"]
+
+
+def _phases(tasks: Iterable[TaskView]) -> str:
+    """What those that train will do before their first step."""
+    doing: dict[str, list[str]] = {}
+    for task in tasks:
+        if (
+            task.task.split(":")[0] in RANKED_TYPES
+            and task.phase
+            and not task.state.final
+        ):
+            doing.setdefault(task.phase, []).append(task.task)
+    return "; ".join(
+        sanitise_word(f"{fold_tasks(names)} {phase}") for phase, names in doing.items()
+    )
+
+
+def _is_up(task: TaskView) -> bool:
+    return task.state not in (TaskState.PENDING, TaskState.STARTING)
+
+
+def _has_process(task: TaskView) -> bool:
+    return task.state in (TaskState.STARTING, TaskState.RUNNING, TaskState.STOPPING)
+
+
+def _doing(task: TaskView) -> str:
+    return task.phase or str(task.state)
+
+
+def _host_doing(host: HostView) -> str:
+    return {"pending": "not asked yet", "starting": "connecting"}.get(
+        host.state, host.state
+    )
+
+
+def _by_age(
+    found: Iterable[tuple[str, float | None, str]],
+) -> list[tuple[str, float | None, list[str]]]:
+    """Names by what they do, those first that do it longest."""
+    names: dict[str, list[str]] = {}
+    oldest: dict[str, float] = {}
+    for doing, since_s, name in found:
+        names.setdefault(doing, []).append(name)
+        if since_s is not None:
+            oldest[doing] = min(since_s, oldest.get(doing, since_s))
+    order = sorted(names, key=lambda doing: oldest.get(doing, float("inf")))
+    return [(doing, oldest.get(doing), names[doing]) for doing in order]
+
+
+def _since(doing: str, since_s: float | None, now_s: float) -> str:
+    said = sanitise_word(doing)
+    return said if since_s is None else f"{said}, {max(0, int(now_s - since_s))} s"
+
+
+def _more(groups: Sequence[object]) -> str:
+    return "; …" if len(groups) > _NAMED else ""
+
+
+def _pace(steps_per_s: float) -> str:
+    return f"{steps_per_s:.3g}" if steps_per_s < 1 else f"{steps_per_s:.1f}"

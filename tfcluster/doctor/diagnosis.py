@@ -1,0 +1,189 @@
+"""From what hosts say of themselves to what is wrong, and to a table. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+from tfcluster.doctor.probe_hosts import Report
+from tfcluster.launcher.clocks import CLOCK_S
+
+OLDEST_PYTHON = (3, 10)
+OLDEST_TENSORFLOW = (2, 16)
+FREE_BYTES = 100 << 20
+OPEN_FILES = 1024
+SLOW_IMPORT_S = 30.0
+BUSY_MIB = 1024
+
+HEADER = ("host", "address", "python", "tensorflow", "keras", "import", "GPUs", "clock")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something about one host; a launch would fail because of an error."""
+
+    host: str
+    text: str
+    error: bool = True
+    unreachable: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.host}: {'error' if self.error else 'warning'}: {self.text}"
+
+
+def findings(reports: Mapping[str, Report], gpus: Mapping[str, int]) -> list[Finding]:
+    """What is wrong. ``gpus``: how many a launch would need on each host."""
+    found: list[Finding] = []
+    for name, report in reports.items():
+        if report.error is not None:
+            unreachable = report.unreachable
+            found.append(Finding(name, report.error, unreachable=unreachable))
+            continue
+        if not report.address:
+            text = "no address that the others could reach it by; give it an 'address'"
+            found.append(Finding(name, text))
+        found += [Finding(name, *finding) for finding in _of_host(report)]
+        found += [
+            Finding(name, *finding) for finding in _gpus(report, gpus.get(name, 0))
+        ]
+    return found + _differences(reports)
+
+
+def _of_host(report: Report) -> Iterator[tuple[str, bool]]:
+    facts = report.facts
+    if _numbers(facts.get("python")) < OLDEST_PYTHON:
+        yield f"Python {facts.get('python')} is older than 3.10", True
+    tensorflow = _package(report, "tensorflow")
+    if tensorflow is None:
+        which = facts.get("executable") or "this Python"
+        hint = "install it there, or name another interpreter with 'python'"
+        yield f"TensorFlow is not installed for {which} ({hint})", True
+    elif _numbers(tensorflow) < OLDEST_TENSORFLOW:
+        yield f"TensorFlow {tensorflow} is older than 2.16", True
+    imported = _mapping(facts.get("import"))
+    if said := imported.get("error"):
+        yield f"import tensorflow: {said}", True
+    elif (imported.get("seconds") or 0) > SLOW_IMPORT_S:
+        yield f"import tensorflow takes {imported['seconds']} s", False
+    files = _mapping(facts.get("files"))
+    folder = next((path for path in files if path.startswith("/")), "")
+    for path, there in files.items():
+        if not there:
+            yield f"there is no {PurePosixPath(folder, path)}", True
+    for peer, result in _mapping(facts.get("peers")).items():
+        if result != "reached":
+            yield f"cannot reach {peer}: {result}", True
+    for path, free in _mapping(facts.get("disks")).items():
+        if isinstance(free, int) and free < FREE_BYTES:
+            yield f"{path} has only {free >> 20} MiB left", False
+    allowed = _mapping(facts.get("limits")).get("open files", -1)
+    if 0 <= allowed < OPEN_FILES:
+        yield f"only {allowed} open files are allowed (ulimit -n)", False
+    proxies = _mapping(facts.get("proxies"))
+    if set(proxies) - {"no_proxy"}:
+        names = ", ".join(sorted(set(proxies) - {"no_proxy"}))
+        yield f"{names} set: gRPC may go there; name the hosts in no_proxy", False
+    if report.clock_error_s is not None and abs(report.clock_error_s) > CLOCK_S:
+        yield f"its clock is {report.clock_error_s:+.0f} s off", False
+
+
+def _gpus(report: Report, wanted: int) -> Iterator[tuple[str, bool]]:
+    gpus = report.facts.get("gpus")
+    if not isinstance(gpus, list):
+        return
+    if len(gpus) < wanted:
+        yield f"{len(gpus)} GPUs found, {wanted} wanted", True
+    for number, gpu in enumerate(gpus):
+        if gpu["used_mib"] > BUSY_MIB:
+            yield f"GPU {number} is in use ({gpu['used_mib']} MiB)", False
+
+
+def _differences(reports: Mapping[str, Report]) -> list[Finding]:
+    """Versions that differ from those of most hosts, and names that do."""
+    found: list[Finding] = []
+    well = {name: report for name, report in reports.items() if report.error is None}
+    for package, significant in (("tensorflow", 2), ("keras", 2), ("protobuf", 1)):
+        versions = {n: _package(r, package) for n, r in well.items()}
+        usual = _most_common(v for v in versions.values() if v)
+        for name, version in versions.items():
+            if version is None or usual is None or version == usual:
+                continue
+            grave = package == "tensorflow" and (
+                _numbers(version)[:significant] != _numbers(usual)[:significant]
+            )
+            text = f"{package} {version}, but {usual} on most hosts"
+            found.append(Finding(name, text, grave))
+    meanings: dict[str, dict[str, list[str]]] = {}
+    for name, report in well.items():
+        for peer, addresses in _mapping(report.facts.get("names")).items():
+            meanings.setdefault(peer, {})[name] = addresses
+    for peer, seen in meanings.items():
+        usual = _most_common(" ".join(a) for a in seen.values() if a)
+        for name, addresses in seen.items():
+            if usual and addresses and " ".join(addresses) != usual:
+                said = " ".join(addresses)
+                text = f"{peer} means {said} here, but {usual} on most hosts"
+                found.append(Finding(name, text, False))
+    return found
+
+
+def rows(reports: Mapping[str, Report]) -> list[tuple[str, ...]]:
+    """The table, a row for each host."""
+    table: list[tuple[str, ...]] = []
+    for name, report in reports.items():
+        imported = _mapping(report.facts.get("import")).get("seconds")
+        gpus = report.facts.get("gpus")
+        clock = report.clock_error_s
+        table.append(
+            (
+                name,
+                report.address,
+                str(report.facts.get("python", "")),
+                _package(report, "tensorflow") or "",
+                _package(report, "keras") or "",
+                "" if imported is None else f"{imported} s",
+                str(len(gpus)) if isinstance(gpus, list) else "",
+                "" if clock is None else f"{clock:+.1f} s",
+            )
+        )
+    return table
+
+
+def to_json(reports: Mapping[str, Report], found: list[Finding]) -> dict[str, Any]:
+    """All facts and findings, for programs."""
+    return {
+        "hosts": [
+            {
+                "host": name,
+                "address": report.address or None,
+                "error": report.error,
+                "clock_error_s": report.clock_error_s,
+                "facts": {k: v for k, v in report.facts.items() if k != "ended"},
+            }
+            for name, report in reports.items()
+        ],
+        "findings": [{"host": f.host, "text": f.text, "error": f.error} for f in found],
+    }
+
+
+def _package(report: Report, name: str) -> str | None:
+    version = _mapping(report.facts.get("packages")).get(name)
+    return version if isinstance(version, str) else None
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _numbers(version: Any) -> tuple[int, ...]:
+    """``(2, 21)`` of ``2.21.0``; what is no version is oldest."""
+    parts = str(version).split(".")[:2]
+    return tuple(int(p) for p in parts) if all(p.isdecimal() for p in parts) else ()
+
+
+def _most_common(values: Iterator[str]) -> str | None:
+    counted = Counter(values).most_common(1)
+    return counted[0][0] if counted else None

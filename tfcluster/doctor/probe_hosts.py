@@ -1,0 +1,246 @@
+"""Ask all hosts at once, each through an agent of its own, with common deadlines."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from tfcluster.backends.base import Starter
+from tfcluster.doctor.probe import MARK
+from tfcluster.errors import ExitCode, TfclusterError
+from tfcluster.isolated_import import module_argv
+from tfcluster.launcher.agent_connection import Closed, Contact, Received, open_agent
+from tfcluster.launcher.cleanup import FAN_OUT
+from tfcluster.launcher.clocks import certain_lead
+from tfcluster.launcher.host_address import choose_address, resolve
+from tfcluster.model import Host
+from tfcluster.wire import Frame
+
+GREETING_S = 30.0
+"""Until those that are connected to at a time have answered or count as silent."""
+PROBING_S = 90.0
+CLOSING_S = 5.0
+
+FEW = 16
+"""Of no more hosts than this, each tries to reach every other."""
+
+_PROBE = "tfcluster.doctor.probe"
+_TASK = "doctor"
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What a launch would need on the hosts."""
+
+    python: str
+    workdir: str | None
+    """None: it will be copied there."""
+    scripts: tuple[str, ...]
+    imports: bool
+    low: int | None = None
+    high: int | None = None
+
+
+@dataclass(slots=True)
+class Report:
+    """What is known of one host."""
+
+    host: Host
+    error: str | None = None
+    """Why nothing is known."""
+    unreachable: bool = False
+    """Because the host cannot be reached, or is not trusted."""
+    address: str = ""
+    port: int | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
+    clock_error_s: float | None = None
+    """Its clock's lead over ours, as far as that is certain."""
+
+
+Post = Received | Closed | tuple[str, Contact | TfclusterError]
+
+
+def examine(
+    hosts: Sequence[Host], starter: Starter, wishes: Wishes
+) -> dict[str, Report]:
+    """A report for each host, in their order."""
+    return _Examination(hosts, starter, wishes).run()
+
+
+def neighbours(number: int, count: int) -> list[int]:
+    """Which of ``count`` hosts in a ring one of them is to try to reach.
+
+    Of many those at the distances 1, 2, 4, ... behind it: each is tried by as many as
+    it tries, near and far, and neither they nor the kernel's ARP table (1024 entries,
+    unless somebody has raised that) meet a burst that no launch would make.
+    """
+    if count <= FEW:
+        return [other for other in range(count) if other != number]
+    steps = [1 << bit for bit in range(count.bit_length()) if 1 << bit <= count // 2]
+    return sorted({(number + step) % count for step in steps})
+
+
+class _Examination:
+    def __init__(self, hosts: Sequence[Host], starter: Starter, wishes: Wishes) -> None:
+        self._starter = starter
+        self._wishes = wishes
+        self._reports = {host.name: Report(host) for host in hosts}
+        self._contacts: dict[str, Contact] = {}
+        self._queue: SimpleQueue[Post] = SimpleQueue()
+        self._asked_s: dict[str, float] = {}
+        self._packages: dict[str, str] = {}
+        self._run = f"doctor-{secrets.token_hex(8)}"
+        self._alone = len(hosts) == 1
+        self._turn = threading.Semaphore(FAN_OUT)
+        self._gone: set[str] = set()
+
+    def run(self) -> dict[str, Report]:
+        try:
+            for report in self._reports.values():
+                target = (report.host,)
+                threading.Thread(target=self._open, args=target, daemon=True).start()
+            rounds = -(-len(self._reports) // FAN_OUT)
+            patience_s = GREETING_S * rounds
+            self._until(lambda r: r.port is not None, patience_s, "no answer")
+            ring = [report for report in self._well() if report.address]
+            tried = {
+                report.host.name: [ring[n] for n in neighbours(number, len(ring))]
+                for number, report in enumerate(ring)
+            }
+            for report in self._well():
+                self._probe(report, tried.get(report.host.name, []))
+            self._until(
+                lambda r: "ended" in r.facts, PROBING_S, "no answer to the probe"
+            )
+        finally:
+            self._close()
+        return self._reports
+
+    def _close(self) -> None:
+        """Have all agents end, and wait for that: then nobody writes to them."""
+        for contact in self._contacts.values():
+            contact.send({"type": "close", "grace_s": 0})
+            contact.close()
+        left = self._contacts.keys() - self._gone
+        deadline = time.monotonic() + CLOSING_S
+        with contextlib.suppress(Empty):
+            while left:
+                item = self._queue.get(timeout=max(0.0, deadline - time.monotonic()))
+                if isinstance(item, Closed):
+                    left.discard(item.host)
+
+    def _open(self, host: Host) -> None:
+        try:
+            with self._turn:
+                contact = open_agent(
+                    self._starter, host, self._run, 0.0, self._queue.put
+                )
+            self._queue.put((host.name, contact))
+        except TfclusterError as error:
+            self._queue.put((host.name, error))
+
+    def _well(self) -> list[Report]:
+        return [report for report in self._reports.values() if report.error is None]
+
+    def _until(self, done: Any, patience_s: float, complaint: str) -> None:
+        """Take what comes until every host is done or has an error."""
+        deadline = time.monotonic() + patience_s
+        while missing := [r for r in self._well() if not done(r)]:
+            try:
+                item = self._queue.get(timeout=max(0.0, deadline - time.monotonic()))
+            except Empty:
+                for report in missing:
+                    report.error = f"{complaint} in {patience_s:g} s"
+                return
+            self._take(item)
+
+    def _take(self, item: Post) -> None:
+        if isinstance(item, Received):
+            self._frame(self._reports[item.host], item.frame)
+        elif isinstance(item, Closed):
+            self._gone.add(item.host)
+            report = self._reports[item.host]
+            report.error = report.error or item.cause
+        elif isinstance(item[1], TfclusterError):
+            report, error = self._reports[item[0]], item[1]
+            hint = f" ({error.hint})" if error.hint else ""
+            report.error = error.message.removeprefix(f"{item[0]}: ") + hint
+            report.unreachable = error.exit_code is ExitCode.HOST
+        else:
+            self._contacts[item[0]] = item[1]
+            hold = {"low": self._wishes.low, "high": self._wishes.high}
+            item[1].send({"type": "hold", "count": 1, **hold})
+
+    def _frame(self, report: Report, frame: Frame) -> None:
+        match frame["type"]:
+            case "hello":
+                self._packages[report.host.name] = str(frame.get("package"))
+                report.address = choose_address(
+                    report.host,
+                    way_in=frame.get("way_in"),
+                    local=[str(a) for a in frame.get("addresses") or ()],
+                    resolved=resolve(report.host.name),
+                    alone=self._alone,
+                )
+            case "held":
+                ports = frame.get("ports") or []
+                if not ports:
+                    report.error = str(frame.get("cause") or "no port is free")
+                else:
+                    report.port = ports[0]
+            case "log":
+                for line in frame.get("lines") or ():
+                    self._fact(report, str(line))
+            case "failed":
+                report.error = str(frame.get("cause"))
+            case "exited":
+                report.facts["ended"] = frame.get("code")
+                if frame.get("code"):
+                    tail = [str(line) for line in frame.get("tail") or ()]
+                    report.error = tail[-1] if tail else "the probe failed"
+
+    def _fact(self, report: Report, line: str) -> None:
+        if not line.startswith(MARK):
+            return
+        name, value = json.loads(line[len(MARK) :])
+        report.facts[name] = value
+        if name == "clock":
+            asked_s = self._asked_s[report.host.name]
+            report.clock_error_s = certain_lead(float(value), asked_s, time.time())
+
+    def _probe(self, report: Report, tried: Sequence[Report]) -> None:
+        wishes, name = self._wishes, report.host.name
+        peers = [(other.host.name, other.address, other.port) for other in tried]
+        wanted: Mapping[str, Any] = {
+            "peers": peers,
+            "workdir": wishes.workdir,
+            "scripts": wishes.scripts,
+            "imports": wishes.imports,
+        }
+        python = report.host.python or wishes.python
+        argv = module_argv(
+            python, _PROBE, json.dumps(wanted), root=self._packages[name]
+        )
+        self._asked_s[name] = time.time()
+        self._contacts[name].send(
+            {
+                "type": "start",
+                "task": _TASK,
+                "attempt": 0,
+                "argv": list(argv),
+                "env": {"PYTHONUNBUFFERED": "1"},
+                "cwd": "/",
+                "log": "/dev/null",
+                "port": None,
+                "warm": None,
+                "listens": False,
+                "watched": False,
+            }
+        )

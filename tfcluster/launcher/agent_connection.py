@@ -1,0 +1,181 @@
+"""The contact to one agent: frames out in order, frames in onto the launcher's queue.
+
+Knows the outer form of the channel (noise, hello, frames), not what frames mean.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from queue import SimpleQueue
+
+from tfcluster import __version__
+from tfcluster.backends.base import Channel, Starter
+from tfcluster.errors import TfclusterError
+from tfcluster.model import Host
+from tfcluster.wire import PROTOCOL, Frame, LineBuffer, WireError, encode, parse
+
+MAX_NOISE_BYTES = 1 << 16
+HEARTBEAT_S = 5.0
+LEASE_S = 30.0
+"""An agent that hears nothing for so long ends its tasks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A frame from the agent of ``host``."""
+
+    host: str
+    frame: Frame
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """The channel to ``host`` has ended; ``cause`` says why, as far as is known."""
+
+    host: str
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """The agent of ``host`` was started; nothing has been heard of it yet."""
+
+    host: str
+    contact: Contact
+    resolved: tuple[str, ...] = ()
+    """What the host's name means here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unopened:
+    """It could not be started."""
+
+    host: str
+    error: TfclusterError
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A host that had fallen silent was asked in another way."""
+
+    host: str
+    answers: bool
+
+
+Post = Callable[[Received | Closed], None]
+
+
+class Contact:
+    """Two threads around a channel. ``post`` is called from the reading one."""
+
+    def __init__(self, host: str, channel: Channel, nonce: str, post: Post) -> None:
+        self.host = host
+        self.began_s = time.time()
+        """Seconds since the epoch: nothing of the agent's was said before."""
+        self._channel = channel
+        self._nonce = nonce
+        self._post = post
+        self._outbox: SimpleQueue[bytes | None] = SimpleQueue()
+        self._threads = [
+            threading.Thread(target=target, name=f"{name} {host}", daemon=True)
+            for name, target in (("read", self._read), ("write", self._write))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def send(self, frame: Frame) -> None:
+        """Queue a frame; never waits. Raises WireError where it is too long."""
+        self._outbox.put(encode(frame))
+
+    def close(self) -> None:
+        """End of file to the agent, after everything that was sent."""
+        self._outbox.put(None)
+
+    def kill(self) -> None:
+        """End the contact now."""
+        self._channel.kill()
+        self.close()
+
+    def _write(self) -> None:
+        try:
+            while (data := self._outbox.get()) is not None:
+                self._channel.write(data)
+        except OSError:
+            pass  # the reading thread sees the same end, and says so
+        finally:
+            self._channel.close()
+
+    def _read(self) -> None:
+        try:
+            self._read_frames()
+            cause = "its agent ended"
+        except (OSError, WireError) as error:
+            cause = str(error)
+            self._channel.kill()
+        said = self._channel.diagnosis()
+        self._post(Closed(self.host, f"{cause} ({said})" if said else cause))
+
+    def _read_frames(self) -> None:
+        lines = LineBuffer()
+        noise = bytearray()
+        greeted = False
+        while data := self._channel.read():
+            for line in lines.feed(data):
+                if not greeted:
+                    frame = self._hello(line)
+                    if frame is None:
+                        noise += line + b"\n"
+                        if len(noise) > MAX_NOISE_BYTES:
+                            raise WireError("no hello from the agent, only other text")
+                        continue
+                    greeted = True
+                else:
+                    frame = parse(line)
+                self._post(Received(self.host, frame))
+        if not greeted and noise.strip():
+            said = noise.decode(errors="backslashreplace").strip().splitlines()[-1]
+            raise WireError(f"no hello from the agent; it said: {said[:200]}")
+
+    def _hello(self, line: bytes) -> Frame | None:
+        """The hello frame with our nonce, if this is it; anything else is noise."""
+        try:
+            frame = parse(line)
+        except WireError:
+            return None
+        known = frame["type"] == "hello" and frame.get("nonce") == self._nonce
+        return frame if known else None
+
+
+def open_agent(
+    starter: Starter,
+    host: Host,
+    run: str,
+    grace_s: float,
+    post: Callable[[Received | Closed], None],
+    *,
+    witness: str | None = None,
+) -> Contact:
+    """Start an agent and greet it. Raises HostError or StartError.
+
+    ``witness`` is a file of this run: does the host see it, too?
+    """
+    nonce = secrets.token_hex(16)
+    contact = Contact(host.name, starter.start_agent(host), nonce, post)
+    contact.send(
+        {
+            "type": "open",
+            "protocol": PROTOCOL,
+            "version": __version__,
+            "nonce": nonce,
+            "run": run,
+            "lease_s": LEASE_S,
+            "heartbeat_s": HEARTBEAT_S,
+            "grace_s": grace_s,
+            "witness": witness,
+        }
+    )
+    return contact

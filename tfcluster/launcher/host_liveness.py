@@ -1,0 +1,71 @@
+"""How long each host has said nothing, and when it counts as lost.
+
+A host that answers to somebody new is given more time: TCP sends again after ever
+longer times, so that what was lost while a cable was loose may come another ten
+seconds after it was mended.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tfcluster.backends.base import ANSWER_S, Asking, Starter
+from tfcluster.launcher.agent_connection import HEARTBEAT_S, Answered
+from tfcluster.model import Host
+
+SILENCE_S = 15.0
+"""A host that says nothing for so long is lost; agents speak every HEARTBEAT_S."""
+ANSWERING_S = 25.0
+"""The same for one that answers to somebody new."""
+DOUBT_S = SILENCE_S - ANSWER_S
+"""Then it is asked."""
+
+
+@dataclass(slots=True)
+class _Quiet:
+    seconds: float = 0.0
+    asked: bool = False
+    answers: bool = False
+
+
+class Silence:
+    """``post`` is called from threads with what a doubtful host answers."""
+
+    def __init__(self, starter: Starter, post: Callable[[Answered], None]) -> None:
+        self._starter = starter
+        self._post = post
+        self._quiet: dict[str, _Quiet] = {}
+
+    def heard(self, host: str) -> None:
+        self._quiet[host] = _Quiet()
+
+    def answered(self, item: Answered) -> None:
+        quiet = self._quiet[item.host]
+        quiet.answers = quiet.asked and item.answers
+
+    def elapsed(self, host: Host, seconds: float) -> float | None:
+        """Count the silence of a host; how long it may last, once it has."""
+        quiet = self._quiet[host.name]
+        quiet.seconds += seconds
+        if quiet.seconds > DOUBT_S and not quiet.asked:
+            quiet.asked = True
+            self._ask(host)
+        limit_s = ANSWERING_S if quiet.answers else SILENCE_S
+        return limit_s if quiet.seconds > limit_s else None
+
+    def is_long(self, host: str) -> bool:
+        """A word of it is overdue."""
+        known = self._quiet.get(host)
+        return known is not None and known.seconds > 2 * HEARTBEAT_S
+
+    def _ask(self, host: Host) -> None:
+        starter = self._starter
+        if isinstance(starter, Asking):
+            asking = starter
+
+            def ask() -> None:
+                self._post(Answered(host.name, asking.answers(host)))
+
+            threading.Thread(target=ask, name=f"ask {host.name}", daemon=True).start()

@@ -1,0 +1,111 @@
+"""What a launch shows while it goes on, and at its end."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TextIO
+
+from tfcluster.console.screen import Screen
+from tfcluster.console.views.failures import failure
+from tfcluster.console.views.outcome import outcome, where_logs_are
+from tfcluster.console.views.progress import running, starting, stopping
+from tfcluster.hostlist import fold
+from tfcluster.launcher.echo import Echo, is_debugging
+from tfcluster.launcher.job import Job
+from tfcluster.launcher.open_port_warning import exposure_warning
+from tfcluster.model import TaskId
+from tfcluster.record.run_status import RunView
+from tfcluster.states import RunState
+
+_LIVE_S = 0.25
+_CLOSE_S = 5.0
+
+
+class Show:
+    """Words for a person; never in the way of the run."""
+
+    def __init__(
+        self, screen: Screen, job: Job | None = None, *, everything: bool = False
+    ) -> None:
+        self._screen = screen
+        self._job = job
+        self._echo = Echo(self._has_gpus, everything=everything)
+        self._next_live_s = 0.0
+
+    @classmethod
+    def on_terminal(
+        cls, job: Job, out: TextIO, err: TextIO, environ: Mapping[str, str]
+    ) -> Show:
+        screen = Screen(out, err, environ=environ, tasks=map(str, job.specs))
+        return cls(screen, job, everything=is_debugging(environ))
+
+    def begin(self, job: Job) -> None:
+        """The run id comes first, then what somebody should know."""
+        self._screen.say(f"run {job.run}")
+        if os.geteuid() == 0:
+            self._screen.say("warning: running as root: so will the program")
+
+    def ports(self, job: Job, ports: Mapping[TaskId, int]) -> None:
+        """TensorFlow's servers take orders from anybody who can reach them."""
+        self._job = job
+        exposed = [task for task in ports if job.runs_tensorflow_server(task)]
+        away = {job.specs[task].place.host.name for task in exposed}
+        if job.description.backend == "local":
+            away = set()
+        if warning := exposure_warning([ports[task] for task in exposed], away):
+            self._screen.say(warning)
+
+    def places(
+        self, job: Job, apart: Sequence[str], copies: Mapping[str, Sequence[str]]
+    ) -> None:
+        """Where files are of hosts that do not share ours: logs, the user's own."""
+        if apart:
+            self._screen.say(
+                f"logs stay on {fold(apart)}, which shares no files with this machine, "
+                f"under {job.logs}; here is a copy of what is shown"
+            )
+        for folder, names in copies.items():
+            self._screen.say(
+                f"files of the workdir were copied to {folder} on {fold(names)}; what "
+                "tasks write there stays there"
+            )
+
+    def log(self, task: str, lines: Sequence[str], skipped: int) -> None:
+        if (chosen := self._echo.chosen(task, lines)) or skipped:
+            self._screen.log(task, chosen, skipped=skipped)
+
+    def _has_gpus(self, task: str) -> bool | None:
+        spec = None if self._job is None else self._job.specs.get(TaskId.parse(task))
+        if spec is None:
+            return None
+        share, there = spec.place.gpus, spec.place.host.gpus
+        known = there if share is None else share
+        return None if known is None else bool(known)
+
+    def say(self, text: str) -> None:
+        self._screen.say(text)
+
+    def live(self, view: Callable[[], RunView], now_s: float) -> None:
+        """Keep the status line fresh; ``view`` is only asked when it is time to."""
+        if now_s < self._next_live_s:
+            return
+        self._next_live_s = now_s + _LIVE_S
+        shown = view()
+        if shown.state is RunState.STARTING:
+            self._screen.live(starting(shown, time.time()))
+        elif shown.state is RunState.STOPPING:
+            self._screen.live(stopping(shown, time.time()))
+        else:
+            self._screen.live(running(shown, time.time()))
+
+    def end(self, view: RunView) -> None:
+        """The table of tasks, and the first failure where there was one."""
+        self._screen.live(None)
+        self._screen.show(outcome(view, self._screen.style))
+        self._screen.show(failure(view, self._screen.style))
+        self._screen.show(where_logs_are(view, self._screen.style))
+
+    def close(self) -> None:
+        self._screen.close(_CLOSE_S)

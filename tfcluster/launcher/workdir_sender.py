@@ -1,0 +1,58 @@
+"""Has the workdir's files copied to each host that does not share them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tfcluster.launcher.workdir_listing import Listing
+from tfcluster.wire import Frame, WireError
+
+
+class Copying:
+    """``send`` sends a frame to a host. Without ``files`` nothing is ever copied."""
+
+    def __init__(
+        self, files: Listing | None, send: Callable[[str, Frame], None]
+    ) -> None:
+        self._files = files
+        self._send = send
+        self._busy: set[str] = set()
+        self._cwd: dict[str, str] = {}
+
+    def begin(self, host: str) -> None:
+        """Tell a host of the files; it asks for those that it does not have."""
+        if self._files is not None:
+            self._busy.add(host)
+            for frame in self._files.frames():
+                self._send(host, frame)
+
+    def busy(self, host: str) -> bool:
+        return host in self._busy
+
+    def wants(self, host: str, frame: Frame) -> None:
+        """Send the parts that a host asks for. Raises WireError for what is none."""
+        parts = frame.get("parts")
+        if self._files is None or not isinstance(parts, list):
+            raise WireError("nothing is to be copied")
+        try:
+            for index, offset, length in parts:
+                self._send(host, self._files.part(index, offset, length))
+        except (IndexError, TypeError, ValueError) as error:
+            raise WireError(f"there are no such parts: {parts}") from error
+
+    def synced(self, host: str, frame: Frame) -> None:
+        """A host has all of them, and says where."""
+        self._busy.discard(host)
+        self._cwd[host] = str(frame.get("cwd"))
+
+    def cwd(self, host: str, planned: str) -> str:
+        """Where tasks that were to run in ``planned`` run on a host."""
+        return self._cwd.get(host, planned)
+
+    def copies(self) -> dict[str, list[str]]:
+        """Hosts that have copies, by the folder that these are in."""
+        found: dict[str, list[str]] = {}
+        for host, cwd in self._cwd.items():
+            if self._files is not None and cwd != str(self._files.root):
+                found.setdefault(cwd, []).append(host)
+        return found

@@ -1,0 +1,205 @@
+"""How a run comes to its end when it does not succeed by itself. Pure.
+
+Somebody interrupts it, once, twice or three times; or a deadline passes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tfcluster.errors import ExitCode
+from tfcluster.lifecycle.codes import run_code
+from tfcluster.lifecycle.failures import fail, judge
+from tfcluster.lifecycle.transitions import (
+    Result,
+    alive,
+    close,
+    end,
+    set_task,
+    stop,
+    up,
+)
+from tfcluster.lifecycle.types import (
+    Action,
+    DropHosts,
+    Failure,
+    Finish,
+    HostState,
+    Phase,
+    Role,
+    Say,
+    SetRunState,
+    Stage,
+    State,
+    StopTasks,
+)
+from tfcluster.states import RunState, TaskState
+
+_WORDS = {
+    ExitCode.INTERRUPTED: "interrupted",
+    ExitCode.HANGUP: "the terminal hung up",
+    ExitCode.TIME_LIMIT: "the time limit is near",
+}
+
+EVALUATOR_GRACE_S = 60.0
+"""How long an evaluator may go on after the training has succeeded."""
+
+
+def stop_gently(state: State, code: ExitCode) -> Result:
+    by_hand = code is ExitCode.INTERRUPTED
+    state = replace(state, signal="INT" if by_hand else "TERM")
+    word = _WORDS.get(code, "told to stop")
+    tip = " (press Ctrl-C again to kill them)" if by_hand else ""
+    state, actions = end(state, reason=word)
+    grace = f"{state.plan.grace_s:g} s"
+    text = f"{word}: stopping all tasks, which have {grace} to end{tip}"
+    return state, [Say(text), *actions]
+
+
+def told_elsewhere(state: State) -> Result:
+    """An agent ends, or is to, and nobody here had asked for that.
+
+    So does Slurm when somebody cancels the steps of a job and not its script.
+    """
+    state, actions = excuse(state)
+    if state.phase in (Phase.ENDING, Phase.OVER):
+        return state, actions
+    state = replace(state, interrupted=ExitCode.TERMINATED)
+    state, more = stop_gently(state, ExitCode.TERMINATED)
+    return state, [*actions, *more]
+
+
+def excuse(state: State) -> Result:
+    """Somebody wants the run to end: judge only what has failed for another reason.
+
+    Schedulers signal agents, tasks and us, and whose end we hear of first is chance: a
+    task that has just died of SIGTERM was stopped.
+    """
+    stopped = [each for each in state.pending if each.signal == "SIGTERM"]
+    rest = tuple(each for each in state.pending if each not in stopped)
+    state = replace(state, pending=rest)
+    actions: list[Action] = []
+    for each in stopped:
+        if each.task is not None and state.tasks[each.task].state is TaskState.FAILED:
+            state, more = set_task(
+                state, each.task, TaskState.STOPPED, signal=each.signal
+            )
+            actions += more
+    state, more = judge(state)
+    return state, [*actions, *more]
+
+
+def kill(state: State) -> Result:
+    state = replace(state, killing=True)
+    actions: list[Action] = [Say("killing all tasks now")]
+    left = tuple(task for task, status in state.tasks.items() if alive(status))
+    if left:
+        actions.append(StopTasks(left, "KILL", 0))
+    if state.stage is Stage.HOSTS:
+        actions += close(state, 0)
+    return state, actions
+
+
+def leave(state: State) -> Result:
+    """Asked a third time: leave at once, and say what may be left behind."""
+    left = [str(task) for task, status in state.tasks.items() if alive(status)]
+    hosts = tuple(h for h, s in state.hosts.items() if s is not HostState.GONE)
+    text = f"leaving; not known to have ended: {', '.join(left) or 'no task'}"
+    state, lost = _give_up(state)
+    code, word = outcome(state)
+    state = replace(state, phase=Phase.OVER)
+    ends: list[Action] = [DropHosts(hosts), SetRunState(word), Finish(word, code)]
+    return state, [Say(text), *lost, *ends]
+
+
+def _give_up(state: State) -> Result:
+    """Every task gets a final state; what became of those that ran is not known."""
+    actions: list[Action] = []
+    for task, status in state.tasks.items():
+        if not status.state.final:
+            word = TaskState.LOST if alive(status) else TaskState.STOPPED
+            state, more = set_task(state, task, word)
+            actions += more
+    return state, actions
+
+
+def start_expired(state: State) -> Result:
+    if state.started or state.phase is Phase.ENDING:
+        return state, []
+    if state.phase is Phase.GATHERING:
+        late = [h for h, s in state.hosts.items() if s is HostState.STARTING]
+    else:
+        late = [
+            str(task)
+            for task, status in state.tasks.items()
+            if not up(state, task, status)
+        ]
+    more = f" and {len(late) - 8} more" if len(late) > 8 else ""
+    failure = Failure(
+        task=None,
+        host=None,
+        cause=f"not ready after start_timeout ({state.plan.start_timeout_s:g} s): "
+        f"{', '.join(late[:8])}{more}",
+        run_exit_code=ExitCode.START,
+    )
+    return fail(state, failure)
+
+
+def evaluator_expired(state: State) -> Result:
+    text = f"the evaluator had {EVALUATOR_GRACE_S:g} s after the training; stopping it"
+    state, actions = stop(state, Role.EVALUATOR)
+    return state, [Say(text), *actions] if actions else []
+
+
+def stop_expired(state: State) -> Result:
+    """KILL was not enough: go on without the tasks that are still there."""
+    left = [task for task, s in state.tasks.items() if s.state is TaskState.STOPPING]
+    actions: list[Action] = []
+    for task in left:
+        cause = "ignores SIGKILL; its host may need a reboot"
+        state, more = set_task(state, task, TaskState.LOST, cause=cause)
+        actions += more
+        failure = Failure(
+            task=task,
+            host=state.plan.tasks[task],
+            cause=cause,
+            run_exit_code=ExitCode.CONTACT_LOST,
+            secondary=state.verdict is not None,
+        )
+        actions.append(failure)
+        if state.verdict is None:
+            state = replace(state, verdict=failure)
+    return state, actions
+
+
+def close_expired(state: State) -> Result:
+    left = tuple(h for h, s in state.hosts.items() if s is not HostState.GONE)
+    if not left:
+        return state, []
+    hosts = dict(state.hosts) | dict.fromkeys(left, HostState.GONE)
+    state = replace(state, hosts=hosts)
+    actions: list[Action] = [
+        Say(f"warning: no answer from {', '.join(left)}; its processes may be left"),
+        DropHosts(left),
+    ]
+    if state.verdict is None:
+        failure = Failure(
+            task=None,
+            host=left[0],
+            cause="its agent did not answer when the run ended",
+            run_exit_code=ExitCode.CONTACT_LOST,
+        )
+        state = replace(state, verdict=failure, success=False)
+        actions.append(failure)
+    state, lost = _give_up(state)
+    return state, [*actions, *lost]
+
+
+def outcome(state: State) -> tuple[int, RunState]:
+    if state.verdict is not None:
+        code = state.verdict.run_exit_code
+        by_task = state.verdict.task is not None and code is ExitCode.TASK_FAILED
+        return run_code(state.codes) if by_task else code, RunState.FAILED
+    if state.interrupted is not None:
+        return state.interrupted, RunState.STOPPED
+    return ExitCode.OK, RunState.SUCCEEDED

@@ -1,0 +1,286 @@
+"""From what was planned and what happened to how the run stands: a pure function.
+
+``status``, the live view and the tests all see a run through it. Knows no files and no
+clocks, and so not whether the launcher still lives (see ``liveness``). It takes events
+as they are found: a key that is missing or of another type counts as not given.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from tfcluster.record.run_status import (
+    FailureView,
+    HostView,
+    LauncherView,
+    RunView,
+    ServingView,
+    TaskView,
+)
+from tfcluster.states import RunState, TaskState
+
+Json = Mapping[str, Any]
+
+_State = TypeVar("_State", RunState, TaskState)
+
+
+def fold(plan: Json, events: Iterable[Json], progress: Json | None = None) -> RunView:
+    """The run that these events make of this plan.
+
+    ``plan`` is what ``plan --json`` prints; ``progress`` is ``progress.json``.
+    """
+    folding = Folding(plan)
+    for event in events:
+        folding.add(event)
+    return folding.view(progress)
+
+
+class Folding:
+    """``fold`` in steps, for who sees the events one after the other."""
+
+    def __init__(self, plan: Json) -> None:
+        self._tasks = {
+            task.task: task for task in map(_planned, _objects(plan, "tasks"))
+        }
+        self._hosts = {
+            host: HostView(host=host)
+            for host in [_text(entry, "host") for entry in _objects(plan, "hosts")]
+            if host is not None
+        }
+        self._run = RunView(
+            run=_text(plan, "run") or "",
+            name=_text(plan, "name") or "",
+            backend=_text(plan, "backend"),
+        )
+        self._failures: list[FailureView] = []
+        self._notes: list[str] = []
+
+    def add(self, event: Json) -> None:
+        """Take in the next event; one of an unknown type changes nothing."""
+        handler = _HANDLERS.get(event.get("type", ""))
+        if handler:
+            handler(self, event)
+
+    def view(self, progress: Json | None = None) -> RunView:
+        steps = progress.get("tasks") if progress else None
+        steps = steps if isinstance(steps, Mapping) else {}
+        # A failure that the run got over by a restart is none of the run.
+        overcome = self._run.state is RunState.SUCCEEDED
+        return replace(
+            self._run,
+            first_failure=self._failures[0]
+            if self._failures and not overcome
+            else None,
+            secondary=tuple(self._failures[0 if overcome else 1 :]),
+            hosts=tuple(self._hosts.values()),
+            tasks=tuple(
+                _with_steps(task, steps.get(task.task)) for task in self._tasks.values()
+            ),
+            notes=tuple(self._notes),
+        )
+
+    # --- one method for each type of event -------------------------------------------
+
+    def _on_run(self, event: Json) -> None:
+        started_s = _number(event, "started")
+        self._run = replace(
+            self._run,
+            run=_text(event, "run") or self._run.run,
+            name=_text(event, "name") or self._run.name,
+            named=event.get("named") is True,
+            backend=_text(event, "backend") or self._run.backend,
+            started_s=_number(event, "t") if started_s is None else started_s,
+            since_s=_number(event, "t"),
+            launcher=_launcher(event),
+        )
+
+    def _on_host(self, event: Json) -> None:
+        host, state = _text(event, "host"), _text(event, "state")
+        if host is not None and state is not None:
+            self._hosts[host] = HostView(
+                host=host,
+                state=state,
+                cause=_text(event, "cause"),
+                since_s=_number(event, "t"),
+            )
+
+    def _on_task(self, event: Json) -> None:
+        name = _text(event, "task")
+        if name is None:
+            return
+        old = self._tasks.get(name) or TaskView(task=name)
+        attempt = _integer(event, "attempt") or 0
+        if attempt < old.attempt:
+            return  # news of a life that is over
+        if attempt > old.attempt:
+            old = TaskView(
+                task=name,
+                host=old.host,
+                address=old.address,
+                attempt=attempt,
+                log=old.log,
+            )
+        self._tasks[name] = _advanced(old, event)
+
+    def _on_failure(self, event: Json) -> None:
+        tail = event.get("log_tail")
+        failure = FailureView(
+            task=_text(event, "task"),
+            host=_text(event, "host"),
+            exit_code=_integer(event, "exit_code"),
+            signal=_text(event, "signal"),
+            cause=_text(event, "cause") or "failed",
+            log_tail=tuple(map(str, tail)) if isinstance(tail, list) else (),
+            log=_text(event, "log"),
+        )
+        # The verdict is the one that is no victim; after a restart, the latest such.
+        victim = event.get("secondary") is True
+        self._failures.insert(len(self._failures) if victim else 0, failure)
+
+    def _on_state(self, event: Json) -> None:
+        state = _state(RunState, event)
+        if state is None or self._run.state.final:
+            return
+        changed = state is not self._run.state
+        self._run = replace(
+            self._run,
+            state=state,
+            reason=_text(event, "reason") or (None if changed else self._run.reason),
+            since_s=_number(event, "t") if changed else self._run.since_s,
+        )
+
+    def _on_end(self, event: Json) -> None:
+        self._run = replace(
+            self._run,
+            state=_state(RunState, event) or RunState.FAILED,
+            reason=_text(event, "reason") or self._run.reason,
+            since_s=_number(event, "t"),
+            ended_s=_number(event, "t"),
+            exit_code=_integer(event, "exit_code"),
+        )
+
+    def _on_swept(self, event: Json) -> None:
+        count = _integer(event, "count") or 0
+        self._run = replace(self._run, swept=self._run.swept + count)
+
+    def _on_note(self, event: Json) -> None:
+        if text := _text(event, "text"):
+            self._notes.append(text)
+
+
+_HANDLERS = {
+    "run": Folding._on_run,
+    "host": Folding._on_host,
+    "task": Folding._on_task,
+    "failure": Folding._on_failure,
+    "state": Folding._on_state,
+    "end": Folding._on_end,
+    "swept": Folding._on_swept,
+    "note": Folding._on_note,
+}
+
+
+def _planned(entry: Json) -> TaskView:
+    return TaskView(
+        task=_text(entry, "task") or "?",
+        host=_text(entry, "host"),
+        address=_text(entry, "address"),
+        log=_text(entry, "log"),
+    )
+
+
+def _advanced(old: TaskView, event: Json) -> TaskView:
+    """``old`` with what the event adds; its state never moves backwards."""
+    state = _state(TaskState, event) or old.state
+    if old.state.final or state.order < old.state.order:
+        state = old.state
+    phase = _text(event, "phase") or (old.phase if state is old.state else None)
+    news = state is not old.state or phase != old.phase
+    since_s = _number(event, "t") if news else old.since_s
+    given = {key: take(event, key) for key, take in _TASK_FACTS.items()}
+    facts: dict[str, Any] = {k: v for k, v in given.items() if v is not None}
+    return replace(old, state=state, phase=phase, since_s=since_s, **facts)
+
+
+def _with_steps(task: TaskView, steps: Any) -> TaskView:
+    if not isinstance(steps, Mapping):
+        return task
+    return replace(
+        task,
+        step=_integer(steps, "step"),
+        steps_per_s=_number(steps, "steps_per_s"),
+        wait_share=_number(steps, "wait_share"),
+        serving=_serving(steps.get("serving")),
+    )
+
+
+def _serving(found: Any) -> ServingView | None:
+    if not isinstance(found, Mapping):
+        return None
+    return ServingView(
+        applied=int(_number(found, "applied") or 0),
+        dropped=int(_number(found, "dropped") or 0),
+        staleness_mean=_number(found, "staleness_mean") or 0.0,
+        staleness_max=int(_number(found, "staleness_max") or 0),
+        bytes=int(_number(found, "bytes") or 0),
+    )
+
+
+def _launcher(event: Json) -> LauncherView | None:
+    pid, start_time = _integer(event, "pid"), _integer(event, "start_time")
+    host, boot_id = _text(event, "host"), _text(event, "boot_id")
+    if pid is None or start_time is None or host is None or boot_id is None:
+        return None
+    return LauncherView(pid=pid, host=host, boot_id=boot_id, start_time=start_time)
+
+
+# --- reading what may not be as agreed -----------------------------------------------
+
+
+def _text(source: Json, key: str) -> str | None:
+    value = source.get(key)
+    return value if isinstance(value, str) else None
+
+
+def _integer(source: Json, key: str) -> int | None:
+    value = source.get(key)
+    if isinstance(value, bool) or not isinstance(value, int):
+        return None
+    return value
+
+
+def _number(source: Json, key: str) -> float | None:
+    """A finite number, since JSON knows no others."""
+    value = source.get(key)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return value if math.isfinite(value) else None
+
+
+def _objects(source: Json, key: str) -> list[Json]:
+    value = source.get(key)
+    if not isinstance(value, list):
+        return []
+    return [entry for entry in value if isinstance(entry, Mapping)]
+
+
+def _state(kind: type[_State], event: Json) -> _State | None:
+    try:
+        return kind(event.get("state"))
+    except ValueError:
+        return None
+
+
+_TASK_FACTS = {
+    "host": _text,
+    "address": _text,
+    "pid": _integer,
+    "exit_code": _integer,
+    "signal": _text,
+    "cause": _text,
+    "seconds": _number,
+    "log": _text,
+}

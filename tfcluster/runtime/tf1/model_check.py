@@ -1,0 +1,114 @@
+"""All workers have variables of the same names and shapes, or learn which differ.
+
+A worker whose variables have other names than the chief's would wait for them to be
+initialised for ever. So the chief leaves a list of its variables on a parameter server,
+and the others compare it with theirs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from tfcluster.runtime.errors import CollectiveMismatchError
+from tfcluster.runtime.tf1.workers import Workers
+
+tf1 = tf.compat.v1
+
+_KEY = "tfcluster_layout"
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The ops of one graph that leave the list, and find it."""
+
+    workers: Workers
+    text: str
+    there: Any
+    found: Any
+    leave: Any
+
+
+def add(workers: Workers) -> None:
+    """Add them to the default graph, for the variables that it has by now."""
+    graph = tf1.get_default_graph()
+    tf1.get_collection_ref(_KEY).clear()
+    text = json.dumps(_described())
+    with (
+        graph.as_default(),
+        tf1.control_dependencies(None),
+        tf1.device(workers.ps_devices[0]),
+    ):
+        variable = tf1.Variable(
+            "",
+            # In no collection: nobody saves it, nor waits for it.
+            collections=[],
+            trainable=False,
+            use_resource=True,
+            name=_KEY,
+        )
+        layout = Layout(
+            workers,
+            text,
+            variable.is_initialized(),
+            variable.read_value(),
+            variable.assign(text).op,
+        )
+    tf1.add_to_collection(_KEY, layout)
+
+
+def of(graph: Any) -> Layout | None:
+    found = graph.get_collection(_KEY)
+    return found[-1] if found else None
+
+
+def compare(layout: Layout, run: Callable[[Any], Any]) -> bool:
+    """Whether the chief has left its list. Raises CollectiveMismatchError."""
+    if not run(layout.there):
+        return False
+    text = run(layout.found).decode()
+    if text == layout.text:
+        return True
+    workers = layout.workers
+    raise CollectiveMismatchError(
+        f"{workers.task_type}:{workers.task_index} has another model than "
+        f"{workers.tasks[0]}, the chief: "
+        f"{difference(json.loads(text), json.loads(layout.text))}. All tasks have to "
+        "build the same graph"
+    )
+
+
+def difference(chief: Mapping[str, str], own: Mapping[str, str]) -> str:
+    """What is missing, extra and different, in one sentence."""
+    missing = [f"{name} {chief[name]}" for name in chief if name not in own]
+    extra = [f"{name} {own[name]}" for name in own if name not in chief]
+    other = [
+        f"{name} is {own[name]}, on the chief {chief[name]}"
+        for name in own
+        if name in chief and chief[name] != own[name]
+    ]
+    parts = [
+        f"{what} {', '.join(names)}"
+        for what, names in (
+            ("missing here:", missing),
+            ("not on the chief:", extra),
+            ("different:", other),
+        )
+        if names
+    ]
+    return "; ".join(parts) or "the same variables in another order"
+
+
+def _described() -> dict[str, str]:
+    """Dtype, shape and place of each global variable, by name."""
+    return {
+        variable.op.name: (
+            f"{variable.dtype.base_dtype.name} {variable.shape} on "
+            f"{variable.device or 'no device'}"
+        )
+        for variable in tf1.global_variables()
+    }

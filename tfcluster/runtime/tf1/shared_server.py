@@ -1,0 +1,103 @@
+"""The one TensorFlow server of this task: whoever asks for it again gets it again.
+
+Its port is taken once. A script may make it, or a session that has no other target.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from tfcluster.runtime import tf_server
+from tfcluster.runtime.context import Context
+from tfcluster.runtime.tf1.server_join import until_gone
+from tfcluster.runtime.tf1.workers import cluster_of
+
+tf1 = tf.compat.v1
+
+
+class OneServer:
+    """Stands before the constructor and ``join`` of ``tf.distribute.Server``."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._address = context.cluster[context.task_type][context.task_index]
+        self._server: Any = None
+
+    def start(self) -> Any:
+        """The server; it runs from the first call on."""
+        if self._server is None:
+            tf_server.start(self._context)
+        return self._server
+
+    def is_target(self, target: str) -> bool:
+        """Whether a session with this target is on our server."""
+        if target == f"grpc://{self._address}":
+            self.start()
+            return True
+        return self._server is not None and target == self._server.target
+
+    def install(self) -> None:
+        create, join = tf1.train.Server.__init__, tf1.train.Server.join
+
+        def created(
+            server: Any,
+            definition: Any,
+            job_name: str | None = None,
+            task_index: int | None = None,
+            protocol: str | None = None,
+            config: Any = None,
+            start: bool = True,  # TensorFlow's own signature
+        ) -> None:
+            if address_of(definition, job_name, task_index) != self._address:
+                create(
+                    server, definition, job_name, task_index, protocol, config, start
+                )
+            elif self._server is None:
+                options = self.config(config)
+                create(server, definition, job_name, task_index, protocol, options)
+                self._server = server
+            else:
+                # Its clients know it by these two alone.
+                server._server = self._server._server
+                server._server_def = self._server._server_def
+
+        def joined(server: Any) -> None:
+            ours = self._server is not None and server._server is self._server._server
+            if ours and not self._context.is_chief:
+                # It serves as long as the chief needs it; by itself it never ends.
+                until_gone(self._context.addresses[0])
+            else:
+                join(server)
+
+        tf1.train.Server.__init__ = created
+        tf1.train.Server.join = joined
+
+    def config(self, config: Any) -> Any:
+        """A copy of ``config``, with the device filters where it has none."""
+        made = tf1.ConfigProto()
+        if config is not None:
+            made.CopyFrom(config)
+        if not made.device_filters:
+            made.device_filters.extend(tf_server.filters_of(self._context))
+        return made
+
+
+def address_of(
+    definition: Any, job_name: str | None, task_index: int | None
+) -> str | None:
+    """The address that a server of this definition takes; None where it is unclear.
+
+    ``definition`` is a ``ServerDef``, or one of the forms of a cluster.
+    """
+    if isinstance(definition, tf1.train.ServerDef):
+        cluster = cluster_of(definition.cluster)
+        job = job_name or definition.job_name
+        index = definition.task_index if task_index is None else task_index
+    else:
+        cluster = cluster_of(definition)
+        job = job_name or (next(iter(cluster)) if len(cluster) == 1 else "")
+        index = task_index or 0
+    addresses = cluster.get(job, ())
+    return addresses[index] if index < len(addresses) else None

@@ -1,0 +1,70 @@
+"""The launcher within the job: it takes up the run that was begun at submission."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from tfcluster.console.output import say
+from tfcluster.errors import ExitCode, TfclusterError
+from tfcluster.launcher.launch import check
+from tfcluster.record.events import read_events
+from tfcluster.record.files import read_json, replace_json
+from tfcluster.record.load_run import read_run
+from tfcluster.record.paths import RunPaths, create_run
+from tfcluster.states import RunState
+from tfcluster.submit import job_input
+from tfcluster.submit.job_status import settle
+
+_NEXT = "next.json"
+
+
+def run_submitted(folder: Path, environ: Mapping[str, str]) -> int:
+    """Run what was handed over in ``folder``; the exit code. Raises a TfclusterError.
+
+    A job that was requeued begins a run of its own and leaves the old record as it is.
+    """
+    first = RunPaths(folder)
+    given = job_input.read(first)
+    paths = _again(first, given) if first.events.exists() else first
+    known = {**environ, "TFCLUSTER_STATE_DIR": str(given.state)}
+    try:
+        code = check(given.description, known, paths).run(lambda _: None, known)
+    except TfclusterError as error:
+        hint = f" ({error.hint})" if error.hint else ""
+        settle(paths, RunState.FAILED, error.exit_code, error.message + hint)
+        job_input.forget(first)
+        raise
+    if code != ExitCode.PREEMPTED:
+        job_input.forget(first)
+    return code
+
+
+def successor(paths: RunPaths) -> RunPaths | None:
+    """The run that a requeued job began after this one."""
+    found = read_json(paths.root / _NEXT) or {}
+    run = found.get("run")
+    return RunPaths(paths.root.parent / run) if isinstance(run, str) else None
+
+
+def _was_cut_off(paths: RunPaths) -> bool:
+    """Its launcher has written no end, and lives no more."""
+    view = read_run(paths, now_s=time.time())
+    dead = view.state is RunState.LOST or view.unknown_since_s is not None
+    return dead and all(event["type"] != "end" for event in read_events(paths.events))
+
+
+def _again(first: RunPaths, given: job_input.Handover) -> RunPaths:
+    latest = first
+    while (following := successor(latest)) is not None:
+        latest = following
+    paths = create_run(given.state, given.description.name, time.time())
+    if job := read_json(first.job):
+        replace_json(paths.job, job)
+    if _was_cut_off(latest):
+        why = f"its host was lost, and its job began again as {paths.run}"
+        settle(latest, RunState.LOST, ExitCode.PREEMPTED, why)
+    replace_json(latest.root / _NEXT, {"run": paths.run})
+    say(f"the job was requeued: {paths.run} follows {latest.run}")
+    return paths

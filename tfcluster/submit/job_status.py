@@ -1,0 +1,143 @@
+"""How the run of a submitted job stands: its record, and what the scheduler adds to it.
+
+The record is silent until the launcher starts in the job, and again if the job is
+killed; only then is the scheduler asked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+
+from tfcluster.console.text import duration
+from tfcluster.errors import ExitCode, ResourceError
+from tfcluster.record.files import read_json
+from tfcluster.record.liveness import identity
+from tfcluster.record.load_run import read_run
+from tfcluster.record.logs import last_lines
+from tfcluster.record.paths import RunPaths
+from tfcluster.record.run_status import RunView
+from tfcluster.record.writer import Writer
+from tfcluster.states import RunState, TaskState
+from tfcluster.submit import scheduler_of
+from tfcluster.submit.job import Job, find_job
+from tfcluster.submit.run_command import Ask, asker
+from tfcluster.submit.scheduler import JobPhase, JobState, SchedulerError
+
+ASK_S = 10.0
+SETTLING_S = 20.0
+"""After a job ended, so long may its last words be on their way in a shared folder."""
+_TAIL_LINES = 15
+
+
+def standing(view: RunView, paths: RunPaths, environ: Mapping[str, str]) -> RunView:
+    """``view`` with the scheduler's word, where that is the only one there is."""
+    if view.state.final or not _needs_word(view):
+        return view
+    job = find_job(paths)
+    if job is None:
+        return view
+    try:
+        state = ask_state(job, asker(environ, ASK_S))
+    except SchedulerError as error:
+        silent = f"job {job.id}: the scheduler does not answer ({error.message})"
+        return replace(view, reason=silent)
+    if state.phase is JobPhase.PENDING:
+        return replace(view, reason=waiting(job, state))
+    if state.phase is JobPhase.RUNNING:
+        return replace(view, reason=f"job {job.id} is {_spoken(state.word)}")
+    again = read_run(paths, now_s=time.time())
+    return again if again.state.final else _lost(again, job, state)
+
+
+def _needs_word(view: RunView) -> bool:
+    return view.launcher is None or view.unknown_since_s is not None
+
+
+def ask_state(job: Job, ask: Ask) -> JobState:
+    """How the scheduler says the job stands. Raises SchedulerError: it does not."""
+    scheduler = scheduler_of(job.backend)
+    if scheduler is None:
+        raise SchedulerError(f"{job.backend} is no scheduler")
+    state = scheduler.parse_state(job.id, ask(scheduler.state_argv(job.id)))
+    books = scheduler.books_argv(job.id) if state.phase is JobPhase.GONE else None
+    if books is None:
+        return state
+    return replace(state, reason=scheduler.parse_books(ask(books)))
+
+
+def waiting(job: Job, state: JobState, *, since_s: float | None = None) -> str:
+    """``job 12 is pending for 20 s: Resources: waits until ...``."""
+    reason = f": {state.reason}" if state.reason else ""
+    how_long = "" if since_s is None else f" for {duration(since_s)}"
+    return f"job {job.id} is {_spoken(state.word)}{how_long}{reason}"
+
+
+def _spoken(word: str) -> str:
+    """``PENDING`` need not be shouted; ``Eqw`` is a name."""
+    return word.lower() if word.isupper() else word
+
+
+def ended(job: Job, state: JobState) -> str:
+    """Why there is no end in the record, in one sentence."""
+    how = "is gone" if state.phase is JobPhase.GONE else f"ended as {state.word}"
+    told = f" ({state.reason})" if state.reason else ""
+    return f"job {job.id} {how}{told} before the launcher had told how the run ended"
+
+
+def still_there(job: Job) -> str:
+    """The run is lost, but its job is not over: what that means, and what to do."""
+    scheduler = scheduler_of(job.backend)
+    argvs = scheduler.cancel_argvs(job.id, now=True) if scheduler else ()
+    ends = "".join(f"; `{shlex.join(argv)}` ends it" for argv in argvs[-1:])
+    name = scheduler.name if scheduler else job.backend
+    return f"job {job.id} still runs as far as {name} knows{ends}"
+
+
+def _lost(view: RunView, job: Job, state: JobState) -> RunView:
+    return replace(
+        view,
+        state=RunState.LOST,
+        reason=ended(job, state),
+        exit_code=int(ExitCode.CONTACT_LOST),
+        unknown_since_s=None,
+        tasks=tuple(
+            task if task.state.final else replace(task, state=TaskState.LOST)
+            for task in view.tasks
+        ),
+    )
+
+
+def settle(paths: RunPaths, state: RunState, code: ExitCode, reason: str) -> None:
+    """Write the end of a run that no launcher of its own will ever write."""
+    job = read_json(paths.job) or {}
+    with contextlib.suppress(ResourceError):
+        writer = Writer(paths)
+        if not paths.events.stat().st_size:
+            writer.append(
+                {
+                    "type": "run",
+                    "run": paths.run,
+                    "name": job.get("name") or paths.name,
+                    "backend": job.get("backend"),
+                    "started": job.get("submitted"),
+                    **asdict(identity()),
+                }
+            )
+        if state is RunState.FAILED:
+            failure = {"type": "failure", "cause": reason, "log_tail": log_tail(paths)}
+            writer.append({**failure, "log": str(paths.launcher_log)})
+        end = {"type": "end", "state": str(state), "exit_code": int(code)}
+        writer.append({**end, "reason": reason})
+        writer.close(ASK_S)
+
+
+def log_tail(paths: RunPaths) -> list[str]:
+    """The last words of the launcher, or of the scheduler in its place."""
+    try:
+        return last_lines(paths.launcher_log, _TAIL_LINES)
+    except OSError:
+        return []
