@@ -18,7 +18,7 @@ ROOT = Path(tfcluster.__file__).parent
 # From the ground up. Each line is a layer; its members may import from lower layers,
 # from their own package, and from each other only where the line is joined by "+".
 LAYERS = [
-    "errors states wire isolated_import hostlist",
+    "errors states wire isolated_import process_title hostlist",
     "model",
     "program tfconfig placement compose host_list exit_causes +",
     "plan_document expected_hosts",
@@ -83,9 +83,17 @@ ONLY = {
 }
 
 # The runtime is started with -m or imported by the user's script, never by us.
-RUNTIME_MAY_IMPORT = {"runtime", "wire", "states", "model", "errors", "isolated_import"}
+RUNTIME_MAY_IMPORT = {
+    "runtime",
+    "wire",
+    "states",
+    "model",
+    "errors",
+    "isolated_import",
+    "process_title",
+}
 # Shipped to hosts that have nothing but Python.
-AGENT_MAY_IMPORT = {"agent", "wire"}
+AGENT_MAY_IMPORT = {"agent", "process_title", "wire"}
 
 
 @functools.cache

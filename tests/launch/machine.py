@@ -40,6 +40,15 @@ def cmdline(pid: int) -> list[str]:
     return []
 
 
+def title(pid: int) -> str:
+    """What ``ps`` shows for a process that has given itself a title."""
+    return next(iter(cmdline(pid)), "")
+
+
+def is_agent(pid: int) -> bool:
+    return title(pid).startswith("tfcluster: agent")
+
+
 def environ(pid: int) -> set[bytes]:
     """The ``NAME=value`` that it was started with."""
     with suppress(OSError):
@@ -128,8 +137,8 @@ def agent_of(launcher: int) -> tuple[int, int]:
     def look() -> bool:
         found[:] = []
         for guard in children(launcher):
-            if any("tfcluster.agent" in word for word in cmdline(guard)):
-                agents = [p for p in children(guard) if cmdline(p) == cmdline(guard)]
+            if title(guard) == "tfcluster: guard":
+                agents = [p for p in children(guard) if is_agent(p)]
                 found.extend([guard, *agents[:1]])
         return len(found) == 2
 

@@ -58,7 +58,7 @@ def guard(running: Running) -> list[int]:
         pid
         for above in launcher(running)
         for pid in machine.children(above)
-        if any("tfcluster.agent" in word for word in machine.cmdline(pid))
+        if machine.title(pid) == "tfcluster: guard"
     ]
 
 

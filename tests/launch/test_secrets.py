@@ -58,7 +58,7 @@ def test_a_secret_is_in_no_command_line_and_no_file(
         running = cluster.start(config)
         assert running.end() == 3
     assert running.text("worker:0") == running.text("worker:1") == "right\n"
-    assert any("tfcluster.agent" in word for word in spy.seen)
+    assert any(word.startswith("tfcluster: agent") for word in spy.seen)
     assert not [word for word in spy.seen if CANARY in word]
     said = [running.out, running.err]
     for words in (["plan", config], ["plan", config, "--json"], ["status", "--json"]):

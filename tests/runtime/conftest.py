@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.launch.machine import title
 from tests.runtime.harness import WarmInterpreter, adopting_orphans, kill_leftovers
 from tests.runtime.keras_jobs import Compared, Outcomes, outcomes_in
 from tests.runtime.ranks import end_fork_server, keep_baselines_in
@@ -26,6 +27,7 @@ def _warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmInterpreter]
         del env[name]
     interpreter = WarmInterpreter(env, tmp_path_factory.mktemp("warm") / "log")
     assert interpreter.hear() == {"type": "phase", "phase": "importing tensorflow"}
+    assert title(interpreter.process.pid) == "tfcluster: warm"
     ready = interpreter.hear()
     assert ready["type"] == "ready"
     assert 0 < ready["seconds"] < 60

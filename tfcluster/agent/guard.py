@@ -18,6 +18,7 @@ from tfcluster.agent import exit_codes
 from tfcluster.agent.constants import OPEN_FILES
 from tfcluster.agent.signals import adopt_orphans
 from tfcluster.agent.sweep import clear_away, sweep
+from tfcluster.process_title import set_title
 
 FORWARDED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
 IGNORED = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTSTP)
@@ -76,6 +77,7 @@ def guarded(serve: Callable[[Link], int]) -> int:
 
 def _become_agent(serve: Callable[[Link], int], link: Link) -> None:
     code = exit_codes.FAULT
+    set_title("tfcluster: agent", "tfcluster-agent")
     try:
         _own_session()
         code = serve(link)
@@ -104,6 +106,7 @@ def _raise_open_files() -> None:
 
 
 def _watch(agent: int, link: socket.socket) -> int:
+    set_title("tfcluster: guard", "tfcluster-guard")
     _own_session()
     _forward_signals(agent)
     # Else the guard would keep the channel open after the agent closed it.

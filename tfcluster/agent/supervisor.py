@@ -37,6 +37,7 @@ from tfcluster.agent.proc import Process
 from tfcluster.agent.run import Crew
 from tfcluster.agent.sweep import belongings, clear_away, in_other_hands
 from tfcluster.agent.tasks import swept_keys
+from tfcluster.process_title import set_title
 from tfcluster.wire import PROTOCOL, Frame, WireError
 
 TYPE_CHECKING = False  # as typing has it, which takes long to import
@@ -136,6 +137,7 @@ class Supervisor:
             raise WireError(f"{request.run!r} cannot mark the processes of a run")
         self._opened = request
         self._link.tell_run(request.run)
+        set_title(f"tfcluster: agent {request.run}", "tfcluster-agent")
         self._channel.send(
             "hello",
             protocol=PROTOCOL,

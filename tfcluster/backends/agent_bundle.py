@@ -37,6 +37,7 @@ SHIPPED = (
     "doctor/probe.py",
     "isolated_import.py",
     "model.py",
+    "process_title.py",
     "runtime",
     "wire.py",
 )

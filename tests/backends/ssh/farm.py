@@ -21,7 +21,7 @@ from tests.testbed.processes import Process
 USER = "alice"
 # Of the agent's command line, and of no other's: ``backends.shipping``.
 _AGENT = "exec(bytes().join("
-_WARM = "tfcluster.runtime.warm.preloader"
+_WARM = "tfcluster: warm"
 
 
 class Farm(Cluster):

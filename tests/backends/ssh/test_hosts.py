@@ -450,4 +450,5 @@ def _agents(server: Server) -> list[int]:
     """The guard and the agent that it forked, first the guard."""
     assert server.process is not None
     below = psutil.Process(server.process.pid).children(recursive=True)
-    return [each.pid for each in below if "-I" in each.cmdline()]
+    titles = ("tfcluster: guard", "tfcluster: agent")
+    return [each.pid for each in below if each.cmdline()[0].startswith(titles)]

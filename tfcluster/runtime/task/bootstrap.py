@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NoReturn
 
+from tfcluster.process_title import set_title
 from tfcluster.runtime.context import Context, context_from
 from tfcluster.runtime.errors import ContextError
 from tfcluster.runtime.horovod import module_names
@@ -35,11 +36,18 @@ def main(argv: Sequence[str]) -> int | None:
     program = parse(argv[1:]) if argv and argv[0] == "run" else None
     if program is None and list(argv) != ["server"]:
         sys.exit(USAGE)
+    _show(" ".join(program.argv) if program else "tfcluster server")
     with _failure_reported():
         if program is None:
             _serve()
         _run(program, _context())
     return None
+
+
+def _show(what: str) -> None:
+    """Have ``ps`` show the task and what it runs."""
+    if task := os.environ.get("TFCLUSTER_TASK"):
+        set_title(f"{task} {what}", task)
 
 
 def quieten_tensorflow() -> None:

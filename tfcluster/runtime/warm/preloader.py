@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NoReturn
 
 from tfcluster.isolated_import import module_argv
+from tfcluster.process_title import set_title
 from tfcluster.runtime.scripts.run_script import import_folder, parse
 from tfcluster.runtime.task import bootstrap
 from tfcluster.runtime.telemetry.agent_channel import reporter
@@ -37,6 +38,7 @@ def main(argv: Sequence[str]) -> int | None:
     """
     agent = socket.socket(fileno=int(argv[0]))
     agent.set_inheritable(False)
+    set_title("tfcluster: warm", "tfcluster-warm")
     fresh_env = dict(os.environ)
     import_tensorflow(agent)
     task_argv = serve(agent, fresh_env)
