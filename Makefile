@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo test test-all test-rest rig-packages check chaos bench clean
+.PHONY: help demo test test-all test-rest rig-packages check compat chaos bench clean
 
 # More processes than cores: many tests wait for something most of the time. Files begin
 # in the order of tests/conftest.py, not by how many tests they have.
@@ -16,6 +16,7 @@ help:
 	@echo "make test      run the tests: each feature once"
 	@echo "make test-all  run every test there is; as root, install what they need"
 	@echo "make check     formatting, lint, types"
+	@echo "make compat    the runtime's tests with five versions of TensorFlow and Keras"
 	@echo "make chaos     200 trials of killing things at random times"
 	@echo "make bench     benchmarks beside their peers (installs those too)"
 
@@ -41,6 +42,9 @@ check: $(VENV)/.ready-test
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
+compat: $(VENV)/.ready-test
+	$(BIN)/python -m tests.compat
+
 chaos: $(VENV)/.ready-test
 	TFCLUSTER_CHAOS_TRIALS=200 $(BIN)/python -m pytest -m chaos -p no:cacheprovider
 
@@ -65,4 +69,4 @@ $(BIN)/python:
 	$(BIN)/python -m pip install --quiet --upgrade pip
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .compat build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
