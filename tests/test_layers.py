@@ -18,7 +18,7 @@ ROOT = Path(tfcluster.__file__).parent
 # From the ground up. Each line is a layer; its members may import from lower layers,
 # from their own package, and from each other only where the line is joined by "+".
 LAYERS = [
-    "errors states wire isolated_import process_title hostlist",
+    "errors states wire isolated_import process_title versions hostlist",
     "model",
     "program tfconfig placement compose host_list exit_causes +",
     "plan_document expected_hosts",
@@ -91,6 +91,7 @@ RUNTIME_MAY_IMPORT = {
     "errors",
     "isolated_import",
     "process_title",
+    "versions",
 }
 # Shipped to hosts that have nothing but Python.
 AGENT_MAY_IMPORT = {"agent", "process_title", "wire"}

@@ -47,7 +47,11 @@ def test_of_well_hosts_nothing_is_said() -> None:
     [
         ({"python": "3.9.2"}, "error: Python 3.9.2 is older"),
         ({"packages": {}}, "error: TensorFlow is not installed"),
-        ({"packages": {"tensorflow": "2.15.1"}}, "error: TensorFlow 2.15.1 is older"),
+        ({"packages": {"tensorflow": "2.15.1"}}, "error: TensorFlow 2.15.1 is too old"),
+        (
+            {"packages": {"tensorflow": "2.16.2", "keras": "3.6.0"}},
+            "error: Keras 3.6.0 is too old",
+        ),
         ({"import": {"error": "ImportError: x"}}, "error: import tensorflow: ImportE"),
         ({"import": {"seconds": 45}}, "warning: import tensorflow takes 45 s"),
         ({"files": {"train.py": False}}, "error: there is no train.py"),

@@ -77,6 +77,39 @@ def test_a_python_without_tensorflow_is_named(cluster: Cluster) -> None:
     assert_nothing_left(running)
 
 
+@pytest.mark.parametrize(
+    ("tensorflow", "keras", "problem"),
+    [
+        ("2.15.1", "3.7.0", "TensorFlow 2.15.1 is too old: tfcluster needs TensorFlow"),
+        (
+            "2.16.2",
+            "3.6.0",
+            "Keras 3.6.0 is too old: tfcluster needs Keras 3.7 or newer",
+        ),
+    ],
+)
+def test_versions_that_are_too_old_are_refused_before_any_task_starts(
+    cluster: Cluster, tensorflow: str, keras: str, problem: str
+) -> None:
+    for package, version in [("tensorflow", tensorflow), ("keras", keras)]:
+        (cluster.folder / "old" / package).mkdir(parents=True)
+        module = cluster.folder / "old" / package / "__init__.py"
+        module.write_text(f"__version__ = {version!r}\n")
+    old = cluster.folder / "old" / "python"
+    folder = cluster.folder / "old"
+    old.write_text(f'#!/bin/sh\nPYTHONPATH={folder} exec {sys.executable} "$@"\n')
+    old.chmod(0o755)
+    (cluster.folder / "train.py").write_text("import tensorflow\nprint('it runs')\n")
+    config = cluster.file(
+        f"python: {old}\ncommand: python train.py\ntasks: {{worker: 2}}\n"
+    )
+    running = cluster.start(config)
+    assert running.end() == 4
+    assert f"{old} has {problem}" in running.err
+    assert "it runs" not in running.out
+    assert_nothing_left(running)
+
+
 WITHOUT_EFFECT = """
 import keras, numpy as np, tensorflow as tf
 with tf.distribute.MirroredStrategy(["CPU:0"]).scope():

@@ -53,6 +53,8 @@ class _Interpreter:
     end: socket.socket
     pid: int = 0
     ready: bool = False
+    unfit: str | None = None
+    """Its own word on why no task can run in it."""
     status: int | None = None
     lines: LineBuffer = field(default_factory=lambda: LineBuffer(EVENT_BYTES))
     unwritten: deque[_Request] = field(default_factory=deque)
@@ -169,7 +171,12 @@ class Warmer:
                 continue
             self._shared.pump.drop(stream)
             if not interpreter.closed:
-                self._cold(interpreter.order.key, _words(interpreter.status), tail)
+                self._cold(
+                    interpreter.order.key,
+                    interpreter.unfit or _words(interpreter.status),
+                    tail,
+                    unfit=interpreter.unfit is not None,
+                )
 
     def close(self) -> None:
         """End all of them; their tasks go on."""
@@ -256,6 +263,8 @@ class Warmer:
             key = interpreter.order.key
             self._shared.reports.send("warmed", key=key, seconds=seconds)
             self._write(interpreter)
+        elif kind == "unfit":
+            interpreter.unfit = str(frame.get("cause"))[:_CAUSE_CHARS]
         elif kind in ("forked", "fork_failed"):
             number, pid = frame.get("id"), frame.get("pid", 0)
             if not isinstance(number, int) or number not in interpreter.asked:
@@ -290,8 +299,10 @@ class Warmer:
                 self._shared.loop.unwatch(interpreter.end.fileno())
             interpreter.end.close()
 
-    def _cold(self, key: str, cause: str, tail: list[str]) -> None:
-        self._shared.reports.send("cold", key=key, cause=cause, tail=tail)
+    def _cold(
+        self, key: str, cause: str, tail: list[str], *, unfit: bool = False
+    ) -> None:
+        self._shared.reports.send("cold", key=key, cause=cause, tail=tail, unfit=unfit)
 
 
 def _words(status: int) -> str:

@@ -38,6 +38,7 @@ SHIPPED = (
     "isolated_import.py",
     "model.py",
     "process_title.py",
+    "versions.py",
     "runtime",
     "wire.py",
 )

@@ -10,9 +10,9 @@ from typing import Any
 
 from tfcluster.doctor.probe_hosts import Report
 from tfcluster.launcher.clocks import CLOCK_S
+from tfcluster.versions import OLDEST, too_old
 
 OLDEST_PYTHON = (3, 10)
-OLDEST_TENSORFLOW = (2, 16)
 FREE_BYTES = 100 << 20
 OPEN_FILES = 1024
 SLOW_IMPORT_S = 30.0
@@ -61,8 +61,9 @@ def _of_host(report: Report) -> Iterator[tuple[str, bool]]:
         which = facts.get("executable") or "this Python"
         hint = "install it there, or name another interpreter with 'python'"
         yield f"TensorFlow is not installed for {which} ({hint})", True
-    elif _numbers(tensorflow) < OLDEST_TENSORFLOW:
-        yield f"TensorFlow {tensorflow} is older than 2.16", True
+    for package in OLDEST:
+        if problem := too_old(package, _package(report, package)):
+            yield problem, True
     imported = _mapping(facts.get("import"))
     if said := imported.get("error"):
         yield f"import tensorflow: {said}", True

@@ -362,9 +362,10 @@ class Hosts:
         tail = tuple(str(line) for line in frame.get("tail") or ())
         pythons = {s.python for s in self._job.on_host(side.host) if s.warm == key}
         which = next((f"{python} " for python in pythons if python), "")
+        what = "has" if frame.get("unfit") is True else "cannot import TensorFlow:"
         cause = (
-            f"{which}cannot import TensorFlow: {frame.get('cause')} (install it there, "
-            "or name another interpreter with 'python')"
+            f"{which or 'Python '}{what} {frame.get('cause')} (install it there, or "
+            "name another interpreter with 'python')"
         )
         return [HostFailed(side.host.name, cause, ExitCode.START, tail)]
 

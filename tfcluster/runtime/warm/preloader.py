@@ -24,6 +24,7 @@ from tfcluster.runtime.task import bootstrap
 from tfcluster.runtime.telemetry.agent_channel import reporter
 from tfcluster.runtime.warm.compatibility import late_variable, shadowed_module
 from tfcluster.runtime.warm.fork import Birth, fork_task
+from tfcluster.versions import imported_too_old
 from tfcluster.wire import Decoder, Frame, encode
 
 _FDS_OF_A_FORK = 2
@@ -61,9 +62,18 @@ def import_tensorflow(agent: socket.socket) -> None:
     gc.disable()
     for library in bootstrap.LIBRARIES:
         importlib.import_module(library)
+    _require_known_versions(agent)
     gc.freeze()
     gc.enable()
     _say(agent, {"type": "ready", "seconds": round(time.monotonic() - start, 3)})
+
+
+def _require_known_versions(agent: socket.socket) -> None:
+    """End here where TensorFlow or Keras is too old, before any task starts."""
+    problem = imported_too_old()
+    if problem and os.environ.get("TFCLUSTER_STRATEGY") != "none":
+        _say(agent, {"type": "unfit", "cause": problem})
+        sys.exit(f"tfcluster: {problem}")
 
 
 def serve(agent: socket.socket, fresh_env: Mapping[str, str]) -> list[str] | None:
