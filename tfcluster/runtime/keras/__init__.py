@@ -1,11 +1,5 @@
 """Makes Keras train on all ranks, without a word in the program.
 
-The only package that touches Keras's internals; ``begin`` puts the hooks in place.
+The only package that touches Keras's internals; ``strategies.select.begin`` puts the
+hooks in place. Importing the package costs nothing: some of its modules are pure.
 """
-
-from __future__ import annotations
-
-from tfcluster.runtime.keras.session import Session
-from tfcluster.runtime.keras.strategies.select import begin
-
-__all__ = ["Session", "begin"]

@@ -70,10 +70,10 @@ def install(context: Context) -> None:
 
         refuse_other_backends(keras.backend.backend())
         # Only now: they import numpy and TensorFlow.
-        from tfcluster.runtime import keras as hooks
         from tfcluster.runtime.keras.checks.own_exchanges import OwnExchanges
+        from tfcluster.runtime.keras.strategies import select
 
-        session = hooks.begin(context)
+        session = select.begin(context)
         OwnExchanges(session, context.rank, context.size).install()
         self_distributed.guard(lambda: _refuse_late_claim(session))
 
