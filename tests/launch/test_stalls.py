@@ -32,12 +32,15 @@ print('up', flush=True)
 LATE = """
 if tfc.rank() == 2:
     reads_its_data()
-reduce_arrays(world.group(), [np.ones(9)], ReduceOp.SUM, Layout('gradients of adam'))
+reduce_arrays(
+    process_group.group(), [np.ones(9)], ReduceOp.SUM, Layout("gradients of adam")
+)
 print('through', flush=True)
 """
 ENDLESS = """
 while True:
-    reduce_arrays(world.group(), [np.ones(9)], ReduceOp.SUM, Layout('gradients'))
+    layout = Layout('gradients')
+    reduce_arrays(process_group.group(), [np.ones(9)], ReduceOp.SUM, layout)
 """
 FAILING = """
 if tfc.rank() == 2:

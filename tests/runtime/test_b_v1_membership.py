@@ -17,7 +17,7 @@ import tensorflow as tf
 from tfcluster.runtime import v1
 from tfcluster.runtime.errors import ContextError
 from tfcluster.runtime.tf1.caching import Caches
-from tfcluster.runtime.tf1.workers import cluster_of
+from tfcluster.runtime.tf1.cluster_members import cluster_of
 from tfcluster.runtime.tf1.placement import least, overweight
 from tfcluster.runtime.tf1 import ps_reachability
 
@@ -60,17 +60,17 @@ large = 3 << 20
 found["overweight"] = [overweight("v", large, [large, 1 << 20]) is not None,
                        overweight("v", large, [large, large]),
                        overweight("v", 1000, [1000, 0])]
-reaching._ANSWER_S = 0.5
+ps_reachability._ANSWER_S = 0.5
 listener = socket.create_server(("127.0.0.1", 0))
 address = "127.0.0.1:%d" % listener.getsockname()[1]
-found["answers"] = [reaching.ask(local.target[len("grpc://"):]).name]
-found["answers"].append(reaching.ask(address).name)
+found["answers"] = [ps_reachability.ask(local.target[len("grpc://"):]).name]
+found["answers"].append(ps_reachability.ask(address).name)
 closing = threading.Thread(target=lambda: [listener.accept()[0].close() for _ in "12"])
 closing.start()
-found["answers"].append(reaching.ask(address).name)
+found["answers"].append(ps_reachability.ask(address).name)
 listener.close()
 closing.join()
-found["answers"].append(reaching.ask(address).name)
+found["answers"].append(ps_reachability.ask(address).name)
 print(json.dumps(found))
 """
 

@@ -81,8 +81,8 @@ _READ = """
 import sys
 from tfcluster.runtime.scripts import self_distributed
 from tfcluster.runtime.scripts.run_script import parse
-byhand.read(parse(sys.argv[1:]))
-print(byhand.claimed(), "tensorflow" in sys.modules)
+self_distributed.read(parse(sys.argv[1:]))
+print(self_distributed.claimed(), "tensorflow" in sys.modules)
 """
 
 
@@ -114,16 +114,16 @@ _LATE = """
 from tfcluster.runtime.scripts import self_distributed
 def too_late():
     raise RuntimeError("too late")
-byhand.guard(too_late)
+self_distributed.guard(too_late)
 try:
-    byhand.claim()
+    self_distributed.claim()
 except RuntimeError as error:
-    print(error, byhand.claimed())
-byhand.guard(lambda: None)
-byhand.claim()
-byhand.guard(too_late)
-byhand.claim()
-print(byhand.claimed())
+    print(error, self_distributed.claimed())
+self_distributed.guard(lambda: None)
+self_distributed.claim()
+self_distributed.guard(too_late)
+self_distributed.claim()
+print(self_distributed.claimed())
 """
 
 

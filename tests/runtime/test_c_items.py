@@ -196,7 +196,13 @@ def test_c9_a_rank_that_does_not_come_in_time(outcomes: Outcomes) -> None:
     first, last = outcomes.said("late")
     ((kind, text),) = first["errors"]
     assert kind == "CollectiveTimeoutError"
-    assert text.startswith("a rank did not come in time: rank 0 has waited 3 s")
+    # Whichever of the two connections between the ranks notices it first.
+    assert text.startswith(
+        (
+            "a rank did not come in time: rank 0 has waited 3 s",
+            "rank 0 has sent nothing for 3 s",
+        )
+    )
     # It waits for the first one no longer than that, or sees it leave.
     assert last["errors"][0][0] in ("CollectiveTimeoutError", "PeerLostError")
 

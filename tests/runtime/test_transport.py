@@ -366,7 +366,7 @@ def test_a_rank_with_another_token_is_refused(wrong: int) -> None:
         def run(rank: int) -> None:
             token = b"another" if rank == wrong else TOKEN
             HostTransport(
-                Member(rank, 2, token), addresses, join_timeout_s=0.5
+                Member(rank, 2, token), addresses, join_timeout_s=2.0
             ).barrier()
 
         outcomes = in_threads([partial(run, 0), partial(run, 1)])

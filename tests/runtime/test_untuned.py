@@ -13,7 +13,7 @@ PROGRAM = """
 import tensorflow as tf
 from tfcluster.runtime.keras.data import disable_autotune
 
-untuned.install()
+disable_autotune.install()
 numbers = tf.data.Dataset.range(10).shuffle(10, seed=1)
 doubled = numbers.map(lambda x: 2 * x, num_parallel_calls=tf.data.AUTOTUNE).batch(4)
 asked = tf.data.Options()

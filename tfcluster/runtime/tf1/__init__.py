@@ -17,12 +17,12 @@ if TYPE_CHECKING:
         server,
         session_config,
     )
+    from tfcluster.runtime.tf1.cluster_members import Workers, workers
     from tfcluster.runtime.tf1.graph_result import Training
     from tfcluster.runtime.tf1.parameter_server import parameter_server_graph
     from tfcluster.runtime.tf1.placement import ByBytes, byte_size
     from tfcluster.runtime.tf1.replicated import replicated_graph
     from tfcluster.runtime.tf1.session import BroadcastGlobalVariablesHook, Session
-    from tfcluster.runtime.tf1.workers import Workers, workers
 
 __all__ = [
     "Barriers",
@@ -44,12 +44,12 @@ __all__ = [
 _HOMES = {
     "barrier": ("Barriers",),
     "cluster": ("cluster_spec", "device_filters", "server", "session_config"),
-    "membership": ("Workers", "workers"),
+    "cluster_members": ("Workers", "workers"),
     "parameter_server": ("parameter_server_graph",),
     "placement": ("ByBytes", "byte_size"),
     "replicated": ("replicated_graph",),
     "session": ("BroadcastGlobalVariablesHook", "Session"),
-    "training": ("Training",),
+    "graph_result": ("Training",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -11,8 +11,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfcluster.runtime.tf1.barrier import Barriers
+from tfcluster.runtime.tf1.cluster_members import Workers
 from tfcluster.runtime.tf1.towers import Gradients
-from tfcluster.runtime.tf1.workers import Workers
 
 tf1 = tf.compat.v1
 

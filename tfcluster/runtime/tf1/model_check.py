@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfcluster.runtime.errors import CollectiveMismatchError
-from tfcluster.runtime.tf1.workers import Workers
+from tfcluster.runtime.tf1.cluster_members import Workers
 
 tf1 = tf.compat.v1
 

@@ -15,6 +15,8 @@ from tfcluster.runtime.tf1 import session_manager
 from tfcluster.runtime.tf1.accumulators import applied_mean
 from tfcluster.runtime.tf1.barrier import Barriers
 from tfcluster.runtime.tf1.caching import THRESHOLD_BYTES, caches
+from tfcluster.runtime.tf1.cluster_members import Workers
+from tfcluster.runtime.tf1.cluster_members import workers as all_workers
 from tfcluster.runtime.tf1.graph_result import Together, Training, remembered
 from tfcluster.runtime.tf1.placement import ByBytes
 from tfcluster.runtime.tf1.towers import (
@@ -23,8 +25,6 @@ from tfcluster.runtime.tf1.towers import (
     mean_gradients,
     mean_loss,
 )
-from tfcluster.runtime.tf1.workers import Workers
-from tfcluster.runtime.tf1.workers import workers as all_workers
 
 tf1 = tf.compat.v1
 

@@ -26,12 +26,12 @@ from tfcluster.runtime.scripts import tf1_script
 from tfcluster.runtime.telemetry.agent_channel import reporter
 from tfcluster.runtime.telemetry.rank_claim import claim
 from tfcluster.runtime.tf1 import session_manager
+from tfcluster.runtime.tf1.cluster_members import Workers
 from tfcluster.runtime.tf1.placement import ByBytes
 from tfcluster.runtime.tf1.ps_reachability import Reach
 from tfcluster.runtime.tf1.shared_server import OneServer
 from tfcluster.runtime.tf1.step_counter_hook import StepsHook
 from tfcluster.runtime.tf1.sync_replicas_hook import STOP_GRACE_S, EndsTogether
-from tfcluster.runtime.tf1.workers import Workers
 
 tf1 = tf.compat.v1
 

@@ -14,8 +14,8 @@ import tensorflow as tf
 
 from tfcluster.runtime.errors import CollectiveTimeoutError
 from tfcluster.runtime.tf1 import model_check
+from tfcluster.runtime.tf1.cluster_members import Workers
 from tfcluster.runtime.tf1.wait_policy import patience
-from tfcluster.runtime.tf1.workers import Workers
 
 tf1 = tf.compat.v1
 

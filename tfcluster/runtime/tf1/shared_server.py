@@ -11,8 +11,8 @@ import tensorflow as tf
 
 from tfcluster.runtime import tf_server
 from tfcluster.runtime.context import Context
+from tfcluster.runtime.tf1.cluster_members import cluster_of
 from tfcluster.runtime.tf1.server_join import until_gone
-from tfcluster.runtime.tf1.workers import cluster_of
 
 tf1 = tf.compat.v1
 
