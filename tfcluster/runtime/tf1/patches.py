@@ -48,6 +48,7 @@ def install(context: Context) -> None:
     for kind in (tf1.Session, tf1.InteractiveSession):
         kind.__init__ = around.session(kind.__init__)
         kind.run = around.run(kind.run)
+        kind.close = around.close(kind.close)
     supervisor = tf1.train.Supervisor
     supervisor.__init__ = around.supervisor(supervisor.__init__)
     optimizer = tf1.train.SyncReplicasOptimizer
@@ -181,6 +182,17 @@ class _Around:
                 ) from error
 
         return run
+
+    def close(self, original: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(original)
+        def close(session: Any) -> None:
+            on_cluster = hasattr(session, "tfcluster_timeout_ms")
+            if on_cluster and not sys.is_finalizing() and self.reach.lost():
+                # TensorFlow would wait without end for the server that is gone.
+                return
+            original(session)
+
+        return close
 
     def sync_hook(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)

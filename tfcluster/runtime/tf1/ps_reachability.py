@@ -43,6 +43,10 @@ class Reach:
                 waiting.wait()
             self._met.add(task)
 
+    def lost(self) -> bool:
+        """Whether one of them was there before and does not answer now."""
+        return any(ask(self._addresses[task]) is not Answer.THERE for task in self._met)
+
 
 class Answer(enum.Enum):
     """What a server does when somebody connects."""
