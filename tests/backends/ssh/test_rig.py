@@ -221,7 +221,7 @@ def test_the_training_goes_on_without_a_lost_host(site: Site) -> None:
     agents = [
         each
         for each in lost.processes()
-        if each.argv[0].startswith(("tfcluster: agent", "tfcluster: guard"))
+        if " ".join(each.argv).startswith(("tfcluster: agent", "tfcluster: guard"))
     ]
     assert agents
     for process in [*agents, *lost.processes("TFCLUSTER_RUN")]:
