@@ -19,8 +19,9 @@ from tests.testbed.layout import REPOSITORY
 from tests.testbed.processes import Process
 
 USER = "alice"
-# Of the agent's command line, and of no other's: ``backends.shipping``.
-_AGENT = "exec(bytes().join("
+# The titles that these processes give themselves: ``process_title``.
+_GUARD = "tfcluster: guard"
+_AGENT = "tfcluster: agent"
 _WARM = "tfcluster: warm"
 
 
@@ -127,12 +128,10 @@ class Crew:
 
 def crew(host: Host) -> Crew:
     found = host.processes()
-    kin = [process for process in found if _has(process, _AGENT)]
-    pids = {process.pid for process in kin}
-    guards = [process.pid for process in kin if process.parent not in pids]
-    agents = [process.pid for process in kin if process.parent in guards]
+    guards = [process.pid for process in found if _has(process, _GUARD)]
+    agents = [process.pid for process in found if _has(process, _AGENT)]
+    pids = {*guards, *agents}
     begun = [process for process in found if process.parent in agents]
-    # A forked task has the arguments of its interpreter, which is older.
     warm = [process.pid for process in begun if _has(process, _WARM)][:1]
     tasks = [process.pid for process in begun if process.pid not in warm]
     known = {*pids, *warm, *tasks}
