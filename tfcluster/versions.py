@@ -1,6 +1,6 @@
-"""The versions of TensorFlow and Keras that tfcluster is known to work with.
+"""The oldest versions of TensorFlow and Keras that tfcluster works with.
 
-``make compat`` measures the range; docs/compatibility.md has its results.
+``make compat`` runs the tests with them; docs/compatibility.md has what was measured.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import re
 import sys
 
 OLDEST = {"tensorflow": (2, 16), "keras": (3, 7)}
-NEWEST = {"tensorflow": (2, 21), "keras": (3, 15)}
 
 _TITLES = {"tensorflow": "TensorFlow", "keras": "Keras"}
 
@@ -18,29 +17,6 @@ def imported(package: str) -> str | None:
     """The version of a package that this process has imported, or None."""
     version = getattr(sys.modules.get(package), "__version__", None)
     return None if version is None else str(version)
-
-
-def described() -> str:
-    """The imported versions, such as ``TensorFlow 2.21.0 and Keras 3.15.1``."""
-    found = [(title, imported(package)) for package, title in _TITLES.items()]
-    return " and ".join(f"{title} {version}" for title, version in found if version)
-
-
-def known() -> str:
-    """The range, such as ``TensorFlow 2.16 to 2.21 and Keras 3.7 to 3.15``."""
-    return " and ".join(
-        f"{title} {_text(OLDEST[package])} to {_text(NEWEST[package])}"
-        for package, title in _TITLES.items()
-    )
-
-
-def are_known() -> bool:
-    """Whether each imported package has a version within its range."""
-    return all(
-        OLDEST[package] <= numbers(version) <= NEWEST[package]
-        for package in _TITLES
-        if (version := imported(package)) is not None
-    )
 
 
 def too_old(package: str, version: str | None) -> str | None:

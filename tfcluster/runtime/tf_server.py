@@ -44,9 +44,9 @@ def device_filters(
 ) -> tuple[str, ...]:
     """The devices that a task's sessions see, by default; empty: all of them.
 
-    Beside parameter servers a worker needs no other worker, and whoever does not see
-    the others cannot be held up by one that is missing. Parameter servers see all, as
-    do tasks of a cluster that has none, whose workers need each other.
+    A worker of a cluster with parameter servers needs no other worker, and one that
+    is missing cannot delay it if it does not see that worker. Parameter servers see all
+    devices. So do the tasks of a cluster without them: their workers need each other.
     """
     if task_type == "ps" or not cluster.get("ps"):
         return ()

@@ -49,7 +49,7 @@ class Share:
     alone: bool = False
     """The other ranks may not be in a step of theirs: nothing can be exchanged."""
     trial: Any = False
-    """One rank has the chief's rows, each twice: see ``doubling``."""
+    """One rank has the chief's rows, each twice: see ``loss_scaling_probe``."""
     present: Any = None
     """How many rows there are, where they are not ``rows``."""
     data: Any = None

@@ -105,7 +105,7 @@ def surround(program: Program, context: Context) -> None:
         events.listen()
         if not context.trains:
             return
-        _hook_tf1_in(context)
+        _install_tf1(context)
         if not tf1_script.claimed():
             injection.install(context)
 
@@ -118,7 +118,7 @@ def surround(program: Program, context: Context) -> None:
     around_import(LIBRARIES, before=before_import, after=after_import)
 
 
-def _hook_tf1_in(context: Context) -> None:
+def _install_tf1(context: Context) -> None:
     """Put the cluster around a script of TensorFlow 1, once TensorFlow is imported."""
     if tf1_script.concerns(context) and "tensorflow" in sys.modules:
         from tfcluster.runtime.tf1 import patches

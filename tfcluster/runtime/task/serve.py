@@ -55,7 +55,7 @@ def _until_stopped(
     parameters: Serving | None,
     clear: Callable[[], None] = lambda: None,
 ) -> NoReturn:
-    """Keep the servers alive until we are told to end."""
+    """Keep the servers alive until a signal asks this task to stop."""
     reporter().phase("serving")
     signal.sigwait(_STOP)
     if parameters is not None:

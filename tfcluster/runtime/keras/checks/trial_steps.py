@@ -1,4 +1,4 @@
-"""Steps of a model's own begin with a trial: see ``doubling``.
+"""Steps of a model's own begin with a trial: see ``loss_scaling_probe``.
 
 Keras makes a function of the step, which TensorFlow traces for the shapes of its first
 batch. A trial has other shapes. So there is a second function for it, which is called

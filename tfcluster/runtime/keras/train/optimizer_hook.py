@@ -3,7 +3,7 @@
 ``fit`` and hand-written loops both pass through it, and everything that an optimizer
 does to gradients (clipping, accumulation, averages) comes after it: so it does what it
 would on one machine. What becomes of the gradients is for the strategy to say: see
-``updates``.
+``gradient_update``.
 """
 
 from __future__ import annotations

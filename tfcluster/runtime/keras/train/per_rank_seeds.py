@@ -1,8 +1,9 @@
 """Dropout and augmentation draw other numbers on each rank, as they do for each row.
 
 The states of the seed generators stay the same on all ranks; only what is drawn in a
-training step is moved by the rank. In a trial (see ``doubling``) the rank that has the
-chief's rows draws the chief's numbers, and dropout takes them for both copies of a row.
+training step is moved by the rank. In a trial (see ``loss_scaling_probe``) the rank
+that has the chief's rows draws the chief's numbers, and dropout takes them for both
+copies of a row.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """The ``tensorflow`` transport: TensorFlow's own collective ops carry the vectors.
 
-``bringup``, ``ops`` and ``transport`` alone, of all in ``collective``, know TensorFlow:
-they are imported where it is wanted.
+Only this package of ``collective`` knows TensorFlow. Its modules are imported when the
+run uses this transport.
 """
