@@ -64,12 +64,12 @@ SUBJECTS = (
     Subject("fit", "test_keras_models", ("test_ranks_train",)),
     Subject("tape loops", "test_keras_loops"),
     Subject("callbacks, checkpoints", "test_keras_callbacks"),
-    Subject("async ps", "test_served", ("test_alone", "test_b5_alone")),
+    Subject("async ps", "test_served", ("test_alone", "test_alone")),
     Subject("sync ps", "test_served", ("test_in_step",)),
     Subject("replicated", "test_served", ("test_replicated",)),
     Subject("local SGD", "test_local_sgd", ("test_averaged", "test_loops")),
     Subject("data tasks", "test_data_tasks", ("test_one_reader", "test_loops")),
-    Subject("TensorFlow 1", "test_v1_scripts"),
+    Subject("TensorFlow 1", "test_tf1_scripts"),
 )
 
 

@@ -15,7 +15,7 @@ SCRIPT = 'echo "$TF_CONFIG"; until [ -e "$MEETING" ]; do sleep 0.1; done'
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_d3_twenty_launches_at_once_have_ports_of_their_own(cluster: Cluster) -> None:
+def test_twenty_launches_at_once_have_ports_of_their_own(cluster: Cluster) -> None:
     meeting = cluster.folder / "meeting"
     options = ("--set", f"env.MEETING={meeting}")
     launches = [cluster.bash(SCRIPT, *options, count=2) for _ in range(LAUNCHES)]

@@ -110,7 +110,7 @@ def in_background(acts: list[Callable[[], float]]) -> list[float | Exception]:
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
-def test_a8_threads_of_all_ranks_find_a_common_order(size: int) -> None:
+def test_threads_of_all_ranks_find_a_common_order(size: int) -> None:
     names = [f"e{i}" for i in range(12)]
 
     def act(group: Group) -> list[float | Exception]:
@@ -133,7 +133,7 @@ def test_a8_threads_of_all_ranks_find_a_common_order(size: int) -> None:
         assert found == [float(size)] * 17
 
 
-def test_a8_one_thread_that_waits_does_not_keep_the_others_back() -> None:
+def test_one_thread_that_waits_does_not_keep_the_others_back() -> None:
     """Rank 1 comes to the first exchange only after it has done the second."""
 
     def act(group: Group) -> list[float | Exception]:
@@ -156,7 +156,7 @@ def test_a8_one_thread_that_waits_does_not_keep_the_others_back() -> None:
         assert found == [2.0, 2.0]
 
 
-def test_a8_ranks_that_never_meet_give_up_together() -> None:
+def test_ranks_that_never_meet_give_up_together() -> None:
     def act(group: Group) -> str:
         order = Order(group, deadline_s=0.2)
         with pytest.raises(CollectiveTimeoutError) as raised:
@@ -167,7 +167,7 @@ def test_a8_ranks_that_never_meet_give_up_together() -> None:
         assert "rank 0: e0; rank 1: e1; rank 2: e2" in error
 
 
-def test_a8_what_an_exchange_raises_comes_to_its_own_thread() -> None:
+def test_what_an_exchange_raises_comes_to_its_own_thread() -> None:
     def act(group: Group) -> list[float | Exception]:
         order = Order(group)
 

@@ -53,7 +53,7 @@ def _calls(jobs: Mapping[str, Ranks], size: int) -> list[dict[str, Any]]:
         ("barrier", "barrier", "allreduce (average)"),
     ],
 )
-def test_a7_a_difference_is_the_same_error_on_every_rank(
+def test_a_difference_is_the_same_error_on_every_rank(
     jobs: Mapping[str, Ranks], size: int, mode: str, case: str, usual: str, odd: str
 ) -> None:
     if case == "barrier" and mode == "graph":
@@ -68,7 +68,7 @@ def test_a7_a_difference_is_the_same_error_on_every_rank(
 
 
 @EACH_SIZE
-def test_a7_a_different_model_is_an_error_on_every_rank(
+def test_a_different_model_is_an_error_on_every_rank(
     jobs: Mapping[str, Ranks], size: int
 ) -> None:
     job = jobs[f"model {size}"]
@@ -81,7 +81,7 @@ def test_a7_a_different_model_is_an_error_on_every_rank(
 
 
 @EACH_SIZE
-def test_a7_another_call_of_keras_is_an_error_on_every_rank(
+def test_another_call_of_keras_is_an_error_on_every_rank(
     jobs: Mapping[str, Ranks], size: int
 ) -> None:
     job = jobs[f"evaluate {size}"]

@@ -69,7 +69,7 @@ def covered(variables: Sequence[Variable], placement: Placement) -> bool:
 
 
 @pytest.mark.parametrize("servers", [2, 4])
-def test_b4_bytes_of_vgg16_are_even(servers: int) -> None:
+def test_bytes_of_vgg16_are_even(servers: int) -> None:
     variables = vgg16()
     placement = placed(variables, servers, splittable=True)
     loads = bytes_per_server(variables, placement)
@@ -78,7 +78,7 @@ def test_b4_bytes_of_vgg16_are_even(servers: int) -> None:
     assert covered(variables, placement)
 
 
-def test_b4_what_cannot_be_split_goes_where_the_fewest_bytes_are() -> None:
+def test_whole_variables_go_to_the_ps_with_the_fewest_bytes() -> None:
     variables = [Variable(str(n), "float32", (n,)) for n in (3, 9, 4, 7, 5, 8)]
     placement = placed(variables, 3)
     assert bytes_per_server(variables, placement) == (48, 48, 48)
@@ -173,7 +173,7 @@ def test_unlike_gradients_are_told_apart() -> None:
     assert difference(pushed) == "rank 0 has no gradient for piece 1, rank 2 has rows"
 
 
-def test_b9_differences_of_models_in_words() -> None:
+def test_differences_of_models_in_words() -> None:
     def facts(*variables: Variable) -> dict[str, object]:
         switches = {"synchronous": False, "splittable": True, "together": False}
         return facts_of(variables, servers=2, **switches)

@@ -150,7 +150,7 @@ def ones(factor: float = 1.0) -> list[Array]:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_b5_asynchronous_gradients_are_all_applied(count: int) -> None:
+def test_asynchronous_gradients_are_all_applied(count: int) -> None:
     def act(rank: int, servers: Servers) -> Any:
         opened(servers, 1.0, splittable=True)
         for _ in range(10):
@@ -171,7 +171,7 @@ def test_b5_asynchronous_gradients_are_all_applied(count: int) -> None:
         late.close()
 
 
-def test_b5_in_step_the_mean_is_applied() -> None:
+def test_in_step_the_mean_is_applied() -> None:
     def act(rank: int, servers: Servers) -> list[Any]:
         opened(servers, 1.0, synchronous=True, splittable=True)
         found = []
@@ -221,7 +221,7 @@ def test_staleness_is_counted() -> None:
         assert counts["staleness_mean"] == pytest.approx(3 / 4)
 
 
-def test_b11_a_late_worker_begins_with_the_weights_of_the_ps() -> None:
+def test_a_late_worker_begins_with_the_weights_of_the_ps() -> None:
     with cluster(2) as running:
         first, late = running.connect(0), running.connect(1)
         assert opened(first, 5.0).defined
@@ -280,7 +280,7 @@ def test_notes() -> None:
         assert first.notes("epoch/") == {"epoch/0": "3", "epoch/1": "ä"}
 
 
-def test_b13_another_model_is_refused_with_its_differences() -> None:
+def test_another_model_is_refused_with_its_differences() -> None:
     with cluster(2) as running:
         first, second = running.connect(0), running.connect(1)
         opened(first)

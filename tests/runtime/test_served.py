@@ -127,12 +127,12 @@ def _weights(values: Values) -> Values:
     return {key: value for key, value in values.items() if key.startswith("w")}
 
 
-def test_b5_in_step_the_mean_is_applied(found: Written) -> None:
+def test_in_step_the_mean_is_applied(found: Written) -> None:
     for values in found.of("steps", "mean"):
         np.testing.assert_allclose(values["w0"], [1 - 0.1 * 3], rtol=1e-6)
 
 
-def test_b8_after_each_step_all_have_what_the_servers_have(found: Written) -> None:
+def test_after_each_step_all_have_what_the_servers_have(found: Written) -> None:
     ranks = found.of("steps", "steps")
     for values in ranks:
         assert len(values["differences"]) == 13
@@ -142,7 +142,7 @@ def test_b8_after_each_step_all_have_what_the_servers_have(found: Written) -> No
         np.testing.assert_array_equal(ranks[0][name], ranks[1][name])
 
 
-def test_b6_b7_b12_a_step_is_one_push_and_nothing_is_read_besides(
+def test_a_step_is_one_push_and_nothing_is_read_besides(
     found: Written,
 ) -> None:
     """Which answers once all have pushed: one barrier for all variables."""
@@ -151,7 +151,7 @@ def test_b6_b7_b12_a_step_is_one_push_and_nothing_is_read_besides(
         assert set(values["talks"]) == {1}
 
 
-def test_b9_b13_another_layer_on_a_rank_is_named(found: Written) -> None:
+def test_another_layer_on_a_rank_is_named(found: Written) -> None:
     for values in found.of("steps", "wrong"):
         text = str(values["error_text"])
         assert text.startswith("CollectiveMismatchError")
@@ -159,7 +159,7 @@ def test_b9_b13_another_layer_on_a_rank_is_named(found: Written) -> None:
         assert "layer1/kernel" in text
 
 
-def test_b10_b11_moving_averages_are_the_chiefs_at_every_epoch(found: Written) -> None:
+def test_moving_averages_are_the_chiefs_at_every_epoch(found: Written) -> None:
     chief, other = found.of("steps", "averages")
     for epoch in (0, 1):
         last = chief["own"][4 * epoch + 3]
@@ -172,9 +172,7 @@ def test_b10_b11_moving_averages_are_the_chiefs_at_every_epoch(found: Written) -
 
 
 @pytest.mark.parametrize("job", ["steps", "alone"])
-def test_b15_the_mean_over_the_parts_of_a_batch_is_used(
-    found: Written, job: str
-) -> None:
+def test_the_mean_over_the_parts_of_a_batch_is_used(found: Written, job: str) -> None:
     ranks = found.of(job, "parts")
     # By themselves the chief waits for nobody; the other has seen all in the end.
     for values in ranks[1:] if job == "alone" else ranks:
@@ -209,7 +207,7 @@ def test_what_the_program_assigns_reaches_the_servers(found: Written) -> None:
         pytest.param("late", [1.0], id="late"),
     ],
 )
-def test_b5_alone_the_gradients_add_up(
+def test_asynchronous_gradients_add_up(
     found: Written, case: str, weights: list[float]
 ) -> None:
     np.testing.assert_allclose(found.by(1, "alone", case)["w0"], weights, atol=1e-6)
@@ -264,13 +262,13 @@ def test_alone_averaged_weights_are_those_of_the_servers(found: Written) -> None
         np.testing.assert_allclose(values["w0"], [(0.9 + 0.8) / 2], rtol=1e-6)
 
 
-def test_b11_a_late_rank_begins_with_the_servers_weights(found: Written) -> None:
+def test_a_late_rank_begins_with_the_servers_weights(found: Written) -> None:
     late = found.by(1, "alone", "late")
     assert late["w0"] == [1.0]  # Its own would have been 2.
     assert late["loss"] == 1.0  # Of its first step.
 
 
-def test_b9_b13_alone_another_layer_is_named(found: Written) -> None:
+def test_asynchronous_another_layer_is_named(found: Written) -> None:
     texts = [str(values["error_text"]) for values in found.of("alone", "wrong")]
     # Who came first is right.
     (text,) = [text for text in texts if text]
@@ -315,7 +313,7 @@ _ALONE_AGAIN = "restart: {max: 1, scope: task}\n"
         ),
     ],
 )
-def test_b3_wrong_settings_are_told_at_their_place(
+def test_wrong_settings_are_told_at_their_place(
     content: str, words: str, tmp_path: Path
 ) -> None:
     found = problems(tmp_path, f"command: python train.py\n{content}")
@@ -324,6 +322,6 @@ def test_b3_wrong_settings_are_told_at_their_place(
     assert problem.where.startswith("cluster.yaml:")
 
 
-def test_b3_one_that_comes_alone_may_come_again(tmp_path: Path) -> None:
+def test_one_that_comes_alone_may_come_again(tmp_path: Path) -> None:
     content = "command: python train.py\ntasks: {worker: 2, ps: 1}\n" + _ALONE_AGAIN
     assert loaded(tmp_path, content)

@@ -16,7 +16,7 @@ from tests.runtime.programs.checks import RANK, SIZE
 LAST = RANK == SIZE - 1
 DEADLINE_S = 10.0
 
-A7 = {
+MISMATCHES = {
     "shape": (lambda: tfc.allreduce(tf.ones([3 if LAST else 2])), "float32 (3)"),
     "dtype": (
         lambda: tfc.allreduce(tf.ones([2], tf.float16 if LAST else tf.float32)),
@@ -93,13 +93,13 @@ def fails(act, words):
 
 
 def check_a7_eagerly():
-    for act, words in A7.values():
+    for act, words in MISMATCHES.values():
         renew()
         fails(act, words)
 
 
 def check_a7_in_a_function():
-    for act, words in A7.values():
+    for act, words in MISMATCHES.values():
         renew()
         fails(tf.function(act), words)
 
@@ -118,7 +118,7 @@ def check_a7_objects():
 def check_a7_all_may_go_on():
     """Without a new beginning, and what is raised later is what has happened."""
     renew()
-    for act, words in A7.values():
+    for act, words in MISMATCHES.values():
         for way in (act, tf.function(act)):
             fails(way, words)
             assert float(tfc.allreduce(tf.constant(1.0), op=tfc.Sum)) == SIZE

@@ -80,7 +80,7 @@ def one_step(cluster, build):
 # --- cases --------------------------------------------------------------------------
 
 
-def b2_barrier(cluster):
+def barrier(cluster):
     """How far apart workers that are late at random ever are."""
     steps, count = 25, len(cluster.workers)
     begun, ahead, behind = [0] * count, [], []
@@ -102,7 +102,7 @@ def b2_barrier(cluster):
     return {"begun": begun, "ahead": max(ahead), "behind": max(behind)}
 
 
-def b2_devices(cluster):
+def barrier_devices(cluster):
     workers = cluster.members()[0]
     with tf.Graph().as_default() as graph:
         barriers = v1.Barriers(workers)
@@ -115,7 +115,7 @@ def b2_devices(cluster):
         }
 
 
-def b2_alone(cluster):
+def barrier_alone(cluster):
     workers = v1.Workers({"worker": ("a:1",), "ps": ("b:1",)}, "worker", 0)
     with tf.Graph().as_default() as graph:
         barrier = v1.Barriers(workers).after("alone", [])
@@ -125,7 +125,7 @@ def b2_alone(cluster):
     return types
 
 
-def b3_devices(cluster):
+def variable_devices(cluster):
     """Where variables and slots are."""
     workers = cluster.members()[1]
     with tf.Graph().as_default():
@@ -136,7 +136,7 @@ def b3_devices(cluster):
         return {"devices": found, "masters": [v.op.name for v in training.masters]}
 
 
-def b3_caching(cluster):
+def variable_caching(cluster):
     workers = cluster.members()[0]
     errors = []
     for options in ({"caching": "tpu"}, {"towers": ["here"]}):
@@ -160,7 +160,7 @@ def b3_caching(cluster):
     return {"errors": errors, "gpu": cached}
 
 
-def b4_balance(cluster):
+def placement_balance(cluster):
     """VGG-16's sizes on two parameter servers."""
     layers = [(3, 64), (64, 64), (64, 128), (128, 128), (128, 256), (256, 256)]
     layers += [(256, 256), (256, 512)] + [(512, 512)] * 5
@@ -196,7 +196,7 @@ def b4_balance(cluster):
     return found
 
 
-def b5_sums(cluster):
+def accumulated_sums(cluster):
     return one_step(
         cluster,
         lambda rank, workers: v1.parameter_server_graph(
@@ -205,7 +205,7 @@ def b5_sums(cluster):
     )
 
 
-def b5_mean(cluster):
+def accumulated_mean(cluster):
     return one_step(
         cluster,
         lambda rank, workers: v1.parameter_server_graph(
@@ -214,7 +214,7 @@ def b5_mean(cluster):
     )
 
 
-def b5_sparse_mean(cluster):
+def accumulated_sparse_mean(cluster):
     """Rows of an embedding: the mean is over workers, for each row that has one."""
     meet = threading.Barrier(len(cluster.workers))
 
@@ -233,7 +233,7 @@ def b5_sparse_mean(cluster):
     return cluster.run(act)
 
 
-def b6_reads(cluster):
+def variable_reads(cluster):
     """How often a step of two towers fetches w, with copies and without."""
     workers, towers = cluster.members()[0], ["cpu:0", "cpu:1"]
 
@@ -289,7 +289,7 @@ def fetches(cluster, build):
     return sum(bool(fetched.fullmatch(name)) for name in names)
 
 
-def b7_and_b15_towers(cluster):
+def towers_of_one_worker(cluster):
     """Two towers with gradients 1 and 5: their mean is 3, not 1 and not 6."""
     return {
         "parameter_server": one_step(
@@ -307,7 +307,7 @@ def b7_and_b15_towers(cluster):
     }
 
 
-def b7_lockstep(cluster):
+def workers_in_step(cluster):
     """No worker begins a step before all have applied the one before."""
     steps, meet, seen = 10, threading.Barrier(len(cluster.workers)), []
 
@@ -326,7 +326,7 @@ def b7_lockstep(cluster):
     return [min(seen), max(seen)]
 
 
-def b8_replicated(cluster):
+def replicated(cluster):
     """Copies beside the master after every step; two towers, momentum, rows."""
     meet = threading.Barrier(len(cluster.workers))
 
@@ -389,7 +389,7 @@ def b8_replicated(cluster):
     return cluster.run(act)
 
 
-def b8_mean(cluster):
+def replicated_mean(cluster):
     return one_step(
         cluster,
         lambda rank, workers: v1.replicated_graph(
@@ -398,7 +398,7 @@ def b8_mean(cluster):
     )
 
 
-def b9_towers(cluster):
+def copies_by_name(cluster):
     """A tower with a renamed layer, and a variable that is not get_variable's."""
     errors = []
 
@@ -452,7 +452,7 @@ def normalised(x, rank):
     return loss
 
 
-def b10_and_b11_model_variables(cluster):
+def model_variables(cluster):
     """Moving averages of the chief on the ps; who comes late begins with them."""
     meet = threading.Barrier(len(cluster.workers))
 
@@ -495,7 +495,7 @@ def b10_and_b11_model_variables(cluster):
     return cluster.run(act)
 
 
-def b12_barriers(cluster):
+def number_of_barriers(cluster):
     """Barriers of a step do not grow with the number of variables."""
     found = []
     for count in (1, 20):
@@ -512,7 +512,7 @@ def b12_barriers(cluster):
     return found
 
 
-def b13_other_workers(cluster):
+def other_models(cluster):
     """The second worker has renamed a layer: it learns what differs."""
 
     def act(rank, workers):
@@ -574,7 +574,7 @@ def together(cluster):
     return found
 
 
-def d7_shared_name(cluster):
+def shared_name(cluster):
     """Two sessions on two servers see one queue, by its name."""
 
     def queue():
@@ -591,7 +591,13 @@ def d7_shared_name(cluster):
             return session.run(take).tolist()
 
 
-TWO = {"b5_sums", "b5_mean", "b5_sparse_mean", "b7_and_b15_towers", "b8_mean"}
+TWO = {
+    "accumulated_sums",
+    "accumulated_mean",
+    "accumulated_sparse_mean",
+    "towers_of_one_worker",
+    "replicated_mean",
+}
 
 
 def main(names):

@@ -53,8 +53,8 @@ def accuracy(text: str) -> float:
     return float(found)
 
 
-def test_b16_no_ps_is_left_after_success(cluster: Cluster) -> None:
-    """And D5, D8: an unmodified script learns real digits; the chief writes files."""
+def test_no_ps_is_left_after_success(cluster: Cluster) -> None:
+    """An unmodified script learns real digits, and only the chief writes files."""
     folder = cluster.folder / "checkpoints"
     running = launch(cluster, EXAMPLE, "--steps", "600", "--checkpoints", str(folder))
     assert running.end(DEADLINE_S) == 0, running.err
@@ -72,7 +72,7 @@ def test_b16_no_ps_is_left_after_success(cluster: Cluster) -> None:
 
 
 @pytest.mark.slow
-def test_b16_no_ps_is_left_after_a_crash(cluster: Cluster) -> None:
+def test_no_ps_is_left_after_a_crash(cluster: Cluster) -> None:
     running = launch(cluster, SCRIPT, "fails")
     assert running.end(DEADLINE_S) == 1
     report = running.report()
@@ -83,10 +83,10 @@ def test_b16_no_ps_is_left_after_a_crash(cluster: Cluster) -> None:
 
 
 @pytest.mark.slow
-def test_b16_no_ps_is_left_after_ctrl_c(cluster: Cluster) -> None:
+def test_no_ps_is_left_after_ctrl_c(cluster: Cluster) -> None:
     running = launch(cluster, SCRIPT, "waits")
     running.wait_for_text("begun", "worker:0", "worker:1", timeout_s=DEADLINE_S)
-    # B14: no GPU for a ps, whatever the machine has.
+    # A ps sees no GPU, whatever the machine has.
     plan = {task["task"]: task for task in running.plan()["tasks"]}
     assert plan["ps:0"]["env"]["CUDA_VISIBLE_DEVICES"] == ""
     assert plan["worker:1"]["device_filters"] == ["/job:ps", "/job:worker/task:1"]
@@ -97,7 +97,7 @@ def test_b16_no_ps_is_left_after_ctrl_c(cluster: Cluster) -> None:
 
 
 @pytest.mark.slow
-def test_b14_a_ps_sees_no_gpu(cluster: Cluster) -> None:
+def test_a_ps_sees_no_gpu(cluster: Cluster) -> None:
     planned = cluster.command(
         "plan",
         cluster.file("command: python x.py\ntasks: {worker: 1, ps: 2}"),
@@ -132,7 +132,7 @@ def test_sync_replicas_end_together(cluster: Cluster) -> None:
 
 
 @pytest.mark.slow
-def test_d4_the_chief_builds_the_whole_graph(cluster: Cluster) -> None:
+def test_the_chief_builds_the_whole_graph(cluster: Cluster) -> None:
     """The workers are built-in servers that run no script; the default strategy."""
     config = {
         "command": ["python", str(SCRIPT), "whole_graph"],

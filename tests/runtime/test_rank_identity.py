@@ -52,7 +52,7 @@ TWO_HOSTS = [
 
 
 @pytest.mark.parametrize(("rank", "local_rank", "cross_rank"), TWO_HOSTS)
-def test_a3_two_hosts_of_two_slots_each(
+def test_two_hosts_of_two_slots_each(
     rank: int, local_rank: int, cross_rank: int
 ) -> None:
     hosts = ["one:1001", "one:1002", "two:1001", "two:1002"]
@@ -66,9 +66,7 @@ def test_a3_two_hosts_of_two_slots_each(
 
 
 @pytest.mark.parametrize(("rank", "local_rank", "cross_rank"), TWO_HOSTS)
-def test_a3_the_same_by_mpi_and_slurm(
-    rank: int, local_rank: int, cross_rank: int
-) -> None:
+def test_the_same_by_mpi_and_slurm(rank: int, local_rank: int, cross_rank: int) -> None:
     expected = [rank, 4, local_rank, 2, cross_rank, 2, rank == 0, False]
     by_mpi = {
         "OMPI_COMM_WORLD_RANK": rank,
@@ -87,7 +85,7 @@ def test_a3_the_same_by_mpi_and_slurm(
     assert who(**{name: str(value) for name, value in by_slurm.items()}) == expected
 
 
-def test_a12_sessions_beside_parameter_servers_see_these_and_their_task() -> None:
+def test_sessions_beside_parameter_servers_see_these_and_their_task() -> None:
     cluster = {"chief": ["a:1"], "worker": ["b:1", "b:2"], "ps": ["c:1"]}
 
     def filters(kind: str, index: int, **env: str) -> tuple[str, ...]:
@@ -104,7 +102,7 @@ def test_a12_sessions_beside_parameter_servers_see_these_and_their_task() -> Non
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 5])
-def test_a14_a_ring_sends_what_it_has_to(size: int) -> None:
+def test_a_ring_sends_what_it_has_to(size: int) -> None:
     numbers = np.arange(240_000, dtype=np.float32)
 
     def sent(group: Group) -> int:

@@ -2,7 +2,7 @@
 # mypy: allow-untyped-defs, allow-untyped-calls
 """Trainings and calls over the tensorflow transport: results go to RESULTS-<rank>.npz.
 
-    c_items.py RESULTS
+    tensorflow_transport_training.py RESULTS
 
 With one rank it is what one process gets.
 """

@@ -39,6 +39,7 @@ WARNING = PATIENT | {
 }
 Values = Mapping[str, NDArray[Any]]
 PROGRAM = "tensorflow_transport.py"
+TRAINING = "tensorflow_transport_training.py"
 
 
 @dataclass(frozen=True)
@@ -98,8 +99,8 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
         Job("late_init", 2, PROGRAM, ("late_init",), ALONE),
         Job("strategy", 2, PROGRAM, ("strategy",), ALONE),
         Job("configured", 2, PROGRAM, ("configured",), TRANSPORT),
-        Job("three", SIZE, "c_items.py", (str(folder / "three"),), TRANSPORT),
-        Job("one", 1, "c_items.py", (str(folder / "one"),)),
+        Job("three", SIZE, TRAINING, (str(folder / "three"),), TRANSPORT),
+        Job("one", 1, TRAINING, (str(folder / "one"),)),
         Job("digits-2", 2, digits, ("--epochs", "2"), TRANSPORT),
         Job("digits-1", 1, digits, ("--epochs", "2")),
     ]
@@ -132,27 +133,27 @@ def test_tensorflow_starts_with_the_first_op_of_a_rank(outcomes: Outcomes) -> No
         assert rank == {"threads": 2, "devices": 2, "total": 3.0, "forked": 7}
 
 
-def test_c1_multiworkermirroredstrategy_and_we_in_one_process(
+def test_multiworkermirroredstrategy_and_we_in_one_process(
     outcomes: Outcomes,
 ) -> None:
     assert [rank["steps"] for rank in outcomes.said("strategy")] == [3, 3]
 
 
-def test_c1_after_an_op_it_is_too_late(outcomes: Outcomes) -> None:
+def test_after_an_op_it_is_too_late(outcomes: Outcomes) -> None:
     for rank in outcomes.said("late_init"):
         ((kind, text),) = rank["errors"]
         assert kind == "CollectiveError"
         assert "before any TensorFlow op" in text
 
 
-def test_c2_without_gpus_nccl_is_stood_in_for(outcomes: Outcomes) -> None:
+def test_without_gpus_nccl_is_stood_in_for(outcomes: Outcomes) -> None:
     (found,) = outcomes.said("aggregating")
     assert set(found["nccl"]) == {"1", "2", "3", "4", "5", "8"}
     if found["gpus"] < 2:
         pytest.skip("NCCL itself needs two GPUs")
 
 
-def test_c3_sums_by_way_of_two_groups(outcomes: Outcomes) -> None:
+def test_sums_by_way_of_two_groups(outcomes: Outcomes) -> None:
     (found,) = outcomes.said("aggregating")
     # The program has compared each of them with the sum of all.
     assert set(found["hierarchical"]) == {"1", "2", "3", "4", "5", "8"}
@@ -160,7 +161,7 @@ def test_c3_sums_by_way_of_two_groups(outcomes: Outcomes) -> None:
     assert found["uneven"] == "2 replicas on 3 devices"
 
 
-def test_c4_nan_and_infinity_are_found(outcomes: Outcomes) -> None:
+def test_nan_and_infinity_are_found(outcomes: Outcomes) -> None:
     (found,) = outcomes.said("aggregating")
     assert found["check"] == [
         # mean, sum, whether something is not finite
@@ -173,12 +174,12 @@ def test_c4_nan_and_infinity_are_found(outcomes: Outcomes) -> None:
     assert found["bad slices"]
 
 
-def test_c7_a_rank_that_traces_again_trains_on(outcomes: Outcomes) -> None:
+def test_a_rank_that_traces_again_trains_on(outcomes: Outcomes) -> None:
     assert_as_one_process(outcomes, "retraced")
     assert [int(rank["retraced/again"]) for rank in outcomes.ranks] == [0, 1, 0]
 
 
-def test_c7_ops_in_a_graph_meet_after_one_rank_traces_again(
+def test_ops_in_a_graph_meet_after_one_rank_traces_again(
     outcomes: Outcomes,
 ) -> None:
     total = sum(range(SIZE))
@@ -187,12 +188,12 @@ def test_c7_ops_in_a_graph_meet_after_one_rank_traces_again(
         assert rank["retraced_ops"].tolist() == expected
 
 
-def test_c8_eagerly_it_simply_works(outcomes: Outcomes) -> None:
+def test_eager_ops_work(outcomes: Outcomes) -> None:
     for rank in outcomes.ranks:
         assert rank["eager"].tolist() == [6.0] * 5000
 
 
-def test_c9_a_rank_that_does_not_come_in_time(outcomes: Outcomes) -> None:
+def test_a_rank_that_does_not_come_in_time(outcomes: Outcomes) -> None:
     first, last = outcomes.said("late")
     ((kind, text),) = first["errors"]
     assert kind == "CollectiveTimeoutError"
@@ -207,7 +208,7 @@ def test_c9_a_rank_that_does_not_come_in_time(outcomes: Outcomes) -> None:
     assert last["errors"][0][0] in ("CollectiveTimeoutError", "PeerLostError")
 
 
-def test_c8_a_rank_that_fails_and_lives_on_is_not_waited_for(
+def test_a_rank_that_fails_and_lives_on_is_not_waited_for(
     outcomes: Outcomes,
 ) -> None:
     first, _ = outcomes.said("broken")
@@ -241,12 +242,12 @@ def test_a_rank_that_is_late_for_the_first_op_is_named(outcomes: Outcomes) -> No
     )
 
 
-def test_c9_the_hint_is_taken(outcomes: Outcomes) -> None:
+def test_the_communication_hint_is_taken(outcomes: Outcomes) -> None:
     for rank in outcomes.ranks:
         assert rank["hint/RING"].tolist() == rank["hint/AUTO"].tolist() == [3.0] * 5000
 
 
-def test_c9_a_rank_that_is_killed_is_named(outcomes: Outcomes) -> None:
+def test_a_rank_that_is_killed_is_named(outcomes: Outcomes) -> None:
     first, second = outcomes.said("kill")
     for rank in (first, second):
         assert len(rank["errors"]) == 2
@@ -255,7 +256,7 @@ def test_c9_a_rank_that_is_killed_is_named(outcomes: Outcomes) -> None:
             assert text.startswith("rank 2 has left")
 
 
-def test_c10_a_model_of_two_dtypes(outcomes: Outcomes) -> None:
+def test_a_model_of_two_dtypes(outcomes: Outcomes) -> None:
     assert_as_one_process(outcomes, "mixed")
     one, _ = outcomes.case("mixed")
     assert {value.dtype.name for value in one.values()} == {"float32", "float64"}
@@ -263,7 +264,7 @@ def test_c10_a_model_of_two_dtypes(outcomes: Outcomes) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 16, 1 << 20])
-def test_c10_a_batch_of_two_dtypes_in_a_graph(outcomes: Outcomes, size: int) -> None:
+def test_a_batch_of_two_dtypes_in_a_graph(outcomes: Outcomes, size: int) -> None:
     shapes = {"a": (4,), "b": (3, 2), "c": (0, 5), "d": (), "e": (7,)}
     dtypes = {"b": "float64", "d": "int32"}
     for rank in outcomes.ranks:
@@ -276,14 +277,14 @@ def test_c10_a_batch_of_two_dtypes_in_a_graph(outcomes: Outcomes, size: int) -> 
         assert str(rank["batched/refused"]) == "the ops carry no string"
 
 
-def test_c10_nccl_goes_one_bucket_after_the_other(outcomes: Outcomes) -> None:
+def test_nccl_goes_one_bucket_after_the_other(outcomes: Outcomes) -> None:
     for rank in outcomes.ranks:
         assert rank["batched/NCCL"].tolist() == [True, True]
         assert not rank["batched/RING"].any()
 
 
 @pytest.mark.parametrize("axis", range(4))
-def test_c11_uneven_tensors_along_any_axis(outcomes: Outcomes, axis: int) -> None:
+def test_uneven_tensors_along_any_axis(outcomes: Outcomes, axis: int) -> None:
     parts = []
     for rank in range(SIZE):
         shape = [30, 12, 7, 5]
@@ -297,14 +298,14 @@ def test_c11_uneven_tensors_along_any_axis(outcomes: Outcomes, axis: int) -> Non
 
 
 @pytest.mark.parametrize("case", ["few_rows", "many_rows"])
-def test_c12_embeddings_by_rows_and_whole(outcomes: Outcomes, case: str) -> None:
+def test_embeddings_by_rows_and_whole(outcomes: Outcomes, case: str) -> None:
     assert_as_one_process(outcomes, case)
     carried = [int(rank[f"{case}/carried"]) for rank in outcomes.ranks]
     # Whole arrays and long rows go through TensorFlow, a few rows need not.
     assert all(count > 0 for count in carried) is (case == "many_rows")
 
 
-def test_c13_tensors_and_slices_alike(outcomes: Outcomes) -> None:
+def test_tensors_and_slices_alike(outcomes: Outcomes) -> None:
     (found,) = outcomes.said("aggregating")
     assert found["sparse"] == [True, [1.0, 0.0, 6.0, 0.0]]
     assert found["mixed"] == [False, [1.0, 1.0, 4.0, 3.0]]

@@ -34,7 +34,7 @@ from tfcluster.runtime.exchange.gradient_split import split, stitch
 DEVICES = ["/job:worker/task:0/CPU:0", "/job:worker/task:1/CPU:0"]
 
 
-def test_c1_keys_are_of_a_range_that_tensorflow_does_not_reach() -> None:
+def test_keys_are_of_a_range_that_tensorflow_does_not_reach() -> None:
     keys = CollectiveKeys()
     group = keys.group_key(DEVICES)
     assert group == GROUP_KEYS.start > 1_000_000
@@ -46,7 +46,7 @@ def test_c1_keys_are_of_a_range_that_tensorflow_does_not_reach() -> None:
         instance_keys([], 65537)
 
 
-def test_c5_a_group_has_one_key_whatever_the_order_of_its_devices() -> None:
+def test_a_group_has_one_key_whatever_the_order_of_its_devices() -> None:
     keys = CollectiveKeys()
     first = keys.group_key(DEVICES)
     assert keys.group_key(reversed(DEVICES)) == first
@@ -64,7 +64,7 @@ def _hasty_threads() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_hasty_threads")
-def test_c5_threads_get_one_key_for_a_group_and_different_ones_for_exchanges() -> None:
+def test_threads_get_one_key_for_a_group_and_different_ones_for_exchanges() -> None:
     keys = CollectiveKeys()
     found: list[tuple[int, int]] = []
     instances: list[int] = []
@@ -88,7 +88,7 @@ def test_c5_threads_get_one_key_for_a_group_and_different_ones_for_exchanges() -
     assert sorted(instances) == list(range(start, start + 2400))
 
 
-def test_c6_each_device_of_a_group_counts_for_itself() -> None:
+def test_each_device_of_a_group_counts_for_itself() -> None:
     keys = CollectiveKeys()
     group = keys.group_key(DEVICES)
     other = keys.group_key(DEVICES[:1])
@@ -98,7 +98,7 @@ def test_c6_each_device_of_a_group_counts_for_itself() -> None:
     assert keys.instance_key(other, DEVICES[0]) == start
 
 
-def test_c6_what_is_not_there_is_said() -> None:
+def test_what_is_not_there_is_said() -> None:
     keys = CollectiveKeys()
     group = keys.group_key(DEVICES[:1])
     with pytest.raises(ValueError, match="no group of key 5"):
@@ -107,7 +107,7 @@ def test_c6_what_is_not_there_is_said() -> None:
         keys.instance_key(group, DEVICES[1])
 
 
-def test_c6_a_copy_goes_on_from_where_it_was_made() -> None:
+def test_a_copy_goes_on_from_where_it_was_made() -> None:
     keys = CollectiveKeys()
     group = keys.group_key(DEVICES)
     before = keys.instance_key(group, DEVICES[0])
@@ -118,7 +118,7 @@ def test_c6_a_copy_goes_on_from_where_it_was_made() -> None:
     assert copied.group_key(DEVICES[:1]) == keys.group_key(DEVICES[:1]) == group + 1
 
 
-def test_c7_keys_say_what_is_exchanged_and_count_nothing() -> None:
+def test_keys_say_what_is_exchanged_and_count_nothing() -> None:
     words = ["gradients of adam", "dense/kernel float32 (64, 10)"]
     keys = instance_keys(words, 4)
     assert len(set(keys)) == 4
@@ -163,7 +163,7 @@ def test_c7_keys_say_what_is_exchanged_and_count_nothing() -> None:
         ("INVALID_ARGUMENT", "Shape mismatch", "CollectiveError", "Shape mismatch"),
     ],
 )
-def test_c9_errors_of_tensorflow_become_ours(
+def test_errors_of_tensorflow_become_ours(
     status: str, text: str, kind: str, words: str
 ) -> None:
     ranks = ["/job:a/replica:0/task:0", "/job:b/replica:0/task:0"]
@@ -193,14 +193,14 @@ def _whole(slices: Slices, rows: int) -> Array:
         ([1000], None, False),
     ],
 )
-def test_c12_what_costs_less_is_chosen(
+def test_what_costs_less_is_chosen(
     counts: list[int], rows: int | None, dense: bool
 ) -> None:
     assert is_dense(counts, rows) is dense
 
 
 @pytest.mark.parametrize("lengths", [(3, 3, 3), (0, 4, 1), (0, 0, 0), (40, 0, 7)])
-def test_c12_uneven_and_empty_rows_are_averaged(lengths: tuple[int, ...]) -> None:
+def test_uneven_and_empty_rows_are_averaged(lengths: tuple[int, ...]) -> None:
     rows = 8
 
     def own(rank: int) -> Slices:
@@ -223,7 +223,7 @@ def test_c12_uneven_and_empty_rows_are_averaged(lengths: tuple[int, ...]) -> Non
 
 
 @pytest.mark.parametrize("rows", [5, None])
-def test_c12_rows_of_a_rank_without_weight_do_not_count(rows: int | None) -> None:
+def test_rows_of_a_rank_without_weight_do_not_count(rows: int | None) -> None:
     def act(group: Group) -> Slices:
         bad = group.rank == 1
         values = np.full((30, 1), np.nan if bad else 2.0)
@@ -234,14 +234,14 @@ def test_c12_rows_of_a_rank_without_weight_do_not_count(rows: int | None) -> Non
         np.testing.assert_allclose(_whole(slices, 5), np.full((5, 1), 12.0))
 
 
-def test_c12_a_row_that_is_not_there_is_an_error() -> None:
+def test_a_row_that_is_not_there_is_an_error() -> None:
     for row in (-1, 4):
         with pytest.raises(IndexError, match="beyond the 4 of its"):
             densified(Slices(np.ones((1, 2)), np.array([row])), 4)
 
 
 @given(st.data())
-def test_c12_whole_arrays_and_back(data: st.DataObject) -> None:
+def test_whole_arrays_and_back(data: st.DataObject) -> None:
     rows = data.draw(st.integers(1, 6))
     indices = np.array(data.draw(st.lists(st.integers(0, rows - 1))), np.int64)
     values = np.arange(len(indices) * 2, dtype=np.float64).reshape(-1, 2)
@@ -255,14 +255,14 @@ def test_c12_whole_arrays_and_back(data: st.DataObject) -> None:
 
 
 @given(st.lists(st.integers()))
-def test_c13_split_and_stitched_is_as_before(values: list[int]) -> None:
+def test_split_and_stitched_is_as_before(values: list[int]) -> None:
     even, odd = split(values, lambda value: value % 2 == 0)
     assert all(value % 2 == 0 for value in even[0])
     assert all(value % 2 == 1 for value in odd[0])
     assert stitch([even, odd]) == stitch([odd, even]) == values
 
 
-def test_c13_no_place_is_given_twice_or_not_at_all() -> None:
+def test_no_place_is_given_twice_or_not_at_all() -> None:
     with pytest.raises(ValueError, match="two values are at position 1"):
         stitch([([1, 2], [0, 1]), ([3], [1])])
     with pytest.raises(ValueError, match="has no value"):
@@ -299,13 +299,13 @@ def _sizes(*sizes: int | None, dtype: str = "float32") -> list[Item]:
         ([Item("float32", 3), Item("float64", 8)], 0, [(0,), (1,)]),
     ],
 )
-def test_c14_a_bucket_closes_once_it_exceeds_its_size(
+def test_a_bucket_closes_once_it_exceeds_its_size(
     items: list[Item], size: int, expected: list[tuple[int, ...]]
 ) -> None:
     assert by_size(items, size) == expected
 
 
-def test_c14_a_size_that_is_not_known_is_warned_of() -> None:
+def test_a_size_that_is_not_known_is_warned_of() -> None:
     items = [Item("float32", 9), Item("float32", None, "odd"), Item("float64", 9)]
     with pytest.warns(RuntimeWarning, match="the shape of odd is not known"):
         assert by_size(items, 4) == [(0, 1), (2,)]
@@ -315,7 +315,7 @@ def test_c14_a_size_that_is_not_known_is_warned_of() -> None:
 @given(
     st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 9))), st.integers(1, 20)
 )
-def test_c14_every_tensor_is_in_one_bucket_in_order(
+def test_every_tensor_is_in_one_bucket_in_order(
     found: list[tuple[str, int]], size: int
 ) -> None:
     items = [Item(dtype, nbytes) for dtype, nbytes in found]
@@ -332,7 +332,7 @@ def test_c14_every_tensor_is_in_one_bucket_in_order(
 
 
 @pytest.mark.parametrize("shape", [(2,), (2, 3), (2, 3, 4), (2, 1, 4, 2), (0, 3)])
-def test_c15_rows_are_padded_with_zeros_and_cut_again(shape: tuple[int, ...]) -> None:
+def test_rows_are_padded_with_zeros_and_cut_again(shape: tuple[int, ...]) -> None:
     array = np.ones(shape, np.int32)
     longer = padded(array, 5)
     assert longer.shape == (5, *shape[1:])
@@ -346,7 +346,7 @@ def test_c15_rows_are_padded_with_zeros_and_cut_again(shape: tuple[int, ...]) ->
     assert len(second) == min(1, shape[0])
 
 
-def test_c15_what_does_not_fit_is_said() -> None:
+def test_what_does_not_fit_is_said() -> None:
     with pytest.raises(ValueError, match="scalar"):
         padded(np.array(1), 2)
     with pytest.raises(ValueError, match="3 rows do not fit into 2"):

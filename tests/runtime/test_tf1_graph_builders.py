@@ -19,33 +19,33 @@ from tests.runtime.harness import WarmInterpreter
 PROGRAM = Path(__file__).parent / "programs" / "v1" / "graphs.py"
 DEADLINE_S = 240.0
 CASES = [
-    "b2_barrier",
-    "b2_devices",
-    "b2_alone",
-    "b3_devices",
-    "b3_caching",
-    "b4_balance",
-    "b5_sums",
-    "b5_mean",
-    "b5_sparse_mean",
-    "b6_reads",
-    "b7_lockstep",
-    "b7_and_b15_towers",
-    "b8_replicated",
-    "b8_mean",
-    "b9_towers",
-    "b10_and_b11_model_variables",
-    "b12_barriers",
-    "b13_other_workers",
+    "barrier",
+    "barrier_devices",
+    "barrier_alone",
+    "variable_devices",
+    "variable_caching",
+    "placement_balance",
+    "accumulated_sums",
+    "accumulated_mean",
+    "accumulated_sparse_mean",
+    "variable_reads",
+    "workers_in_step",
+    "towers_of_one_worker",
+    "replicated",
+    "replicated_mean",
+    "copies_by_name",
+    "model_variables",
+    "number_of_barriers",
+    "other_models",
     "together",
-    "d7_shared_name",
+    "shared_name",
 ]
 OF_OLD = [
-    "b5_sums",
-    "b5_mean",
-    "b6_reads",
-    "b8_replicated",
-    "b10_and_b11_model_variables",
+    "accumulated_sums",
+    "accumulated_mean",
+    "variable_reads",
+    "replicated",
+    "model_variables",
 ]
 
 Found = Mapping[str, Any]
@@ -75,36 +75,36 @@ def run(warm: WarmInterpreter, folder: Path, kind: str, cases: list[str]) -> Fou
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(300)]
 
 
-def test_b2_nobody_is_more_than_a_step_ahead(found: Found) -> None:
-    result = found["b2_barrier"]
+def test_nobody_is_more_than_a_step_ahead(found: Found) -> None:
+    result = found["barrier"]
     assert result["begun"] == [25, 25, 25]
     # Who has passed a barrier finds that all others have come to it.
     assert result["ahead"] == 0
     assert result["behind"] <= 1
 
 
-def test_b2_queues_go_round_the_parameter_servers(found: Found) -> None:
-    result = found["b2_devices"]
+def test_queues_go_round_the_parameter_servers(found: Found) -> None:
+    result = found["barrier_devices"]
     assert [device[:14] for device in result["devices"]] == (
         ["/job:ps/task:0"] * 3 + ["/job:ps/task:1"] * 3 + ["/job:ps/task:0"] * 3
     )
     assert len(set(result["names"])) == 9
 
 
-def test_b2_one_worker_waits_for_nobody(found: Found) -> None:
-    assert not [kind for kind in found["b2_alone"] if "Queue" in kind]
+def test_one_worker_waits_for_nobody(found: Found) -> None:
+    assert not [kind for kind in found["barrier_alone"] if "Queue" in kind]
 
 
-def test_b3_all_variables_are_on_a_ps(found: Found) -> None:
-    result = found["b3_devices"]
+def test_all_variables_are_on_a_ps(found: Found) -> None:
+    result = found["variable_devices"]
     assert {"w", "w/Adam", "global_step"} <= result["devices"].keys()
     assert all(at.startswith("/job:ps/task:") for at in result["devices"].values())
     # One copy: nothing but the model's variable is trained.
     assert result["masters"] == ["w"]
 
 
-def test_b3_caching_device(found: Found) -> None:
-    result = found["b3_caching"]
+def test_caching_device(found: Found) -> None:
+    result = found["variable_caching"]
     caching, tower = result["errors"]
     assert caching.startswith(
         "caching='tpu': variables are cached on 'cpu' or on 'gpu'"
@@ -113,8 +113,8 @@ def test_b3_caching_device(found: Found) -> None:
     assert result["gpu"] == "/job:worker/task:0/device:GPU:0"
 
 
-def test_b4_bytes_are_even(found: Found) -> None:
-    result = found["b4_balance"]
+def test_bytes_are_even(found: Found) -> None:
+    result = found["placement_balance"]
     for how in ("whole", "divided"):
         assert result[how]["held"] == result[how]["actual"]
     first, second = result["divided"]["held"]
@@ -122,48 +122,48 @@ def test_b4_bytes_are_even(found: Found) -> None:
     assert result["divided"]["warning"] is None
 
 
-def test_b4_one_variable_that_is_too_large_is_told(found: Found) -> None:
-    warning = found["b4_balance"]["whole"]["warning"]
+def test_a_variable_that_is_too_large_is_named(found: Found) -> None:
+    warning = found["placement_balance"]["whole"]["warning"]
     assert warning.startswith("variable vgg/kernel13/part_0 has 74% of all bytes")
     assert "fixed_size_partitioner(2)" in warning
 
 
-def test_b5_gradients_of_workers_are_applied_as_they_come(
+def test_gradients_of_workers_are_applied_as_they_come(
     found: Found, old: Found
 ) -> None:
     # 1 - 0.5 * (1 + 2), and two steps.
-    for worker in (*found["b5_sums"], *old["b5_sums"]):
+    for worker in (*found["accumulated_sums"], *old["accumulated_sums"]):
         assert (worker["w"], worker["step"]) == (-0.5, 2)
 
 
-def test_b5_or_their_mean_once(found: Found, old: Found) -> None:
-    for worker in (*found["b5_mean"], *old["b5_mean"]):
+def test_the_mean_of_gradients_is_applied_once(found: Found, old: Found) -> None:
+    for worker in (*found["accumulated_mean"], *old["accumulated_mean"]):
         assert (worker["w"], worker["step"]) == (0.25, 1)
 
 
-def test_b5_the_mean_of_rows(found: Found) -> None:
+def test_the_mean_of_rows(found: Found) -> None:
     # Row 0 has two gradients; each of the others one, which is its mean.
-    for rows in found["b5_sparse_mean"]:
+    for rows in found["accumulated_sparse_mean"]:
         assert rows == [-0.5, -0.5, -0.5, 0.0]
 
 
-def test_b6_a_step_reads_a_variable_once(found: Found, old: Found) -> None:
+def test_a_step_reads_a_variable_once(found: Found, old: Found) -> None:
     # Two towers, each of which uses it in the loss and in its gradient.
-    assert found["b6_reads"] == {"cached": 1, "plain": 4}
+    assert found["variable_reads"] == {"cached": 1, "plain": 4}
     # Those of old are fetched once for each tower.
-    assert old["b6_reads"] == {"cached": 1, "plain": 2}
+    assert old["variable_reads"] == {"cached": 1, "plain": 2}
 
 
-def test_b7_a_step_ends_with_all_workers(found: Found) -> None:
-    least, most = found["b7_lockstep"]
+def test_a_step_ends_with_all_workers(found: Found) -> None:
+    least, most = found["workers_in_step"]
     # All three have applied; others may be in the next step by then.
     assert least >= 0
     assert most <= 2
 
 
 @pytest.mark.parametrize("kind", ["found", "old"])
-def test_b8_copies_equal_the_master(kind: str, request: pytest.FixtureRequest) -> None:
-    workers = request.getfixturevalue(kind)["b8_replicated"]
+def test_copies_equal_the_master(kind: str, request: pytest.FixtureRequest) -> None:
+    workers = request.getfixturevalue(kind)["replicated"]
     for worker in workers:
         assert worker["equal"] == [True] * 8
         assert worker["moved"] == [True] * 8
@@ -172,23 +172,23 @@ def test_b8_copies_equal_the_master(kind: str, request: pytest.FixtureRequest) -
         assert len(worker["slots"]) == 2
 
 
-def test_b8_with_the_mean_of_workers(found: Found) -> None:
-    for worker in found["b8_mean"]:
+def test_copies_train_with_the_mean_of_workers(found: Found) -> None:
+    for worker in found["replicated_mean"]:
         assert (worker["w"], worker["own"], worker["step"]) == (0.25, [0.25], 1)
 
 
-def test_b9_shadows_go_by_name(found: Found) -> None:
-    renamed, strange = found["b9_towers"]
+def test_copies_of_variables_are_found_by_name(found: Found) -> None:
+    renamed, strange = found["copies_by_name"]
     assert "tower 1 misses dense/kernel and has dense_1/kernel besides" in renamed
     assert "get_variable" in strange
     assert "tower0/stray" in strange
 
 
 @pytest.mark.parametrize("kind", ["found", "old"])
-def test_b10_model_variables_are_the_chiefs(
+def test_model_variables_are_the_chiefs(
     kind: str, request: pytest.FixtureRequest
 ) -> None:
-    result = request.getfixturevalue(kind)["b10_and_b11_model_variables"]
+    result = request.getfixturevalue(kind)["model_variables"]
     chief, *others = result
     assert chief["syncs"]
     assert not any(other["syncs"] for other in others)
@@ -200,19 +200,19 @@ def test_b10_model_variables_are_the_chiefs(
     assert len({worker["own"] for worker in (chief, *others)}) == 3
 
 
-def test_b11_who_comes_late_begins_with_what_is_there(found: Found, old: Found) -> None:
-    name = "b10_and_b11_model_variables"
+def test_who_comes_late_begins_with_what_is_there(found: Found, old: Found) -> None:
+    name = "model_variables"
     for worker in (*found[name], *old[name]):
         assert worker["fresh"] == 0.0
         assert worker["late"] == [True, True]
 
 
-def test_b12_barriers_do_not_grow_with_variables(found: Found) -> None:
-    assert found["b12_barriers"] == [[2, 2], [2, 2]]
+def test_barriers_do_not_grow_with_variables(found: Found) -> None:
+    assert found["number_of_barriers"] == [[2, 2], [2, 2]]
 
 
-def test_b13_another_model_is_told_readably(found: Found) -> None:
-    first, second, third = found["b13_other_workers"]
+def test_another_model_is_named_readably(found: Found) -> None:
+    first, second, third = found["other_models"]
     assert (first, third) == ("trains", "trains")
     assert second.startswith(
         "worker:1 has another model than worker:0, the chief: missing here: "
@@ -221,9 +221,9 @@ def test_b13_another_model_is_told_readably(found: Found) -> None:
     assert "not on the chief: dense_1/kernel float32 (2, 3)" in second
 
 
-def test_b15_the_mean_over_towers_is_used(found: Found) -> None:
+def test_the_mean_over_towers_is_used(found: Found) -> None:
     # Two workers, each with gradients 1 and 5: 1 - 0.5 * (3 + 3).
-    result = found["b7_and_b15_towers"]
+    result = found["towers_of_one_worker"]
     for how in ("parameter_server", "replicated"):
         assert [worker["w"] for worker in result[how]] == [-2.0, -2.0]
     for worker in result["replicated"]:
@@ -236,5 +236,5 @@ def test_workers_end_together(found: Found) -> None:
         assert steps == [4, 3, 4]
 
 
-def test_d7_two_sessions_see_one_queue(found: Found) -> None:
-    assert found["d7_shared_name"] == [3, 1, 4]
+def test_two_sessions_see_one_queue(found: Found) -> None:
+    assert found["shared_name"] == [3, 1, 4]

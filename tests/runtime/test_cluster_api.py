@@ -1,6 +1,6 @@
-"""The items of RETURNN's page on distributed TensorFlow, one by one.
+"""The API that describes a cluster and trains on it without a strategy.
 
-D4 to D7, of programs of TensorFlow 1, have tests of their own.
+Programs of TensorFlow 1 have tests of their own.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     folder = tmp_path_factory.mktemp("d-items")
 
     def job(name: str, size: int, *cases: str, **env: str) -> Job:
-        script = "own_allreduce.py" if name == "pieces" else "d_items.py"
+        script = "own_allreduce.py" if name == "pieces" else "cluster_api.py"
         return Job(name, size, script, (str(folder / name), *cases), env)
 
     def fit(name: str, strategy: str, **options: Any) -> Job:
@@ -83,7 +83,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     return Found(folder)
 
 
-def test_d1_a_cluster_has_three_forms(found: Found) -> None:
+def test_a_cluster_has_three_forms(found: Found) -> None:
     (forms,) = found.of("alone", "forms", size=1)
     assert set(forms) == {"ClusterSpec", "ClusterDef", "dict", "ServerDef"}
     for jobs, tasks, again, equal in forms.values():
@@ -94,7 +94,7 @@ def test_d1_a_cluster_has_three_forms(found: Found) -> None:
         assert equal
 
 
-def test_d1_a_dict_may_leave_tasks_out_and_use_old_names() -> None:
+def test_a_dict_may_leave_tasks_out_and_use_old_names() -> None:
     sparse = {"ps": "h0:1", "worker": {3: "h1:2"}, "master": ("h2:3",)}
     assert jobs_of(sparse) == {
         "ps": {0: "h0:1"},
@@ -108,7 +108,7 @@ def test_d1_a_dict_may_leave_tasks_out_and_use_old_names() -> None:
         tasks_of({"wroker": ["h:1"]})
 
 
-def test_d1_from_yaml_and_back(tmp_path: Path) -> None:
+def test_from_yaml_and_back(tmp_path: Path) -> None:
     tasks = {"chief": 1, "worker": 3, "ps": 2}
     config = tmp_path / "cluster.yaml"
     config.write_text(json.dumps({"command": "true", "tasks": tasks}))
@@ -119,7 +119,7 @@ def test_d1_from_yaml_and_back(tmp_path: Path) -> None:
     assert tasks_of(dict(cluster_of(specs, ports).jobs)) == tasks
 
 
-def test_d2_tf_config_means_what_it_means_to_tensorflow(found: Found) -> None:
+def test_tf_config_reads_as_in_tensorflow(found: Found) -> None:
     (rows,) = found.of("alone", "resolver", size=1)
     assert len(rows) == len(CONFIGS)
     for theirs, ours in rows:
@@ -128,7 +128,7 @@ def test_d2_tf_config_means_what_it_means_to_tensorflow(found: Found) -> None:
         assert ours == theirs
 
 
-def test_d8_only_the_chief_writes_files(found: Found) -> None:
+def test_only_the_chief_writes_files(found: Found) -> None:
     chief, worker = (rank["files"] for rank in found.of("collective", "fit"))
     # What the chief has saved is found under the worker's own names, too.
     assert set(worker) <= {"best.keras", "end.weights.h5"}
@@ -137,7 +137,7 @@ def test_d8_only_the_chief_writes_files(found: Found) -> None:
     assert any(name.startswith("backup/") for name in chief)
 
 
-def test_d9_slots_of_a_parallel_environment_become_hosts(tmp_path: Path) -> None:
+def test_slots_of_a_parallel_environment_become_hosts(tmp_path: Path) -> None:
     hostfile = tmp_path / "hostfile"
     hostfile.write_text("node10 2 all.q@node10 UNDEFINED\nnode9 1 all.q@node9\n")
     env = {
@@ -153,7 +153,7 @@ def test_d9_slots_of_a_parallel_environment_become_hosts(tmp_path: Path) -> None
     ]
 
 
-def test_d10_one_job_serves_all_ranks_and_nobody_shards(found: Found) -> None:
+def test_one_data_service_job_serves_all_ranks(found: Found) -> None:
     (parts,) = found.of("alone", "service", size=1)
     in_turn = [number for part in parts["in turn"] for number in part]
     assert sorted(in_turn) == list(range(60))
@@ -162,7 +162,7 @@ def test_d10_one_job_serves_all_ranks_and_nobody_shards(found: Found) -> None:
     assert all(other == first for other in others)
 
 
-def test_d11_averaged_every_step_equals_the_mean_of_gradients(found: Found) -> None:
+def test_averaged_every_step_equals_the_mean_of_gradients(found: Found) -> None:
     # test_local_sgd.py has intervals, bytes, and all that is looked at in between.
     local, collective = (found.of(job, "fit") for job in ("local", "collective"))
     assert local[0]["weights"] == local[1]["weights"]
@@ -170,7 +170,7 @@ def test_d11_averaged_every_step_equals_the_mean_of_gradients(found: Found) -> N
         np.testing.assert_allclose(ours, theirs, rtol=1e-6)
 
 
-def test_d12_ranks_shuffle_by_seeds_of_their_own(found: Found) -> None:
+def test_ranks_shuffle_by_seeds_of_their_own(found: Found) -> None:
     shared = [rank["seen"] for rank in found.of("collective", "fit")]
     # The first step of all is a trial: rank 1 has the rows of rank 0, each twice.
     tried = [rank.pop(0) for rank in shared]
@@ -188,7 +188,7 @@ def test_d12_ranks_shuffle_by_seeds_of_their_own(found: Found) -> None:
     assert ranks[0]["split"] == ranks[1]["split"]
 
 
-def test_d13_the_pieces_go_together_without_a_strategy(found: Found) -> None:
+def test_the_api_works_without_a_strategy(found: Found) -> None:
     ranks = found.of("pieces", "pieces")
     assert not any(rank["strategy"] for rank in ranks)
     assert [rank["begun"] for rank in ranks] == [[1.0] * 3] * 2

@@ -30,21 +30,21 @@ EXAMPLE_SIZES = (2, 1, 4)
 ENVIRONMENT = {"TF_GRPC_REUSE_PORT": "true"}
 
 TENSORS = {
-    "1": ["a1_init"],
-    "2": ["a2_ranks"],
-    "4": [
-        "a4_every_dtype_and_operation",
-        "a4_in_a_function",
-        "a4_large_and_empty",
-        "a4_defaults",
-        "a4_refusals",
-        "a4_halves_are_summed_in_float32",
-        "a4_factors",
-        "a4_gradients",
+    "init": ["init"],
+    "ranks": ["ranks"],
+    "allreduce": [
+        "allreduce_every_dtype_and_operation",
+        "allreduce_in_a_function",
+        "allreduce_large_and_empty",
+        "allreduce_defaults",
+        "allreduce_refusals",
+        "allreduce_sums_halves_in_float32",
+        "allreduce_factors",
+        "allreduce_gradients",
     ],
-    "5": ["a5_slices"],
-    "6": ["a6_allgather"],
-    "": [
+    "slices": ["slices"],
+    "allgather": ["allgather"],
+    "operations": [
         "compression",
         "grouped",
         "broadcast",
@@ -63,14 +63,14 @@ TENSORS = {
     ],
 }
 TRAINING = {
-    "9": ["a9_class_and_config_stay", "a9_saved"],
-    "10": [
-        "a10_loops_are_those_of_one_process",
-        "a10_fit_is_that_of_one_process",
-        "a10_old_optimizers_in_eager_code",
+    "keeps_its_class": ["optimizer_class_and_config_stay", "optimizer_is_saved"],
+    "trains_alike": [
+        "training_loops_are_those_of_one_process",
+        "training_fit_is_that_of_one_process",
+        "training_old_optimizers_in_eager_code",
     ],
-    "11": ["a11_what_has_no_gradient_is_left_out"],
-    "": [
+    "no_gradient": ["no_gradient_is_left_out"],
+    "operations": [
         "claimed_from_the_text",
         "ranks_draw_numbers_of_their_own",
         "settings",
@@ -84,18 +84,18 @@ TRAINING = {
     ],
 }
 GRAPH = {
-    "4": ["a4_in_a_graph", "a4_gradients_in_a_graph"],
-    "5": ["a5_in_a_graph"],
-    "8": ["a8_graphs_have_an_order", "a8_names_are_keys"],
-    "10": ["a10_old_optimizers", "a10_delegates"],
-    "12": [
-        "a12_session",
-        "a12_ranks_can_be_fetched",
-        "a12_gpu",
-        "a12_hook",
-        "a12_cluster",
+    "allreduce": ["allreduce_in_a_graph", "allreduce_gradients_in_a_graph"],
+    "slices": ["slices_in_a_graph"],
+    "order": ["order_in_graphs", "order_names_are_keys"],
+    "trains_alike": ["training_old_optimizers", "optimizer_delegates"],
+    "sessions": [
+        "session_api",
+        "session_ranks_can_be_fetched",
+        "session_gpu",
+        "session_hook",
+        "session_cluster",
     ],
-    "": [
+    "operations": [
         "more_exchanges_than_threads",
         "after_a_mismatch_all_go_on",
         "functions_in_a_graph",
@@ -103,15 +103,15 @@ GRAPH = {
     ],
 }
 DIFFERING = {
-    "7": [
-        "a7_eagerly",
-        "a7_in_a_function",
-        "a7_variables",
-        "a7_objects",
-        "a7_all_may_go_on",
+    "mismatches": [
+        "mismatch_eagerly",
+        "mismatch_in_a_function",
+        "mismatch_of_variables",
+        "mismatch_of_objects",
+        "after_a_mismatch_all_go_on",
     ],
-    "8": ["a8_threads_in_opposite_order", "a8_opposite_order_by_name"],
-    "11": ["a11_none_on_one_rank"],
+    "order": ["order_of_opposite_threads", "order_opposite_by_name"],
+    "no_gradient": ["no_gradient_on_one_rank"],
 }
 CHECKS = {
     "api_tensors.py": TENSORS,
@@ -157,7 +157,7 @@ def of_tier(size: int, sizes: Sequence[int]) -> Sequence[pytest.MarkDecorator]:
     return () if size == sizes[0] else (pytest.mark.slow,)
 
 
-def of_item(item: str) -> pytest.MarkDecorator:
+def of_subject(item: str) -> pytest.MarkDecorator:
     """The checks of one item, in all programs."""
     return pytest.mark.parametrize(
         ("script", "check", "size"),
@@ -182,82 +182,76 @@ EACH_SIZE = pytest.mark.parametrize(
 )
 
 
-@of_item("1")
-def test_a1_init(jobs: Mapping[str, Ranks], script: str, check: str, size: int) -> None:
+@of_subject("init")
+def test_init(jobs: Mapping[str, Ranks], script: str, check: str, size: int) -> None:
     passed(jobs, script, check, size)
 
 
-@of_item("2")
-def test_a2_ranks(
+@of_subject("ranks")
+def test_ranks(jobs: Mapping[str, Ranks], script: str, check: str, size: int) -> None:
+    passed(jobs, script, check, size)
+
+
+@of_subject("allreduce")
+def test_allreduce(
     jobs: Mapping[str, Ranks], script: str, check: str, size: int
 ) -> None:
     passed(jobs, script, check, size)
 
 
-@of_item("4")
-def test_a4_allreduce(
+@of_subject("slices")
+def test_slices(jobs: Mapping[str, Ranks], script: str, check: str, size: int) -> None:
+    passed(jobs, script, check, size)
+
+
+@of_subject("allgather")
+def test_allgather(
     jobs: Mapping[str, Ranks], script: str, check: str, size: int
 ) -> None:
     passed(jobs, script, check, size)
 
 
-@of_item("5")
-def test_a5_slices(
+@of_subject("mismatches")
+def test_mismatches(
     jobs: Mapping[str, Ranks], script: str, check: str, size: int
 ) -> None:
     passed(jobs, script, check, size)
 
 
-@of_item("6")
-def test_a6_allgather(
+@of_subject("order")
+def test_order(jobs: Mapping[str, Ranks], script: str, check: str, size: int) -> None:
+    passed(jobs, script, check, size)
+
+
+@of_subject("keeps_its_class")
+def test_keeps_its_class(
     jobs: Mapping[str, Ranks], script: str, check: str, size: int
 ) -> None:
     passed(jobs, script, check, size)
 
 
-@of_item("7")
-def test_a7_mismatches(
+@of_subject("trains_alike")
+def test_trains_alike(
     jobs: Mapping[str, Ranks], script: str, check: str, size: int
 ) -> None:
     passed(jobs, script, check, size)
 
 
-@of_item("8")
-def test_a8_order(
+@of_subject("no_gradient")
+def test_no_gradient(
     jobs: Mapping[str, Ranks], script: str, check: str, size: int
 ) -> None:
     passed(jobs, script, check, size)
 
 
-@of_item("9")
-def test_a9_keeps_its_class(
+@of_subject("sessions")
+def test_sessions(
     jobs: Mapping[str, Ranks], script: str, check: str, size: int
 ) -> None:
     passed(jobs, script, check, size)
 
 
-@of_item("10")
-def test_a10_trains_alike(
-    jobs: Mapping[str, Ranks], script: str, check: str, size: int
-) -> None:
-    passed(jobs, script, check, size)
-
-
-@of_item("11")
-def test_a11_no_gradient(
-    jobs: Mapping[str, Ranks], script: str, check: str, size: int
-) -> None:
-    passed(jobs, script, check, size)
-
-
-@of_item("12")
-def test_a12_sessions(
-    jobs: Mapping[str, Ranks], script: str, check: str, size: int
-) -> None:
-    passed(jobs, script, check, size)
-
-
-@of_item("")
+@of_subject("operations")
 def test_operations(
     jobs: Mapping[str, Ranks], script: str, check: str, size: int
 ) -> None:
@@ -279,7 +273,7 @@ print(type(model.optimizer).__name__, int(model.optimizer.iterations))
 """
 
 
-def test_a9_files_are_loaded_where_there_is_no_tfcluster(
+def test_files_are_loaded_where_there_is_no_tfcluster(
     jobs: Mapping[str, Ranks],
 ) -> None:
     file = jobs["api_training.py-3"].folder / "by-rank-0.keras"
@@ -294,7 +288,7 @@ def test_a9_files_are_loaded_where_there_is_no_tfcluster(
 
 
 @EACH_SIZE
-def test_a13_every_rank_says_who_it_is(jobs: Mapping[str, Ranks], size: int) -> None:
+def test_every_rank_says_who_it_is(jobs: Mapping[str, Ranks], size: int) -> None:
     ranks = jobs[f"ranks.py-{size}"]
     assert ranks.exit_codes == [0] * size, ranks.outputs
     for rank, output in enumerate(ranks.outputs):
@@ -303,7 +297,7 @@ def test_a13_every_rank_says_who_it_is(jobs: Mapping[str, Ranks], size: int) -> 
 
 
 @EACH_SIZE
-def test_a13_a_regression_is_the_same_on_any_number_of_ranks(
+def test_a_regression_is_the_same_on_any_number_of_ranks(
     jobs: Mapping[str, Ranks], size: int
 ) -> None:
     ranks = jobs[f"linear_regression.py-{size}"]

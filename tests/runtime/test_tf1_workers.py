@@ -109,35 +109,35 @@ SECOND = [
 ]
 
 
-def test_b1_workers_out_of_tf_config_or_a_server(found: Any) -> None:
+def test_workers_out_of_tf_config_or_a_server(found: Any) -> None:
     assert found["tf_config"] == SECOND
     assert found["server_def"] == SECOND
     assert found["server"] == [1, 0]
 
 
-def test_b1_master_is_the_chief(found: Any) -> None:
+def test_master_is_the_chief(found: Any) -> None:
     assert found["master"][3:6] == [0, True, "/job:chief/task:0"]
 
 
-def test_b1_what_is_missing_is_said(found: Any) -> None:
+def test_a_missing_setting_is_named(found: Any) -> None:
     no_ps, is_ps, no_task = found["errors"]
     assert "no parameter server: give it one with tasks.ps" in no_ps
     assert "ps:0 does not train" in is_ps
     assert "no worker:2" in no_task
 
 
-def test_d1_a_cluster_in_three_forms(found: Any) -> None:
+def test_a_cluster_in_three_forms(found: Any) -> None:
     assert found["forms"] == [True, True, True]
     assert found["round_trip"] is True
 
 
-def test_b6_small_variables_together_large_ones_spread(found: Any) -> None:
+def test_small_variables_together_large_ones_spread(found: Any) -> None:
     places, held = found["caches"]
     assert places == ["cpu", "a", "b", "b", "cpu"]
     assert held == {"a": 300, "b": 350}
 
 
-def test_b4_the_fewest_bytes_come_first(found: Any) -> None:
+def test_the_fewest_bytes_come_first(found: Any) -> None:
     assert found["least"] == [1, 1, 0]
     assert found["overweight"] == [True, None, None]
 

@@ -124,7 +124,7 @@ def done(ended: Ended, name: str) -> dict[str, Any]:
 
 
 @pytest.mark.tensorflow
-def test_d5_workers_train_between_graphs(cluster: Tasks) -> None:
+def test_workers_train_between_graphs(cluster: Tasks) -> None:
     workers = [cluster.script("monitored", index=index) for index in range(2)]
     ended = [worker.end(DEADLINE_S) for worker in workers]
     for index, each in enumerate(ended):
@@ -139,7 +139,7 @@ def test_d5_workers_train_between_graphs(cluster: Tasks) -> None:
 
 
 @pytest.mark.tensorflow
-def test_d6_a_worker_trains_while_another_is_absent(cluster: Tasks) -> None:
+def test_a_worker_trains_while_another_is_absent(cluster: Tasks) -> None:
     assert done(cluster.script("monitored").end(DEADLINE_S), "monitored")["last"] >= 39
 
 
@@ -202,7 +202,7 @@ def test_a_worker_that_only_serves_ends_with_the_chief(cluster: Tasks) -> None:
 
 
 @pytest.mark.tensorflow
-def test_b8_the_mean_of_workers_equals_one_machine(
+def test_the_mean_of_workers_equals_one_machine(
     warm: WarmInterpreter, tmp_path: Path
 ) -> None:
     with tasks_of(warm, tmp_path, ps=2, chief=1, worker=1) as tasks:
@@ -293,7 +293,7 @@ def test_who_is_started_again_goes_on_with_what_is_there(
 
 
 @pytest.mark.tensorflow
-def test_b9_another_model_is_refused(cluster: Tasks) -> None:
+def test_another_model_is_refused(cluster: Tasks) -> None:
     running = [cluster.script("other_model", index=index) for index in range(2)]
     chief, worker = (each.end(DEADLINE_S) for each in running)
     assert done(chief, "other_model")
