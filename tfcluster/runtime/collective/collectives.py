@@ -131,12 +131,6 @@ def gather_bytes(
     return found
 
 
-def swap_bytes(group: Group, parts: Sequence[bytes], layout: Layout) -> list[bytes]:
-    """``parts[r]`` goes to rank r; what every rank has sent here, in rank order."""
-    with group.exchange(layout) as turn:
-        return turn.transport.alltoall(parts)
-
-
 def share_bytes(group: Group, data: bytes, root: int, layout: Layout) -> bytes:
     """The data of rank ``root``."""
     with group.exchange(layout) as turn:

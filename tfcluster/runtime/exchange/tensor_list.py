@@ -1,40 +1,127 @@
-"""Take some things out of a list, and put them back where they were. Pure."""
+"""Sort the tensors, IndexedSlices and Nones of a list, and put them back in order.
+
+All exchanges of gradients use this. Of Nones there is nothing to send. The others
+travel as one flat list: the dense tensors, the slices' values, the slices' indices.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+import enum
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
-T = TypeVar("T")
+import tensorflow as tf
 
-Placed = tuple[Sequence[T], Sequence[int]]
-"""Values, and the position of each in the list that they are from."""
+from tfcluster.runtime.collective import tensor_words
+from tfcluster.runtime.collective.sparse import Slices
+from tfcluster.runtime.collective.transports.base import Array
+from tfcluster.runtime.tensors import as_tensor, is_sparse
 
-
-def split(
-    values: Sequence[T], belongs: Callable[[T], bool]
-) -> tuple[Placed[T], Placed[T]]:
-    """Those that belong, and the others; both in order."""
-    chosen = [i for i, value in enumerate(values) if belongs(value)]
-    taken = set(chosen)
-    others = [i for i in range(len(values)) if i not in taken]
-    return (
-        ([values[i] for i in chosen], chosen),
-        ([values[i] for i in others], others),
-    )
+D = TypeVar("D")
+S = TypeVar("S")
 
 
-def stitch(parts: Sequence[Placed[T]]) -> list[T]:
-    """The list that the parts were taken from.
+class Kind(enum.Enum):
+    """What an entry of a list is; the values tell lists apart in messages."""
 
-    Raises ValueError where two values have one place, or a place has no value.
-    """
-    placed: dict[int, T] = {}
-    for values, positions in parts:
-        for value, position in zip(values, positions, strict=True):
-            if position in placed:
-                raise ValueError(f"two values are at position {position}")
-            placed[position] = value
-    if placed.keys() != set(range(len(placed))):
-        raise ValueError("a position has no value")
-    return [placed[position] for position in range(len(placed))]
+    NONE = "-"
+    DENSE = "d"
+    SPARSE = "s"
+
+    @classmethod
+    def of(cls, value: Any) -> Kind:
+        if value is None:
+            return cls.NONE
+        return cls.SPARSE if is_sparse(value) else cls.DENSE
+
+    def words(self, name: str, dtype: str, shape: Sequence[int | None]) -> str:
+        """The entry as ranks compare it, such as ``rows of table float32 [3, 4]``."""
+        if self is Kind.NONE:
+            return f"{name} without gradient"
+        words = tensor_words(name, dtype, shape)
+        return f"rows of {words}" if self is Kind.SPARSE else words
+
+
+@dataclass(frozen=True, slots=True)
+class TensorList:
+    """The entries of a list by kind."""
+
+    kinds: tuple[Kind, ...]
+    """Of each entry, in the program's order."""
+    flat: tuple[Any, ...]
+    """The dense tensors, the slices' values, the slices' indices."""
+    shapes: tuple[Any, ...]
+    """Each slices' ``dense_shape``, a tensor or None."""
+
+    @classmethod
+    def of(cls, values: Sequence[Any]) -> TensorList:
+        """Sort ``values``, each a tensor (or convertible), IndexedSlices or None."""
+        kinds = tuple(map(Kind.of, values))
+        dense = [v for v, kind in zip(values, kinds, strict=True) if kind is Kind.DENSE]
+        sparse = [
+            v for v, kind in zip(values, kinds, strict=True) if kind is Kind.SPARSE
+        ]
+        return cls(
+            kinds,
+            (
+                *map(as_tensor, dense),
+                *(as_tensor(slices.values) for slices in sparse),
+                *(as_tensor(slices.indices) for slices in sparse),
+            ),
+            tuple(slices.dense_shape for slices in sparse),
+        )
+
+    @property
+    def dense_count(self) -> int:
+        return len(self.flat) - 2 * len(self.shapes)
+
+    @property
+    def summed_count(self) -> int:
+        """How many of ``flat`` are added up: all but the indices."""
+        return len(self.flat) - len(self.shapes)
+
+    @property
+    def indices(self) -> tuple[Any, ...]:
+        return self.flat[self.summed_count :]
+
+    def with_flat(self, flat: Sequence[Any]) -> TensorList:
+        """A list of the same kinds with other tensors, given as in ``flat``."""
+        return replace(self, flat=tuple(flat))
+
+    def unflattened(
+        self, arrays: Sequence[Array]
+    ) -> tuple[Sequence[Array], list[Slices]]:
+        """The dense arrays and the slices among ``arrays``, which are as ``flat``."""
+        dense, summed = self.dense_count, self.summed_count
+        pairs = zip(arrays[dense:summed], arrays[summed:], strict=True)
+        return arrays[:dense], [Slices(*pair) for pair in pairs]
+
+    def in_order(self, dense: Sequence[D], sparse: Sequence[S]) -> list[D | S | None]:
+        """These in the program's order, None for each entry that was None."""
+        found: dict[Kind, Iterator[Any]] = {
+            Kind.DENSE: iter(dense),
+            Kind.SPARSE: iter(sparse),
+            Kind.NONE: itertools.repeat(None),
+        }
+        return [next(found[kind]) for kind in self.kinds]
+
+    def tensors(self) -> list[Any]:
+        """The entries: tensors, IndexedSlices and None."""
+        dense, summed = self.dense_count, self.summed_count
+        values, indices = self.flat[dense:summed], self.flat[summed:]
+        slices = [
+            tf.IndexedSlices(*each)
+            for each in zip(values, indices, self.shapes, strict=True)
+        ]
+        return self.in_order(self.flat[:dense], slices)
+
+
+def flattened(dense: Sequence[Array], sparse: Sequence[Slices]) -> list[Array]:
+    """Arrays and slices in the order of ``TensorList.flat``."""
+    return [
+        *dense,
+        *(slices.values for slices in sparse),
+        *(slices.indices for slices in sparse),
+    ]

@@ -87,14 +87,6 @@ def placed(
     )
 
 
-def bytes_per_server(
-    variables: Sequence[Variable], placement: Placement
-) -> tuple[int, ...]:
-    return tuple(
-        sum(bytes_of(variables, piece) for piece in pieces) for pieces in placement
-    )
-
-
 def bytes_of(variables: Sequence[Variable], piece: Piece) -> int:
     variable = variables[piece.variable]
     row = variable.bytes // max(1, variable.rows)
