@@ -55,12 +55,14 @@ class NotDistributedError(CollectiveError):
 
 
 def peer_lost(rank: int) -> PeerLostError:
+    """The error for a rank whose connection has closed."""
     return PeerLostError(
         f"rank {rank} has left: its process ended or the connection to it broke"
     )
 
 
 def peers_late(ranks: Sequence[int], timeout_s: float) -> CollectiveTimeoutError:
+    """The error for ranks that have sent nothing for ``timeout_s`` seconds."""
     missing = ", ".join(map(str, ranks))
     return CollectiveTimeoutError(
         f"rank {missing} has sent nothing for {timeout_s:g} s"

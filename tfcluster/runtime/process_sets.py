@@ -25,6 +25,7 @@ class ProcessSet:
 
     @property
     def ranks(self) -> list[int]:
+        """The members, in ascending order."""
         return list(range(process_group.size()) if self._ranks is None else self._ranks)
 
     def included(self) -> bool:
@@ -32,6 +33,7 @@ class ProcessSet:
         return process_group.rank() in self.ranks
 
     def size(self) -> int:
+        """The number of members."""
         return len(self.ranks)
 
     def rank(self) -> int:

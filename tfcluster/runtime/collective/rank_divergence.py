@@ -127,6 +127,7 @@ def hyperparameter_text(
 
 
 def weights_text(label: str, ranks: str, away: float, when: str, equal: str) -> str:
+    """The message for weights that differ; ``away`` is relative to the largest."""
     size = f" by {away:.2g} of its largest value" if 0 < away < math.inf else ""
     return (
         f"{_apart()}: {label} differs{size} between {ranks} {when}; {equal}. {ADVICE}"
@@ -146,6 +147,7 @@ def _apart() -> str:
 
 
 def rounding_text(label: str, away: float) -> str:
+    """The warning for weights that differ by no more than rounding."""
     return (
         f"{label} differs between ranks by {away:.1g} of its largest value: their "
         "processors round differently. The result is no longer the same on all ranks, "
@@ -182,6 +184,7 @@ def differ_by_rounding(one: str, other: str) -> bool:
 
 
 def is_summary(text: str) -> bool:
+    """Whether a value is from ``summary`` (weights) or ``text_of`` (a number)."""
     return " " in text
 
 
@@ -224,4 +227,5 @@ def compared_at_end(
 
 
 def equal_text(step: int) -> str:
+    """When a value was last seen to be equal on all ranks; step 0: never."""
     return f"it was the same in step {step}" if step else "it was never seen to be"

@@ -27,6 +27,7 @@ class Layout:
         return hashlib.sha256(self.encoded()).digest()
 
     def encoded(self) -> bytes:
+        """The signature as JSON."""
         return json.dumps([self.what, *self.tensors]).encode()
 
     @classmethod

@@ -42,6 +42,7 @@ class Standing:
 
     @property
     def exchange(self) -> str:
+        """The exchange in messages: ``exchange 41: gradients of adam``."""
         return f"exchange {self.number}: {self.what}"
 
     def has_come_to(self, number: int) -> bool:

@@ -72,6 +72,7 @@ class Links:
 
     @property
     def peers(self) -> list[int]:
+        """The other ranks, in ascending order."""
         return sorted(self._connections)
 
     def fileno(self, peer: int) -> int:

@@ -199,6 +199,7 @@ class Door:
         return self._arrivals.get()
 
     def close(self) -> None:
+        """Stop listening, and close connections that nobody has taken."""
         # close() alone would not wake the thread that waits in accept().
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()

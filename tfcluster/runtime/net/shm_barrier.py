@@ -99,6 +99,7 @@ class Pulse:
         self._fence()
 
     def close(self) -> None:
+        """Close the pipes; may be called twice."""
         for descriptor in self._descriptors:
             os.close(descriptor)
         self._descriptors = []

@@ -69,6 +69,7 @@ def flat(array: Array) -> Array:
 
 
 def padded(size: int) -> int:
+    """``size`` bytes rounded up to a multiple of ALIGNMENT."""
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 

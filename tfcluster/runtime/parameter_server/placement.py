@@ -26,6 +26,7 @@ class Variable:
 
     @property
     def rows(self) -> int:
+        """Size of the first dimension; 1 for a scalar."""
         return self.shape[0] if self.shape else 1
 
     @property
@@ -90,12 +91,14 @@ def placed(
 def bytes_per_server(
     variables: Sequence[Variable], placement: Placement
 ) -> tuple[int, ...]:
+    """Number of bytes that each ps holds."""
     return tuple(
         sum(bytes_of(variables, piece) for piece in pieces) for pieces in placement
     )
 
 
 def bytes_of(variables: Sequence[Variable], piece: Piece) -> int:
+    """Number of bytes of a piece."""
     variable = variables[piece.variable]
     row = variable.bytes // max(1, variable.rows)
     return row * (piece.end - piece.start)

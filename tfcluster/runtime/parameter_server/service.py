@@ -81,6 +81,7 @@ class Service:
         }
 
     def joined(self, rank: int, connection: object) -> None:
+        """A task has connected; ``connection`` identifies the connection."""
         with self._lock:
             self._present[rank] = connection
             self._gone.discard(rank)

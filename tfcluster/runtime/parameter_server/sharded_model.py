@@ -125,6 +125,7 @@ class Master:
         return letters, arrays
 
     def values(self) -> list[Array]:
+        """The current values of all shards, in their order."""
         return [self.engine.read(index) for index in range(len(self.pieces))]
 
     def assign(self, index: int, value: Array) -> None:

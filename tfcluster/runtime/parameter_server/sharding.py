@@ -29,6 +29,7 @@ Part = tuple[Sequence[Piece], str, Sequence[Array]]
 
 
 def cut(array: Array, piece: Piece) -> Array:
+    """The rows of ``array`` that belong to ``piece``; a view."""
     return array if piece.whole else array[piece.start : piece.end]
 
 

@@ -78,6 +78,7 @@ class Shared:
         self.rooms = Numbered()
 
     def attach(self, request: Message) -> Message:
+        """Answer an offer of shared memory: open it if possible."""
         sizes = request.header["sizes"]
         try:
             rooms = attach(request.header)

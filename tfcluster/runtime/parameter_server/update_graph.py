@@ -215,10 +215,12 @@ class Engine:
 
     @property
     def held_bytes(self) -> int:
+        """Number of bytes of the variables and slots."""
         every = [*self._variables, *self._slots.values()]
         return int(sum(v.dtype.size * v.shape.num_elements() for v in every))
 
     def knows(self, kinds: str) -> bool:
+        """Whether an update for gradients of these kinds is defined."""
         return (kinds, False) in self._updates
 
     def define(self, data: bytes) -> None:
@@ -336,11 +338,13 @@ class Engine:
         return array_of(tf.gather(self._variables[index], indices))
 
     def assign(self, index: int, value: Array) -> None:
+        """Set a variable."""
         self._fresh.pop(index, None)
         self._fresh_rows.pop(index, None)
         self._variables[index].assign(_constant(value))
 
     def slots(self) -> dict[str, Array]:
+        """The values of all slot variables, by path."""
         return {path: array_of(slot.read_value()) for path, slot in self._slots.items()}
 
     def assign_slot(self, path: str, value: Array) -> None:

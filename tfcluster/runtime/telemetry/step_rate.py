@@ -41,6 +41,7 @@ class Pace:
 
     @property
     def steps(self) -> int:
+        """Number of training steps that this rank has done."""
         return max(self._steps.values(), default=0)
 
     def applied(self, optimizer: str) -> None:

@@ -56,6 +56,7 @@ class Task:
 
 
 def task_name(job: str, index: int) -> str:
+    """TensorFlow's name of a task, without the device part."""
     return f"/job:{job}/replica:0/task:{index}"
 
 
