@@ -1,6 +1,6 @@
-"""What the drift check reads: weights, and what an optimizer was told.
+"""Reads what the divergence check compares: weights and optimizer hyperparameters.
 
-Nothing here keeps a variable or an optimizer alive.
+Keeps no variable or optimizer alive.
 """
 
 from __future__ import annotations

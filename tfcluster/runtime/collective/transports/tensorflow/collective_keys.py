@@ -1,7 +1,7 @@
-"""Numbers by which TensorFlow's runtime tells groups of devices and exchanges apart.
+"""Group keys and instance keys, which identify TensorFlow's collective ops.
 
-TensorFlow's own strategies count theirs from 1 (groups) and 100 (instances): ours come
-from ranges of their own, so that both work in one process. Knows no TensorFlow.
+TensorFlow's own strategies count theirs from 1 (groups) and 100 (instances). Ours come
+from separate ranges, so that both work in one process. Knows no TensorFlow.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ NAMED_KEYS = range(1 << 30, (1 << 31) - (1 << 16))
 
 
 def instance_keys(words: Iterable[object], count: int) -> range:
-    """One key for each of ``count`` buckets of an exchange that ``words`` describe.
+    """Consecutive keys for the ``count`` buckets of the operation named by ``words``.
 
-    The same words give the same keys in every process and at any time. So a rank that
-    traces its step again, or earlier than others, still meets them: nothing is counted
-    that could go astray. Different from each other by construction; two descriptions
-    share a key once in a billion. Raises ValueError for more than 65536.
+    Keys are hashes, so equal words give equal keys in every process and at any time: a
+    rank that retraces its step, or traces it earlier than others, still uses matching
+    keys, which a counter would not ensure. Two descriptions share a key with a
+    probability of about 1e-9. Raises ValueError for more than 65536 buckets.
     """
     if count > 1 << 16:
         raise ValueError(f"an exchange has at most 65536 buckets, not {count}")
@@ -35,8 +35,8 @@ def instance_keys(words: Iterable[object], count: int) -> range:
 class CollectiveKeys:
     """Keys for groups of devices.
 
-    Every process that asks for the same things in the same order gets the same keys.
-    Safe to use from several threads, and to copy.
+    Processes that ask for the same keys in the same order get equal keys. Thread-safe,
+    and supports deepcopy.
     """
 
     def __init__(self, group_key_start: int = GROUP_KEYS.start) -> None:
@@ -45,7 +45,7 @@ class CollectiveKeys:
         self._group_keys: dict[tuple[str, ...], int] = {}
 
     def group_key(self, devices: Iterable[str]) -> int:
-        """The key of a group, whatever the order in which its devices are given."""
+        """The key of a group of devices, which may be given in any order."""
         group = tuple(sorted(devices))
         with self._lock:
             if group not in self._group_keys:
@@ -54,7 +54,7 @@ class CollectiveKeys:
             return self._group_keys[group]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CollectiveKeys:
-        # A lock cannot be copied; all the rest has to be.
+        # A lock cannot be copied.
         copied = CollectiveKeys()
         with self._lock:
             copied._next_group_key = self._next_group_key
