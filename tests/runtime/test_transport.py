@@ -380,13 +380,14 @@ def test_a_refusal_is_named_when_the_peer_is_gone_by_the_end() -> None:
 
         def refuse() -> None:
             connection, _ = listener.accept()
+            connection.settimeout(5)
             with connection, suppress(HandshakeError):
                 accept(connection, Member(0, 2, b"another"))
             listener.shutdown(socket.SHUT_RDWR)
             listener.close()
 
         def dial() -> None:
-            HostTransport(Member(1, 2, TOKEN), addresses, join_timeout_s=1.0)
+            HostTransport(Member(1, 2, TOKEN), addresses, join_timeout_s=1.0).barrier()
 
         _, outcome = in_threads([refuse, dial])
     assert "does not know this run's token" in str(outcome)
