@@ -39,7 +39,6 @@ from tfcluster.runtime.collective.collectives import (
     meet,
     reduce_arrays,
     share_bytes,
-    swap_bytes,
 )
 from tfcluster.runtime.collective.sparse import Slices
 from tfcluster.runtime.collective.transports.base import Array
@@ -172,7 +171,8 @@ def test_each_rank_gets_what_is_for_it(size: int) -> None:
 
     def act(group: Group) -> list[bytes]:
         parts = [words(group.rank, peer) for peer in range(size)]
-        return swap_bytes(group, parts, LAYOUT)
+        with group.exchange(LAYOUT) as turn:
+            return turn.transport.alltoall(parts)
 
     for rank, found in enumerate(results(as_threads(size, act))):
         assert found == [words(peer, rank) for peer in range(size)]

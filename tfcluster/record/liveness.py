@@ -84,10 +84,6 @@ class Lock:
                 f"cannot write {self.path}: {error.strerror}", hint=ELSEWHERE
             ) from error
 
-    def touch(self) -> None:
-        """A sign of life for those who cannot see the lock from where they are."""
-        os.utime(self._descriptor)
-
     def release(self) -> None:
         """Give it up. The file stays: who removes a lock file removes it for others."""
         if self._descriptor >= 0:

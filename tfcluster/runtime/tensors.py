@@ -19,6 +19,21 @@ def as_tensor(value: Any) -> Any:
     return value if isinstance(value, tf.Tensor) else tf.convert_to_tensor(value)
 
 
+def is_sparse(value: Any) -> bool:
+    """Whether a gradient is IndexedSlices."""
+    return isinstance(value, tf.IndexedSlices)
+
+
+def is_inexact(tensor: Any) -> bool:
+    """Whether a tensor can have a gradient: its numbers are real or complex."""
+    return bool(tensor.dtype.is_floating or tensor.dtype.is_complex)
+
+
+def name_of(variable: Any) -> str:
+    """A variable's path (Keras), else its name (TensorFlow)."""
+    return str(getattr(variable, "path", None) or variable.name)
+
+
 def array_of(tensor: Any) -> Array:
     """An eager tensor as an array; shares its memory if that is on the host."""
     # For a bfloat16 scalar, TensorFlow makes a number instead of an array.

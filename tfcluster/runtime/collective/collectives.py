@@ -141,12 +141,6 @@ def gather_bytes(
     return found
 
 
-def swap_bytes(group: Group, parts: Sequence[bytes], layout: Layout) -> list[bytes]:
-    """All-to-all: send ``parts[r]`` to rank r; return what was received, by rank."""
-    with group.exchange(layout) as turn:
-        return turn.transport.alltoall(parts)
-
-
 def share_bytes(group: Group, data: bytes, root: int, layout: Layout) -> bytes:
     """Broadcast: the data of rank ``root``; that of other ranks is ignored."""
     with group.exchange(layout) as turn:

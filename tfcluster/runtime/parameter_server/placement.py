@@ -88,15 +88,6 @@ def placed(
     )
 
 
-def bytes_per_server(
-    variables: Sequence[Variable], placement: Placement
-) -> tuple[int, ...]:
-    """Number of bytes that each ps holds."""
-    return tuple(
-        sum(bytes_of(variables, piece) for piece in pieces) for pieces in placement
-    )
-
-
 def bytes_of(variables: Sequence[Variable], piece: Piece) -> int:
     """Number of bytes of a piece."""
     variable = variables[piece.variable]

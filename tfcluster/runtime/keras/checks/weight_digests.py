@@ -16,7 +16,8 @@ import tensorflow as tf
 from tfcluster.runtime.collective import rank_divergence
 from tfcluster.runtime.collective.rank_divergence import Chunk
 from tfcluster.runtime.collective.transports.base import Array
-from tfcluster.runtime.keras.tf_variables import name_of, raw
+from tfcluster.runtime.keras.tf_variables import raw
+from tfcluster.runtime.tensors import name_of
 
 MAX_LABELS = 200
 """At the end of its program a rank sends so many summaries: one small message."""

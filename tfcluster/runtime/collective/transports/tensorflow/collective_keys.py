@@ -13,8 +13,6 @@ from collections.abc import Iterable
 from typing import Any
 
 GROUP_KEYS = range(1 << 29, 1 << 30)
-COUNTED_KEYS = range(1 << 29, 1 << 30)
-"""Instance keys that ``CollectiveKeys`` counts out."""
 NAMED_KEYS = range(1 << 30, (1 << 31) - (1 << 16))
 """Where ``instance_keys`` begin; all keys are signed 32 bit integers."""
 
@@ -35,7 +33,7 @@ def instance_keys(words: Iterable[object], count: int) -> range:
 
 
 class CollectiveKeys:
-    """Counted keys: of groups of devices, and of the operations of each group.
+    """Keys for groups of devices.
 
     Processes that ask for the same keys in the same order get equal keys. Thread-safe,
     and supports deepcopy.
@@ -45,33 +43,15 @@ class CollectiveKeys:
         self._lock = threading.Lock()
         self._next_group_key = group_key_start
         self._group_keys: dict[tuple[str, ...], int] = {}
-        self._next_instance_keys: dict[int, dict[str, int]] = {}
 
     def group_key(self, devices: Iterable[str]) -> int:
         """The key of a group of devices, which may be given in any order."""
         group = tuple(sorted(devices))
         with self._lock:
             if group not in self._group_keys:
-                key = self._next_group_key
+                self._group_keys[group] = self._next_group_key
                 self._next_group_key += 1
-                self._group_keys[group] = key
-                self._next_instance_keys[key] = dict.fromkeys(group, COUNTED_KEYS.start)
             return self._group_keys[group]
-
-    def instance_key(self, group_key: int, device: str) -> int:
-        """The key of the next operation of a group, counted for one of its devices.
-
-        Raises ValueError for an unknown group, or a device that is not in it.
-        """
-        with self._lock:
-            devices = self._next_instance_keys.get(group_key)
-            if devices is None:
-                raise ValueError(f"there is no group of key {group_key}")
-            if device not in devices:
-                raise ValueError(f"{device} is not in the group of key {group_key}")
-            key = devices[device]
-            devices[device] += 1
-            return key
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CollectiveKeys:
         # A lock cannot be copied.
@@ -79,7 +59,4 @@ class CollectiveKeys:
         with self._lock:
             copied._next_group_key = self._next_group_key
             copied._group_keys = dict(self._group_keys)
-            copied._next_instance_keys = {
-                key: dict(devices) for key, devices in self._next_instance_keys.items()
-            }
         return copied
