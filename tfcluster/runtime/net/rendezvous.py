@@ -155,7 +155,9 @@ def _dial(
         try:
             connection = socket.create_connection(target, min(left, _HANDSHAKE_S))
         except OSError as error:
-            cause = error
+            # A peer that refused us and gave up since: its refusal is the reason.
+            if not isinstance(cause, HandshakeError):
+                cause = error
         else:
             try:
                 dial(connection, me, peer)
