@@ -116,9 +116,9 @@ def _is_loopback(host: str) -> bool:
 def listen(addresses: Sequence[str], index: int, who: str) -> socket.socket:
     """Listen on our own port, which the agent has bound but does not listen on.
 
-    If all addresses are loopback addresses, only those are listened on, so that other
-    hosts cannot connect. Otherwise all interfaces are, because a host may resolve its
-    own name to another address than other hosts do. Raises CollectiveError.
+    If all addresses are loopback addresses, only our own is bound, so that other hosts
+    cannot connect. Otherwise all interfaces are, because a host may resolve its own
+    name to another address than other hosts do. Raises CollectiveError.
     """
     host, port = parse_address(addresses[index])
     local = all(_is_loopback(parse_address(address)[0]) for address in addresses)

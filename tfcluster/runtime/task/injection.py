@@ -26,10 +26,11 @@ _SERVED = (Strategy.PARAMETER_SERVER, Strategy.REPLICATED)
 
 
 def begin(context: Context) -> None:
-    """Seed the generators of Python and numpy equally on all ranks.
+    """Prepare the program: exit status, printing by the chief only, and equal seeds.
 
-    The program may still set its own seeds. Not done for a program that shards its data
-    itself: it may rely on a different random order on each rank.
+    All ranks seed Python's and numpy's generators equally; the program may set its own
+    seeds later. No seeds are set for a program that distributes its training by itself:
+    it may rely on a different random order on each rank.
     """
     if not _concerns(context):
         return
