@@ -23,7 +23,7 @@ from tfcluster.runtime.process_identity import (
 
 _SERVING_TYPES = ("ps", "data")
 _OUTSIDE_TYPES = ("evaluator", "data")
-"""TensorFlow: the evaluator is no part of the cluster; data tasks are not its jobs."""
+"""Types that are not in TensorFlow's cluster: it has no evaluator and no data tasks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,27 +37,27 @@ class Context:
     task_type: str = "worker"
     task_index: int = 0
     place: Place | None = ALONE
-    """None in a task that has no rank."""
+    """None in a task without a rank."""
     addresses: tuple[str, ...] = ()
-    """``host:port`` of every rank, in rank order; empty where nobody told."""
+    """``host:port`` of every rank, in rank order; empty if unknown."""
     cluster: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """TF_CONFIG's cluster: addresses by job."""
     run: str | None = None
-    """The run's id; None where tfcluster did not start this program."""
+    """The run's id; None if tfcluster did not start this program."""
     attempt: int = 0
     token: bytes = field(default=b"", repr=False)
-    """Secret of the run, 32 bytes, that the ranks' sockets authenticate with."""
+    """The run's secret, 32 bytes, with which its sockets are authenticated."""
     strategy: Strategy = Strategy.NONE
-    """How the ranks train together; ``options.strategy`` says the same."""
+    """How the ranks train together; equal to ``options.strategy``."""
     options: Runtime = field(default_factory=Runtime)
     data_service: str | None = None
-    """``grpc://host:port`` of the tf.data service, where the run has one."""
+    """``grpc://host:port`` of the tf.data service; None if the run has none."""
     data_tasks: int = 1
-    """How many tasks compute there."""
+    """Number of workers of that service."""
     parameter_servers: tuple[str, ...] = ()
     """``host:port`` of the parameter service of every ps task, in order."""
     device_filters: tuple[str, ...] = ()
-    """The devices that the task's sessions see; empty: all of them."""
+    """Device filters of the task's sessions; empty: they see all devices."""
 
     @property
     def rank(self) -> int:

@@ -29,7 +29,7 @@ class CollectiveError(RuntimeError):
     """A collective operation between the ranks failed."""
 
     of_another_rank = False
-    """It is only the consequence of what has happened on another rank."""
+    """Whether the cause is on another rank, which reports it."""
 
 
 class CollectiveMismatchError(CollectiveError):

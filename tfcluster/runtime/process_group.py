@@ -26,17 +26,17 @@ from tfcluster.runtime.telemetry.exit_cause import cause
 from tfcluster.runtime.telemetry.rank_claim import agent_answers, claim
 
 _FOREVER_S = 20 * 86400.0
-"""Nearly as long as poll(2) can wait."""
+"""No timeout: nearly the maximum that poll(2) accepts."""
 
 _MOST_CLAIMS = 1 << 20
-"""Far more processes than can have a task's rank one after the other."""
+"""More than the number of processes that can claim a task's rank in one attempt."""
 
 Joining = Callable[[str], AbstractContextManager[None]]
-"""Entered around what connects the ranks outside of exchanges; told what that is."""
+"""A context manager to connect ranks outside of exchanges; the argument says why."""
 
 _group: Group | None = None
 _at_shutdown: list[Callable[[], None]] = []
-"""What else ends when the ranks hang up."""
+"""Called before the ranks disconnect."""
 
 
 @functools.cache

@@ -29,7 +29,7 @@ class Place:
 
 
 ALONE = Place()
-"""A program that nobody started together with others."""
+"""The place of a program that was started alone."""
 
 
 def place_among(hosts: Sequence[str], rank: int) -> Place:

@@ -20,7 +20,7 @@ class ProcessSet:
     def __init__(self, ranks: Iterable[int]) -> None:
         self._ranks: Sequence[int] | None = sorted({int(rank) for rank in ranks})
         self.process_set_id: int | None = None
-        """None before it is added, and after it is removed; 0 has all ranks."""
+        """None before the set is added and after it is removed; 0: all ranks."""
         self._group: Group | None = None
 
     @property
@@ -68,7 +68,7 @@ class _GlobalProcessSet(ProcessSet):
 
 
 global_process_set = _GlobalProcessSet()
-"""All ranks."""
+"""The process set of all ranks."""
 
 _added: dict[int, ProcessSet] = {0: global_process_set}
 _next_id = 1

@@ -12,11 +12,11 @@ class Standing:
     """The progress of a rank, as it reports it itself."""
 
     number: int
-    """Of the exchange that it is in, else of the last one that it did; from 1."""
+    """Number of the exchange it is in, or of its last one; counted from 1, 0: none."""
     what: str
-    """What that exchange is about; empty before the first one."""
+    """What that exchange does (``Layout.what``); empty before the first one."""
     since_s: float
-    """How long it has been in there, or out of it."""
+    """Seconds since it entered that exchange (``inside``), or since it left it."""
     inside: bool
 
     def as_frame(self) -> dict[str, Any]:

@@ -17,9 +17,9 @@ from tfcluster.runtime.errors import peer_lost, peers_late
 
 _BUFFER_BYTES = 1 << 21
 _MAX_PORTION = 1 << 21
-"""At most so much in one call, so that sending and receiving take turns."""
+"""Maximal number of bytes per call, so that sending and receiving alternate."""
 _LOW_WATER = 1 << 19
-"""A large message is waited for until so much of it is there, not its first packet."""
+"""Wake up for a large message when this many bytes are there, not at every packet."""
 
 
 class Source(Protocol):

@@ -30,11 +30,11 @@ from tfcluster.runtime.net.handshake import (
 _HANDSHAKE_S = 10.0
 _FIRST_RETRY_S = 0.002
 _RETRY_S = 0.05
-"""The others are mostly about as far; whoever is not may be long in coming."""
+"""Retry soon at first, since ranks usually start together, then less often."""
 _LOOK_S = 0.1
-"""How soon a wait for arrivals learns that it was interrupted."""
+"""How often a wait for connections checks whether it was interrupted."""
 _MAX_STRANGERS = 64
-"""How many connections may be unproven at one time."""
+"""Maximal number of connections that are not authenticated yet."""
 
 
 def connect(

@@ -19,9 +19,9 @@ from tfcluster.runtime.errors import peer_lost, peers_late
 from tfcluster.runtime.net.shm_segment import Arena
 
 _SPIN_S = 500e-6
-"""To be woken takes some ten microseconds; to keep a processor for long is unkind."""
+"""A wakeup takes tens of microseconds, but spinning for long would waste a core."""
 _LOOKS = 50
-"""At first without giving the processor away: the others are mostly about as far."""
+"""Polls before the first yield: the other ranks have usually progressed as far."""
 _DRAIN_BYTES = 4096
 
 # Not os.sched_yield: a call by ctypes also releases the GIL.
@@ -58,7 +58,7 @@ class Pulse:
         self._ranks = ranks
         self._fence = _Fence()
         self.step = int(self._mine[0])
-        """How many steps this rank has done."""
+        """Number of steps that this rank has done."""
         self.waited_s = 0.0
         self.waiting_for: tuple[int, ...] = ()
         self._poll = select.poll()

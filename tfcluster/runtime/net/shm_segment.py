@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 SLOTS = 3
-"""How many pieces may be under way at a time: see ``local``."""
+"""Number of pieces that may be in use at a time: see ``shm_allreduce``."""
 _PIECE_BYTES = 1 << 19
 _ROUND_BYTES = 1 << 21
-"""What all pieces of a round should not exceed: they are to stay in a core's cache."""
+"""Upper limit for all pieces of a round, so that they stay in a core's cache."""
 _LINE_BYTES = 64
-"""Of a cache. What one rank writes and another one watches has one for itself."""
+"""Size of a cache line. Each word that ranks poll has a line of its own."""
 _NONCE_BYTES = 32
 
 Bytes = NDArray[np.uint8]

@@ -42,8 +42,8 @@ __all__ = ["Opened", "Pack", "Piece", "Rows", "Servers", "Slices", "Variable"]
 
 Array = NDArray[Any]
 Pack = Callable[[Sequence[Piece], str], bytes]
-"""The update of one ps' pieces as ``graphs.serialised`` gives it, for gradients of
-these kinds: a letter for each piece, ``d`` an array, ``s`` Slices, ``-`` none."""
+"""Serialises the update of one ps' pieces (``update_graph.serialised``) for gradients
+of these kinds: a letter for each piece, ``d`` an array, ``s`` Slices, ``-`` none."""
 
 
 _ERRORS = {"mismatch": CollectiveMismatchError, "lost": PeerLostError}
@@ -54,11 +54,11 @@ class Opened:
     """The result of ``Servers.open``: the state of a model on the ps tasks."""
 
     values: list[Array]
-    """What the variables are to be now, in the model's order."""
+    """The variables' current values, in the model's order."""
     version: int
-    """Steps that had been applied before."""
+    """Number of steps that had been applied before."""
     defined: bool
-    """This task's values became the first ones."""
+    """Whether this task's values became the initial ones."""
     placement: Placement
 
 
@@ -70,9 +70,9 @@ class _Model:
     placement: Placement
     pack: Pack
     versions: list[int]
-    """Of each ps: what this task has seen last."""
+    """The version of each ps that this task has seen last."""
     known: set[tuple[int, str]] = field(default_factory=set)
-    """A ps, and kinds of gradients that it has an update for."""
+    """Pairs of a ps and kinds of gradients for which it has an update."""
 
     @property
     def used(self) -> list[int]:

@@ -26,7 +26,7 @@ class Addition:
     indices: Any
     values: Any
     update: Any
-    """The op that has set them."""
+    """The op that sets them."""
 
 
 @contextmanager

@@ -16,7 +16,7 @@ Array = NDArray[Any]
 Gradient = Array | Slices | None
 
 _PORTION = 1 << 16
-"""Items that are added up at a time: they are to stay in a core's cache."""
+"""Number of items added at a time, so that they stay in a core's cache."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ Array = NDArray[Any]
 _PREFIX = struct.Struct(">IQ")
 _MAX_HEADER = 1 << 26
 _MAX_VIEWS = 512
-"""In one call; the system takes 1024."""
+"""Buffers per sendmsg call; Linux takes at most 1024 (IOV_MAX)."""
 _MAX_PORTION = 1 << 22
 _ZEROS = bytes(ALIGNMENT)
 
@@ -44,7 +44,7 @@ class Message:
     header: Mapping[str, Any]
     arrays: Sequence[Array] = field(default_factory=tuple)
     room: int | None = None
-    """The number of the shared room that has the arrays already, in their order."""
+    """Number of the shared buffer that already holds the arrays; None: the socket."""
 
     @property
     def size(self) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 from tfcluster.runtime.parameter_server.placement import Variable
 
 _MOST = 8
-"""So many differences are told one by one."""
+"""Maximal number of differences listed in a message."""
 _SWITCHES = ("synchronous", "splittable", "together", "servers", "rows_only")
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 _CUT = 16
-"""Parts of what is fair for a ps: variables that are smaller stay whole."""
+"""Variables smaller than 1/16 of the average load of a ps are not split."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Variable:
     shape: tuple[int, ...]
     item_bytes: int = 4
     rows_only: bool = False
-    """A gradient of rows changes just those: only changed rows need to travel back."""
+    """A sparse gradient changes only its rows, so only these have to be sent back."""
 
     @property
     def rows(self) -> int:
@@ -39,11 +39,11 @@ class Piece:
     """A shard of a variable: its rows ``start`` to ``end``."""
 
     variable: int
-    """Its place in the model's list."""
+    """Index of the variable in the model's list."""
     start: int
     end: int
     whole: bool
-    """It is all of the variable."""
+    """Whether this is the whole variable."""
 
 
 Placement = tuple[tuple[Piece, ...], ...]

@@ -28,7 +28,7 @@ from tfcluster.runtime.parameter_server.shm_channel import Shared
 _BUFFER_BYTES = 1 << 22
 _LOOKS, _LOOK_S = 20, 0.0005
 _PURPOSE = 1 << 32
-"""Keeps proofs of this port from being used at one where ranks meet, and back."""
+"""A generation that ranks never have: proofs for a ps are not valid between ranks."""
 
 
 def member(index: int, rank: int | None, size: int, token: bytes) -> Member:
@@ -56,7 +56,7 @@ class _Guest:
     connection: socket.socket
     shared: Shared = field(default_factory=Shared)
     copied: set[str] = field(default_factory=set)
-    """Models whose optimizer keeps gradients: it gets copies."""
+    """Models whose optimizer keeps references to gradients, and so gets copies."""
 
 
 class Listening:

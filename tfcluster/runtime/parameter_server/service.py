@@ -46,7 +46,7 @@ class _Step:
 @dataclass(slots=True)
 class _Model:
     facts: Mapping[str, Any]
-    """What all tasks have to agree about."""
+    """The model's signature, which has to be equal on all tasks."""
     master: Master
     step: _Step = field(default_factory=_Step)
 
@@ -62,7 +62,7 @@ class Service:
         self._notes: dict[str, str] = {}
         self._lock = threading.Condition()
         self.news = threading.Event()
-        """Set when a gradient has come."""
+        """Set when a gradient has arrived."""
         self._gone: set[int] = set()
         self._present: dict[int, object] = {}
         self._verbs = {

@@ -20,7 +20,7 @@ Array = NDArray[Any]
 Gradient = Array | Slices | None
 
 _MANY_ROWS = 0.5
-"""Changed rows, as a part of all: from here on the whole array travels."""
+"""If more than this fraction of the rows has changed, the whole array is sent."""
 
 
 class Engine(Protocol):
@@ -67,15 +67,15 @@ class Master:
         self.pieces = tuple(pieces)
         self.engine = engine
         self.version = 0
-        """How many updates have been applied."""
+        """Number of updates that have been applied."""
         self.counts = Counts()
         self._changed = [
             np.zeros(piece.end - piece.start, np.int64) if only else None
             for piece, only in zip(pieces, rows_only, strict=True)
         ]
-        """The version in which each row got its value, where that is known."""
+        """For each ``rows_only`` shard, the version in which each row last changed."""
         self._latest: dict[int, Array] = {}
-        """The rows that the last update has changed, where it was not all of them."""
+        """For each shard whose last gradient was sparse, the rows that it changed."""
 
     def apply(
         self, gradients: Sequence[Gradient], kinds: str, *, staleness: int = 0

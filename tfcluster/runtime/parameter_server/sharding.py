@@ -25,7 +25,7 @@ class Rows:
 
 
 Part = tuple[Sequence[Piece], str, Sequence[Array]]
-"""What one ps has sent: its pieces, a letter for each, and arrays (see ``Master``)."""
+"""One ps' answer: its pieces, a letter for each, and arrays; see ``Master.fresh``."""
 
 
 def cut(array: Array, piece: Piece) -> Array:

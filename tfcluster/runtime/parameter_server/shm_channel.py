@@ -20,10 +20,10 @@ from tfcluster.runtime.parameter_server.shm_buffers import (
 Array = NDArray[Any]
 
 _ANSWERS = 3
-"""Rooms for answers of one model: what has come in one may still be in use when the
-next answer comes, and may stay in use for long."""
+"""Answer buffers for each model: arrays of an answer may still be in use when the next
+answer comes, and may stay in use for long."""
 _MIN_BYTES = 1 << 15
-"""Smaller messages are as fast through the socket."""
+"""Messages smaller than this are as fast through the socket."""
 
 
 class Sharing:

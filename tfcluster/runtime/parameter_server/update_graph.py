@@ -33,13 +33,13 @@ from tfcluster.runtime.parameter_server.graph_functions import (
 
 Array = NDArray[Any]
 Apply = Callable[[list[Any]], Any]
-"""Applies gradients (a tensor, IndexedSlices or None for each piece)."""
+"""Applies gradients: a tensor, IndexedSlices or None for each piece."""
 
 _LENGTH = struct.Struct(">Q")
 _PYTHON_OPS = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
 _NUMBERS = itertools.count()
 _SMALL_BYTES = 1 << 12
-"""Below, to copy is cheaper than to think."""
+"""Arrays smaller than this are copied: sharing their memory would cost more."""
 
 
 class UntraceableError(Exception):
@@ -81,7 +81,7 @@ def _traced(
     specs = _specs(kinds, variables)
     additions: dict[int, Addition] = {}
     own: dict[int, Addition] = {}
-    """Those to the rows that the variable's own gradient has."""
+    """The additions whose indices are those of the variable's own gradient."""
 
     @tf.function(autograph=False)  # type: ignore[untyped-decorator]
     def update(*flat: Any) -> None:
@@ -189,10 +189,10 @@ def _structured(kinds: str, flat: Sequence[Any], variables: Sequence[Any]) -> li
 @dataclass(frozen=True, slots=True)
 class _Update:
     run: Any
-    """Takes the gradients' tensors; gives values of variables, then rows of some."""
+    """Takes the gradients' tensors; returns values of ``dense``, then new ``rows``."""
     dense: list[int]
     rows: list[int]
-    """Those whose rows, where the gradient has some, it gives as they are now."""
+    """Variables of which it returns the new values of the gradient's rows."""
     executor: str | None
 
 
@@ -207,11 +207,11 @@ class Engine:
             self._variables = [tf.Variable(_constant(value)) for value in values]
         self._slots: dict[str, Any] = {}
         self._updates: dict[tuple[str, bool], _Update] = {}
-        """By the kinds of gradients, and whether all rows of them are distinct."""
+        """By the kinds of gradients, and whether their indices must be distinct."""
         self._fresh: dict[int, Any] = {}
-        """Values of variables that the last update has given, not asked for yet."""
+        """Values that the last update returned and that have not been read yet."""
         self._fresh_rows: dict[int, tuple[Array, Any]] = {}
-        """Rows that it has set: their numbers and values."""
+        """Rows that the last update set: their indices and values."""
 
     @property
     def held_bytes(self) -> int:

@@ -15,7 +15,7 @@ NAMES = (
     "PartialDistributedOptimizer",
     "PartialDistributedGradientTape",
 )
-"""What exchanges gradients for a program that distributes its training by itself."""
+"""Names by which a program that distributes its training exchanges its gradients."""
 
 _PACKAGE = "tfcluster.runtime"
 _HOROVOD = "horovod"
@@ -93,7 +93,7 @@ class _Reductions:
 
     tree: ast.Module
     returning: set[str] = field(default_factory=lambda: set(_REDUCTIONS))
-    """Functions that return such a thing."""
+    """Names of functions that return the result of a reduction."""
 
     def reach_weights(self) -> bool:
         """Whether such a result is applied as gradients or assigned as weights."""

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(_HERE)))
 _LIBRARIES = ("tensorflow", "keras", "horovod")
-"""What is imported by programs that train, or by way of what they exchange."""
+"""Libraries that train, or that exchange gradients."""
 _OLDEST = (3, 10)
 _OURS = ("tfcluster.runtime.task.bootstrap", "tfcluster.runtime.warm.preloader")
 _BY_HAND = ("DistributedOptimizer", "DistributedGradientTape", "horovod")
-"""A program that says one of these gives each rank data of its own."""
+"""A program that contains one of these words shards its data by itself."""
 
 
 def _is_below_a_training_task() -> bool:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _SEED_BITS = 31
 _SERVED = (Strategy.PARAMETER_SERVER, Strategy.REPLICATED)
-"""Gradients are applied by ps tasks, also where there is only one that trains."""
+"""Strategies whose gradients are applied by ps tasks, even with one training task."""
 
 
 def begin(context: Context) -> None:

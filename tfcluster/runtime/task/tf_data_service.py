@@ -20,7 +20,7 @@ _CONNECT_TIMEOUT_S = 60.0
 
 _HEARTBEAT_MS = 500
 _WORKER_TIMEOUT_MS = 5000
-"""So long after its last word a data task is taken for dead."""
+"""A data task is considered dead this long after its last heartbeat."""
 
 
 def start(context: Context) -> list[Any]:

@@ -22,7 +22,7 @@ from tfcluster.runtime.telemetry.stack_dump import stacks_text
 from tfcluster.wire import Decoder, WireError, encode
 
 STEP_INTERVAL_S = 1.0
-"""Steps are reported at most so often."""
+"""Minimal time between two reports of steps."""
 
 _MAX_TEXT = 64 * 1024
 _MAX_PENDING_BYTES = 256 * 1024

@@ -19,11 +19,11 @@ from tfcluster.runtime.telemetry.agent_channel import reporter
 from tfcluster.wire import Decoder, encode
 
 ADDRESS = "TFCLUSTER_EVENTS_SOCKET"
-"""Names the agent's socket for the task, in the abstract namespace of Unix sockets."""
+"""Variable with the name of the agent's abstract Unix socket for this task."""
 
 _COMMAND_CHARS = 120
 _PATIENCE_S = 60.0
-"""An agent answers at once; one that is stopped must not hold the program for ever."""
+"""An agent answers at once; a stopped one must not block the program forever."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +32,9 @@ class Claim:
 
     number: int
     before: str = ""
-    """The last of them, for people."""
+    """Description of the last of these processes."""
     line: socket.socket | None = None
-    """As long as it is open, the rank is taken."""
+    """The connection to the agent; the rank is taken as long as it is open."""
 
 
 _claim: Claim | None = None

@@ -11,12 +11,12 @@ from pathlib import Path
 from types import FrameType
 
 RUNNER = "tfcluster.runtime.scripts.run_script"
-"""The module below whose frames the user's program begins."""
+"""The module that runs the user's program: its frames and outer ones are omitted."""
 
 OURS = "tfcluster-"
-"""What the names of the runtime's own threads begin with: they are never shown."""
+"""Prefix of the names of the runtime's own threads, which are never shown."""
 _OUR_LISTENER = "tfcluster.runtime.telemetry.agent_channel"
-"""Its thread has no name: it is not one of the threading module's."""
+"""Its thread has no name, because it is not a threading.Thread."""
 _OUR_ROOT = str(Path(__file__).resolve().parents[1]) + os.sep
 _PYTHONS_OWN = str(Path(os.__file__).parent) + os.sep
 

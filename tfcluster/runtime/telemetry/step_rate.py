@@ -36,7 +36,7 @@ class Pace:
         self._steps: Counter[str] = Counter()
         self._window = _Window(clock(), 0, 0.0)
         self._is_first = True
-        """The window is the first one, whose rate is told while it fills."""
+        """Whether this is the first window, whose rate is reported while it fills."""
         self._rates = (math.nan, math.nan)
 
     @property

@@ -25,7 +25,7 @@ _READ_EARLY = (
     "KERAS_",
     "TF_",
 )
-"""How the names of variables begin that are read early."""
+"""Prefixes of the environment variables that are read only at the start."""
 
 _READ_LATE = frozenset({"TF_CONFIG", "TF_GRPC_REUSE_PORT"})
 _READ_EARLY_NAMES = frozenset({"TZ", "TMPDIR", "HOME"})
