@@ -34,7 +34,7 @@ class Chunk:
     cost: int = 0
 
 
-class Backlog:
+class ConsoleQueue:
     """A queue that forgets its oldest lines, not their number."""
 
     def __init__(self, limit: int = LOG_QUEUE_BYTES) -> None:

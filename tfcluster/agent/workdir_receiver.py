@@ -72,7 +72,7 @@ def merge(
     return Merge(tuple(take), delete, tuple(conflicts))
 
 
-class Syncing:
+class WorkdirReceiver:
     """One folder. ``send`` is the channel's."""
 
     def __init__(self, send: Callable[..., None]) -> None:

@@ -45,7 +45,7 @@ class Opened:
     """The agent of ``host`` was started; nothing has been heard of it yet."""
 
     host: str
-    contact: Contact
+    contact: AgentConnection
     resolved: tuple[str, ...] = ()
     """What the host's name means here."""
 
@@ -69,7 +69,7 @@ class Answered:
 Post = Callable[[Received | Closed], None]
 
 
-class Contact:
+class AgentConnection:
     """Two threads around a channel. ``post`` is called from the reading one."""
 
     def __init__(self, host: str, channel: Channel, nonce: str, post: Post) -> None:
@@ -158,13 +158,13 @@ def open_agent(
     post: Callable[[Received | Closed], None],
     *,
     witness: str | None = None,
-) -> Contact:
+) -> AgentConnection:
     """Start an agent and greet it. Raises HostError or StartError.
 
     ``witness`` is a file of this run: does the host see it, too?
     """
     nonce = secrets.token_hex(16)
-    contact = Contact(host.name, starter.start_agent(host), nonce, post)
+    contact = AgentConnection(host.name, starter.start_agent(host), nonce, post)
     contact.send(
         {
             "type": "open",

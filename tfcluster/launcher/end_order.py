@@ -10,7 +10,7 @@ _STEP_S = 1e-6
 """Between ends of which only the order is known."""
 
 
-class Ends:
+class EndOrder:
     """Of all hosts. An agent numbers the ends that it sees from 0."""
 
     def __init__(self) -> None:

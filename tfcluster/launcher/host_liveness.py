@@ -30,7 +30,7 @@ class _Quiet:
     answers: bool = False
 
 
-class Silence:
+class HostLiveness:
     """``post`` is called from threads with what a doubtful host answers."""
 
     def __init__(self, starter: Starter, post: Callable[[Answered], None]) -> None:

@@ -11,7 +11,7 @@ from tfcluster.model import TaskId
 from tfcluster.wire import Frame
 
 
-class Stalls:
+class StallDetector:
     """``answers`` is where the tasks' answers come in; ``send`` sends to a host."""
 
     def __init__(

@@ -12,7 +12,7 @@ from tfcluster.submit.scheduler import SchedulerError
 Found = TypeVar("Found")
 
 
-class Inquiry(Generic[Found]):
+class BackgroundQuery(Generic[Found]):
     """A question that is asked in the background, again and again, once at a time."""
 
     def __init__(self, question: Callable[[], Found]) -> None:

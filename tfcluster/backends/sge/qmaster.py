@@ -1,7 +1,7 @@
 """What the qmaster says of our own job while it runs, and of its queue.
 
-The answers are read by pure functions; only ``Master`` runs a command, never for longer
-than ``ASK_S``, since whoever asks is in a hurry.
+The answers are read by pure functions; only ``Qmaster`` runs a command, for ``ASK_S``
+at most, because its callers are in a hurry.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class JobFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Master:
+class Qmaster:
     """Asks qstat and qconf. ``environ`` is that of the job."""
 
     environ: Mapping[str, str]
