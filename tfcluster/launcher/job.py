@@ -148,7 +148,7 @@ class Job:
         return None if least is None else least + ("chief" in tasks)
 
     def on_fewer(self, hosts: Container[str], uses: UsesTensorFlow) -> Job:
-        """The job on its remaining ``hosts``. Raises StartError if that is impossible."""
+        """The job on the remaining ``hosts``. Raises StartError if GPUs are missing."""
         places = [spec.place for spec in self.specs.values()]
         description, again = place_again(self.description, places, hosts)
         if self.machines:
