@@ -55,7 +55,7 @@ def granted_slots(env: Mapping[str, str]) -> dict[str, int]:
 
 
 def _parallel(env: Mapping[str, str]) -> str | None:
-    """A variable that shows that the job was submitted with -pe, or None (submit(1))."""
+    """The variable that shows that the job was submitted with -pe (submit(1))."""
     if env.get("PE"):
         return f"PE={env['PE']}"
     slots = env.get("NSLOTS", "")
