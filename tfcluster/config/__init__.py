@@ -29,9 +29,9 @@ def load(
     """Read and check a configuration file.
 
     ``overrides`` are raw ``KEY=VALUE`` texts, ``name`` replaces the file's,
-    ``arguments`` are appended to every command, ``environ`` has the values of ``${VAR}``,
-    and ``python`` is the interpreter if the file names none. Raises ConfigError with all
-    problems, sorted by place.
+    ``arguments`` are appended to every command, ``environ`` has the values of
+    ``${VAR}``, and ``python`` is the interpreter if the file names none. Raises
+    ConfigError with all problems, sorted by place.
     """
     from tfcluster.config import pipeline
 
