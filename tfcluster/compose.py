@@ -68,7 +68,7 @@ class TaskSpec:
 
     @property
     def serves_parameters(self) -> bool:
-        """Whether it is a ps that runs our parameter service beside TensorFlow's."""
+        """Whether it is a ps that runs our parameter service, not only TensorFlow's."""
         return self.task.type == "ps" and self.strategy in PARAMETER_SERVICE
 
     @property

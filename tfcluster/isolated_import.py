@@ -1,6 +1,6 @@
 """How another interpreter runs a module of this copy of the package.
 
-That interpreter may have no tfcluster or another version of it, and nothing beside the
+That interpreter may have no tfcluster or another version of it, and nothing but the
 package must become importable for it. So this one package is loaded from its own
 location, and sys.path gets no new entry. Knows nothing of what the modules do.
 """

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 
-TYPE_CHECKING = False  # stands for typing's, so that agents need not import typing
+TYPE_CHECKING = False  # as in typing, which agents need not import
 if TYPE_CHECKING:
     from typing import Any
 

@@ -1,4 +1,4 @@
-"""The order in which children died, according to the kernel. Reaps nobody.
+"""The order in which children died, according to the kernel. Does not reap them.
 
 Children that died while the agent was not running are returned by waitid() in the order
 in which they were started, which says nothing about who failed because of whom. The

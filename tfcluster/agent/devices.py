@@ -11,7 +11,7 @@ _NVIDIA = "/proc/driver/nvidia/gpus"
 def gpus(
     environ: Mapping[str, str], folder: str | os.PathLike[str] = _NVIDIA
 ) -> tuple[str, ...]:
-    """The devices in CUDA_VISIBLE_DEVICES if it is set, else all; as names for it.
+    """The devices in CUDA_VISIBLE_DEVICES if it is set, else all devices, by number.
 
     In containers that lack this folder of the driver, no GPU is found.
     """

@@ -18,7 +18,7 @@ _LAST_READS = 64
 
 
 class EventSocket:
-    """The agent's end. ``say`` is called with each event, ``complain`` once at most.
+    """The agent's end. ``say`` is called with each event, ``complain`` at most once.
 
     ``on_close`` is called when the task has closed its end.
     """

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from tfcluster.agent.light_dataclasses import dataclass
 from tfcluster.wire import Frame, WireError
 
-TYPE_CHECKING = False  # stands for typing's: typing takes long to import
+TYPE_CHECKING = False  # as in typing, which takes long to import
 if TYPE_CHECKING:
     from typing import Any, TypeVar
 

@@ -8,7 +8,7 @@ type checker, and ``slots`` has no effect.
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # stands for typing's: typing takes long to import
+TYPE_CHECKING = False  # as in typing, which takes long to import
 if TYPE_CHECKING:
     from dataclasses import dataclass as dataclass
     from dataclasses import field as field

@@ -22,7 +22,7 @@ from tfcluster.agent.loop import Loop, Timer
 from tfcluster.agent.proc import Listener
 from tfcluster.agent.task import Task
 
-TYPE_CHECKING = False  # stands for typing's: typing takes long to import
+TYPE_CHECKING = False  # as in typing, which takes long to import
 if TYPE_CHECKING:
     from tfcluster.agent.tasks import Reports
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from tfcluster.agent.light_dataclasses import dataclass
 from tfcluster.agent.os_encoding import local_path, raw
 
-TYPE_CHECKING = False  # stands for typing's: typing takes long to import
+TYPE_CHECKING = False  # as in typing, which takes long to import
 if TYPE_CHECKING:
     from pathlib import Path
 

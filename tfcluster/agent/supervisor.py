@@ -39,7 +39,7 @@ from tfcluster.agent.tasks import swept_keys
 from tfcluster.process_title import set_title
 from tfcluster.wire import PROTOCOL, Frame, WireError
 
-TYPE_CHECKING = False  # stands for typing's: typing takes long to import
+TYPE_CHECKING = False  # as in typing, which takes long to import
 if TYPE_CHECKING:
     from tfcluster.agent.workdir_receiver import Syncing
 

@@ -39,7 +39,7 @@ from tfcluster.agent.task import Task
 from tfcluster.agent.task_stop import Stopping
 from tfcluster.wire import Frame
 
-TYPE_CHECKING = False  # stands for typing's: typing takes long to import
+TYPE_CHECKING = False  # as in typing, which takes long to import
 if TYPE_CHECKING:
     from typing import Protocol
 

@@ -180,7 +180,7 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 
 def _numbers(version: Any) -> tuple[int, ...]:
-    """``(2, 21)`` for ``2.21.0``; () for what is no version, which sorts first."""
+    """``(2, 21)`` for ``2.21.0``; () if it is not a version, which sorts first."""
     parts = str(version).split(".")[:2]
     return tuple(int(p) for p in parts) if all(p.isdecimal() for p in parts) else ()
 

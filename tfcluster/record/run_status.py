@@ -55,7 +55,7 @@ class TaskView:
     since_s: float | None = None
     """When the state or the phase began."""
     seconds: float | None = None
-    """How long it ran."""
+    """For how many seconds it ran."""
     step: int | None = None
     steps_per_s: float | None = None
     wait_share: float | None = None
