@@ -19,7 +19,7 @@ def parse_arguments():
 
 
 def load_data():
-    """1,797 images of 8 x 8 grey values, in random order; a fifth is for validation."""
+    """1,797 grey images of 8 x 8 pixels, in random order; a fifth is for validation."""
     images, labels = load_digits(return_X_y=True)
     images = images.reshape(-1, 8, 8, 1).astype("float32") / 16
     order = np.random.permutation(len(images))

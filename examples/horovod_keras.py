@@ -1,6 +1,6 @@
-"""Digits by ``model.fit``, in a script that was written for Horovod.
+"""Train on digits with ``model.fit``, in a script that was written for Horovod.
 
-Only the import has changed: ``import horovod.tensorflow.keras as hvd`` it was.
+Only the import has changed; it was ``import horovod.tensorflow.keras as hvd``.
 
     tfcluster launch -n 2 -- python examples/horovod_keras.py
 """
@@ -26,7 +26,7 @@ def main():
     arguments = parse_arguments()
     hvd.init()
 
-    # Each process drives the GPU of its local rank.
+    # Each process uses the GPU of its local rank.
     gpus = tf.config.list_physical_devices("GPU")
     for gpu in gpus:
         tf.config.experimental.set_memory_growth(gpu, True)
@@ -38,7 +38,7 @@ def main():
     images = images.reshape(-1, 8, 8, 1).astype("float32") / 16
     training = (images[:1500], labels[:1500])
     validation = (images[1500:], labels[1500:])
-    # Every rank draws its batches from all images, in an order of its own.
+    # Every rank draws its batches from all images, in its own order.
     dataset = tf.data.Dataset.from_tensor_slices(training)
     dataset = dataset.repeat().shuffle(1500).batch(arguments.batch_size)
 
@@ -53,7 +53,7 @@ def main():
         ]
     )
 
-    # A batch of all ranks is larger by their number, and so is the learning rate.
+    # The global batch grows with the number of ranks, and so does the learning rate.
     learning_rate = 0.001 * hvd.size()
     optimizer = hvd.DistributedOptimizer(
         keras.optimizers.Adam(learning_rate),
@@ -73,7 +73,7 @@ def main():
             initial_lr=learning_rate, warmup_epochs=2, verbose=1
         ),
     ]
-    # One writes; the others would only overwrite its files.
+    # Only one rank writes; the others would overwrite its files.
     if hvd.rank() == 0:
         callbacks.append(
             keras.callbacks.ModelCheckpoint(

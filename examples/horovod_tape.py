@@ -1,6 +1,6 @@
-"""Digits by a loop of one's own, in a script that was written for Horovod.
+"""Train on digits with a custom loop, in a script that was written for Horovod.
 
-Only the import has changed: ``import horovod.tensorflow as hvd`` it was.
+Only the import has changed; it was ``import horovod.tensorflow as hvd``.
 
     tfcluster launch -n 2 -- python examples/horovod_tape.py
 """
@@ -26,7 +26,7 @@ def main():
     arguments = parse_arguments()
     hvd.init()
 
-    # Each process drives the GPU of its local rank.
+    # Each process uses the GPU of its local rank.
     gpus = tf.config.list_physical_devices("GPU")
     for gpu in gpus:
         tf.config.experimental.set_memory_growth(gpu, True)
@@ -49,7 +49,7 @@ def main():
         ]
     )
     losses = keras.losses.SparseCategoricalCrossentropy()
-    # A batch of all ranks is larger by their number, and so is the learning rate.
+    # The global batch grows with the number of ranks, and so does the learning rate.
     optimizer = keras.optimizers.Adam(0.001 * hvd.size())
 
     @tf.function
@@ -61,7 +61,7 @@ def main():
         optimizer.apply_gradients(
             zip(gradients, model.trainable_variables, strict=True)
         )
-        # Only now have all variables been made.
+        # Only now have all variables been created.
         if first_batch:
             hvd.broadcast_variables(model.variables, root_rank=0)
             hvd.broadcast_variables(optimizer.variables, root_rank=0)

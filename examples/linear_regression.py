@@ -1,8 +1,8 @@
-"""Linear regression with an optimizer of TensorFlow 1, each rank on rows of its own.
+"""Linear regression with a TensorFlow 1 optimizer; each rank has its own rows.
 
     tfcluster launch -n 4 -- python examples/linear_regression.py
 
-The weights come out the same on any number of ranks that divides the rows.
+The weights are the same for any number of ranks that divides the number of rows.
 """
 
 import argparse
@@ -24,7 +24,7 @@ def parse_arguments():
 
 
 def rows_of_this_rank(rows):
-    """Noisy values of a linear function; every rank draws all and keeps its part."""
+    """Noisy values of a linear function; each rank draws all and keeps its part."""
     generator = np.random.default_rng(20)
     inputs = generator.normal(size=(rows, FEATURES))
     slope = np.linspace(-1, 1, FEATURES)[:, None]
@@ -44,7 +44,7 @@ def main():
 
     optimizer = tfc.DistributedOptimizer(tf1.train.AdamOptimizer(0.05))
     train = optimizer.minimize(loss)
-    # For people, not for the optimizer: that averages gradients.
+    # Only for display: the optimizer averages the gradients itself.
     average_loss = tfc.allreduce(loss)
     begin_alike = tfc.broadcast_global_variables(0)
 

@@ -1,8 +1,8 @@
-"""Recognise handwritten digits by steps that nobody waits for.
+"""Recognise handwritten digits with asynchronous training steps.
 
-TensorFlow's own ParameterServerStrategy: this script runs on the chief and hands out
-steps; TensorFlow servers do the rest. Whichever worker is free computes a gradient and
-applies it to the weights, which lie on the parameter servers.
+This uses TensorFlow's own ParameterServerStrategy. The script runs on the chief and
+distributes steps; TensorFlow servers do the rest. Whichever worker is free computes a
+gradient and applies it to the weights, which are on the parameter servers.
 """
 
 import argparse
@@ -55,7 +55,7 @@ def main():
     arguments = parse_arguments()
     training, (images, labels) = load_data()
 
-    # Both ask TF_CONFIG who is where.
+    # Both read the cluster from TF_CONFIG.
     cluster = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     strategy = tf.distribute.ParameterServerStrategy(cluster)
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
@@ -67,7 +67,7 @@ def main():
     print(f"weights on {' '.join(places)}")
 
     def endless_batches():
-        # Unseeded: every worker has an order of its own.
+        # No seed: every worker shuffles in its own order.
         rows = tf.data.Dataset.from_tensor_slices(training).shuffle(len(training[0]))
         return rows.repeat().batch(arguments.batch_size)
 

@@ -1,4 +1,4 @@
-"""Recognise handwritten digits that a tf.data pipeline moves and blurs on the way."""
+"""Recognise handwritten digits that a tf.data pipeline shifts and blurs."""
 
 import argparse
 
@@ -16,7 +16,7 @@ def parse_arguments():
 
 
 def load_data():
-    """1,797 images of 8 x 8 grey values, in random order; a fifth is for validation."""
+    """1,797 grey images of 8 x 8 pixels, in random order; a fifth is for validation."""
     images, labels = load_digits(return_X_y=True)
     images = images.reshape(-1, 8, 8, 1).astype("float32") / 16
     order = np.random.permutation(len(images))
@@ -26,7 +26,7 @@ def load_data():
 
 
 def disturb(image, label):
-    """What takes the time of whoever prepares the data."""
+    """Augment an image; this is what takes time in preparing the data."""
     moved = tf.image.random_crop(tf.pad(image, [[1, 1], [1, 1], [0, 0]]), [8, 8, 1])
     noise = tf.random.normal(tf.shape(image), stddev=0.05)
     return tf.clip_by_value(tf.where(label % 2 == 0, image, moved) + noise, 0, 1), label

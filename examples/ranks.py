@@ -1,4 +1,4 @@
-"""Every rank says who it is: by a session of TensorFlow 1, and in plain Python.
+"""Every rank prints its rank: from a TensorFlow 1 session, and from plain Python.
 
 tfcluster launch -n 4 --set runtime.strategy=none -- python examples/ranks.py
 """
@@ -11,7 +11,7 @@ import tfcluster.runtime as tfc
 def main():
     with tf.Graph().as_default(), tfc.Session() as session:
         rank, size = session.run([tfc.rank_op(), tfc.size_op()])
-    # The same as Python numbers, which cost no TensorFlow.
+    # The same as Python numbers, which do not need TensorFlow.
     assert (rank, size) == (tfc.rank(), tfc.size())
     print(f"rank {rank}, on its host {tfc.local_rank()} of {tfc.local_size()}")
     tfc.barrier()

@@ -1,6 +1,6 @@
-"""Recognise handwritten digits with a graph of TensorFlow 1, on parameter servers.
+"""Recognise handwritten digits with a TensorFlow 1 graph, on parameter servers.
 
-Each worker builds the graph for itself; the variables are on the parameter servers.
+Each worker builds its own graph; the variables are on the parameter servers.
 
     tfcluster launch configs/v1.yaml
 """

@@ -1,7 +1,7 @@
-"""Tell which chapter of Python's reference a passage is from, by its words.
+"""Classify which chapter of Python's reference a passage comes from, by its words.
 
-Words and pairs of neighbouring words are hashed into the rows of one large table, of
-which a batch needs few. The text is in Python's standard library.
+Words and pairs of neighbouring words are hashed to the rows of one large table; a batch
+needs only a few of them. The text is part of Python's standard library.
 """
 
 import argparse
@@ -25,7 +25,7 @@ def parse_arguments():
 
 
 def load_chapters(count=16):
-    """The longest chapters, without those that are a part of another."""
+    """The longest chapters, without those that are part of another chapter."""
     chapters = []
     for text in sorted(topics.values(), key=len, reverse=True):
         middle = text[len(text) // 2 :][:200]
@@ -35,7 +35,7 @@ def load_chapters(count=16):
 
 
 def load_passages(length, rows):
-    """Passages of all chapters, as places in the table, and their chapters."""
+    """Passages of all chapters, as row numbers of the table, and their chapters."""
     passages, labels = [], []
     for label, text in enumerate(load_chapters()):
         words = re.findall(r"\w+", text.lower())
@@ -61,7 +61,7 @@ def build_model(arguments, chapters):
         name="words",
     )
     model.compile(
-        # Its steps change the rows that a batch has used, and no others.
+        # This optimizer changes only the rows that a batch has used.
         optimizer=keras.optimizers.Adagrad(0.5, initial_accumulator_value=1e-3),
         loss="sparse_categorical_crossentropy",
         metrics=["accuracy"],

@@ -55,6 +55,7 @@ RUNTIME_LAYERS = [
     "keras.program_lines",
     "keras.graph_order",
     "keras.session",
+    "keras.step_rows",
     "keras.batches",
     "keras.checks",
     "keras.data",

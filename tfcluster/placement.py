@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from tfcluster.errors import StartError
-from tfcluster.hostlist import fold
 from tfcluster.model import (
     BUILT_IN_SERVERS,
     RANKED_TYPES,
@@ -292,8 +291,3 @@ def _written(description: Description, tasks: Iterable[tuple[TaskId, object]]) -
     keys = dict.fromkeys(f"tasks.{task.type}.gpus" for task, _ in tasks)
     places = [description.origins[key] for key in keys if key in description.origins]
     return f" ({', '.join(places)})" if places else ""
-
-
-def host_summary(hosts: Sequence[Host]) -> str:
-    """The hosts in one short text, folded: ``node[1-4]``."""
-    return fold([host.name for host in hosts])

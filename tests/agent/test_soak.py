@@ -12,7 +12,7 @@ import pytest
 
 from tests.agent.client import Agent, eventually, gone, marked
 from tests.agent.test_stopping import LEFT_BEHIND
-from tests.agent.test_warm import fork, warm
+from tests.agent.test_warm_interpreters import fork, warm
 from tfcluster.agent import proc
 
 

@@ -1,4 +1,4 @@
-"""Keys, buckets, sparse rows, splitting and padding: what needs no TensorFlow."""
+"""Keys, buckets, sparse rows and padding: what needs no TensorFlow."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from tfcluster.runtime.collective.collectives import mean_of_gradients
 from tfcluster.runtime.collective.sparse import Slices, densified, is_dense, of_rows
 from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.collective.transports.tensorflow.collective_keys import (
-    COUNTED_KEYS,
     GROUP_KEYS,
     NAMED_KEYS,
     CollectiveKeys,
@@ -29,7 +28,6 @@ from tfcluster.runtime.collective.transports.tensorflow.collective_keys import (
 )
 from tfcluster.runtime.collective.transports.tensorflow.failures import translated
 from tfcluster.runtime.collective.transports.tensorflow.padding import padded, unpadded
-from tfcluster.runtime.exchange.gradient_split import split, stitch
 
 DEVICES = ["/job:worker/task:0/CPU:0", "/job:worker/task:1/CPU:0"]
 
@@ -38,9 +36,8 @@ def test_keys_are_of_a_range_that_tensorflow_does_not_reach() -> None:
     keys = CollectiveKeys()
     group = keys.group_key(DEVICES)
     assert group == GROUP_KEYS.start > 1_000_000
-    assert keys.instance_key(group, DEVICES[0]) == COUNTED_KEYS.start > 1_000_000
     assert all(key in NAMED_KEYS for key in instance_keys(["gradients"], 3))
-    assert max(GROUP_KEYS.stop, COUNTED_KEYS.stop) <= NAMED_KEYS.start
+    assert GROUP_KEYS.stop <= NAMED_KEYS.start
     assert NAMED_KEYS.stop + 65536 <= 1 << 31
     with pytest.raises(ValueError, match="at most 65536"):
         instance_keys([], 65537)
@@ -64,18 +61,15 @@ def _hasty_threads() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_hasty_threads")
-def test_threads_get_one_key_for_a_group_and_different_ones_for_exchanges() -> None:
+def test_threads_get_one_key_for_a_group() -> None:
     keys = CollectiveKeys()
     found: list[tuple[int, int]] = []
-    instances: list[int] = []
     begin = threading.Barrier(8)
-    common = keys.group_key(DEVICES)
 
     def ask() -> None:
         begin.wait(10)
         for number in range(300):
             found.append((number, keys.group_key([*DEVICES, str(number)])))
-            instances.append(keys.instance_key(common, DEVICES[0]))
 
     threads = [threading.Thread(target=ask) for _ in range(8)]
     for thread in threads:
@@ -84,37 +78,13 @@ def test_threads_get_one_key_for_a_group_and_different_ones_for_exchanges() -> N
         thread.join(10)
     assert len(found) == 2400
     assert len(set(found)) == len({key for _, key in found}) == 300
-    start = COUNTED_KEYS.start
-    assert sorted(instances) == list(range(start, start + 2400))
-
-
-def test_each_device_of_a_group_counts_for_itself() -> None:
-    keys = CollectiveKeys()
-    group = keys.group_key(DEVICES)
-    other = keys.group_key(DEVICES[:1])
-    start = COUNTED_KEYS.start
-    asked = [keys.instance_key(group, DEVICES[i]) for i in (0, 0, 1, 0)]
-    assert asked == [start, start + 1, start, start + 2]
-    assert keys.instance_key(other, DEVICES[0]) == start
-
-
-def test_what_is_not_there_is_said() -> None:
-    keys = CollectiveKeys()
-    group = keys.group_key(DEVICES[:1])
-    with pytest.raises(ValueError, match="no group of key 5"):
-        keys.instance_key(5, DEVICES[0])
-    with pytest.raises(ValueError, match=r"task:1/CPU:0 is not in the group"):
-        keys.instance_key(group, DEVICES[1])
 
 
 def test_a_copy_goes_on_from_where_it_was_made() -> None:
     keys = CollectiveKeys()
     group = keys.group_key(DEVICES)
-    before = keys.instance_key(group, DEVICES[0])
     copied = copy.deepcopy(keys)
     assert copied.group_key(DEVICES) == group
-    assert copied.instance_key(group, DEVICES[0]) == before + 1
-    assert keys.instance_key(group, DEVICES[0]) == before + 1
     assert copied.group_key(DEVICES[:1]) == keys.group_key(DEVICES[:1]) == group + 1
 
 
@@ -252,23 +222,6 @@ def test_whole_arrays_and_back(data: st.DataObject) -> None:
     again = of_rows(whole, indices)
     assert again.indices.tolist() == sorted(set(indices.tolist()))
     np.testing.assert_array_equal(densified(again, rows), whole)
-
-
-@given(st.lists(st.integers()))
-def test_split_and_stitched_is_as_before(values: list[int]) -> None:
-    even, odd = split(values, lambda value: value % 2 == 0)
-    assert all(value % 2 == 0 for value in even[0])
-    assert all(value % 2 == 1 for value in odd[0])
-    assert stitch([even, odd]) == stitch([odd, even]) == values
-
-
-def test_no_place_is_given_twice_or_not_at_all() -> None:
-    with pytest.raises(ValueError, match="two values are at position 1"):
-        stitch([([1, 2], [0, 1]), ([3], [1])])
-    with pytest.raises(ValueError, match="has no value"):
-        stitch([([1, 2], [0, 2])])
-    with pytest.raises(ValueError, match="zip"):
-        stitch([([1, 2], [0])])
 
 
 def _sizes(*sizes: int | None, dtype: str = "float32") -> list[Item]:

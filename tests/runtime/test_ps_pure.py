@@ -22,7 +22,7 @@ from tfcluster.runtime.parameter_server.model_signature import differing, facts_
 from tfcluster.runtime.parameter_server.placement import (
     Placement,
     Variable,
-    bytes_per_server,
+    bytes_of,
     placed,
 )
 from tfcluster.runtime.parameter_server.sharding import (
@@ -68,11 +68,16 @@ def covered(variables: Sequence[Variable], placement: Placement) -> bool:
     return True
 
 
+def loads_of(variables: Sequence[Variable], placement: Placement) -> list[int]:
+    """The bytes on each ps."""
+    return [sum(bytes_of(variables, piece) for piece in pieces) for pieces in placement]
+
+
 @pytest.mark.parametrize("servers", [2, 4])
 def test_bytes_of_vgg16_are_even(servers: int) -> None:
     variables = vgg16()
     placement = placed(variables, servers, splittable=True)
-    loads = bytes_per_server(variables, placement)
+    loads = loads_of(variables, placement)
     assert sum(loads) == 138_357_544 * 4
     assert max(loads) <= 1.1 * min(loads)
     assert covered(variables, placement)
@@ -81,7 +86,7 @@ def test_bytes_of_vgg16_are_even(servers: int) -> None:
 def test_whole_variables_go_to_the_ps_with_the_fewest_bytes() -> None:
     variables = [Variable(str(n), "float32", (n,)) for n in (3, 9, 4, 7, 5, 8)]
     placement = placed(variables, 3)
-    assert bytes_per_server(variables, placement) == (48, 48, 48)
+    assert loads_of(variables, placement) == [48, 48, 48]
     assert all(piece.whole for pieces in placement for piece in pieces)
     assert covered(variables, placement)
 

@@ -89,7 +89,6 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
     pipe = folder / "pipe"
     os.mkfifo(pipe)
     jobs = [
-        Job("aggregating", 1, "aggregating.py"),
         Job("calls", SIZE, PROGRAM, ("calls",), TRANSPORT),
         Job("kill", SIZE, PROGRAM, ("kill",), TRANSPORT),
         Job("late", 2, PROGRAM, ("late",), ALONE),
@@ -144,34 +143,6 @@ def test_after_an_op_it_is_too_late(outcomes: Outcomes) -> None:
         ((kind, text),) = rank["errors"]
         assert kind == "CollectiveError"
         assert "before any TensorFlow op" in text
-
-
-def test_without_gpus_nccl_is_stood_in_for(outcomes: Outcomes) -> None:
-    (found,) = outcomes.said("aggregating")
-    assert set(found["nccl"]) == {"1", "2", "3", "4", "5", "8"}
-    if found["gpus"] < 2:
-        pytest.skip("NCCL itself needs two GPUs")
-
-
-def test_sums_by_way_of_two_groups(outcomes: Outcomes) -> None:
-    (found,) = outcomes.said("aggregating")
-    # The program has compared each of them with the sum of all.
-    assert set(found["hierarchical"]) == {"1", "2", "3", "4", "5", "8"}
-    assert found["graph"] == [7.0, 7.0, 7.0]
-    assert found["uneven"] == "2 replicas on 3 devices"
-
-
-def test_nan_and_infinity_are_found(outcomes: Outcomes) -> None:
-    (found,) = outcomes.said("aggregating")
-    assert found["check"] == [
-        # mean, sum, whether something is not finite
-        ["1.5", "3.0", False],
-        ["nan", "nan", True],
-        ["inf", "inf", True],
-        ["nan", "nan", True],
-        ["3.0", "3.0", False],
-    ]
-    assert found["bad slices"]
 
 
 def test_a_rank_that_traces_again_trains_on(outcomes: Outcomes) -> None:
@@ -303,17 +274,6 @@ def test_embeddings_by_rows_and_whole(outcomes: Outcomes, case: str) -> None:
     carried = [int(rank[f"{case}/carried"]) for rank in outcomes.ranks]
     # Whole arrays and long rows go through TensorFlow, a few rows need not.
     assert all(count > 0 for count in carried) is (case == "many_rows")
-
-
-def test_tensors_and_slices_alike(outcomes: Outcomes) -> None:
-    (found,) = outcomes.said("aggregating")
-    assert found["sparse"] == [True, [1.0, 0.0, 6.0, 0.0]]
-    assert found["mixed"] == [False, [1.0, 1.0, 4.0, 3.0]]
-    assert found["divided"] == [[0.5, 0.0, 3.0, 0.0], [0.0, 0.5, 1.0, 1.5]]
-    assert found["moved"] == ["CPU:3", "CPU:3", [1.0, 0.0, 2.0, 0.0]]
-    assert found["moved dense"] == "CPU:3"
-    assert found["single"]
-    assert found["nothing"] == "there is nothing to add up"
 
 
 def test_dtypes_are_carried_or_left_to_the_host(outcomes: Outcomes) -> None:

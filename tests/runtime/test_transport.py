@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
 import numpy as np
@@ -39,7 +40,6 @@ from tfcluster.runtime.collective.collectives import (
     meet,
     reduce_arrays,
     share_bytes,
-    swap_bytes,
 )
 from tfcluster.runtime.collective.sparse import Slices
 from tfcluster.runtime.collective.transports.base import Array
@@ -172,7 +172,8 @@ def test_each_rank_gets_what_is_for_it(size: int) -> None:
 
     def act(group: Group) -> list[bytes]:
         parts = [words(group.rank, peer) for peer in range(size)]
-        return swap_bytes(group, parts, LAYOUT)
+        with group.exchange(LAYOUT) as turn:
+            return turn.transport.alltoall(parts)
 
     for rank, found in enumerate(results(as_threads(size, act))):
         assert found == [words(peer, rank) for peer in range(size)]
@@ -372,6 +373,24 @@ def test_a_rank_with_another_token_is_refused(wrong: int) -> None:
         outcomes = in_threads([partial(run, 0), partial(run, 1)])
     assert all(isinstance(outcome, CollectiveTimeoutError) for outcome in outcomes)
     assert "does not know this run's token" in str(outcomes[1])
+
+
+def test_a_refusal_is_named_when_the_peer_is_gone_by_the_end() -> None:
+    with held_addresses(2) as addresses, listen(addresses, 0, "rank 0") as listener:
+
+        def refuse() -> None:
+            connection, _ = listener.accept()
+            connection.settimeout(5)
+            with connection, suppress(HandshakeError):
+                accept(connection, Member(0, 2, b"another"))
+            listener.shutdown(socket.SHUT_RDWR)
+            listener.close()
+
+        def dial() -> None:
+            HostTransport(Member(1, 2, TOKEN), addresses, join_timeout_s=1.0).barrier()
+
+        _, outcome = in_threads([refuse, dial])
+    assert "does not know this run's token" in str(outcome)
 
 
 def _handshake(

@@ -23,7 +23,7 @@ from tfcluster.record.run_status import LauncherView, RunView
 from tfcluster.states import RunState, TaskState
 
 HEARTBEAT_S = 5.0
-"""How often a launcher shows that it is alive (``Writer.progress``, ``Lock.touch``)."""
+"""How often a launcher shows that it is alive, by ``Writer.progress``."""
 
 SILENCE_S = 30.0
 """After this long without a heartbeat, a launcher on another host may be dead."""
@@ -83,10 +83,6 @@ class Lock:
             raise ResourceError(
                 f"cannot write {self.path}: {error.strerror}", hint=ELSEWHERE
             ) from error
-
-    def touch(self) -> None:
-        """A heartbeat for hosts on which the lock is not visible."""
-        os.utime(self._descriptor)
 
     def release(self) -> None:
         """Release the lock. The file stays: another process may be about to lock it."""

@@ -1,6 +1,7 @@
 """What runs inside a task, and the Python API: ``import tfcluster.runtime as tfc``.
 
-Importing it costs nothing: TensorFlow comes with the first name that needs it.
+Importing this package is cheap: TensorFlow is imported with the first name that needs
+it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Keras callbacks for training that the program itself distributes.
+"""Keras callbacks like Horovod's, for programs that distribute training by themselves.
 
-Each is given to ``fit`` on every rank, in the same order.
+They have to be passed to ``fit`` on every rank, in the same order.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ Logs = dict[str, Any] | None
 
 
 class BroadcastVariables(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
-    """Begin with the weights of rank ``root_rank``, and with its optimizer's state.
+    """Broadcasts weights and optimizer state of rank ``root_rank`` to all ranks.
 
-    They are sent when training begins; for a model that has no weights before its first
-    batch, after that. Raises CollectiveMismatchError on all ranks where the models
-    differ.
+    It does so when training begins, or after the first batch if the model is not built
+    before. Raises CollectiveMismatchError on all ranks if the models differ. ``device``
+    is ignored.
     """
 
     def __init__(self, root_rank: int = 0, device: str = "") -> None:
@@ -49,9 +49,9 @@ class BroadcastVariables(keras.callbacks.Callback):  # type: ignore[misc]  # unt
 
 
 class MetricAverage(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
-    """The logs of an epoch become the ranks' averages, for the callbacks after it.
+    """Averages the logs of an epoch over the ranks, for the callbacks after this one.
 
-    All numbers in them are averaged; every rank counts the same.
+    All scalar numbers are averaged, with equal weights. ``device`` is ignored.
     """
 
     def __init__(self, device: str = "") -> None:
@@ -69,15 +69,18 @@ class MetricAverage(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
 
 
 class LearningRateSchedule(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
-    """The learning rate is ``initial_lr`` times ``multiplier``, for some epochs.
+    """Sets the learning rate to ``initial_lr * multiplier(epoch)`` in some epochs.
 
-    ``multiplier`` is a function of the epoch, or a number m, which means
-    ``m ** (epoch - start_epoch)``. It counts from ``start_epoch`` until before
-    ``end_epoch``. With ``staircase`` it is asked once in an epoch; else for
-    every batch, with fractions of epochs, for which ``steps_per_epoch`` has to be known
-    (``fit`` says it, or it is given). With ``momentum_correction`` the velocity of SGD,
-    which the old learning rate is a factor of, is scaled along. ``initial_lr`` is the
-    optimizer's if not given.
+    These are the epochs from ``start_epoch`` until before ``end_epoch``. A number m as
+    ``multiplier`` means ``m ** (epoch - start_epoch)``. With ``staircase`` the rate is
+    set once per epoch, otherwise for every batch, with fractional epochs; that needs
+    ``steps_per_epoch``, unless ``fit`` knows it. ``initial_lr`` defaults to the
+    optimizer's learning rate.
+
+    ``momentum_correction`` scales the velocity of SGD, which contains the old learning
+    rate as a factor, by new rate / old rate: see Goyal et al., "Accurate, Large
+    Minibatch SGD", 2017 (arXiv:1706.02677). Raises ValueError when training begins if
+    ``steps_per_epoch`` is needed and unknown.
     """
 
     def __init__(
@@ -144,10 +147,11 @@ class LearningRateSchedule(keras.callbacks.Callback):  # type: ignore[misc]  # u
 
 
 class LearningRateWarmup(LearningRateSchedule):
-    """The learning rate grows from ``initial_lr / size`` to ``initial_lr``.
+    """Raises the learning rate linearly from ``initial_lr / size()`` to ``initial_lr``.
 
-    Evenly, batch by batch, over the first ``warmup_epochs``: for scripts that multiply
-    their learning rate by the number of ranks. ``verbose`` prints when it is done.
+    It does so batch by batch in the first ``warmup_epochs`` epochs, for scripts that
+    multiply their learning rate by the number of ranks: the gradual warm-up of Goyal et
+    al., 2017. ``verbose`` prints a line when it is done.
     """
 
     def __init__(
@@ -178,7 +182,7 @@ class LearningRateWarmup(LearningRateSchedule):
             )
 
     def _warming(self, epoch: float) -> float:
-        # A batch later, so that the last one of the warm-up has the full rate.
+        # One batch ahead, so that the last batch of the warm-up has the full rate.
         done = epoch + 1 / (self.steps_per_epoch or 1)
         ranks = size()
         return (1 + done * (ranks - 1) / self.warmup_epochs) / ranks
@@ -187,9 +191,10 @@ class LearningRateWarmup(LearningRateSchedule):
 class BestModelCheckpoint(
     keras.callbacks.ModelCheckpoint  # type: ignore[misc]  # untyped
 ):
-    """Saves the model whenever it is better than before; rank 0 writes.
+    """A ModelCheckpoint with ``save_best_only``; only rank 0 writes.
 
-    ``filepath`` may be set later, but before training begins (ValueError).
+    ``filepath`` may be set later. Raises ValueError if it is not set when training
+    begins.
     """
 
     def __init__(
@@ -227,7 +232,7 @@ LearningRateWarmupCallback = LearningRateWarmup
 
 
 def _velocities(optimizer: Any) -> list[Any]:
-    """The momentum variables of SGD, inside of loss scaling too."""
+    """The momentum variables of SGD, even within a LossScaleOptimizer."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     if isinstance(inner, keras.optimizers.SGD) and inner.momentum and inner.built:
         return list(inner.momentums)

@@ -1,7 +1,6 @@
-"""Who am I: what a task is told by its environment, as one frozen value. Pure.
+"""The context of a task: what its environment says, as one frozen value. Pure.
 
-Reads a mapping that it is given, never the process's own environment, and starts
-nothing.
+Reads a given mapping, never the environment of the process, and starts nothing.
 """
 
 from __future__ import annotations
@@ -24,42 +23,41 @@ from tfcluster.runtime.process_identity import (
 
 _SERVING_TYPES = ("ps", "data")
 _OUTSIDE_TYPES = ("evaluator", "data")
-"""TensorFlow: the evaluator is no part of the cluster; data tasks are not its jobs."""
+"""Types that are not in TensorFlow's cluster: it has no evaluator and no data tasks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """A task's identity and everything that it is told about the others.
+    """A task's identity, and what it knows about the other tasks.
 
     ``rank``, ``size`` and their local and cross forms raise NoRankError in a ps or data
-    task. An evaluator stands outside the training cluster and is alone in its own: rank
-    0 of 1.
+    task. An evaluator is not part of the training cluster: it is rank 0 of 1.
     """
 
     task_type: str = "worker"
     task_index: int = 0
     place: Place | None = ALONE
-    """None in a task that has no rank."""
+    """None in a task without a rank."""
     addresses: tuple[str, ...] = ()
-    """``host:port`` of every rank, in rank order; empty where nobody told."""
+    """``host:port`` of every rank, in rank order; empty if unknown."""
     cluster: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """TF_CONFIG's cluster: addresses by job."""
     run: str | None = None
-    """The run's id; None where tfcluster did not start this program."""
+    """The run's id; None if tfcluster did not start this program."""
     attempt: int = 0
     token: bytes = field(default=b"", repr=False)
-    """Secret of the run, 32 bytes, that the ranks' sockets authenticate with."""
+    """The run's secret, 32 bytes, with which its sockets are authenticated."""
     strategy: Strategy = Strategy.NONE
-    """How the ranks train together; ``options.strategy`` says the same."""
+    """How the ranks train together; equal to ``options.strategy``."""
     options: Runtime = field(default_factory=Runtime)
     data_service: str | None = None
-    """``grpc://host:port`` of the tf.data service, where the run has one."""
+    """``grpc://host:port`` of the tf.data service; None if the run has none."""
     data_tasks: int = 1
-    """How many tasks compute there."""
+    """Number of workers of that service."""
     parameter_servers: tuple[str, ...] = ()
     """``host:port`` of the parameter service of every ps task, in order."""
     device_filters: tuple[str, ...] = ()
-    """The devices that the task's sessions see; empty: all of them."""
+    """Device filters of the task's sessions; empty: they see all devices."""
 
     @property
     def rank(self) -> int:
@@ -91,12 +89,12 @@ class Context:
 
     @property
     def task(self) -> str:
-        """As commands and messages name it: ``worker:0``."""
+        """The task's name in commands and messages: ``worker:0``."""
         return f"{self.task_type}:{self.task_index}"
 
     @property
     def trains(self) -> bool:
-        """The training runtime belongs around this task's program."""
+        """Whether the training runtime is to be installed for this task's program."""
         return self.strategy is not Strategy.NONE and self.task_type in RANKED_TYPES
 
     def _placed(self) -> Place:
@@ -110,9 +108,9 @@ class Context:
 def context_from(env: Mapping[str, str]) -> Context:
     """The context that an environment describes.
 
-    TF_CONFIG and tfcluster's own variables come first, then those of MPI or Slurm; else
-    the program is alone. Raises ContextError where they contradict each other, or break
-    TensorFlow's rules.
+    TF_CONFIG and tfcluster's own variables have precedence, then those of MPI or Slurm;
+    without any of them the program is alone. Raises ContextError if they contradict
+    each other or violate TensorFlow's rules for TF_CONFIG.
     """
     cluster, task_type, index = _identity(env)
     addresses = rank_addresses(cluster)
@@ -143,7 +141,7 @@ def rank_addresses(cluster: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
 def _identity(
     env: Mapping[str, str],
 ) -> tuple[dict[str, tuple[str, ...]], str, int]:
-    """The cluster and this task's type and index; ``({}, "worker", 0)`` when alone."""
+    """The cluster, this task's type and its index; ``({}, "worker", 0)`` when alone."""
     cluster: dict[str, tuple[str, ...]] = {}
     task_type, index = "worker", 0
     config = _object(env.get("TF_CONFIG", ""), "TF_CONFIG")
@@ -226,7 +224,7 @@ def _place(
         place = place_among(hosts, rank)
     else:
         place = Place(rank=rank, size=size, cross_rank=rank, cross_size=size)
-    # The launcher knows the hosts themselves; addresses are only what they are called.
+    # The launcher knows the hosts better: one host may have several addresses.
     local_size = number(env, "TFCLUSTER_LOCAL_SIZE", default=place.local_size)
     cross_size = number(env, "TFCLUSTER_CROSS_SIZE", default=place.cross_size)
     return Place(
@@ -257,7 +255,7 @@ def _strategy(text: str) -> Strategy:
 
 
 def _options(text: str, strategy: Strategy) -> Runtime:
-    """The ``runtime:`` section; keys of another version are ignored."""
+    """The ``runtime:`` section; keys of other versions are ignored."""
     known = {field.name for field in dataclasses.fields(Runtime)} - {"strategy"}
     found = _object(text, "TFCLUSTER_RUNTIME")
     if "chief_only" in found:
@@ -271,7 +269,7 @@ def _token(text: str) -> bytes:
     try:
         return bytes.fromhex(text)
     except ValueError as error:
-        # The text itself is a secret: it stays out of the message.
+        # The text is a secret, so the message does not contain it.
         raise ContextError("TFCLUSTER_TOKEN is not hexadecimal") from error
 
 
@@ -287,7 +285,7 @@ def _filters(text: str) -> tuple[str, ...]:
 
 
 def _object(text: str, name: str) -> dict[str, Any]:
-    """The JSON object that a variable holds; an empty text is an empty one."""
+    """The JSON object in a variable; {} if it is empty. Raises ContextError."""
     found = _json(text, name) if text else {}
     if not isinstance(found, dict):
         raise ContextError(f"{name} is not a JSON object")

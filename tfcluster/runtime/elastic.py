@@ -1,10 +1,9 @@
-"""States that are committed and restored, for scripts that were written for elastic
-Horovod.
+"""The API of Elastic Horovod (``hvd.elastic``): states to commit, restore and sync.
 
-The ranks of a run stay what they are while it goes on. Where one is lost, all end, and
-the launcher starts them again (``restart`` in cluster.yaml), with fewer if need be. So
-nothing is ever added to a running training; what a state can do within it is to share
-rank 0's, to keep a copy, and to go back to it.
+The set of ranks does not change during a run. If a rank is lost, all ranks end, and the
+launcher starts them again (``restart`` in cluster.yaml), with fewer ranks if necessary.
+So hosts are never added to running training. A state can only be copied from rank 0 to
+the others, saved in memory, and restored from there.
 """
 
 from __future__ import annotations
@@ -27,10 +26,11 @@ Reset = Callable[[], object]
 
 
 def run(function: Callable[..., T]) -> Callable[..., T]:
-    """``function(state, ...)``, which begins with rank 0's state on all ranks.
+    """Wrap ``function(state, ...)``, so that all ranks begin with the state of rank 0.
 
-    What an exchange raises ends the program: the launcher starts it again where
-    ``restart`` says so, and a checkpoint is what it goes on from.
+    Unlike Horovod's, it does not retry: a CollectiveError ends the program. If
+    ``restart`` is configured, the launcher starts it again, and it has to continue from
+    a checkpoint.
     """
 
     @functools.wraps(function)
@@ -43,7 +43,10 @@ def run(function: Callable[..., T]) -> Callable[..., T]:
 
 
 class ObjectState:
-    """Python data, as attributes: what ``broadcast_object`` can send."""
+    """Python objects, as attributes; ``broadcast_object`` has to support them.
+
+    ``bcast_object`` and ``get_rank`` are ignored.
+    """
 
     def __init__(
         self, bcast_object: Any = None, get_rank: Any = None, **attributes: Any
@@ -60,12 +63,12 @@ class ObjectState:
         self._saved = {name: copy.deepcopy(getattr(self, name)) for name in self._names}
 
     def restore(self) -> None:
-        """Be what was saved last."""
+        """Restore the copy that was saved last."""
         for name, value in self._saved.items():
             setattr(self, name, copy.deepcopy(value))
 
     def sync(self) -> None:
-        """Be what rank 0's is, and save that."""
+        """Copy the state of rank 0 to all ranks, and save it."""
         if self._names:
             own = {name: getattr(self, name) for name in self._names}
             for name, value in broadcast_object(own, 0, name="state").items():
@@ -73,29 +76,29 @@ class ObjectState:
         self.save()
 
     def commit(self) -> None:
-        """Save, and look for hosts that have come or gone."""
+        """Save; ``check_host_updates`` is also called, as in Horovod."""
         self.save()
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
-        """Nothing: the hosts of a running training do not change."""
+        """Do nothing: hosts do not change during a run."""
 
     def register_reset_callbacks(self, callbacks: Iterable[Reset]) -> None:
-        """Have functions called by ``on_reset``."""
+        """Register functions to be called by ``on_reset``."""
         self._resets.extend(callbacks)
 
     def on_reset(self) -> None:
-        """Call what ``register_reset_callbacks`` was given."""
+        """Call ``reset`` and the registered callbacks."""
         self.reset()
         for callback in self._resets:
             callback()
 
     def reset(self) -> None:
-        """For classes of a program's own to override."""
+        """A hook for the program's subclasses."""
 
 
 class TensorFlowState(ObjectState):
-    """Variables of TensorFlow, and Python data."""
+    """TensorFlow variables and Python objects."""
 
     def __init__(
         self, variables: Any = None, session: Any = None, **attributes: Any
@@ -107,7 +110,10 @@ class TensorFlowState(ObjectState):
         self.save()
 
     def variables(self) -> list[Any]:
-        """Those of the state; by default all global ones of a graph of TensorFlow 1."""
+        """The variables of the state; in a TF1 graph, all global ones by default.
+
+        Raises ValueError if eager execution is on and none were given.
+        """
         if self._variables is None:
             if tf.compat.v1.executing_eagerly_outside_functions():
                 raise ValueError("TensorFlowState needs its variables: variables=[...]")
@@ -148,7 +154,7 @@ class TensorFlowState(ObjectState):
 
 
 class TensorFlowKerasState(TensorFlowState):
-    """A Keras model and its optimizer, and Python data."""
+    """A Keras model, its optimizer, and Python objects."""
 
     def __init__(
         self,
@@ -170,7 +176,7 @@ class TensorFlowKerasState(TensorFlowState):
         return list({id(variable): variable for variable in state}.values())
 
     def restore(self) -> None:
-        # Variables that the optimizer has made since begin as they did.
+        # Variables that the optimizer has created since then are reset to zeros.
         known, values = self.variables(), list(self._values)
         values += [np.zeros(v.shape, str(v.dtype)) for v in known[len(values) :]]
         self._values = values
@@ -203,7 +209,7 @@ class CommitStateCallback(keras.callbacks.Callback):  # type: ignore[misc]  # un
 
 
 class UpdateBatchStateCallback(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
-    """Keeps the number of the batch in ``state.batch``, 0 at the end of an epoch."""
+    """Sets ``state.batch`` to the batch number, and to 0 at the end of an epoch."""
 
     def __init__(self, state: Any) -> None:
         super().__init__()
@@ -217,7 +223,7 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):  # type: ignore[misc] 
 
 
 class UpdateEpochStateCallback(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
-    """Keeps the number of epochs that are done in ``state.epoch``."""
+    """Sets ``state.epoch`` to the number of completed epochs."""
 
     def __init__(self, state: Any) -> None:
         super().__init__()

@@ -1,15 +1,15 @@
 """Every error that the runtime raises for a program to see.
 
-    ContextError               a task's surroundings contradict themselves
-    NoRankError                a rank was asked for in a task that does not train
-    CollectiveError            the exchange between the ranks failed
-      CollectiveMismatchError    ranks do different things, or with different tensors
+    ContextError               the environment of a task contradicts itself
+    NoRankError                rank or size was called in a task that does not train
+    CollectiveError            a collective operation between the ranks failed
+      CollectiveMismatchError    ranks call different operations, or with other tensors
       CollectiveTimeoutError     a rank did not come, or did not answer in time
       PeerLostError              a rank has left: its process ended or its host is gone
-      NotDistributedError        training went on without any exchange
+      NotDistributedError        the program trains without exchanging gradients
 
 After a mismatch in the same exchange all ranks are still in step, and a program may
-catch it and go on. After any other CollectiveError they cannot be in step again.
+catch it and go on. After any other CollectiveError the group cannot be used any more.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from collections.abc import Sequence
 
 
 class ContextError(ValueError):
-    """The environment contradicts itself, or TensorFlow's rules for TF_CONFIG."""
+    """The environment contradicts itself or TensorFlow's rules for TF_CONFIG."""
 
 
 class NoRankError(RuntimeError):
-    """A rank was asked for in a task that does not train: a ps or data server."""
+    """Rank or size was called in a task that does not train: a ps or data task."""
 
 
 class CollectiveError(RuntimeError):
-    """The exchange between the ranks failed."""
+    """A collective operation between the ranks failed."""
 
     of_another_rank = False
-    """It is only the consequence of what has happened on another rank."""
+    """Whether the cause is on another rank, which reports it."""
 
 
 class CollectiveMismatchError(CollectiveError):
-    """Ranks do different things, or with different tensors."""
+    """Ranks call different operations, or the same one with different tensors."""
 
 
 class CollectiveTimeoutError(CollectiveError):
@@ -47,20 +47,22 @@ class PeerLostError(CollectiveError):
 
 
 class HostsUpdatedInterrupt(RuntimeError):
-    """Never raised: the hosts of a running training do not change."""
+    """Never raised: hosts do not change during a run. Horovod scripts catch it."""
 
 
 class NotDistributedError(CollectiveError):
-    """The program trains, but its ranks exchange nothing."""
+    """The program trains, but its ranks exchange no gradients."""
 
 
 def peer_lost(rank: int) -> PeerLostError:
+    """The error for a rank whose connection has closed."""
     return PeerLostError(
         f"rank {rank} has left: its process ended or the connection to it broke"
     )
 
 
 def peers_late(ranks: Sequence[int], timeout_s: float) -> CollectiveTimeoutError:
+    """The error for ranks that have sent nothing for ``timeout_s`` seconds."""
     missing = ", ".join(map(str, ranks))
     return CollectiveTimeoutError(
         f"rank {missing} has sent nothing for {timeout_s:g} s"

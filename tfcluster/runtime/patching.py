@@ -1,6 +1,6 @@
-"""Put a function of ours around one of a class or module.
+"""Monkeypatching: wraps functions of classes and modules.
 
-It is not called in a program that distributes its training by itself.
+The wrappers do nothing in a program that distributes its training by itself.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Around = Callable[..., Any]
 
 
 def wrap(owner: Any, name: str, around: Around) -> None:
-    """Have ``owner.name(*args)`` call ``around(original, *args)``."""
+    """Make ``owner.name(*args)`` call ``around(original, *args)``."""
     original = getattr(owner, name)
 
     @functools.wraps(original)
@@ -29,12 +29,12 @@ def wrap(owner: Any, name: str, around: Around) -> None:
 
 
 def replace_everywhere(name: str, old: Any, new: Any) -> None:
-    """Keras offers one function in many modules."""
+    """Replace ``old`` in all of Keras' modules: it exports a function in several."""
     for module_name, module in list(sys.modules.items()):
         if module_name.partition(".")[0] == "keras" and vars(module).get(name) is old:
             setattr(module, name, new)
 
 
 def defining_class(cls: type, name: str) -> type:
-    """The class, ``cls`` or a base of it, that has ``name`` in its own body."""
+    """The class, ``cls`` or a base of it, that defines ``name``."""
     return next(base for base in cls.__mro__ if name in vars(base))

@@ -1,6 +1,6 @@
-"""The ranks of this run: who this process is, and all of them as one group.
+"""The process group: rank and size of this process, and the group of all ranks.
 
-Knows no Keras, and TensorFlow only where it carries the exchange.
+Knows no Keras; imports TensorFlow only for the transport of that name.
 """
 
 from __future__ import annotations
@@ -26,45 +26,45 @@ from tfcluster.runtime.telemetry.exit_cause import cause
 from tfcluster.runtime.telemetry.rank_claim import agent_answers, claim
 
 _FOREVER_S = 20 * 86400.0
-"""Nearly as long as poll(2) can wait."""
+"""No timeout: nearly the maximum that poll(2) accepts."""
 
 _MOST_CLAIMS = 1 << 20
-"""Far more processes than can have a task's rank one after the other."""
+"""More than the number of processes that can claim a task's rank in one attempt."""
 
 Joining = Callable[[str], AbstractContextManager[None]]
-"""Entered around what connects the ranks outside of exchanges; told what that is."""
+"""A context manager to connect ranks outside of exchanges; the argument says why."""
 
 _group: Group | None = None
 _at_shutdown: list[Callable[[], None]] = []
-"""What else ends when the ranks hang up."""
+"""Called before the ranks disconnect."""
 
 
 @functools.cache
 def context() -> Context:
-    """Who the environment says this process is; alone, if it says nothing.
+    """The context of this process, from its environment; cached.
 
-    Raises ContextError where it contradicts itself.
+    Raises ContextError if the environment contradicts itself.
     """
     return context_from(os.environ)
 
 
 def init() -> None:
-    """Be ready to exchange with the other ranks. More than once does no harm.
+    """Initialise the process group; further calls do nothing.
 
-    Connections are made with the first exchange. Raises CollectiveError where there
-    are other ranks, but nobody told how to reach them; and, with transport
-    'tensorflow', where TensorFlow has done an op already.
+    Ranks connect at the first exchange. Raises CollectiveError if there are other ranks
+    but their addresses are not known, and, with transport 'tensorflow', if TensorFlow
+    has already executed an op.
     """
     join(context())
 
 
 def is_initialized() -> bool:
-    """Whether ``init`` was called, by the program or for it."""
+    """Whether the process group is initialised, by the program or by the runtime."""
     return _group is not None
 
 
 def shutdown() -> None:
-    """Hang up. Ranks that wait for this one get a PeerLostError."""
+    """Leave the process group. Ranks that wait for this one get a PeerLostError."""
     global _group
     for forget in _at_shutdown:
         forget()
@@ -74,40 +74,40 @@ def shutdown() -> None:
 
 
 def at_shutdown(act: Callable[[], None]) -> None:
-    """Have ``act`` called before the ranks hang up."""
+    """Register ``act`` to be called before this rank disconnects."""
     _at_shutdown.append(act)
 
 
 def rank() -> int:
-    """This process among those that train: 0 is the chief.
+    """The rank of this process among those that train; 0 is the chief.
 
-    It and the following raise NoRankError in a ps or data task.
+    This and the following functions raise NoRankError in a ps or data task.
     """
     return context().rank
 
 
 def size() -> int:
-    """How many processes train together; 1 without a launcher."""
+    """The number of processes that train together; 1 without a launcher."""
     return context().size
 
 
 def local_rank() -> int:
-    """This process among those of its host."""
+    """The rank of this process among those on its host."""
     return context().local_rank
 
 
 def local_size() -> int:
-    """How many of the ranks are on this host."""
+    """The number of ranks on this host."""
     return context().local_size
 
 
 def cross_rank() -> int:
-    """This process among those of the same local rank: its host's number."""
+    """The rank of this process among those with the same local rank on all hosts."""
     return context().cross_rank
 
 
 def cross_size() -> int:
-    """How many hosts have a process of this local rank."""
+    """The number of hosts that have a process with this local rank."""
     return context().cross_size
 
 
@@ -123,10 +123,10 @@ def barrier() -> None:
 
 
 def exchanged(*, combined: bool) -> None:
-    """The program itself has exchanged something: it knows of the other ranks.
+    """Report that the program itself has called a collective operation.
 
-    One that is to exchange its gradients by itself has to combine something of every
-    rank: equal weights at the start prove nothing.
+    For a program that distributes its training by itself, only operations that combine
+    values of all ranks count: a broadcast of the initial weights proves nothing.
     """
     if combined or not self_distributed.claimed():
         reporter().exchanged()
@@ -140,7 +140,10 @@ def group() -> Group:
 
 
 def join(context: Context) -> Group:
-    """The group of all ranks that ``context`` describes; one for each process."""
+    """The group of all ranks of ``context``; created once per process.
+
+    Raises CollectiveError; see ``init``.
+    """
     global _group
     if _group is None:
         _group = _group_of(context)
@@ -148,7 +151,10 @@ def join(context: Context) -> Group:
 
 
 def group_among(ranks: Sequence[int], token: bytes) -> Group:
-    """Some of the ranks, this one included, as a group of their own; connected."""
+    """Create and connect a group of some ranks, which include this one.
+
+    ``token`` authenticates its connections. Raises CollectiveError.
+    """
     described = context()
     timeout_s = described.options.stall_timeout_s or _FOREVER_S
     transport = HostTransport(
@@ -165,8 +171,11 @@ def group_among(ranks: Sequence[int], token: bytes) -> Group:
 
 
 def _leave_in_child() -> None:
-    """A process that the program forks is no rank, and must not keep a lost one's
-    connections open. If it has none yet, the child may be the one that trains."""
+    """Leave the group in a forked child, which is not a rank.
+
+    Otherwise it would keep the connections of its parent open. If the parent has not
+    connected yet, the child may be the one that trains, and keeps the group.
+    """
     if _group is not None and _group.begun:
         shutdown()
 
@@ -194,7 +203,7 @@ def _group_of(context: Context) -> Group:
         host.enter(generation)
         if board is not None:
             board.enter(generation)
-        # Whoever asked before was perhaps another process, which we were forked off.
+        # Again, because this process may have been forked since the group was created.
         reporter().on_waiting(ranks.waiting)
         _leave_at_end(ranks)
 
@@ -217,15 +226,15 @@ def _group_of(context: Context) -> Group:
 
 
 def _generation(context: Context) -> int:
-    """Which ranks this process belongs with: those of the same attempt and claim.
+    """The generation of ranks: processes of equal attempt and claim connect.
 
-    A task may train in several processes, one after the other: all tasks do so alike.
+    A task may train in several processes one after the other, and then all tasks do.
     """
     return context.attempt * _MOST_CLAIMS + claim(context.task).number
 
 
 def _leave_at_end(group: Group) -> None:
-    """A child that multiprocessing has forked ends without the calls of ``atexit``."""
+    """Close the group in a multiprocessing child, which does not run ``atexit``."""
     util = sys.modules.get("multiprocessing.util")
     parent = getattr(sys.modules.get("multiprocessing"), "parent_process", None)
     if util is not None and parent is not None and parent() is not None:
@@ -233,7 +242,7 @@ def _leave_at_end(group: Group) -> None:
 
 
 def _leave_at_exit(group: Group) -> None:
-    """Those who go on should learn why this program does not."""
+    """At exit, tell the other ranks why this program ends, and compare the models."""
     error = getattr(sys, "last_value", None)
     if isinstance(error, BaseException):
         group.close(cause(error) or "")
@@ -254,7 +263,7 @@ def _board(context: Context) -> Board:
     return Board(
         _member(context),
         context.addresses,
-        # Who does not come to the first exchange is as late as with any other.
+        # The first exchange has the same timeout as all others.
         join_timeout_s=options.stall_timeout_s or _FOREVER_S,
         warning_s=options.stall_warning_s,
     )
@@ -293,7 +302,7 @@ def _tensorflow(context: Context, host: HostTransport, joining: Joining) -> Tran
     return TensorFlowTransport(
         host,
         Task(jobs, context.task_type, context.task_index),
-        # Its connections are made at the address that the server takes over.
+        # The ranks connect at the address that TensorFlow's server then takes over.
         joining=joining,
         stall_timeout_s=context.options.stall_timeout_s or _FOREVER_S,
     )

@@ -1,7 +1,6 @@
-"""Where a rank stands among the others, by whatever started it. Pure.
+"""Rank, size and their local and cross forms, from the launcher's variables. Pure.
 
-Knows the words that schedulers and MPI launchers leave in the environment, and nothing
-of TF_CONFIG.
+Knows the environment variables of MPI launchers and Slurm, and nothing of TF_CONFIG.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ from tfcluster.runtime.errors import ContextError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """A rank's numbers, as Horovod counts them.
+    """Rank and size of a process in total, on its host and across hosts, as in Horovod.
 
-    ``local`` counts the ranks of the same host, ``cross`` the hosts that have a rank
+    ``local`` counts the ranks on the same host, ``cross`` the hosts that have a rank
     with this local rank.
     """
 
@@ -30,14 +29,14 @@ class Place:
 
 
 ALONE = Place()
-"""A program that nobody started together with others."""
+"""The place of a program that was started alone."""
 
 
 def place_among(hosts: Sequence[str], rank: int) -> Place:
-    """The place of ``rank`` where ``hosts`` are all ranks' hosts, in rank order."""
+    """The place of ``rank``; ``hosts`` are the hosts of all ranks, in rank order."""
     host = hosts[rank]
     local_rank = hosts[:rank].count(host)
-    # Hosts in the order of their first rank, each as often as it has ranks.
+    # The hosts that have a rank with this local rank, in the order of their first rank.
     peers = [name for name in dict.fromkeys(hosts) if hosts.count(name) > local_rank]
     return Place(
         rank=rank,
@@ -50,13 +49,13 @@ def place_among(hosts: Sequence[str], rank: int) -> Place:
 
 
 def place_from(env: Mapping[str, str]) -> Place:
-    """The place that MPI or Slurm gave this process; ``ALONE`` where neither did.
+    """The place that MPI or Slurm gave this process; ``ALONE`` if neither did.
 
-    MPI comes first: an ``mpirun`` inside a Slurm job leaves its daemon's Slurm
-    variables to every rank. Grid Engine numbers no processes of a parallel job, and the
-    tasks of an array job are independent of each other: there, only MPI can tell.
+    MPI has precedence: with ``mpirun`` inside a Slurm job, every rank inherits the
+    Slurm variables of mpirun's daemon. Grid Engine does not number the processes of a
+    parallel job, and tasks of an array job are independent: there, only MPI knows.
 
-    Raises ContextError where the numbers contradict each other.
+    Raises ContextError if the numbers contradict each other.
     """
     return _mpi(env) or _slurm(env) or ALONE
 
@@ -88,7 +87,8 @@ def _mpi(env: Mapping[str, str]) -> Place | None:
         if local_rank_word not in env or local_size_word not in env:
             return Place(rank=rank, size=size, cross_rank=rank, cross_size=size)
         local_size = number(env, local_size_word, at_least=1)
-        # No launcher tells its hosts apart to a rank: taken to be filled one by one.
+        # No launcher gives ranks the number of their host; assume that hosts are filled
+        # one after the other.
         return Place(
             rank=rank,
             size=size,
@@ -101,8 +101,8 @@ def _mpi(env: Mapping[str, str]) -> Place | None:
 
 
 def _slurm(env: Mapping[str, str]) -> Place | None:
-    # A batch script has SLURM_PROCID=0 and SLURM_NTASKS too, but it is no rank: only a
-    # step (srun) has SLURM_STEP_NUM_TASKS.
+    # A batch script also has SLURM_PROCID=0 and SLURM_NTASKS, but is not a rank. Only a
+    # job step (srun) has SLURM_STEP_NUM_TASKS.
     if "SLURM_STEP_NUM_TASKS" not in env or "SLURM_PROCID" not in env:
         return None
     size = number(env, "SLURM_STEP_NUM_TASKS", at_least=1)
@@ -124,7 +124,7 @@ _REPEATED = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 
 def tasks_per_node(text: str) -> list[int]:
-    """Slurm's short form of a list of counts: ``2(x3),1`` is [2, 2, 2, 1].
+    """Parse Slurm's short form of a list of counts: ``2(x3),1`` is [2, 2, 2, 1].
 
     Raises ContextError for any other form.
     """
@@ -147,9 +147,9 @@ def number(
     at_least: int = 0,
     below: int | None = None,
 ) -> int:
-    """The whole number in ``env[name]``, ``at_least <= number < below``.
+    """The integer in ``env[name]``, with ``at_least <= number < below``.
 
-    Raises ContextError where there is none and no default, or it is out of range.
+    Raises ContextError if it is missing without a default, or out of range.
     """
     text = env.get(name)
     if text is None and default is not None:

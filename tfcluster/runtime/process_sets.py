@@ -1,7 +1,7 @@
-"""Groups of some of the ranks, which exchange among themselves.
+"""Process sets, as in Horovod: groups of some ranks, with collectives of their own.
 
-They are made on all ranks at the same time, also on those that they leave out. Ranks of
-a set connect when it is added, at the addresses that they have from the launcher.
+Sets are added and removed on all ranks together, including those that are not members.
+The members connect when a set is added, at the addresses from the launcher.
 """
 
 from __future__ import annotations
@@ -15,36 +15,38 @@ from tfcluster.runtime.collective.collectives import meet
 
 
 class ProcessSet:
-    """Ranks that can exchange among themselves, once ``add_process_set`` has it."""
+    """A set of ranks; usable in collectives after ``add_process_set``."""
 
     def __init__(self, ranks: Iterable[int]) -> None:
         self._ranks: Sequence[int] | None = sorted({int(rank) for rank in ranks})
         self.process_set_id: int | None = None
-        """None before it is added, and after it is removed; 0 has all ranks."""
+        """None before the set is added and after it is removed; 0: all ranks."""
         self._group: Group | None = None
 
     @property
     def ranks(self) -> list[int]:
+        """The members, in ascending order."""
         return list(range(process_group.size()) if self._ranks is None else self._ranks)
 
     def included(self) -> bool:
-        """Whether this process is one of its ranks."""
+        """Whether this process is a member."""
         return process_group.rank() in self.ranks
 
     def size(self) -> int:
+        """The number of members."""
         return len(self.ranks)
 
     def rank(self) -> int:
-        """This process among its ranks. Raises ValueError where it is none of them."""
+        """The rank of this process in the set. Raises ValueError if it is no member."""
         if not self.included():
             raise ValueError(f"rank {process_group.rank()} is not in {self}")
         return self.ranks.index(process_group.rank())
 
     def group(self) -> Group:
-        """What its ranks exchange by.
+        """The process group of the members.
 
-        Raises CollectiveError before it is added, ValueError where this process is none
-        of them.
+        Raises CollectiveError if the set has not been added, and ValueError if this
+        process is not a member.
         """
         if self.process_set_id == 0:
             return process_group.group()
@@ -66,17 +68,17 @@ class _GlobalProcessSet(ProcessSet):
 
 
 global_process_set = _GlobalProcessSet()
-"""All ranks."""
+"""The process set of all ranks."""
 
 _added: dict[int, ProcessSet] = {0: global_process_set}
 _next_id = 1
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
-    """Connect the ranks of a set; called on all ranks, with the same.
+    """Add a process set and connect its members; all ranks have to call this.
 
-    Raises ValueError for ranks that there are not, and where another set has the same
-    ranks; CollectiveMismatchError on all ranks where they add different sets.
+    Raises ValueError for ranks that do not exist, and if another set has the same
+    ranks. Raises CollectiveMismatchError on all ranks if they add different sets.
     """
     global _next_id
     added = (
@@ -92,13 +94,16 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
         added._group = _connected(added, number)
     added.process_set_id = number
     _added[number] = added
-    # Before the next set's ranks connect at the same addresses.
+    # Otherwise members of the next set could connect at the same addresses.
     meet(ranks, Layout(f"{what}, connected"))
     return added
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Disconnect the ranks of a set; called on all ranks. Whether there was one."""
+    """Remove a process set and disconnect its members; all ranks have to call this.
+
+    Returns whether the set had been added. The set of all ranks cannot be removed.
+    """
     number = process_set.process_set_id
     if not number:
         return False
@@ -114,29 +119,29 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 
 
 def get_process_set_ids_and_ranks() -> dict[int, list[int]]:
-    """The ranks of each set that has been added, by its number."""
+    """The ranks of each set that has been added, by its id."""
     return {number: found.ranks for number, found in _added.items()}
 
 
 def process_set_included(process_set_id: int = 0) -> int:
-    """1 where this process is in that set, else 0."""
+    """1 if this process is in that set, else 0. Raises KeyError for an unknown id."""
     return int(_added[process_set_id].included())
 
 
 def is_process_set_included(process_set: ProcessSet) -> bool:
-    """Whether this process is in ``process_set``."""
+    """Whether this process is a member of ``process_set``."""
     return process_set.included()
 
 
 def process_set_of(number: int) -> ProcessSet:
-    """The set with that number. Raises ValueError where there is none."""
+    """The set with that id. Raises ValueError if there is none."""
     if number not in _added:
         raise ValueError(f"there is no process set {number}")
     return _added[number]
 
 
 def forget() -> None:
-    """All sets but that of all ranks are gone: the ranks hang up."""
+    """Remove and disconnect all sets except that of all ranks, without agreement."""
     for number in [number for number in _added if number]:
         found = _added.pop(number)
         found.process_set_id = None

@@ -1,6 +1,6 @@
-"""Tensors as arrays and back, without a copy where TensorFlow allows it; eager ones.
+"""Converts eager tensors to arrays and back, without a copy if TensorFlow allows it.
 
-Both are read-only to everyone: who has a tensor may have its array, too.
+Neither may be written to afterwards, because tensor and array may share their memory.
 """
 
 from __future__ import annotations
@@ -15,18 +15,33 @@ from tfcluster.runtime.collective.transports.base import Array
 
 
 def as_tensor(value: Any) -> Any:
-    """``value``, converted if it is no tensor yet: to ask TensorFlow takes long."""
+    """``value`` as a tensor; skips convert_to_tensor, which is slow, if it is one."""
     return value if isinstance(value, tf.Tensor) else tf.convert_to_tensor(value)
 
 
+def is_sparse(value: Any) -> bool:
+    """Whether a gradient is IndexedSlices."""
+    return isinstance(value, tf.IndexedSlices)
+
+
+def is_inexact(tensor: Any) -> bool:
+    """Whether a tensor can have a gradient: its numbers are real or complex."""
+    return bool(tensor.dtype.is_floating or tensor.dtype.is_complex)
+
+
+def name_of(variable: Any) -> str:
+    """A variable's path (Keras), else its name (TensorFlow)."""
+    return str(getattr(variable, "path", None) or variable.name)
+
+
 def array_of(tensor: Any) -> Array:
-    """An eager tensor's values: its own memory, where that is the host's."""
-    # TensorFlow makes no array of a scalar of bfloat16, only a number.
+    """An eager tensor as an array; shares its memory if that is on the host."""
+    # For a bfloat16 scalar, TensorFlow makes a number instead of an array.
     return np.asarray(tensor if tensor.ndim else tensor.numpy())
 
 
 def tensor_of(array: Array, dtype: Any) -> Any:
-    """A tensor of that dtype, to which the array's memory belongs from now on."""
+    """The array as a tensor of ``dtype``, which takes over its memory if possible."""
     fits = array.flags.c_contiguous and array.flags.writeable
     same = array.dtype == dtype.as_numpy_dtype
     empty = not array.size
@@ -34,6 +49,6 @@ def tensor_of(array: Array, dtype: Any) -> Any:
         return tf.convert_to_tensor(array, dtype)
     try:
         capsule = array.__dlpack__()
-    except (BufferError, TypeError):  # numpy does not know the dtype by itself
+    except (BufferError, TypeError):  # Not one of numpy's own dtypes.
         return tf.convert_to_tensor(array, dtype)
     return tf.experimental.dlpack.from_dlpack(capsule)

@@ -1,7 +1,7 @@
-"""TensorFlow's own server for a task, and the devices that its sessions see.
+"""The ``tf.distribute.Server`` of a task, and the device filters of its sessions.
 
-The server's port is the one that TF_CONFIG has for the task. The agent holds that port,
-which TF_GRPC_REUSE_PORT makes TensorFlow accept.
+The server uses the task's port in TF_CONFIG. The agent has bound that port, too;
+TF_GRPC_REUSE_PORT makes TensorFlow accept that.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from tfcluster.runtime.errors import ContextError
 
 
 def start(context: Context) -> Any:
-    """A running ``tf.distribute.Server`` for ``context``'s task.
+    """Start a ``tf.distribute.Server`` for ``context``'s task.
 
-    Raises ContextError where TF_CONFIG has no address for it.
+    Raises ContextError if TF_CONFIG has no address for it.
     """
     cluster = {job: list(found) for job, found in context.cluster.items()}
     if context.task_index >= len(cluster.get(context.task_type, ())):
@@ -33,7 +33,7 @@ def start(context: Context) -> Any:
 
 
 def filters_of(context: Context) -> tuple[str, ...]:
-    """What the launcher says, else the default, of ``device_filters``."""
+    """The launcher's device filters; without a launcher those of ``device_filters``."""
     if context.run is not None:
         return context.device_filters
     return device_filters(context.task_type, context.task_index, context.cluster)
@@ -42,11 +42,11 @@ def filters_of(context: Context) -> tuple[str, ...]:
 def device_filters(
     task_type: str, index: int, cluster: Mapping[str, Sequence[str]]
 ) -> tuple[str, ...]:
-    """The devices that a task's sessions see, by default; empty: all of them.
+    """The default device filters of a task's sessions; empty: they see all devices.
 
-    A worker of a cluster with parameter servers needs no other worker, and one that
-    is missing cannot delay it if it does not see that worker. Parameter servers see all
-    devices. So do the tasks of a cluster without them: their workers need each other.
+    In a cluster with parameter servers, a worker sees only itself and the ps tasks: it
+    needs no other worker, and so a missing worker cannot delay it. A ps sees all
+    devices, and so does every task of a cluster without ps tasks.
     """
     if task_type == "ps" or not cluster.get("ps"):
         return ()

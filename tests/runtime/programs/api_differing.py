@@ -92,30 +92,30 @@ def fails(act, words):
     assert seconds < DEADLINE_S, seconds
 
 
-def check_a7_eagerly():
+def check_mismatch_eagerly():
     for act, words in MISMATCHES.values():
         renew()
         fails(act, words)
 
 
-def check_a7_in_a_function():
+def check_mismatch_in_a_function():
     for act, words in MISMATCHES.values():
         renew()
         fails(tf.function(act), words)
 
 
-def check_a7_variables():
+def check_mismatch_of_variables():
     renew()
     variables = [keras.Variable([1.0], name="b" if LAST else "a")]
     fails(lambda: tfc.broadcast_variables(variables, 0), "b float32 (1)")
 
 
-def check_a7_objects():
+def check_mismatch_of_objects():
     renew()
     fails(lambda: tfc.broadcast_object(1, int(LAST)), "from rank 1")
 
 
-def check_a7_all_may_go_on():
+def check_after_a_mismatch_all_go_on():
     """Without a new beginning, and what is raised later is what has happened."""
     renew()
     for act, words in MISMATCHES.values():
@@ -127,7 +127,7 @@ def check_a7_all_may_go_on():
         tf.function(lambda: tf.debugging.assert_equal(tf.constant(RANK), -1))()
 
 
-def check_a8_threads_in_opposite_order():
+def check_order_of_opposite_threads():
     """Either all ranks get both results, or all an error; nobody waits for ever."""
     for attempt in range(3):
         renew()
@@ -152,13 +152,13 @@ def check_a8_threads_in_opposite_order():
         assert right or wrong, outcomes
 
 
-def check_a8_opposite_order_by_name():
+def check_order_opposite_by_name():
     renew()
     names = ["b", "a"] if LAST else ["a", "b"]
     fails(lambda: [tfc.allreduce(tf.ones([1]), name=name) for name in names], "of b")
 
 
-def check_a11_none_on_one_rank():
+def check_no_gradient_on_one_rank():
     """An unused branch of a model: named in eager code, functions and with a tape."""
     used, branch = (
         keras.Variable([1.0], name="used"),

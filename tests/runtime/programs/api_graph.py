@@ -32,7 +32,7 @@ def in_graph(build, feed=None):
             return session.run(fetches, feed)
 
 
-def check_a4_in_a_graph():
+def check_allreduce_in_a_graph():
     dtypes = ("float16", "bfloat16", "float32", "float64", "int32", "uint8", "bool")
     for dtype in dtypes:
         op = tfc.Max if dtype == "bool" else tfc.Average
@@ -53,7 +53,7 @@ def check_a4_in_a_graph():
         assert len(part) == 3 // SIZE + (RANK < 3 % SIZE)
 
 
-def check_a4_gradients_in_a_graph():
+def check_allreduce_gradients_in_a_graph():
     """The same as eagerly, which has been compared with differences."""
     own = of_rank(RANK, (2 * SIZE + 1, 2), "float64")
 
@@ -76,7 +76,7 @@ def check_a4_gradients_in_a_graph():
         np.testing.assert_allclose(in_graph(build), expected, err_msg=name)
 
 
-def check_a5_in_a_graph():
+def check_slices_in_a_graph():
     def build():
         rows = tf.fill([RANK, 2], 1.0)
         slices = tf.IndexedSlices(rows, tf.range(RANK), tf.constant([SIZE, 2]))
@@ -86,7 +86,7 @@ def check_a5_in_a_graph():
     np.testing.assert_array_equal(in_graph(build), expected)
 
 
-def check_a8_graphs_have_an_order():
+def check_order_in_graphs():
     """Many exchanges that don't depend on each other, again and again."""
     with tf.Graph().as_default():
         own = tf1.placeholder(tf.float32, [])
@@ -129,7 +129,7 @@ def check_more_exchanges_than_threads():
                     assert found[2].tolist() == [r + 1.0 for r in range(SIZE)]
 
 
-def check_a8_names_are_keys():
+def check_order_names_are_keys():
     """Made in another order on each rank, and some of the same name."""
     with tf.Graph().as_default():
         names = ["a", "b", "c"]
@@ -213,7 +213,7 @@ def trained(make, whole, distributed):
             return session.run([*variables, *used]), [v.op.name for v in used]
 
 
-def check_a10_old_optimizers():
+def check_training_old_optimizers():
     for make in OPTIMIZERS.values():
         expected, names = trained(make, whole=True, distributed=False)
         found, own_names = trained(make, whole=False, distributed=True)
@@ -223,7 +223,7 @@ def check_a10_old_optimizers():
             np.testing.assert_allclose(one, other, 1e-6, 1e-9)
 
 
-def check_a10_delegates():
+def check_optimizer_delegates():
     inner = tf1.train.AdamOptimizer(0.1)
     optimizer = tfc.DistributedOptimizer(inner, "mine", use_locking=True)
     assert isinstance(optimizer, tf1.train.Optimizer)
@@ -238,7 +238,7 @@ def check_a10_delegates():
     )
 
 
-def check_a12_session():
+def check_session_api():
     with tf.Graph().as_default() as graph:
         w = tf1.get_variable("w", [2], initializer=tf1.random_normal_initializer())
         local = tf1.get_variable(
@@ -269,7 +269,7 @@ def check_a12_session():
     assert tfc.session_config(chosen) == chosen
 
 
-def check_a12_ranks_can_be_fetched():
+def check_session_ranks_can_be_fetched():
     with tfc.Session() as session:
         assert session.run(tfc.rank()) == RANK
         total = tfc.allreduce(tf.constant(1.0), op=tfc.Sum)
@@ -278,7 +278,7 @@ def check_a12_ranks_can_be_fetched():
         assert session.run([tfc.rank_op(), tfc.size()]) == [RANK, SIZE]
 
 
-def check_a12_gpu():
+def check_session_gpu():
     """The one of this local rank; where the launcher has shared them out, the first."""
     for gpus, expected in ((0, ""), (1, "0"), (3, str(RANK % 3)), (8, str(RANK))):
         with mock.patch.object(
@@ -292,7 +292,7 @@ def check_a12_gpu():
             assert kept.visible_device_list == "7"
 
 
-def check_a12_hook():
+def check_session_hook():
     with tf.Graph().as_default():
         w = tf1.get_variable("w", initializer=float(RANK))
         step = tf1.train.create_global_step()
@@ -310,7 +310,7 @@ def check_a12_hook():
         assert seen == [float(SIZE - 1)] * 3
 
 
-def check_a12_cluster():
+def check_session_cluster():
     config = json.loads(os.environ["TF_CONFIG"])
     assert tfc.cluster_spec() == tf.train.ClusterSpec(config["cluster"])
     assert tfc.device_filters() == []

@@ -21,7 +21,7 @@ from tests.runtime.programs.api_data import (
 from tests.runtime.programs.checks import RANK, SIZE
 
 
-def check_a6_allgather():
+def check_allgather():
     for dtype in (*FLOATS, *INTEGERS, *COMPLEX, "bool"):
         for axis in (0, 1, 2, -1):
             shape = [2, 3, 2]

@@ -27,7 +27,7 @@ from tests.runtime.programs.checks import RANK, SIZE
 SUM_TEXT: Any = "sum"
 
 
-def check_a1_init():
+def check_init():
     before = tf.constant(1.0) + 1
     tfc.init()
     tfc.init()
@@ -35,7 +35,7 @@ def check_a1_init():
     assert float(tfc.allreduce(before)) == 2.0
 
 
-def check_a2_ranks():
+def check_ranks():
     assert (tfc.rank(), tfc.size()) == (RANK, SIZE)
     assert (tfc.local_rank(), tfc.local_size()) == (RANK, SIZE)
     ops = (tfc.rank_op, tfc.size_op, tfc.local_rank_op, tfc.local_size_op)
@@ -48,7 +48,7 @@ def check_a2_ranks():
         assert session.run([op() for op in ops]) == expected
 
 
-def check_a4_every_dtype_and_operation():
+def check_allreduce_every_dtype_and_operation():
     for dtype, name in pairs():
         for shape in ((5,), (2, 3), (2, 3, 2)):
             parts = [of_rank(rank, shape, dtype) for rank in range(SIZE)]
@@ -56,7 +56,7 @@ def check_a4_every_dtype_and_operation():
             same(found, combined(name, parts), dtype)
 
 
-def check_a4_in_a_function():
+def check_allreduce_in_a_function():
     chosen = list(pairs())
     parts = [
         [of_rank(rank, (3, 2), dtype) for dtype, _ in chosen] for rank in range(SIZE)
@@ -74,7 +74,7 @@ def check_a4_in_a_function():
         same(found[i], combined(name, [part[i] for part in parts]), dtype)
 
 
-def check_a4_large_and_empty():
+def check_allreduce_large_and_empty():
     for shape in ((100_003,), (0,), (0, 4), ()):
         parts = [of_rank(rank, shape) for rank in range(SIZE)]
         for dtype in ("float32", "float16", "bfloat16", "int8"):
@@ -85,7 +85,7 @@ def check_a4_large_and_empty():
             same(found, combined("average", cast), dtype)
 
 
-def check_a4_defaults():
+def check_allreduce_defaults():
     own = tf.constant([float(RANK), 1.0])
     mean = [(SIZE - 1) / 2, 1.0]
     np.testing.assert_allclose(tfc.allreduce(own), mean)
@@ -98,7 +98,7 @@ def check_a4_defaults():
     assert int(tfc.allreduce(tf.constant(100, tf.int8))) == 100
 
 
-def check_a4_refusals():
+def check_allreduce_refusals():
     booleans = tf.constant([True])
     refuses(TypeError, "no average", lambda: tfc.allreduce(booleans))
     refuses(
@@ -117,7 +117,7 @@ def check_a4_refusals():
     refuses(ValueError, "at least one", lambda: tfc.alltoall(own))
 
 
-def check_a4_halves_are_summed_in_float32():
+def check_allreduce_sums_halves_in_float32():
     own = tf.constant([2048.0 if RANK == 0 else 1.0], tf.float16)
     total = float(tfc.allreduce(own, op=tfc.Sum)[0])
     assert total == np.float16(2048 + SIZE - 1)
@@ -125,7 +125,7 @@ def check_a4_halves_are_summed_in_float32():
     assert float(tfc.allreduce(large)[0]) == 60000.0
 
 
-def check_a4_factors():
+def check_allreduce_factors():
     parts = [of_rank(rank, (4,)) for rank in range(SIZE)]
     found = tfc.allreduce(
         tf.constant(parts[RANK]), op=tfc.Sum, prescale_factor=0.5, postscale_factor=3.0
@@ -175,7 +175,7 @@ def check_grouped():
     assert rows[1].shape == (SIZE, 2)
 
 
-def check_a5_slices():
+def check_slices():
     width, height = 3, 7
 
     def local(rank):
@@ -250,7 +250,7 @@ def check_global_variables_are_none_of_eager_execution():
     )
 
 
-def check_a4_gradients():
+def check_allreduce_gradients():
     """Beside finite differences of the sum over all ranks of a weighted result.
 
     What Horovod defines otherwise is a multiple of that.

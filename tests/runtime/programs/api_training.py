@@ -90,7 +90,7 @@ def check_ranks_draw_numbers_of_their_own():
     assert len({number for number, _ in drawn}) == SIZE
 
 
-def check_a9_class_and_config_stay():
+def check_optimizer_class_and_config_stay():
     plain = keras.optimizers.Adam(0.02, beta_1=0.8, name="mine")
     optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(0.02, 0.8, name="mine"))
     assert type(optimizer) is keras.optimizers.Adam
@@ -106,7 +106,7 @@ def check_a9_class_and_config_stay():
     assert exchanges(copied.apply, [tf.constant([1.0])], variables) == 0
 
 
-def check_a9_saved():
+def check_optimizer_is_saved():
     model = network()
     model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.01)), "mse")
     model.fit(X, Y, epochs=1, verbose=0)
@@ -117,7 +117,7 @@ def check_a9_saved():
     close(again.get_weights(), model.get_weights())
 
 
-def check_a10_loops_are_those_of_one_process():
+def check_training_loops_are_those_of_one_process():
     for make in OPTIMIZERS.values():
         expected = by_loop(make(), whole=True, graph=False)
         for graph in (False, True):
@@ -127,7 +127,7 @@ def check_a10_loops_are_those_of_one_process():
             close(taped, expected)
 
 
-def check_a10_fit_is_that_of_one_process():
+def check_training_fit_is_that_of_one_process():
     def fitted(optimizer, whole):
         model = network()
         model.compile(optimizer, "mse")
@@ -143,7 +143,7 @@ def check_a10_fit_is_that_of_one_process():
         close(fitted(optimizer, whole=False), expected, 1e-6)
 
 
-def check_a10_old_optimizers_in_eager_code():
+def check_training_old_optimizers_in_eager_code():
     tf1 = tf.compat.v1
 
     def trained(optimizer, whole):
@@ -251,7 +251,7 @@ def check_slices():
         close(trained(optimizer, whole=False), expected)
 
 
-def check_a11_what_has_no_gradient_is_left_out():
+def check_no_gradient_is_left_out():
     used, frozen = keras.Variable([1.0]), keras.Variable([2.0])
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
     optimizer.apply([tf.constant([1.0]), None], [used, frozen])

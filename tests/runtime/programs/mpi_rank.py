@@ -16,7 +16,6 @@ from tfcluster.runtime.collective.collectives import (
     gather_bytes,
     reduce_arrays,
     share_bytes,
-    swap_bytes,
 )
 from tfcluster.runtime.collective.transports.hierarchical import HostTransport
 from tfcluster.runtime.collective.transports.mpi import MpiTransport
@@ -61,7 +60,8 @@ def operations(group: Group, transport: MpiTransport) -> dict[str, Any]:
     every = [word + str(peer).encode() for peer in range(group.size)]
     found["gathered"] = b" ".join(gather_bytes(group, word, Layout("g"))).decode()
     found["shared"] = share_bytes(group, word, group.size - 1, Layout("s")).decode()
-    found["swapped"] = b" ".join(swap_bytes(group, every, Layout("a"))).decode()
+    with group.exchange(Layout("a")) as turn:
+        found["swapped"] = b" ".join(turn.transport.alltoall(every)).decode()
     transport.barrier()
     mapped = Path("/proc/self/maps").read_text().splitlines()
     found["files"] = [

@@ -1,6 +1,6 @@
-"""Exchanges between the ranks: operations, the group that keeps step, transports.
+"""Collective operations between the ranks: the group, the operations, the transports.
 
-TensorFlow is not known here.
+Works on numpy arrays; only ``transports.tensorflow`` imports TensorFlow.
 """
 
 from tfcluster.runtime.collective.group import Group

@@ -1,7 +1,8 @@
-"""Adasum: adds what is orthogonal in two gradients, and averages what is parallel.
+"""Adasum: adds orthogonal gradients, and averages parallel ones. Pure.
 
-Gradients of ranks that agree on a direction would be too large as a sum, and those that
-don't too small as an average; Adasum lies in between. Pure.
+Where gradients agree on a direction their sum is too large a step, and where they are
+orthogonal their average is too small; Adasum lies in between. See Maleki et al.,
+"Scaling Distributed Training with Adaptive Summation", 2020 (arXiv:2006.02924).
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from tfcluster.runtime.collective.transports.base import Array
 
 
 def adasum(parts: Sequence[Array]) -> Array:
-    """The ranks' arrays combined, in pairs of neighbours, then pairs of pairs.
+    """Combine the arrays of all ranks: neighbours in pairs, then pairs of pairs.
 
-    The same on every rank, as all compute it from the same arrays. Raises
-    NotImplementedError where their number is no power of two.
+    ``parts`` are in rank order, of equal shape and dtype; the result has that shape and
+    dtype. It is identical on all ranks, since each computes it from the same arrays.
+    Raises NotImplementedError if the number of ranks is not a power of two.
     """
     if len(parts) & (len(parts) - 1):
         raise NotImplementedError(
@@ -40,5 +42,5 @@ def _pair(one: Array, other: Array) -> Array:
 
 
 def _share(common: float, own: float) -> float:
-    """How much of an array is left without half of what the other has of it, too."""
+    """The factor 1 - (a.b) / (2 a.a) of one vector in the combination of two."""
     return 1.0 - common / (2.0 * own) if own else 1.0

@@ -1,8 +1,8 @@
-"""Which tensors are exchanged together. Pure.
+"""Gradient bucketing: which tensors are packed into one collective operation. Pure.
 
-What comes out depends only on the tensors' order, dtypes and sizes and on the size of a
-bucket: it is the same on all ranks that agree on these, however often and in whatever
-order they trace or ask.
+The result depends only on the order, dtypes and sizes of the tensors and on the bucket
+size. So ranks that agree on these get the same buckets, however often and in whatever
+order they trace their steps.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ DEFAULT_BYTES = 25 * MEGABYTE
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A tensor, as far as it matters here."""
+    """What bucketing needs to know of a tensor."""
 
     dtype: str
     nbytes: int | None
@@ -30,12 +30,12 @@ Bucket = tuple[int, ...]
 
 
 def by_size(items: Sequence[Item], bucket_bytes: int) -> list[Bucket]:
-    """Each tensor's position in exactly one bucket; their order is kept.
+    """Put each tensor's position into exactly one bucket, keeping their order.
 
-    A bucket takes tensors of its dtype until it *exceeds* ``bucket_bytes``: there are
-    few, and all but the last of a dtype are at least so large. With ``bucket_bytes`` 0
-    there is one for each dtype, as there is, with a RuntimeWarning, where the size of a
-    tensor is not known.
+    A bucket takes tensors of its dtype until it *exceeds* ``bucket_bytes``, so all
+    buckets but the last of each dtype are larger than that. With ``bucket_bytes`` 0
+    there is one bucket per dtype. If the size of a tensor is unknown, the result is the
+    same, with a RuntimeWarning.
     """
     unknown = [item for item in items if item.nbytes is None]
     if unknown and bucket_bytes:

@@ -1,8 +1,8 @@
-"""Arrays whose memory is used again, once nobody has them any more.
+"""A pool of arrays whose memory is reused once nothing refers to them any more.
 
-Fresh memory costs a page fault for every 4 KiB, which takes longer than to add up what
-is written there. Kept are only arrays of a size that was asked for before. They begin
-where TensorFlow can take them over as they are.
+Fresh memory costs a page fault for every 4 KiB, which takes longer than adding up the
+numbers that are written there. Arrays are aligned so that TensorFlow can use them as
+tensors without a copy.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _references(bases: list[Array]) -> list[int]:
     return [sys.getrefcount(base) for base in bases]
 
 
-# Python's versions differ in how often the asking itself counts.
+# getrefcount's own references differ between Python versions, so they are measured.
 _UNUSED = _references([np.empty(0)])[0]
 """References to a base that only a list of the pool has; arrays of it have one each."""
 
@@ -37,14 +37,14 @@ def _room(size: int) -> Array:
 
 
 class Pool:
-    """Safe to use from several threads."""
+    """A pool of reusable arrays; thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._bases: dict[int, list[Array]] = {}
 
     def empty(self, count: int, dtype: Any) -> Array:
-        """A vector of ``count`` items with any contents, nobody else's."""
+        """An uninitialised vector of ``count`` items, aligned to ``ALIGNMENT``."""
         dtype = np.dtype(dtype)
         size = count * dtype.itemsize
         base = self._free(size) if size >= _MIN_BYTES else _room(size)
@@ -58,11 +58,11 @@ class Pool:
         return base[start : start + size].view(dtype)
 
     def _free(self, size: int) -> Array | None:
-        """One of that size that is not in use; too many of them are let go."""
+        """An unused base of that size, or None; surplus unused bases are released."""
         with self._lock:
             bases = self._bases.pop(size, [])
             if bases:
-                self._bases[size] = bases  # the last one of all
+                self._bases[size] = bases  # Now the most recently used size.
             counts = _references(bases)
             free = [
                 base

@@ -1,4 +1,8 @@
-"""Collective operations on numpy arrays, made of a group's exchanges."""
+"""Collective operations on numpy arrays. Each is one exchange of a group.
+
+All ranks have to call the same operations in the same order. They raise what
+``Group.exchange`` raises.
+"""
 
 from __future__ import annotations
 
@@ -23,15 +27,18 @@ _pool = Pool()
 
 
 class Check(Protocol):
-    """Compares, beside an exchange, what should be the same on all ranks."""
+    """Compares something that should be equal on all ranks, along with an exchange."""
 
     @property
     def note(self) -> bytes:
-        """This rank's, of eight bytes at most."""
+        """What this rank sends to the others: eight bytes at most."""
         ...
 
     def compared(self, notes: Sequence[bytes]) -> None:
-        """The exchange is done, with these notes of all ranks, in rank order."""
+        """Called after the exchange with the notes of all ranks, in rank order.
+
+        Notes are padded with zeros to eight bytes.
+        """
         ...
 
 
@@ -45,12 +52,13 @@ def mean_of_gradients(
     bucket_bytes: int = DEFAULT_BYTES,
     check: Check | None = None,
 ) -> tuple[list[Array], list[Slices]]:
-    """The ranks' arrays, averaged by weight, and their slices, one after the other.
+    """The weighted mean of the ranks' gradients; returns the dense and the sparse ones.
 
-    ``sum(weight_r * x_r) / sum(weight_r)``; a rank of weight 0 counts as zeros,
-    whatever it has. Arrays are floats; they are exchanged in buckets of about
-    ``bucket_bytes``. Slices may differ in length. Where the ranks have many of an
-    array's rows, each row comes once, with its sum.
+    The mean is ``sum(weight_r * x_r) / sum(weight_r)``; a rank of weight 0 counts as
+    zeros, even if it has NaN. Arrays are floats, with equal shapes and dtypes on all
+    ranks; they are all-reduced in buckets of about ``bucket_bytes``. The number of
+    slices may differ between ranks: they are scaled, all-gathered and concatenated, or,
+    where ``is_dense`` says so, all-reduced, and then each row comes once.
     """
     if bucket_bytes != DEFAULT_BYTES:
         what = f"{layout.what} (buckets of {bucket_bytes} bytes)"
@@ -86,14 +94,14 @@ def mean_of_gradients(
 def reduce_arrays(
     group: Group, arrays: Sequence[Array], op: ReduceOp, layout: Layout
 ) -> list[Array]:
-    """Each array combined over the ranks, by an operation other than the average."""
+    """All-reduce each array by ``op``: SUM, MIN, MAX or PRODUCT."""
     with group.exchange(layout) as turn:
         return _reduce(turn, arrays, op)
 
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """The ranks' slices, one after the other, and how many rows each rank has."""
+    """The ranks' slices, concatenated in rank order, and the row count of each rank."""
 
     slices: Slices
     counts: Array
@@ -106,9 +114,11 @@ def combine(
     op: ReduceOp,
     layout: Layout,
 ) -> tuple[list[Array], list[Gathered]]:
-    """Each array combined over the ranks, and the slices as they are, gathered.
+    """All-reduce each dense array by ``op``, and all-gather the slices unscaled.
 
-    The average of integers is rounded down. Half precision is summed up in float32.
+    Results have the shapes and dtypes of the arguments. The average of integers is
+    rounded down; it does not overflow. float16 and bfloat16 are summed in float32.
+    Raises NotImplementedError for ADASUM if the number of ranks is not a power of two.
     """
     with group.exchange(layout) as turn:
         if op is ReduceOp.AVERAGE:
@@ -123,7 +133,7 @@ def combine(
 def gather_bytes(
     group: Group, data: bytes, layout: Layout, check: Check | None = None
 ) -> list[bytes]:
-    """Every rank's data, in rank order."""
+    """All-gather: every rank's data, of any lengths, in rank order."""
     with group.exchange(layout, note=check.note if check else b"") as turn:
         found = turn.transport.allgather(data)
     if check:
@@ -131,22 +141,16 @@ def gather_bytes(
     return found
 
 
-def swap_bytes(group: Group, parts: Sequence[bytes], layout: Layout) -> list[bytes]:
-    """``parts[r]`` goes to rank r; what every rank has sent here, in rank order."""
-    with group.exchange(layout) as turn:
-        return turn.transport.alltoall(parts)
-
-
 def share_bytes(group: Group, data: bytes, root: int, layout: Layout) -> bytes:
-    """The data of rank ``root``."""
+    """Broadcast: the data of rank ``root``; that of other ranks is ignored."""
     with group.exchange(layout) as turn:
         return turn.transport.broadcast(data, root)
 
 
 def meet(group: Group, layout: Layout) -> None:
-    """Return when all ranks have called."""
+    """Barrier: return when all ranks have called."""
     with group.exchange(layout):
-        pass  # To agree is to have met.
+        pass  # Comparing signatures is a barrier already.
 
 
 def _reduce(
@@ -157,9 +161,10 @@ def _reduce(
     scale: float = 1.0,
     bucket_bytes: int = DEFAULT_BYTES,
 ) -> list[Array]:
-    """One vector for each dtype, so that N arrays cost as much as one.
+    """All-reduce ``scale`` times the arrays; returns new arrays.
 
-    It is exchanged bucket by bucket.
+    Small arrays of one dtype are packed into one vector, which is all-reduced bucket by
+    bucket. A large array is all-reduced in a call of its own.
     """
     results: list[Array] = [np.empty(0)] * len(arrays)
     alone = [i for i, array in enumerate(arrays) if _goes_alone(array, len(arrays))]
@@ -176,7 +181,7 @@ def _reduce(
         for bucket in by_size(items, bucket_bytes):
             piece = vector[bounds[bucket[0]][0] : bounds[bucket[-1]][1]]
             if half:
-                # The ranks' shares are multiplied in where there is precision for it.
+                # Scaled after the conversion to float32, not in half precision.
                 shares = None if scale == 1.0 else _shares(turn)
                 piece[:] = reduce_halves(turn.transport, piece, op, shares)
             elif piece.size:
@@ -187,9 +192,10 @@ def _reduce(
 
 
 def _goes_alone(array: Array, count: int) -> bool:
-    """Without a copy of it to begin with, which for small ones costs less than a turn.
+    """Whether to reduce this array in a call of its own, without packing it.
 
-    The same on all ranks: they have compared dtypes and shapes.
+    That saves a copy, which for small arrays costs less than another call. All ranks
+    decide the same, because they have compared dtypes and shapes.
     """
     large = array.nbytes > _ALONE_BYTES or (count == 1 and array.size > 0)
     return large and not is_half(array.dtype)
@@ -199,15 +205,15 @@ def _reduced_alone(turn: Turn, array: Array, op: ReduceOp, scale: float) -> Arra
     total = _pool.empty(array.size, array.dtype)
     source = array.reshape(-1)
     if scale == 0.0:
-        source, scale = np.zeros_like(source), 1.0  # Not 0 * x: that could be NaN.
+        source, scale = np.zeros_like(source), 1.0  # Not 0 * x: it may be NaN.
     turn.transport.allreduce(total, op, source, scale)
     return total.reshape(array.shape)
 
 
 def _averaged(turn: Turn, arrays: Sequence[Array]) -> list[Array]:
-    """The mean over the ranks, which all weigh the same."""
+    """The mean over the ranks, with equal weights."""
     size = turn.transport.size
-    # Sums of small integers would overflow; what is averaged fits again.
+    # Sums of narrow integers could overflow; their averages fit the dtype again.
     wide = [
         array.astype(np.uint64 if array.dtype.kind == "u" else np.int64)
         if array.dtype.kind in "iu"
@@ -217,7 +223,7 @@ def _averaged(turn: Turn, arrays: Sequence[Array]) -> list[Array]:
     halves = [array for array in wide if is_half(array.dtype)]
     others = [array for array in wide if not is_half(array.dtype)]
     totals = iter(_reduce(turn, others, ReduceOp.SUM))
-    # A turn of equal weights: shares are what an average multiplies with.
+    # All weights are equal in this exchange, so each share is 1 / size.
     half_means = iter(_reduce(turn, halves, ReduceOp.SUM, scale=turn.share))
     means = []
     for array in arrays:
@@ -244,7 +250,7 @@ def _gathered(turn: Turn, slices: Slices) -> Gathered:
 
 
 def _shares(turn: Turn) -> list[float]:
-    """Every rank's part of all weights, in rank order."""
+    """Every rank's fraction of the total weight, in rank order."""
     total = sum(turn.weights)
     return [weight / total if total else 0.0 for weight in turn.weights]
 
@@ -252,10 +258,10 @@ def _shares(turn: Turn) -> list[float]:
 def _packed(
     arrays: Sequence[Array], dtype: Any, scale: float
 ) -> tuple[Array, list[tuple[int, int]]]:
-    """A vector of all of them, and where in it each begins and ends.
+    """Pack ``scale`` times the arrays into one vector; also returns each one's bounds.
 
-    The vector is nobody else's: its parts are the results later, and may live on. Each
-    begins where TensorFlow takes it over without a copy; what is between is zero.
+    The vector is not shared: its parts become the results and may outlive this call.
+    Each part is aligned, so that TensorFlow can use it without a copy; the gaps are 0.
     """
     step = max(1, ALIGNMENT // dtype.itemsize)
     starts, length = [], 0
@@ -270,7 +276,7 @@ def _packed(
         end = start + array.size
         part = vector[start:end]
         if scale == 0.0:
-            part[:] = 0  # Not 0 * x: that could be NaN.
+            part[:] = 0  # Not 0 * x: it may be NaN.
         elif scale == 1.0:
             part[:] = array.reshape(-1)
         else:
@@ -280,7 +286,7 @@ def _packed(
 
 
 def _counted(slices: Slices, share: float) -> Slices:
-    """A rank without weight has no rows: what is in them does not matter."""
+    """The slices, without any rows if this rank's share is 0."""
     if share:
         return slices
     return Slices(slices.values[:0], slices.indices[:0], slices.rows)

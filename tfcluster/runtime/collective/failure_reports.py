@@ -1,8 +1,8 @@
-"""Why ranks have left, and which of them is to blame. Pure.
+"""Why ranks have left, and which of them caused a failure. Pure.
 
-A rank that fails says why before it hangs up, and a program that ends says so; a
-process that is killed says nothing. So the others need not take for the culprit whoever
-they happen to be connected to.
+A rank that fails sends the reason before it disconnects, and so does a program that
+ends; a process that is killed sends nothing. So the other ranks can name the culprit,
+instead of the rank whose connection happened to break first.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MAX_TEXT = 4000
 
 @dataclass(frozen=True, slots=True)
 class Farewell:
-    """A rank's last words."""
+    """What a rank reports when it leaves."""
 
     number: int
     """Of the last exchange that it did, or failed in."""
@@ -56,7 +56,10 @@ class Farewell:
 
     @classmethod
     def of_frame(cls, frame: Mapping[str, Any]) -> Farewell:
-        """Raises KeyError, TypeError or ValueError for anything else."""
+        """The inverse of ``as_frame``.
+
+        Raises KeyError, TypeError or ValueError for a malformed frame.
+        """
         state = {str(k): str(v) for k, v in dict(frame["state"]).items()}
         return cls(
             number=int(frame["number"]),
@@ -73,7 +76,7 @@ class Farewell:
 
 @dataclass(frozen=True, slots=True)
 class Here:
-    """A rank that goes on, in an exchange that cannot succeed."""
+    """Where the rank is that asks for a verdict: in an exchange that cannot succeed."""
 
     rank: int
     exchange: str
@@ -85,7 +88,7 @@ class Here:
 
 
 def hopeless(number: int, farewells: Mapping[int, Farewell]) -> bool:
-    """Whether an exchange cannot succeed any more, after what was said."""
+    """Whether exchange ``number`` can no longer succeed, given these reports."""
     return any(said.failed or said.number < number for said in farewells.values())
 
 
@@ -95,9 +98,9 @@ def verdict(
     farewells: Mapping[int, Farewell],
     here: Here | None = None,
 ) -> CollectiveError | None:
-    """What the failure of an exchange is really due to; None if nothing is known.
+    """The root cause of the failure of exchange ``number``; None if it is unknown.
 
-    ``died``: ranks that have left without a word. ``here``: the rank that asks.
+    ``died``: ranks that have left without a report. ``here``: the rank that asks.
     """
     if died:
         who = ", ".join(map(str, sorted(died)))
@@ -116,7 +119,10 @@ def verdict(
 
 
 def _passed_on(rank: int, said: Farewell, number: int) -> CollectiveError:
-    """The error of another rank: our own too, where we were in it together."""
+    """The error to raise for another rank's failure.
+
+    It has the same class if that rank failed in the same exchange.
+    """
     kind = _KINDS.get(said.kind)
     if kind is None or (said.number != number and kind is not PeerLostError):
         return PeerLostError(f"rank {rank} has left: {said.text}")
@@ -130,7 +136,7 @@ def _ended_text(rank: int, said: Farewell) -> str:
 
 
 def _unequal_text(rank: int, said: Farewell, here: Here) -> str:
-    """Of a program that has ended well, but sooner than another."""
+    """The message for a program that ended without an error, but before another."""
     where = f" at {here.place}" if here.place else ""
     return (
         "the ranks took different numbers of steps: rank "

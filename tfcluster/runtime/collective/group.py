@@ -1,7 +1,7 @@
-"""Keeps the ranks in step: before an exchange they compare what they are about to do.
+"""The process group. Before each collective operation the ranks compare its signature.
 
-So ranks that have gone apart get an error that says where, never wrong numbers. Safe to
-call from any thread; one exchange happens at a time. Knows no tensors.
+So ranks whose programs have diverged get an error that says where, never wrong numbers.
+Thread-safe; one exchange happens at a time. Knows nothing of tensors.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ its note."""
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """An exchange that all ranks have agreed on and are now in."""
+    """An exchange whose signature all ranks have agreed on, while it is going on."""
 
     transport: Transport
     weights: tuple[float, ...]
@@ -40,13 +40,16 @@ class Turn:
 
     @property
     def share(self) -> float:
-        """This rank's part of all weights, 0..1."""
+        """This rank's fraction of the total weight, 0..1; 0 if all weights are 0."""
         total = sum(self.weights)
         return self.weights[self.transport.rank] / total if total else 0.0
 
 
 class _Stay(NamedTuple):
-    """In an exchange, or out of it; read by other threads, so replaced as a whole."""
+    """This rank's current or last exchange.
+
+    Other threads read it, so it is immutable and replaced as a whole.
+    """
 
     number: int
     what: str
@@ -59,12 +62,13 @@ class _Stay(NamedTuple):
 
 
 class Group:
-    """All ranks of the run, seen from one of them.
+    """The process group of all ranks, as one rank sees it.
 
-    ``board`` tells who keeps the others waiting, and why ranks have left; without one
-    an error names only whom this rank was connected to. ``enter`` is called before
-    anything is connected, which then waits for the first exchange; it may raise
-    CollectiveError where this process must not take part.
+    ``board`` is the failure detector: it finds out which ranks are late and why ranks
+    have left. Without it, an error can only name the rank whose connection broke.
+    If ``enter`` is given, ranks connect at the first exchange instead of now, and
+    ``enter`` is called just before; it raises CollectiveError if this process must not
+    take part. ``on_failure`` is called once with the error that ends the group.
     """
 
     def __init__(
@@ -80,7 +84,7 @@ class Group:
         self._board = board
         self._on_failure = on_failure
         self._clock = clock
-        # Reentrant, so that an exchange within another fails instead of hanging.
+        # Reentrant, so that a nested exchange raises an error instead of hanging.
         self._lock = threading.RLock()
         self._stay = _Stay(0, "", clock(), inside=False)
         self._see: Callable[[str, float, float], None] | None = None
@@ -110,16 +114,19 @@ class Group:
 
     @property
     def waited_s(self) -> float:
-        """Seconds spent waiting for others since the start."""
+        """Seconds this rank has spent waiting for other ranks so far."""
         return self._transport.waited_s
 
     @property
     def begun(self) -> bool:
-        """This process looks for the others, or has found them."""
+        """Whether this process has started to connect to the others."""
         return self._begun
 
     def begin(self) -> None:
-        """Look for the others, if that has not begun. Raises CollectiveError."""
+        """Start to connect to the other ranks, unless already started.
+
+        Raises CollectiveError if this process must not take part.
+        """
         with self._lock:
             if self._begun:
                 return
@@ -133,19 +140,20 @@ class Group:
     def exchange(
         self, layout: Layout, weight: float = 1.0, note: bytes = b""
     ) -> Iterator[Turn]:
-        """Agree with all ranks on ``layout``, then use the turn's transport.
+        """Compare ``layout`` with all ranks; the body then uses the turn's transport.
 
-        The turn has every rank's ``note``, of eight bytes at most; it may differ.
+        ``weight`` and ``note`` (at most eight bytes) may differ between the ranks; the
+        turn has those of every rank.
 
-        Raises CollectiveMismatchError on every rank where they don't agree: nothing
-        has been exchanged then, and all may go on. Raises any other CollectiveError
-        where a rank is lost or late, and all later exchanges fail with the same error.
-        Anything else that is raised in between passes through, but is the end of the
-        group as well.
+        Raises CollectiveMismatchError on every rank if the signatures differ; no data
+        has been exchanged then. Raises another CollectiveError if a rank is lost or
+        late. Any other exception from the body is passed on. After an error all later
+        exchanges fail with it, except after a mismatch in the same exchange, which
+        leaves all ranks in step.
         """
         with self._lock:
             if self.failure is not None:
-                # A new one: the old one's traceback would grow with every attempt.
+                # A copy: the original's traceback would grow with every attempt.
                 raise type(self.failure)(str(self.failure))
             if self._stay.inside:
                 raise CollectiveError(f"{layout.what} begins within {self._stay.what}")
@@ -164,7 +172,7 @@ class Group:
                     raise
                 raise failure from error
             except BaseException as error:
-                # The others are in the midst of it; there is no way back into step.
+                # The others are in mid-exchange; this rank cannot get back into step.
                 broken = CollectiveError(f"{stay.exchange} broke off: {error!r}")
                 self._end(broken, kind=type(error).__name__)
                 raise
@@ -175,20 +183,28 @@ class Group:
                     self._see(stay.what, stay.since, ended_s)
 
     def observe(self, see: Callable[[str, float, float], None] | None) -> None:
-        """Have ``see(what, start_s, end_s)`` called after each exchange, by the clock
-        of this group; None ends it."""
+        """Call ``see(what, start_s, end_s)`` after each exchange; None stops that.
+
+        Times are those of this group's clock.
+        """
         self._see = see
 
     def error_in(self, text: str) -> CollectiveError | None:
-        """The error that TensorFlow has made ``text`` of, where it is one of ours."""
+        """The group's error that a TensorFlow error message, ``text``, comes from.
+
+        None if that error is not from this group.
+        """
         if found := self.failure or self.refusal:
             return found
-        # The program may have caught it long ago, and go on.
+        # Compare the text: the program may have caught that mismatch long ago.
         mismatch = self.mismatch
         return mismatch if mismatch is not None and str(mismatch) in text else None
 
     def waiting(self) -> Waiting | None:
-        """What this rank is waiting for, asked from another thread."""
+        """The exchange and the ranks that this rank is waiting for; None if it is not.
+
+        May be called from another thread.
+        """
         stay, ranks = self._stay, self._transport.waiting_for
         if self._board is not None:
             ranks = ranks or self._board.absent
@@ -197,13 +213,13 @@ class Group:
         return Waiting(self._clock() - stay.since, stay.exchange, ranks)
 
     def close(self, reason: str = "") -> None:
-        """Hang up. ``reason``: why the program has ended, for those that go on."""
+        """Leave the group. ``reason`` tells the others why this program has ended."""
         self._leave(Farewell(self._stay.number, text=reason, steps=self.steps()))
 
     def end(self) -> Ending:
-        """Hang up at the end of a program that has ended well.
+        """Leave the group at the end of a program that has succeeded.
 
-        Says whether the ranks that end with this one have the same model.
+        Returns whether the ranks that end after the same exchange have the same model.
         """
         ours = self.last_state() if self._begun and not self.failure else {}
         number = self._stay.number
@@ -229,7 +245,10 @@ class Group:
     def _agree(
         self, layout: Layout, weight: float, note: bytes
     ) -> tuple[tuple[float, ...], tuple[bytes, ...]]:
-        """Every rank's weight, and its note, in rank order."""
+        """Exchange headers: every rank's weight and note, in rank order.
+
+        Raises CollectiveMismatchError if the signatures differ.
+        """
         number = self._stay.number
         header = _HEADER.pack(number, layout.digest, weight, note)
         headers = self._transport.allgather(header)
@@ -251,7 +270,7 @@ class Group:
         return weights, notes
 
     def _failed(self, error: CollectiveError) -> CollectiveError:
-        """What the failure is due to: that may be known better than by ``error``."""
+        """End the group; returns the root cause of ``error`` if the board knows it."""
         stay = self._stay
         if self._board is not None:
             here = Here(self.rank, stay.exchange, self.steps(), program_line())
@@ -263,7 +282,7 @@ class Group:
         return error
 
     def _end(self, error: CollectiveError, kind: str) -> None:
-        """Remember the error, let the others know, and hang up."""
+        """Keep the error, report it to the other ranks, and disconnect."""
         if self._board is not None and self._begun:
             self._board.leave(Farewell(self._stay.number, kind, str(error)))
         self.failure = error

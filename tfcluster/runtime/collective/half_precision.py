@@ -1,7 +1,8 @@
-"""Half precision between ranks: two bytes on the wire, float32 in the sums.
+"""All-reduce of float16 and bfloat16: two bytes on the wire, sums in float32.
 
-Each rank sums up one part of the vector and rounds it once; so every rank sends
-2 (N-1)/N of it, as it does around the ring, and all have the same bits.
+A reduce-scatter and an all-gather: each rank reduces one part of the vector and rounds
+it once. So every rank sends 2 (N-1)/N of the vector, as in a ring, and all ranks get
+the same bits.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from tfcluster.runtime.collective.transports.base import (
 
 @cache
 def is_half(dtype: Any) -> bool:
-    """float16, or TensorFlow's bfloat16, which numpy knows by its name only.
+    """Whether ``dtype`` is float16 or bfloat16, which numpy knows only by its name.
 
-    To ask for a dtype's name takes longer than anything else here.
+    Cached, because ``dtype.name`` is slow compared with the rest of a small exchange.
     """
     return dtype.name in ("float16", "bfloat16")
 
@@ -32,10 +33,11 @@ def is_half(dtype: Any) -> bool:
 def reduce_halves(
     transport: Transport, vector: Array, op: ReduceOp, shares: Sequence[float] | None
 ) -> Array:
-    """A vector of float16 or bfloat16, of equal length on all ranks, combined.
+    """All-reduce a float16 or bfloat16 vector, of equal length on all ranks.
 
-    ``shares`` multiply the ranks' values, in float32; a rank of share 0 counts as
-    zeros, whatever it has.
+    ``op`` is one of ``UFUNCS``. ``shares[r]`` multiplies the values of rank r, in
+    float32; a rank with share 0 counts as zeros, even if it has NaN. Returns a new
+    vector of the same dtype.
     """
     size = transport.size
     bounds = [len(vector) * part // size for part in range(size + 1)]
@@ -46,12 +48,12 @@ def reduce_halves(
     for rank, data in enumerate(received):
         part = np.frombuffer(data, np.uint16).view(vector.dtype).astype(np.float32)
         if shares is not None and shares[rank] == 0.0:
-            part[:] = 0  # Not 0 * x: that could be NaN.
+            part[:] = 0  # Not 0 * x, which is NaN for an infinite x.
         elif shares is not None:
             part *= np.float32(shares[rank])
         total = part if total is None else UFUNCS[op](total, part)
     assert total is not None
-    # What does not fit becomes infinite, as it does in TensorFlow.
+    # A value out of range becomes infinite, as in TensorFlow.
     with np.errstate(over="ignore"):
         rounded = total.astype(vector.dtype)
     parts = transport.allgather(rounded.view(np.uint16).tobytes())

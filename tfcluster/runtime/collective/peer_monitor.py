@@ -1,8 +1,8 @@
-"""The ranks' second line: who has left and why, and where those are that do not come.
+"""The failure and straggler detector: which ranks have left, why, and which are late.
 
-A thread of its own keeps a connection to every other rank, beside those that carry the
-exchanges. It sleeps while all goes well: an exchange costs it nothing. What is said
-stands in ``stall`` and ``farewell``.
+A thread keeps a connection to every other rank, separate from those that carry the
+exchanges. It sleeps as long as all goes well, so it adds no cost to an exchange. The
+messages are worded in ``straggler_messages`` and ``failure_reports``.
 """
 
 from __future__ import annotations
@@ -57,15 +57,17 @@ _DEAD_AFTER = {"TCP_KEEPIDLE": 20, "TCP_KEEPINTVL": 10, "TCP_USER_TIMEOUT": 60_0
 
 
 def to_stderr(text: str) -> None:
-    """A line, past Python's buffers: whoever is stuck may be stuck in them."""
+    """Write a line to descriptor 2: a stuck thread may hold the lock of sys.stderr."""
     with suppress(OSError):
         os.write(2, f"tfcluster: {text}\n".encode())
 
 
 class Board:
-    """One rank's end. ``addresses`` are ``host:port`` in rank order.
+    """The failure detector of one rank.
 
-    ``warning_s``: after so long, ranks that do not come are named; None: never.
+    ``addresses`` are ``host:port`` in rank order. ``say`` prints warnings: they name
+    the missing ranks after ``warning_s`` seconds, and again each time the wait has
+    doubled; None: never.
     """
 
     def __init__(
@@ -77,7 +79,8 @@ class Board:
         warning_s: float | None,
         say: Callable[[str], None] = to_stderr,
     ) -> None:
-        # A token of its own: the two kinds of connections are made at one address.
+        # A separate token tells these connections from those of the transport, which
+        # are made to the same address.
         token = hmac.digest(me.token, b"board", "sha256")
         self._me = replace(me, token=token)
         self._addresses = tuple(addresses)
@@ -90,7 +93,7 @@ class Board:
         """What for, and since when."""
         self._pid = os.getpid()
         self._changed = threading.Condition()
-        # What follows is changed under it, by whichever thread learns of it.
+        # The fields below are guarded by _changed.
         self._found: dict[int, socket.socket] = {}
         self._ready: set[int] = set()
         self._join_error: CollectiveError | None = None
@@ -100,7 +103,7 @@ class Board:
         self._heard_by: set[int] = set()
         """Ranks that know that this one has left."""
         self._closed = False
-        # The thread's own.
+        # The fields below are used by the monitor's thread only.
         self._warned_of = (0, 0.0)
         self._asked: tuple[int, float] | None = None
         self._told = (0, "")
@@ -112,12 +115,13 @@ class Board:
     def start(
         self, standing: Callable[[], Standing], interrupt: Callable[[], None]
     ) -> None:
-        """Begin to connect. ``standing``: how far this rank is, asked by the thread.
+        """Start the thread, which connects to the other ranks.
 
-        ``interrupt`` makes an exchange fail that cannot come to an end.
+        The thread calls ``standing`` for the progress of this rank, and ``interrupt``
+        to make an exchange fail that cannot be completed.
         """
         self._standing, self._interrupt = standing, interrupt
-        # Not before: a fork of a process that has not begun may begin by itself.
+        # Not in __init__: a process forked before this call may itself become the rank.
         self._pid = os.getpid()
         if self._me.size > 1:
             threading.Thread(
@@ -125,13 +129,14 @@ class Board:
             ).start()
 
     def enter(self, generation: int) -> None:
-        """Be of this generation of ranks; before ``start``."""
+        """Set the generation of ranks that this one belongs to; before ``start``."""
         self._me = replace(self._me, generation=generation)
 
     def join(self) -> None:
-        """Return when all ranks are connected. Raises CollectiveError.
+        """Return when all ranks are connected; warn about missing ranks meanwhile.
 
-        Says who has not come where it takes long.
+        Raises CollectiveTimeoutError after ``join_timeout_s``, and CollectiveError if
+        the ranks cannot be connected.
         """
         began = time.monotonic()
         warn_at = self._warning_s
@@ -154,10 +159,11 @@ class Board:
 
     @contextmanager
     def joining(self, what: str) -> Iterator[None]:
-        """Join, and watch over what connects the ranks otherwise, for ``what``.
+        """Join, and supervise the body, which connects the ranks by other means.
 
-        It may be done outside of exchanges, and is watched like the first one: who does
-        not come is named, and a rank that is lost ends it. Raises CollectiveError.
+        ``what`` names the purpose in messages. The body runs outside of an exchange but
+        is supervised like one: late ranks are named, and a lost rank ends it. Raises
+        CollectiveError with the root cause.
         """
         self._joining = what, time.monotonic()
         try:
@@ -170,20 +176,23 @@ class Board:
 
     @property
     def absent(self) -> tuple[int, ...]:
-        """The ranks that have not connected yet, as far as this one can know."""
+        """The ranks that have not connected yet, as far as this one can tell."""
         if self.joined:
             return ()
         missing = set(range(self._me.size)) - {self._me.rank} - set(self._found)
         if not missing:
             return tuple(sorted(set(self._found) - self._ready))
-        # Lower ranks are dialled one after the other.
+        # Lower ranks are dialled in order, so those after the first are not known.
         lower = min(missing)
         return (lower,) if lower < self._me.rank else tuple(sorted(missing))
 
     def verdict(
         self, error: CollectiveError, number: int, here: Here | None = None
     ) -> CollectiveError:
-        """``error`` in exchange ``number``, with what is known of its origin."""
+        """The root cause of ``error`` in exchange ``number``, or ``error`` itself.
+
+        A timeout is completed by the names of the missing ranks.
+        """
         if isinstance(error, CollectiveTimeoutError):
             told_of, text = self._told
             return (
@@ -203,9 +212,12 @@ class Board:
                 self._changed.wait(left_s)
 
     def leave(self, farewell: Farewell) -> None:
-        """Tell the others, and hang up; only once. A forked process just hangs up."""
+        """Send the report to all ranks and disconnect; later calls do nothing.
+
+        In a forked child, only the child's copies of the connections are closed.
+        """
         if os.getpid() != self._pid:
-            # No lock here: the thread may have held it when we were forked.
+            # Without the lock: the thread may have held it at the time of the fork.
             for connection in self._found.values():
                 connection.close()
             return
@@ -223,7 +235,7 @@ class Board:
                 connection.shutdown(socket.SHUT_WR)
 
     def left_with(self, number: int) -> dict[int, Farewell]:
-        """What those ranks have said that ended well after the same exchange."""
+        """The reports of the ranks that ended without an error after this exchange."""
         with self._changed:
             return {
                 rank: said
@@ -232,7 +244,10 @@ class Board:
             }
 
     def _wait_until_heard(self, ranks: set[int]) -> None:
-        """Of two ranks that end, the later one knows what the other has said."""
+        """Wait until every rank has confirmed our report, has left, or a time limit.
+
+        So if two ranks end, the one that ends later has the report of the other.
+        """
         deadline = time.monotonic() + _ANSWER_S
         with self._changed:
             while ranks - self._heard_by - set(self._farewells) - set(self._died):
@@ -241,6 +256,7 @@ class Board:
                     return
 
     def _where(self) -> Standing:
+        """This rank's progress; ``joining`` counts as being in the next exchange."""
         standing, joining = self._standing(), self._joining
         if standing.inside or joining is None:
             return standing
@@ -292,7 +308,7 @@ class Board:
         return min(self._warning_s / _LOOKS_PER_WARNING, _MAX_SLEEP_S)
 
     def _received(self, rank: int, frames: Decoder) -> bool:
-        """Take in what a rank has sent; False when it has hung up."""
+        """Handle what a rank has sent; False if it has disconnected."""
         try:
             data = self._found[rank].recv(65536)
             for frame in frames.feed(data):
@@ -333,7 +349,7 @@ class Board:
             self._changed.notify_all()
 
     def _answer(self, rank: int, frame: Mapping[str, Any]) -> None:
-        """Say where we are; those who are waited for also show it in their log."""
+        """Send our progress; if we are late, also print our stack traces."""
         asked = Standing.of_frame(frame)
         standing = self._where()
         _send(self._found[rank], {"type": "here", **standing.as_frame()})
@@ -344,7 +360,7 @@ class Board:
         self._say(f"{awaited}. It is here:\n{stacks_text(_thread.get_ident())}")
 
     def _look(self) -> None:
-        """At an exchange that this rank is in: will it come to an end?"""
+        """Interrupt the current exchange if hopeless; query other ranks if slow."""
         standing, now = self._where(), time.monotonic()
         if not standing.inside or not standing.number:
             self._asked = None
@@ -356,7 +372,7 @@ class Board:
             )
             doomed = lost or hopeless(number, self._farewells)
         if doomed:
-            # Each time: the exchange may only now have come to where it waits.
+            # On every check: the exchange may only now have reached its wait.
             self._interrupt()
             return
         if self._asked is not None:
@@ -376,7 +392,7 @@ class Board:
             _send(connection, {"type": "where", **standing.as_frame()})
 
     def _tell(self, standing: Standing, now: float) -> None:
-        """Name those who have not come, once all have answered that can."""
+        """Report the missing ranks once all have answered or the time is up."""
         if self._asked is None or self._asked[0] != standing.number:
             self._asked = None
             return
@@ -400,13 +416,13 @@ def _prepare(connection: socket.socket) -> None:
 
 
 def _send(connection: socket.socket, frame: Frame) -> None:
-    """At once or not at all: whoever does not read is not worth waiting for."""
+    """Send without blocking, or drop the frame: the peer may not be reading."""
     with suppress(OSError):
         connection.send(encode(frame), socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
 
 
 def _send_whole(connection: socket.socket, frame: Frame) -> None:
-    """It may be larger than what fits at once; who does not read is left, as above."""
+    """Send a frame that may exceed the socket's buffer, for at most ``_ANSWER_S``."""
     data = memoryview(encode(frame))
     deadline = time.monotonic() + _ANSWER_S
     poll = select.poll()

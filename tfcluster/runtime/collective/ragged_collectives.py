@@ -1,6 +1,7 @@
-"""Exchanges of rows: arrays whose first dimension may differ between ranks.
+"""Collectives on arrays whose first dimension may differ between ranks.
 
-All are called within a turn, on every rank. What arrives keeps the order of the ranks.
+They are what MPI calls allgatherv and alltoallv. Every rank calls them within an
+exchange of its group (``Group.exchange``). Results are in rank order.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ _COUNT = struct.Struct(">q")
 
 
 def gathered(transport: Transport, array: Array) -> tuple[Array, Array]:
-    """The ranks' arrays, one after the other, and how many rows each has (int64)."""
+    """All-gather: the ranks' arrays concatenated, and each rank's row count (int64)."""
     return _joined(transport.allgather(_packed(array)), array)
 
 
 def swapped(
     transport: Transport, array: Array, splits: Sequence[int]
 ) -> tuple[Array, Array]:
-    """The next ``splits[r]`` rows go to rank r.
+    """All-to-all: the first ``splits[0]`` rows go to rank 0, the next to rank 1, etc.
 
-    Returns what the ranks have sent here, and how many rows each has sent (int64).
+    Returns the rows received here, concatenated, and each rank's row count (int64).
     """
     ends = np.cumsum([0, *splits])
     parts = [_packed(array[start:end]) for start, end in pairwise(ends)]
@@ -41,9 +42,10 @@ def swapped(
 
 
 def reduced_part(transport: Transport, array: Array, op: ReduceOp) -> Array:
-    """This rank's rows of the ranks' arrays combined; shapes are equal on all ranks.
+    """Reduce-scatter: this rank's part (``part_bounds``) of the reduced array.
 
-    Averages are sums here. Half precision comes back as float32.
+    The shape is the same on all ranks. AVERAGE returns the sum, which the caller has to
+    divide. float16 and bfloat16 are summed in, and returned as, float32.
     """
     ends = part_bounds(len(array), transport.size)
     parts = [array[start:end].tobytes() for start, end in pairwise(ends)]
@@ -61,9 +63,9 @@ def reduced_part(transport: Transport, array: Array, op: ReduceOp) -> Array:
 
 
 def part_bounds(rows: int, size: int) -> list[int]:
-    """Where each rank's part of ``rows`` begins, and their end.
+    """The ``size + 1`` bounds of the ranks' parts of ``rows``.
 
-    Parts are even; the first ``rows % size`` ranks have one row more.
+    Parts are even; each of the first ``rows % size`` ranks has one row more.
     """
     each, more = divmod(rows, size)
     return [rank * each + min(rank, more) for rank in range(size + 1)]

@@ -1,7 +1,7 @@
-"""Whether the ranks still train one and the same model, in words for people. Pure.
+"""Detects ranks whose models have diverged, and words the messages about it. Pure.
 
-Ranks that average their gradients have the same weights, bit by bit, as long as their
-programs do the same. A program that decides by its rank's own figures breaks that.
+Ranks that average their gradients have bitwise equal weights as long as their programs
+do the same. A program that makes decisions by values of its own rank breaks that.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A part of a tensor: its place in a list of them, and the elements in it."""
+    """Elements ``start`` to ``stop`` of tensor number ``place`` in a list."""
 
     place: int
     start: int
@@ -45,17 +45,17 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Chunks:
-    """What is compared now, and where it goes on the next time."""
+    """The chunks to compare now, and where to continue the next time."""
 
     chunks: tuple[Chunk, ...]
     following: Chunk
 
 
 def next_chunks(sizes: Sequence[int], widths: Sequence[int], begin: Chunk) -> Chunks:
-    """What to compare next of tensors of ``sizes`` elements, ``widths`` bytes each.
+    """The next chunks of tensors with ``sizes`` elements of ``widths`` bytes each.
 
-    From ``begin`` on, round and round, each element once at most; the same on all
-    ranks.
+    They start at ``begin``, wrap around after the last tensor, and hold each element at
+    most once. Equal arguments give equal chunks on all ranks.
     """
     chunks: list[Chunk] = []
     left, remaining = CHUNK_BYTES, sum(sizes)
@@ -75,12 +75,15 @@ def next_chunks(sizes: Sequence[int], widths: Sequence[int], begin: Chunk) -> Ch
 
 
 def rounding_of(itemsize: int) -> float:
-    """How far apart arrays of such elements may be by rounding."""
+    """The rounding tolerance for floats of ``itemsize`` bytes."""
     return ROUNDING if itemsize >= 4 else ROUNDING_OF_HALVES
 
 
 def checksum(array: Array) -> int:
-    """Of the bits; it does not depend on the order in which a device adds them up."""
+    """The sum of the array's bytes as 64-bit words, modulo 2**64.
+
+    An integer sum: it does not depend on the order of addition, as a float sum would.
+    """
     data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     whole = data.size // 8 * 8
     with np.errstate(over="ignore"):
@@ -89,7 +92,10 @@ def checksum(array: Array) -> int:
 
 
 def distance(one: Array, other: Array) -> float:
-    """The largest difference, relative to the largest value; 0 for equal NaNs."""
+    """The largest difference relative to the largest finite value of ``one``.
+
+    NaNs at the same place are equal.
+    """
     a, b = one.astype(np.float64), other.astype(np.float64)
     both = np.isnan(a) & np.isnan(b) | (a == b)
     if both.all():
@@ -100,9 +106,9 @@ def distance(one: Array, other: Array) -> float:
 
 
 def differing(told: Sequence[Mapping[str, str]]) -> str | None:
-    """The first label that not all ranks, in order, have the same value for.
+    """The first label whose value is not the same on all ranks; None if there is none.
 
-    Only labels that all of them know are compared.
+    ``told[r]`` is what rank r has sent. Only labels that all ranks have are compared.
     """
     for label, value in told[0].items():
         values = [found.get(label) for found in told]
@@ -114,13 +120,14 @@ def differing(told: Sequence[Mapping[str, str]]) -> str | None:
 def hyperparameter_text(
     label: str, values: Mapping[int, str], when: str, last_equal: str
 ) -> str:
-    """``values``: what each rank has."""
+    """The message for a hyperparameter that differs; ``values`` are by rank."""
     return (
         f"{_apart()}: the {label} is {by_rank(values)} {when}; {last_equal}. {ADVICE}"
     )
 
 
 def weights_text(label: str, ranks: str, away: float, when: str, equal: str) -> str:
+    """The message for weights that differ; ``away`` is relative to the largest."""
     size = f" by {away:.2g} of its largest value" if 0 < away < math.inf else ""
     return (
         f"{_apart()}: {label} differs{size} between {ranks} {when}; {equal}. {ADVICE}"
@@ -128,7 +135,7 @@ def weights_text(label: str, ranks: str, away: float, when: str, equal: str) -> 
 
 
 def text_of(value: Any) -> str:
-    """A hyperparameter; numbers that differ by rounding look the same."""
+    """A hyperparameter with six digits, so that rounding differences disappear."""
     number = float(value)
     if number.is_integer() and abs(number) < 1e15:
         return str(int(number))
@@ -140,6 +147,7 @@ def _apart() -> str:
 
 
 def rounding_text(label: str, away: float) -> str:
+    """The warning for weights that differ by no more than rounding."""
     return (
         f"{label} differs between ranks by {away:.1g} of its largest value: their "
         "processors round differently. The result is no longer the same on all ranks, "
@@ -158,14 +166,14 @@ def by_rank(values: Mapping[int, str]) -> str:
 
 
 def summary(arrays: Sequence[Array]) -> str:
-    """Arrays in a few characters: a checksum and a length."""
+    """A short summary of arrays: their checksum and their L2 norm."""
     total = sum(map(checksum, arrays)) & _MASK
     squares = sum(float(np.square(array.astype(np.float64)).sum()) for array in arrays)
     return f"{total:016x} {math.sqrt(squares):.9g}"
 
 
 def differ_by_rounding(one: str, other: str) -> bool:
-    """Of two summaries that are not equal."""
+    """Whether two unequal summaries have norms that are equal up to rounding."""
     try:
         a, b = (float(text.split()[1]) for text in (one, other))
     except (IndexError, ValueError):
@@ -176,12 +184,13 @@ def differ_by_rounding(one: str, other: str) -> bool:
 
 
 def is_summary(text: str) -> bool:
+    """Whether a value is from ``summary`` (weights) or ``text_of`` (a number)."""
     return " " in text
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """What comparing the ranks' models at the end of their programs has shown."""
+    """The result of comparing the ranks' models at the end of their programs."""
 
     error: str | None = None
     warning: str | None = None
@@ -193,9 +202,10 @@ def compared_at_end(
     others: Mapping[int, Mapping[str, str]],
     last_equal: Mapping[str, int],
 ) -> Ending:
-    """``ours`` and what the ranks have told that left before, label by label.
+    """Compare our model with those of ranks that left before, label by label.
 
-    ``last_equal``: the step at which each label was last seen to be the same.
+    Values are hyperparameters (``text_of``) or weights (``summary``). ``last_equal``
+    holds the step in which each label was last seen to be equal.
     """
     warning = None
     when = "at the end of the program"
@@ -217,4 +227,5 @@ def compared_at_end(
 
 
 def equal_text(step: int) -> str:
+    """When a value was last seen to be equal on all ranks; step 0: never."""
     return f"it was the same in step {step}" if step else "it was never seen to be"

@@ -1,4 +1,4 @@
-"""What an exchange is about, in words that ranks compare before they exchange. Pure."""
+"""The signature of a collective operation. Ranks compare it before they start. Pure."""
 
 from __future__ import annotations
 
@@ -13,16 +13,21 @@ _DIGEST_BYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """``what`` happens (``gradients of adam``), with which tensors, in order."""
+    """The signature: ``what`` is done (``gradients of adam``) and to which tensors.
+
+    ``tensors`` holds one ``tensor_words`` per tensor, in the order of the operation.
+    """
 
     what: str
     tensors: tuple[str, ...] = ()
 
     @property
     def digest(self) -> bytes:
+        """SHA-256 of the signature, 32 bytes."""
         return hashlib.sha256(self.encoded()).digest()
 
     def encoded(self) -> bytes:
+        """The signature as JSON."""
         return json.dumps([self.what, *self.tensors]).encode()
 
     @classmethod
@@ -32,13 +37,13 @@ class Layout:
 
 
 def tensor_words(name: str, dtype: object, shape: Sequence[int | None]) -> str:
-    """One tensor as a layout lists it: ``dense/kernel float32 (64, 10)``."""
+    """One entry of ``Layout.tensors``: ``dense/kernel float32 (64, 10)``."""
     sizes = ", ".join("?" if size is None else str(size) for size in shape)
     return f"{name} {dtype} ({sizes})"
 
 
 def difference(layouts: Sequence[Layout]) -> str:
-    """What differs between the ranks' layouts, given in rank order, as a sentence."""
+    """A sentence that says how the ranks' signatures, in rank order, differ."""
     whats = [layout.what for layout in layouts]
     if len(set(whats)) > 1:
         return f"the ranks do different things: {_by_rank(whats)}"
@@ -67,7 +72,7 @@ def _by_rank(words: Sequence[str]) -> str:
 
 
 def _only_somewhere(layouts: Sequence[Layout]) -> str:
-    """The tensors that not every rank has."""
+    """Lists the tensors that only some of the ranks have."""
     common = set.intersection(*(set(layout.tensors) for layout in layouts))
     extra = [
         f"rank {rank} has {tensor}"

@@ -1,8 +1,9 @@
-"""Some rows of large arrays, as gradients of embeddings are: how to combine them. Pure.
+"""Sparse gradients (``tf.IndexedSlices``, as of embeddings) and how to combine them.
 
-Rows can be gathered, which costs as much as there are on all ranks; or they are added
-up into whole arrays, which costs as much as the arrays are large. What is cheaper is
-decided by what all ranks know, so that all decide alike.
+There are two ways: all-gather the rows, whose cost grows with the number of rows on all
+ranks, or make the gradient dense and all-reduce it, whose cost grows with the size of
+the variable. The choice depends only on numbers that every rank knows, so all ranks
+choose the same. Pure.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ from tfcluster.runtime.collective.transports.base import Array
 
 @dataclass(frozen=True, slots=True)
 class Slices:
-    """Some rows of a larger array: ``values[i]`` belongs to row ``indices[i]``."""
+    """Some rows of a larger array: ``values[i]`` belongs to row ``indices[i]``.
+
+    ``values`` has shape (n, ...) and ``indices`` shape (n,); an index may repeat.
+    """
 
     values: Array
     indices: Array
@@ -26,19 +30,22 @@ class Slices:
 
 
 def is_dense(counts: Sequence[int], rows: int | None) -> bool:
-    """Whether whole arrays of ``rows`` are cheaper than ``counts[r]`` rows of rank r.
+    """Whether a dense all-reduce is cheaper than gathering the rows.
 
-    Each of N ranks takes in about (N-1)/N of all gathered rows, and sends and takes in
-    2 (N-1)/N of an array that is reduced: so it is, once there are more than twice as
-    many rows as the array has. Indices are gathered in any case.
+    ``counts[r]`` is the number of rows that rank r has.
+
+    In an all-gather each of N ranks receives about (N-1)/N of all rows; in an
+    all-reduce it sends and receives 2 (N-1)/N of the dense array. So dense is cheaper
+    once the ranks together have more than twice ``rows``. The indices are gathered in
+    both cases.
     """
     return rows is not None and sum(counts) > 2 * rows
 
 
 def densified(slices: Slices, rows: int) -> Array:
-    """The whole array: rows that come more than once are added up, others are zero.
+    """The dense array, shape (rows, ...): repeated rows are summed, missing ones are 0.
 
-    Raises IndexError for a row that is not there.
+    Raises IndexError for an index outside of ``range(rows)``.
     """
     whole = np.zeros((rows, *slices.values.shape[1:]), slices.values.dtype)
     if len(slices.indices) == 0:
@@ -52,15 +59,16 @@ def densified(slices: Slices, rows: int) -> Array:
 
 
 def are_distinct(indices: Array) -> bool:
-    """Whether no row comes twice."""
+    """Whether no index repeats."""
     ordered = np.sort(indices)
     return bool(np.all(ordered[1:] != ordered[:-1]))
 
 
 def of_rows(whole: Array, indices: Array) -> Slices:
-    """Those rows of an array that ``indices`` name, each once, in order.
+    """The rows of ``whole`` at ``indices``, each once, in ascending order.
 
-    So an optimizer touches the rows that it would have touched without the others'.
+    The result stays sparse, so that an optimizer updates only rows that have a gradient
+    on some rank.
     """
     which = np.unique(indices)
     return Slices(whole[which], which, len(whole))

@@ -1,4 +1,4 @@
-"""How far each rank is, and what to say of those that others wait for. Pure."""
+"""The progress of each rank, and messages about ranks that others wait for. Pure."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How far a rank is, in its own words."""
+    """The progress of a rank, as it reports it itself."""
 
     number: int
-    """Of the exchange that it is in, else of the last one that it did; from 1."""
+    """Number of the exchange it is in, or of its last one; counted from 1, 0: none."""
     what: str
-    """What that exchange is about; empty before the first one."""
+    """What that exchange does (``Layout.what``); empty before the first one."""
     since_s: float
-    """How long it has been in there, or out of it."""
+    """Seconds since it entered that exchange (``inside``), or since it left it."""
     inside: bool
 
     def as_frame(self) -> dict[str, Any]:
@@ -29,7 +29,10 @@ class Standing:
 
     @classmethod
     def of_frame(cls, frame: Mapping[str, Any]) -> Standing:
-        """Raises KeyError, TypeError or ValueError for anything else."""
+        """The inverse of ``as_frame``.
+
+        Raises KeyError, TypeError or ValueError for a malformed frame.
+        """
         return cls(
             number=int(frame["number"]),
             what=str(frame["what"]),
@@ -39,15 +42,19 @@ class Standing:
 
     @property
     def exchange(self) -> str:
+        """The exchange in messages: ``exchange 41: gradients of adam``."""
         return f"exchange {self.number}: {self.what}"
 
     def has_come_to(self, number: int) -> bool:
-        """It is in that exchange, or was."""
+        """Whether it is in exchange ``number``, or has passed it."""
         return self.number >= number
 
 
 def missing(number: int, others: Mapping[int, Standing | None]) -> list[int]:
-    """The ranks that have not come to an exchange; None: one that does not answer."""
+    """The ranks that have not come to exchange ``number``.
+
+    A rank whose standing is None has not answered, and counts as missing.
+    """
     return [
         rank
         for rank, standing in sorted(others.items())
@@ -56,13 +63,13 @@ def missing(number: int, others: Mapping[int, Standing | None]) -> list[int]:
 
 
 def speaks(rank: int, number: int, others: Mapping[int, Standing | None]) -> bool:
-    """Whether it is for this rank to say who is missing: one is enough."""
+    """Whether this rank reports the missing ones: the lowest rank that is present."""
     absent = missing(number, others)
     return rank < min(set(others) - set(absent), default=rank + 1)
 
 
 def stalled_text(mine: Standing, others: Mapping[int, Standing | None]) -> str:
-    """Who keeps a rank waiting that is in an exchange, and what those last did."""
+    """A message that names the ranks ``mine`` waits for, and what they did last."""
     absent = missing(mine.number, others)
     if not absent:
         return f"{mine.exchange} has taken {mine.since_s:.0f} s; all ranks are in it"
@@ -86,13 +93,13 @@ def _absent_text(rank: int, standing: Standing | None) -> str:
 
 
 def unconnected_text(ranks: Sequence[int], waited_s: float) -> str:
-    """Of ranks that have not come to the first exchange, nor even near it."""
+    """A message about ranks that have not connected before the first exchange."""
     who = ", ".join(map(str, ranks))
     return f"rank {who} has not connected for {waited_s:.0f} s"
 
 
 def awaited_text(rank: int, waited_s: float, exchange: str) -> str:
-    """What a missing rank writes above its stacks."""
+    """The line that a missing rank prints above its stack traces."""
     return (
         f"rank {rank} has waited {waited_s:.0f} s for this rank to come to {exchange}"
     )

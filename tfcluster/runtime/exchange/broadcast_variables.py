@@ -10,6 +10,7 @@ import tensorflow as tf
 from tfcluster.runtime.exchange.gather_broadcast import broadcast_tensors
 from tfcluster.runtime.exchange.graph_ops import unconverted
 from tfcluster.runtime.process_sets import ProcessSet, global_process_set
+from tfcluster.runtime.tensors import name_of
 
 
 @unconverted
@@ -72,8 +73,3 @@ def broadcast_global_variables(root_rank: int) -> Any:
             "optimizer.variables"
         )
     return broadcast_variables(tf.compat.v1.global_variables(), root_rank)
-
-
-def name_of(variable: Any) -> str:
-    """A variable's path (Keras), else its name (TensorFlow)."""
-    return str(getattr(variable, "path", None) or variable.name)

@@ -19,6 +19,7 @@ from tfcluster.runtime.exchange.graph_ops import (
 from tfcluster.runtime.exchange.reduce_engine import Exchange, reduce_tensors
 from tfcluster.runtime.exchange.wire_format import Reduction
 from tfcluster.runtime.process_sets import ProcessSet, global_process_set
+from tfcluster.runtime.tensors import is_inexact
 
 
 @unconverted
@@ -85,7 +86,7 @@ def gather_tensors(
 
         return results, backward
 
-    if not any(map(_inexact, tensors)):
+    if not any(map(is_inexact, tensors)):
         return _gathered(tensors, what, among)[0]
     return list(tf.nest.flatten(tf.custom_gradient(forward)(*tensors)))
 
@@ -161,7 +162,7 @@ def broadcast_tensors(
 
         return results, backward
 
-    if not any(map(_inexact, tensors)):
+    if not any(map(is_inexact, tensors)):
         return _broadcast(tensors, root, what, names, among)
     return list(tf.nest.flatten(tf.custom_gradient(forward)(*tensors)))
 
@@ -236,7 +237,7 @@ def alltoall(
 
         return (result, received), backward
 
-    if _inexact(tensor):
+    if is_inexact(tensor):
         result, received = tf.custom_gradient(forward)(tensor)
     else:
         result, received, _ = _swapped_rows(tensor, given, what, process_set, even=even)
@@ -288,7 +289,7 @@ def _averaged(
     upstream: Sequence[Any], results: Sequence[Any], what: str, among: ProcessSet
 ) -> list[Any]:
     """The means of the ranks' gradients; None for what has none."""
-    wanted = [i for i, result in enumerate(results) if _inexact(result)]
+    wanted = [i for i, result in enumerate(results) if is_inexact(result)]
     given = [
         tf.zeros_like(results[i]) if upstream[i] is None else upstream[i]
         for i in wanted
@@ -296,17 +297,13 @@ def _averaged(
     exchange = Exchange(what, Reduction(ReduceOp.AVERAGE), among=among)
     names = [f"tensor {i}" for i in wanted]
     means = iter(reduce_tensors(exchange, given, names))
-    return [next(means) if _inexact(result) else None for result in results]
+    return [next(means) if is_inexact(result) else None for result in results]
 
 
 def _zeros_after(tensor: Any) -> Any:
     """Zeros like ``tensor``, which is computed nevertheless: on other ranks it is."""
     with tf.control_dependencies([tensor]):
         return tf.zeros_like(tensor)
-
-
-def _inexact(tensor: Any) -> bool:
-    return bool(tensor.dtype.is_floating or tensor.dtype.is_complex)
 
 
 def _swapped(rank: int | None, axis: int) -> list[int]:

@@ -23,7 +23,7 @@ from tfcluster.runtime.exchange.wire_format import (
     scaled_by,
 )
 from tfcluster.runtime.process_sets import ProcessSet, global_process_set
-from tfcluster.runtime.tensors import as_tensor
+from tfcluster.runtime.tensors import as_tensor, is_inexact
 
 Average = ReduceOp.AVERAGE
 Sum = ReduceOp.SUM
@@ -207,28 +207,24 @@ def _reduced_parts(
             used = [
                 tf.zeros_like(result) if gradient is None else gradient
                 for gradient, result in zip(upstream, results, strict=True)
-                if _inexact(result)
+                if is_inexact(result)
             ]
             copies = among.size() if reduction.op is Sum else 1
             factor = copies * reduction.prescale * reduction.postscale
             whole = iter(gather_tensors(used, f"gradient of {what}", among))
             return [
-                scaled_by(next(whole), factor) if _inexact(tensor) else None
+                scaled_by(next(whole), factor) if is_inexact(tensor) else None
                 for tensor in flat
             ]
 
         return results, backward
 
-    if any(map(_inexact, given)):
+    if any(map(is_inexact, given)):
         parts = list(tf.nest.flatten(tf.custom_gradient(forward)(*given)))
     else:
         parts = _scattered(given, what, reduction, among)
     reduced.note(parts)
     return parts
-
-
-def _inexact(tensor: Any) -> bool:
-    return bool(tensor.dtype.is_floating or tensor.dtype.is_complex)
 
 
 def _scattered(

@@ -1,25 +1,76 @@
-"""Combine tensors over all ranks, many in one exchange, with gradients."""
+"""Combine tensors over all ranks, many in one exchange.
+
+Everything that reduces gradients comes through ``exchange_list``: the hooks on Keras
+(``keras.train.gradient_allreduce``) with a mean weighted by rows, the Horovod-like API
+with ``reduce_tensors``.
+"""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
 
-from tfcluster.runtime.collective import Layout, ReduceOp, tensor_words
+from tfcluster.runtime.collective import Layout, ReduceOp
 from tfcluster.runtime.collective.collectives import combine
 from tfcluster.runtime.collective.sparse import Slices
 from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.exchange.graph_ops import exchange_op, may_be_differentiated
+from tfcluster.runtime.exchange.tensor_list import TensorList, flattened
 from tfcluster.runtime.exchange.wire_format import Carrier, Reduction, carrier
 from tfcluster.runtime.process_sets import ProcessSet, global_process_set
-from tfcluster.runtime.tensors import as_tensor
+from tfcluster.runtime.tensors import is_inexact
 
 _LINEAR = (ReduceOp.AVERAGE, ReduceOp.SUM)
+
+
+class Combine(Protocol):
+    """What the ranks do with their arrays, in the midst of an exchange."""
+
+    def __call__(
+        self, context: Sequence[Array], dense: Sequence[Array], sparse: list[Slices]
+    ) -> tuple[Sequence[Array], Sequence[Slices], Sequence[Array]]:
+        """The reduced arrays, the gathered slices, and whatever else is wanted."""
+        ...
+
+
+def exchange_list(
+    tensors: TensorList,
+    carriers: Sequence[Carrier],
+    combine: Combine,
+    call: Callable[..., Any],
+    *,
+    context: Sequence[Any] = (),
+    others: Sequence[Any] = (),
+) -> tuple[TensorList, list[Any]]:
+    """What ``combine`` makes of the arrays of ``tensors``, as tensors again.
+
+    ``carriers`` say how the dense tensors and the slices' values travel. ``call`` is
+    given a function of arrays, tensors and the dtypes of its results, and makes an op
+    of them, or calls the function. The values of the tensors in ``context`` are handed
+    to ``combine``. Its further arrays, which have the dtypes ``others``, are returned
+    beside the list.
+    """
+
+    def run(*arrays: Array) -> list[Array]:
+        given = len(context)
+        dense, sparse = tensors.unflattened(arrays[given:])
+        reduced, gathered, more = combine(arrays[:given], dense, sparse)
+        return [*flattened(reduced, gathered), *more]
+
+    sent = [*(each.tensor for each in carriers), *tensors.indices]
+    types = [*(tensor.dtype for tensor in sent), *others]
+    results = tf.nest.flatten(call(run, [*context, *sent], types))
+    flat = results[: len(sent)]
+    for index, (result, local) in enumerate(zip(flat, tensors.flat, strict=True)):
+        dense = index < tensors.dense_count
+        result.set_shape(local.shape if dense else [None, *local.shape[1:]])
+    for index, each in enumerate(carriers):
+        flat[index] = each.restored(flat[index])
+    return tensors.with_flat(flat), results[len(sent) :]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,36 +94,10 @@ def reduce_tensors(
     and divided by the number of ranks where the average is wanted. Raises TypeError and
     ValueError for what cannot be combined.
     """
-    kinds = [_kind(tensor) for tensor in tensors]
-    dense = [as_tensor(t) for t in tensors if _kind(t) == _DENSE]
-    sparse = [t for t in tensors if _kind(t) == _SPARSE]
-    values = [as_tensor(slices.values) for slices in sparse]
-    for array in values:
-        _require_summable(array, exchange)
-    indices = [as_tensor(slices.indices) for slices in sparse]
-    plan = _Plan(exchange, tuple(zip(kinds, names, strict=True)), len(dense))
-    results = plan.run([*dense, *values, *indices])
-    found = {
-        _DENSE: iter(results[: len(dense)]),
-        _SPARSE: _slices(results[len(dense) :], sparse),
-        _NONE: itertools.repeat(None),
-    }
-    return [next(found[kind]) for kind in kinds]
-
-
-_DENSE, _SPARSE, _NONE = "dense", "sparse", "none"
-
-
-def _kind(tensor: Any) -> str:
-    if tensor is None:
-        return _NONE
-    return _SPARSE if isinstance(tensor, tf.IndexedSlices) else _DENSE
-
-
-def _slices(results: Sequence[Any], local: Sequence[Any]) -> Iterator[Any]:
-    for index, slices in enumerate(local):
-        values, indices = results[index], results[len(local) + index]
-        yield tf.IndexedSlices(values, indices, slices.dense_shape)
+    given = TensorList.of(tensors)
+    for values in given.flat[given.dense_count : given.summed_count]:
+        _require_summable(values, exchange)
+    return _Plan(exchange, tuple(names)).run(given).tensors()
 
 
 def _require_summable(values: Any, exchange: Exchange) -> None:
@@ -85,55 +110,50 @@ def _require_summable(values: Any, exchange: Exchange) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """An exchange of flat tensors: dense ones, values of slices, their indices."""
+    """An exchange of entries with these names, in the program's order."""
 
     exchange: Exchange
-    entries: tuple[tuple[str, str], ...]
-    """Kind and name, in the program's order."""
-    dense: int
+    names: tuple[str, ...]
 
-    def run(self, flat: Sequence[Any]) -> list[Any]:
+    def run(self, given: TensorList) -> TensorList:
         wanted = self.exchange.differentiable and may_be_differentiated()
-        if not (wanted and any(map(_inexact, flat))):
-            return self._exchanged(flat)[0]
+        if not (wanted and any(map(is_inexact, given.flat))):
+            return self._exchanged(given)[0]
 
-        def forward(*tensors: Any) -> Any:
-            results, counts = self._exchanged(tensors)
+        def forward(*flat: Any) -> Any:
+            local = given.with_flat(flat)
+            results, counts = self._exchanged(local)
 
             def backward(*upstream: Any) -> list[Any]:
-                return self._gradients(tensors, results, counts, upstream)
+                return self._gradients(local, results, counts, upstream)
 
-            return results, backward
+            return list(results.flat), backward
 
-        return list(tf.nest.flatten(tf.custom_gradient(forward)(*flat)))
+        flat = tf.nest.flatten(tf.custom_gradient(forward)(*given.flat))
+        return given.with_flat(flat)
 
-    def _sparse(self, flat: Sequence[Any]) -> int:
-        return (len(flat) - self.dense) // 2
-
-    def _exchanged(self, flat: Sequence[Any]) -> tuple[list[Any], Any]:
+    def _exchanged(self, given: TensorList) -> tuple[TensorList, Any]:
         """The results, and of each slices, if any, how many rows each rank has."""
-        reduction = self.exchange.reduction
-        moved = self.dense + self._sparse(flat)
-        carriers = [carrier(t, reduction, self.exchange.what) for t in flat[:moved]]
-        sent = [*(c.tensor for c in carriers), *flat[moved:]]
-        types = [tensor.dtype for tensor in sent]
-        if self._sparse(flat):
-            types.append(tf.int64)
-        results = exchange_op(
-            self._act(carriers),
-            sent,
-            types,
-            self.exchange.what,
-            self.exchange.among,
+        exchange = self.exchange
+        carriers = [
+            carrier(tensor, exchange.reduction, exchange.what)
+            for tensor in given.flat[: given.summed_count]
+        ]
+
+        def call(run: Callable[..., Any], sent: Sequence[Any], types: Any) -> Any:
+            return exchange_op(run, sent, types, exchange.what, exchange.among)
+
+        found, counts = exchange_list(
+            given,
+            carriers,
+            self._combine(given, carriers),
+            call,
+            others=[tf.int64] if given.shapes else [],
         )
-        counts = results.pop() if self._sparse(flat) else None
-        for index, (result, local) in enumerate(zip(results, flat, strict=True)):
-            whole = index < self.dense
-            result.set_shape(local.shape if whole else [None, *local.shape[1:]])
-            if index < moved:
-                restored = carriers[index].restored(result)
-                results[index] = restored if whole else self._shared(restored)
-        return results, counts
+        flat = list(found.flat)
+        for index in range(given.dense_count, given.summed_count):
+            flat[index] = self._shared(flat[index])
+        return found.with_flat(flat), counts[0] if counts else None
 
     def _shared(self, values: Any) -> Any:
         """Values of slices, which have only been gathered, as the operation wants."""
@@ -141,94 +161,80 @@ class _Plan:
             return values
         return values / tf.cast(self.exchange.among.size(), values.dtype)
 
-    def _act(self, carriers: Sequence[Carrier]) -> Callable[..., list[Array]]:
-        dense, exchange = self.dense, self.exchange
+    def _combine(self, given: TensorList, carriers: Sequence[Carrier]) -> Combine:
+        exchange = self.exchange
 
-        def act(*arrays: Array) -> list[Array]:
-            sparse = self._sparse(arrays)
-            values, indices = arrays[dense : dense + sparse], arrays[dense + sparse :]
+        def act(
+            context: Sequence[Array], dense: Sequence[Array], sparse: list[Slices]
+        ) -> tuple[Sequence[Array], Sequence[Slices], Sequence[Array]]:
             reduced, gathered = combine(
                 exchange.among.group(),
-                arrays[:dense],
-                [Slices(v, i) for v, i in zip(values, indices, strict=True)],
+                dense,
+                sparse,
                 exchange.reduction.op,
-                self._layout(carriers, arrays),
+                self._layout(given, carriers, dense, sparse),
             )
             exchange.done()
-            if not gathered:
-                return reduced
-            return [
-                *reduced,
-                *(found.slices.values for found in gathered),
-                *(found.slices.indices for found in gathered),
-                np.array([found.counts for found in gathered], np.int64),
-            ]
+            counts = [np.array([g.counts for g in gathered], np.int64)]
+            return reduced, [g.slices for g in gathered], counts if gathered else []
 
         return act
 
-    def _layout(self, carriers: Sequence[Carrier], arrays: Sequence[Array]) -> Layout:
-        positions = {_DENSE: itertools.count(), _SPARSE: itertools.count(self.dense)}
-        words = []
-        for kind, name in self.entries:
-            if kind == _NONE:
-                words.append(f"{name} without gradient")
-                continue
-            index = next(positions[kind])
-            shape, dtype = arrays[index].shape, carriers[index].words
-            if kind == _SPARSE:
-                words.append(f"rows of {tensor_words(name, dtype, shape[1:])}")
-            else:
-                words.append(tensor_words(name, dtype, shape))
-        return Layout(self.exchange.reduction.words(self.exchange.what), tuple(words))
+    def _layout(
+        self,
+        given: TensorList,
+        carriers: Sequence[Carrier],
+        dense: Sequence[Array],
+        sparse: Sequence[Slices],
+    ) -> Layout:
+        whole, rows = carriers[: given.dense_count], carriers[given.dense_count :]
+        forms = given.in_order(
+            [(c.words, array.shape) for c, array in zip(whole, dense, strict=True)],
+            [(c.words, s.values.shape[1:]) for c, s in zip(rows, sparse, strict=True)],
+        )
+        words = tuple(
+            kind.words(name, *(form or ("", ())))
+            for kind, name, form in zip(given.kinds, self.names, forms, strict=True)
+        )
+        return Layout(self.exchange.reduction.words(self.exchange.what), words)
 
     def _gradients(
         self,
-        flat: Sequence[Any],
-        results: Sequence[Any],
+        given: TensorList,
+        results: TensorList,
         counts: Any,
         upstream: Sequence[Any],
     ) -> list[Any]:
         """Of the sum over all ranks of what is made of the results."""
-        reduction = self.exchange.reduction
+        reduction, among = self.exchange.reduction, self.exchange.among
         if reduction.op not in _LINEAR:
             what = reduction.words(self.exchange.what)
             raise ValueError(f"{what} has no gradient")
-        wanted = [
-            index
-            for index in range(self.dense + self._sparse(flat))
-            if _inexact(flat[index])
-        ]
-        given = [
-            tf.zeros_like(results[i]) if upstream[i] is None else upstream[i]
-            for i in wanted
-        ]
+        summed = range(given.summed_count)
+        wanted = [index for index in summed if is_inexact(given.flat[index])]
         totals = reduce_tensors(
             replace(
                 self.exchange,
                 what=f"gradient of {self.exchange.what}",
                 done=_nothing,
             ),
-            given,
+            [
+                tf.zeros_like(results.flat[i]) if upstream[i] is None else upstream[i]
+                for i in wanted
+            ],
             [f"tensor {index}" for index in wanted],
         )
-        gradients: list[Any] = [None] * len(flat)
+        gradients: list[Any] = [None] * len(given.flat)
         for index, total in zip(wanted, totals, strict=True):
+            number = index - given.dense_count
             gradients[index] = (
-                total
-                if index < self.dense
-                else _own_rows(
-                    total, counts[index - self.dense], self.exchange.among.rank()
-                )
+                total if number < 0 else _own_rows(total, counts[number], among.rank())
             )
         return gradients
 
 
 def _nothing() -> None:
     pass
-
-
-def _inexact(tensor: Any) -> bool:
-    return bool(tensor.dtype.is_floating or tensor.dtype.is_complex)
 
 
 def _own_rows(gathered: Any, counts: Any, rank: int) -> Any:

@@ -58,6 +58,21 @@ class Carrier:
     """The dtype, as ranks compare it."""
 
 
+def uncompressed(tensor: Any) -> Carrier:
+    """``tensor`` as it is."""
+    return Carrier(tensor, lambda result: result, tensor.dtype.name)
+
+
+def widened(tensor: Any) -> Carrier:
+    """``tensor``; half precision travels as float32, which sums need."""
+    dtype = tensor.dtype
+    if dtype not in _HALVES:
+        return uncompressed(tensor)
+    return Carrier(
+        tf.cast(tensor, tf.float32), lambda result: tf.cast(result, dtype), dtype.name
+    )
+
+
 def carrier(tensor: Any, reduction: Reduction, what: str) -> Carrier:
     """``tensor`` on its way through ``reduction``.
 

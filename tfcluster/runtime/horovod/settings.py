@@ -10,7 +10,6 @@ import tensorflow as tf
 
 from tfcluster.runtime.collective import ReduceOp
 from tfcluster.runtime.collective.group import Group
-from tfcluster.runtime.exchange.broadcast_variables import name_of
 from tfcluster.runtime.exchange.compression import Compressor, compression_named
 from tfcluster.runtime.exchange.reduce_engine import Exchange, reduce_tensors
 from tfcluster.runtime.exchange.wire_format import Reduction
@@ -20,6 +19,7 @@ from tfcluster.runtime.process_sets import ProcessSet, global_process_set
 from tfcluster.runtime.scripts import self_distributed
 from tfcluster.runtime.telemetry.agent_channel import reporter
 from tfcluster.runtime.telemetry.step_rate import Pace
+from tfcluster.runtime.tensors import name_of
 
 _pace: tuple[Group, Pace] | None = None
 

@@ -10,8 +10,3 @@ import keras
 def raw(variable: Any) -> Any:
     """The tf.Variable of a Keras variable."""
     return variable.value if isinstance(variable, keras.Variable) else variable
-
-
-def name_of(variable: Any) -> str:
-    """A variable's path (Keras), else its name (TensorFlow)."""
-    return str(getattr(variable, "path", None) or variable.name)

@@ -1,5 +1,6 @@
-"""Both ends of a new connection prove that they know the run's token, before anything
-else is read. At most 101 bytes are taken from a stranger.
+"""Mutual authentication: both ends of a new connection prove that they know the token.
+
+Nothing else is read before that: at most 76 bytes from an unauthenticated peer.
 
     dialer -> acceptor   "TFC1", own rank, acceptor's rank, nonce
     acceptor -> dialer   nonce, HMAC-SHA256 over "accept", both ranks and nonces
@@ -25,12 +26,15 @@ _WELCOME = b"\x01"
 
 
 class HandshakeError(Exception):
-    """The other end is not a rank of this run."""
+    """The peer could not be authenticated as a rank of this run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """Who this end is. ``generation`` keeps restarted ranks from meeting old ones."""
+    """The identity of this end.
+
+    ``generation`` keeps restarted ranks from connecting to ranks of an earlier attempt.
+    """
 
     rank: int
     size: int
@@ -38,15 +42,15 @@ class Member:
     generation: int = 0
 
     def proof(self, role: bytes, ranks: tuple[int, int], nonces: bytes) -> bytes:
-        """What only a holder of the token can say, in this role and connection."""
+        """HMAC-SHA256, 32 bytes, that is valid for this role and connection only."""
         facts = struct.pack(">IIIQ", *ranks, self.size, self.generation)
         return hmac.digest(self.token, role + b"\0" + facts + nonces, "sha256")
 
 
 def dial(connection: socket.socket, me: Member, peer: int) -> None:
-    """Prove ourselves to rank ``peer``, and have it prove itself.
+    """Authenticate to rank ``peer``, and have it authenticate itself.
 
-    Raises HandshakeError where it is somebody else, OSError where the line fails.
+    Raises HandshakeError if it is not that rank, and OSError if the connection fails.
     """
     nonce = secrets.token_bytes(_NONCE_BYTES)
     ranks = (me.rank, peer)
@@ -63,7 +67,7 @@ def dial(connection: socket.socket, me: Member, peer: int) -> None:
 
 
 def accept(connection: socket.socket, me: Member) -> int:
-    """The rank that has dialled, proven. Raises as ``dial`` does."""
+    """Authenticate the dialer and return its rank. Raises what ``dial`` raises."""
     hello = _receive(connection, _HELLO.size)
     magic, dialer, wanted, nonce = _HELLO.unpack(hello)
     if magic != _MAGIC or wanted != me.rank or not me.rank < dialer < me.size:

@@ -1,7 +1,7 @@
-"""Move bytes over several sockets at once, as each becomes ready.
+"""Transfers bytes over several sockets at once, as each becomes ready.
 
-What is sent and where bytes go to is decided by sources and sinks; this module knows
-only readiness, deadlines, lost peers and how long was waited.
+Sources and sinks decide what is sent and where received bytes go. This module only
+knows readiness, deadlines, lost peers and how long it has waited.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from tfcluster.runtime.errors import peer_lost, peers_late
 
 _BUFFER_BYTES = 1 << 21
 _MAX_PORTION = 1 << 21
-"""At most so much in one call, so that sending and receiving take turns."""
+"""Maximal number of bytes per call, so that sending and receiving alternate."""
 _LOW_WATER = 1 << 19
-"""A large message is waited for until so much of it is there, not its first packet."""
+"""Wake up for a large message when this many bytes are there, not at every packet."""
 
 
 class Source(Protocol):
-    """Bytes for one rank."""
+    """Bytes to send to one rank."""
 
     @property
     def rank(self) -> int: ...
@@ -32,14 +32,14 @@ class Source(Protocol):
     def done(self) -> bool: ...
 
     def view(self) -> memoryview:
-        """What may be sent now; empty while it depends on what is still to come."""
+        """The bytes that can be sent now; empty while they depend on data to come."""
         ...
 
     def advance(self, count: int) -> None: ...
 
 
 class Sink(Protocol):
-    """A place for bytes from one rank."""
+    """Memory for the bytes from one rank."""
 
     @property
     def rank(self) -> int: ...
@@ -48,7 +48,7 @@ class Sink(Protocol):
     def done(self) -> bool: ...
 
     def view(self) -> memoryview:
-        """Where the next bytes go; never empty before all is done."""
+        """Memory for the next bytes; not empty unless ``done``."""
         ...
 
     def advance(self, count: int) -> None: ...
@@ -72,10 +72,11 @@ class Links:
 
     @property
     def peers(self) -> list[int]:
+        """The other ranks, in ascending order."""
         return sorted(self._connections)
 
     def fileno(self, peer: int) -> int:
-        """Of the connection to a rank."""
+        """The descriptor of the connection to a rank."""
         return self._connections[peer].fileno()
 
     def close(self) -> None:
@@ -83,9 +84,9 @@ class Links:
             connection.close()
 
     def swap(self, me: int, messages: Sequence[bytes], timeout_s: float) -> list[bytes]:
-        """``messages[r]`` goes to rank r; what each has sent to ``me``, in rank order.
+        """All-to-all: send ``messages[r]`` to rank r; return what each rank sent.
 
-        Raises as ``transfer`` does.
+        ``messages[me]`` is returned as it is. Raises what ``transfer`` raises.
         """
         sinks = {peer: Incoming(peer) for peer in self.peers}
         sources = [Outgoing(peer, framed(messages[peer])) for peer in self.peers]
@@ -96,7 +97,7 @@ class Links:
         ]
 
     def interrupt(self) -> None:
-        """From another thread: what waits here fails soon, with a PeerLostError."""
+        """Make a running transfer fail soon, with PeerLostError. For another thread."""
         for connection in self._connections.values():
             with suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
@@ -104,10 +105,10 @@ class Links:
     def transfer(
         self, sources: Sequence[Source], sinks: Sequence[Sink], timeout_s: float
     ) -> None:
-        """Send and receive until all is done.
+        """Send and receive until all sources and sinks are done.
 
-        Raises PeerLostError, or CollectiveTimeoutError after ``timeout_s`` without any
-        progress.
+        Raises PeerLostError if a rank has disconnected, and CollectiveTimeoutError
+        after ``timeout_s`` without any progress.
         """
         try:
             while True:
@@ -175,21 +176,21 @@ class Links:
             raise peers_late(self.waiting_for or sorted(events), timeout_s)
 
     def _wake_at(self, sink: Sink) -> None:
-        """Set how many bytes from a rank are worth waking up for.
+        """Set the number of bytes from a rank that are worth a wakeup (SO_RCVLOWAT).
 
-        Never more than what it sends without anything in return: the rest of the view.
+        At most the rest of the view: the rank may wait for us before it sends more.
         """
         wanted = min(len(sink.view()), _LOW_WATER)
         if self._low_water.get(sink.rank, 1) != wanted:
             self._low_water[sink.rank] = wanted
-            with suppress(OSError):  # saves time only
+            with suppress(OSError):  # Only an optimisation.
                 self._connections[sink.rank].setsockopt(
                     socket.SOL_SOCKET, socket.SO_RCVLOWAT, wanted
                 )
 
 
 class Outgoing:
-    """A source of bytes that are there from the beginning."""
+    """A source whose bytes are all known from the beginning."""
 
     def __init__(self, rank: int, data: bytes | memoryview) -> None:
         self.rank = rank
@@ -207,7 +208,7 @@ class Outgoing:
 
 
 class Incoming:
-    """A sink for one message that begins with its own length (8 bytes)."""
+    """A sink for one message, preceded by its length (8 bytes, big-endian)."""
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
@@ -231,5 +232,5 @@ class Incoming:
 
 
 def framed(data: bytes) -> bytes:
-    """``data`` as ``Incoming`` takes it."""
+    """``data`` preceded by its length, for ``Incoming``."""
     return len(data).to_bytes(8, "big") + data

@@ -1,7 +1,8 @@
-"""Find the other ranks: one proven connection to each of them.
+"""The rendezvous of ranks: an authenticated connection between every two of them.
 
-A rank listens on its own address and dials every lower one. Strangers on the port are
-turned away and disturb nobody. Knows nothing of what the connections are for.
+A rank listens on its own address and dials every lower rank. Connections that fail the
+handshake are closed and do not disturb the others. Knows nothing of what the
+connections are for.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ from tfcluster.runtime.net.handshake import (
 _HANDSHAKE_S = 10.0
 _FIRST_RETRY_S = 0.002
 _RETRY_S = 0.05
-"""The others are mostly about as far; whoever is not may be long in coming."""
+"""Retry soon at first, since ranks usually start together, then less often."""
 _LOOK_S = 0.1
-"""How soon a wait for arrivals learns that it was interrupted."""
+"""How often a wait for connections checks whether it was interrupted."""
 _MAX_STRANGERS = 64
-"""How many connections may be unproven at one time."""
+"""Maximal number of connections that are not authenticated yet."""
 
 
 def connect(
@@ -44,11 +45,12 @@ def connect(
     found: dict[int, socket.socket] | None = None,
     interrupted: threading.Event | None = None,
 ) -> dict[int, socket.socket]:
-    """A blocking socket to every other rank; ``addresses`` are in rank order.
+    """Connect to all other ranks; returns a blocking socket for each.
 
-    They are put into ``found`` one by one, for other threads to see who is missing.
-    Raises CollectiveTimeoutError with those that are missing after ``timeout_s``, and
-    PeerLostError soon after ``interrupted`` is set.
+    ``addresses`` are ``host:port`` in rank order. Sockets are added to ``found`` one by
+    one, so that other threads can see which ranks are missing. Raises
+    CollectiveTimeoutError with the missing ranks after ``timeout_s``, PeerLostError
+    soon after ``interrupted`` is set, and CollectiveError if it cannot listen.
     """
     if len(addresses) != me.size:
         raise CollectiveError(
@@ -97,7 +99,7 @@ def _close(connection: socket.socket | None) -> None:
 
 
 def parse_address(address: str) -> tuple[str, int]:
-    """``host:port`` or ``[v6]:port``. Raises CollectiveError for any other form."""
+    """Split ``host:port`` or ``[v6]:port``. Raises CollectiveError for other forms."""
     host, colon, port = address.rpartition(":")
     if not colon or not host or not (port.isascii() and port.isdecimal()):
         raise CollectiveError(f"the address {address!r} is not HOST:PORT")
@@ -112,10 +114,11 @@ def _is_loopback(host: str) -> bool:
 
 
 def listen(addresses: Sequence[str], index: int, who: str) -> socket.socket:
-    """Listen on our own port, which the agent holds but does not listen on.
+    """Listen on our own port, which the agent has bound but does not listen on.
 
-    A cluster on one machine stays invisible to others. Else every interface is taken,
-    because a host's name may mean another address to itself than to others.
+    If all addresses are loopback addresses, only our own is bound, so that other hosts
+    cannot connect. Otherwise all interfaces are, because a host may resolve its own
+    name to another address than other hosts do. Raises CollectiveError.
     """
     host, port = parse_address(addresses[index])
     local = all(_is_loopback(parse_address(address)[0]) for address in addresses)
@@ -144,7 +147,7 @@ def _dial(
     deadline: float,
     interrupted: threading.Event,
 ) -> socket.socket:
-    """Try until the peer is there and has proven itself, or time is up."""
+    """Retry until the peer accepts and has authenticated itself, or the time is up."""
     target = parse_address(address)
     cause: Exception | None = None
     pause_s = _FIRST_RETRY_S
@@ -152,7 +155,9 @@ def _dial(
         try:
             connection = socket.create_connection(target, min(left, _HANDSHAKE_S))
         except OSError as error:
-            cause = error
+            # A peer that refused us and gave up since: its refusal is the reason.
+            if not isinstance(cause, HandshakeError):
+                cause = error
         else:
             try:
                 dial(connection, me, peer)
@@ -170,7 +175,7 @@ def _dial(
 
 
 class Door:
-    """Takes connections in and hands out those that prove to be ranks."""
+    """Accepts connections, and returns those that authenticate as ranks."""
 
     def __init__(self, listener: socket.socket, me: Member) -> None:
         self._listener = listener
@@ -185,17 +190,18 @@ class Door:
     def next_arrival(
         self, deadline: float, interrupted: threading.Event
     ) -> tuple[int, socket.socket] | None:
-        """None: nobody came before the deadline, or before it was interrupted."""
+        """The next rank and its connection; None after the deadline or an interrupt."""
         while not interrupted.is_set() and (left_s := deadline - time.monotonic()) > 0:
             with suppress(queue.Empty):
                 return self._arrivals.get(timeout=min(left_s, _LOOK_S))
         return None
 
     def arrival(self) -> tuple[int, socket.socket]:
-        """The next one, whenever it comes."""
+        """The next rank and its connection; waits forever."""
         return self._arrivals.get()
 
     def close(self) -> None:
+        """Stop listening, and close connections that nobody has taken."""
         # close() alone would not wake the thread that waits in accept().
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -203,7 +209,7 @@ class Door:
         self._turn_away()
 
     def _turn_away(self) -> None:
-        """Who has come in, and is not waited for any more."""
+        """Close connections that were accepted but are not wanted any more."""
         with suppress(queue.Empty):
             while True:
                 self._arrivals.get_nowait()[1].close()

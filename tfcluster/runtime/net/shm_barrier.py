@@ -1,8 +1,8 @@
-"""Ranks of one host tell each other how far they are, through shared memory.
+"""Progress counters in shared memory, by which the ranks of one host synchronise.
 
-Each counts its steps in a number that the others watch. Who waits looks again and again
-for a moment, letting others have the processor, and then sleeps until it is woken
-through a pipe. Knows nothing of what a step is.
+Each rank counts its steps in a counter that the others poll. A rank that waits spins
+for a moment, yielding the processor, and then sleeps until it is woken through a pipe.
+Knows nothing of what a step is.
 """
 
 from __future__ import annotations
@@ -19,20 +19,21 @@ from tfcluster.runtime.errors import peer_lost, peers_late
 from tfcluster.runtime.net.shm_segment import Arena
 
 _SPIN_S = 500e-6
-"""To be woken takes some ten microseconds; to keep a processor for long is unkind."""
+"""A wakeup takes tens of microseconds, but spinning for long would waste a core."""
 _LOOKS = 50
-"""At first without giving the processor away: the others are mostly about as far."""
+"""Polls before the first yield: the other ranks have usually progressed as far."""
 _DRAIN_BYTES = 4096
 
-# Not os.sched_yield: this one lets other threads of this process run meanwhile, too.
+# Not os.sched_yield: a call by ctypes also releases the GIL.
 _yield: Callable[[], int] = ctypes.CDLL(None).sched_yield
 
 
 class Pulse:
-    """Member ``me`` of an arena; member m is rank ``ranks[m]``.
+    """The progress counters of an arena, for member ``me``; member m is ``ranks[m]``.
 
-    ``wakers[m]`` is the writing end of member m's pipe, ``sleep`` the reading end of
-    our own. ``lines[m]`` is a descriptor that hangs up when member m has left.
+    ``wakers[m]`` is the write end of member m's pipe, ``sleep`` the read end of our
+    own. ``lines[m]`` is a socket descriptor that reports a hang-up when member m has
+    left. The pipes are closed by ``close``.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class Pulse:
         self._ranks = ranks
         self._fence = _Fence()
         self.step = int(self._mine[0])
-        """How many steps this rank has done."""
+        """Number of steps that this rank has done."""
         self.waited_s = 0.0
         self.waiting_for: tuple[int, ...] = ()
         self._poll = select.poll()
@@ -66,7 +67,10 @@ class Pulse:
             self._poll.register(line, select.POLLRDHUP)
 
     def done(self) -> None:
-        """What was written before is there for whoever sees the step."""
+        """Count a step and wake sleeping members.
+
+        A member that sees the step also sees everything that was written before it.
+        """
         self.step += 1
         self._fence()
         self._mine[0] = self.step
@@ -76,9 +80,10 @@ class Pulse:
                 _wake(waker)
 
     def wait(self, step: int, timeout_s: float) -> None:
-        """Return when every member has done so many steps.
+        """Return when every member has done ``step`` steps.
 
-        Raises PeerLostError, and CollectiveTimeoutError after ``timeout_s``.
+        Raises PeerLostError if a missing member has left, and CollectiveTimeoutError
+        after ``timeout_s``.
         """
         if all(other[0] >= step for other in self._steps):
             self._fence()
@@ -94,6 +99,7 @@ class Pulse:
         self._fence()
 
     def close(self) -> None:
+        """Close the pipes; may be called twice."""
         for descriptor in self._descriptors:
             os.close(descriptor)
         self._descriptors = []
@@ -117,7 +123,7 @@ class Pulse:
             if not missing:
                 return
             self.waiting_for = tuple(self._ranks[member] for member in missing)
-            # Whoever left after its last step is missed only with the next one.
+            # A member that left after its last step matters only if it is missing.
             if left := self._gone.intersection(missing):
                 raise peer_lost(self._ranks[min(left)])
             left_s = deadline - time.monotonic()
@@ -139,10 +145,10 @@ class Pulse:
 
 
 class _Fence:
-    """What was written before is seen before what is written after; likewise reads.
+    """A full memory fence.
 
-    A lock that is released and taken again does that on every processor; x86 alone
-    would need it only between a write and a read.
+    Releasing and acquiring a lock is one on every processor. On x86 it is needed only
+    between a write and a read.
     """
 
     def __init__(self) -> None:
@@ -155,18 +161,19 @@ class _Fence:
 
 
 def pipe() -> tuple[int, int]:
-    """Ends of a pipe to be woken through; nobody waits at either of them."""
+    """The read and write ends of a wakeup pipe; both are non-blocking."""
     return os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 def open_waker(pid: int, descriptor: int) -> int:
-    """The writing end of a pipe that process ``pid`` has. Raises OSError."""
+    """Open the write end of a pipe of process ``pid``. Raises OSError."""
     flags = os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC
     return os.open(f"/proc/{pid}/fd/{descriptor}", flags)
 
 
 def _wake(waker: int) -> None:
-    # Full: it will wake. Gone: the others find out by its line.
+    # EAGAIN: the pipe is full, so the member will wake anyway. EPIPE: it has left,
+    # which its socket reports.
     with suppress(OSError):
         os.write(waker, b"\0")
 

@@ -1,8 +1,8 @@
-"""Memory that the ranks of one host share.
+"""The shared-memory segment of the ranks on one host.
 
-An anonymous file (memfd) of the first of them, which the others open by way of /proc:
-it has no name, is as large as it has to be, and goes with the last process that has it.
-Knows who writes where, not when.
+It is an anonymous file (memfd) of the first of these ranks, which the others open
+through /proc: it has no name, and is freed with the last process that has it. Knows who
+writes where, not when.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 SLOTS = 3
-"""How many pieces may be under way at a time: see ``local``."""
+"""Number of pieces that may be in use at a time: see ``shm_allreduce``."""
 _PIECE_BYTES = 1 << 19
 _ROUND_BYTES = 1 << 21
-"""What all pieces of a round should not exceed: they are to stay in a core's cache."""
+"""Upper limit for all pieces of a round, so that they stay in a core's cache."""
 _LINE_BYTES = 64
-"""Of a cache. What one rank writes and another one watches has one for itself."""
+"""Size of a cache line. Each word that ranks poll has a line of its own."""
 _NONCE_BYTES = 32
 
 Bytes = NDArray[np.uint8]
 
 
 class Arena:
-    """``members`` ranks' parts of the memory; each writes only into its own.
+    """The segment of ``members`` ranks; each of them writes only to its own parts.
 
-    - ``steps``, ``asleep``: one number of each rank (unsigned, 64 bits)
-    - ``lengths[m][slot]``: how much of something rank m has, in bytes
-    - ``pieces[m][slot]``: what rank m has for others, ``members * piece_bytes``
-    - ``results[m][slot]``: what rank m has combined, ``piece_bytes``
+    - ``steps[m]``, ``asleep[m]``: one number of member m (unsigned, 64 bits)
+    - ``lengths[m][slot]``: total bytes that member m has to send in a small all-gather
+    - ``pieces[m][slot]``: data from member m for others, ``members * piece_bytes``
+    - ``results[m][slot]``: what member m has reduced, ``piece_bytes``
     """
 
     def __init__(self, descriptor: int, members: int) -> None:
@@ -43,7 +43,7 @@ class Arena:
         self._nonce = whole[:_NONCE_BYTES]
         numbers = whole[_LINE_BYTES : _LINE_BYTES + _numbers_bytes(members)]
         lines = numbers.view(np.uint64).reshape(members, -1, _LINE_BYTES // 8)
-        # Views of memory are read several times faster than arrays.
+        # Reading a memoryview is several times faster than reading an array item.
         self.steps = [lines[m, 0, :1].data for m in range(members)]
         self.asleep = [lines[m, 1, :1].data for m in range(members)]
         self.lengths = [lines[m, 2 : 2 + SLOTS, 0] for m in range(members)]
@@ -57,12 +57,12 @@ class Arena:
 
     @property
     def nonce(self) -> bytes:
-        """By which a rank knows that it has opened the right memory."""
+        """Random bytes by which a rank verifies that it opened the right segment."""
         return self._nonce.tobytes()
 
 
 def create(members: int) -> tuple[int, Arena]:
-    """New memory, and its descriptor. Raises OSError where there is not enough."""
+    """Create a segment; returns its descriptor, too. Raises OSError if that fails."""
     descriptor = os.memfd_create("tfcluster-ranks")
     try:
         os.ftruncate(descriptor, _size(members))
@@ -74,9 +74,9 @@ def create(members: int) -> tuple[int, Arena]:
 
 
 def attach(pid: int, descriptor: int, nonce: bytes, members: int) -> Arena:
-    """The memory that process ``pid`` has made.
+    """Open the segment that process ``pid`` has created.
 
-    Raises OSError where it cannot be reached, or is another one.
+    Raises OSError if it cannot be opened, or has another size or nonce.
     """
     opened = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
     try:
@@ -91,7 +91,7 @@ def attach(pid: int, descriptor: int, nonce: bytes, members: int) -> Arena:
 
 
 def piece_bytes(members: int) -> int:
-    """The largest part of one rank in one round; a multiple of every item's size."""
+    """Maximal size of a rank's piece in a round; a multiple of every item size."""
     fair = _ROUND_BYTES // members // mmap.PAGESIZE * mmap.PAGESIZE
     return max(mmap.PAGESIZE, min(_PIECE_BYTES, fair))
 

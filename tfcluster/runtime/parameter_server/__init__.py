@@ -1,5 +1,5 @@
-"""Variables that live on ps tasks, and the optimizers that are applied to them there.
+"""Parameter servers: variables live on ps tasks, and optimizers are applied there.
 
-``client`` is what a training task knows of it, ``service`` what a ps task runs. Keras
-is not known here; TensorFlow only to ``update_graph``.
+A training task uses ``client``, a ps task runs ``service``. Knows nothing of Keras;
+only ``update_graph`` and its helpers know TensorFlow.
 """

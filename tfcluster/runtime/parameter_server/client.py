@@ -1,6 +1,6 @@
-"""What a training task knows of the ps tasks: push gradients, get fresh weights.
+"""The training task's client of the ps tasks: push gradients, get current weights.
 
-Numpy only. Safe to use from several threads; one exchange at a time.
+Numpy only. Thread-safe; one exchange happens at a time.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ __all__ = ["Opened", "Pack", "Piece", "Rows", "Servers", "Slices", "Variable"]
 
 Array = NDArray[Any]
 Pack = Callable[[Sequence[Piece], str], bytes]
-"""The update of one ps' pieces as ``graphs.serialised`` gives it, for gradients of
-these kinds: a letter for each piece, ``d`` an array, ``s`` Slices, ``-`` none."""
+"""Serialises the update of one ps' pieces (``update_graph.serialised``) for gradients
+of these kinds: a letter for each piece, ``d`` an array, ``s`` Slices, ``-`` none."""
 
 
 _ERRORS = {"mismatch": CollectiveMismatchError, "lost": PeerLostError}
@@ -51,37 +51,42 @@ _ERRORS = {"mismatch": CollectiveMismatchError, "lost": PeerLostError}
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A model whose master copy the ps tasks have."""
+    """The result of ``Servers.open``: the state of a model on the ps tasks."""
 
     values: list[Array]
-    """What the variables are to be now, in the model's order."""
+    """The variables' current values, in the model's order."""
     version: int
-    """Steps that had been applied before."""
+    """Number of steps that had been applied before."""
     defined: bool
-    """This task's values became the first ones."""
+    """Whether this task's values became the initial ones."""
     placement: Placement
 
 
 @dataclass(slots=True)
 class _Model:
-    """What this task knows of a model that it has opened."""
+    """This task's state of a model that it has opened."""
 
     variables: tuple[Variable, ...]
     placement: Placement
     pack: Pack
     versions: list[int]
-    """Of each ps: what this task has seen last."""
+    """The version of each ps that this task has seen last."""
     known: set[tuple[int, str]] = field(default_factory=set)
-    """A ps, and kinds of gradients that it has an update for."""
+    """Pairs of a ps and kinds of gradients for which it has an update."""
 
     @property
     def used(self) -> list[int]:
-        """The ps that have something of it."""
+        """The indices of the ps tasks that hold a part of this model."""
         return [ps for ps, pieces in enumerate(self.placement) if pieces]
 
 
 class Servers:
-    """This task's connections to all ps tasks."""
+    """A client of all ps tasks.
+
+    All methods raise PeerLostError if a ps is gone, CollectiveTimeoutError if one does
+    not answer for ``stall_timeout_s`` (None: never), and CollectiveError for failures
+    on a ps.
+    """
 
     def __init__(
         self,
@@ -93,7 +98,7 @@ class Servers:
         timeout_s: float = 60.0,
         stall_timeout_s: float | None = None,
     ) -> None:
-        """Connect. Raises CollectiveTimeoutError where one does not come in time."""
+        """Connect to all. Raises CollectiveTimeoutError after ``timeout_s`` seconds."""
         self._lock = threading.Lock()
         self._models: dict[str, _Model] = {}
         self._connections = Connections(
@@ -129,14 +134,16 @@ class Servers:
         splittable: bool = False,
         together: bool = False,
     ) -> Opened:
-        """Have the ps tasks keep ``model``; whoever comes first gives it its values.
+        """Create ``model`` on the ps tasks; the first task to call gives the values.
 
-        ``kinds`` are those of the gradients that will be pushed, as far as is known (a
-        letter for each variable): ``pack`` is called, within this call and later, for
-        what the ps tasks lack. ``splittable``: each row may be updated by itself.
-        ``together``: the update needs all gradients at once, so one ps gets all.
+        ``kinds`` has a letter for each variable (see ``Pack``): the kinds of gradients
+        expected to be pushed. ``pack`` is called now, and later for other kinds, if a
+        ps lacks the update. ``synchronous``: a step applies the mean over all tasks.
+        ``splittable``: rows may be updated separately, so variables may be sharded.
+        ``together``: the update needs all gradients at once, so one ps gets them all.
 
-        Raises CollectiveMismatchError where the variables are not those of the others.
+        Raises CollectiveMismatchError if the variables or options differ from those of
+        other tasks.
         """
         servers = self._connections.count
         placement = placed(variables, servers, splittable=splittable, together=together)
@@ -150,7 +157,7 @@ class Servers:
         )
         request = Message({"op": "open", "model": model, "facts": facts})
         with self._lock:
-            # The first one decides who defines it: the values are all of one task.
+            # ps:0 decides which task defines the model: one task gives all values.
             answers = self._ask({0: request})
             defined = answers[0].header["do"] == "define"
             if defined:
@@ -170,10 +177,14 @@ class Servers:
     def push(
         self, model: str, gradients: Sequence[Gradient], *, weight: float = 1.0
     ) -> list[Array | Rows | None]:
-        """Have gradients applied; what the variables are then, in the model's order.
+        """Push gradients to be applied; returns the variables after that.
 
-        None for a variable that nobody has changed since this task last saw it.
-        Synchronous: returns once all tasks have pushed and the mean was applied.
+        Arguments and results are in the model's order. An item of the result is the
+        whole variable, the Rows that changed, or None if nothing has changed since this
+        task last saw it. In a synchronous model, this returns after all tasks have
+        pushed and their weighted mean has been applied; ``weight`` is used there only.
+        Raises IndexError for an index beyond a variable's rows, and
+        CollectiveMismatchError if the ranks' gradients are of different kinds.
         """
         with self._lock:
             found = self._models[model]
@@ -203,7 +214,7 @@ class Servers:
             )
 
     def pull(self, model: str) -> list[Array]:
-        """All variables as they are now."""
+        """Pull all variables: their current values, in the model's order."""
         with self._lock:
             found = self._models[model]
             request = Message({"op": "pull", "model": model})
@@ -213,10 +224,10 @@ class Servers:
             return _values(found, answers)
 
     def slots(self, model: str) -> dict[str, Array]:
-        """The optimizer's own variables by path, pieces put together.
+        """The optimizer's slot variables by path, with shards joined.
 
-        Where a variable is split, a slot of it is told by the variable's path in its
-        own (with ``_`` for ``/``), as Keras names them.
+        Slots of a split variable are recognised by the variable's path (with ``_`` for
+        ``/``) within their own, which is how Keras names them.
         """
         with self._lock:
             found = self._models[model]
@@ -234,9 +245,9 @@ class Servers:
         )
 
     def assign(self, model: str, path: str, value: Array) -> None:
-        """Set a variable, or one of the optimizer's own, wherever it is.
+        """Set a model variable or a slot variable on the ps tasks that hold it.
 
-        Raises KeyError where there is none of that path.
+        Raises KeyError if there is none with that path.
         """
         value = np.asarray(value)
         with self._lock:
@@ -252,20 +263,20 @@ class Servers:
             raise KeyError(path)
 
     def put(self, key: str, text: str) -> None:
-        """Leave a note for the others (on ps:0)."""
+        """Store ``text`` under ``key`` on ps:0, for other tasks to read."""
         self._note({"op": "put", "key": key, "text": text})
 
     def get(self, key: str) -> str | None:
-        """The note of that name."""
+        """The text stored under ``key``; None if there is none."""
         text = self._note({"op": "get", "key": key})["text"]
         return None if text is None else str(text)
 
     def notes(self, prefix: str = "") -> dict[str, str]:
-        """All notes whose names begin so."""
+        """All stored texts whose keys begin with ``prefix``."""
         return dict(self._note({"op": "notes", "prefix": prefix})["notes"])
 
     def statistics(self) -> list[Mapping[str, Any]]:
-        """Of each ps: steps applied, dropped, their staleness, the bytes it holds."""
+        """For each ps: steps applied and dropped, their staleness, bytes it holds."""
         request = Message({"op": "statistics"})
         with self._lock:
             everywhere = range(self._connections.count)
@@ -273,7 +284,7 @@ class Servers:
         return [answers[ps].header for ps in sorted(answers)]
 
     def close(self) -> None:
-        """Hang up."""
+        """Disconnect."""
         self._connections.close()
 
     def _note(self, header: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -288,7 +299,7 @@ class Servers:
         values: Sequence[Array],
         kinds: str,
     ) -> None:
-        """ps:0 comes last: with it, the others may begin."""
+        """Send the model to all ps; ps:0 last, because then other tasks may proceed."""
         servers = self._connections.count
         for ps in [*(ps for ps in opened.used if ps != 0), 0][:servers]:
             pieces = opened.placement[ps]
@@ -308,7 +319,7 @@ class Servers:
             opened.known.add((ps, letters))
 
     def _teach(self, model: str, found: _Model, ps: int, kinds: str) -> None:
-        """See to it that a ps has an update for these kinds of gradients."""
+        """Send a ps the update for these kinds of gradients, if it lacks it."""
         if (ps, kinds) in found.known:
             return
         about = {"model": model, "kinds": kinds}
@@ -328,7 +339,7 @@ class Servers:
 
 
 def _values(model: _Model, answers: Mapping[int, Message]) -> list[Array]:
-    """Whole variables, of which the answers have all pieces."""
+    """Join whole variables from answers that have all their shards."""
     found = joined(
         model.variables,
         {
@@ -340,7 +351,7 @@ def _values(model: _Model, answers: Mapping[int, Message]) -> list[Array]:
 
 
 def _message_sizes(model: _Model) -> dict[int, int]:
-    """Of each ps: what all its pieces take in a message, none of them as rows."""
+    """For each ps, the size in bytes of a message with all its pieces, all dense."""
     return {
         ps: sum(padded(bytes_of(model.variables, piece)) for piece in pieces)
         for ps, pieces in enumerate(model.placement)

@@ -1,4 +1,4 @@
-"""A training task's connections to the ps tasks, and exchanges with all at once.
+"""A training task's connections to all ps tasks: concurrent requests and answers.
 
 Knows nothing of what the messages mean.
 """
@@ -34,7 +34,7 @@ _RETRY_S = 0.05
 
 
 class Connections:
-    """To all ps tasks, by their index. Not safe to use from several threads."""
+    """Connections to all ps tasks, by their index. Not thread-safe."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Connections:
         join_timeout_s: float,
         stall_timeout_s: float | None,
     ) -> None:
-        """Raises CollectiveTimeoutError where one cannot be reached in time."""
+        """Raises CollectiveTimeoutError if a ps cannot be reached in time."""
         self._addresses = tuple(addresses)
         self._timeout_s = stall_timeout_s
         self._pool = Pool()
@@ -76,7 +76,7 @@ class Connections:
             connection.close()
 
     def share(self, model: str, sizes: Mapping[int, int]) -> None:
-        """Have memory in common with each ps of this host for messages so large."""
+        """Share memory with each ps on this host, for messages of ``sizes`` bytes."""
         for ps, size in sizes.items():
             offered = self.sharing[ps].offer(size)
             if offered is not None:
@@ -85,10 +85,11 @@ class Connections:
                 self.sharing[ps].agreed(model, answer, descriptor)
 
     def exchange(self, requests: Mapping[int, Message]) -> dict[int, Message]:
-        """Send each ps its message, and take each one's answer.
+        """Send each ps its message, and return their answers, by the index of the ps.
 
-        Raises PeerLostError where a ps is gone, CollectiveTimeoutError where it says
-        nothing for too long; the same again from then on: an answer may be lost.
+        Raises PeerLostError if a ps is gone, CollectiveTimeoutError if one does not
+        answer in time, and CollectiveError if it violates the protocol. All later calls
+        raise the same error, because an answer may have been lost.
         """
         if self._failure is not None:
             raise self._failure
@@ -127,7 +128,7 @@ class Connections:
         except OSError as error:
             raise self._lost(ps, error) from error
         try:
-            # An answer may come, an error mostly, before all has been sent.
+            # An answer, usually an error, may come before everything has been sent.
             self.received_bytes += incoming.receive(connection)
             progress = True
         except BlockingIOError:
@@ -168,7 +169,7 @@ class Connections:
 def _dialled(
     address: str, index: int, rank: int, size: int, token: bytes, deadline: float
 ) -> socket.socket:
-    """Try until the ps is there and has proven itself, or time is up."""
+    """Retry until the ps accepts and has authenticated itself, or the time is up."""
     target = parse_address(address)
     me = member(index, rank, size, token)
     cause: Exception | None = None

@@ -1,9 +1,9 @@
-"""Additions to rows of a variable that are many times faster, where no row comes twice.
+"""A faster scatter_add for indices that are distinct.
 
-TensorFlow adds row by row, which takes 0.6 us for a row of 64; to gather the rows, add
-all of them at once and copy them back takes a third of that. It would lose one of two
-additions to the same row, so it is done only with the indices of a gradient, in a
-second graph of the update that is run for gradients where no row comes twice.
+TensorFlow adds row by row, which takes 0.6 us for a row of 64. Gathering the rows,
+adding all of them at once and copying them back takes a third of that. It would lose
+one of two additions to the same row. So it is used only with the indices of a gradient,
+in a second graph of the update that is run only if no index of the gradient repeats.
 """
 
 from __future__ import annotations
@@ -21,19 +21,20 @@ _READS = ("ReadVariableOp", "ResourceGather", "VariableShape")
 
 @dataclass(frozen=True, slots=True)
 class Addition:
-    """What rows with the indices of a gradient have been set to."""
+    """A replaced scatter: rows at ``indices`` have been set to ``values``."""
 
     indices: Any
     values: Any
     update: Any
-    """The op that has set them."""
+    """The op that sets them."""
 
 
 @contextmanager
 def rows_at_once(distinct: Sequence[Any]) -> Iterator[dict[int, Addition]]:
-    """What is traced inside adds to rows with indices of ``distinct`` that way.
+    """Replaces scatter_add and scatter_sub in graphs that are traced inside.
 
-    Yields what has been done so, by the id of a variable's handle.
+    Only calls whose indices are one of the tensors ``distinct`` are replaced. Yields
+    the replaced calls by the id of the variable's handle.
     """
     known = {id(tensor) for tensor in distinct}
     done: dict[int, Addition] = {}
@@ -53,7 +54,7 @@ def rows_at_once(distinct: Sequence[Any]) -> Iterator[dict[int, Addition]]:
 
 
 def new_rows(graph: Any, handle: Any, done: Mapping[int, Addition]) -> Any:
-    """The rows' values once ``graph`` has run; None where it may do more to them."""
+    """The rows' values after ``graph`` has run; None if other ops write to them."""
     addition = done.get(id(handle))
     if addition is None:
         return None

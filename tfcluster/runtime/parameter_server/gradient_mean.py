@@ -1,4 +1,4 @@
-"""The mean of what ranks have pushed for one step, in the order of the ranks. Pure."""
+"""The weighted mean of the gradients pushed for a step, summed in rank order. Pure."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Array = NDArray[Any]
 Gradient = Array | Slices | None
 
 _PORTION = 1 << 16
-"""Items that are added up at a time: they are to stay in a core's cache."""
+"""Number of items added at a time, so that they stay in a core's cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pushed:
-    """What one rank has pushed."""
+    """The gradients that one rank has pushed, in the order of the pieces."""
 
     weight: float
     kinds: str
@@ -29,7 +29,7 @@ class Pushed:
 
 
 def difference(pushed: Mapping[int, Pushed]) -> str | None:
-    """How the kinds of what ranks have pushed differ, if they do."""
+    """A sentence on how the kinds of the ranks' gradients differ; None if equal."""
     (first, found), *others = sorted(pushed.items())
     for rank, other in others:
         for index, (a, b) in enumerate(zip(found.kinds, other.kinds, strict=False)):
@@ -45,7 +45,10 @@ _WORDS = {"d": "an array", "s": "rows", "-": "no gradient"}
 
 
 def mean(pushed: Mapping[int, Pushed]) -> list[Gradient]:
-    """The gradients' means, weighted; a weight of zero makes them count for nothing."""
+    """The weighted mean of each gradient; ranks of weight zero are ignored, even NaN.
+
+    Dense gradients may be overwritten. Sparse ones are scaled and concatenated.
+    """
     ranks = sorted(pushed)
     total = sum(pushed[rank].weight for rank in ranks) or 1.0
     counting = [rank for rank in ranks if pushed[rank].weight] or ranks[:1]
@@ -70,7 +73,7 @@ def _mean(column: Sequence[Gradient], shares: Sequence[float]) -> Gradient:
 
 
 def _weighted(arrays: Sequence[Array], shares: Sequence[float]) -> Array:
-    """Their sum, each multiplied by its share; may be made in the first one's place."""
+    """The sum of the arrays, each times its share; may overwrite the first array."""
     dtype = arrays[0].dtype
     if len(arrays) == 1 and shares[0] == 1.0:
         return arrays[0]

@@ -1,7 +1,7 @@
-"""Names of a graph's functions, made its own.
+"""Makes the function names of a GraphDef unique.
 
-TensorFlow knows functions by name, in the whole process, and forgets one as soon as any
-graph that has brought a function of that name is gone. Tasks that trace alike give
+TensorFlow registers functions by name for the whole process, and removes one as soon as
+any graph with a function of that name is deleted. Tasks that trace the same code give
 their functions the same names.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 
 
 def rename_functions(definition: Any, prefix: str) -> None:
-    """Put ``prefix`` before the names of a GraphDef's functions, in its place."""
+    """Prefix the names of a GraphDef's functions and their references, in place."""
     library = definition.library
     names = {f.signature.name: prefix + f.signature.name for f in library.function}
     for function in library.function:
@@ -31,7 +31,7 @@ def rename_functions(definition: Any, prefix: str) -> None:
 
 
 def nodes_of(definition: Any) -> Iterator[Any]:
-    """Of a GraphDef, and of all of its functions."""
+    """All nodes of a GraphDef and of its functions."""
     yield from definition.node
     for function in definition.library.function:
         yield from function.node_def

@@ -3,12 +3,11 @@
     4 bytes   length of the header
     8 bytes   length of what follows it
     header    JSON; "arrays" has a dtype and a shape for each array
-    arrays    one after the other, each from a multiple of 64 bytes on
+    arrays    one after the other, each starting at a multiple of 64 bytes
 
-Where the header has a "room", they lie there, in memory that both ends share.
-Arrays are sent from where they are, and received where TensorFlow can take them over
-as they are: nothing is copied on the way. Both ends work on blocking sockets and on
-others.
+If the header has a "room", the arrays are in that buffer of shared memory instead.
+Nothing is copied: arrays are sent from where they are, and received with the alignment
+that TensorFlow needs to use them as tensors. Sockets may be blocking or non-blocking.
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ Array = NDArray[Any]
 _PREFIX = struct.Struct(">IQ")
 _MAX_HEADER = 1 << 26
 _MAX_VIEWS = 512
-"""In one call; the system takes 1024."""
+"""Buffers per sendmsg call; Linux takes at most 1024 (IOV_MAX)."""
 _MAX_PORTION = 1 << 22
 _ZEROS = bytes(ALIGNMENT)
 
 
 class MessageError(Exception):
-    """The other end does not keep to the protocol."""
+    """The peer violates the protocol."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,15 +44,15 @@ class Message:
     header: Mapping[str, Any]
     arrays: Sequence[Array] = field(default_factory=tuple)
     room: int | None = None
-    """The number of the shared room that has the arrays already, in their order."""
+    """Number of the shared buffer that already holds the arrays; None: the socket."""
 
     @property
     def size(self) -> int:
-        """Of the arrays, as they lie one after the other."""
+        """Bytes that the arrays take in a message, padding included."""
         return sum(padded(array.nbytes) for array in self.arrays)
 
     def moved(self, room: Array, number: int) -> Message:
-        """The same with its arrays in a shared room, which has to be large enough."""
+        """A message with its arrays copied to a shared buffer of sufficient size."""
         offset = 0
         arrays = []
         for array in self.arrays:
@@ -65,16 +64,17 @@ class Message:
 
 
 def flat(array: Array) -> Array:
-    """All of an array's bytes, in order; a view wherever that can be."""
+    """All of an array's bytes, in order; a view if possible."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 def padded(size: int) -> int:
+    """``size`` bytes rounded up to a multiple of ALIGNMENT."""
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 class Outgoing:
-    """A message on its way to a socket."""
+    """A message that is being sent to a socket."""
 
     def __init__(self, message: Message) -> None:
         arrays = [flat(array) for array in message.arrays]
@@ -99,7 +99,10 @@ class Outgoing:
         return self._next == len(self._views)
 
     def send(self, connection: socket.socket) -> int:
-        """Send some of it; how many bytes. Raises OSError, BlockingIOError too."""
+        """Send some of it; returns the number of bytes.
+
+        Raises OSError; BlockingIOError if a non-blocking socket is not ready.
+        """
         views = self._views[self._next : self._next + _MAX_VIEWS]
         sent = left = connection.sendmsg(views)
         for view in views:
@@ -112,10 +115,10 @@ class Outgoing:
 
 
 class Incoming:
-    """A message on its way from a socket."""
+    """A message that is being received from a socket."""
 
     def __init__(self, pool: Pool, rooms: Mapping[int, Array] | None = None) -> None:
-        """``rooms`` are those that the other end may have put arrays into."""
+        """``rooms`` are the shared buffers in which the peer may have put arrays."""
         self._pool = pool
         self._rooms = rooms or {}
         self._buffer = np.empty(_PREFIX.size, np.uint8)
@@ -134,10 +137,10 @@ class Incoming:
         return self._stage == 3
 
     def receive(self, connection: socket.socket) -> int:
-        """Take some of it; how many bytes.
+        """Receive some of it; returns the number of bytes.
 
-        Raises EOFError where the other end has hung up, MessageError where it talks
-        nonsense, OSError, BlockingIOError too.
+        Raises EOFError if the peer has disconnected, MessageError if it violates the
+        protocol, and OSError; BlockingIOError if a non-blocking socket is not ready.
         """
         end = self._position + _MAX_PORTION
         count = connection.recv_into(self._view[self._position : end])
@@ -149,7 +152,7 @@ class Incoming:
         return count
 
     def message(self) -> Message:
-        """What has arrived, once it is done."""
+        """The received message, once ``done``."""
         arrays = []
         offset = 0
         room = self._header.pop("room", None)
@@ -203,7 +206,7 @@ def _parsed(text: bytes, length: int, rooms: Mapping[int, Array]) -> dict[str, A
 
 
 def send(connection: socket.socket, message: Message) -> int:
-    """Send all of it over a blocking socket; how many bytes."""
+    """Send a message over a blocking socket; returns the number of bytes."""
     outgoing = Outgoing(message)
     sent = 0
     while not outgoing.done:
@@ -214,7 +217,7 @@ def send(connection: socket.socket, message: Message) -> int:
 def receive(
     connection: socket.socket, pool: Pool, rooms: Mapping[int, Array]
 ) -> tuple[Message, int]:
-    """A message from a blocking socket, and how many bytes it was."""
+    """Receive a message from a blocking socket; also returns its number of bytes."""
     incoming = Incoming(pool, rooms)
     received = 0
     while not incoming.done:

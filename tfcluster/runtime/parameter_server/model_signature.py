@@ -1,4 +1,4 @@
-"""What a task's model has that the one on the ps has not, in words. Pure."""
+"""The signature of a model, and how a task's differs from that on the ps. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from tfcluster.runtime.parameter_server.placement import Variable
 
 _MOST = 8
-"""So many differences are told one by one."""
+"""Maximal number of differences listed in a message."""
 _SWITCHES = ("synchronous", "splittable", "together", "servers", "rows_only")
 
 
@@ -20,7 +20,7 @@ def facts_of(
     together: bool,
     servers: int,
 ) -> dict[str, Any]:
-    """What all tasks have to agree about, as it is sent."""
+    """The signature, which has to be equal on all tasks; suitable for JSON."""
     return {
         "variables": [[v.path, v.dtype, list(v.shape)] for v in variables],
         "rows_only": [v.rows_only for v in variables],
@@ -34,7 +34,10 @@ def facts_of(
 def differing(
     theirs: Mapping[str, Any], ours: Mapping[str, Any], rank: int
 ) -> str | None:
-    """How the model of ``rank`` differs from the one that the ps has, if it does."""
+    """A sentence on how the model of ``rank`` (``ours``) differs from that on the ps.
+
+    None if it does not.
+    """
     if theirs == ours:
         return None
     have = {path: (dtype, tuple(shape)) for path, dtype, shape in theirs["variables"]}

@@ -1,6 +1,6 @@
-"""Which variable, or which rows of it, lives on which ps. Pure.
+"""Variable sharding: which variables, or rows of them, live on which ps. Pure.
 
-Every training task computes it from the same list and comes to the same result.
+Every training task computes the placement from the same list, with the same result.
 """
 
 from __future__ import annotations
@@ -10,22 +10,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 _CUT = 16
-"""Parts of what is fair for a ps: variables that are smaller stay whole."""
+"""Variables smaller than 1/16 of the average load of a ps are not split."""
 
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """One trained variable of a model."""
+    """One trainable variable of a model."""
 
     path: str
     dtype: str
     shape: tuple[int, ...]
     item_bytes: int = 4
     rows_only: bool = False
-    """A gradient of rows changes just those: only changed rows need to travel back."""
+    """A sparse gradient changes only its rows, so only these have to be sent back."""
 
     @property
     def rows(self) -> int:
+        """Size of the first dimension; 1 for a scalar."""
         return self.shape[0] if self.shape else 1
 
     @property
@@ -35,14 +36,14 @@ class Variable:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Rows ``start`` to ``end`` of a variable."""
+    """A shard of a variable: its rows ``start`` to ``end``."""
 
     variable: int
-    """Its place in the model's list."""
+    """Index of the variable in the model's list."""
     start: int
     end: int
     whole: bool
-    """It is all of the variable."""
+    """Whether this is the whole variable."""
 
 
 Placement = tuple[tuple[Piece, ...], ...]
@@ -56,10 +57,10 @@ def placed(
     splittable: bool = False,
     together: bool = False,
 ) -> Placement:
-    """Every variable on the ps that has the fewest bytes so far, the largest first.
+    """Place each variable, largest first, on the ps that has the fewest bytes so far.
 
-    ``splittable``: what is large is cut between rows, so that all ps get the same.
-    ``together``: all on the first ps.
+    ``splittable``: large variables are first split by rows, evenly among all ps.
+    ``together``: all variables are placed on the first ps.
     """
     if together or servers == 1:
         all_of_them = tuple(_whole(v, i) for i, v in enumerate(variables))
@@ -87,15 +88,8 @@ def placed(
     )
 
 
-def bytes_per_server(
-    variables: Sequence[Variable], placement: Placement
-) -> tuple[int, ...]:
-    return tuple(
-        sum(bytes_of(variables, piece) for piece in pieces) for pieces in placement
-    )
-
-
 def bytes_of(variables: Sequence[Variable], piece: Piece) -> int:
+    """Number of bytes of a piece."""
     variable = variables[piece.variable]
     row = variable.bytes // max(1, variable.rows)
     return row * (piece.end - piece.start)
@@ -112,9 +106,9 @@ def _pour(
     pieces: list[list[Piece]],
     loads: list[int],
 ) -> None:
-    """Fill up the ps with the fewest bytes to ``level``, then the next, ...
+    """Split a variable: fill the emptiest ps up to ``level`` bytes, then the next.
 
-    None gets two pieces: what is left goes to the last.
+    No ps gets two pieces; the last one gets the rest.
     """
     row = variable.bytes // variable.rows
     start = 0

@@ -1,6 +1,6 @@
-"""The port of a ps: who may come in, and a thread for each who has.
+"""The server socket of a ps: authenticates clients, and runs a thread for each.
 
-Only tasks that know the run's token get as far as to send a message.
+Messages are read only from tasks that have proven to know the run's token.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from tfcluster.runtime.parameter_server.shm_channel import Shared
 _BUFFER_BYTES = 1 << 22
 _LOOKS, _LOOK_S = 20, 0.0005
 _PURPOSE = 1 << 32
-"""Keeps proofs of this port from being used at one where ranks meet, and back."""
+"""A generation that ranks never have: proofs for a ps are not valid between ranks."""
 
 
 def member(index: int, rank: int | None, size: int, token: bytes) -> Member:
-    """As which ps ``index`` (rank None), or a training task that dials it, is known.
+    """The handshake identity of ps ``index`` (rank None), or of a rank that dials it.
 
-    The ps is number 0, and rank r is number r + 1.
+    The ps is member 0, and rank r is member r + 1.
     """
     number = 0 if rank is None else rank + 1
     return Member(number, size + 1, token, generation=_PURPOSE + index)
 
 
 def tune(connection: socket.socket) -> None:
-    """Settings of both ends."""
+    """Set the socket options that both ends use."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER_BYTES)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -50,17 +50,17 @@ def tune(connection: socket.socket) -> None:
 
 @dataclass(slots=True)
 class _Guest:
-    """A training task that is connected."""
+    """A connected training task."""
 
     rank: int
     connection: socket.socket
     shared: Shared = field(default_factory=Shared)
     copied: set[str] = field(default_factory=set)
-    """Models whose optimizer keeps gradients: it gets copies."""
+    """Models whose optimizer keeps references to gradients, and so gets copies."""
 
 
 class Listening:
-    """The open port of ps ``index``, until ``close``."""
+    """Serves clients on the port of ps ``index``, until ``close``."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Listening:
         size: int,
         token: bytes,
     ) -> None:
-        """Raises CollectiveError where the address cannot be listened on."""
+        """Raises CollectiveError if it cannot listen on the address."""
         self._service = service
         self._pool = Pool()
         self._lock = threading.Lock()
@@ -83,7 +83,7 @@ class Listening:
         threading.Thread(target=self._welcome, name="ps door", daemon=True).start()
 
     def close(self) -> None:
-        """Hang up on everybody."""
+        """Stop listening, and close all connections."""
         with suppress(OSError):
             self._door.close()
         with self._lock:
@@ -112,7 +112,7 @@ class Listening:
             while True:
                 self._exchange(guest)
         except (OSError, EOFError, MessageError):
-            # It has gone, or what it says makes no sense: the others go on.
+            # The client is gone or violates the protocol; the other clients go on.
             pass
         finally:
             self._service.left(rank, connection)
@@ -126,7 +126,7 @@ class Listening:
         if model in guest.copied:
             request = Message(request.header, [a.copy() for a in request.arrays])
         reply = self._reply(guest, request)
-        # Its memory is free again before the next message comes.
+        # Release the arrays, so that the client can reuse their memory.
         del request
         if room is not None and not _let_go(guest.shared.rooms, room):
             self._service.release(model)
@@ -149,15 +149,15 @@ class Listening:
         except RefusedError as error:
             return Message({"error": error.kind, "text": str(error)})
         except Exception as error:
-            # Of TensorFlow, or a request without what it needs: its maker has to know.
+            # An error of TensorFlow, or a malformed request: the client gets it.
             text = f"{type(error).__name__}: {error}"
             return Message({"error": "failed", "text": text})
 
 
 def _let_go(rooms: Numbered, number: int) -> bool:
-    """Whether nothing has anything of a room any more.
+    """Whether no array refers to a buffer any more.
 
-    Threads of TensorFlow may be about to.
+    Waits a moment, because TensorFlow's threads may be about to release theirs.
     """
     for _ in range(_LOOKS):
         if rooms.is_free(number):

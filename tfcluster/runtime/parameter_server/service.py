@@ -1,8 +1,7 @@
-"""What a ps task serves: master copies, notes and counts.
+"""The service of a ps task: master copies of models, notes and statistics.
 
-One lock around everything that changes; connections wait for it, not for each other. A
-task that leaves, even in the midst of a message, takes with it only what it had not
-sent in full.
+One lock guards all state; connections do not wait for each other otherwise. If a task
+leaves, even in the middle of a message, only its incomplete message is lost.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _DONE = Message({})
 
 
 class RefusedError(Exception):
-    """A request that cannot be met; ``kind`` says which error its maker gets."""
+    """A request that fails; ``kind`` selects the error that the client raises."""
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(text)
@@ -37,7 +36,7 @@ class RefusedError(Exception):
 
 @dataclass(slots=True)
 class _Step:
-    """One step of a model that is trained in step."""
+    """One step of a model with synchronous updates."""
 
     pushed: dict[int, Pushed] = field(default_factory=dict)
     done: bool = False
@@ -47,13 +46,13 @@ class _Step:
 @dataclass(slots=True)
 class _Model:
     facts: Mapping[str, Any]
-    """What all tasks have to agree about."""
+    """The model's signature, which has to be equal on all tasks."""
     master: Master
     step: _Step = field(default_factory=_Step)
 
 
 class Service:
-    """One ps. ``answer`` is called by a thread for each connection."""
+    """The state of one ps. Each connection has a thread, which calls ``answer``."""
 
     def __init__(self, size: int, make_engine: MakeEngine) -> None:
         self._size = size
@@ -63,7 +62,7 @@ class Service:
         self._notes: dict[str, str] = {}
         self._lock = threading.Condition()
         self.news = threading.Event()
-        """Set when a gradient has come."""
+        """Set when a gradient has arrived."""
         self._gone: set[int] = set()
         self._present: dict[int, object] = {}
         self._verbs = {
@@ -82,12 +81,13 @@ class Service:
         }
 
     def joined(self, rank: int, connection: object) -> None:
+        """A task has connected; ``connection`` identifies the connection."""
         with self._lock:
             self._present[rank] = connection
             self._gone.discard(rank)
 
     def left(self, rank: int, connection: object) -> None:
-        """Whoever waits for this task has to know."""
+        """A task has disconnected: wake those that wait for it."""
         with self._lock:
             if self._present.get(rank) is connection:
                 del self._present[rank]
@@ -103,9 +103,10 @@ class Service:
         request: Message,
         place: Callable[[Message], Message] = lambda answer: answer,
     ) -> Message:
-        """What to send back. Raises RefusedError where it cannot be done.
+        """The answer to a request. Raises RefusedError if it cannot be fulfilled.
 
-        ``place`` may copy what the answer has, before anything is applied again.
+        ``place`` is called with the answer while the lock is held, and may copy its
+        arrays before another update is applied.
         """
         verb = self._verbs.get(request.header.get("op", ""))
         if verb is None:
@@ -114,19 +115,22 @@ class Service:
             return place(verb(rank, connection, request))
 
     def release(self, model: str) -> None:
-        """Let go of the memory of gradients that optimizers have kept."""
+        """Make variables that share a gradient's memory copy it; see ``Engine``."""
         with self._lock:
             self._models[model].master.engine.release()
 
     def statistics(self) -> Mapping[str, Any]:
-        """Of all models together."""
+        """Statistics of all models together."""
         with self._lock:
             return _summed([model.master for model in self._models.values()])
 
     # --- models ---------------------------------------------------------------------
 
     def _open(self, rank: int, connection: object, request: Message) -> Message:
-        """Tell the values, or to define the model; others wait for who does that."""
+        """Answer with the values, or tell the first task to define the model.
+
+        Other tasks wait here until it has done so.
+        """
         name = request.header["model"]
         while name not in self._models:
             if name not in self._definers:
@@ -186,7 +190,7 @@ class Service:
         return _fresh(model.master, since)
 
     def _push_in_step(self, rank: int, model: _Model, pushed: Pushed) -> None:
-        """Return once the step of all ranks is done, of which this is a part."""
+        """Add a rank's gradients to the current step; return when that is complete."""
         step = model.step
         step.pushed[rank] = pushed
         if len(step.pushed) == self._size:
@@ -198,10 +202,10 @@ class Service:
             except RefusedError as error:
                 step.error = error
             except Exception as error:
-                # All ranks wait for this step: all have to know.
+                # All ranks wait for this step, so all get the error.
                 step.error = RefusedError("failed", str(error))
             step.done = True
-            # Others may not have left yet: nothing of the gradients stays with them.
+            # Threads of other ranks still hold the step: drop the gradients now.
             step.pushed = {}
             self._lock.notify_all()
         while not step.done:
@@ -220,7 +224,7 @@ class Service:
         master = self._model(request).master
         return Message({"version": master.version}, master.values())
 
-    # --- the optimizer's own ----------------------------------------------------------
+    # --- slot variables --------------------------------------------------------------
 
     def _slots(self, rank: int, connection: object, request: Message) -> Message:
         slots = self._model(request).master.engine.slots()
@@ -238,7 +242,7 @@ class Service:
             return Message({"known": False})
         return Message({"known": True})
 
-    # --- notes and counts -------------------------------------------------------------
+    # --- notes and statistics ---------------------------------------------------------
 
     def _put(self, rank: int, connection: object, request: Message) -> Message:
         self._notes[request.header["key"]] = request.header["text"]
@@ -258,7 +262,7 @@ class Service:
 
 
 def gradients_of(kinds: str, arrays: Sequence[Array]) -> list[Gradient]:
-    """The gradients of which ``arrays`` has the parts."""
+    """The gradients of these kinds (see ``client.Pack``), from their arrays."""
     rest = iter(arrays)
     found: list[Gradient] = []
     for kind in kinds:

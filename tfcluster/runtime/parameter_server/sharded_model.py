@@ -1,7 +1,7 @@
-"""The master copy of one model's pieces on one ps, and how gradients get into it.
+"""The master copy of one model's variable shards on one ps, and its version.
 
-All methods are called with the ps' one lock held, so that an update is seen as a whole
-or not at all. What is returned to be sent stays what it is, whatever is applied later.
+All methods are called with the lock of the ps held, so that others see an update as a
+whole or not at all. Returned arrays do not change when later updates are applied.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ Array = NDArray[Any]
 Gradient = Array | Slices | None
 
 _MANY_ROWS = 0.5
-"""Changed rows, as a part of all: from here on the whole array travels."""
+"""If more than this fraction of the rows has changed, the whole array is sent."""
 
 
 class Engine(Protocol):
-    """What applies updates: see ``graphs.Engine``."""
+    """Holds variables and applies updates to them: see ``update_graph.Engine``."""
 
     @property
     def held_bytes(self) -> int: ...
@@ -41,7 +41,7 @@ class Engine(Protocol):
 
 @dataclass(slots=True)
 class Counts:
-    """What has become of the gradients that came."""
+    """Statistics of the gradients that arrived; staleness is counted in versions."""
 
     applied: int = 0
     dropped: int = 0
@@ -59,7 +59,7 @@ class Counts:
 
 
 class Master:
-    """The pieces, in order, of one model on this ps."""
+    """The shards of one model on this ps; ``pieces`` keeps their order."""
 
     def __init__(
         self, pieces: Sequence[Piece], rows_only: Sequence[bool], engine: Engine
@@ -67,20 +67,20 @@ class Master:
         self.pieces = tuple(pieces)
         self.engine = engine
         self.version = 0
-        """How many updates have been applied."""
+        """Number of updates that have been applied."""
         self.counts = Counts()
         self._changed = [
             np.zeros(piece.end - piece.start, np.int64) if only else None
             for piece, only in zip(pieces, rows_only, strict=True)
         ]
-        """The version in which each row got its value, where that is known."""
+        """For each ``rows_only`` shard, the version in which each row last changed."""
         self._latest: dict[int, Array] = {}
-        """The rows that the last update has changed, where it was not all of them."""
+        """For each shard whose last gradient was sparse, the rows that it changed."""
 
     def apply(
         self, gradients: Sequence[Gradient], kinds: str, *, staleness: int = 0
     ) -> None:
-        """One step, of a gradient that was computed ``staleness`` versions ago."""
+        """Apply one step. The gradients were computed ``staleness`` versions ago."""
         gradients = [_kept(g) if isinstance(g, Slices) else g for g in gradients]
         self.engine.apply(gradients, kinds)
         self.version += 1
@@ -99,10 +99,10 @@ class Master:
                 changed[:] = self.version
 
     def fresh(self, since: int) -> tuple[str, list[Array]]:
-        """What has changed since a version: a letter for each piece, and arrays.
+        """What has changed since a version: a letter for each shard, and arrays.
 
-        ``d``: its value; ``s``: the rows that have changed and their numbers; ``-``:
-        nothing has.
+        ``d``: the whole value; ``s``: the changed rows, then their indices; ``-``: no
+        change and no array.
         """
         letters, arrays = "", []
         for index, changed in enumerate(self._changed):
@@ -125,10 +125,11 @@ class Master:
         return letters, arrays
 
     def values(self) -> list[Array]:
+        """The current values of all shards, in their order."""
         return [self.engine.read(index) for index in range(len(self.pieces))]
 
     def assign(self, index: int, value: Array) -> None:
-        """Set a piece; everybody gets it with the next update."""
+        """Set a shard; all tasks receive the new value with the next update."""
         self.engine.assign(index, value)
         self._latest.pop(index, None)
         changed = self._changed[index]
@@ -136,7 +137,7 @@ class Master:
             changed[:] = self.version + 1
 
     def facts(self) -> Mapping[str, Any]:
-        """As ``Servers.statistics`` shows them."""
+        """The model's entries of ``Servers.statistics``."""
         return {
             "applied": self.counts.applied,
             "dropped": self.counts.dropped,
@@ -148,5 +149,5 @@ class Master:
 
 
 def _kept(slices: Slices) -> Slices:
-    """With indices of our own: they are remembered."""
+    """With a copy of the indices, because they are kept after this update."""
     return Slices(slices.values, slices.indices.copy(), slices.rows)

@@ -1,4 +1,4 @@
-"""Variables cut into pieces, and put together again. Pure."""
+"""Cuts variables and gradients into shards, and joins shards again. Pure."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ Gradient = Array | Slices | None
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What has changed of a variable: ``values[i]`` is its row ``indices[i]`` now."""
+    """The changed rows of a variable: row ``indices[i]`` is now ``values[i]``."""
 
     values: Array
     indices: Array
 
 
 Part = tuple[Sequence[Piece], str, Sequence[Array]]
-"""What one ps has sent: its pieces, a letter for each, and arrays (see ``Master``)."""
+"""One ps' answer: its pieces, a letter for each, and arrays; see ``Master.fresh``."""
 
 
 def cut(array: Array, piece: Piece) -> Array:
+    """The rows of ``array`` that belong to ``piece``; a view."""
     return array if piece.whole else array[piece.start : piece.end]
 
 
@@ -37,9 +38,10 @@ def pushed_part(
     pieces: Sequence[Piece],
     gradients: Sequence[Gradient],
 ) -> tuple[str, list[Array]]:
-    """What of ``gradients`` goes to the ps that has ``pieces``: kinds, and arrays.
+    """The kinds and arrays to push to the ps that has ``pieces``.
 
-    Raises IndexError for a row that a variable has not.
+    Kinds are a letter for each piece: ``d`` an array, ``s`` values and indices, ``-``
+    no gradient. Raises IndexError for an index beyond a variable's rows.
     """
     kinds, arrays = "", []
     for piece in pieces:
@@ -70,10 +72,10 @@ def _rows_within(slices: Slices, piece: Piece, variable: Variable) -> list[Array
 def joined(
     variables: Sequence[Variable], parts: Mapping[int, Part]
 ) -> list[Array | Rows | None]:
-    """What all ps have sent, in the variables' order.
+    """Join the answers of all ps, in the order of the variables.
 
-    None: nothing of it has changed. Where a part of a variable came whole, it counts as
-    so many rows.
+    An item is a whole variable, its changed Rows, or None if it has not changed. If
+    only some shards of a variable came whole, their rows are part of the Rows.
     """
     found: list[list[tuple[Piece, Array | Rows | None]]] = [[] for _ in variables]
     for pieces, kinds, arrays in parts.values():
@@ -113,8 +115,10 @@ def joined_slots(
     variables: Sequence[Variable],
     parts: Mapping[int, tuple[Sequence[Piece], Mapping[str, Array]]],
 ) -> dict[str, Array]:
-    """Slots by path. Those of split variables are put together, of others the first
-    one counts (each ps counts its own steps)."""
+    """Slots by path; those of split variables are joined.
+
+    Of other slots that several ps have, such as the step counter, the first is taken.
+    """
     whole: dict[str, Array] = {}
     split: dict[str, list[tuple[int, Array]]] = {}
     for ps in sorted(parts):
@@ -134,8 +138,10 @@ def joined_slots(
 def part_of(
     variables: Sequence[Variable], pieces: Sequence[Piece], path: str, value: Array
 ) -> tuple[int | str | None, Array]:
-    """Where on the ps that has ``pieces`` the variable or slot of that path is to be
-    set, and to what: a piece's number, a slot's path, None: nowhere."""
+    """Where a variable or slot is to be set on the ps that has ``pieces``, and to what.
+
+    The place is the number of a piece, the path of a slot, or None: not on this ps.
+    """
     for index, piece in enumerate(pieces):
         if variables[piece.variable].path == path:
             return index, cut(value, piece)
@@ -153,7 +159,7 @@ def part_of(
 def _piece_of(
     variables: Sequence[Variable], pieces: Sequence[Piece], path: str, value: Array
 ) -> Piece | None:
-    """The piece of a split variable that a slot belongs to, if it does."""
+    """The piece of a split variable that a slot belongs to; None if there is none."""
     mine = [
         piece
         for piece in pieces

@@ -1,9 +1,10 @@
-"""Memory that a training task shares with a ps of its host, for what messages carry.
+"""Shared memory between a training task and a ps on its host, for arrays of messages.
 
-An anonymous file of the training task's, which the ps opens by way of /proc: it has no
-name, cannot shrink, and goes with the last of both. It is divided into rooms; the two
-take turns, so that only one of them writes into a room while the other reads none of
-it. Where it cannot be had, everything goes through the socket.
+It is an anonymous file (memfd) of the training task, which the ps opens through /proc:
+it has no name, cannot shrink, and is freed with the last process that has it. It is
+divided into buffers ("rooms"). Client and ps take turns, so that neither reads a buffer
+while the other writes to it. If shared memory is not available, everything goes through
+the socket.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _NONCE_BYTES = 32
 
 
 class Rooms:
-    """Some rooms, each an array of bytes. The first page has a nonce only."""
+    """The buffers of one file, each an array of bytes. Its first page holds a nonce."""
 
     def __init__(self, descriptor: int, sizes: Sequence[int]) -> None:
         self._rooms: list[Array] = []
@@ -42,7 +43,7 @@ class Rooms:
         return self._rooms[index]
 
     def is_free(self, index: int) -> bool:
-        """Nobody in this process has anything of that room."""
+        """Whether no array in this process refers to that buffer."""
         return self._references(index) <= self._unused[index]
 
     def _references(self, index: int) -> int:
@@ -50,13 +51,13 @@ class Rooms:
 
 
 class Numbered(Mapping[int, Array]):
-    """The rooms of a connection, by number; holds on to none of the arrays."""
+    """All buffers of a connection, by number; keeps no references to their arrays."""
 
     def __init__(self) -> None:
         self._places: list[tuple[Rooms, int]] = []
 
     def add(self, rooms: Rooms, count: int) -> None:
-        """They get the next numbers."""
+        """Add the buffers of a file; they get the next numbers."""
         self._places += [(rooms, index) for index in range(count)]
 
     def __getitem__(self, number: int) -> Array:
@@ -77,7 +78,10 @@ class Numbered(Mapping[int, Array]):
 
 
 def create(sizes: Sequence[int]) -> tuple[int, Rooms]:
-    """New memory, and its descriptor. Raises OSError where there can be none."""
+    """Create buffers of these sizes in bytes, and return their descriptor, too.
+
+    Raises OSError if there is not enough memory.
+    """
     flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
     descriptor = os.memfd_create("tfcluster-parameters", flags)
     try:
@@ -91,7 +95,7 @@ def create(sizes: Sequence[int]) -> tuple[int, Rooms]:
 
 
 def offer(descriptor: int, rooms: Rooms, sizes: Sequence[int]) -> dict[str, Any]:
-    """What the other process has to be told."""
+    """The JSON fields that the other process needs for ``attach``."""
     return {
         "pid": os.getpid(),
         "descriptor": descriptor,
@@ -101,9 +105,9 @@ def offer(descriptor: int, rooms: Rooms, sizes: Sequence[int]) -> dict[str, Any]
 
 
 def attach(offered: Mapping[str, Any]) -> Rooms:
-    """The memory that another process of this host has offered.
+    """Open the buffers that another process on this host has offered.
 
-    Raises OSError where it cannot be reached, or is another one.
+    Raises OSError if they cannot be opened, or are not the offered ones.
     """
     sizes = [int(size) for size in offered["sizes"]]
     path = f"/proc/{int(offered['pid'])}/fd/{int(offered['descriptor'])}"

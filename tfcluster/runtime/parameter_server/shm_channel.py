@@ -1,4 +1,4 @@
-"""The two ends of a connection whose ends share memory: who uses which room when."""
+"""The two ends of a connection with shared memory: which buffer is used when."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from tfcluster.runtime.parameter_server.shm_buffers import (
 Array = NDArray[Any]
 
 _ANSWERS = 3
-"""Rooms for answers of one model: what has come in one may still be in use when the
-next answer comes, and may stay in use for long."""
+"""Answer buffers for each model: arrays of an answer may still be in use when the next
+answer comes, and may stay in use for long."""
 _MIN_BYTES = 1 << 15
-"""Smaller messages are as fast through the socket."""
+"""Messages smaller than this are as fast through the socket."""
 
 
 class Sharing:
-    """The training task's end, for one ps: a few rooms for each model."""
+    """The training task's end for one ps; it has a few buffers for each model."""
 
     def __init__(self) -> None:
         self.rooms = Numbered()
@@ -35,8 +35,10 @@ class Sharing:
         self._next: Rooms | None = None
 
     def offer(self, size: int) -> tuple[Message, int] | None:
-        """What to tell the ps to have rooms for messages of ``size``, if that is worth
-        it and possible; and a descriptor to be closed once it has answered."""
+        """A message that offers buffers of ``size`` bytes to the ps, and a descriptor.
+
+        ``agreed`` closes the descriptor. None if buffers are impossible or no use.
+        """
         if size < _MIN_BYTES:
             return None
         sizes = [size] * (1 + _ANSWERS)
@@ -49,7 +51,7 @@ class Sharing:
         return Message(told), descriptor
 
     def agreed(self, model: str, answer: Message, descriptor: int) -> None:
-        """The ps has answered the last offer."""
+        """Take the answer of the ps to the last offer."""
         os.close(descriptor)
         rooms, self._next = self._next, None
         if rooms is not None and answer.header.get("shared"):
@@ -57,7 +59,7 @@ class Sharing:
             self.rooms.add(rooms, 1 + _ANSWERS)
 
     def placed(self, model: str, message: Message) -> Message:
-        """A push with its arrays in our room, and a free one for its answer."""
+        """A push whose arrays are in our buffer, and which names one for its answer."""
         first = self._first.get(model)
         if first is None:
             return message
@@ -70,23 +72,24 @@ class Sharing:
 
 
 class Shared:
-    """The ps' end, for one training task."""
+    """The end of the ps for one training task."""
 
     def __init__(self) -> None:
         self.rooms = Numbered()
 
     def attach(self, request: Message) -> Message:
+        """Answer an offer of shared memory: open it if possible."""
         sizes = request.header["sizes"]
         try:
             rooms = attach(request.header)
         except OSError:
-            # On another host, or in another container: through the socket, then.
+            # The client is on another host or in another container: use the socket.
             return Message({"shared": False})
         self.rooms.add(rooms, len(sizes))
         return Message({"shared": True})
 
     def answer(self, header: Mapping[str, Any], answer: Message) -> Message:
-        """The answer, in the room where the request wants it."""
+        """The answer, with its arrays in the buffer that the request names."""
         number = header.get("answer_room")
         if not isinstance(number, int) or number not in self.rooms:
             return answer
@@ -94,7 +97,7 @@ class Shared:
 
 
 def _moved(message: Message, number: int, room: Array) -> Message:
-    """With its arrays in a room, where they fit and are worth it."""
+    """The message with its arrays in the buffer, if they fit and it is worthwhile."""
     if _MIN_BYTES <= message.size <= len(room):
         return message.moved(room, number)
     return message

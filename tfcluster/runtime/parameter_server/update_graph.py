@@ -1,8 +1,8 @@
-"""An optimizer's update as bytes: traced where the optimizer is, run where it is not.
+"""An optimizer's update as a serialised graph: traced by a worker, run by a ps.
 
-The graph of a ``tf.function`` with its library, and which of its inputs are which
-variables. So a ps applies every optimizer that TensorFlow can trace, also a class of
-the user's own, and needs neither Keras nor the program's modules.
+It consists of the graph of a ``tf.function`` with its function library, and a list of
+which inputs are which variables. So a ps can apply every optimizer that TensorFlow can
+trace, including the user's own classes, and needs neither Keras nor the user's modules.
 """
 
 from __future__ import annotations
@@ -33,31 +33,31 @@ from tfcluster.runtime.parameter_server.graph_functions import (
 
 Array = NDArray[Any]
 Apply = Callable[[list[Any]], Any]
-"""Applies gradients (a tensor, IndexedSlices or None for each piece)."""
+"""Applies gradients: a tensor, IndexedSlices or None for each piece."""
 
 _LENGTH = struct.Struct(">Q")
 _PYTHON_OPS = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
 _NUMBERS = itertools.count()
 _SMALL_BYTES = 1 << 12
-"""Below, to copy is cheaper than to think."""
+"""Arrays smaller than this are copied: sharing their memory would cost more."""
 
 
 class UntraceableError(Exception):
-    """An update that cannot be sent away."""
+    """An update that cannot be serialised."""
 
 
 def serialised(
     apply: Apply, variables: Sequence[Any], slots: Mapping[str, Any], kinds: str
 ) -> bytes:
-    """The update that ``apply`` makes.
+    """Trace and serialise the update that ``apply`` makes.
 
-    ``variables`` are tf.Variables of the pieces' shapes, in order; ``slots`` the
-    optimizer's own, by path, with their first values. Only slots' values travel.
-    ``kinds`` says what gradients are given: see ``client.Pack``. Other variables that
-    the update uses (seeds of random numbers) go with it, by name. Where it adds to rows
-    there are two graphs of it, see ``scattering``.
+    ``variables`` are tf.Variables with the shapes of the pieces, in order; their values
+    are not sent. ``slots`` are the optimizer's variables by path, sent with their
+    initial values. ``kinds`` are those of the gradients: see ``client.Pack``. Other
+    variables that the update uses (random seeds) are sent like slots, by name. An
+    update that adds to rows is sent as two graphs: see ``fast_scatter``.
 
-    Raises UntraceableError where Python is needed to run it.
+    Raises UntraceableError if the update needs Python, a table or an iterator to run.
     """
     found = [_traced(apply, variables, slots, kinds, distinct=False)[0]]
     if "s" in kinds:
@@ -74,14 +74,14 @@ def _traced(
     *,
     distinct: bool,
 ) -> tuple[bytes, int]:
-    """One graph, and how many variables it adds rows to at once.
+    """One serialised graph, and the number of scatters replaced by faster ones.
 
-    The one for ``distinct`` rows is sent with the other, which has the slots' values.
+    The graph for ``distinct`` rows omits the slots' values: it is sent with the other.
     """
     specs = _specs(kinds, variables)
     additions: dict[int, Addition] = {}
     own: dict[int, Addition] = {}
-    """Those to the rows that the variable's own gradient has."""
+    """The additions whose indices are those of the variable's own gradient."""
 
     @tf.function(autograph=False)  # type: ignore[untyped-decorator]
     def update(*flat: Any) -> None:
@@ -153,7 +153,7 @@ def _refuse_python(definition: Any) -> None:
 
 
 def _forget_devices(definition: Any) -> None:
-    """A ps has others than the task that has traced it."""
+    """Clear device names: a ps has other devices than the worker."""
     for node in nodes_of(definition):
         node.device = ""
 
@@ -171,7 +171,7 @@ def _specs(kinds: str, variables: Sequence[Any]) -> list[Any]:
 
 
 def _structured(kinds: str, flat: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-    """The gradients of which ``flat`` has the tensors."""
+    """The gradients of these kinds, from their tensors in order."""
     tensors = iter(flat)
     gradients: list[Any] = []
     for kind, variable in zip(kinds, variables, strict=True):
@@ -189,17 +189,17 @@ def _structured(kinds: str, flat: Sequence[Any], variables: Sequence[Any]) -> li
 @dataclass(frozen=True, slots=True)
 class _Update:
     run: Any
-    """Takes the gradients' tensors; gives values of variables, then rows of some."""
+    """Takes the gradients' tensors; returns values of ``dense``, then new ``rows``."""
     dense: list[int]
     rows: list[int]
-    """Those whose rows, where the gradient has some, it gives as they are now."""
+    """Variables of which it returns the new values of the gradient's rows."""
     executor: str | None
 
 
 class Engine:
-    """The variables of one ps' pieces and the updates that are known for them.
+    """The variables and slots of one model on one ps, and the updates known for them.
 
-    Not safe to use from several threads, but for what ``read`` has given.
+    Not thread-safe, but arrays that ``read`` has returned may be used in any thread.
     """
 
     def __init__(self, values: Sequence[Array]) -> None:
@@ -207,24 +207,26 @@ class Engine:
             self._variables = [tf.Variable(_constant(value)) for value in values]
         self._slots: dict[str, Any] = {}
         self._updates: dict[tuple[str, bool], _Update] = {}
-        """By the kinds of gradients, and whether all rows of them are distinct."""
+        """By the kinds of gradients, and whether their indices must be distinct."""
         self._fresh: dict[int, Any] = {}
-        """Values of variables that the last update has given, not asked for yet."""
+        """Values that the last update returned and that have not been read yet."""
         self._fresh_rows: dict[int, tuple[Array, Any]] = {}
-        """Rows that it has set: their numbers and values."""
+        """Rows that the last update set: their indices and values."""
 
     @property
     def held_bytes(self) -> int:
+        """Number of bytes of the variables and slots."""
         every = [*self._variables, *self._slots.values()]
         return int(sum(v.dtype.size * v.shape.num_elements() for v in every))
 
     def knows(self, kinds: str) -> bool:
+        """Whether an update for gradients of these kinds is defined."""
         return (kinds, False) in self._updates
 
     def define(self, data: bytes) -> None:
-        """Learn an update that ``serialised`` has made; slots keep values they have.
+        """Add an update from ``serialised``; existing slots keep their values.
 
-        Raises ValueError where it is for other variables.
+        Raises ValueError if it was made for other variables.
         """
         rest = memoryview(data)
         while rest:
@@ -241,7 +243,7 @@ class Engine:
         graph = tf.compat.v1.GraphDef.FromString(bytes(data[lengths + size : offset]))
         rename_functions(graph, f"update_{next(_NUMBERS)}_")
         for function in graph.library.function:
-            # To import a graph does not make its functions known to the runtime.
+            # Importing a graph does not register its functions with the runtime.
             context.context().add_function_def(function)
         arrays = []
         for name, shape in header["arrays"]:
@@ -271,14 +273,14 @@ class Engine:
             )
             controls = len(header["controls"])
             with tf.control_dependencies(done[:controls]):
-                # To read them here costs less than to ask for each of them.
+                # Reading them here costs less than a separate read of each.
                 values = [self._variables[index].read_value() for index in dense]
             return [*values, *done[controls:]]
 
         rows = [index for index, _ in header["rows"]]
         dense = [index for index, kind in enumerate(kinds) if kind == "d"]
-        # Threads that wake each other cost more than small updates do. But this one
-        # knows no conditions.
+        # Threads that wake each other cost more than a small update. But the
+        # single-threaded executor does not support control flow.
         executor = None if graph.library.function else "SINGLE_THREADED_EXECUTOR"
         with tf.device("CPU:0"):
             traced = update.get_concrete_function()
@@ -295,7 +297,7 @@ class Engine:
         )
 
     def apply(self, gradients: Sequence[Array | Slices | None], kinds: str) -> None:
-        """Run the update that is known for these kinds of gradients."""
+        """Run the update for gradients of these kinds. KeyError if none is defined."""
         flat = []
         for gradient in gradients:
             if isinstance(gradient, Slices):
@@ -303,7 +305,7 @@ class Engine:
                 flat.append(tensor_of(gradient.indices.astype(np.int64, copy=False)))
             elif gradient is not None:
                 flat.append(tensor_of(gradient))
-        # Variables whose value somebody else has as well are copied when they change.
+        # Drop references first: TensorFlow copies a variable whose value is shared.
         self._fresh.clear()
         self._fresh_rows.clear()
         sparse = [g.indices for g in gradients if isinstance(g, Slices)]
@@ -319,36 +321,41 @@ class Engine:
                 self._fresh_rows[index] = (gradient.indices, new)
 
     def read(self, index: int) -> Array:
-        """A variable's value: it stays what it is, whatever is applied later."""
+        """A variable's value; later updates do not change the returned array."""
         known = self._fresh.pop(index, None)
         if known is None:
             known = self._variables[index].read_value()
         return array_of(known)
 
     def rows(self, index: int, indices: Array) -> Array:
-        """Some rows as they are; at once for the indices of the last gradient."""
+        """The current values of some rows.
+
+        Cached if ``indices`` is the very array of the last gradient.
+        """
         numbers, values = self._fresh_rows.get(index, (None, None))
         if numbers is indices:
             return array_of(values)
         return array_of(tf.gather(self._variables[index], indices))
 
     def assign(self, index: int, value: Array) -> None:
+        """Set a variable."""
         self._fresh.pop(index, None)
         self._fresh_rows.pop(index, None)
         self._variables[index].assign(_constant(value))
 
     def slots(self) -> dict[str, Array]:
+        """The values of all slot variables, by path."""
         return {path: array_of(slot.read_value()) for path, slot in self._slots.items()}
 
     def assign_slot(self, path: str, value: Array) -> None:
-        """Set one of the optimizer's own. Raises KeyError where there is none."""
+        """Set a slot variable. Raises KeyError if there is none with that path."""
         self._slots[path].assign(_constant(value))
 
     def release(self) -> None:
-        """Give every variable memory of its own.
+        """Copy every variable to memory of its own.
 
-        An optimizer that keeps a gradient as it is (``previous.assign(gradient)``)
-        makes a variable of the array that the gradient came in.
+        An optimizer that stores a gradient unchanged (``previous.assign(gradient)``)
+        makes its variable share the memory in which the gradient was received.
         """
         self._fresh_rows.clear()
         self._fresh.clear()
@@ -357,16 +364,16 @@ class Engine:
 
 
 def _constant(value: Array) -> Any:
-    """A tensor of its own memory."""
+    """A tensor with a copy of the array."""
     if value.dtype.name == "bfloat16":
         return tf.bitcast(tf.constant(value.view(np.uint16)), tf.bfloat16)
     return tf.constant(value)
 
 
 def tensor_of(array: Array) -> Any:
-    """A tensor that has the array's memory, where that can be.
+    """A tensor that shares the array's memory if possible.
 
-    Nobody may write to the array any more: TensorFlow may make a variable of it.
+    The array must not be written to afterwards: TensorFlow may use it as a variable.
     """
     if array.nbytes < _SMALL_BYTES or array.dtype.name == "bfloat16":
         return _constant(array)
@@ -376,7 +383,7 @@ def tensor_of(array: Array) -> Any:
 
 
 def array_of(tensor: Any) -> Array:
-    """The memory of a tensor, which must not be written to."""
+    """An array that shares the tensor's memory; it must not be written to."""
     dtype = tensor.dtype.as_numpy_dtype
     shape = tensor.shape.as_list()
     if 0 in shape:

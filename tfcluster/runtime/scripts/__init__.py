@@ -1,1 +1,1 @@
-"""The user's program: how it is run, and what its text says about how it trains."""
+"""The user's program: running it, and static analysis of how it trains."""

@@ -1,6 +1,6 @@
-"""What a program's text says about who distributes its training. Pure.
+"""Static analysis of a program: does it distribute its training by itself? Pure.
 
-It is read before the program's first line runs: what is found later may be too late.
+The source is read before the program's first line runs, because later may be too late.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ NAMES = (
     "PartialDistributedOptimizer",
     "PartialDistributedGradientTape",
 )
-"""What exchanges gradients for a program that distributes its training by itself."""
+"""Names by which a program that distributes its training exchanges its gradients."""
 
 _PACKAGE = "tfcluster.runtime"
 _HOROVOD = "horovod"
@@ -28,11 +28,12 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def distributes_itself(source: str) -> bool:
-    """Whether a program exchanges gradients, or what it has trained, by itself.
+    """Whether a program exchanges gradients or weights by itself.
 
-    It imports ``horovod`` with the module, or imports ``tfcluster.runtime`` and uses
-    one of ``NAMES``, or hands what a reduction has returned to an optimizer. Averages
-    of other things, such as a loss that is printed, say nothing.
+    True if it imports ``horovod`` at module level, or if it imports
+    ``tfcluster.runtime`` and either uses one of ``NAMES``, or passes the result of a
+    reduction to an optimizer or variable. Averages of other values, such as a loss that
+    is printed, do not count. False if the source cannot be parsed.
     """
     if _HOROVOD not in source and "tfcluster" not in source:
         return False
@@ -49,7 +50,7 @@ def distributes_itself(source: str) -> bool:
 
 
 def _run_with_the_module(tree: ast.AST) -> Iterator[ast.AST]:
-    """Statements outside of functions, classes and conditions."""
+    """Yields the statements at module level, including those in ``try`` blocks."""
     for node in ast.iter_child_nodes(tree):
         yield node
         if isinstance(node, ast.Try):
@@ -88,14 +89,14 @@ def _names_one(node: ast.AST) -> bool:
 
 @dataclass(slots=True)
 class _Reductions:
-    """Follows what reductions return, by the names that it is given."""
+    """Follows the results of reductions through names and functions."""
 
     tree: ast.Module
     returning: set[str] = field(default_factory=lambda: set(_REDUCTIONS))
-    """Functions that return such a thing."""
+    """Names of functions that return the result of a reduction."""
 
     def reach_weights(self) -> bool:
-        """Whether it is applied or assigned as gradients or weights."""
+        """Whether such a result is applied as gradients or assigned as weights."""
         functions = [n for n in ast.walk(self.tree) if isinstance(n, _Function)]
         for alias in ast.walk(self.tree):
             if isinstance(alias, ast.alias) and alias.name in _REDUCTIONS:
@@ -132,14 +133,14 @@ class _Reductions:
             elif node.func.attr in _ASSIGNMENTS and isinstance(
                 node.func.value, ast.Name
             ):
-                # An average of a variable's own value: parameters are averaged.
+                # A variable is assigned its own average: parameter averaging.
                 own = node.func.value.id
                 if any(self._reduces(value, own) for value in given):
                     return True
         return False
 
     def _names(self, scope: ast.Module | _Function) -> set[str]:
-        """Names that are given what a reduction returns, or what is made of it."""
+        """Names bound to the result of a reduction, or to a value computed from it."""
         names: set[str] = set()
         known = -1
         while known != len(names):
@@ -156,7 +157,7 @@ class _Reductions:
 
     def _is_one(self, value: ast.expr, names: set[str]) -> bool:
         if isinstance(value, ast.Call) and _called(value) in _GRADIENTS:
-            # The gradient of a loss that is an average is this rank's still.
+            # The gradient of an averaged loss is still that of this rank alone.
             return False
         if isinstance(value, ast.Call) and _called(value) in self.returning:
             return True
@@ -174,7 +175,7 @@ class _Reductions:
 
 
 def _own(scope: ast.AST) -> Iterator[ast.AST]:
-    """The nodes of a function or module, without those of functions within it."""
+    """The nodes of a function or module, except those of nested functions."""
     for node in ast.iter_child_nodes(scope):
         yield node
         if not isinstance(node, _Function):
@@ -190,7 +191,7 @@ def _expressions(value: ast.AST) -> Iterator[ast.expr]:
 
 
 def _bindings(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
-    """What is given which names."""
+    """Yields the (target, value) pairs that a node binds."""
     if isinstance(node, ast.Assign):
         for target in node.targets:
             yield from _unpacked(target, node.value)
@@ -209,7 +210,7 @@ def _bindings(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
 
 
 def _unpacked(target: ast.expr, value: ast.expr) -> Iterator[tuple[ast.expr, ast.expr]]:
-    """``a, b = x, y`` gives x to a and y to b."""
+    """Splits ``a, b = x, y`` into the pairs (a, x) and (b, y)."""
     pair = (ast.Tuple, ast.List)
     if (
         isinstance(target, pair)

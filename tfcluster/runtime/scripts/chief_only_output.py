@@ -1,6 +1,7 @@
-"""What a program prints and notes by itself, done by the chief alone.
+"""Restricts printing and ``tf.summary`` files to the chief.
 
-``runtime.chief_only`` names it. Neither TensorFlow nor Keras is imported here.
+``runtime.chief_only`` selects which. Neither TensorFlow nor Keras is imported before it
+is needed.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from tfcluster.runtime.context import Context
 
 
 def silence_print(context: Context) -> None:
-    """Have ``print`` say nothing on other ranks; to a file it still writes.
+    """Make ``print`` do nothing on other ranks, except to files.
 
-    Errors, warnings and what the logging module writes are said by all.
+    All ranks still write errors, warnings and what they log.
     """
     if context.is_chief or "print" not in context.options.chief_only:
         return
@@ -31,7 +32,7 @@ def silence_print(context: Context) -> None:
 
 
 def without_summaries(context: Context) -> None:
-    """Have ``tf.summary`` write event files on the chief only."""
+    """Make ``tf.summary`` write event files on the chief only."""
     if context.is_chief or "summary" not in context.options.chief_only:
         return
     import tensorflow as tf

@@ -1,7 +1,8 @@
-"""Run the user's program as ``__main__``, as ``python PROGRAM ARG...`` would.
+"""Runs the user's program as ``__main__``, as ``python PROGRAM ARG...`` would.
 
-What a program can see of how it was started is what Python itself would give it; the
-frames above it are left out of its tracebacks. Knows neither tasks nor TensorFlow.
+A program cannot tell the difference: sys.argv, sys.path and ``__main__`` are those that
+Python would give it, and our frames are left out of its tracebacks. Knows neither tasks
+nor TensorFlow.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """``option`` is ``-m``, ``-c`` or empty; ``target`` the module, code or path."""
+    """A program: ``option`` is ``-m``, ``-c`` or empty, ``target`` the module, code or
+    path."""
 
     option: str
     target: str
@@ -30,22 +32,25 @@ class Program:
 
     @property
     def argv(self) -> tuple[str, ...]:
-        """The arguments that Python itself would be given."""
+        """The arguments of the equivalent Python command."""
         head = (self.option, self.target) if self.option else (self.target,)
         return (*head, *self.args)
 
 
 def parse(argv: Sequence[str]) -> Program | None:
-    """The program in ``SCRIPT ARG...``, ``-m MODULE ARG...`` or ``-c CODE ARG...``."""
+    """Parse ``SCRIPT ARG...``, ``-m MODULE ARG...`` or ``-c CODE ARG...``.
+
+    None if the program is missing.
+    """
     option = argv[0] if argv and argv[0] in ("-m", "-c") else ""
     rest = list(argv[1:] if option else argv)
     return Program(option, rest[0], tuple(rest[1:])) if rest else None
 
 
 def import_folder(program: Program) -> str | None:
-    """What Python puts first on the module path for ``program``.
+    """The folder that Python would put first on sys.path for ``program``.
 
-    None where PYTHONSAFEPATH or ``-P`` forbids it.
+    None with PYTHONSAFEPATH or ``-P``.
     """
     if getattr(sys.flags, "safe_path", False):
         return None
@@ -57,9 +62,9 @@ def import_folder(program: Program) -> str | None:
 
 
 def run(program: Program) -> None:
-    """Run ``program`` to its end; what it raises passes through.
+    """Run ``program`` to its end; its exceptions are passed on.
 
-    An exception that nobody catches is shown by Python at exit, without our frames.
+    Python prints an uncaught exception at exit, without our frames.
     """
     sys.orig_argv[:] = [sys.executable, *program.argv]
     sys.argv[:] = [program.option or program.target, *program.args]
@@ -82,14 +87,14 @@ def run(program: Program) -> None:
 
 def _run_module(name: str, folder: str | None) -> None:
     _put_first(folder)
-    # What Python's own C code calls for -m: it alone runs in the real __main__.
+    # What Python's C code calls for -m: the only way to run in the real __main__.
     runpy._run_module_as_main(name)  # type: ignore[attr-defined]
 
 
 def _run_path(program: Program, main: ModuleType) -> None:
     path = _absolute(program.target)
     if pkgutil.get_importer(path) is not None:
-        # A folder or an archive with a __main__ module of its own.
+        # A folder or an archive with a __main__ module.
         sys.path.insert(0, path)
         runpy._run_module_as_main("__main__", False)  # type: ignore[attr-defined]
         return
@@ -110,7 +115,7 @@ def _run_path(program: Program, main: ModuleType) -> None:
 
 def _code(loader: SourceFileLoader | SourcelessFileLoader, path: str) -> CodeType:
     if isinstance(loader, SourceFileLoader):
-        # Not loader.get_code(): no script is kept in __pycache__.
+        # Not loader.get_code(): Python does not write scripts to __pycache__.
         return compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
     code = loader.get_code("__main__")
     if code is None:
@@ -119,7 +124,7 @@ def _code(loader: SourceFileLoader | SourcelessFileLoader, path: str) -> CodeTyp
 
 
 def _absolute(path: str) -> str:
-    """As Python makes a script's path absolute: nothing is resolved or normalised."""
+    """Make a path absolute as Python does: without resolving or normalising it."""
     return path if path.startswith("/") else f"{Path.cwd()}/{path}"
 
 
@@ -129,12 +134,12 @@ def _put_first(folder: str | None) -> None:
 
 
 def _fresh_main() -> ModuleType:
-    """An empty ``__main__`` in place of the one that called us."""
+    """Replace ``__main__`` by an empty module."""
     main = ModuleType("__main__")
     if sys.version_info < (3, 14):
         main.__annotations__ = {}
     main.__dict__["__builtins__"] = builtins
-    # multiprocessing, once imported, has a second name for it: __mp_main__.
+    # Once multiprocessing is imported, __mp_main__ is a second name of it.
     caller = sys.modules["__main__"]
     for name in [name for name, module in sys.modules.items() if module is caller]:
         sys.modules[name] = main
@@ -148,17 +153,17 @@ _OURS = "tfcluster."
 
 
 def _without_our_frames(error: BaseException, hook: Hook) -> Hook:
-    """``hook`` for ``sys.excepthook``, shown the program's own part of the traceback.
+    """Wrap the exception hook, so that it shows only the program's part of a traceback.
 
-    Python itself calls it at the very end, after which it exits as it must: with 1, or
-    by the signal after a KeyboardInterrupt. With TFCLUSTER_DEBUG=1 all is shown.
+    Python calls it at the very end, and then exits with its usual status: 1, or SIGINT
+    after a KeyboardInterrupt. With TFCLUSTER_DEBUG=1 nothing is hidden.
     """
     if os.environ.get("TFCLUSTER_DEBUG", "") not in ("", "0"):
         return hook
     entries = list(_parts(error.__traceback__))
     ours = _is_ours(type(error).__module__)
     if ours:
-        # Where the program called into us is what its author can do something about.
+        # End at the line where the program called us: the author can change that one.
         entries = entries[: 1 + max(_places_of_program(entries), default=-1)]
     traceback: TracebackType | None = None
     for module, part in reversed(entries):
@@ -176,7 +181,7 @@ def _without_our_frames(error: BaseException, hook: Hook) -> Hook:
             if ours:
                 value.__cause__ = value.__context__ = None
             if getattr(kind, "of_another_rank", False):
-                # Its own rank shows what has happened, and where.
+                # The other rank prints what has happened, and where.
                 sys.stderr.write(f"{kind.__name__}: {value}\n")
                 return
         hook(kind, value, found)
@@ -191,7 +196,7 @@ def _is_ours(module: str) -> bool:
 def _places_of_program(
     entries: Sequence[tuple[str, TracebackType]],
 ) -> Iterator[int]:
-    """Which entries are neither ours nor of an installed or standard library."""
+    """Indices of the entries that are neither ours nor in any library."""
     folders = tuple({sysconfig.get_path(name) for name in _LIBRARIES})
     for at, (module, part) in enumerate(entries):
         file = part.tb_frame.f_code.co_filename
@@ -203,7 +208,7 @@ _LIBRARIES = ("stdlib", "platstdlib", "purelib", "platlib")
 
 
 def _parts(traceback: TracebackType | None) -> Iterator[tuple[str, TracebackType]]:
-    """Every entry of a traceback with its module's name."""
+    """Yields every entry of a traceback, with the name of its module."""
     while traceback is not None:
         yield traceback.tb_frame.f_globals.get("__name__", ""), traceback
         traceback = traceback.tb_next

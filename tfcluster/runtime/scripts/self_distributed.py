@@ -1,8 +1,8 @@
-"""Whether the program itself distributes its training, as scripts for Horovod do.
+"""Whether the program distributes its training by itself, as scripts for Horovod do.
 
-Such a program gives each rank data of its own, exchanges its gradients and lets rank 0
-write files: then nothing of that is done for it. Known from its text before its first
-line runs, or else from its first call. Knows neither TensorFlow nor Keras.
+Such a program shards its data, exchanges its gradients and lets rank 0 write files, so
+the runtime does none of that for it. This is known from the program's source before its
+first line runs, or else from its first call. Knows neither TensorFlow nor Keras.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def claimed() -> bool:
 
 
 def claim() -> None:
-    """The program does. Raises what ``guard`` was given where it is too late."""
+    """Record that the program does. Raises what the check of ``guard`` raises."""
     global _claimed
     if not _claimed:
         _may_claim()
@@ -31,25 +31,25 @@ def claim() -> None:
 
 
 def guard(check: Callable[[], None]) -> None:
-    """Have ``check`` called before the first claim, to raise where it is too late."""
+    """Have ``check`` called before the first claim; it raises if that is too late."""
     global _may_claim
     _may_claim = check
 
 
 def read(program: Program) -> None:
-    """Claim where the program's main file says so."""
+    """Claim if the program's main file says so."""
     if source := source_of(program):
         claim_by(source)
 
 
 def claim_by(source: str) -> None:
-    """Claim where ``source`` says that the program distributes its training."""
+    """Claim if ``source`` distributes its training by itself."""
     if distributes_itself(source):
         claim()
 
 
 def source_of(program: Program) -> str | None:
-    """The text of a program's main file; None of a module, or where it has none."""
+    """The source of a program's main file; None for ``-m``, or if it is unreadable."""
     if program.option == "-c":
         return program.target
     if program.option:

@@ -1,8 +1,8 @@
-"""Whether the program is one of TensorFlow 1 that trains in a cluster by itself.
+"""Whether the program is a TensorFlow 1 script that trains in a cluster by itself.
 
-Such a program builds its graph for each task and talks to parameter servers through
-sessions: nothing is divided for it, and each task draws random numbers of its own.
-Known from its main file, before its first line runs. Knows no TensorFlow.
+Such a program builds a graph in each task and uses parameter servers through sessions.
+So the runtime shards nothing for it, and each task has its own random seed. This is
+known from its main file, before its first line runs. Knows no TensorFlow.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ _claimed = False
 
 
 def claimed() -> bool:
-    """Whether the program is one of these."""
+    """Whether the program is such a script."""
     return _claimed
 
 
 def claim() -> None:
-    """The program is: it has a session on the cluster."""
+    """Record that the program is such a script: it has a session on the cluster."""
     global _claimed
     _claimed = True
 
 
 def read(program: Program, context: Context) -> None:
-    """Find out from the program's main file."""
+    """Find out from the source of the program's main file."""
     global _claimed
     _claimed = concerns(context) and says_so(source_of(program) or "")
 
 
 def concerns(context: Context) -> bool:
-    """Whether such programs find a cluster around them in this task."""
+    """Whether this task has a cluster for such scripts: a rank, and ps tasks."""
     return (
         context.strategy in (Strategy.PARAMETER_SERVER, Strategy.REPLICATED)
         and context.place is not None
@@ -55,7 +55,7 @@ def concerns(context: Context) -> bool:
 
 
 def says_so(source: str) -> bool:
-    """Whether a program uses one of ``NAMES``."""
+    """Whether the source uses one of ``NAMES``."""
     if not any(name in source for name in NAMES):
         return False
     try:

@@ -1,16 +1,16 @@
-"""Found first on PYTHONPATH by every Python below the command of a training task.
+"""The ``sitecustomize`` of every Python that the command of a training task starts.
 
-Hands on to the site's own ``sitecustomize``, and brings the training runtime along once
-TensorFlow or Keras is imported: see ``docs/protocols.md`` ("Python below the command").
-Until then it imports nothing that Python has not imported by itself, and any version of
-Python 3 will do.
+It is the first on PYTHONPATH. It runs the site's own ``sitecustomize``, and loads the
+training runtime when TensorFlow or Keras is imported: see ``docs/protocols.md``
+("Python below the command"). Until then it imports nothing that Python has not imported
+already, and works with any Python 3.
 """
 
 import os
 import sys
 from _frozen_importlib_external import PathFinder
 
-TYPE_CHECKING = False  # as typing has it, which takes long to import
+TYPE_CHECKING = False  # Not from typing, which takes long to import.
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from importlib.machinery import ModuleSpec
@@ -20,15 +20,18 @@ if TYPE_CHECKING:
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(_HERE)))
 _LIBRARIES = ("tensorflow", "keras", "horovod")
-"""What is imported by programs that train, or by way of what they exchange."""
+"""Libraries that train, or that exchange gradients."""
 _OLDEST = (3, 10)
 _OURS = ("tfcluster.runtime.task.bootstrap", "tfcluster.runtime.warm.preloader")
 _BY_HAND = ("DistributedOptimizer", "DistributedGradientTape", "horovod")
-"""A program that says one of these gives each rank data of its own."""
+"""A program that contains one of these words shards its data by itself."""
 
 
 def _is_below_a_training_task() -> bool:
-    """Not the task's own interpreter, around which the runtime stands already."""
+    """Whether this Python is part of a training task, but not the task's own.
+
+    The task's own interpreter has loaded the runtime already.
+    """
     return (
         os.environ.get("TFCLUSTER_STRATEGY", "none") != "none"
         and "TFCLUSTER_RANK" in os.environ
@@ -41,12 +44,12 @@ def _started_as() -> "Sequence[str]":
 
 
 def _is_helper() -> bool:
-    """A process that multiprocessing has started, perhaps one of many alike."""
+    """Whether multiprocessing has started this process, perhaps as one of many."""
     return any("multiprocessing" in word for word in _started_as()[:4])
 
 
 class _Hook:
-    """A finder that finds only our package, and sees what else is looked for."""
+    """A finder that finds only our package, and reacts to the import of others."""
 
     def __init__(self) -> None:
         self._random_state: object = None
@@ -70,7 +73,7 @@ class _Hook:
         return None
 
     def _bring_runtime(self) -> None:
-        """Have the runtime stand around the import that has just begun."""
+        """Load the runtime, at the beginning of the import of a library."""
         if sys.version_info < _OLDEST:
             text = "tfcluster: warning: %s is Python %d.%d, but the training runtime "
             text += "needs %d.%d: what is trained here is not distributed\n"
@@ -89,7 +92,7 @@ class _Hook:
         path: "Sequence[str] | None",
         target: "ModuleType | None",
     ) -> "ModuleSpec | None":
-        """The module's spec; its generator gets our seed when it is executed."""
+        """The module's spec; its generator is seeded after the module is executed."""
         sys.meta_path.remove(self)
         try:
             spec = _found(name, path, target)
@@ -109,12 +112,12 @@ class _Hook:
         return spec
 
     def _seed(self, name: str, module: "Any") -> None:
-        """All ranks draw the same numbers, where the program sets no seed."""
+        """Seed a module's generator equally on all ranks; the program may reseed it."""
         if name == "numpy":
             module.random.seed(_seed())
         elif _is_helper():
-            # Helpers of a program must not draw the same numbers as each other, and
-            # this one has no name yet.
+            # Helpers of a program must not all draw the same numbers, and this one has
+            # no name yet: it is seeded later, unless its generator is used before.
             self._random_state = module.getstate()
         else:
             module.seed(_seed())
@@ -123,7 +126,7 @@ class _Hook:
 def _found(
     name: str, path: "Sequence[str] | None", target: "ModuleType | None"
 ) -> "ModuleSpec | None":
-    """The spec by whichever finder has one now."""
+    """The spec from the first finder that has one."""
     for finder in list(sys.meta_path):
         find = getattr(finder, "find_spec", None)
         spec: ModuleSpec | None = find(name, path, target) if find else None
@@ -133,7 +136,7 @@ def _found(
 
 
 def _package() -> "ModuleSpec | None":
-    """Our package: this Python may have none of its own, or another version."""
+    """The spec of our package: this Python may have none, or another version."""
     from importlib.util import spec_from_file_location
 
     folder = os.path.join(_ROOT, "tfcluster")
@@ -145,7 +148,7 @@ def _package() -> "ModuleSpec | None":
 
 
 def _seed() -> int:
-    """What ``injection.common_seed`` gives, without all that it imports."""
+    """The same as ``injection.common_seed``, without its imports."""
     import hmac
 
     environ = os.environ
@@ -172,7 +175,7 @@ def _distributes_by_hand() -> bool:
 
 
 def _hand_on() -> None:
-    """Do what the ``sitecustomize`` does that Python would have found without us."""
+    """Run the ``sitecustomize`` that Python would have found without ours."""
     sys.path[:] = [p for p in sys.path if os.path.abspath(p or os.curdir) != _HERE]
     spec = PathFinder.find_spec("sitecustomize", sys.path)
     if spec is None or spec.loader is None:

@@ -1,1 +1,1 @@
-"""A task's interpreter, from its first line to its exit: scripts and servers."""
+"""A task's interpreter from start to exit: it runs a script or a server."""

@@ -1,7 +1,7 @@
-"""Entry point of a task: prepare the interpreter, then run the program or a server.
+"""Entry point of a task: prepares the interpreter, then runs the program or a server.
 
-``docs/protocols.md`` ("Bootstrap") has the arguments. TensorFlow is not imported here:
-a program that does not need it does not pay for it.
+``docs/protocols.md`` ("Bootstrap") lists the arguments. TensorFlow is not imported
+here, so that a program that does not need it does not pay for it.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ LIBRARIES = ("tensorflow", "keras")
 
 
 def main(argv: Sequence[str]) -> int | None:
-    """Do what ``argv`` says; the return value is for ``sys.exit``.
+    """Run what ``argv`` says; the return value is for ``sys.exit``.
 
-    What the user's program raises passes through, for Python to end as it always does.
+    Exceptions of the user's program are passed on, so that Python exits as usual.
     """
     program = parse(argv[1:]) if argv and argv[0] == "run" else None
     if program is None and list(argv) != ["server"]:
@@ -45,15 +45,15 @@ def main(argv: Sequence[str]) -> int | None:
 
 
 def _show(what: str) -> None:
-    """Have ``ps`` show the task and what it runs."""
+    """Set the process title, so that ``ps`` shows the task and what it runs."""
     if task := os.environ.get("TFCLUSTER_TASK"):
         set_title(f"{task} {what}", task)
 
 
 def quieten_tensorflow() -> None:
-    """Leave out TensorFlow's notes on its own workings, unless the user has a say.
+    """Hide TensorFlow's INFO messages, unless the user has set the log level.
 
-    With N tasks on a host they come N times. Its warnings and errors stay.
+    With N tasks on a host they would appear N times. Warnings and errors are kept.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
 
@@ -78,7 +78,7 @@ def _context() -> Context:
 
 
 def _serve() -> NoReturn:
-    # Only now: the server imports TensorFlow.
+    # Imported here, because it imports TensorFlow.
     from tfcluster.runtime.task.serve import serve
 
     quieten_tensorflow()
@@ -90,9 +90,9 @@ def _serve() -> NoReturn:
 
 
 def surround(program: Program, context: Context) -> None:
-    """Be called back around the first import of TensorFlow or Keras.
+    """Install hooks around the first import of TensorFlow or Keras.
 
-    In a training task, have ``program`` trained on all ranks then.
+    In a training task, they make ``program`` train on all ranks.
     """
     events = reporter()
 
@@ -119,7 +119,7 @@ def surround(program: Program, context: Context) -> None:
 
 
 def _install_tf1(context: Context) -> None:
-    """Put the cluster around a script of TensorFlow 1, once TensorFlow is imported."""
+    """Patch TensorFlow for a TensorFlow 1 script, once TensorFlow is imported."""
     if tf1_script.concerns(context) and "tensorflow" in sys.modules:
         from tfcluster.runtime.tf1 import patches
 
@@ -138,13 +138,13 @@ def _warn_of_keras_2(name: str) -> None:
 def _run(program: Program, context: Context) -> None:
     surround(program, context)
     if context.trains and not tf1_script.claimed():
-        # Before the program's first line, which may set a seed of its own.
+        # Before the program's first line, which may set its own seed.
         injection.begin(context)
     run(program)
 
 
 def _tell(context: Context, text: str) -> None:
-    """A line for the person at the console, from one rank."""
+    """Print a line at the console, from the chief only."""
     if context.is_chief:
         sys.stderr.write(f"tfcluster: {text}\n")
 

@@ -1,7 +1,7 @@
-"""The runtime in a Python below a task's command, where our ``sitecustomize`` began it.
+"""The runtime in a Python that a task's command starts; ``sitecustomize`` calls it.
 
-That may be the one that trains, or one that never will: so it says nothing to the agent
-and takes nothing of the task's before it claims the task's rank.
+This interpreter may or may not be the one that trains. So it reports nothing to the
+agent, and takes over nothing of the task, before it claims the task's rank.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from tfcluster.runtime.telemetry.exit_cause import cause
 
 
 def begin(*, seed_random: bool) -> None:
-    """Stand around the import of TensorFlow or Keras that has just begun.
+    """Install the runtime, at the beginning of the import of TensorFlow or Keras.
 
-    ``seed_random``: Python's own generator is as fresh as it was when it was made.
+    ``seed_random``: whether to seed Python's generator, as it has not been used yet.
     """
     be_silent()
     context = _context()
@@ -42,10 +42,10 @@ def _context() -> Context:
 
 
 def _program() -> Program:
-    """What this interpreter runs, as far as that can be known by now."""
+    """The program that this interpreter runs, as far as it is known."""
     words = list(sys.orig_argv)
     if sys.argv[:1] == ["-c"] and "-c" in words:
-        # Flags may be joined with it (-uc), which is rare: then the code is unknown.
+        # In the rare case of joined flags (-uc) the code is unknown.
         found = parse(words[words.index("-c") :])
         if found is not None:
             return found
@@ -53,7 +53,7 @@ def _program() -> Program:
 
 
 def _report_end() -> None:
-    """Why the program ends, in a sentence; if it has the rank, the agent hears it."""
+    """Report why the program ends; the agent gets it if this process has the rank."""
     error = getattr(sys, "last_value", None)
     if isinstance(error, BaseException) and (sentence := cause(error)):
         reporter().failure(sentence)

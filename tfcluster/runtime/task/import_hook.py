@@ -1,6 +1,6 @@
-"""Be told when a library has been imported, without importing it.
+"""Calls functions before and after a library is imported, without importing it.
 
-A program that never imports it pays nothing. Knows nothing of what the libraries are.
+A program that never imports it pays nothing. Knows nothing of the libraries.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ def around_import(
 ) -> None:
     """Call ``before(name)`` and ``after()`` around the first import of ``names``.
 
-    Where these libraries import each other it is the outermost import that counts: once
-    it is done, all are. ``after`` comes at once where one of them is imported already,
-    and not for an import that fails. What it raises, the import statement raises.
+    If these libraries import each other, the outermost import counts: once it is done,
+    all are. ``after`` is called at once if one of them is imported already, and not at
+    all for an import that fails. The import statement raises what ``after`` raises.
     """
     if any(name in sys.modules for name in names):
         after()
@@ -29,7 +29,7 @@ def around_import(
 
 
 class _Watch(MetaPathFinder):
-    """Finds nothing itself, but sees who asks for what."""
+    """A finder that delegates to the others, and wraps the loaders of ``names``."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class _Watch(MetaPathFinder):
         return None
 
     def _watch(self, name: str, loader: Loader) -> None:
-        """See the module executed by its own loader, which it keeps as it was."""
+        """Wrap the loader's ``exec_module`` for one call; the loader itself is kept."""
         execute = loader.exec_module
 
         def watched(module: ModuleType) -> None:

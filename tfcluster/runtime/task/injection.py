@@ -1,7 +1,7 @@
-"""Put the training runtime around a program that knows nothing of it.
+"""Installs the training runtime for a program that knows nothing of it.
 
-``begin`` comes before the program's first line, ``install`` once TensorFlow or Keras is
-imported. Neither imports them; what is done to them stands in ``runtime.keras``.
+``begin`` is called before the program's first line, ``install`` once TensorFlow or
+Keras is imported. Neither imports them; their patches are in ``runtime.keras``.
 """
 
 from __future__ import annotations
@@ -22,13 +22,15 @@ if TYPE_CHECKING:
 
 _SEED_BITS = 31
 _SERVED = (Strategy.PARAMETER_SERVER, Strategy.REPLICATED)
-"""Gradients are applied by ps tasks, also where there is only one that trains."""
+"""Strategies whose gradients are applied by ps tasks, even with one training task."""
 
 
 def begin(context: Context) -> None:
-    """Have all ranks draw the same random numbers, where the program sets no seed.
+    """Prepare the program: exit status, printing by the chief only, and equal seeds.
 
-    Not where it gives each rank data of its own: that may be another random order.
+    All ranks seed Python's and numpy's generators equally; the program may set its own
+    seeds later. No seeds are set for a program that distributes its training by itself:
+    it may rely on a different random order on each rank.
     """
     if not _concerns(context):
         return
@@ -60,7 +62,7 @@ def install(context: Context) -> None:
         if context.options.transport == "tensorflow":
             from tfcluster.runtime import process_group
 
-            # Its collective ops are set up before the program's first op, or never.
+            # Collective ops can only be configured before the program's first op.
             process_group.join(context)
 
     def into_keras() -> None:
@@ -69,7 +71,7 @@ def install(context: Context) -> None:
         import keras
 
         refuse_other_backends(keras.backend.backend())
-        # Only now: they import numpy and TensorFlow.
+        # Imported here, because they import numpy and TensorFlow.
         from tfcluster.runtime.keras.checks.own_exchanges import OwnExchanges
         from tfcluster.runtime.keras.strategies import select
 
@@ -85,7 +87,7 @@ def install(context: Context) -> None:
 def refuse_other_backends(backend: str) -> None:
     """Raise CollectiveError for a Keras backend other than TensorFlow."""
     if backend != "tensorflow":
-        # Not at the top: it brings numpy, which no program pays for that has no need.
+        # Not at the top: it imports numpy, which not every program needs.
         from tfcluster.runtime.collective import CollectiveError
 
         raise CollectiveError(
@@ -95,8 +97,8 @@ def refuse_other_backends(backend: str) -> None:
 
 
 def common_seed(context: Context) -> int:
-    """A number that is the same on all ranks and new for every run."""
-    # A task that is started again beside others that go on draws what they draw.
+    """A seed, 0 <= seed < 2**31, that is equal on all ranks and new for every run."""
+    # A worker that is restarted alone must reuse the seed of its running peers.
     attempt = 0 if _independent(context) else context.attempt
     message = f"seed {attempt}{_child()}".encode()
     digest = hmac.digest(context.token, message, "sha256")
@@ -104,9 +106,9 @@ def common_seed(context: Context) -> int:
 
 
 def _child() -> str:
-    """Which child of the program this is, where multiprocessing has started it.
+    """The name of this process if multiprocessing started it, else empty.
 
-    Children have seeds of their own: they would all draw the same numbers otherwise.
+    Children get different seeds, so that they do not all draw the same numbers.
     """
     process = sys.modules.get("multiprocessing.process")
     if process is None or process.parent_process() is None:
@@ -122,7 +124,7 @@ def _concerns(context: Context) -> bool:
 
 
 def _independent(context: Context) -> bool:
-    """Whether the tasks don't wait for each other."""
+    """Whether tasks do not wait for each other: asynchronous parameter servers."""
     return (
         context.strategy is Strategy.PARAMETER_SERVER
         and not context.options.synchronous
@@ -130,7 +132,7 @@ def _independent(context: Context) -> bool:
 
 
 def _refuse_late_claim(session: Session) -> None:
-    """Batches have been divided for the program already: it cannot do so as well."""
+    """Raise CollectiveError if batches have already been sharded for the program."""
     if session.applies == 0 and not session.inside_keras:
         return
     from tfcluster.runtime.collective import CollectiveError

@@ -1,4 +1,4 @@
-"""A ps task's own service: started where the environment says, and reported about."""
+"""Starts the parameter service of a ps task, and reports its statistics."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tfcluster.runtime.telemetry.agent_channel import STEP_INTERVAL_S, Reporter
 
 
 class Serving:
-    """The service of this task, and a thread that tells of its counts."""
+    """The service of this task, and a thread that reports its statistics."""
 
     def __init__(self, service: Service, listening: Listening, said: Reporter) -> None:
         self._service = service
@@ -27,7 +27,7 @@ class Serving:
         threading.Thread(target=self._tell, name="ps counts", daemon=True).start()
 
     def report(self) -> None:
-        """Tell how it stands now."""
+        """Report the current statistics to the agent."""
         self._reporter.serving(self._service.statistics())
 
     def close(self) -> None:
@@ -36,17 +36,17 @@ class Serving:
         self._listening.close()
 
     def _tell(self) -> None:
-        # Asleep while nothing comes, however long that is.
+        # Sleeps as long as no gradient arrives.
         while self._service.news.wait() and not self._closed.wait(STEP_INTERVAL_S):
             self._service.news.clear()
             self.report()
 
 
 def start(context: Context, said: Reporter) -> Serving:
-    """Serve on this ps' address from now on.
+    """Start to serve on the address of this ps.
 
-    Raises ContextError where the environment has none for it, CollectiveError where it
-    cannot be listened on.
+    Raises ContextError if the environment has no address for it, and CollectiveError if
+    it cannot listen there.
     """
     addresses = context.parameter_servers
     if context.task_index >= len(addresses):
@@ -60,7 +60,7 @@ def start(context: Context, said: Reporter) -> Serving:
 
 
 def _engine(values: Sequence[NDArray[Any]]) -> Engine:
-    # Not at the top: who wants to connect need not wait for TensorFlow.
+    # Not at the top: clients can connect before TensorFlow is imported.
     from tfcluster.runtime.parameter_server.update_graph import Engine as Graphs
 
     return Graphs(values)

@@ -1,4 +1,4 @@
-"""The built-in server of a ps or data task, or of one that another task drives.
+"""The built-in server of a ps or data task, or of a worker that another task controls.
 
 It serves until it is stopped, and knows nothing of what its clients do.
 """
@@ -23,28 +23,28 @@ _STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def serve(context: Context) -> NoReturn:
-    """Be the server of ``context``'s task until SIGTERM, SIGINT or SIGHUP; exit 0.
+    """Run the server of ``context``'s task until SIGTERM, SIGINT or SIGHUP; exit 0.
 
-    Raises ContextError where the environment has no address for it.
+    Raises ContextError if the environment has no address for it.
     """
-    # Blocked before TensorFlow has threads, which inherit that: so a signal waits for
-    # us, however deep in C++ the others are.
+    # Blocked before TensorFlow starts threads, which inherit the mask: so only sigwait
+    # gets the signals, whatever the threads do in C++.
     signal.pthread_sigmask(signal.SIG_BLOCK, _STOP)
     reporter().listen()
     reporter().phase("importing tensorflow")
     if context.task_type == "data":
         producing = tf_data_service.start(context)
         _until_stopped(producing, None, lambda: tf_data_service.clear(context))
-    # TensorFlow's server comes last: who finds it listening finds ours, too.
+    # TensorFlow's server is started last: when it listens, ours does, too.
     parameters = _parameters(context)
     _until_stopped(tf_server.start(context), parameters)
 
 
 def _parameters(context: Context) -> Serving | None:
-    """The service that keeps variables, where this task has to be one."""
+    """The parameter service, if this task has to run one."""
     if context.task_type != "ps" or not context.parameter_servers:
         return None
-    # Not at the top: it brings numpy, which other servers do without.
+    # Not at the top: it imports numpy, which other servers do not need.
     from tfcluster.runtime.task import ps_task
 
     return ps_task.start(context, reporter())
@@ -61,7 +61,7 @@ def _until_stopped(
     if parameters is not None:
         parameters.report()
     clear()
-    # TensorFlow cannot shut a server down cleanly: no destructors, then.
+    # TensorFlow cannot shut down a server cleanly, so skip all destructors.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)

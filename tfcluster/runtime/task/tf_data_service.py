@@ -1,6 +1,6 @@
-"""The built-in tf.data service: data:0 dispatches, and every data task produces.
+"""The built-in tf.data service: data:0 is the dispatcher, all data tasks are workers.
 
-Clients reach the dispatcher at TFCLUSTER_DATA_SERVICE, and learn the rest from it.
+Clients reach the dispatcher at TFCLUSTER_DATA_SERVICE; it tells them the workers.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _CONNECT_TIMEOUT_S = 60.0
 
 _HEARTBEAT_MS = 500
 _WORKER_TIMEOUT_MS = 5000
-"""So long after its last word a data task is taken for dead."""
+"""A data task is considered dead this long after its last heartbeat."""
 
 
 def start(context: Context) -> list[Any]:
-    """The running servers of ``context``'s task; they stop when they are collected.
+    """Start the servers of ``context``'s task; they stop when garbage-collected.
 
-    Raises ContextError where the address of the dispatcher is not known.
+    Raises ContextError if the dispatcher's address is not known.
     """
     protocol, _, address = (context.data_service or "").partition("://")
     host, _, port = address.rpartition(":")
@@ -38,7 +38,7 @@ def start(context: Context) -> list[Any]:
 
     servers: list[Any] = []
     if context.task_index == 0:
-        # What it has given out already, for the next attempt after it was killed.
+        # The journal lets a restarted dispatcher know what it has given out already.
         journal = _private(journal_of(context))
         config = service.DispatcherConfig(
             port=int(port),
@@ -61,21 +61,21 @@ def start(context: Context) -> list[Any]:
 
 
 def clear(context: Context) -> None:
-    """The service is stopped for good, or begins anew: nobody needs its journal."""
+    """Remove the journal: the service has stopped for good, or starts from scratch."""
     if context.task_index == 0:
         shutil.rmtree(journal_of(context), ignore_errors=True)
 
 
 def journal_of(context: Context) -> Path:
-    """Where the dispatcher keeps what has to outlive it: on its own host."""
+    """The folder of the dispatcher's journal, on its own host."""
     name = f"tfcluster-{os.geteuid()}-{context.run or os.getpid()}-data"
     return Path(tempfile.gettempdir()) / name
 
 
 def _private(folder: Path) -> Path:
-    """``folder``, which nobody else can read or has put there.
+    """Create ``folder`` with access for this user only, if it does not exist.
 
-    Raises ContextError where somebody has.
+    Raises ContextError if somebody else owns it or has access to it.
     """
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
@@ -86,7 +86,7 @@ def _private(folder: Path) -> Path:
 
 
 def _own_address(host: str, port: int) -> str:
-    """The address that the dispatcher's host sees us under."""
+    """The address of this host as the dispatcher sees it."""
     with socket.create_connection((host.strip("[]"), port), _CONNECT_TIMEOUT_S) as link:
         own = str(link.getsockname()[0])
     return f"[{own}]" if ":" in own else own

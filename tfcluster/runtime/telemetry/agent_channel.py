@@ -1,8 +1,8 @@
-"""What a task says to its agent: one line of JSON at a time on an inherited socket.
+"""Reports events to the task's agent, as lines of JSON on an inherited socket.
 
-``docs/protocols.md`` ("Task and agent") lists the events. Saying something never
-blocks, never raises, and is silently nothing where nobody listens. Knows neither
-TensorFlow nor what a step is.
+``docs/protocols.md`` ("Task and agent") lists the events. Reporting never blocks, never
+raises, and does nothing if there is no agent. Knows neither TensorFlow nor what a step
+is.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tfcluster.runtime.telemetry.stack_dump import stacks_text
 from tfcluster.wire import Decoder, WireError, encode
 
 STEP_INTERVAL_S = 1.0
-"""Steps are reported at most so often."""
+"""Minimal time between two reports of steps."""
 
 _MAX_TEXT = 64 * 1024
 _MAX_PENDING_BYTES = 256 * 1024
@@ -31,7 +31,7 @@ _NEVER = -math.inf
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A rank that waits for others: since how long, in what, for whom if known."""
+    """A rank that waits: for how long, in which operation, for which ranks if known."""
 
     since_s: float
     what: str
@@ -46,9 +46,9 @@ class Waiting:
 
 
 class Reporter:
-    """The task's end of its events socket; safe to use from any thread.
+    """The task's end of its events socket; thread-safe.
 
-    A process that is forked off a task is not the task: its copies fall silent.
+    In a child forked from the task, the copy stops reporting: it is not the task.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Reporter:
     ) -> None:
         self._connection = connection
         self._clock = clock
-        # Reentrant: a signal handler may report in the midst of a report.
+        # Reentrant: a signal handler may interrupt a report with another one.
         self._lock = threading.RLock()
         self._pending = bytearray()
         self._step_sent = _NEVER
@@ -68,13 +68,13 @@ class Reporter:
         self._exchanged = False
 
     def phase(self, text: str) -> None:
-        """What the task does while it does not train yet: ``joining``."""
+        """Report what the task does before it trains: ``joining``."""
         self._say({"type": "phase", "phase": _cut(text)})
 
     def step(self, step: int, steps_per_s: float, wait_share: float) -> None:
-        """``step`` steps are done; ``wait_share`` of the time went into waiting.
+        """Report ``step`` finished steps; ``wait_share`` is the fraction spent waiting.
 
-        Kept back where the last report is younger than ``STEP_INTERVAL_S``.
+        Held back until ``flush`` if the last one was less than STEP_INTERVAL_S ago.
         """
         event = {
             "type": "step",
@@ -91,57 +91,57 @@ class Reporter:
         self._say(event)
 
     def serving(self, counts: Mapping[str, float]) -> None:
-        """What a ps has done so far; said at most once a second by who calls it."""
+        """Report the statistics of a ps. The caller limits the rate."""
         said = {key: _finite(value) for key, value in counts.items()}
         self._say({"type": "serving", **said})
 
     def waiting(self, waiting: Waiting) -> None:
-        """The task has been waiting for others for long."""
+        """Report that the task has been waiting for other ranks for long."""
         self._say({"type": "waiting", **waiting.as_event()})
 
     def warning(self, text: str) -> None:
-        """Something for the person at the console."""
+        """Report a warning, which is shown at the console."""
         self._say({"type": "warning", "text": _cut(text)})
 
     def failure(self, cause: str) -> None:
-        """One sentence that says why the task will exit."""
+        """Report one sentence that says why the task is about to exit."""
         self._say({"type": "failure", "cause": _cut(cause)})
 
     def exchanged(self) -> None:
-        """The task has exchanged something with the others; said once."""
+        """Report, once, that the task has exchanged something with other ranks."""
         if not self._exchanged:
             self._exchanged = True
             self._say({"type": "exchanged"}, always=True)
 
     def flush(self) -> None:
-        """Report the last step, if it was kept back."""
+        """Report the last step, if it was held back."""
         held_back, self._step_held_back = self._step_held_back, None
         if held_back is not None:
             self._say(held_back)
 
     def on_waiting(self, ask: Callable[[], Waiting | None]) -> None:
-        """Call ``ask``, from another thread, when the agent wants to know."""
+        """Have ``ask`` called, in another thread, when the agent requests stacks."""
         self._waiting = ask
 
     def listen(self) -> None:
-        """Answer the agent's questions from a thread of our own, from now on."""
+        """Start a thread that answers the agent's requests."""
         if self._connection is None or self._listening:
             return
         self._listening = True
-        # Not threading.Thread: the program's own list of threads is none of our
-        # business, and nobody may wait for this one at exit.
+        # Not threading.Thread: it would appear among the program's threads, and be
+        # waited for at exit.
         _thread.start_new_thread(self._answer, (self._connection,))
 
     def adopt(self, connection: socket.socket) -> None:
-        """Speak on this connection, and listen there, if we have been silent so far."""
+        """Use this connection from now on, unless there is one already."""
         if self._connection is None:
             self._connection = connection
             self.listen()
 
     def abandon(self) -> None:
-        """Fall silent, in a process that is a copy of the task's.
+        """Stop reporting, in a child forked from the task.
 
-        It may yet become the one that trains, and then adopts a line of its own.
+        If the child becomes the process that trains, it adopts a connection of its own.
         """
         connection, self._connection = self._connection, None
         self._lock = threading.RLock()
@@ -169,9 +169,9 @@ class Reporter:
                 flags = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
                 del self._pending[: connection.send(self._pending, flags)]
         except BlockingIOError:
-            return  # The agent is busy; the rest goes out with the next event.
+            return  # The agent is busy; the rest is sent with the next event.
         except OSError:
-            self._connection = None  # The agent is gone. Its socket dies with us.
+            self._connection = None  # The agent is gone.
 
     def _answer(self, connection: socket.socket) -> None:
         frames = Decoder()
@@ -181,14 +181,14 @@ class Reporter:
                     if frame["type"] == "stacks":
                         self._say(self._stack())
         except (OSError, WireError):
-            return  # Nobody is left to be told.
+            return  # The agent is gone.
 
     def _stack(self) -> dict[str, Any]:
         text, waiting = stacks_text(_thread.get_ident()), None
         try:
             waiting = self._waiting and self._waiting()
         except Exception as error:
-            # The question comes at any time, also in the midst of a teardown.
+            # Requests come at any time, even during interpreter shutdown.
             text = f"(what it waits for is unknown: {error!r})\n{text}"
         return {
             "type": "stack",
@@ -201,7 +201,7 @@ _current: Reporter | None = None
 
 
 def reporter() -> Reporter:
-    """This process's reporter: silent, unless it is a task's own process."""
+    """This process's reporter; it reports nothing outside of a task's own process."""
     global _current
     if _current is None:
         _current = Reporter(claim(os.environ, os.getpid()))
@@ -209,7 +209,7 @@ def reporter() -> Reporter:
 
 
 def be_silent() -> None:
-    """This process is below the task's own one, and may not speak for it."""
+    """Report nothing: this is a descendant of the task's process."""
     global _current
     if _current is None:
         _current = Reporter()
@@ -224,10 +224,10 @@ os.register_at_fork(after_in_child=_fall_silent)
 
 
 def claim(env: MutableMapping[str, str], pid: int) -> socket.socket | None:
-    """Take over the socket that TFCLUSTER_EVENTS names, for process ``pid`` alone.
+    """Take over the socket whose descriptor is TFCLUSTER_EVENTS, for process ``pid``.
 
-    What the task executes inherits the variable but not the descriptor, whose number
-    may then be any other file: so the owner is written beside it.
+    Processes that the task starts inherit the variable, but the descriptor's number may
+    be any other file there. So the owner is recorded in TFCLUSTER_EVENTS_OWNER.
     """
     number = env.get("TFCLUSTER_EVENTS", "")
     owner = env.get("TFCLUSTER_EVENTS_OWNER", str(pid))
@@ -249,7 +249,7 @@ def claim(env: MutableMapping[str, str], pid: int) -> socket.socket | None:
 
 
 def _finite(number: float) -> float | None:
-    """JSON has no word for the others."""
+    """Rounded to four digits; None for NaN and infinity, which JSON does not have."""
     return round(float(number), 4) if math.isfinite(number) else None
 
 

@@ -1,4 +1,4 @@
-"""Why a program ended: one sentence out of its uncaught exception. Pure."""
+"""Why a program ended: one sentence from its uncaught exception. Pure."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ _MAX_LENGTH = 500
 
 
 def cause(error: BaseException) -> str | None:
-    """The last line of the traceback, or what ``sys.exit`` was given as a message.
+    """The last line of the traceback, or the message that was given to ``sys.exit``.
 
-    None where the exit code says it all. A failed import of TensorFlow is named as
-    such, since its own error speaks of some inner module or library.
+    None if the exit code says it all. A failed import of TensorFlow or Keras is named,
+    because its error often only mentions some inner module or library.
     """
     if isinstance(error, SystemExit):
         return _first_line(error.code) if isinstance(error.code, str) else None
     if isinstance(error, KeyboardInterrupt):
         return None
     lines = traceback.format_exception_only(type(error), error)
-    # A SyntaxError's first lines are an indented excerpt; notes follow the message.
+    # A SyntaxError begins with an indented excerpt; notes follow the message.
     line = _first_line(next(line for line in lines if not line.startswith(" ")))
     name = _failed_import(error)
     return f"import {name}: {line}" if name else line

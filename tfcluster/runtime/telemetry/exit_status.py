@@ -1,4 +1,4 @@
-"""Have a program fail that has come to its end, because of what has shown only then."""
+"""Makes a program that has ended exit with status 1, if a final check fails."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _installed = False
 
 
 def install() -> None:
-    """Called before whoever may call ``fail`` registers what it does at exit.
+    """Register the exit handler, before the handlers that may call ``fail``.
 
-    Python does the last first: so this comes after that.
+    Python runs exit handlers in reverse order, so ours runs after those.
     """
     global _installed
     if not _installed:
@@ -24,7 +24,7 @@ def install() -> None:
 
 
 def fail(text: str) -> None:
-    """Say ``text``; the process then ends with 1."""
+    """Print and report ``text``; the process will exit with status 1."""
     global _failed
     _failed = True
     sys.stderr.write(f"tfcluster: error: {text}\n")
@@ -35,7 +35,7 @@ def fail(text: str) -> None:
 def _exit() -> None:
     if not _failed:
         return
-    # What is raised here, or passed to sys.exit, does not change the exit status.
+    # An exception or sys.exit in an exit handler would not change the exit status.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(1)

@@ -1,8 +1,9 @@
-"""Claim the task's rank for this process: one process of a task trains at a time.
+"""Claims the task's rank for this process: one process of a task trains at a time.
 
-The command of a task may start Python by way of a script, and a program may train in a
-child. Whoever comes first to where it meets the other ranks gets the rank from the
-agent; another process that trains beside it is an error. Knows no connections to ranks.
+A task's command may be a script that starts Python, and a program may train in a child
+process. The first process that is about to connect to other ranks gets the rank from
+the agent; a second one at the same time is an error. Knows nothing of connections to
+ranks.
 """
 
 from __future__ import annotations
@@ -18,36 +19,36 @@ from tfcluster.runtime.telemetry.agent_channel import reporter
 from tfcluster.wire import Decoder, encode
 
 ADDRESS = "TFCLUSTER_EVENTS_SOCKET"
-"""Names the agent's socket for the task, in the abstract namespace of Unix sockets."""
+"""Variable with the name of the agent's abstract Unix socket for this task."""
 
 _COMMAND_CHARS = 120
 _PATIENCE_S = 60.0
-"""An agent answers at once; one that is stopped must not hold the program for ever."""
+"""An agent answers at once; a stopped one must not block the program forever."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The rank is ours; ``number`` processes of this attempt have had it before."""
+    """This process has the rank; ``number`` processes of this attempt had it before."""
 
     number: int
     before: str = ""
-    """The last of them, for people."""
+    """Description of the last of these processes."""
     line: socket.socket | None = None
-    """As long as it is open, the rank is taken."""
+    """The connection to the agent; the rank is taken as long as it is open."""
 
 
 _claim: Claim | None = None
 
 
 def agent_answers() -> bool:
-    """Whether there is an agent that gives ranks to processes."""
+    """Whether there is an agent from which ranks are claimed."""
     return bool(os.environ.get(ADDRESS))
 
 
 def claim(task: str) -> Claim:
-    """The rank of ``task``, for this process, until it ends.
+    """Claim the rank of ``task`` for this process, until it ends.
 
-    Raises CollectiveError where another process of the task has it.
+    Raises CollectiveError if another process of the task has it.
     """
     global _claim
     if _claim is None:
@@ -57,9 +58,9 @@ def claim(task: str) -> Claim:
 
 
 def require_first(task: str, what: str) -> None:
-    """Claim the rank where only one process of each attempt may ever have it.
+    """Claim the rank, if only one process per attempt may ever have it.
 
-    ``what`` says why. Raises CollectiveError.
+    ``what`` says why. Raises CollectiveError if another process has had it.
     """
     claimed = claim(task)
     if claimed.number:
@@ -79,8 +80,8 @@ def _ask(address: str, task: str) -> Claim:
         line.settimeout(None)
     except OSError as error:
         line.close()
-        # A container with a network of its own, most likely. The others may be within
-        # reach all the same.
+        # Most likely a container with a separate network namespace. The other ranks
+        # may still be reachable.
         sys.stderr.write(
             f"tfcluster: warning: {_this_process()} cannot reach its agent ({error}): "
             "its steps are not shown, and its exchanges are not known\n"
@@ -115,7 +116,7 @@ def _command() -> str:
 
 
 def _not_in_child() -> None:
-    """A fork of a process that has the rank is another process."""
+    """Drop the claim in a forked child: it does not have the rank."""
     global _claim
     if _claim is not None and _claim.line is not None:
         _claim.line.close()

@@ -1,4 +1,4 @@
-"""The Python stacks of all threads as text for people."""
+"""The Python stack traces of all threads, as text."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from pathlib import Path
 from types import FrameType
 
 RUNNER = "tfcluster.runtime.scripts.run_script"
-"""The module below whose frames the user's program begins."""
+"""The module that runs the user's program: its frames and outer ones are omitted."""
 
 OURS = "tfcluster-"
-"""What the names of the runtime's own threads begin with: they are never shown."""
+"""Prefix of the names of the runtime's own threads, which are never shown."""
 _OUR_LISTENER = "tfcluster.runtime.telemetry.agent_channel"
-"""Its thread has no name: it is not one of the threading module's."""
+"""Its thread has no name, because it is not a threading.Thread."""
 _OUR_ROOT = str(Path(__file__).resolve().parents[1]) + os.sep
 _PYTHONS_OWN = str(Path(os.__file__).parent) + os.sep
 
 
 def stacks_text(without_thread: int) -> str:
-    """Where every thread is, the main thread first, but for one thread (its ident)."""
+    """The stacks of all threads, the main thread first; one is omitted by its ident."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     main = threading.main_thread().ident
     frames = sorted(sys._current_frames().items(), key=lambda item: item[0] != main)
@@ -36,9 +36,9 @@ def stacks_text(without_thread: int) -> str:
 
 
 def program_line() -> str:
-    """Where the main thread is in the user's program: ``train.py:30``, or nothing.
+    """The main thread's innermost line in the user's own code: ``train.py:30``.
 
-    Not in a library, and not in Python's own modules.
+    Libraries and the standard library are skipped. Empty if there is no such line.
     """
     main = threading.main_thread().ident
     frame = sys._current_frames().get(main or 0)
@@ -73,7 +73,7 @@ def _text(frame: FrameType) -> str:
 
 
 def _program_frames(frame: FrameType | None) -> Iterator[FrameType]:
-    """The frames of the user's program, innermost first, without what runs it."""
+    """The frames of the user's program, innermost first, up to ``RUNNER``."""
     while frame is not None and frame.f_globals.get("__name__") != RUNNER:
         yield frame
         frame = frame.f_back

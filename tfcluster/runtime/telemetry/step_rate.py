@@ -1,4 +1,4 @@
-"""Counts training steps and tells the agent how fast they go. Knows no TensorFlow."""
+"""Counts training steps and reports their rate to the agent. Knows no TensorFlow."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _WINDOW_S = 1.0
 
 
 class Waits(Protocol):
-    """What knows how long this rank has waited for others."""
+    """An object that knows how many seconds this rank has waited for others."""
 
     @property
     def waited_s(self) -> float: ...
 
 
 class Pace:
-    """A step is one gradient of the optimizer that has had most of them."""
+    """Counts steps per optimizer; the step count is that of the most used optimizer."""
 
     def __init__(
         self,
@@ -36,22 +36,23 @@ class Pace:
         self._steps: Counter[str] = Counter()
         self._window = _Window(clock(), 0, 0.0)
         self._is_first = True
-        """The window is the first one, whose rate is told while it fills."""
+        """Whether this is the first window, whose rate is reported while it fills."""
         self._rates = (math.nan, math.nan)
 
     @property
     def steps(self) -> int:
+        """Number of training steps that this rank has done."""
         return max(self._steps.values(), default=0)
 
     def applied(self, optimizer: str) -> None:
-        """``optimizer`` has got a gradient that all ranks have contributed to."""
+        """Count a step: ``optimizer`` was given a gradient from all ranks."""
         before = self.steps
         self._steps[optimizer] += 1
         if self.steps == before:
             return
         now = _Window(self._clock(), self.steps, self._waits.waited_s)
         if not before:
-            # The first step has traced and compiled, and says nothing of the others.
+            # The first step includes tracing and compilation, so it is not counted.
             self._window = now
         elif (full := now.time_s - self._window.time_s >= _WINDOW_S) or self._is_first:
             self._rates = now.rates_since(self._window)
@@ -62,14 +63,14 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """Where a stretch of steps began."""
+    """The start of a time window: time, steps and waiting time at that moment."""
 
     time_s: float
     steps: int
     waited_s: float
 
     def rates_since(self, start: _Window) -> tuple[float, float]:
-        """Steps per second, and the share of the time that was waited."""
+        """Steps per second, and the fraction of the time spent waiting."""
         elapsed_s = max(self.time_s - start.time_s, 1e-9)
         waited = (self.waited_s - start.waited_s) / elapsed_s
         return (self.steps - start.steps) / elapsed_s, min(1.0, waited)

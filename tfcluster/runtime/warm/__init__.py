@@ -1,1 +1,1 @@
-"""The fork server: it imports TensorFlow once, and each task is a fork of it."""
+"""The fork server: imports TensorFlow once; tasks are forks of it."""

@@ -1,7 +1,7 @@
-"""Whether a warm interpreter can stand in for a fresh one. Pure, but for a folder.
+"""Whether a task may be forked from the warm interpreter. Pure, except for a folder.
 
-Some things are read once, when Python starts or TensorFlow is imported: a task that
-wants them otherwise needs an interpreter of its own.
+Some settings are read only once, when Python starts or TensorFlow is imported. A task
+with other settings needs a fresh interpreter.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _READ_EARLY = (
     "KERAS_",
     "TF_",
 )
-"""How the names of variables begin that are read early."""
+"""Prefixes of the environment variables that are read only at the start."""
 
 _READ_LATE = frozenset({"TF_CONFIG", "TF_GRPC_REUSE_PORT"})
 _READ_EARLY_NAMES = frozenset({"TZ", "TMPDIR", "HOME"})
@@ -34,7 +34,7 @@ _READ_EARLY_NAMES = frozenset({"TZ", "TMPDIR", "HOME"})
 def late_variable(
     changes: Mapping[str, str | None], environ: Mapping[str, str]
 ) -> str | None:
-    """Why ``changes`` come too late for this interpreter, if they do."""
+    """Why ``changes`` come too late for this interpreter; None if they do not."""
     for name, value in changes.items():
         early = name in _READ_EARLY_NAMES or name.startswith(_READ_EARLY)
         if early and name not in _READ_LATE and environ.get(name) != value:
@@ -43,9 +43,9 @@ def late_variable(
 
 
 def shadowed_module(folder: str | None, imported: Container[str]) -> str | None:
-    """Why a program that looks for modules in ``folder`` first would miss one, if so.
+    """Why a program with its modules in ``folder`` would get a wrong one, or None.
 
-    That is where another module of that name has been imported already.
+    That happens if another module of the same name has been imported already.
     """
     if folder is None:
         return None
@@ -59,7 +59,7 @@ def shadowed_module(folder: str | None, imported: Container[str]) -> str | None:
 
 
 def _module_name(entry: os.DirEntry[str]) -> str:
-    """The top-level module that a directory entry is; empty where it is none."""
+    """The name of the top-level module in a directory entry; empty if it is none."""
     name, _, suffix = entry.name.partition(".")
     if suffix == "py" or suffix.endswith("so"):
         return name

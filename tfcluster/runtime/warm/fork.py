@@ -1,6 +1,6 @@
-"""Fork a task off a warm interpreter, as fresh as if it had just been started.
+"""Forks a task from the warm interpreter, in the state of a newly started process.
 
-Knows processes, descriptors, signals and the state of Python's own modules; nothing of
+Knows processes, descriptors, signals and the state of Python's modules, but nothing of
 what the task will run.
 """
 
@@ -22,7 +22,7 @@ _FIRST_FREE_FD = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Birth:
-    """What a task begins with."""
+    """The initial state of a task's process."""
 
     env: Mapping[str, str | None]
     """Changes to the environment; None removes a variable."""
@@ -34,10 +34,10 @@ class Birth:
 
 
 def fork_task(birth: Birth) -> int | None:
-    """Fork twice: the task's pid in the parent, None in the task.
+    """Fork twice; returns the task's pid in the parent, and None in the task.
 
-    The process between the two is gone on return, and with it the tie to us: the task's
-    parent is the nearest subreaper. Raises OSError where the task cannot come to life.
+    The process in between has ended on return, so the task's parent is the nearest
+    subreaper. Raises OSError if the task cannot be started.
     """
     report, tell = os.pipe()
     middle = _fork()
@@ -58,14 +58,14 @@ def fork_task(birth: Birth) -> int | None:
 
 
 def _fork_on(tell: int, birth: Birth) -> bool:
-    """In the middle process: leave a task behind. Returns in the task only."""
+    """In the middle process: fork the task and exit. Returns True in the task only."""
     middle_ended, middle_lives = os.pipe()
     try:
         child = _fork()
         if child:
             os.write(tell, encode({"type": "pid", "pid": child}))
             os._exit(0)
-        # Until then the task's parent would be that process.
+        # Wait for the middle process to end: it would still be the task's parent.
         os.close(middle_lives)
         os.read(middle_ended, 1)
         _become_task(birth, keep=tell)
@@ -77,8 +77,8 @@ def _fork_on(tell: int, birth: Birth) -> bool:
 
 
 def _fork() -> int:
-    # Python 3.12 warns of threads at every fork. Those of an import are OpenBLAS's,
-    # which stops and restarts them around a fork itself.
+    # Python 3.12 warns of forks with threads. Here they are OpenBLAS's, which stops and
+    # restarts its threads around a fork.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         return os.fork()
@@ -99,7 +99,7 @@ def _become_task(birth: Birth, *, keep: int) -> None:
 
 
 def _take_descriptors(birth: Birth, keep: int) -> None:
-    """Standard streams, the events socket, ``keep``, and nothing else."""
+    """Keep the standard streams, the events socket and ``keep``; close all others."""
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.dup2(birth.output, 1)
@@ -112,7 +112,10 @@ def _take_descriptors(birth: Birth, keep: int) -> None:
 
 
 def _default_signals() -> None:
-    """As Python sets them when it starts; what schedulers warn by stays ignored."""
+    """Reset signal handlers to those of a new Python process.
+
+    SIGUSR1 and SIGUSR2, by which schedulers warn, stay ignored if they are.
+    """
     kept = [signal.SIGKILL, signal.SIGSTOP]
     for warning in (signal.SIGUSR1, signal.SIGUSR2):
         if signal.getsignal(warning) is signal.SIG_IGN:
@@ -127,7 +130,7 @@ def _default_signals() -> None:
 
 
 def _renew_module_state() -> None:
-    """Undo what tasks of one interpreter would otherwise share: chance and memory."""
+    """Renew state that forked tasks would share: random generators, authkey, folder."""
     random.seed()
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
@@ -135,5 +138,5 @@ def _renew_module_state() -> None:
         from multiprocessing import current_process, process
 
         current_process().authkey = os.urandom(32)
-        # Spawned children look for a relative script there.
+        # Spawned children resolve a relative script path against it.
         process.ORIGINAL_DIR = str(Path.cwd())  # type: ignore[attr-defined]

@@ -1,7 +1,7 @@
-"""The warm interpreter: import TensorFlow once, then fork a task on every request.
+"""The warm interpreter: imports TensorFlow once, then forks a task on every request.
 
-``docs/protocols.md`` ("Agent and warm interpreter") has the messages. It starts no
-context, device or thread of TensorFlow's: what is forked must be as good as new.
+``docs/protocols.md`` ("Agent and warm interpreter") lists the messages. It does not
+initialise TensorFlow's context, devices or threads, which would not survive a fork.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _FDS_OF_A_FORK = 2
 
 
 def main(argv: Sequence[str]) -> int | None:
-    """Serve the agent on the socket whose number is ``argv[0]``, until it hangs up.
+    """Serve the agent on the socket with descriptor ``argv[0]``, until it disconnects.
 
-    Returns in every forked task too, when its program has ended: so each ends as a
-    Python process of its own does.
+    Also returns in every forked task when its program has ended, so that a task exits
+    like any Python process.
     """
     agent = socket.socket(fileno=int(argv[0]))
     agent.set_inheritable(False)
@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> int | None:
 
 
 def import_tensorflow(agent: socket.socket) -> None:
-    """Import TensorFlow and Keras, and say so."""
+    """Import TensorFlow and Keras, and report that to the agent."""
     _say(agent, {"type": "phase", "phase": "importing tensorflow"})
     backend = os.environ.get("KERAS_BACKEND", "tensorflow")
     if backend != "tensorflow" and os.environ.get("TFCLUSTER_STRATEGY") != "none":
@@ -57,8 +57,8 @@ def import_tensorflow(agent: socket.socket) -> None:
         )
     bootstrap.quieten_tensorflow()
     start = time.monotonic()
-    # What an import leaves behind stays: collecting in between only costs time, and
-    # later it would only touch pages that the tasks share.
+    # Objects of an import stay alive. Collecting during it only costs time, and later
+    # it would only touch pages that the tasks share, which copies them.
     gc.disable()
     for library in bootstrap.LIBRARIES:
         importlib.import_module(library)
@@ -69,7 +69,7 @@ def import_tensorflow(agent: socket.socket) -> None:
 
 
 def _require_known_versions(agent: socket.socket) -> None:
-    """End here where TensorFlow or Keras is too old, before any task starts."""
+    """Exit if TensorFlow or Keras is too old, before any task starts."""
     problem = imported_too_old()
     if problem and os.environ.get("TFCLUSTER_STRATEGY") != "none":
         _say(agent, {"type": "unfit", "cause": problem})
@@ -77,12 +77,12 @@ def _require_known_versions(agent: socket.socket) -> None:
 
 
 def serve(agent: socket.socket, fresh_env: Mapping[str, str]) -> list[str] | None:
-    """Fork on every request; None when the agent has hung up.
+    """Fork a task on every request; returns None when the agent has disconnected.
 
-    In a forked task: the arguments of its bootstrap. ``fresh_env`` is the environment
-    that this interpreter was started with.
+    In a forked task, returns the arguments for its bootstrap. ``fresh_env`` is the
+    environment with which this interpreter was started.
     """
-    # The terminal's interrupt is for the agent to pass on, to tasks only.
+    # The agent forwards a Ctrl-C of the terminal, to tasks only.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for frame, fds in requests(agent):
         try:
@@ -92,7 +92,7 @@ def serve(agent: socket.socket, fresh_env: Mapping[str, str]) -> list[str] | Non
             answer: Frame = {"type": "fork_failed", "cause": str(error)}
         else:
             if pid is None:
-                # The descriptor is closed; what has its number next is not ours.
+                # Its descriptor is closed already, and the number may be reused.
                 agent.detach()
                 return warm_arguments(frame["argv"], birth.env, fresh_env)
             answer = {"type": "forked", "pid": pid}
@@ -103,7 +103,7 @@ def serve(agent: socket.socket, fresh_env: Mapping[str, str]) -> list[str] | Non
 
 
 def requests(agent: socket.socket) -> Iterator[tuple[Frame, tuple[int, ...]]]:
-    """Every ``fork`` message until the end of file, with its descriptors."""
+    """Yields every ``fork`` message and its descriptors, until end of file."""
     frames, fds = Decoder(), deque[int]()
     while True:
         data, received, _, _ = socket.recv_fds(agent, 65536, 4 * _FDS_OF_A_FORK)
@@ -117,7 +117,7 @@ def requests(agent: socket.socket) -> Iterator[tuple[Frame, tuple[int, ...]]]:
 
 
 def birth_of(frame: Frame, fds: Sequence[int]) -> Birth:
-    """What a request asks for. Raises ValueError where it is incomplete."""
+    """The initial state that a request describes. Raises ValueError if incomplete."""
     if len(fds) != _FDS_OF_A_FORK:
         raise ValueError(f"a fork takes {_FDS_OF_A_FORK} descriptors, not {len(fds)}")
     argv, env, cwd = frame.get("argv"), frame.get("env"), frame.get("cwd")
@@ -133,10 +133,10 @@ def birth_of(frame: Frame, fds: Sequence[int]) -> Birth:
 def warm_arguments(
     argv: list[str], changes: Mapping[str, str | None], fresh_env: Mapping[str, str]
 ) -> list[str]:
-    """``argv``, if this interpreter can stand in for a fresh one; else become one.
+    """``argv`` if the task may run in this interpreter; otherwise replaces the process.
 
-    A program must not notice how it was started. Where it would, the task begins anew
-    in an interpreter of its own: slower, but right.
+    A program must not notice how it was started. If it would, the task starts again in
+    a fresh interpreter, by execve: slower, but correct.
     """
     program = parse(argv[1:]) if argv[:1] == ["run"] else None
     folder = import_folder(program) if program else None
@@ -148,7 +148,7 @@ def warm_arguments(
 
 
 def start_cold(argv: Sequence[str], env: Mapping[str, str | None]) -> NoReturn:
-    """Become a fresh interpreter with the environment ``env``, but the same process."""
+    """Replace this process by a fresh interpreter with the environment ``env``."""
     events = os.environ["TFCLUSTER_EVENTS"]
     os.set_inheritable(int(events), True)
     cold_env = {name: value for name, value in env.items() if value is not None}

@@ -1,1 +1,1 @@
-"""What moves bytes between ranks: shared memory and sockets, MPI, TensorFlow's ops."""
+"""Transports between ranks: shared memory and sockets, MPI, TensorFlow's ops."""

@@ -1,8 +1,8 @@
-"""What moves bytes between ranks: the seam for transports. No sockets, no TensorFlow.
+"""The interface of transports, which move bytes between ranks. Knows no TensorFlow.
 
-Every rank makes the same calls in the same order; that they do is for the caller to
-ensure (``group``). A transport is used by one thread at a time, but for
-``waiting_for``, ``waited_s`` and ``interrupt``.
+Every rank has to make the same calls in the same order, which ``group`` ensures. A
+transport is used by one thread at a time, except for ``waiting_for``, ``waited_s`` and
+``interrupt``, which any thread may use.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Array = NDArray[Any]
 
 
 class ReduceOp(Enum):
-    """How the ranks' values become one."""
+    """How values of all ranks are reduced to one."""
 
     AVERAGE = "average"
     SUM = "sum"
@@ -40,8 +40,8 @@ UFUNCS: dict[ReduceOp, np.ufunc] = {
 class Transport(Protocol):
     """Collective operations on raw data.
 
-    All raise PeerLostError where a rank is gone and CollectiveTimeoutError where one is
-    late; nothing can be called after that but ``close``.
+    All raise PeerLostError if a rank is gone, and CollectiveTimeoutError if one is
+    late; after that only ``close`` may be called.
     """
 
     @property
@@ -52,12 +52,12 @@ class Transport(Protocol):
 
     @property
     def waited_s(self) -> float:
-        """Seconds spent waiting for others since the start."""
+        """Seconds this rank has spent waiting for other ranks so far."""
         ...
 
     @property
     def waiting_for(self) -> tuple[int, ...]:
-        """The ranks that are being waited for at this moment."""
+        """The ranks that this one is waiting for right now."""
         ...
 
     def allreduce(
@@ -67,10 +67,11 @@ class Transport(Protocol):
         source: Array | None = None,
         scale: float = 1.0,
     ) -> None:
-        """Combine contiguous vectors of equal length; the result is in ``buffer``.
+        """All-reduce contiguous vectors of equal length and dtype into ``buffer``.
 
-        This rank's values are ``scale`` times ``source``, which is another vector, or
-        else what the buffer has. Bit by bit the same on every rank.
+        ``op`` is one of ``UFUNCS``. This rank contributes ``scale`` times ``source``,
+        a separate vector; without one, it contributes ``buffer`` itself, unscaled. The
+        result is bitwise equal on all ranks.
         """
         ...
 
@@ -79,11 +80,11 @@ class Transport(Protocol):
         ...
 
     def alltoall(self, parts: Sequence[bytes]) -> list[bytes]:
-        """``parts[r]`` goes to rank r; what every rank has sent here, in rank order."""
+        """Send ``parts[r]`` to rank r; return what was received, in rank order."""
         ...
 
     def broadcast(self, data: bytes, root: int) -> bytes:
-        """The data of rank ``root``; the others' is ignored."""
+        """The data of rank ``root``; that of other ranks is ignored."""
         ...
 
     def barrier(self) -> None:
@@ -91,10 +92,11 @@ class Transport(Protocol):
         ...
 
     def interrupt(self) -> None:
-        """What waits for others fails soon, and what they wait for of this rank.
+        """Make operations fail that wait for other ranks, and those that wait for us.
 
-        Called from another thread, and again for as long as there is a wait: the first
-        time may have been too early. Called before ``close`` where this rank fails.
+        Called from another thread, and repeatedly as long as an operation waits: the
+        first call may come before the wait. Also called before ``close`` if this rank
+        fails.
         """
         ...
 
@@ -102,11 +104,11 @@ class Transport(Protocol):
 
 
 def fill(buffer: Array, source: Array | None, scale: float) -> None:
-    """What ``Transport.allreduce`` combines, in the buffer itself."""
+    """Write ``scale`` times ``source``, if there is one, into ``buffer``."""
     if source is not None:
         np.multiply(source, buffer.dtype.type(scale), out=buffer)
 
 
 def flat_bytes(arrays: Sequence[Array]) -> bytes:
-    """The arrays' bytes one after the other."""
+    """The arrays' bytes, concatenated."""
     return b"".join(np.ascontiguousarray(array).tobytes() for array in arrays)

@@ -1,4 +1,4 @@
-"""What transports have in common that leave all but large vectors to ``host``."""
+"""The base of transports that delegate all but large vectors to the host transport."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Host = TypeVar("Host", bound=Transport)
 
 
 class UponHost(Generic[Host]):
-    """``host`` connects the same ranks. See ``Transport``."""
+    """A ``Transport`` that delegates to ``host``, which connects the same ranks."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
@@ -32,13 +32,13 @@ class UponHost(Generic[Host]):
 
     @property
     def waiting_for(self) -> tuple[int, ...]:
-        if self._elsewhere:  # Who is late is not told there.
+        if self._elsewhere:  # Other libraries do not say which rank is late.
             return tuple(rank for rank in range(self.size) if rank != self.rank)
         return self._host.waiting_for
 
     @contextmanager
     def elsewhere(self) -> Iterator[None]:
-        """A vector is reduced by other means than ``host``."""
+        """While a vector is reduced by other means than ``host``."""
         self._elsewhere = True
         try:
             yield
@@ -46,7 +46,7 @@ class UponHost(Generic[Host]):
             self._elsewhere = False
 
     def prepare(self) -> None:
-        """Be able to exchange: called before ``host`` is used."""
+        """Connect if necessary; called before each use of ``host``."""
 
     def alltoall(self, parts: Sequence[bytes]) -> list[bytes]:
         self.prepare()

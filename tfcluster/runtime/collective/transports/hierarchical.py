@@ -1,8 +1,9 @@
 """The ``host`` transport: shared memory within a host, TCP between hosts.
 
-In plain Python and numpy. Small things go to every rank directly. A large vector is
-summed up among the ranks of each host, each of whom then goes around a ring of its own
-with its shard, and shared out again. Connections are made on first use.
+In plain Python and numpy. Small data go to every rank directly. The all-reduce of a
+large vector is hierarchical: a reduce-scatter within each host, a ring all-reduce of
+every shard between the hosts, and an all-gather within each host. Connections are made
+on first use.
 """
 
 from __future__ import annotations
@@ -31,9 +32,10 @@ _DIRECT_BYTES = 1 << 14
 
 
 class HostTransport:
-    """See ``Transport``. ``addresses`` are ``host:port`` in rank order.
+    """A ``Transport``. ``addresses`` are ``host:port`` in rank order.
 
-    Ranks that are at the same ``place`` share memory; at the place "" nobody does.
+    Ranks with equal ``place`` share memory; a rank with place "" shares with nobody.
+    None: the place is detected.
     """
 
     def __init__(
@@ -75,20 +77,20 @@ class HostTransport:
 
     @property
     def sent_bytes(self) -> int:
-        """What this rank has sent through connections, all in all."""
+        """Total number of bytes that this rank has sent over TCP."""
         return self._links.sent_bytes if self._links else 0
 
     @property
     def groups(self) -> Groups:
-        """The ranks that share memory, host by host; none before the first exchange."""
+        """The groups of ranks that share memory; empty before the first exchange."""
         return self._groups
 
     def enter(self, generation: int) -> None:
-        """Be of this generation of ranks; before anything is exchanged."""
+        """Set the generation of ranks that this one belongs to; before any exchange."""
         self._me = replace(self._me, generation=generation)
 
     def join(self) -> None:
-        """Connect to the others, if that has not been done. Nothing is exchanged."""
+        """Connect to the other ranks, unless connected. Raises CollectiveError."""
         self._joined()
 
     def allreduce(
@@ -116,7 +118,7 @@ class HostTransport:
             self._local.allreduce(buffer, ufunc, values)
 
     def _allreduce_directly(self, buffer: Array, ufunc: np.ufunc) -> None:
-        """Every rank combines everything, in rank order."""
+        """All-gather the vectors; every rank reduces them all, in rank order."""
         gathered = self.allgather(buffer.tobytes())
         vectors = [np.frombuffer(data, buffer.dtype) for data in gathered]
         buffer[:] = vectors[0]
@@ -127,7 +129,7 @@ class HostTransport:
         self, buffer: Array, ufunc: np.ufunc, source: Values
     ) -> None:
         links = self._joined()
-        # As many shards as the host with the fewest ranks has; each has its own ring.
+        # One ring per shard, and as many shards as the smallest host has ranks.
         owners = min(len(group) for group in self._groups)
         start, end, me = 0, len(buffer), 0
         if self._local is not None:

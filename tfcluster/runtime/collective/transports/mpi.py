@@ -1,8 +1,8 @@
-"""The ``mpi`` transport: vectors are reduced by MPI, all else goes over ``host``.
+"""The ``mpi`` transport: MPI all-reduces vectors, everything else goes over ``host``.
 
-MPI (MPICH and its kin) is started within the ranks that are there already, without
-mpiexec: see ``pmi``. It is never finalized, because that would wait for ranks that may
-be gone. mpi4py is imported with the first exchange.
+MPI (MPICH or a derivative of it) is initialised within the existing processes, without
+mpiexec: see ``pmi_server``. It is never finalized, because MPI_Finalize would wait for
+ranks that may be gone. mpi4py is imported at the first exchange.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _abandoned: list[object] = []
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """What a rank has to offer, told to all before MPI starts."""
+    """What each rank tells all others before MPI is initialised."""
 
     place: str
     job: str
@@ -70,9 +70,9 @@ class Site:
 
 
 class MpiTransport(UponHost[Transport]):
-    """See ``Transport``. ``host`` connects the same ranks, and does all but reduce.
+    """A ``Transport`` whose all-reduce is MPI_Iallreduce; ``host`` does the rest.
 
-    ``place``: ranks that say the same share memory; left out, it is found out.
+    Ranks with equal ``place`` share memory; None: the place is detected.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class MpiTransport(UponHost[Transport]):
         super().interrupt()
 
     def _wait(self, request: Any, buffer: Array) -> None:
-        """Until MPI is done; not by MPI's own wait, which nobody could interrupt."""
+        """Poll until the request is done: MPI_Wait could not be interrupted."""
         for _ in range(_BUSY_LOOKS):
             if request.Test():
                 return
@@ -142,13 +142,13 @@ class MpiTransport(UponHost[Transport]):
                 time.sleep(_PAUSE_S)
 
     def _joined(self) -> Any:
-        """``mpi4py.MPI``; None for a rank that is alone."""
+        """``mpi4py.MPI``, initialised on first use; None if there is only one rank."""
         if self._mpi is None and self.size > 1:
             self._mpi = self._start()
         return self._mpi
 
     def _start(self) -> Any:
-        """MPI among all ranks; an error on all of them if one cannot take part."""
+        """Initialise MPI on all ranks; raises on all of them if one cannot."""
         place = own_place() if self._place is None else self._place
         job = f"tfcluster-{secrets.token_hex(8)}"
         mpi: Any = None
@@ -184,7 +184,7 @@ class MpiTransport(UponHost[Transport]):
 
 
 def reducible(dtype: np.dtype[Any], op: ReduceOp) -> bool:
-    """Whether MPI reduces this type by this operation as numpy does."""
+    """Whether MPI can reduce this dtype by ``op`` with the same result as numpy."""
     if not dtype.isnative:
         return False
     ordered = op in (ReduceOp.MIN, ReduceOp.MAX)
@@ -192,7 +192,7 @@ def reducible(dtype: np.dtype[Any], op: ReduceOp) -> bool:
 
 
 def disagreement(sites: Sequence[Site]) -> str | None:
-    """Why these ranks cannot be one MPI job, as a sentence; None if they can."""
+    """A sentence that says why these ranks cannot form an MPI job; None if they can."""
     problems: dict[str, list[int]] = {}
     for rank, site in enumerate(sites):
         if site.problem:
@@ -210,8 +210,8 @@ def disagreement(sites: Sequence[Site]) -> str | None:
 def load() -> Any:
     """``mpi4py.MPI``, not yet initialised.
 
-    Raises CollectiveError where there is no mpi4py, no MPI library, or one that only
-    its own mpiexec can start.
+    Raises CollectiveError if mpi4py or an MPI library is missing, if only the library's
+    own mpiexec can start it (Open MPI), or if the program has initialised MPI itself.
     """
     try:
         import mpi4py
@@ -240,21 +240,21 @@ def load() -> Any:
 
 
 def library(mpi: Any) -> str:
-    """Name and version; those of all ranks have to be the same."""
+    """Name and version of the MPI library; all ranks need the same one."""
     text: str = mpi.Get_library_version()
     return " ".join(text.splitlines()[0].split()).rstrip("\0")
 
 
 def initialize(mpi: Any) -> None:
-    """Start MPI, for any thread of this process. Raises CollectiveError."""
-    # Not mpi4py's own call: it would keep all other threads from running meanwhile,
-    # and one of them is MPI's process manager.
+    """Initialise MPI for use from any thread. Raises CollectiveError."""
+    # Not by mpi4py's Init_thread: it holds the GIL, and another thread of this process
+    # is MPI's process manager.
     provided = ctypes.c_int()
     init = ctypes.CDLL(mpi.__file__).MPI_Init_thread
     code = init(None, None, ctypes.c_int(mpi.THREAD_MULTIPLE), ctypes.byref(provided))
     if code != mpi.SUCCESS:
         raise CollectiveError(f"transport mpi: MPI_Init_thread failed with {code}")
-    # One exchange at a time, but from any thread of TensorFlow's.
+    # One exchange at a time, but from any of TensorFlow's threads.
     if provided.value < mpi.THREAD_SERIALIZED:
         raise CollectiveError(
             f"transport mpi: {library(mpi)} cannot be used from several threads"
@@ -262,7 +262,7 @@ def initialize(mpi: Any) -> None:
 
 
 def own_place() -> str:
-    """Equal for processes that share memory; empty where that is not known."""
+    """A text that is equal for processes that share memory; empty if unknown."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         memory = Path("/dev/shm").stat()
@@ -273,7 +273,7 @@ def own_place() -> str:
 
 
 def _shared_files() -> set[str]:
-    """The files in shared memory that this process has mapped."""
+    """Paths of the files in /dev/shm that this process has mapped."""
     try:
         maps = Path("/proc/self/maps").read_text().splitlines()
     except OSError:
@@ -283,7 +283,7 @@ def _shared_files() -> set[str]:
 
 
 def _forget(files: Iterable[str]) -> None:
-    """Unlink what MPI shares: all have opened it, and nobody will if one is killed."""
+    """Unlink MPI's shared files now: all ranks have opened them, and may be killed."""
     for path in files:
         with suppress(OSError):
             Path(path).unlink()

@@ -1,10 +1,10 @@
-"""A process manager for one MPI process: what mpiexec would be to it.
+"""A PMI server for one MPI process; it takes the place of mpiexec.
 
-MPICH and its kin ask their process manager, by lines of text on a descriptor (PMI, wire
-protocol 1), for their rank, and for what the other processes have told theirs: where
-they can be reached. Here each rank answers itself, and at every barrier all ranks tell
-each other what has been put down since the last one. So an MPI job needs no launcher
-and no port of ours. Knows nothing of MPI itself.
+MPICH and its derivatives ask their process manager, by lines of text on a descriptor
+(PMI, wire protocol 1), for their rank, and for the addresses that the other processes
+have put there. Here each rank runs its own server, and at every PMI barrier all ranks
+exchange the values put since the last one. So an MPI job needs no launcher and no extra
+port. Knows nothing of MPI itself.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ Gather = Callable[[bytes], list[bytes]]
 
 
 class ProcessManager:
-    """Answers the requests of one rank's MPI library.
+    """Answers the PMI requests of one rank's MPI library.
 
-    ``job`` is a name that no other run has: MPI calls its shared memory after it.
-    ``places`` says where each rank is: ranks at equal places share memory. ``gather``
-    is called from the thread that serves, while the process waits in MPI.
+    ``job`` has to be unique among runs: MPI names its shared memory after it. Ranks
+    with equal ``places`` share memory. ``gather`` is called from the serving thread,
+    while the rank waits inside MPI.
     """
 
     def __init__(self, job: str, places: Sequence[str], gather: Gather) -> None:
@@ -45,9 +45,9 @@ class ProcessManager:
         """Why the ranks could not tell each other."""
 
     def answer(self, line: str) -> str | None:
-        """The answer to one request, both without the end of the line.
+        """The answer to one request line; both are without the newline.
 
-        None where the library expects none. Raises what ``gather`` raises.
+        None if the library expects no answer. Raises what ``gather`` raises.
         """
         request = words(line)
         match request.get("cmd"):
@@ -86,7 +86,7 @@ class ProcessManager:
         return f"cmd={request.get('cmd', '')}_result rc=-1 msg=unknown_command"
 
     def serve(self, connection: socket.socket) -> None:
-        """Answer until the library hangs up, or the ranks cannot reach each other."""
+        """Answer requests until the library disconnects or ``gather`` fails."""
         lines = LineBuffer()
         with connection:
             try:
@@ -96,12 +96,12 @@ class ProcessManager:
                         if answer is not None:
                             connection.sendall(answer.encode() + b"\n")
             except (OSError, WireError):
-                return  # The library has gone, and with it all questions.
+                return  # The library has closed its end.
             except Exception as error:
                 self.failure = error
 
     def _exchange(self) -> None:
-        """A barrier: afterwards all know what each has put down before it."""
+        """The PMI barrier: afterwards all ranks know what was put before it."""
         said, self._said = self._said, {}
         own = "\n".join(f"{key}={value}" for key, value in said.items())
         for data in self._gather(own.encode()):
@@ -117,7 +117,7 @@ def words(line: str) -> dict[str, str]:
 
 
 def process_mapping(places: Sequence[str]) -> str:
-    """Which ranks are on one node, as PMI has it: (first node, nodes, ranks on each).
+    """PMI_process_mapping: blocks of (first node, number of nodes, ranks on each).
 
     Nodes are numbered in the order of their first ranks.
     """
@@ -135,13 +135,13 @@ def process_mapping(places: Sequence[str]) -> str:
 
 @contextmanager
 def serving(manager: ProcessManager, rank: int, size: int) -> Iterator[None]:
-    """Let the MPI library of this process find ``manager`` while it starts.
+    """Point the MPI library of this process to ``manager`` while it is initialised.
 
-    It goes on being served afterwards. The environment is as before on return: children
-    of this process are no ranks of MPI.
+    The manager goes on serving afterwards. The environment is restored on exit, so that
+    children of this process do not take themselves for MPI ranks.
     """
     ours, theirs = socket.socketpair()
-    # The library has its end for as long as it lives, and closes it itself.
+    # The library owns its end, and closes it itself.
     descriptor = theirs.detach()
     threading.Thread(
         target=manager.serve, args=(ours,), daemon=True, name="tfcluster-pmi"
@@ -157,7 +157,7 @@ def serving(manager: ProcessManager, rank: int, size: int) -> Iterator[None]:
 
 @contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """These, and none of another process manager."""
+    """Set these variables, and hide those of any other process manager."""
     before = {
         name: value for name, value in os.environ.items() if name.startswith(_FOREIGN)
     }

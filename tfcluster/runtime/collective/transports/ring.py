@@ -1,10 +1,12 @@
-"""All-reduce around a ring: each rank sends to the next, receives from the one before.
+"""Ring all-reduce: each rank sends to its successor and receives from its predecessor.
 
-The vector is cut into one part for each rank. Each part travels around once to be
-summed up and once more as the result, so that every rank sends 2 (N-1)/N of the vector.
-What is received in one round is what is sent in the next: so both directions are plain
-streams, and a byte may be sent on as soon as it has come in and been combined. Every
-part is combined in one fixed order, and by one rank last: all ranks have the same bits.
+The vector is cut into one part for each rank. Each part travels around the ring once to
+be reduced (reduce-scatter) and once more as the result (all-gather), so that every rank
+sends 2 (N-1)/N of the vector; see Patarasuk and Yuan, "Bandwidth optimal all-reduce
+algorithms for clusters of workstations", 2009. What a rank receives in one round it
+sends in the next. So both directions are plain streams, and a byte may be forwarded as
+soon as it has been received and combined. Every part is reduced in a fixed order, so
+all ranks get the same bits.
 """
 
 from __future__ import annotations
@@ -24,10 +26,11 @@ The more, the fewer calls and switches; but it should fit a core's cache.
 
 
 class Ring:
-    """One all-reduce of a contiguous vector, seen from one rank.
+    """One rank's part of one all-reduce of a contiguous vector.
 
-    ``ranks`` are those that take part, in their order around the ring. What this rank
-    has is in ``source``, which may be in the same memory.
+    ``ranks`` lists the participants in their order around the ring. ``source`` is this
+    rank's contribution; it may be the same memory as ``vector``, which gets the result.
+    ``sink`` and ``source`` are for ``Links.transfer``.
     """
 
     def __init__(
@@ -71,7 +74,7 @@ def _bytes_of(vector: Array) -> memoryview:
 
 
 class RingSource:
-    """Sends parts on as they come in; the first one, ``ahead`` bytes, is our own."""
+    """Forwards parts as they come in; the first one, ``ahead`` bytes, is our own."""
 
     def __init__(
         self,
@@ -112,10 +115,10 @@ class RingSource:
 
 
 class _Combination:
-    """The first half of what comes in: to be combined, block by block.
+    """The reduce-scatter half of the incoming stream, combined block by block.
 
-    A block is received where its result will be, as long as our own values are not
-    there: those are read once, and everything else happens in a core's cache.
+    A block is received at the place of its result, unless our own values are there.
+    Then our own values are read once, and everything else stays in a core's cache.
     """
 
     def __init__(
@@ -141,7 +144,7 @@ class _Combination:
         self._ufunc = ufunc
 
     def room(self, start: int, end: int) -> memoryview:
-        """Where a block is to be received."""
+        """The memory into which a block is to be received."""
         offset = start if self._apart else 0
         return self._room[offset : offset + end - start]
 
@@ -155,7 +158,7 @@ class _Combination:
 
 
 class RingSink:
-    """Receives parts: at first into a block that is then combined, later in place."""
+    """Receives parts: first blocks that are then combined, later final values."""
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
-"""What a rank has to give to an all-reduce: a vector, and a factor for it.
+"""A rank's contribution to an all-reduce: a vector and a factor.
 
-To multiply on the way costs no more than to copy, and saves doing it beforehand.
+Multiplying while the data are copied anyway costs nothing, and saves a separate pass.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Values:
     scale: float = 1.0
 
     def write(self, start: int, end: int, room: Array) -> None:
-        """Those from ``start`` to ``end``, into memory of that length."""
+        """Write the values from ``start`` to ``end`` into ``room``, of that length."""
         if self.scale == 1.0:
             room[:] = self.vector[start:end]
         else:
@@ -28,7 +28,7 @@ class Values:
             np.multiply(self.vector[start:end], factor, out=room)
 
     def read(self, start: int, end: int, room: Array) -> Array:
-        """Those from ``start`` to ``end``, in ``room`` where they have to be made."""
+        """The values from ``start`` to ``end``: a view, or scaled into ``room``."""
         if self.scale != 1.0:
             self.write(start, end, room)
             return room

@@ -1,13 +1,14 @@
 """Collective operations among the ranks of one host, through shared memory.
 
 An all-reduce cuts the vector into one shard for each of the ``owners``, and every shard
-into pieces. In round k every rank writes down its k-th piece of the others' shards;
-the owner adds them up and writes the result down; everyone takes that over. Rounds
-overlap, so that ranks seldom wait, and what is under way stays in the cache. Every
-shard is combined by one rank, in one order: all ranks have the same bits.
+into pieces. In round k every rank writes its k-th piece of the other owners' shards to
+shared memory; each owner adds up its piece and writes the result; every rank reads the
+results. Rounds overlap, so that ranks seldom wait, and pieces are small enough to stay
+in the cache. Each shard is reduced by one rank in a fixed order, so all ranks get the
+same bits.
 
-A slot may be written again after ``SLOTS`` pieces: by then all have read it, because
-nobody is two rounds ahead of the slowest. The order of steps below must keep that.
+A slot is overwritten after ``SLOTS`` pieces. By then all ranks have read it, because no
+rank is ever two rounds ahead of the slowest; the order of steps below ensures that.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _AT_ONCE_BYTES = 1 << 14
 
 
 class LocalRanks:
-    """Rank ``me`` of an arena's members."""
+    """Member ``me`` of the ranks that share an arena."""
 
     def __init__(self, arena: Arena, me: int, pulse: Pulse, timeout_s: float) -> None:
         self.me = me
@@ -37,10 +38,10 @@ class LocalRanks:
         self._turn = 0
         """Pieces that were ever written: the next one's slot."""
 
-    # --- small things ----------------------------------------------------------------
+    # --- small data ------------------------------------------------------------------
 
     def allgather(self, data: bytes) -> list[bytes]:
-        """Every member's data, of any lengths, in order."""
+        """Every member's data, of any lengths, in the order of members."""
         ours = np.frombuffer(data, np.uint8)
         room = self.members * self._arena.piece_bytes
         found: list[list[bytes]] = [[] for _ in range(self.members)]
@@ -69,14 +70,15 @@ class LocalRanks:
         ]
 
     def fits_at_once(self, nbytes: int) -> bool:
-        """Whether a vector of that size is faster in one step than in shards."""
+        """Whether ``allreduce_at_once`` is the faster way for a vector of this size."""
         most = self.members * self._arena.piece_bytes if self.members == 2 else 0
         return nbytes <= max(most, _AT_ONCE_BYTES)
 
     def allreduce_at_once(self, vector: Array, ufunc: np.ufunc, source: Values) -> None:
-        """Combine the members' values; everyone combines everything, in order.
+        """All-reduce in which every member reduces the whole vector, in member order.
 
-        Among two that moves hardly more bytes than shards, and they wait but once.
+        For two members this moves hardly more bytes than shards would, and each member
+        waits only once.
         """
         slot = self._turn % SLOTS
         self._turn += 1
@@ -95,7 +97,7 @@ class LocalRanks:
     # --- large vectors ----------------------------------------------------------------
 
     def allreduce(self, vector: Array, ufunc: np.ufunc, source: Values) -> None:
-        """Combine the members' values, which may be in the same memory.
+        """All-reduce ``source`` into ``vector``; they may be the same memory.
 
         Every member owns a shard.
         """
@@ -124,9 +126,9 @@ class LocalRanks:
     def reduce_scatter(
         self, vector: Array, ufunc: np.ufunc, source: Values, owners: int
     ) -> _Bounds:
-        """Combine what this member owns, as ``allreduce``; where in the vector that is.
+        """Reduce this member's shard into ``vector``; returns its start and end.
 
-        Nowhere (0, 0) for members that own nothing.
+        (0, 0) for members that own no shard: the first ``owners`` members own one.
         """
         plan = _Plan(len(vector), self._per_piece(vector), owners)
         slots = _Slots(self._arena, vector.dtype)
@@ -140,7 +142,7 @@ class LocalRanks:
         return plan.shard(self.me)
 
     def allgather_shards(self, vector: Array, owners: int) -> None:
-        """Take over what each of the owners has in its shard."""
+        """Copy every owner's shard into ``vector``."""
         plan = _Plan(len(vector), self._per_piece(vector), owners)
         slots = _Slots(self._arena, vector.dtype)
         for number in range(plan.rounds):
@@ -153,7 +155,7 @@ class LocalRanks:
     def _offer(
         self, plan: _Plan, slots: _Slots, source: Values, number: int, first: int
     ) -> None:
-        """Write down our pieces of the others' shards."""
+        """Write our pieces of the other members' shards to shared memory."""
         room = slots.pieces[self.me][(first + number) % SLOTS]
         for owner in self._others:
             start, end = plan.piece(number, owner)
@@ -171,7 +173,7 @@ class LocalRanks:
         first: int,
         ufunc: np.ufunc,
     ) -> None:
-        """Our piece with everyone's, into the vector."""
+        """Reduce all members' pieces of our shard into the vector."""
         start, end = plan.piece(number, self.me)
         mine = vector[start:end]
         offset, slot = self.me * plan.length, (first + number) % SLOTS
@@ -198,7 +200,7 @@ class LocalRanks:
 
 
 class _Plan:
-    """Which items of a vector are whose, in which round."""
+    """The shards of a vector, and their pieces in each round."""
 
     def __init__(self, count: int, per_piece: int, owners: int) -> None:
         self._owners = owners
@@ -208,7 +210,7 @@ class _Plan:
             for start, end in zip(self._bounds, self._bounds[1:], strict=False)
         )
         self.rounds = -(-longest // per_piece)
-        # Even pieces: a last one that is tiny would cost a whole round.
+        # Even pieces: a tiny last one would cost as much as a whole round.
         self.length = -(-longest // self.rounds) if self.rounds else 0
 
     def shard(self, owner: int) -> _Bounds:
@@ -225,7 +227,7 @@ class _Plan:
 
 
 class _Slots:
-    """An arena's slots as arrays of the vector's dtype."""
+    """The arena's slots as arrays of the vector's dtype."""
 
     def __init__(self, arena: Arena, dtype: np.dtype[np.generic]) -> None:
         def typed(

@@ -1,8 +1,8 @@
-"""Which ranks are on one host, and memory for those that are.
+"""Finds out which ranks are on one host, and sets up shared memory for them.
 
-Ranks tell all others where they run, those that say the same try to share memory, and
-all are told how that went. Where it fails for one of them (containers may keep
-processes apart), its neighbours do without, too.
+Ranks send all others their place, ranks with equal places try to share memory, and all
+ranks learn whether that worked. If it fails for one rank of a host (containers may
+isolate processes from each other), no rank of that host uses shared memory.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ Groups = tuple[tuple[int, ...], ...]
 def settle(
     me: int, links: Links, gather: Gather, timeout_s: float, *, place: str | None = None
 ) -> tuple[Groups, LocalRanks | None]:
-    """The ranks of each host that shares memory, and how to meet those of ours.
+    """The groups of ranks that share memory, and the transport within our own group.
 
-    Groups are in order of their first ranks; a rank that shares with nobody is one by
-    itself. ``gather`` gives every rank's bytes, in rank order. ``place`` says where
-    this rank is, if that is not to be found out; "" is where nobody else is.
+    Groups are ordered by their first ranks; a rank that shares with nobody is a group
+    of its own, and has no transport (None). ``gather`` is an all-gather. ``place``
+    overrides the detected place of this rank; "" means that no other rank shares it.
     """
     where = _place() if place is None else place
     groups = _grouped(gather((where or f"rank {me}").encode()))
@@ -62,7 +62,7 @@ def _grouped(places: Sequence[bytes]) -> Groups:
 
 
 def _place() -> str:
-    """The same for processes of one user that see each other."""
+    """A text that is equal for processes of one user that can see each other."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         namespace = Path("/proc/self/ns/pid").stat().st_ino
@@ -72,7 +72,7 @@ def _place() -> str:
 
 
 class _Setting:
-    """What one rank offers to its neighbours, until all have taken it."""
+    """The descriptors that a rank offers to the other ranks on its host."""
 
     def __init__(self, me: int, ours: Sequence[int]) -> None:
         self._me = me
@@ -82,7 +82,7 @@ class _Setting:
         self._pipe: tuple[int, int] | None = None
 
     def offer(self) -> bytes:
-        """In JSON: where memory and waker are to be found; null without neighbours."""
+        """JSON with the location of memory and waker; null if nothing is shared."""
         if len(self._ours) == 1:
             return b"null"
         try:
@@ -130,7 +130,7 @@ class _Setting:
         return LocalRanks(memory, me, beat, timeout_s)
 
     def forget(self) -> None:
-        """All have opened what was offered, or given up."""
+        """Close what was offered: all ranks have opened it, or given up."""
         for descriptor in (self._memory, *(self._pipe or ())):
             if descriptor is not None:
                 os.close(descriptor)

@@ -1,1 +1,1 @@
-"""Which rows of a batch are a rank's own: plain arithmetic, and slices."""
+"""Batch sharding: which rows of a batch belong to a rank, and slicing them."""

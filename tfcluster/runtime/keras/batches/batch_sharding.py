@@ -1,4 +1,4 @@
-"""Which rows of a global batch are whose. Pure."""
+"""Which rows of a global batch belong to which rank. Pure."""
 
 from __future__ import annotations
 

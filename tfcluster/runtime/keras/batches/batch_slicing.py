@@ -1,7 +1,7 @@
-"""Cut a batch into the ranks' parts: plain functions of tensors.
+"""Slices a batch into the ranks' parts, without any state.
 
 Rank ``r`` of ``N`` takes rows ``[r*B//N, (r+1)*B//N)`` of B. Works on eager and
-symbolic tensors, ragged and sparse ones, and numpy arrays, in any structure.
+symbolic tensors, ragged and sparse tensors and numpy arrays, in any nested structure.
 """
 
 from __future__ import annotations

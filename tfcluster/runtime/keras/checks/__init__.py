@@ -1,1 +1,1 @@
-"""Checks that a result is the one of a single process; none of them changes it."""
+"""Checks that results equal those of a single process; they do not change results."""

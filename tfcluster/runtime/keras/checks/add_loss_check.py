@@ -1,8 +1,8 @@
-"""Finds what layers add to the loss that is no mean over the rows of a batch.
+"""Finds losses from ``add_loss`` that are not a mean over the rows of a batch.
 
-``add_loss`` is given a number, which does not say how it came by it. So the model is
-called again in its first step, with this rank's rows and with either half of them, and
-the numbers are compared as those of a loss function are.
+``add_loss`` is given a number, which does not show how it was computed. So in its first
+step the model is called again, with this rank's rows and with each half of them, and
+the numbers are compared like those of a loss function: see ``loss_reduction``.
 """
 
 from __future__ import annotations

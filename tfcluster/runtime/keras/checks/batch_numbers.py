@@ -1,7 +1,7 @@
-"""Finds out what the numbers are that a program gives to ``Mean`` and ``Sum``.
+"""Finds out what kind of numbers a program passes to the metrics ``Mean`` and ``Sum``.
 
-One number for a batch does not say whether it is a mean over the rows (a loss), a sum
-over them (a count), or the same for all batches. How it was computed does: see
+A number for a batch may be a mean over the rows (a loss), a sum over them (a count), or
+the same for all batches. Its value does not show which, but its computation does: see
 ``row_degrees``.
 """
 

@@ -1,9 +1,9 @@
-"""Notices ranks that do not train the same model any more.
+"""Detects ranks that no longer train the same model.
 
-With every exchange of gradients travels a digest of what the optimizer was told (its
-learning rate, ...) and, every few steps, of a part of the weights. It costs no message
-of its own. Only where the digests differ do the ranks tell each other more. What the
-last steps have left is compared when the programs end.
+Every all-reduce of gradients carries a digest of the optimizer's hyperparameters and,
+every few steps, of a part of the weights; that costs no additional message. Only if the
+digests differ do the ranks exchange more. The final state is compared when the programs
+end.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How much larger one gradient is than another. Pure."""
+"""The ratio of one gradient to another, and their cosine similarity. Pure."""
 
 from __future__ import annotations
 

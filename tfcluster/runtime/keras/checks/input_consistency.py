@@ -1,7 +1,7 @@
-"""Notices ranks that read different batches.
+"""Detects ranks that read different batches.
 
-Each takes its rows of what should be one batch everywhere. A sample of some batches
-is compared: of the first, second, fourth, eighth, ...
+Each rank takes its rows from a batch that should be the same on all ranks. A sample of
+the first, second, fourth, eighth, ... batch is compared.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Remembers what a check has found out already, for graphs to look at."""
+"""Flags objects that a check has finished with, in variables that graphs can read."""
 
 from __future__ import annotations
 

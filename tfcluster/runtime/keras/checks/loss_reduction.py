@@ -1,9 +1,10 @@
-"""Finds losses of the program's own that are no mean over the rows of a batch.
+"""Finds custom losses that are not a mean over the rows of a batch.
 
-A function that returns one number for a batch does not say how it came by it. So in a
-few steps the batch is looked at in two parts. Of a mean over rows, the parts have it as
-their mean; a sum is refused, and what is neither gets a warning. A function that
-returns a number for each row has to return the same for the rows of a part.
+A number for a batch does not show how it was computed. So in a few steps the loss is
+also computed for two parts of the batch. If it is a mean over the rows, it is the
+weighted mean of the parts' losses; a sum is refused, and anything else gets a warning.
+A function that returns a number for each row has to return the same numbers for the
+rows of a part.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Finds steps of the program's own whose loss is no mean over the rows of a batch.
+"""Finds custom training steps whose loss is not a mean over the rows of a batch.
 
-What a loop or a ``train_step`` makes of a batch is its own business. But when every row
-comes twice, a mean over rows is what it was and a sum is twice that, and so are their
-gradients. So in one step a rank gets the rows of the chief, each twice, in place of its
-own, which the others take over. Its gradient does not count; it is compared with the
-chief's.
+The runtime cannot see how a loop or a ``train_step`` computes its loss. But if every
+row of a batch is repeated, a mean over the rows stays the same and a sum doubles, and
+so do their gradients. So in one step, one rank gets the chief's rows, each twice,
+instead of its own, which the other ranks take over. Its gradient has no weight; it is
+only compared with the chief's.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Compute a number again from other inputs, without the program that computed it first.
+"""Recomputes a number from other inputs, without running the program again.
 
-A graph under construction holds its operations; eagerly executed operations are
-recorded as they run. Only operations that depend on the replaced inputs are computed
-again, all others keep their values: variables and random numbers are the same then.
+In a graph under construction the operations are known; eager operations are recorded
+as they run. Only operations that depend on the replaced inputs are computed again. All
+others keep their values, so variables and random numbers are the same.
 """
 
 from __future__ import annotations

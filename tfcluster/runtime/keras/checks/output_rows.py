@@ -1,7 +1,7 @@
 """Finds layers whose output for a row depends on the other rows of the batch.
 
-A layer of the program's own may divide by the largest value that it has seen, also in
-this batch. A rank has only some of the rows, so its largest value is another one.
+A custom layer may, for example, divide by the largest value in the batch. A rank has
+only some of the rows, so its largest value may differ.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Programs that turn out, while they run, to distribute their training by themselves.
+"""Detects, while a program runs, that it distributes its training by itself.
 
-Those that apply gradients which they have combined themselves are left alone from then
-on. Those that take each rank's part of a dataset, while batches are divided for them as
-well, would lose most of their data: they are refused.
+If it applies gradients that it has all-reduced itself, the runtime does nothing for it
+from then on. If it shards its dataset by rank, it is refused: the runtime shards its
+batches, too, so that most of its data would be lost.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How far two ways to compute one number may be apart."""
+"""Tolerances for rounding when one number is computed in two ways."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""How a number that is computed from a batch grows with the number of its rows.
+"""How a number that is computed from a batch scales with the number of rows.
 
-As units are carried through a formula: a sum over the rows grows with them (degree 1),
-a mean does not (degree 0), a quotient has the difference of degrees. What cannot be
-carried through has no known degree.
+It is a dimensional analysis of the graph: a sum over the rows scales with their number
+(degree 1), a mean does not (degree 0), and a quotient has the difference of two
+degrees. If an operation is not known, the degree is unknown.
 """
 
 from __future__ import annotations

@@ -1,14 +1,13 @@
 """Finds losses in custom steps and loops that are not a sum over the rows of a batch.
 
-A mean over rows, like a sum, is a sum of terms, one for each row. So for the rows A and
-B of the two halves of a batch, ``L(A, B) + L(B, A)`` is ``L(A, A) + L(B, B)`` but for
-rounding.
-A mean over the entries of a mask, a Dice loss or a contrastive loss does not fulfil
-this. Its value for the rows of one rank says too little about its value for all rows.
+A mean over the rows, like a sum, consists of one term for each row. So if A and B are
+the halves of a batch, ``L(A, B) + L(B, A)`` equals ``L(A, A) + L(B, B)`` up to
+rounding. That is not true for a mean over the entries of a mask, a Dice loss or a
+contrastive loss: the losses of the ranks' rows do not determine that of all rows.
 
-The loss is computed again for the other orders of rows, without the user's code: see
-``op_replay``. Whatever was drawn at random, and the batch statistics of
-``BatchNormalization``, keep their values.
+The loss is recomputed for the other arrangements of rows without running the user's
+code: see ``op_replay``. Random numbers and the batch statistics of
+``BatchNormalization`` keep their values.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Explains errors about shapes that come of dividing batches among the ranks.
+"""Explains shape errors that are caused by dividing batches among the ranks.
 
-A program that has its batch size as a constant runs alone, and fails on a part of a
-batch. TensorFlow's error does not say that the batch was divided.
+A program with a hard-coded batch size works alone, but fails for a part of a batch.
+TensorFlow's error does not say that the batch was divided.
 """
 
 from __future__ import annotations

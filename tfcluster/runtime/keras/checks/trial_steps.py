@@ -1,8 +1,8 @@
-"""Steps of a model's own begin with a trial: see ``loss_scaling_probe``.
+"""Runs trials in the first steps of custom models: see ``loss_scaling_probe``.
 
-Keras makes a function of the step, which TensorFlow traces for the shapes of its first
-batch. A trial has other shapes. So there is a second function for it, which is called
-until a gradient has been judged, and then never again.
+Keras wraps the step in a function, which TensorFlow traces for the shapes of its first
+batch. A trial has other shapes. So trials use a second function, which is called until
+a gradient has been compared, and never after that.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Scripts that divide their batches by a ``tf.distribute`` strategy of their own.
+"""Refuses scripts that use a ``tf.distribute`` strategy with several replicas.
 
-Its replicas would exchange gradients among themselves, and each of them with the other
-ranks: such a script runs with ``strategy: none``. Those of one replica change nothing.
+Its replicas would all-reduce gradients among themselves, and each of them with the
+other ranks. Such a script needs ``strategy: none``. Strategies with one replica are
+allowed, as they change nothing.
 """
 
 from __future__ import annotations

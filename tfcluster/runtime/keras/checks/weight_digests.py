@@ -1,6 +1,6 @@
-"""What the drift check reads: weights, and what an optimizer was told.
+"""Reads what the divergence check compares: weights and optimizer hyperparameters.
 
-Nothing here keeps a variable or an optimizer alive.
+Keeps no variable or optimizer alive.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import tensorflow as tf
 from tfcluster.runtime.collective import rank_divergence
 from tfcluster.runtime.collective.rank_divergence import Chunk
 from tfcluster.runtime.collective.transports.base import Array
-from tfcluster.runtime.keras.tf_variables import name_of, raw
+from tfcluster.runtime.keras.tf_variables import raw
+from tfcluster.runtime.tensors import name_of
 
 MAX_LABELS = 200
 """At the end of its program a rank sends so many summaries: one small message."""

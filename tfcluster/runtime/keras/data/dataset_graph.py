@@ -109,12 +109,6 @@ class Pipeline:
         variant = tf.raw_ops.DatasetFromGraph(graph_def=graph.SerializeToString())
         return tf.data.experimental.from_variant(variant, self.spec)
 
-    @property
-    def varies(self) -> bool:
-        """Whether its passes differ."""
-        graph = self._graph()
-        return any(map(_reshuffles, graph.node)) or any(map(_draws, _nodes(graph)))
-
     def _graph(self) -> Any:
         return tf.compat.v1.GraphDef.FromString(self._text)
 

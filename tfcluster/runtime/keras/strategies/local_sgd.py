@@ -22,12 +22,12 @@ import tensorflow as tf
 from tfcluster.runtime.collective import Layout, tensor_words
 from tfcluster.runtime.collective.collectives import gather_bytes, mean_of_gradients
 from tfcluster.runtime.collective.transports.base import Array
-from tfcluster.runtime.exchange.replica_gradients import is_sparse
 from tfcluster.runtime.keras.checks.divergence_check import DriftCheck
 from tfcluster.runtime.keras.graph_order import exchange_in_order
 from tfcluster.runtime.keras.session import Session
+from tfcluster.runtime.keras.step_rows import StepRows
 from tfcluster.runtime.keras.strategies.local_sgd_schedule import Drift, Schedule
-from tfcluster.runtime.keras.tf_variables import name_of
+from tfcluster.runtime.tensors import is_sparse, name_of
 
 _WORD = struct.Struct(">dQ")
 """A replica's squared relative distance from the mean, and a proposed interval."""
@@ -89,14 +89,12 @@ class LocalUpdate:
         for variable in (*variables, *state):
             if tf.as_dtype(variable.dtype).is_floating:
                 replica.variables.setdefault(id(variable), variable)
-        share = self._session.share
-        # A loop of the user's own is told apart by -1: its rows are known when it runs.
-        rows = tf.cast(-1.0 if share is None else share.rows, tf.float64)
+        rows = StepRows(self._session)
 
-        def stepped(rows: Any) -> Any:
-            return np.bool_(self._stepped(replica, float(rows)))
+        def stepped(*counted: Array) -> Any:
+            return np.bool_(self._stepped(replica, rows.of(counted), rows.in_loop))
 
-        due = _scalar(tf.numpy_function(stepped, [rows], tf.bool))
+        due = _scalar(tf.numpy_function(stepped, rows.inputs, tf.bool))
         chosen = list(replica.variables.values())
         tf.cond(
             due,
@@ -141,11 +139,9 @@ class LocalUpdate:
             return loop.rows > 0
         return _scalar(tf.numpy_function(lambda: np.bool_(loop.rows > 0), [], tf.bool))
 
-    def _stepped(self, replica: Replica, rows: float) -> bool:
+    def _stepped(self, replica: Replica, rows: float, in_loop: bool) -> bool:
         """Count a step; whether the average is to be taken now."""
         session = self._session
-        in_loop = rows < 0
-        rows = session.loop.rows if in_loop else rows
         replica.steps += 1
         replica.rows += rows
         session.last_rows = rows

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tfcluster.runtime.keras.tf_variables import name_of
 from tfcluster.runtime.parameter_server.placement import Piece
+from tfcluster.runtime.tensors import name_of
 
 _NAMELESS = re.compile(r"variable(_\d+)?")
 _IN_SHADOW = re.compile(r"tfcluster(\d+)_(.+)")

@@ -14,18 +14,19 @@ from tfcluster.runtime.collective.collectives import (
     mean_of_gradients,
     reduce_arrays,
 )
-from tfcluster.runtime.collective.sparse import Slices
-from tfcluster.runtime.exchange.replica_gradients import is_sparse
+from tfcluster.runtime.exchange.tensor_list import Kind, TensorList
 from tfcluster.runtime.keras.checks.divergence_check import DriftCheck
 from tfcluster.runtime.keras.graph_order import exchange_in_order
 from tfcluster.runtime.keras.session import Session
+from tfcluster.runtime.keras.step_rows import StepRows
 from tfcluster.runtime.keras.strategies.collective import CollectiveUpdate
 from tfcluster.runtime.keras.strategies.ps_models import Master, Masters
 from tfcluster.runtime.keras.strategies.ps_non_trainable import ModelVariables
-from tfcluster.runtime.keras.tf_variables import name_of, raw
+from tfcluster.runtime.keras.tf_variables import raw
 from tfcluster.runtime.keras.train.optimizer_hook import built
 from tfcluster.runtime.keras.train.tape_gradients import TapeGradients
 from tfcluster.runtime.parameter_server.client import Rows
+from tfcluster.runtime.tensors import is_sparse, name_of
 
 _NOTHING, _ROWS, _WHOLE = range(3)
 
@@ -86,13 +87,13 @@ class ServedUpdate:
         if all(gradient is None for gradient in ordered):
             return list(gradients)  # Keras has the words for it.
         ordered = self._unscaled_and_clipped(optimizer, ordered)
-        kinds = "".join(_kind(gradient) for gradient in ordered)
-        master = self._masters.of(optimizer, kinds)
+        given = TensorList.of(ordered)
+        master = self._masters.of(optimizer, "".join(k.value for k in given.kinds))
         if self._model_variables is not None:
             self._model_variables.seen(state)
         elif state and self._session.size > 1:
             self._average(state)
-        answered = self._push(master, optimizer.name, kinds, ordered, alike=alike)
+        answered = self._push(master, optimizer.name, given, alike=alike)
         # Until it is pushed, what is here is compared with what the ps tasks have.
         with tf.control_dependencies(answered):
             raw(optimizer._iterations).assign_add(1)
@@ -198,61 +199,45 @@ class ServedUpdate:
     def _average(self, state: Sequence[Any]) -> None:
         session = self._session
 
-        def run(rows: Any, *arrays: Any) -> list[Any]:
+        def run(*arrays: Any) -> list[Any]:
             means, _ = mean_of_gradients(
-                session.group, arrays, [], weight=self._weight(rows), layout=layout
+                session.group,
+                arrays[known:],
+                [],
+                weight=rows.weight(arrays[:known]),
+                layout=layout,
             )
             return means
 
         layout = Layout("moving averages", tuple(name_of(v) for v in state))
+        rows = StepRows(session)
+        known = len(rows.inputs)
         values = [tf.convert_to_tensor(variable) for variable in state]
         means = tf.nest.flatten(
-            exchange_in_order(run, [self._rows(), *values], [v.dtype for v in values])
+            exchange_in_order(run, [*rows.inputs, *values], [v.dtype for v in values])
         )
         for variable, mean in zip(state, means, strict=True):
             raw(variable).assign(tf.ensure_shape(mean, variable.shape))
 
-    def _rows(self) -> Any:
-        """This rank's weight; -1 in a loop of the program's own, known as it runs."""
-        share = self._session.share
-        return tf.cast(-1.0 if share is None else share.rows, tf.float64)
-
-    def _weight(self, rows: Any) -> float:
-        session = self._session
-        if rows >= 0:
-            return float(rows)
-        if session.divides and not session.loop.divided:
-            # All ranks have computed the same: one of them counts.
-            return float(session.chief)
-        return session.loop.rows
-
     def _push(
-        self,
-        master: Master,
-        name: str,
-        kinds: str,
-        gradients: Sequence[Any],
-        *,
-        alike: bool,
+        self, master: Master, name: str, gradients: TensorList, *, alike: bool
     ) -> list[Any]:
         """``alike``: all ranks have the same gradients, and those of one count."""
-        inputs = [self._rows()]
-        for gradient in gradients:
-            if is_sparse(gradient):
-                indices = tf.cast(gradient.indices, tf.int64)
-                inputs += [gradient.values, indices]
-            elif gradient is not None:
-                inputs.append(gradient)
-        plain = [kind == "d" for kind in kinds]
+        rows = StepRows(self._session)
+        known = len(rows.inputs)
+        inputs = [*rows.inputs, *gradients.flat]
+        plain = [kind is Kind.DENSE for kind in gradients.kinds]
         types: list[Any] = []
         for variable, whole in zip(master.variables, plain, strict=True):
             dtype = tf.as_dtype(variable.dtype)
             types += [dtype] if whole else [tf.int32, dtype, tf.int64]
 
-        def run(rows: Any, *arrays: Any) -> list[Any]:
+        def run(*arrays: Any) -> list[Any]:
+            given = gradients.in_order(*gradients.unflattened(arrays[known:]))
+            weight = rows.weight(arrays[:known])
             try:
                 fresh = self._exchange(
-                    master, name, kinds, rows, iter(arrays), alike=alike
+                    master, name, given, weight, in_loop=rows.in_loop, alike=alike
                 )
             except CollectiveError as error:
                 # TensorFlow will make text of it.
@@ -275,27 +260,20 @@ class ServedUpdate:
         self,
         master: Master,
         name: str,
-        kinds: str,
-        rows: Any,
-        arrays: Any,
+        given: Sequence[Any],
+        weight: float,
         *,
+        in_loop: bool,
         alike: bool,
     ) -> Sequence[Any]:
         session, servers = self._session, self._masters.servers
-        given: list[Any] = []
-        for kind in kinds:
-            if kind == "s":
-                values = next(arrays)
-                given.append(Slices(values, next(arrays)))
-            else:
-                given.append(next(arrays) if kind == "d" else None)
         self._masters.pushing(master)
-        in_loop = bool(rows < 0) and not session.inside_keras
+        in_loop = in_loop and not session.inside_keras
         if self._idle or master.begun_elsewhere:
             master.begun_elsewhere = False
             fresh: Sequence[Any] = servers.pull(master.key)
         else:
-            weight = self._weight(rows) if self._masters.synchronous else 1.0
+            weight = weight if self._masters.synchronous else 1.0
             session.last_rows = weight
             if alike:
                 weight = float(session.chief)
@@ -309,14 +287,9 @@ def _as_of(variable: Any, gradient: Any) -> Any:
     dtype = tf.as_dtype(variable.dtype)
     if is_sparse(gradient):
         values = tf.cast(gradient.values, dtype)
-        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+        indices = tf.cast(gradient.indices, tf.int64)
+        return tf.IndexedSlices(values, indices, gradient.dense_shape)
     return tf.cast(tf.convert_to_tensor(gradient), dtype)
-
-
-def _kind(gradient: Any) -> str:
-    if gradient is None:
-        return "-"
-    return "s" if is_sparse(gradient) else "d"
 
 
 def _flat(master: Master, plain: Sequence[bool], fresh: Sequence[Any]) -> list[Any]:

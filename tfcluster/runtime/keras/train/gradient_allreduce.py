@@ -1,7 +1,9 @@
 """Exchange gradients inside TensorFlow, eagerly and in graphs.
 
-The exchange itself is plain numpy and runs as a stateful op. ``graph_order`` keeps such
-ops of a graph in the order in which they were written, the same on every rank.
+``reduce_engine`` does so for all. Here the mean is weighted by each rank's rows, the
+variables of layers travel with the gradients, and checks compare the ranks.
+``graph_order`` keeps the exchanges of a graph in the order in which the program wrote
+them, the same on every rank.
 """
 
 from __future__ import annotations
@@ -12,20 +14,26 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from tfcluster.runtime.collective import Layout, tensor_words
+from tfcluster.runtime.collective import Layout, ReduceOp, tensor_words
 from tfcluster.runtime.collective.collectives import Check, mean_of_gradients
 from tfcluster.runtime.collective.sparse import Slices
 from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.exchange.compression import compression_named
-from tfcluster.runtime.exchange.gradient_split import split, stitch
-from tfcluster.runtime.exchange.replica_gradients import is_sparse
+from tfcluster.runtime.exchange.reduce_engine import exchange_list
+from tfcluster.runtime.exchange.tensor_list import Kind, TensorList
+from tfcluster.runtime.exchange.wire_format import (
+    Carrier,
+    Reduction,
+    carrier,
+    uncompressed,
+    widened,
+)
 from tfcluster.runtime.keras.graph_order import exchange_in_order
 from tfcluster.runtime.keras.session import Session
-from tfcluster.runtime.keras.tf_variables import name_of, raw
+from tfcluster.runtime.keras.step_rows import StepRows
+from tfcluster.runtime.keras.tf_variables import raw
 from tfcluster.runtime.process_group import context
-
-_SUMMED_WIDER = (tf.float16, tf.bfloat16)
-"""Rows of these are added up in float32, for range and precision."""
+from tfcluster.runtime.tensors import name_of
 
 
 class Watch(Protocol):
@@ -72,144 +80,135 @@ def exchange(
     to their average. None stays None, on all ranks or none. With ``chiefs_count`` the
     chief's gradients are those of all. ``watch`` compares what the ranks train.
     """
+    if all(gradient is None for gradient in gradients):
+        return list(gradients)
     words = [
-        _words(variable, gradient)
+        Kind.of(gradient).words(
+            name_of(variable),
+            "" if gradient is None else gradient.dtype.name,
+            variable.shape,
+        )
         for variable, gradient in zip(variables, gradients, strict=True)
     ]
     words += [tensor_words(name_of(v), v.dtype, v.shape) for v in state]
-    without, given = split(gradients, lambda gradient: gradient is None)
-    (sparse, sparse_places), (dense, dense_places) = split(given[0], is_sparse)
-    if not given[0]:
-        return list(gradients)
-    compression = compression_named(context().options.compression)
-    small = [compression.compress(tf.convert_to_tensor(tensor)) for tensor in dense]
-    values = [tf.convert_to_tensor(variable) for variable in state]
-    means, gathered = _means(
+    tensors = TensorList.of([*gradients, *map(tf.convert_to_tensor, state)])
+    step = _Step(
         session,
-        [tensor for tensor, _ in small],
-        values,
-        sparse,
-        tuple(words),
         target,
+        tuple(words),
+        tensors.dense_count - len(state),
         watch,
         chiefs_count=chiefs_count,
     )
-    for variable, mean in zip(state, means[len(dense) :], strict=True):
+    means, _ = exchange_list(
+        tensors,
+        step.carriers(tensors),
+        step.combine,
+        exchange_in_order,
+        context=step.context(),
+    )
+    found = means.tensors()
+    for variable, mean in zip(state, found[len(gradients) :], strict=True):
         # Not by Keras's method: that would look like an assignment of the program.
         raw(variable).assign(mean)
-    whole = [
-        compression.decompress(mean, kept)
-        for mean, (_, kept) in zip(means[: len(small)], small, strict=True)
-    ]
-    found = stitch([(whole, dense_places), (gathered, sparse_places)])
-    return stitch([without, (found, given[1])])
+    return found[: len(gradients)]
 
 
-def _words(variable: Any, gradient: Any) -> str:
-    if gradient is None:
-        return f"{name_of(variable)} without gradient"
-    kind = "rows of " if is_sparse(gradient) else ""
-    return kind + tensor_words(name_of(variable), gradient.dtype.name, variable.shape)
+class _Step:
+    """The exchange of a trace; it runs in each step."""
 
+    def __init__(
+        self,
+        session: Session,
+        target: Target,
+        words: tuple[str, ...],
+        dense: int,
+        watch: Watch | None,
+        *,
+        chiefs_count: bool,
+    ) -> None:
+        self._session = session
+        self._target = target
+        self._words = words
+        self._dense = dense
+        """Of the dense tensors, so many are gradients; layers' variables follow."""
+        self._watch = watch
+        self._chiefs_count = chiefs_count
+        self._rows = StepRows(session)
+        self._layouts: dict[str, Layout] = {}
 
-def _means(
-    session: Session,
-    gradients: Sequence[Any],
-    state: Sequence[Any],
-    sparse: Sequence[Any],
-    words: tuple[str, ...],
-    target: Target,
-    watch: Watch | None,
-    *,
-    chiefs_count: bool,
-) -> tuple[list[Any], list[Any]]:
-    dense = [*gradients, *state]
-    layouts: dict[str, Layout] = {}
+    def carriers(self, tensors: TensorList) -> list[Carrier]:
+        """Dense gradients are compressed. Slices and layers' variables are not."""
+        compressed = Reduction(
+            ReduceOp.AVERAGE,
+            compression=compression_named(context().options.compression),
+        )
+        flat = tensors.flat
+        return [
+            *(carrier(t, compressed, "gradients") for t in flat[: self._dense]),
+            *map(uncompressed, flat[self._dense : tensors.dense_count]),
+            *map(widened, flat[tensors.dense_count : tensors.summed_count]),
+        ]
 
-    def run(rows: Any, trial: Any, *given: Any) -> list[Any]:
-        told, arrays = given[: len(watched)], given[len(watched) :]
-        in_loop = bool(rows < 0)
-        weight = session.loop.rows if in_loop else float(rows)
-        alike = in_loop and not chiefs_count
-        if chiefs_count:
-            weight = float(session.chief)
-        name = target.name()
-        layout = layouts.get(name)
-        if layout is None:
-            layout = layouts[name] = Layout(f"gradients of {name}", words)
-        plain = arrays[: len(dense)]
-        pairs = arrays[len(dense) :]
+    def context(self) -> list[Any]:
+        """Tensors whose values ``combine`` needs."""
+        share = self._session.share
+        trial = tf.convert_to_tensor(share is not None and share.trial)
+        watched = self._watch.inputs() if self._watch else []
+        return [trial, *self._rows.inputs, *watched]
+
+    def combine(
+        self, context: Sequence[Array], dense: Sequence[Array], sparse: list[Slices]
+    ) -> tuple[Sequence[Array], Sequence[Slices], Sequence[Array]]:
+        """See ``reduce_engine.Combine``."""
+        session, (trial, *rest) = self._session, context
+        known = len(self._rows.inputs)
+        rows, watched = rest[:known], rest[known:]
+        in_loop = self._rows.in_loop
+        weight = float(session.chief) if self._chiefs_count else self._rows.of(rows)
+        alike = in_loop and not self._chiefs_count
+        name = self._target.name()
         means, slices = mean_of_gradients(
             session.group,
-            plain,
-            [
-                _slices_of(session, pairs[i], pairs[i + 1], alike)
-                for i in range(0, len(pairs), 2)
-            ],
+            dense,
+            [_as_on_one_machine(session, each) for each in sparse] if alike else sparse,
             weight=weight,
-            layout=layout,
+            layout=self._layout(name),
             bucket_bytes=session.bucket_bytes,
-            check=watch.look(*told) if watch else None,
+            check=self._watch.look(*watched) if self._watch else None,
         )
-        flat = [array for s in slices for array in (s.values, s.indices)]
-        if chiefs_count:
-            return [*means, *flat]
+        if self._chiefs_count:
+            return means, slices, ()
         session.last_rows = weight
         judged = False
         if session.trials and (session.loop.trial if in_loop else trial):
             # Of rows that come twice the places do so, too: their sum is the same.
-            sums = [values.sum(axis=0, keepdims=True) for values in pairs[::2]]
-            judged = session.trials.judge(name, [*plain[: len(gradients)], *sums])
+            sums = [each.values.sum(axis=0, keepdims=True) for each in sparse]
+            judged = session.trials.judge(name, [*dense[: self._dense], *sums])
+        target = self._target
         session.applied(name, in_loop=in_loop, judged=judged, step=target.step)
         target.names.add(name)
         if judged:
             session.loop.unjudged -= target.names
-        return [*means, *flat]
+        return means, slices, ()
 
-    share = session.share
-    # A loop of the user's own is told apart by -1: its rows are known when it runs.
-    rows = tf.cast(-1.0 if share is None else share.rows, tf.float64)
-    trial = tf.convert_to_tensor(share is not None and share.trial)
-    inputs = [tf.convert_to_tensor(tensor) for tensor in dense]
-    for slices in sparse:
-        inputs += [_widened(slices.values), slices.indices]
-    types = [tensor.dtype for tensor in inputs]
-    watched = watch.inputs() if watch else []
-    found = exchange_in_order(run, [rows, trial, *watched, *inputs], types)
-    outputs = tf.nest.flatten(found)
-    means = []
-    for tensor, output in zip(dense, outputs[: len(dense)], strict=True):
-        output.set_shape(tensor.shape)
-        means.append(output)
-    rest = outputs[len(dense) :]
-    gathered = [
-        _slices(slices, rest[2 * i], rest[2 * i + 1]) for i, slices in enumerate(sparse)
-    ]
-    return means, gathered
+    def _layout(self, name: str) -> Layout:
+        layout = self._layouts.get(name)
+        if layout is None:
+            layout = self._layouts[name] = Layout(f"gradients of {name}", self._words)
+        return layout
 
 
-def _slices_of(session: Session, values: Any, indices: Any, in_loop: bool) -> Slices:
+def _as_on_one_machine(session: Session, slices: Slices) -> Slices:
     """Slices whose rows an optimizer finds as often as it would on one machine.
 
     Keras's Adam squares each of them by itself. So those that come more than once are
     not added up (the number of rows of the whole stays untold), and of those that all
     ranks have alike, the chief's count for all.
     """
-    if in_loop and session.divides and not session.loop.divided:
+    if session.divides and not session.loop.divided:
+        values, indices = slices.values, slices.indices
         if not session.chief:
             return Slices(values[:0], indices[:0])
-        values = values * values.dtype.type(session.size)
-    return Slices(values, indices)
-
-
-def _widened(tensor: Any) -> Any:
-    tensor = tf.convert_to_tensor(tensor)
-    return tf.cast(tensor, tf.float32) if tensor.dtype in _SUMMED_WIDER else tensor
-
-
-def _slices(local: Any, values: Any, indices: Any) -> Any:
-    values.set_shape([None, *local.values.shape[1:]])
-    indices.set_shape([None])
-    return tf.IndexedSlices(
-        tf.cast(values, local.values.dtype), indices, local.dense_shape
-    )
+        return Slices(values * values.dtype.type(session.size), indices)
+    return slices

@@ -19,7 +19,7 @@ from tfcluster.runtime.collective import Layout, tensor_words
 from tfcluster.runtime.collective.collectives import share_bytes
 from tfcluster.runtime.collective.transports.base import flat_bytes
 from tfcluster.runtime.keras.session import Session
-from tfcluster.runtime.keras.tf_variables import name_of
+from tfcluster.runtime.tensors import name_of
 
 
 class Synchroniser:

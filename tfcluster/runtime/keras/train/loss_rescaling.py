@@ -16,10 +16,12 @@ from keras.src.losses import loss as keras_losses
 
 from tfcluster.runtime.collective import Layout, ReduceOp
 from tfcluster.runtime.collective.collectives import reduce_arrays
+from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.keras.checks.loss_reduction import WholeBatch
 from tfcluster.runtime.keras.checks.op_replay import Holds
 from tfcluster.runtime.keras.graph_order import exchange_in_order
 from tfcluster.runtime.keras.session import Session, Share
+from tfcluster.runtime.keras.step_rows import StepRows
 from tfcluster.runtime.patching import wrap
 
 _BY_WEIGHTS = "mean_with_sample_weight"
@@ -93,7 +95,7 @@ class Losses:
             return None
         if share is not None:
             one = tf.ones([], tf.float64)
-            return self._exchanged(share, one) * float(session.size)
+            return self._exchanged(one) * float(session.size)
 
         def run() -> Any:
             loop = session.loop
@@ -109,7 +111,7 @@ class Losses:
         if not self._is_divided(share):
             return None
         divisor = tf.reduce_sum(tf.cast(tf.stop_gradient(weights), tf.float64))
-        return self._exchanged(share, divisor)
+        return self._exchanged(divisor)
 
     def _is_divided(self, share: Share | None) -> bool:
         """Whether other ranks have other parts of the batch, and are asked for them."""
@@ -117,15 +119,16 @@ class Losses:
             return not share.alone
         return self._session.divides and not self._session.inside_keras
 
-    def _exchanged(self, share: Share | None, divisor: Any) -> Any:
+    def _exchanged(self, divisor: Any) -> Any:
         """What makes the average by rows divide by the sum of all ranks' divisors."""
-        session = self._session
+        session, in_step = self._session, StepRows(self._session)
 
-        def run(divisor: Any, rows: Any) -> Any:
-            if rows < 0:  # A loop of the user's own.
+        def run(divisor: Any, *counted: Array) -> Any:
+            rows = in_step.of(counted)
+            if in_step.in_loop:
                 if not session.loop.divided:
                     return np.float64(1.0)
-                rows = session.loop.rows if session.loop.counts else 0.0
+                rows = rows if session.loop.counts else 0.0
             local = np.array([divisor if rows else 0.0, rows])
             (total,) = reduce_arrays(
                 session.group, [local], ReduceOp.SUM, Layout("divisor of a loss")
@@ -134,8 +137,7 @@ class Losses:
                 return np.float64(0.0)
             return np.float64(divisor / rows * total[1] / total[0])
 
-        rows = _float(-1.0 if share is None else share.rows)
-        return _called(run, [divisor, rows])
+        return _called(run, [divisor, *in_step.inputs])
 
 
 def _float(number: Any) -> Any:

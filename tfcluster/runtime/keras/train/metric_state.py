@@ -22,9 +22,9 @@ from tfcluster.runtime.collective.collectives import gather_bytes, reduce_arrays
 from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.keras.data.dataset_iteration import Loops
 from tfcluster.runtime.keras.session import Session
-from tfcluster.runtime.keras.tf_variables import name_of
 from tfcluster.runtime.keras.train.state_trials import Trials
 from tfcluster.runtime.keras.train.state_updates import Kind, Trial, agreed, kind_of
+from tfcluster.runtime.tensors import name_of
 
 _PLAIN = Kind("sum", 1.0)
 _MEANS = Kind("mean", 1.0)

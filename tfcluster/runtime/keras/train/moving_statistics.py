@@ -28,11 +28,13 @@ from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.keras.checks.output_rows import OutputsByRow
 from tfcluster.runtime.keras.graph_order import exchange_in_order
 from tfcluster.runtime.keras.session import Session
-from tfcluster.runtime.keras.tf_variables import name_of, raw
+from tfcluster.runtime.keras.step_rows import StepRows
+from tfcluster.runtime.keras.tf_variables import raw
 from tfcluster.runtime.keras.train.derived_values import ancestry
 from tfcluster.runtime.keras.train.state_trials import Trials
 from tfcluster.runtime.keras.train.state_updates import Kind, Trial, agreed, kind_of
 from tfcluster.runtime.patching import defining_class, wrap
+from tfcluster.runtime.tensors import name_of
 
 _DECLARED = {
     "mean": Kind("mean"),
@@ -261,8 +263,8 @@ class LayerState:
         ]
         if not found or self._session.size == 1:
             return
-        share = self._session.share
-        rows = tf.cast(-1.0 if share is None else share.rows, tf.float64)
+        rows = StepRows(self._session)
+        known = len(rows.inputs)
         targets = [raw(own.variable()) for own in found]
         values = [tf.convert_to_tensor(target) for target in targets]
         before = [tf.convert_to_tensor(own.before) for own in found]
@@ -271,18 +273,22 @@ class LayerState:
         tried = [tf.convert_to_tensor(o.tried) for o in found if o.tried is not None]
         count = len(found)
 
-        def run(rows: Any, changed: Array, *arrays: Array) -> list[Array]:
+        def run(changed: Array, *arrays: Array) -> list[Array]:
+            counted, arrays = arrays[:known], arrays[known:]
             news, olds = arrays[:count], arrays[count : 2 * count]
             if not changed.any():
                 return list(news)
-            merged = self._merged(found, float(rows), news, olds, changed)
+            # Without a divided loop all ranks have computed the same: the chief counts.
+            alike = rows.in_loop and not self._session.loop.divided
+            weight = float(self._session.chief) if alike else rows.of(counted)
+            merged = self._merged(found, weight, news, olds, changed)
             # What has been merged, and not set since, is so already.
             return [
                 result if its else new
                 for result, its, new in zip(merged, changed, news, strict=True)
             ]
 
-        inputs = [rows, changed, *values, *before, *tried]
+        inputs = [changed, *rows.inputs, *values, *before, *tried]
         types = [value.dtype for value in values]
         merged = exchange_in_order(run, inputs, types)
         for own, target, new in zip(
@@ -294,15 +300,12 @@ class LayerState:
     def _merged(
         self,
         found: Sequence[OwnState],
-        rows: float,
+        weight: float,
         news: Sequence[Array],
         olds: Sequence[Array],
         changed: Array,
     ) -> list[Array]:
         session = self._session
-        weight = rows if rows >= 0 else session.loop.rows
-        if rows < 0 and not session.loop.divided:
-            weight = float(session.chief)
         names = [name_of(own.variable()) for own in found]
         layout = Layout(
             "state of layers",

@@ -24,13 +24,13 @@ import tensorflow as tf
 from tensorflow.python.eager.record import should_record_backprop
 
 from tfcluster.runtime.collective import CollectiveError
-from tfcluster.runtime.exchange.replica_gradients import is_sparse
 from tfcluster.runtime.keras.checks.divergence_check import DriftCheck
 from tfcluster.runtime.keras.session import Session
-from tfcluster.runtime.keras.tf_variables import name_of, raw
+from tfcluster.runtime.keras.tf_variables import raw
 from tfcluster.runtime.keras.train.gradient_allreduce import Target, Watch, exchange
 from tfcluster.runtime.keras.train.gradient_update import Names
 from tfcluster.runtime.patching import wrap
+from tfcluster.runtime.tensors import is_sparse, name_of
 
 _BY_ROWS = "gradients by rows"
 """Marks a thread that computes the gradients of single rows."""

@@ -1,5 +1,5 @@
-"""The ``tensorflow`` transport: TensorFlow's own collective ops carry the vectors.
+"""The ``tensorflow`` transport: TensorFlow's collective ops carry large vectors.
 
-Only this package of ``collective`` knows TensorFlow. Its modules are imported when the
-run uses this transport.
+This is the only package of ``collective`` that imports TensorFlow. Its modules are
+imported only if the run uses this transport.
 """

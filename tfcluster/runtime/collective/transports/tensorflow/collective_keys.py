@@ -1,7 +1,7 @@
-"""Numbers by which TensorFlow's runtime tells groups of devices and exchanges apart.
+"""Group keys and instance keys, which identify TensorFlow's collective ops.
 
-TensorFlow's own strategies count theirs from 1 (groups) and 100 (instances): ours come
-from ranges of their own, so that both work in one process. Knows no TensorFlow.
+TensorFlow's own strategies count theirs from 1 (groups) and 100 (instances). Ours come
+from separate ranges, so that both work in one process. Knows no TensorFlow.
 """
 
 from __future__ import annotations
@@ -13,19 +13,17 @@ from collections.abc import Iterable
 from typing import Any
 
 GROUP_KEYS = range(1 << 29, 1 << 30)
-COUNTED_KEYS = range(1 << 29, 1 << 30)
-"""Instance keys that ``CollectiveKeys`` counts out."""
 NAMED_KEYS = range(1 << 30, (1 << 31) - (1 << 16))
 """Where ``instance_keys`` begin; all keys are signed 32 bit integers."""
 
 
 def instance_keys(words: Iterable[object], count: int) -> range:
-    """One key for each of ``count`` buckets of an exchange that ``words`` describe.
+    """Consecutive keys for the ``count`` buckets of the operation named by ``words``.
 
-    The same words give the same keys in every process and at any time. So a rank that
-    traces its step again, or earlier than others, still meets them: nothing is counted
-    that could go astray. Different from each other by construction; two descriptions
-    share a key once in a billion. Raises ValueError for more than 65536.
+    Keys are hashes, so equal words give equal keys in every process and at any time: a
+    rank that retraces its step, or traces it earlier than others, still uses matching
+    keys, which a counter would not ensure. Two descriptions share a key with a
+    probability of about 1e-9. Raises ValueError for more than 65536 buckets.
     """
     if count > 1 << 16:
         raise ValueError(f"an exchange has at most 65536 buckets, not {count}")
@@ -35,52 +33,30 @@ def instance_keys(words: Iterable[object], count: int) -> range:
 
 
 class CollectiveKeys:
-    """Keys for groups of devices, and for the exchanges of each group, counted.
+    """Keys for groups of devices.
 
-    Every process that asks for the same things in the same order gets the same keys.
-    Safe to use from several threads, and to copy.
+    Processes that ask for the same keys in the same order get equal keys. Thread-safe,
+    and supports deepcopy.
     """
 
     def __init__(self, group_key_start: int = GROUP_KEYS.start) -> None:
         self._lock = threading.Lock()
         self._next_group_key = group_key_start
         self._group_keys: dict[tuple[str, ...], int] = {}
-        self._next_instance_keys: dict[int, dict[str, int]] = {}
 
     def group_key(self, devices: Iterable[str]) -> int:
-        """The key of a group, whatever the order in which its devices are given."""
+        """The key of a group of devices, which may be given in any order."""
         group = tuple(sorted(devices))
         with self._lock:
             if group not in self._group_keys:
-                key = self._next_group_key
+                self._group_keys[group] = self._next_group_key
                 self._next_group_key += 1
-                self._group_keys[group] = key
-                self._next_instance_keys[key] = dict.fromkeys(group, COUNTED_KEYS.start)
             return self._group_keys[group]
 
-    def instance_key(self, group_key: int, device: str) -> int:
-        """The key of the next exchange of a group, as seen from one of its devices.
-
-        Raises ValueError for a group that ``group_key`` has not given, and for a device
-        that is not in it.
-        """
-        with self._lock:
-            devices = self._next_instance_keys.get(group_key)
-            if devices is None:
-                raise ValueError(f"there is no group of key {group_key}")
-            if device not in devices:
-                raise ValueError(f"{device} is not in the group of key {group_key}")
-            key = devices[device]
-            devices[device] += 1
-            return key
-
     def __deepcopy__(self, memo: dict[int, Any]) -> CollectiveKeys:
-        # A lock cannot be copied; all the rest has to be.
+        # A lock cannot be copied.
         copied = CollectiveKeys()
         with self._lock:
             copied._next_group_key = self._next_group_key
             copied._group_keys = dict(self._group_keys)
-            copied._next_instance_keys = {
-                key: dict(devices) for key, devices in self._next_instance_keys.items()
-            }
         return copied

@@ -1,5 +1,6 @@
-"""As what TensorFlow's collective ops carry an array; what they don't take ends the
-process. Pure.
+"""Converts arrays to dtypes that TensorFlow's collective ops support. Pure.
+
+An unsupported dtype would not raise an error but end the process.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ _SEEN_AS = {"complex64": "float32", "complex128": "float64"}
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """An array in a dtype that the ops take."""
+    """An array in a dtype that the ops support."""
 
     array: Array
     """A vector; of the same memory, where nothing had to be converted."""
     converted: bool = False
 
     def store(self, result: Array, buffer: Array) -> None:
-        """Put what has become of ``array`` into what it was made of."""
+        """Convert the op's result for ``array`` back, into the original buffer."""
         if self.converted:
             np.copyto(buffer, result, casting="unsafe")
         else:
@@ -41,10 +42,10 @@ class Carried:
 
 
 def carried(buffer: Array, op: ReduceOp) -> Carried | None:
-    """A contiguous vector as the ops take it; None: they cannot combine it by ``op``.
+    """A contiguous vector in a supported dtype; None if ``op`` is not supported for it.
 
-    The smallest and largest of floats are not theirs either: numpy and TensorFlow
-    differ in what they make of NaN.
+    MIN and MAX of floats are not supported, because numpy and TensorFlow treat NaN
+    differently.
     """
     dtype: Any = buffer.dtype
     if not dtype.isnative or (dtype.kind == "f" and _orders(op)):

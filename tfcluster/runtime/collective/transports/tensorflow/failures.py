@@ -1,4 +1,4 @@
-"""What TensorFlow says when a collective op fails, in our words. Pure."""
+"""Translates the errors of TensorFlow's collective ops to CollectiveErrors. Pure."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _LEFT = ("UNAVAILABLE", "ABORTED", "CANCELLED", "INTERNAL")
 
 
 def translated(status: str, text: str, ranks: Sequence[str]) -> CollectiveError:
-    """The error for a status (``UNAVAILABLE``) with its text.
+    """The CollectiveError for a status (``UNAVAILABLE``) and its message.
 
-    ``ranks`` are the names of all ranks' tasks. The first one in the text is where it
-    began: those that pass an error on add themselves behind.
+    ``ranks`` are the task names of all ranks. The first one in the message is the
+    origin: tasks that forward an error append their names.
     """
     reason = _NODES.sub("", text).strip().partition("\n")[0].rstrip()
     reason = reason.removeprefix(_ABORTED)

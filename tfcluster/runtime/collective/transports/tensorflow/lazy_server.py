@@ -1,10 +1,9 @@
-"""Start TensorFlow's server for collective ops, with its first op and not before.
+"""Starts TensorFlow's server for collective ops at the first op, not earlier.
 
-So a program can still set threads, devices and memory growth after its imports. All
-names that TensorFlow calls its own and that we need stand in this module; where they
-come from, and what they mean: ``configure_collective_ops`` and
-``enable_collective_ops`` of the eager context, as MultiWorkerMirroredStrategy calls
-them, with the settings for speed that DTensor makes.
+So a program can still configure threads, devices and memory growth after its imports.
+All private TensorFlow names that the transport needs are in this module. It calls
+``configure_collective_ops`` and ``enable_collective_ops`` of the eager context as
+MultiWorkerMirroredStrategy does, with the performance settings of DTensor.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _CHANNELS = 4
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """This process in TF_CONFIG's cluster, and all that train with it."""
+    """This process in TF_CONFIG's cluster, and the tasks that train with it."""
 
     cluster: Mapping[str, tuple[str, ...]]
     """Addresses (``host:port``) by job: chief and worker."""
@@ -43,7 +42,7 @@ class Task:
 
     @property
     def ranks(self) -> tuple[str, ...]:
-        """Every rank's task, as TensorFlow names it, in rank order."""
+        """TensorFlow's task name of every rank, in rank order."""
         return tuple(
             task_name(job, index)
             for job in ("chief", "worker")
@@ -52,18 +51,19 @@ class Task:
 
     @property
     def leader(self) -> str:
-        """Who settles which tasks are in a group; MultiWorkerMirroredStrategy's."""
+        """The collective leader; the same as MultiWorkerMirroredStrategy's."""
         return self.ranks[0]
 
 
 def task_name(job: str, index: int) -> str:
+    """TensorFlow's name of a task, without the device part."""
     return f"/job:{job}/replica:0/task:{index}"
 
 
 def arrange(task: Task, before: Callable[[], None]) -> None:
-    """With TensorFlow's first op, call ``before`` and then start the server.
+    """At TensorFlow's first op, call ``before`` and then start the server.
 
-    Raises CollectiveError where there has been an op already.
+    Raises CollectiveError if TensorFlow has already executed an op.
     """
     context = eager.context()
     if _is_running(context):
@@ -78,11 +78,11 @@ def arrange(task: Task, before: Callable[[], None]) -> None:
 
     def start_with_server() -> None:
         with lock:
-            # A forked process is no rank.
+            # A forked child is not a rank.
             if os.getpid() == pid and not _is_running(context):
                 before()
                 _configure(context, task)
-            # The instance's own attribute: below it is the method.
+            # Delete the instance attribute, which uncovers the method of the class.
             vars(context).pop("ensure_initialized", None)
             start()
 
@@ -90,14 +90,14 @@ def arrange(task: Task, before: Callable[[], None]) -> None:
 
 
 def started() -> None:
-    """Return when TensorFlow, and so the server, runs."""
+    """Initialise TensorFlow's context, and with it the server, if not done already."""
     eager.context().ensure_initialized()
 
 
 def abort(reason: str, status: int = tf.errors.CANCELLED) -> None:
-    """Let all collective ops that are going on fail, here and where they wait for us.
+    """Make all running collective ops fail, here and on ranks that wait for this one.
 
-    TensorFlow does none after that in this process.
+    TensorFlow executes no more collective ops in this process after that.
     """
     context = eager.context()
     if _is_running(context):

@@ -1,8 +1,8 @@
-"""TensorFlow's collective ops, for one group of devices: one of each rank.
+"""TensorFlow's collective ops, for a group with one device of each rank.
 
-They work eagerly and in graphs. Every rank has to make the same calls, with the same
-keys. Around a ring it does not matter in which order; NCCL needs one. (In a tf.function
-they have the one in which they were written.)
+They work eagerly and in graphs. Every rank has to make the same calls with the same
+keys. With RING their order does not matter; NCCL needs the same order on all ranks. (In
+a tf.function they run in the order in which they were written.)
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _SUBDIVISIONS = 4
 
 @dataclass(frozen=True, slots=True)
 class Devices:
-    """The group, seen from one of its members."""
+    """The group of devices, as one of its members sees it."""
 
     key: int
     """The group's, from ``keys.CollectiveKeys``."""
@@ -58,12 +58,13 @@ def all_reduce(
     timeout_s: float = 0.0,
     after: Any = None,
 ) -> Any:
-    """``tensor`` combined over the group; shape and dtype are the same on all ranks.
+    """All-reduce ``tensor`` over the group; its shape and dtype are equal on all ranks.
 
-    float32, float64, int32 or int64, else TypeError. In a graph it begins when
-    ``after``, a tensor, is there. Raises tf.errors.DeadlineExceededError where a rank
-    has not come within ``timeout_s`` (0: wait for ever; else TensorFlow 2.21 may crash
-    at that moment), and other OpErrors where one is gone.
+    In a graph, the op runs after the tensor ``after``. Raises TypeError for dtypes
+    other than float32, float64, int32 and int64, tf.errors.DeadlineExceededError if a
+    rank has not come within ``timeout_s``, and other OpErrors if a rank is gone. A
+    ``timeout_s`` of 0 waits forever; with another one TensorFlow 2.21 may crash when it
+    expires.
     """
     tensor = tf.convert_to_tensor(tensor)
     if tensor.dtype not in _DTYPES:
@@ -92,11 +93,11 @@ def batch_all_reduce(
     timeout_s: float,
     bucket_bytes: int = DEFAULT_BYTES,
 ) -> list[Any]:
-    """Many tensors combined over the group, bucket by bucket: see ``buckets``.
+    """All-reduce many tensors over the group, bucket by bucket: see ``buckets``.
 
-    Shapes, dtypes and ``name`` are the same on all ranks, and a name is used once in a
-    graph; from these the keys are made. By NCCL one bucket goes after the other. Errors
-    are those of ``all_reduce``.
+    Shapes, dtypes and ``name`` have to be equal on all ranks, and a name may be used
+    only once in a graph, because the keys are derived from them. With NCCL the buckets
+    run one after the other. Raises what ``all_reduce`` raises.
     """
     tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
     buckets = by_size([_item(tensor) for tensor in tensors], bucket_bytes)
@@ -134,10 +135,11 @@ def _after(tensor: Any) -> AbstractContextManager[Any]:
 def all_gather(
     tensor: Any, devices: Devices, key: int, *, timeout_s: float = 0.0
 ) -> Any:
-    """The group's tensors, one after the other along the first axis.
+    """All-gather: the group's tensors, concatenated along the first axis.
 
-    In which order is for TensorFlow to say (``task:10`` comes before ``task:2``), the
-    same everywhere. All have one shape; dtypes and errors are as for ``all_reduce``.
+    The order is that of TensorFlow (``task:10`` comes before ``task:2``), and equal on
+    all ranks. Shapes have to be equal on all ranks; dtypes and errors are those of
+    ``all_reduce``.
     """
     with tf.device(devices.own):
         return tf.raw_ops.CollectiveGatherV2(

@@ -1,4 +1,4 @@
-"""Arrays of uneven length, made even and cut again. Pure."""
+"""Pads arrays of different lengths to one length, and removes the padding. Pure."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from tfcluster.runtime.collective.transports.base import Array
 
 
 def padded(array: Array, rows: int) -> Array:
-    """``array`` with zeros after its rows, so that it has ``rows`` of them.
+    """``array`` padded with zeros to ``rows`` rows; itself if it has that many.
 
-    It is returned itself where it has so many. Raises ValueError for scalars and where
-    there are more.
+    Raises ValueError for a scalar, and if it has more rows.
     """
     if array.ndim == 0:
         raise ValueError("a scalar has no rows")
@@ -26,10 +25,10 @@ def padded(array: Array, rows: int) -> Array:
 
 
 def unpadded(gathered: Array, rows: Sequence[int]) -> list[Array]:
-    """The parts of equally long, padded arrays that were put one after the other.
+    """Split concatenated padded arrays of equal length, and remove the padding.
 
-    ``rows[i]`` is how many the i-th had before. Raises ValueError where ``gathered``
-    is no ``len(rows)`` arrays of one length.
+    ``rows[i]`` is the unpadded length of the i-th array. Raises ValueError if
+    ``gathered`` does not consist of ``len(rows)`` equal parts.
     """
     if not rows or len(gathered) % len(rows):
         raise ValueError(f"{len(gathered)} rows are not {len(rows)} equal parts")

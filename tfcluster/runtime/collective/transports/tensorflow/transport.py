@@ -1,7 +1,7 @@
-"""Large vectors go through TensorFlow's collective ops, all else over ``host``.
+"""Sends large vectors through TensorFlow's collective ops, all else over ``host``.
 
-The ops run eagerly on numpy's arrays; TensorFlow starts its server on the port that the
-ranks have met on, after they have met.
+The ops run eagerly on numpy arrays. TensorFlow starts its server on the port that the
+ranks used for their rendezvous, after it.
 """
 
 from __future__ import annotations
@@ -42,10 +42,11 @@ _WHOLE, _LENGTH = b"\0", b"\1"
 
 
 class TensorFlowTransport(UponHost[HostTransport]):
-    """See ``Transport``. ``host`` connects the same ranks.
+    """A ``Transport`` that uses ``host``, which connects the same ranks.
 
-    ``joining`` is entered around that; it is told what for, and must not take part in
-    exchanges. Raises CollectiveError where TensorFlow has done an op already.
+    The context manager ``joining`` is entered while ``host`` connects; its argument is
+    the reason for connecting. Raises CollectiveError if TensorFlow has already executed
+    an op.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class TensorFlowTransport(UponHost[HostTransport]):
 
     @property
     def devices(self) -> ops.Devices:
-        """What takes part in the ops. The first time, all ranks have to ask."""
+        """The devices of the ops. The first call is a collective operation."""
         if self._devices is None:
             self._devices = self._agreed_devices()
         return self._devices
@@ -91,14 +92,15 @@ class TensorFlowTransport(UponHost[HostTransport]):
             self._joined().allreduce(buffer, op)
             return
         array = vector.array
-        # Used again: nobody begins with a vector before all are done with the last.
+        # Keys repeat, which is safe: no rank starts an all-reduce before all ranks have
+        # finished the previous one.
         words = ("allreduce", op.value, array.dtype.name, array.size)
         (key,) = instance_keys(words, 1)
         devices = self.devices
         vector.store(
             self._run(
                 lambda: ops.all_reduce(
-                    # Without a copy of it: nobody writes to the buffer meanwhile.
+                    # Not copied: nobody writes to the buffer meanwhile.
                     tensor_of(array, tf.as_dtype(array.dtype)),
                     devices,
                     key,
@@ -121,8 +123,8 @@ class TensorFlowTransport(UponHost[HostTransport]):
             else int.from_bytes(other[1:], "big")
             for other in heard
         ]
-        # The ops take no bytes, and only vectors of one length. They have an order of
-        # their own among the tasks: each says who it is.
+        # The ops take no bytes, and only vectors of equal length. They order the tasks
+        # in their own way, so each rank adds its number.
         words = -(-max(lengths) // 8)
         array = np.empty(1 + words, np.int64)
         array[0] = self.rank
@@ -143,8 +145,8 @@ class TensorFlowTransport(UponHost[HostTransport]):
 
     def interrupt(self) -> None:
         super().interrupt()
-        # Also where this rank is in none: others may wait for it in one, and their own
-        # abort is lost on an op that just begins to receive.
+        # Even if this rank is in no op: others may wait for it in one, and their own
+        # abort misses an op that has only just begun to receive.
         if self._devices is not None:
             lazy_server.abort(f"rank {self.rank} was interrupted")
 
@@ -153,7 +155,7 @@ class TensorFlowTransport(UponHost[HostTransport]):
         return self._host
 
     def _join(self) -> None:
-        # The first op of the program may be in another thread than the first exchange.
+        # The program's first op may run in another thread than the first exchange.
         with self._joining:
             if not self._has_joined:
                 with self._watched("TensorFlow's first op"):
@@ -161,10 +163,10 @@ class TensorFlowTransport(UponHost[HostTransport]):
                 self._has_joined = True
 
     def _agreed_devices(self) -> ops.Devices:
-        """One device of each rank: GPUs, where every rank has one to itself."""
+        """One device of each rank: GPUs if every rank has one to itself, else CPUs."""
         lazy_server.started()
         gpu = _own_gpu()
-        # It is a barrier, too: from now on every rank's server runs.
+        # This is also a barrier: after it, every rank's server is running.
         said = self._joined().allgather(json.dumps([self._task.name, gpu]).encode())
         gpus = [json.loads(other)[1] for other in said]
         on_gpus = None not in gpus and len(set(gpus)) == self.size
@@ -179,8 +181,8 @@ class TensorFlowTransport(UponHost[HostTransport]):
 
     def _run(self, act: Callable[[], Any], count: int) -> Array:
         self.carried_bytes += count
-        # Not the ops' own limit: with it they end while bytes are still on their way,
-        # and TensorFlow then uses what it has freed already.
+        # Not the ops' own timeout: it ends them while bytes are still in transit, and
+        # TensorFlow then uses memory that it has already freed.
         limit = threading.Timer(self._stall_timeout_s, self._give_up)
         limit.daemon = True
         with self.elsewhere():
@@ -213,7 +215,7 @@ _STATUSES = {
 
 
 def _own_gpu() -> str | None:
-    """Which GPU the first one of this process is, among those of all hosts."""
+    """A cluster-wide identifier of this process's first GPU; None if it has none."""
     if not tf.config.list_logical_devices("GPU"):
         return None
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "all").split(",")[0]

@@ -1,0 +1,73 @@
+# As people write scripts: without types.
+# mypy: allow-untyped-defs, allow-untyped-calls
+"""Lists of tensors, IndexedSlices and None are sorted by kind and put back in order."""
+
+import random
+
+import numpy as np
+import tensorflow as tf
+
+from tests.runtime.programs import checks
+from tfcluster.runtime.exchange.tensor_list import Kind, TensorList, flattened
+
+
+def slices_of(number):
+    return tf.IndexedSlices(
+        tf.fill([2, 3], float(number)), tf.constant([number, 0]), tf.constant([9, 3])
+    )
+
+
+MAKERS = {
+    Kind.NONE: lambda number: None,
+    Kind.DENSE: lambda number: tf.fill([number % 3], float(number)),
+    Kind.SPARSE: slices_of,
+}
+
+
+def check_any_order_of_kinds_comes_back():
+    draw = random.Random(7)
+    for length in range(12):
+        kinds = draw.choices(list(Kind), k=length)
+        values = [MAKERS[kind](number) for number, kind in enumerate(kinds)]
+        found = TensorList.of(values)
+        assert list(found.kinds) == kinds
+        for kind, value, back in zip(kinds, values, found.tensors(), strict=True):
+            assert Kind.of(back) is kind
+            if kind is Kind.DENSE:
+                np.testing.assert_array_equal(value, back)
+            elif kind is Kind.SPARSE:
+                np.testing.assert_array_equal(value.values, back.values)
+                np.testing.assert_array_equal(value.indices, back.indices)
+                assert back.dense_shape is value.dense_shape
+
+
+def check_the_flat_list_has_dense_tensors_values_and_indices():
+    values = [slices_of(4), None, tf.constant([1.0]), slices_of(5), tf.constant(2.0)]
+    found = TensorList.of(values)
+    assert (found.dense_count, found.summed_count, len(found.flat)) == (2, 4, 6)
+    assert [tensor.dtype.name for tensor in found.flat[:4]] == ["float32"] * 4
+    assert [tensor.numpy().tolist() for tensor in found.indices] == [[4, 0], [5, 0]]
+    arrays = [tensor.numpy() for tensor in found.flat]
+    dense, sparse = found.unflattened(arrays)
+    for ours, again in zip(arrays, flattened(dense, sparse), strict=True):
+        assert ours is again
+    assert found.in_order("ab", "cd") == ["c", None, "a", "d", "b"]
+
+
+def check_a_list_of_another_length_is_refused():
+    found = TensorList.of([slices_of(1), slices_of(2)])
+    for arrays in ([np.zeros(1)] * 3, [np.zeros(1)] * 5):
+        try:
+            found.unflattened(arrays)
+        except ValueError:
+            continue
+        raise AssertionError(f"{len(arrays)} arrays were taken")
+
+
+def check_words_name_the_kind():
+    assert Kind.NONE.words("a", "", ()) == "a without gradient"
+    dense = Kind.DENSE.words("a", "float32", (2, 3))
+    assert Kind.SPARSE.words("a", "float32", (2, 3)) == f"rows of {dense}"
+
+
+checks.run(globals())
