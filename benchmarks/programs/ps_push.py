@@ -18,14 +18,18 @@ import numpy as np
 import tensorflow as tf
 
 from tfcluster.runtime.context import context_from
-from tfcluster.runtime.parameter_server.client import Piece, Servers, Variable
+from tfcluster.runtime.parameter_server.client import (
+    ParameterServerClient,
+    Piece,
+    Variable,
+)
 from tfcluster.runtime.parameter_server.update_graph import serialised
 
 REPEATS, WARM = 30, 5
 
 count = int(sys.argv[1])
 context = context_from(os.environ)
-servers = Servers(
+servers = ParameterServerClient(
     context.parameter_servers, rank=context.rank, size=context.size, token=context.token
 )
 variable = Variable("weights", "float32", (count // 1000, 1000))

@@ -17,14 +17,18 @@ import tensorflow as tf
 
 from tfcluster.runtime.collective.sparse import Slices
 from tfcluster.runtime.context import context_from
-from tfcluster.runtime.parameter_server.client import Piece, Servers, Variable
+from tfcluster.runtime.parameter_server.client import (
+    ParameterServerClient,
+    Piece,
+    Variable,
+)
 from tfcluster.runtime.parameter_server.update_graph import serialised
 
 ROWS, COLUMNS, TOUCHED = 1_000_000, 64, 10_000
 REPEATS, WARM = {"rows": 60, "whole": 10}, 3
 
 context = context_from(os.environ)
-servers = Servers(
+servers = ParameterServerClient(
     context.parameter_servers, rank=context.rank, size=context.size, token=context.token
 )
 table = Variable("table", "float32", (ROWS, COLUMNS), rows_only=True)

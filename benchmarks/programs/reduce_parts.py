@@ -16,7 +16,7 @@ import tensorflow as tf
 
 import tfcluster.runtime as tfc
 from benchmarks.programs.reduce_times import repeats
-from tfcluster.runtime.collective import Layout, ReduceOp
+from tfcluster.runtime.collective import ReduceOp, Signature
 from tfcluster.runtime.collective.collectives import reduce_arrays
 from tfcluster.runtime.process_group import group
 
@@ -33,17 +33,17 @@ def seconds(size: int, act: Callable[[], object]) -> float:
 
 
 def agree() -> None:
-    with group().exchange(Layout("nothing")):
+    with group().exchange(Signature("nothing")):
         pass
 
 
 def parts(size: int) -> dict[str, float]:
-    with group().exchange(Layout("the transport")) as turn:
+    with group().exchange(Signature("the transport")) as turn:
         transport = turn.transport
     tensor = tf.fill([size // 4], float(tfc.rank() + 1))
     ours = np.full(size // 4, float(tfc.rank() + 1), np.float32)
     theirs, room = ours.copy(), ours.copy()
-    layout = Layout("all-reduce of arrays")
+    signature = Signature("all-reduce of arrays")
 
     def copy_and_add() -> None:
         theirs[:] = ours
@@ -57,7 +57,7 @@ def parts(size: int) -> dict[str, float]:
             size, lambda: transport.allreduce(room, ReduceOp.SUM, ours)
         ),
         "both (operations.reduce_arrays)": seconds(
-            size, lambda: reduce_arrays(group(), [ours], ReduceOp.SUM, layout)
+            size, lambda: reduce_arrays(group(), [ours], ReduceOp.SUM, signature)
         ),
         "tensor in, tensor out (tfc.allreduce)": seconds(
             size, lambda: tfc.allreduce(tensor, op=tfc.Sum)

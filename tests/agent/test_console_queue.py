@@ -3,12 +3,12 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfcluster.agent.console_queue import Backlog, Chunk, Source
+from tfcluster.agent.console_queue import Chunk, ConsoleQueue, Source
 
 A, B = Source("a", 0), Source("b", 0)
 
 
-def taken(backlog: Backlog) -> list[Chunk]:
+def taken(backlog: ConsoleQueue) -> list[Chunk]:
     chunks = []
     while (chunk := backlog.take()) is not None:
         chunks.append(chunk)
@@ -16,7 +16,7 @@ def taken(backlog: Backlog) -> list[Chunk]:
 
 
 def test_lines_of_one_source_travel_together() -> None:
-    backlog = Backlog()
+    backlog = ConsoleQueue()
     backlog.put(A, ["1"])
     backlog.put(A, ["2"])
     backlog.put(B, ["3"])
@@ -26,7 +26,7 @@ def test_lines_of_one_source_travel_together() -> None:
 
 
 def test_a_count_stands_before_the_lines_that_follow() -> None:
-    backlog = Backlog()
+    backlog = ConsoleQueue()
     backlog.put(A, ["1"])
     backlog.drop(A, 5, 50)
     backlog.drop(A, 1, 10)
@@ -37,7 +37,7 @@ def test_a_count_stands_before_the_lines_that_follow() -> None:
 
 
 def test_a_count_that_nothing_follows_is_settled_once() -> None:
-    backlog = Backlog()
+    backlog = ConsoleQueue()
     backlog.drop(A, 2, 20)
     assert backlog.settle(A)
     assert not backlog.settle(A)
@@ -45,13 +45,13 @@ def test_a_count_that_nothing_follows_is_settled_once() -> None:
 
 
 def test_a_large_chunk_is_one_frame_at_most() -> None:
-    backlog = Backlog()
+    backlog = ConsoleQueue()
     backlog.put(A, ["x" * 16384] * 30)
     assert all(c.cost < 100_000 for c in taken(backlog))
 
 
 def test_the_oldest_lines_go_and_their_bytes_are_counted() -> None:
-    backlog = Backlog(limit=100_000)
+    backlog = ConsoleQueue(limit=100_000)
     for number in range(40):
         backlog.put(A, [f"{number:05} é" + "x" * 9000])
     chunks = taken(backlog)
@@ -66,7 +66,7 @@ def test_the_oldest_lines_go_and_their_bytes_are_counted() -> None:
 def test_every_line_is_shown_or_counted(
     steps: list[tuple[Source, int, bool]],
 ) -> None:
-    backlog = Backlog(limit=400)
+    backlog = ConsoleQueue(limit=400)
     for source, count, shown in steps:
         if shown:
             backlog.put(source, ["x" * 30] * count)

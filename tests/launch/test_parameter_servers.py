@@ -16,11 +16,11 @@ import os, time
 import numpy as np
 import tensorflow as tf
 from tfcluster.runtime.context import context_from
-from tfcluster.runtime.parameter_server.client import Servers, Variable
+from tfcluster.runtime.parameter_server.client import ParameterServerClient, Variable
 from tfcluster.runtime.parameter_server.update_graph import serialised
 
 context = context_from(os.environ)
-servers = Servers(context.parameter_servers, rank=context.rank, size=context.size,
+servers = ParameterServerClient(context.parameter_servers, rank=context.rank, size=context.size,
                   token=context.token)
 variables = [Variable("kernel", "float32", (1000, 100))]
 

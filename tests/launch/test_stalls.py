@@ -18,7 +18,7 @@ import os, threading
 import numpy as np
 import tfcluster.runtime as tfc
 from tfcluster.runtime import process_group
-from tfcluster.runtime.collective import Layout, ReduceOp
+from tfcluster.runtime.collective import Signature, ReduceOp
 from tfcluster.runtime.collective.collectives import reduce_arrays
 
 def reads_its_data():

@@ -5,11 +5,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfcluster.launcher.end_order import Ends
+from tfcluster.launcher.end_order import EndOrder
 
 
 def test_the_number_decides_on_one_host() -> None:
-    ends = Ends()
+    ends = EndOrder()
     late = ends.at_s("h1", 1, 10.0)
     early = ends.at_s("h1", 0, 10.3)  # whose output was waited for
     assert early < late == 10.0
@@ -17,14 +17,14 @@ def test_the_number_decides_on_one_host() -> None:
 
 
 def test_hosts_have_numbers_of_their_own() -> None:
-    ends = Ends()
+    ends = EndOrder()
     assert ends.at_s("h1", 5, 10.0) == 10.0
     assert ends.at_s("h2", 0, 11.0) == 11.0
 
 
 @given(st.permutations(range(8)), st.lists(st.floats(0, 100), min_size=8, max_size=8))
 def test_any_order_of_news(numbers: list[int], times: list[float]) -> None:
-    ends = Ends()
+    ends = EndOrder()
     found = {n: ends.at_s("h", n, s) for n, s in zip(numbers, times, strict=True)}
     assert [n for n, _ in sorted(found.items(), key=lambda item: item[1])] == sorted(
         numbers

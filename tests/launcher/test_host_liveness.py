@@ -8,7 +8,7 @@ import pytest
 
 from tfcluster.backends.base import Channel
 from tfcluster.launcher.agent_connection import Answered
-from tfcluster.launcher.host_liveness import ANSWERING_S, SILENCE_S, Silence
+from tfcluster.launcher.host_liveness import ANSWERING_S, SILENCE_S, HostLiveness
 from tfcluster.model import Host
 
 HOST = Host(name="h1", address="h1")
@@ -27,7 +27,7 @@ class Way:
         return self._answers
 
 
-def lost_after(silence: Silence, posted: SimpleQueue[Answered]) -> float:
+def lost_after(silence: HostLiveness, posted: SimpleQueue[Answered]) -> float:
     """How long ``HOST`` may be silent from now on, tenth by tenth of a second."""
     silence.heard(HOST.name)
     asked = False
@@ -49,7 +49,7 @@ def test_who_answers_somebody_new_is_given_more_time(
     answers: bool, limit_s: float
 ) -> None:
     posted: SimpleQueue[Answered] = SimpleQueue()
-    silence = Silence(Way(answers), posted.put)
+    silence = HostLiveness(Way(answers), posted.put)
     assert lost_after(silence, posted) == limit_s
     # A word of it, and all begins again.
     assert lost_after(silence, posted) == limit_s
@@ -57,7 +57,7 @@ def test_who_answers_somebody_new_is_given_more_time(
 
 def test_an_answer_of_before_counts_for_nothing() -> None:
     posted: SimpleQueue[Answered] = SimpleQueue()
-    silence = Silence(Way(True), posted.put)
+    silence = HostLiveness(Way(True), posted.put)
     silence.heard(HOST.name)
     assert silence.elapsed(HOST, SILENCE_S - 1) is None
     late = posted.get(timeout=10)

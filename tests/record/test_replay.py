@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tfcluster.record.replay import Folding, fold
+from tfcluster.record.replay import Replay, fold
 from tfcluster.states import RunState, TaskState
 
 T = 1795169700.0
@@ -158,7 +158,7 @@ def test_a_new_attempt_begins_anew_and_news_of_the_old_one_is_no_news() -> None:
 
 
 def test_a_phase_lasts_until_the_state_changes() -> None:
-    folding = Folding(PLAN)
+    folding = Replay(PLAN)
     folding.add(_task("worker:0", "starting", T))
     folding.add(_task("worker:0", None, T + 1, phase="importing tensorflow"))
     folding.add(_task("worker:0", None, T + 2, pid=7))
@@ -173,7 +173,7 @@ def test_states_never_move_backwards_within_an_attempt() -> None:
     dice = random.Random(1)
     words = [str(state) for state in TaskState]
     for _ in range(300):
-        folding, before = Folding(PLAN), TaskState.PENDING
+        folding, before = Replay(PLAN), TaskState.PENDING
         for _ in range(12):
             folding.add(_task("worker:0", dice.choice(words)))
             now = folding.view().tasks[0].state
@@ -184,7 +184,7 @@ def test_states_never_move_backwards_within_an_attempt() -> None:
 
 def test_the_same_however_it_is_cut() -> None:
     events = [_run(), _task("worker:0", "running"), _task("worker:1", "failed")]
-    folding = Folding(PLAN)
+    folding = Replay(PLAN)
     for number, event in enumerate(events, 1):
         folding.add(event)
         assert folding.view() == fold(PLAN, events[:number])

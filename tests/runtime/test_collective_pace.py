@@ -10,7 +10,7 @@ from tfcluster.runtime.collective import Group
 from tfcluster.runtime.collective.transports.hierarchical import HostTransport
 from tfcluster.runtime.net.handshake import Member
 from tfcluster.runtime.telemetry.agent_channel import Reporter
-from tfcluster.runtime.telemetry.step_rate import Pace
+from tfcluster.runtime.telemetry.step_rate import StepRate
 
 
 class Clock:
@@ -25,7 +25,7 @@ def test_the_optimizer_with_most_gradients_is_counted() -> None:
     clock = Clock()
     reporter = Reporter(ours, clock)
     group = Group(HostTransport(Member(0, 1, TOKEN), ["127.0.0.1:1"]))
-    pace = Pace(reporter, group, clock)
+    pace = StepRate(reporter, group, clock)
     for _ in range(6):
         clock.now += 0.5
         pace.applied("generator")
@@ -46,7 +46,7 @@ def test_a_short_run_tells_the_pace_of_its_steps_without_the_first() -> None:
     clock = Clock()
     reporter = Reporter(ours, clock)
     group = Group(HostTransport(Member(0, 1, TOKEN), ["127.0.0.1:1"]))
-    pace = Pace(reporter, group, clock)
+    pace = StepRate(reporter, group, clock)
     clock.now += 6.0
     for _ in range(24):
         pace.applied("sgd")

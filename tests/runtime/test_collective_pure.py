@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.runtime.ranks import as_threads, results
-from tfcluster.runtime.collective import Group, Layout
+from tfcluster.runtime.collective import Group, Signature
 from tfcluster.runtime.collective.buckets import Item, by_size
 from tfcluster.runtime.collective.collectives import mean_of_gradients
 from tfcluster.runtime.collective.sparse import Slices, densified, is_dense, of_rows
@@ -144,7 +144,7 @@ def test_errors_of_tensorflow_become_ours(
 
 def _mean(group: Group, slices: Slices, weight: float = 1.0) -> Slices:
     _, (found,) = mean_of_gradients(
-        group, [], [slices], weight=weight, layout=Layout("rows")
+        group, [], [slices], weight=weight, signature=Signature("rows")
     )
     return found
 
@@ -323,7 +323,7 @@ def test_gradients_in_buckets_are_as_those_in_one_exchange() -> None:
             ]
         ]
         means, _ = mean_of_gradients(
-            group, arrays, [], weight=1.0, layout=Layout("all"), bucket_bytes=size
+            group, arrays, [], weight=1.0, signature=Signature("all"), bucket_bytes=size
         )
         return means
 
@@ -344,7 +344,7 @@ def test_ranks_with_buckets_of_different_sizes_are_told() -> None:
             [np.ones(3)],
             [],
             weight=1.0,
-            layout=Layout("all"),
+            signature=Signature("all"),
             bucket_bytes=100 + group.rank,
         )
 

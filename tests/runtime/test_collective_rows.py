@@ -15,8 +15,8 @@ from tfcluster.runtime.collective import (
     CollectiveMismatchError,
     CollectiveTimeoutError,
     Group,
-    Layout,
     ReduceOp,
+    Signature,
     ragged_collectives,
 )
 from tfcluster.runtime.collective.collectives import (
@@ -25,9 +25,9 @@ from tfcluster.runtime.collective.collectives import (
     reduce_arrays,
 )
 from tfcluster.runtime.collective.half_precision import reduce_halves
-from tfcluster.runtime.exchange.negotiation import Order
+from tfcluster.runtime.exchange.negotiation import Coordinator
 
-LAYOUT = Layout("test")
+SIGNATURE = Signature("test")
 
 
 @given(st.integers(0, 1000), st.integers(1, 50))
@@ -45,7 +45,7 @@ def test_halves_are_summed_up_in_float32(size: int) -> None:
 
     def act(group: Group) -> list[float]:
         own = np.array([2048 if group.rank == 0 else 1, 1e-7, 60000], np.float16)
-        with group.exchange(LAYOUT) as turn:
+        with group.exchange(SIGNATURE) as turn:
             total = reduce_halves(turn.transport, own, ReduceOp.SUM, None)
             largest = reduce_halves(turn.transport, own, ReduceOp.MAX, None)
             mean = reduce_halves(turn.transport, own, ReduceOp.SUM, [1 / size] * size)
@@ -63,7 +63,7 @@ def test_a_rank_without_rows_counts_for_nothing_in_half_precision() -> None:
     def act(group: Group) -> float:
         own = np.array([np.nan if group.rank == 0 else group.rank], np.float16)
         (mean,), _ = mean_of_gradients(
-            group, [own], [], weight=float(group.rank), layout=LAYOUT
+            group, [own], [], weight=float(group.rank), signature=SIGNATURE
         )
         return float(mean[0])
 
@@ -75,7 +75,7 @@ def test_a_rank_without_rows_counts_for_nothing_in_half_precision() -> None:
 def test_averages_of_small_integers_do_not_overflow(dtype: str) -> None:
     def act(group: Group) -> list[float]:
         own = np.array([120 - group.rank, 0, group.rank], dtype)
-        (mean,), _ = combine(group, [own], [], ReduceOp.AVERAGE, LAYOUT)
+        (mean,), _ = combine(group, [own], [], ReduceOp.AVERAGE, SIGNATURE)
         assert mean.dtype == own.dtype
         return [float(number) for number in mean]
 
@@ -86,7 +86,7 @@ def test_averages_of_small_integers_do_not_overflow(dtype: str) -> None:
 
 def one(group: Group, name: str) -> float:
     (total,) = reduce_arrays(
-        group, [np.ones(1)], ReduceOp.SUM, Layout(f"exchange {name}")
+        group, [np.ones(1)], ReduceOp.SUM, Signature(f"exchange {name}")
     )
     return float(total[0])
 
@@ -114,7 +114,7 @@ def test_threads_of_all_ranks_find_a_common_order(size: int) -> None:
     names = [f"e{i}" for i in range(12)]
 
     def act(group: Group) -> list[float | Exception]:
-        order = Order(group)
+        order = Coordinator(group)
         mine = names[group.rank :] + names[: group.rank]
         if group.rank % 2:
             mine.reverse()
@@ -137,7 +137,7 @@ def test_one_thread_that_waits_does_not_keep_the_others_back() -> None:
     """Rank 1 comes to the first exchange only after it has done the second."""
 
     def act(group: Group) -> list[float | Exception]:
-        order = Order(group)
+        order = Coordinator(group)
         second = threading.Event()
 
         def late() -> float:
@@ -158,7 +158,7 @@ def test_one_thread_that_waits_does_not_keep_the_others_back() -> None:
 
 def test_ranks_that_never_meet_give_up_together() -> None:
     def act(group: Group) -> str:
-        order = Order(group, deadline_s=0.2)
+        order = Coordinator(group, deadline_s=0.2)
         with pytest.raises(CollectiveTimeoutError) as raised:
             order.run(f"e{group.rank}", lambda: 0.0)
         return str(raised.value)
@@ -169,7 +169,7 @@ def test_ranks_that_never_meet_give_up_together() -> None:
 
 def test_what_an_exchange_raises_comes_to_its_own_thread() -> None:
     def act(group: Group) -> list[float | Exception]:
-        order = Order(group)
+        order = Coordinator(group)
 
         def wrong() -> float:
             raise ValueError("wrong")

@@ -11,7 +11,7 @@ from tfcluster.model import Runtime, Strategy
 from tfcluster.runtime.context import Context, context_from
 from tfcluster.runtime.errors import ContextError, NoRankError
 from tfcluster.runtime.process_identity import (
-    Place,
+    RankInfo,
     place_among,
     place_from,
     tasks_per_node,
@@ -102,7 +102,7 @@ def test_what_the_launcher_says_is_taken_over() -> None:
     assert context == Context(
         task_type="worker",
         task_index=1,
-        place=Place(
+        place=RankInfo(
             rank=2, size=4, local_rank=1, local_size=2, cross_rank=2, cross_size=3
         ),
         addresses=("h1:5", "h1:2", "h2:3", "h1:4"),
@@ -221,7 +221,7 @@ def test_what_schedulers_and_mpi_say(
     env: dict[str, str], place: tuple[int, ...]
 ) -> None:
     rank, size, local_rank, local_size, cross_rank, cross_size = place
-    expected = Place(
+    expected = RankInfo(
         rank=rank,
         size=size,
         local_rank=local_rank,

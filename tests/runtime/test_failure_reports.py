@@ -6,16 +6,20 @@ import json
 
 import pytest
 
-from tfcluster.runtime.collective.failure_reports import Farewell, hopeless, verdict
+from tfcluster.runtime.collective.failure_reports import (
+    ExitReport,
+    cannot_succeed,
+    verdict,
+)
 from tfcluster.runtime.collective.straggler_messages import (
-    Standing,
-    speaks,
+    RankProgress,
+    is_reporter,
     stalled_text,
 )
 
-MINE = Standing(17, "gradients of adam", 60.2, inside=True)
-CAME = Standing(17, "gradients of adam", 59.0, inside=True)
-AWAY = Standing(16, "gradients of adam", 61.3, inside=False)
+MINE = RankProgress(17, "gradients of adam", 60.2, inside=True)
+CAME = RankProgress(17, "gradients of adam", 59.0, inside=True)
+AWAY = RankProgress(16, "gradients of adam", 61.3, inside=False)
 
 
 @pytest.mark.parametrize(
@@ -27,13 +31,13 @@ AWAY = Standing(16, "gradients of adam", 61.3, inside=False)
             "it last did exchange 16: gradients of adam, 61 s ago",
         ),
         (
-            {1: None, 2: Standing(0, "", 99.0, inside=False)},
+            {1: None, 2: RankProgress(0, "", 99.0, inside=False)},
             "rank 1 has not come for 60 s to exchange 17: gradients of adam; "
             "it does not answer (stopped, or stuck outside Python?); "
             "nor has rank 2; it has not exchanged anything yet",
         ),
         (
-            {1: Standing(16, "metrics", 70.0, inside=True), 2: CAME},
+            {1: RankProgress(16, "metrics", 70.0, inside=True), 2: CAME},
             "rank 1 has not come for 60 s to exchange 17: gradients of adam; "
             "it has been in exchange 16: metrics for 70 s",
         ),
@@ -44,25 +48,25 @@ AWAY = Standing(16, "gradients of adam", 61.3, inside=False)
     ],
 )
 def test_what_is_said_of_those_who_are_late(
-    others: dict[int, Standing | None], expected: str
+    others: dict[int, RankProgress | None], expected: str
 ) -> None:
     assert stalled_text(MINE, others) == expected
 
 
 def test_the_lowest_rank_that_has_come_speaks() -> None:
-    assert speaks(0, 17, {1: CAME, 2: AWAY})
-    assert not speaks(1, 17, {0: CAME, 2: AWAY})
-    assert speaks(1, 17, {0: None, 2: CAME})
-    assert speaks(2, 17, {0: AWAY, 1: None})
+    assert is_reporter(0, 17, {1: CAME, 2: AWAY})
+    assert not is_reporter(1, 17, {0: CAME, 2: AWAY})
+    assert is_reporter(1, 17, {0: None, 2: CAME})
+    assert is_reporter(2, 17, {0: AWAY, 1: None})
 
 
 def test_a_standing_survives_the_way() -> None:
-    assert Standing.of_frame(json.loads(json.dumps(MINE.as_frame()))) == MINE
+    assert RankProgress.of_frame(json.loads(json.dumps(MINE.as_frame()))) == MINE
 
 
-LOST = Farewell(5, "PeerLostError", "rank 2 has left: its process ended")
-LATE = Farewell(5, "CollectiveTimeoutError", "rank 2 has sent nothing for 9 s")
-ENDED = Farewell(4, text="ValueError: boom")
+LOST = ExitReport(5, "PeerLostError", "rank 2 has left: its process ended")
+LATE = ExitReport(5, "CollectiveTimeoutError", "rank 2 has sent nothing for 9 s")
+ENDED = ExitReport(4, text="ValueError: boom")
 
 
 @pytest.mark.parametrize(
@@ -72,22 +76,22 @@ ENDED = Farewell(4, text="ValueError: boom")
         ([], {3: LOST}, "PeerLostError: rank 2 has left: its process ended"),
         ([], {3: LATE}, "CollectiveTimeoutError: rank 2 has sent nothing for 9 s"),
         ([], {2: ENDED}, "PeerLostError: rank 2 has left after exchange 4: its "),
-        ([], {2: Farewell(5)}, "None: None"),
+        ([], {2: ExitReport(5)}, "None: None"),
         ([], {}, "None: None"),
         (
             [],
-            {1: Farewell(4, "CollectiveTimeoutError", "late")},
+            {1: ExitReport(4, "CollectiveTimeoutError", "late")},
             "PeerLostError: rank 1 has left: late",
         ),
         (
             [],
-            {1: Farewell(5, "NotDistributedError", "nothing")},
+            {1: ExitReport(5, "NotDistributedError", "nothing")},
             "PeerLostError: rank 1 has left: nothing",
         ),
     ],
 )
 def test_who_is_to_blame(
-    died: list[int], farewells: dict[int, Farewell], expected: str
+    died: list[int], farewells: dict[int, ExitReport], expected: str
 ) -> None:
     found = verdict(5, died, farewells)
     said = f"{type(found).__name__ if found else None}: {found}"
@@ -96,9 +100,9 @@ def test_who_is_to_blame(
 
 @pytest.mark.parametrize(
     ("farewell", "expected"),
-    [(Farewell(5), False), (ENDED, True), (LOST, True), (Farewell(6), False)],
+    [(ExitReport(5), False), (ENDED, True), (LOST, True), (ExitReport(6), False)],
 )
 def test_an_exchange_that_somebody_will_not_come_to(
-    farewell: Farewell, expected: bool
+    farewell: ExitReport, expected: bool
 ) -> None:
-    assert hopeless(5, {1: Farewell(5), 2: farewell}) is expected
+    assert cannot_succeed(5, {1: ExitReport(5), 2: farewell}) is expected

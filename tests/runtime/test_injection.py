@@ -13,7 +13,7 @@ from tests.runtime.ranks import ROOT, Job, Jobs, Ranks
 from tfcluster.model import Strategy
 from tfcluster.runtime.collective import CollectiveError
 from tfcluster.runtime.context import Context
-from tfcluster.runtime.process_identity import Place
+from tfcluster.runtime.process_identity import RankInfo
 from tfcluster.runtime.task.injection import common_seed, refuse_other_backends
 
 TRAININGS = [
@@ -128,10 +128,10 @@ _COLD = """
 import sys
 from tfcluster.runtime.task import injection
 from tfcluster.runtime.context import Context
-from tfcluster.runtime.process_identity import Place
+from tfcluster.runtime.process_identity import RankInfo
 from tfcluster.model import Strategy
 injection.install(Context(
-    place=Place(rank=1, size=2), strategy=Strategy.COLLECTIVE,
+    place=RankInfo(rank=1, size=2), strategy=Strategy.COLLECTIVE,
     addresses=("127.0.0.1:1", "127.0.0.1:2"), token=b"x",
 ))
 assert not {"numpy", "tensorflow", "keras"} & sys.modules.keys()
@@ -161,7 +161,7 @@ def test_other_backends_of_keras_are_refused() -> None:
 
 def context(token: bytes, attempt: int = 0) -> Context:
     return Context(
-        place=Place(rank=0, size=2),
+        place=RankInfo(rank=0, size=2),
         token=token,
         attempt=attempt,
         strategy=Strategy.COLLECTIVE,

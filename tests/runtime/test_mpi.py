@@ -22,7 +22,11 @@ from tests.runtime.looping import LONG_S, processes
 from tests.runtime.programs.mpi_rank import DTYPES, OPS, values
 from tests.runtime.ranks import PROGRAMS, ROOT, held_addresses, in_threads, results
 from tfcluster.runtime.collective.transports.base import UFUNCS, ReduceOp
-from tfcluster.runtime.collective.transports.mpi import Site, disagreement, reducible
+from tfcluster.runtime.collective.transports.mpi import (
+    MpiRankInfo,
+    disagreement,
+    reducible,
+)
 from tfcluster.runtime.collective.transports.pmi_server import (
     ProcessManager,
     process_mapping,
@@ -158,18 +162,23 @@ def test_ranks_that_lose_each_other_while_mpi_starts() -> None:
 @pytest.mark.parametrize(
     ("sites", "expected"),
     [
-        ([Site("a", "j", "MPICH 5"), Site("b", "k", "MPICH 5")], None),
+        ([MpiRankInfo("a", "j", "MPICH 5"), MpiRankInfo("b", "k", "MPICH 5")], None),
         (
-            [Site("a", "j", "MPICH 5"), Site("b", "k", problem="no mpi4py")],
+            [
+                MpiRankInfo("a", "j", "MPICH 5"),
+                MpiRankInfo("b", "k", problem="no mpi4py"),
+            ],
             "rank 1: no mpi4py",
         ),
         (
-            [Site("a", "j", x) for x in ("MPICH 5", "MPICH 4", "MPICH 5")],
+            [MpiRankInfo("a", "j", x) for x in ("MPICH 5", "MPICH 4", "MPICH 5")],
             "rank 0, 2: MPICH 5; rank 1: MPICH 4",
         ),
     ],
 )
-def test_ranks_that_cannot_be_one_job(sites: list[Site], expected: str | None) -> None:
+def test_ranks_that_cannot_be_one_job(
+    sites: list[MpiRankInfo], expected: str | None
+) -> None:
     assert disagreement(sites) == expected
 
 

@@ -24,14 +24,14 @@ from tfcluster.runtime.errors import (
     PeerLostError,
 )
 from tfcluster.runtime.parameter_server.client import (
-    Opened,
+    OpenResult,
+    ParameterServerClient,
     Piece,
     Rows,
-    Servers,
     Slices,
     Variable,
 )
-from tfcluster.runtime.parameter_server.server_socket import Listening
+from tfcluster.runtime.parameter_server.server_socket import ServerSocket
 from tfcluster.runtime.parameter_server.service import Service
 
 Array = NDArray[Any]
@@ -101,20 +101,22 @@ class Cluster:
     def __init__(self, addresses: Sequence[str], size: int) -> None:
         self.addresses = addresses
         self.size = size
-        self.made: list[Servers] = []
+        self.made: list[ParameterServerClient] = []
         self.services = [Service(size, Plain) for _ in addresses]
         self.listening = [
-            Listening(service, addresses, index, size=size, token=TOKEN)
+            ServerSocket(service, addresses, index, size=size, token=TOKEN)
             for index, service in enumerate(self.services)
         ]
 
-    def connect(self, rank: int, **changed: Any) -> Servers:
+    def connect(self, rank: int, **changed: Any) -> ParameterServerClient:
         options = {"size": self.size, "token": TOKEN, "timeout_s": DEADLINE_S}
-        made = Servers(self.addresses, rank=rank, **{**options, **changed})
+        made = ParameterServerClient(
+            self.addresses, rank=rank, **{**options, **changed}
+        )
         self.made.append(made)
         return made
 
-    def all(self, act: Callable[[int, Servers], Any]) -> list[Any]:
+    def all(self, act: Callable[[int, ParameterServerClient], Any]) -> list[Any]:
         """What ``act`` gives in each task, all of them at once."""
 
         def run(rank: int) -> Any:
@@ -140,7 +142,9 @@ def cluster(count: int = 1, size: int = 2) -> Iterator[Cluster]:
                 listening.close()
 
 
-def opened(servers: Servers, start: float = 0.0, **options: Any) -> Opened:
+def opened(
+    servers: ParameterServerClient, start: float = 0.0, **options: Any
+) -> OpenResult:
     values = [np.full(v.shape, start, np.float32) for v in MODEL]
     return servers.open("m", MODEL, values, "dd", packed, **options)
 
@@ -151,7 +155,7 @@ def ones(factor: float = 1.0) -> list[Array]:
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_asynchronous_gradients_are_all_applied(count: int) -> None:
-    def act(rank: int, servers: Servers) -> Any:
+    def act(rank: int, servers: ParameterServerClient) -> Any:
         opened(servers, 1.0, splittable=True)
         for _ in range(10):
             servers.push("m", ones(rank + 1.0))
@@ -172,7 +176,7 @@ def test_asynchronous_gradients_are_all_applied(count: int) -> None:
 
 
 def test_in_step_the_mean_is_applied() -> None:
-    def act(rank: int, servers: Servers) -> list[Any]:
+    def act(rank: int, servers: ParameterServerClient) -> list[Any]:
         opened(servers, 1.0, synchronous=True, splittable=True)
         found = []
         for step in range(5):
@@ -307,13 +311,13 @@ def test_the_next_one_defines_a_model_that_the_first_has_left_undefined() -> Non
             finally:
                 first.close()
 
-        def take_over() -> Opened:
+        def take_over() -> OpenResult:
             assert begun.wait(DEADLINE_S)
             waiting.set()
             return opened(second, 4.0)
 
         _, found = in_threads([fail, take_over])
-        assert isinstance(found, Opened)
+        assert isinstance(found, OpenResult)
         assert found.defined
 
 
@@ -346,7 +350,7 @@ def test_in_step_who_leaves_is_named_to_all_that_wait() -> None:
 
 
 def test_in_step_unlike_gradients_are_an_error_on_all() -> None:
-    def act(rank: int, servers: Servers) -> Any:
+    def act(rank: int, servers: ParameterServerClient) -> Any:
         opened(servers, synchronous=True)
         return servers.push("m", [ones()[0], None] if rank else ones())
 
@@ -395,11 +399,11 @@ def test_a_ps_that_never_comes_is_named() -> None:
         held_addresses(1) as addresses,
         pytest.raises(CollectiveTimeoutError, match=f"ps:0 at {addresses[0]}"),
     ):
-        Servers(addresses, rank=1, size=2, token=TOKEN, timeout_s=0.1)
+        ParameterServerClient(addresses, rank=1, size=2, token=TOKEN, timeout_s=0.1)
 
 
 def test_an_update_that_fails_says_so_to_all_in_step() -> None:
-    def act(rank: int, servers: Servers) -> Any:
+    def act(rank: int, servers: ParameterServerClient) -> Any:
         opened(servers, synchronous=True)
         return servers.push("m", [np.ones((2, 2), "f4"), None])
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.runtime.ranks import ROOT, as_threads, results
-from tfcluster.runtime.collective import Group, Layout, ReduceOp, Transport
+from tfcluster.runtime.collective import Group, ReduceOp, Signature, Transport
 from tfcluster.runtime.collective.transports.hierarchical import HostTransport
 from tfcluster.runtime.context import context_from
 from tfcluster.runtime.tf_server import filters_of
@@ -107,7 +107,7 @@ def test_a_ring_sends_what_it_has_to(size: int) -> None:
 
     def sent(group: Group) -> int:
         vector = numbers.copy()
-        with group.exchange(Layout("a large vector")) as turn:
+        with group.exchange(Signature("a large vector")) as turn:
             before = _sent_bytes(turn.transport)
             turn.transport.allreduce(vector, ReduceOp.SUM)
             after = _sent_bytes(turn.transport)

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from tfcluster.runtime.collective.transports.ring import _BLOCK_BYTES, Ring
-from tfcluster.runtime.collective.transports.scaled_vector import Values
+from tfcluster.runtime.collective.transports.scaled_vector import ScaledVector
 from tfcluster.runtime.errors import PeerLostError
-from tfcluster.runtime.net.multiplexed_sockets import Incoming, Links
+from tfcluster.runtime.net.multiplexed_sockets import Incoming, PeerSockets
 
 TIMEOUT_S = 60.0
 BLOCK = _BLOCK_BYTES // 4
@@ -28,20 +28,20 @@ def pair() -> tuple[socket.socket, socket.socket]:
 
 
 @pytest.fixture
-def ends() -> Iterator[tuple[Links, socket.socket]]:
+def ends() -> Iterator[tuple[PeerSockets, socket.socket]]:
     """A rank's connections, to rank 1 alone, and what that rank has of them."""
     here, there = pair()
-    links = Links({1: here})
+    links = PeerSockets({1: here})
     with there:
         yield links, there
     links.close()
 
 
-def mesh(size: int) -> list[Links]:
+def mesh(size: int) -> list[PeerSockets]:
     ends: list[dict[int, socket.socket]] = [{} for _ in range(size)]
     for one, other in itertools.combinations(range(size), 2):
         ends[one][other], ends[other][one] = pair()
-    return [Links(connections) for connections in ends]
+    return [PeerSockets(connections) for connections in ends]
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
@@ -60,7 +60,7 @@ def test_every_rank_has_the_same_result(
     def reduce(rank: int) -> np.ndarray:
         source = vectors[rank]
         result = np.full_like(source, np.nan) if apart else source
-        ring = Ring(rank, range(size), result, np.add, Values(source, scale))
+        ring = Ring(rank, range(size), result, np.add, ScaledVector(source, scale))
         links[rank].transfer([ring.source], [ring.sink], TIMEOUT_S)
         return result
 
@@ -76,7 +76,7 @@ def test_every_rank_has_the_same_result(
 
 
 def test_a_message_in_drops_is_waited_for_to_its_end(
-    ends: tuple[Links, socket.socket],
+    ends: tuple[PeerSockets, socket.socket],
 ) -> None:
     links, there = ends
     message = bytes(range(256)) * 8192
@@ -96,7 +96,7 @@ def test_a_message_in_drops_is_waited_for_to_its_end(
 
 
 def test_small_messages_wake_up_after_large_ones(
-    ends: tuple[Links, socket.socket],
+    ends: tuple[PeerSockets, socket.socket],
 ) -> None:
     links, there = ends
     for length in (3 << 20, 1, 0, 3 << 20, 100):
@@ -110,7 +110,7 @@ def test_small_messages_wake_up_after_large_ones(
 
 
 def test_a_rank_that_leaves_in_the_midst_of_a_message_is_noticed(
-    ends: tuple[Links, socket.socket],
+    ends: tuple[PeerSockets, socket.socket],
 ) -> None:
     links, there = ends
     there.sendall((1 << 20).to_bytes(8, "big") + bytes(1000))

@@ -22,12 +22,12 @@ from tfcluster.runtime.collective import (
     CollectiveMismatchError,
     CollectiveTimeoutError,
     Group,
-    Layout,
     PeerLostError,
     ReduceOp,
+    Signature,
 )
 from tfcluster.runtime.collective.collectives import meet, reduce_arrays
-from tfcluster.runtime.collective.peer_monitor import Board
+from tfcluster.runtime.collective.peer_monitor import PeerMonitor
 from tfcluster.runtime.collective.transports.hierarchical import HostTransport
 from tfcluster.runtime.net.handshake import Member
 
@@ -74,7 +74,7 @@ def joined_group(
         HostTransport(
             member, addresses, join_timeout_s=timeout_s, stall_timeout_s=timeout_s
         ),
-        board=Board(
+        monitor=PeerMonitor(
             member,
             addresses,
             join_timeout_s=timeout_s,
@@ -118,10 +118,10 @@ def test_a_rank_that_does_not_come_is_named_once_and_shows_its_stacks(
     said, last = Said(), size - 1
 
     def act(group: Group) -> None:
-        meet(group, Layout("variables"))
+        meet(group, Signature("variables"))
         if group.rank == last:
             busy_elsewhere(said)
-        meet(group, Layout("gradients of adam"))
+        meet(group, Signature("gradients of adam"))
 
     assert with_boards(size, act, said) == [None] * size
     text = said.wait_for(0, "has not come")
@@ -152,7 +152,7 @@ def test_nothing_is_said_of_ranks_that_come_in_time() -> None:
 
     def act(group: Group) -> None:
         for _ in range(200):
-            meet(group, Layout("step"))
+            meet(group, Signature("step"))
 
     assert with_boards(3, act, said) == [None] * 3
     assert said.lines == []
@@ -164,7 +164,7 @@ def test_nobody_is_named_where_the_warning_is_off() -> None:
     def act(group: Group) -> None:
         if group.rank == 1:
             over.wait(1.0)
-        meet(group, Layout("step"))
+        meet(group, Signature("step"))
 
     assert with_boards(2, act, said, warning_s=None) == [None] * 2
     assert said.lines == []
@@ -190,12 +190,12 @@ def test_all_who_wait_time_out() -> None:
 
 
 def _lonely(finished: threading.Semaphore, over: threading.Event, group: Group) -> None:
-    meet(group, Layout("first"))
+    meet(group, Signature("first"))
     if group.rank == 2:
         over.wait(LONG_S)
         return
     try:
-        meet(group, Layout("second"))
+        meet(group, Signature("second"))
     finally:
         finished.release()
 
@@ -207,7 +207,7 @@ def test_a_rank_that_never_connects_is_named() -> None:
         joined_group(0, addresses, said, warning_s=0.1, timeout_s=0.5) as group,
         pytest.raises(CollectiveTimeoutError, match=r"rank 1"),
     ):
-        meet(group, Layout("first"))
+        meet(group, Signature("first"))
     assert (0, "rank 1 has not connected for 0 s") in said.lines
 
 
@@ -217,9 +217,9 @@ def test_a_rank_that_never_connects_is_named() -> None:
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_one_exchange_more_than_the_others(size: int) -> None:
     def act(group: Group) -> None:
-        meet(group, Layout("step"))
+        meet(group, Signature("step"))
         if group.rank == 1:
-            meet(group, Layout("one more"))
+            meet(group, Signature("one more"))
 
     outcomes = with_boards(size, act)
     lonely = outcomes.pop(1)
@@ -232,11 +232,11 @@ def test_one_exchange_more_than_the_others(size: int) -> None:
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_why_a_program_has_ended_is_passed_on(size: int) -> None:
     def act(group: Group) -> None:
-        meet(group, Layout("step"))
+        meet(group, Signature("step"))
         if group.rank == size - 1:
             group.close("ValueError: boom")
         else:
-            reduce_arrays(group, [np.ones(200_000)], ReduceOp.SUM, Layout("more"))
+            reduce_arrays(group, [np.ones(200_000)], ReduceOp.SUM, Signature("more"))
 
     outcomes = with_boards(size, act)
     for outcome in outcomes[:-1]:
@@ -256,7 +256,7 @@ def test_a_program_that_ends_before_any_exchange_is_not_waited_for(leaves: int) 
             vars(group)["_board"].join()
             group.close("ValueError: boom")
         else:
-            meet(group, Layout("step"))
+            meet(group, Signature("step"))
 
     outcomes = with_boards(3, act)
     assert outcomes.pop(leaves) is None
@@ -287,13 +287,13 @@ def test_an_exchange_that_is_told_too_early_to_fail_is_told_again() -> None:
 
     def run(rank: int) -> None:
         member = Member(rank, 2, TOKEN)
-        board = Board(member, addresses, join_timeout_s=LONG_S, warning_s=None)
-        group = Group(Late(member, addresses), board=board)
+        monitor = PeerMonitor(member, addresses, join_timeout_s=LONG_S, warning_s=None)
+        group = Group(Late(member, addresses), monitor=monitor)
         if rank:
-            board.join()
+            monitor.join()
             group.close()
             return
-        meet(group, Layout("step"))
+        meet(group, Signature("step"))
 
     with held_addresses(2) as addresses:
         waiting, _ = in_threads([partial(run, 0), partial(run, 1)])
@@ -303,10 +303,10 @@ def test_an_exchange_that_is_told_too_early_to_fail_is_told_again() -> None:
 @pytest.mark.parametrize("size", [2, 3])
 def test_what_breaks_an_exchange_off_ends_it_for_all(size: int) -> None:
     def act(group: Group) -> None:
-        with group.exchange(Layout("step")):
+        with group.exchange(Signature("step")):
             if group.rank == 1:
                 raise MemoryError
-        meet(group, Layout("next"))
+        meet(group, Signature("next"))
 
     outcomes = with_boards(size, act)
     assert isinstance(outcomes[1], MemoryError)
@@ -327,8 +327,8 @@ def test_a_difference_reaches_every_rank_with_the_same_words(
     size: int, what: str
 ) -> None:
     def act(group: Group) -> None:
-        meet(group, Layout("step"))
-        meet(group, Layout("broadcast from rank 0" if group.rank else what))
+        meet(group, Signature("step"))
+        meet(group, Signature("broadcast from rank 0" if group.rank else what))
 
     outcomes = with_boards(size, act)
     assert all(isinstance(outcome, CollectiveMismatchError) for outcome in outcomes)

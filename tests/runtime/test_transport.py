@@ -30,16 +30,16 @@ from tfcluster.runtime.collective import (
     CollectiveMismatchError,
     CollectiveTimeoutError,
     Group,
-    Layout,
     PeerLostError,
     ReduceOp,
+    Signature,
 )
 from tfcluster.runtime.collective.collectives import (
-    gather_bytes,
+    allgather_bytes,
+    broadcast_bytes,
     mean_of_gradients,
     meet,
     reduce_arrays,
-    share_bytes,
 )
 from tfcluster.runtime.collective.sparse import Slices
 from tfcluster.runtime.collective.transports.base import Array
@@ -47,7 +47,7 @@ from tfcluster.runtime.collective.transports.hierarchical import HostTransport
 from tfcluster.runtime.net.handshake import HandshakeError, Member, accept, dial
 from tfcluster.runtime.net.rendezvous import listen
 
-LAYOUT = Layout("test")
+SIGNATURE = Signature("test")
 SIZES = [1, 2, 3, 4, 5]
 # Around what is sent directly, what is one block, and what no rank count divides.
 LENGTHS = [0, 1, 3, 1000, 4097, 65537, 300_001]
@@ -78,7 +78,7 @@ def test_sums_are_exact_for_every_length(places: list[str], dtype: str) -> None:
     def act(group: Group) -> list[Array]:
         return [
             reduce_arrays(
-                group, [vector(group.rank, length, dtype)], ReduceOp.SUM, LAYOUT
+                group, [vector(group.rank, length, dtype)], ReduceOp.SUM, SIGNATURE
             )[0]
             for length in LENGTHS
         ]
@@ -95,7 +95,7 @@ def test_sums_are_exact_for_every_length(places: list[str], dtype: str) -> None:
 def test_every_rank_has_the_same_bits(places: list[str], length: int) -> None:
     def act(group: Group) -> bytes:
         array = np.random.default_rng(group.rank).normal(size=length).astype("float32")
-        return reduce_arrays(group, [array], ReduceOp.SUM, LAYOUT)[0].tobytes()
+        return reduce_arrays(group, [array], ReduceOp.SUM, SIGNATURE)[0].tobytes()
 
     assert len(set(results(as_threads(len(places), act, places)))) == 1
 
@@ -110,9 +110,9 @@ def test_every_rank_has_the_same_bits(places: list[str], length: int) -> None:
 )
 def test_other_operations(op: ReduceOp, expected: Callable[..., Array]) -> None:
     def act(group: Group) -> Array:
-        return reduce_arrays(group, [vector(group.rank, 20_000, "int64")], op, LAYOUT)[
-            0
-        ]
+        return reduce_arrays(
+            group, [vector(group.rank, 20_000, "int64")], op, SIGNATURE
+        )[0]
 
     want = expected([vector(rank, 20_000, "int64") for rank in range(3)])
     for found in results(as_threads(3, act)):
@@ -127,7 +127,7 @@ def test_arrays_of_several_dtypes_keep_their_shapes() -> None:
             np.ones((0, 4), "float32"),
             np.ones((5,), "float32"),
         ]
-        return reduce_arrays(group, arrays, ReduceOp.SUM, LAYOUT)
+        return reduce_arrays(group, arrays, ReduceOp.SUM, SIGNATURE)
 
     for found in results(as_threads(3, act)):
         assert [array.shape for array in found] == [(2, 3), (), (0, 4), (5,)]
@@ -146,7 +146,7 @@ def test_means_are_weighted_and_weight_zero_counts_as_nothing(
             [np.full(length, value)],
             [Slices(np.full((group.rank + 1, 2), value), np.arange(group.rank + 1))],
             weight=[1.0, 2.0, 0.0][group.rank],
-            layout=LAYOUT,
+            signature=SIGNATURE,
         )
 
     for (mean,), (slices,) in results(as_threads(3, act, places)):
@@ -159,7 +159,9 @@ def test_slices_may_be_empty() -> None:
     def act(group: Group) -> Array:
         rows = 0 if group.rank == 1 else 2
         slices = Slices(np.ones((rows, 4), "float32"), np.arange(rows))
-        _, (found,) = mean_of_gradients(group, [], [slices], weight=1.0, layout=LAYOUT)
+        _, (found,) = mean_of_gradients(
+            group, [], [slices], weight=1.0, signature=SIGNATURE
+        )
         return found.values
 
     assert [found.shape for found in results(as_threads(3, act))] == [(4, 4)] * 3
@@ -172,7 +174,7 @@ def test_each_rank_gets_what_is_for_it(size: int) -> None:
 
     def act(group: Group) -> list[bytes]:
         parts = [words(group.rank, peer) for peer in range(size)]
-        with group.exchange(LAYOUT) as turn:
+        with group.exchange(SIGNATURE) as turn:
             return turn.transport.alltoall(parts)
 
     for rank, found in enumerate(results(as_threads(size, act))):
@@ -187,8 +189,8 @@ def test_bytes_are_gathered_and_shared(places: list[str]) -> None:
         own = bytes([group.rank]) * group.rank * 1_000_000
         root = group.size - 1
         return (
-            gather_bytes(group, own, LAYOUT),
-            share_bytes(group, own, root, LAYOUT),
+            allgather_bytes(group, own, SIGNATURE),
+            broadcast_bytes(group, own, root, SIGNATURE),
         )
 
     everything = [bytes([rank]) * rank * 1_000_000 for rank in range(size)]
@@ -199,7 +201,7 @@ def test_bytes_are_gathered_and_shared(places: list[str]) -> None:
 
 def test_different_deeds_are_an_error_on_every_rank() -> None:
     def act(group: Group) -> None:
-        meet(group, Layout("gradients of adam" if group.rank != 1 else "barrier"))
+        meet(group, Signature("gradients of adam" if group.rank != 1 else "barrier"))
 
     for outcome in as_threads(3, act):
         assert isinstance(outcome, CollectiveMismatchError)
@@ -210,9 +212,9 @@ def test_after_a_mismatch_on_all_ranks_the_next_exchange_works() -> None:
     def act(group: Group) -> str:
         for _ in range(2):
             with pytest.raises(CollectiveMismatchError) as raised:
-                meet(group, Layout(f"of rank {group.rank}"))
+                meet(group, Signature(f"of rank {group.rank}"))
         assert group.failure is None
-        meet(group, Layout("of all ranks"))
+        meet(group, Signature("of all ranks"))
         return str(raised.value)
 
     assert len(set(results(as_threads(2, act)))) == 1
@@ -220,8 +222,8 @@ def test_after_a_mismatch_on_all_ranks_the_next_exchange_works() -> None:
 
 def test_an_exchange_does_not_begin_within_another() -> None:
     def act(group: Group) -> None:
-        with group.exchange(Layout("outer")):
-            meet(group, Layout("inner"))
+        with group.exchange(Signature("outer")):
+            meet(group, Signature("inner"))
 
     (outcome,) = as_threads(1, act)
     assert isinstance(outcome, CollectiveError)
@@ -240,7 +242,7 @@ def test_who_waits_says_for_whom() -> None:
         noticed.set()
 
     def act(group: Group) -> None:
-        meet(group, LAYOUT)
+        meet(group, SIGNATURE)
         if group.rank == 1:
             assert group.waiting() is None
             noticed.wait(10)
@@ -254,7 +256,7 @@ def test_who_waits_says_for_whom() -> None:
 
 def _fails_to_meet(group: Group) -> None:
     with pytest.raises(PeerLostError):
-        meet(group, Layout("late"))
+        meet(group, Signature("late"))
 
 
 def test_a_rank_that_is_late_is_a_timeout() -> None:
@@ -265,10 +267,10 @@ def test_a_rank_that_is_late_is_a_timeout() -> None:
                 Member(rank, 2, TOKEN), addresses, stall_timeout_s=0.3
             )
             group = Group(transport)
-            meet(group, LAYOUT)
+            meet(group, SIGNATURE)
             if rank == 1:
                 return transport  # Alive, but silent.
-            meet(group, Layout("lonely"))
+            meet(group, Signature("lonely"))
             return None
 
         waiting, silent = in_threads([partial(run, 0), partial(run, 1)])
@@ -457,10 +459,10 @@ def test_an_acceptors_proof_cannot_be_sent_back_to_it() -> None:
 def test_each_rank_sends_as_little_as_a_ring_can() -> None:
     """2 (N-1)/N of the vector; counted where bytes enter the kernel."""
     from tfcluster.runtime.collective.transports.ring import Ring
-    from tfcluster.runtime.collective.transports.scaled_vector import Values
+    from tfcluster.runtime.collective.transports.scaled_vector import ScaledVector
 
     vector = np.ones(1_000_000, "float32")
-    ring = Ring(1, range(4), vector, np.add, Values(vector))
+    ring = Ring(1, range(4), vector, np.add, ScaledVector(vector))
     source = ring.source
     total = sum(end - start for start, end in source._parts)
     assert total == pytest.approx(vector.nbytes * 2 * 3 / 4, abs=64)

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
-from tfcluster.agent.console_queue import Backlog
+from tfcluster.agent.console_queue import ConsoleQueue
 from tfcluster.agent.constants import EVENT_QUEUE_BYTES
 from tfcluster.agent.loop import Loop
 from tfcluster.wire import Decoder, Frame, WireError, encode
@@ -23,7 +23,9 @@ class Channel:
     """Callbacks: ``on_frame`` with each frame, ``on_end`` with a cause when the other
     side is gone, ``on_garbage`` with a cause when it violates the protocol."""
 
-    def __init__(self, loop: Loop, ends: tuple[int, int], backlog: Backlog) -> None:
+    def __init__(
+        self, loop: Loop, ends: tuple[int, int], backlog: ConsoleQueue
+    ) -> None:
         self._loop = loop
         self._in, self._out = ends
         self._backlog = backlog

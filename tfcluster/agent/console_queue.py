@@ -35,7 +35,7 @@ class Chunk:
     cost: int = 0
 
 
-class Backlog:
+class ConsoleQueue:
     """A queue that drops its oldest lines when it is full, but keeps their number."""
 
     def __init__(self, limit: int = LOG_QUEUE_BYTES) -> None:

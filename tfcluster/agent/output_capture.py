@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
-from tfcluster.agent.console_queue import Backlog, Source
+from tfcluster.agent.console_queue import ConsoleQueue, Source
 from tfcluster.agent.constants import (
     BREATH_S,
     DRAIN_S,
@@ -52,13 +52,13 @@ class LogTrouble:
 
 
 @dataclass(frozen=True, slots=True)
-class PumpBroken:
+class CaptureBroken:
     """The pump's thread has ended because of an error."""
 
     cause: str
 
 
-Notice = Drained | LogTrouble | PumpBroken
+Notice = Drained | LogTrouble | CaptureBroken
 
 
 @dataclass
@@ -74,12 +74,12 @@ class _Stream:
     drained: bool = False
 
 
-class Pump:
+class OutputCapture:
     """Call its methods in the loop's thread; it calls ``notify`` in its own thread."""
 
     def __init__(
         self,
-        backlog: Backlog,
+        backlog: ConsoleQueue,
         on_lines: Callable[[], None],
         notify: Callable[[Notice], None],
     ) -> None:
@@ -143,7 +143,7 @@ class Pump:
             while not self._closed:
                 self._turn()
         except Exception as error:
-            self._notify(PumpBroken(f"{type(error).__name__}: {error}"))
+            self._notify(CaptureBroken(f"{type(error).__name__}: {error}"))
 
     def _turn(self) -> None:
         busy = any(s.drained is False and s.deadline for s in self._streams.values())

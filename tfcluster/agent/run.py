@@ -13,35 +13,41 @@ from collections.abc import Callable
 from tfcluster.agent import proc
 from tfcluster.agent.channel import Channel
 from tfcluster.agent.children import Children
-from tfcluster.agent.console_queue import Backlog
+from tfcluster.agent.console_queue import ConsoleQueue
 from tfcluster.agent.death_order import Deaths
 from tfcluster.agent.frames import Order, Stacks, Start, Stop, Warm
 from tfcluster.agent.listening import Listening
 from tfcluster.agent.loop import Loop
-from tfcluster.agent.output_capture import Drained, LogTrouble, Notice, Pump, PumpBroken
+from tfcluster.agent.output_capture import (
+    CaptureBroken,
+    Drained,
+    LogTrouble,
+    Notice,
+    OutputCapture,
+)
 from tfcluster.agent.signals import adopt_orphans
 from tfcluster.agent.spawn import environment
 from tfcluster.agent.sweep import AGENT, RUN, agent_mark
 from tfcluster.agent.task import Task
 from tfcluster.agent.tasks import Surroundings, Tasks
-from tfcluster.agent.warm_interpreters import Warmer
+from tfcluster.agent.warm_interpreters import WarmInterpreters
 
 
-class Crew:
+class Run:
     """Everything in a run that has processes."""
 
     def __init__(
         self,
         loop: Loop,
         channel: Channel,
-        backlog: Backlog,
+        backlog: ConsoleQueue,
         run: str,
         fault: Callable[[str], None],
     ) -> None:
         self._channel = channel
         self._fault = fault
         self.adopts_orphans = adopt_orphans()
-        self.pump = Pump(
+        self.pump = OutputCapture(
             backlog,
             on_lines=lambda: loop.post(channel.flush),
             notify=lambda notice: loop.post(lambda: self._noticed(notice)),
@@ -58,7 +64,7 @@ class Crew:
         )
         self._children = Children(deaths)
         self._tasks = Tasks(shared)
-        self._warmer = Warmer(shared, self._tasks, self._children)
+        self._warmer = WarmInterpreters(shared, self._tasks, self._children)
         self._listening = Listening(loop, channel, self._tree)
         self._warmer.on_begun = self._listening.expect
 
@@ -104,7 +110,7 @@ class Crew:
                 self._warmer.drained(stream, tail)
             case LogTrouble():
                 self._log_trouble(notice)
-            case PumpBroken(cause):
+            case CaptureBroken(cause):
                 self._fault(f"the output pump ended: {cause}")
 
     def _log_trouble(self, notice: LogTrouble) -> None:

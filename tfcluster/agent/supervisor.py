@@ -16,7 +16,7 @@ from tfcluster import __version__
 from tfcluster.agent import exit_codes, proc
 from tfcluster.agent.addresses import local_addresses, way_in
 from tfcluster.agent.channel import Channel
-from tfcluster.agent.console_queue import Backlog
+from tfcluster.agent.console_queue import ConsoleQueue
 from tfcluster.agent.constants import (
     CLOSE_LOOK_S,
     FLUSH_S,
@@ -33,7 +33,7 @@ from tfcluster.agent.loop import Loop
 from tfcluster.agent.os_encoding import local_name
 from tfcluster.agent.ports import Ports
 from tfcluster.agent.proc import Process
-from tfcluster.agent.run import Crew
+from tfcluster.agent.run import Run
 from tfcluster.agent.sweep import belongings, clear_away, in_other_hands
 from tfcluster.agent.tasks import swept_keys
 from tfcluster.process_title import set_title
@@ -41,7 +41,7 @@ from tfcluster.wire import PROTOCOL, Frame, WireError
 
 TYPE_CHECKING = False  # as in typing, which takes long to import
 if TYPE_CHECKING:
-    from tfcluster.agent.workdir_receiver import Syncing
+    from tfcluster.agent.workdir_receiver import WorkdirReceiver
 
 
 def serve(link: Link) -> int:
@@ -49,7 +49,7 @@ def serve(link: Link) -> int:
     ends = _take_standard_streams()
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     loop = Loop()
-    backlog = Backlog()
+    backlog = ConsoleQueue()
     supervisor = Supervisor(loop, Channel(loop, ends, backlog), backlog, link)
     while not supervisor.ended:
         try:
@@ -67,7 +67,7 @@ class Supervisor:
     """One launcher, one run, one host."""
 
     def __init__(
-        self, loop: Loop, channel: Channel, backlog: Backlog, link: Link
+        self, loop: Loop, channel: Channel, backlog: ConsoleQueue, link: Link
     ) -> None:
         self.code = exit_codes.CLOSED
         self.closing = False
@@ -77,9 +77,9 @@ class Supervisor:
         self._backlog = backlog
         self._link = link
         self._opened: Open | None = None
-        self._crew: Crew | None = None
+        self._crew: Run | None = None
         self._ports = Ports()
-        self._syncing: Syncing | None = None
+        self._syncing: WorkdirReceiver | None = None
         self._heard = loop.awake()
         self._swept = 0
         self._others = False
@@ -121,12 +121,12 @@ class Supervisor:
             case _:
                 self._crew.obey(request, closing=self.closing)
 
-    def _sync(self) -> Syncing:
+    def _sync(self) -> WorkdirReceiver:
         if self._syncing is None:
             # Most agents do not need it, and all must start fast.
-            from tfcluster.agent.workdir_receiver import Syncing
+            from tfcluster.agent.workdir_receiver import WorkdirReceiver
 
-            self._syncing = Syncing(self._channel.send)
+            self._syncing = WorkdirReceiver(self._channel.send)
         return self._syncing
 
     def _open(self, request: Open) -> None:
@@ -162,7 +162,7 @@ class Supervisor:
                 f"this agent {PROTOCOL} (version {__version__})"
             )
             return
-        self._crew = Crew(
+        self._crew = Run(
             self._loop, self._channel, self._backlog, request.run, self.fault
         )
         if not self._crew.adopts_orphans:

@@ -24,7 +24,7 @@ from tfcluster.agent.frames import Start, Stop
 from tfcluster.agent.light_dataclasses import dataclass
 from tfcluster.agent.loop import Loop
 from tfcluster.agent.oom import OomCounter
-from tfcluster.agent.output_capture import Pump
+from tfcluster.agent.output_capture import OutputCapture
 from tfcluster.agent.proc import Process
 from tfcluster.agent.process_membership import ATTEMPT, TASK
 from tfcluster.agent.spawn import (
@@ -61,7 +61,7 @@ class Surroundings:
 
     loop: Loop
     reports: Reports
-    pump: Pump
+    pump: OutputCapture
     base: Environment  # the agent's own environment with the run's marks
     streams: Iterator[int]  # numbers for the pump
     deaths: Deaths

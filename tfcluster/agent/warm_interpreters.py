@@ -67,7 +67,7 @@ class _Interpreter:
         return self.status is None and self.end.fileno() >= 0
 
 
-class Warmer:
+class WarmInterpreters:
     """All warm interpreters of this host, by key."""
 
     def __init__(self, shared: Surroundings, tasks: Tasks, children: Children) -> None:

@@ -74,7 +74,7 @@ def merge(
     return Merge(tuple(take), delete, tuple(conflicts))
 
 
-class Syncing:
+class WorkdirReceiver:
     """Receives one folder. ``send`` sends a frame to the launcher."""
 
     def __init__(self, send: Callable[..., None]) -> None:

@@ -159,7 +159,7 @@ sys.exit(main([]))
 
 
 @dataclass(frozen=True, slots=True)
-class Parcel:
+class AgentBundle:
     """The data to send before the first frame, and the hash that identifies it."""
 
     data: bytes
@@ -171,18 +171,18 @@ def agent_argv(python: str) -> tuple[str, ...]:
     return (python, "-I", "-S", "-c", _FIRST)
 
 
-def parcel() -> Parcel:
+def parcel() -> AgentBundle:
     """The parcel with what hosts need of this package; packed only once."""
     with _packing:  # called from many threads at once
         return _packed()
 
 
 @lru_cache(maxsize=1)
-def _packed() -> Parcel:
+def _packed() -> AgentBundle:
     return pack()
 
 
-def pack() -> Parcel:
+def pack() -> AgentBundle:
     """Make the parcel; the same files always give the same bytes."""
     packed, root = io.BytesIO(), Path(PACKAGE_ROOT)
     parts = (root / "tfcluster" / name for name in SHIPPED)
@@ -196,4 +196,4 @@ def pack() -> Parcel:
     data = gzip.compress(packed.getvalue(), compresslevel=6, mtime=0)
     digest = hashlib.sha256(data).hexdigest()
     program = _RECEIVE.format(size=len(data), digest=digest, oldest=OLDEST_PYTHON)
-    return Parcel(program.encode() + b"\0" + data, digest)
+    return AgentBundle(program.encode() + b"\0" + data, digest)

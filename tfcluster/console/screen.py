@@ -14,7 +14,7 @@ from tfcluster.console.sanitise import sanitise, sanitise_word, settle
 from tfcluster.console.stream import Stream
 from tfcluster.console.style import Style, style_of
 from tfcluster.console.text import plural
-from tfcluster.console.writer_thread import Lane
+from tfcluster.console.writer_thread import WriterThread
 
 LINE_CHARACTERS = 16 << 10
 PLAIN_LIVE_S = 10.0
@@ -43,9 +43,9 @@ class Screen:
         """The style for views that are shown here."""
         self._plain = None if self._err.is_terminal else _PlainLive(clock)
         terminal = self._err if self._err.is_terminal else None
-        self._talk = Lane(terminal, "console")
+        self._talk = WriterThread(terminal, "console")
         shared = self._out.same_as(self._err)
-        self._logs = self._talk if shared else Lane(None, "console-logs")
+        self._logs = self._talk if shared else WriterThread(None, "console-logs")
 
     @property
     def log_closed(self) -> bool:

@@ -43,7 +43,7 @@ class _Entry:
         return f"… {lines} not shown, see the log files\n"
 
 
-class Lane:
+class WriterThread:
     """Writes entries in order, with the live text below the last one."""
 
     def __init__(self, live_on: Stream | None, name: str) -> None:

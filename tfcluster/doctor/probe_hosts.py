@@ -16,7 +16,12 @@ from tfcluster.backends.base import Starter
 from tfcluster.doctor.probe import MARK
 from tfcluster.errors import ExitCode, TfclusterError
 from tfcluster.isolated_import import module_argv
-from tfcluster.launcher.agent_connection import Closed, Contact, Received, open_agent
+from tfcluster.launcher.agent_connection import (
+    AgentConnection,
+    Closed,
+    Received,
+    open_agent,
+)
 from tfcluster.launcher.cleanup import FAN_OUT
 from tfcluster.launcher.clocks import certain_lead
 from tfcluster.launcher.host_address import choose_address, resolve
@@ -64,7 +69,7 @@ class Report:
     """How far its clock is certainly ahead of ours."""
 
 
-Post = Received | Closed | tuple[str, Contact | TfclusterError]
+Post = Received | Closed | tuple[str, AgentConnection | TfclusterError]
 
 
 def examine(
@@ -92,7 +97,7 @@ class _Examination:
         self._starter = starter
         self._wishes = wishes
         self._reports = {host.name: Report(host) for host in hosts}
-        self._contacts: dict[str, Contact] = {}
+        self._contacts: dict[str, AgentConnection] = {}
         self._queue: SimpleQueue[Post] = SimpleQueue()
         self._asked_s: dict[str, float] = {}
         self._packages: dict[str, str] = {}

@@ -45,7 +45,7 @@ class Opened:
     """The agent of ``host`` was started but has not sent anything yet."""
 
     host: str
-    contact: Contact
+    contact: AgentConnection
     resolved: tuple[str, ...] = ()
     """The addresses that the host's name resolves to on this machine."""
 
@@ -69,7 +69,7 @@ class Answered:
 Post = Callable[[Received | Closed], None]
 
 
-class Contact:
+class AgentConnection:
     """One agent's channel with a reading and a writing thread.
 
     ``post`` is called from the reading thread.
@@ -161,14 +161,14 @@ def open_agent(
     post: Callable[[Received | Closed], None],
     *,
     witness: str | None = None,
-) -> Contact:
+) -> AgentConnection:
     """Start an agent and send it ``open``. Raises HostError or StartError.
 
     ``witness`` is the path of a file of this run. The agent tells whether it sees it,
     that is, whether the host shares our files.
     """
     nonce = secrets.token_hex(16)
-    contact = Contact(host.name, starter.start_agent(host), nonce, post)
+    contact = AgentConnection(host.name, starter.start_agent(host), nonce, post)
     contact.send(
         {
             "type": "open",

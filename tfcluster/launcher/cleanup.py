@@ -39,7 +39,7 @@ def sweep_all(
         yield from zip([host.name for host in hosts], pool.map(one, hosts), strict=True)
 
 
-class Sweeps:
+class Cleanup:
     """Sweeps of lost hosts, each in a thread of its own."""
 
     def __init__(self, starter: Starter, run: str) -> None:

@@ -33,8 +33,8 @@ from tfcluster.launcher.journal import Journal
 from tfcluster.launcher.machines import machine_warnings
 from tfcluster.launcher.progress import Progress
 from tfcluster.launcher.remote_log_copies import LogCopies
-from tfcluster.launcher.run_output import Show
-from tfcluster.launcher.stall_detector import Stalls
+from tfcluster.launcher.run_output import RunOutput
+from tfcluster.launcher.stall_detector import StallDetector
 from tfcluster.launcher.task_messages import TaskFrames
 from tfcluster.lifecycle import begin, step
 from tfcluster.lifecycle.types import (
@@ -93,7 +93,7 @@ class Driver:
         hosts: Hosts,
         queue: SimpleQueue[Item],
         journal: Journal,
-        show: Show,
+        show: RunOutput,
         tell_plan: TellPlan,
         on_fewer: OnFewer,
     ) -> None:
@@ -109,7 +109,7 @@ class Driver:
         self._tasks = TaskFrames(job, journal, show, self._progress, self._keep)
         self._copies = LogCopies(job.logs)
         self._deadlines: dict[str, float] = {}
-        self._stalls = Stalls(self._progress, self._tasks.answers, hosts.send)
+        self._stalls = StallDetector(self._progress, self._tasks.answers, hosts.send)
         self._finish: Finish | None = None
         self._fault: Exception | None = None
         self._last = self._pinged = self._told = time.monotonic()

@@ -10,7 +10,7 @@ _STEP_S = 1e-6
 """Distance between two ends of which only the order is known."""
 
 
-class Ends:
+class EndOrder:
     """The ends on all hosts. Each agent numbers those that it sees, from 0."""
 
     def __init__(self) -> None:

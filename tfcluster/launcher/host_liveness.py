@@ -30,7 +30,7 @@ class _Quiet:
     answers: bool = False
 
 
-class Silence:
+class HostLiveness:
     """Counts silence. ``post`` gets silent hosts' answers, from other threads."""
 
     def __init__(self, starter: Starter, post: Callable[[Answered], None]) -> None:

@@ -21,18 +21,18 @@ from tfcluster.errors import ExitCode, StartError, TfclusterError
 from tfcluster.isolated_import import PACKAGE_ROOT, module_argv
 from tfcluster.launcher.agent_connection import (
     LEASE_S,
+    AgentConnection,
     Closed,
-    Contact,
     Opened,
     Unopened,
     open_agent,
 )
-from tfcluster.launcher.cleanup import FAN_OUT, SILENT_SWEEP_S, SWEEP_S, Sweeps
+from tfcluster.launcher.cleanup import FAN_OUT, SILENT_SWEEP_S, SWEEP_S, Cleanup
 from tfcluster.launcher.clocks import certain_lead
 from tfcluster.launcher.host_address import choose_address, resolve
-from tfcluster.launcher.host_liveness import Silence
+from tfcluster.launcher.host_liveness import HostLiveness
 from tfcluster.launcher.job import Item, Job, search_paths, warm_env
-from tfcluster.launcher.workdir_sender import Copying
+from tfcluster.launcher.workdir_sender import WorkdirSender
 from tfcluster.lifecycle.types import Event, HostClosed, HostFailed, HostLost, HostReady
 from tfcluster.model import Host, Strategy, TaskId
 from tfcluster.wire import PROTOCOL, Frame, WireError
@@ -43,7 +43,7 @@ class _HostSide:
     """What the launcher knows about one host."""
 
     host: Host
-    contact: Contact | None = None
+    contact: AgentConnection | None = None
     resolved: tuple[str, ...] = ()
     package: str = PACKAGE_ROOT
     """The folder on the host that holds this package."""
@@ -78,9 +78,9 @@ class Hosts:
         self._post = post
         self._sides = {host.name: _HostSide(host) for host in job.used_hosts()}
         self._failed: list[HostFailed] = []
-        self.files = Copying(job.files, self.send)
-        self.sweeps = Sweeps(starter, job.run)
-        self.silence = Silence(starter, post)
+        self.files = WorkdirSender(job.files, self.send)
+        self.sweeps = Cleanup(starter, job.run)
+        self.silence = HostLiveness(starter, post)
         self.clock_leads_s: dict[str, float] = {}
         """By how much hosts' clocks are certainly ahead of ours."""
 

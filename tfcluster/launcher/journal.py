@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from tfcluster.record.replay import Folding
+from tfcluster.record.replay import Replay
 from tfcluster.record.run_status import RunView
 from tfcluster.record.writer import Writer
 
@@ -16,7 +16,7 @@ class Journal:
 
     def __init__(self, writer: Writer, plan: Mapping[str, Any]) -> None:
         self._writer = writer
-        self._folding = Folding(plan)
+        self._folding = Replay(plan)
         self._progress: dict[str, Any] | None = None
 
     def event(self, kind: str, **fields: Any) -> None:

@@ -34,7 +34,7 @@ from tfcluster.launcher.preflight import (
     require_open_files,
     require_scripts,
 )
-from tfcluster.launcher.run_output import Show
+from tfcluster.launcher.run_output import RunOutput
 from tfcluster.launcher.secrets import read_secrets
 from tfcluster.launcher.tensorflow_detection import uses_tensorflow
 from tfcluster.launcher.workdir_listing import Listing, listing
@@ -191,7 +191,7 @@ class Launch:
                 logs=paths.logs,
                 files=self.files,
             )
-            show = Show.on_terminal(job, sys.stdout, sys.stderr, environ)
+            show = RunOutput.on_terminal(job, sys.stdout, sys.stderr, environ)
             stack.callback(show.close)
             show.begin(job)
             for note in self.notes:
@@ -250,7 +250,7 @@ class Launch:
         job: Job,
         paths: RunPaths,
         writer: Writer,
-        show: Show,
+        show: RunOutput,
         queue: SimpleQueue[Item],
         environ: Mapping[str, str],
     ) -> Finish:

@@ -23,7 +23,7 @@ _LIVE_S = 0.25
 _CLOSE_S = 5.0
 
 
-class Show:
+class RunOutput:
     """Output for the user; never delays the run."""
 
     def __init__(
@@ -37,7 +37,7 @@ class Show:
     @classmethod
     def on_terminal(
         cls, job: Job, out: TextIO, err: TextIO, environ: Mapping[str, str]
-    ) -> Show:
+    ) -> RunOutput:
         screen = Screen(out, err, environ=environ, tasks=map(str, job.specs))
         return cls(screen, job, everything=is_debugging(environ))
 

@@ -11,7 +11,7 @@ from tfcluster.model import TaskId
 from tfcluster.wire import Frame
 
 
-class Stalls:
+class StallDetector:
     """``answers`` receives the tasks' answers; ``send`` sends a frame to a host."""
 
     def __init__(

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tfcluster.exit_causes import cause_of_exit, looks_like_victim
-from tfcluster.launcher.end_order import Ends
+from tfcluster.launcher.end_order import EndOrder
 from tfcluster.launcher.job import Job
 from tfcluster.launcher.journal import Journal
 from tfcluster.launcher.progress import Answer, Progress
-from tfcluster.launcher.run_output import Show
+from tfcluster.launcher.run_output import RunOutput
 from tfcluster.lifecycle.types import (
     Event,
     HostTold,
@@ -54,7 +54,7 @@ class TaskFrames:
         self,
         job: Job,
         journal: Journal,
-        show: Show,
+        show: RunOutput,
         progress: Progress,
         keep: Keep,
     ) -> None:
@@ -70,7 +70,7 @@ class TaskFrames:
         self._causes: dict[tuple[TaskId, int], str] = {}
         self._said_count: dict[tuple[TaskId, int], int] = {}
         self._warned: set[str] = set()
-        self._ends = Ends()
+        self._ends = EndOrder()
 
     def facts(self, task: TaskId, attempt: int) -> dict[str, Any]:
         """Facts about an attempt for the record, such as host and pid."""

@@ -8,7 +8,7 @@ from tfcluster.launcher.workdir_listing import Listing
 from tfcluster.wire import Frame, WireError
 
 
-class Copying:
+class WorkdirSender:
     """``send`` sends a frame to a host. Without ``files`` nothing is copied."""
 
     def __init__(

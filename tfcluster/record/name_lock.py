@@ -23,7 +23,7 @@ _PATIENCE_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class NameHold:
+class NameLock:
     """``name`` is held by this process until ``release`` or its death."""
 
     name: str
@@ -35,7 +35,7 @@ class NameHold:
         self.lock.release()
 
 
-def hold_name(state: Path, name: str, run: str, *, now_s: float) -> NameHold:
+def hold_name(state: Path, name: str, run: str, *, now_s: float) -> NameLock:
     """Hold ``name`` for ``run``. Of several competing processes exactly one succeeds.
 
     Raises ActiveRunError, which says who holds it, ResourceError, and ValueError for an
@@ -57,7 +57,7 @@ def hold_name(state: Path, name: str, run: str, *, now_s: float) -> NameHold:
             raise _taken(name, holder or {})
         lock = try_lock(path, patience_s=0.02)
     lock.write({"run": run, "since": now_s, **asdict(identity())})
-    return NameHold(name, lock)
+    return NameLock(name, lock)
 
 
 def _is_gone(holder: Mapping[str, Any]) -> bool:

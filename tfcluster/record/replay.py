@@ -32,13 +32,13 @@ def fold(plan: Json, events: Iterable[Json], progress: Json | None = None) -> Ru
 
     ``plan`` is the content of ``plan.json``, ``progress`` that of ``progress.json``.
     """
-    folding = Folding(plan)
+    folding = Replay(plan)
     for event in events:
         folding.add(event)
     return folding.view(progress)
 
 
-class Folding:
+class Replay:
     """``fold`` step by step, for callers that get events one by one."""
 
     def __init__(self, plan: Json) -> None:
@@ -172,14 +172,14 @@ class Folding:
 
 
 _HANDLERS = {
-    "run": Folding._on_run,
-    "host": Folding._on_host,
-    "task": Folding._on_task,
-    "failure": Folding._on_failure,
-    "state": Folding._on_state,
-    "end": Folding._on_end,
-    "swept": Folding._on_swept,
-    "note": Folding._on_note,
+    "run": Replay._on_run,
+    "host": Replay._on_host,
+    "task": Replay._on_task,
+    "failure": Replay._on_failure,
+    "state": Replay._on_state,
+    "end": Replay._on_end,
+    "swept": Replay._on_swept,
+    "note": Replay._on_note,
 }
 
 

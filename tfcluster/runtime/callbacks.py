@@ -11,7 +11,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from tfcluster.runtime.collective import Layout, ReduceOp
+from tfcluster.runtime.collective import ReduceOp, Signature
 from tfcluster.runtime.collective.collectives import combine
 from tfcluster.runtime.exchange.broadcast_variables import broadcast_variables
 from tfcluster.runtime.process_group import group, is_chief, size
@@ -62,8 +62,8 @@ class MetricAverage(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
             return
         names = sorted(name for name, value in logs.items() if _is_number(value))
         values = [np.asarray(logs[name], np.float64) for name in names]
-        layout = Layout("average of an epoch's logs", tuple(names))
-        means, _ = combine(group(), values, [], ReduceOp.AVERAGE, layout)
+        signature = Signature("average of an epoch's logs", tuple(names))
+        means, _ = combine(group(), values, [], ReduceOp.AVERAGE, signature)
         for name, mean in zip(names, means, strict=True):
             logs[name] = float(mean)
 

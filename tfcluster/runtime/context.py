@@ -15,7 +15,7 @@ from tfcluster.model import RANKED_TYPES, Runtime, Strategy
 from tfcluster.runtime.errors import ContextError, NoRankError
 from tfcluster.runtime.process_identity import (
     ALONE,
-    Place,
+    RankInfo,
     number,
     place_among,
     place_from,
@@ -36,7 +36,7 @@ class Context:
 
     task_type: str = "worker"
     task_index: int = 0
-    place: Place | None = ALONE
+    place: RankInfo | None = ALONE
     """None in a task without a rank."""
     addresses: tuple[str, ...] = ()
     """``host:port`` of every rank, in rank order; empty if unknown."""
@@ -97,7 +97,7 @@ class Context:
         """Whether the training runtime is to be installed for this task's program."""
         return self.strategy is not Strategy.NONE and self.task_type in RANKED_TYPES
 
-    def _placed(self) -> Place:
+    def _placed(self) -> RankInfo:
         if self.place is None:
             raise NoRankError(
                 f"{self.task} has no rank: only chief and worker tasks train together"
@@ -204,7 +204,7 @@ def _place(
     task_type: str,
     index: int,
     cluster: Mapping[str, tuple[str, ...]],
-) -> Place | None:
+) -> RankInfo | None:
     if task_type in _SERVING_TYPES:
         return None
     if task_type not in RANKED_TYPES:
@@ -223,11 +223,11 @@ def _place(
     if hosts:
         place = place_among(hosts, rank)
     else:
-        place = Place(rank=rank, size=size, cross_rank=rank, cross_size=size)
+        place = RankInfo(rank=rank, size=size, cross_rank=rank, cross_size=size)
     # The launcher knows the hosts better: one host may have several addresses.
     local_size = number(env, "TFCLUSTER_LOCAL_SIZE", default=place.local_size)
     cross_size = number(env, "TFCLUSTER_CROSS_SIZE", default=place.cross_size)
-    return Place(
+    return RankInfo(
         rank=rank,
         size=size,
         local_rank=number(

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from tfcluster.model import RANKED_TYPES
-from tfcluster.runtime.collective import CollectiveError, Group, Layout, Transport
+from tfcluster.runtime.collective import CollectiveError, Group, Signature, Transport
 from tfcluster.runtime.collective.collectives import meet
-from tfcluster.runtime.collective.peer_monitor import Board
+from tfcluster.runtime.collective.peer_monitor import PeerMonitor
 from tfcluster.runtime.collective.transports.hierarchical import HostTransport
 from tfcluster.runtime.context import Context, context_from
 from tfcluster.runtime.net.handshake import Member
@@ -118,7 +118,7 @@ def is_chief() -> bool:
 
 def barrier() -> None:
     """Return when all ranks have called. Raises CollectiveError."""
-    meet(group(), Layout("barrier"))
+    meet(group(), Signature("barrier"))
     exchanged(combined=False)
 
 
@@ -195,14 +195,14 @@ def _group_of(context: Context) -> Group:
             "others: TF_CONFIG and TFCLUSTER_TOKEN are missing. tfcluster launch sets "
             "them"
         )
-    board = _board(context) if context.size > 1 else None
+    monitor = _monitor(context) if context.size > 1 else None
     host = _host(context)
 
     def enter() -> None:
         generation = _generation(context)
         host.enter(generation)
-        if board is not None:
-            board.enter(generation)
+        if monitor is not None:
+            monitor.enter(generation)
         # Again, because this process may have been forked since the group was created.
         reporter().on_waiting(ranks.waiting)
         _leave_at_end(ranks)
@@ -210,12 +210,12 @@ def _group_of(context: Context) -> Group:
     @contextmanager
     def joining(what: str) -> Iterator[None]:
         ranks.begin()
-        with board.joining(what) if board is not None else nullcontext():
+        with monitor.joining(what) if monitor is not None else nullcontext():
             yield
 
     ranks = Group(
         _TRANSPORTS[name](context, host, joining),
-        board=board,
+        monitor=monitor,
         enter=enter if agent_answers() else None,
         on_failure=lambda error: reporter().failure(str(error)),
     )
@@ -258,9 +258,9 @@ def _member(context: Context) -> Member:
     return Member(context.rank, context.size, context.token, context.attempt)
 
 
-def _board(context: Context) -> Board:
+def _monitor(context: Context) -> PeerMonitor:
     options = context.options
-    return Board(
+    return PeerMonitor(
         _member(context),
         context.addresses,
         # The first exchange has the same timeout as all others.

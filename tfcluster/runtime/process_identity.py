@@ -13,7 +13,7 @@ from tfcluster.runtime.errors import ContextError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class RankInfo:
     """Rank and size of a process in total, on its host and across hosts, as in Horovod.
 
     ``local`` counts the ranks on the same host, ``cross`` the hosts that have a rank
@@ -28,17 +28,17 @@ class Place:
     cross_size: int = 1
 
 
-ALONE = Place()
+ALONE = RankInfo()
 """The place of a program that was started alone."""
 
 
-def place_among(hosts: Sequence[str], rank: int) -> Place:
+def place_among(hosts: Sequence[str], rank: int) -> RankInfo:
     """The place of ``rank``; ``hosts`` are the hosts of all ranks, in rank order."""
     host = hosts[rank]
     local_rank = hosts[:rank].count(host)
     # The hosts that have a rank with this local rank, in the order of their first rank.
     peers = [name for name in dict.fromkeys(hosts) if hosts.count(name) > local_rank]
-    return Place(
+    return RankInfo(
         rank=rank,
         size=len(hosts),
         local_rank=local_rank,
@@ -48,7 +48,7 @@ def place_among(hosts: Sequence[str], rank: int) -> Place:
     )
 
 
-def place_from(env: Mapping[str, str]) -> Place:
+def place_from(env: Mapping[str, str]) -> RankInfo:
     """The place that MPI or Slurm gave this process; ``ALONE`` if neither did.
 
     MPI has precedence: with ``mpirun`` inside a Slurm job, every rank inherits the
@@ -78,18 +78,18 @@ _MPI_WORDS = (
 )
 
 
-def _mpi(env: Mapping[str, str]) -> Place | None:
+def _mpi(env: Mapping[str, str]) -> RankInfo | None:
     for rank_word, size_word, local_rank_word, local_size_word in _MPI_WORDS:
         if rank_word not in env or size_word not in env:
             continue
         size = number(env, size_word, at_least=1)
         rank = number(env, rank_word, below=size)
         if local_rank_word not in env or local_size_word not in env:
-            return Place(rank=rank, size=size, cross_rank=rank, cross_size=size)
+            return RankInfo(rank=rank, size=size, cross_rank=rank, cross_size=size)
         local_size = number(env, local_size_word, at_least=1)
         # No launcher gives ranks the number of their host; assume that hosts are filled
         # one after the other.
-        return Place(
+        return RankInfo(
             rank=rank,
             size=size,
             local_rank=number(env, local_rank_word, below=local_size),
@@ -100,7 +100,7 @@ def _mpi(env: Mapping[str, str]) -> Place | None:
     return None
 
 
-def _slurm(env: Mapping[str, str]) -> Place | None:
+def _slurm(env: Mapping[str, str]) -> RankInfo | None:
     # A batch script also has SLURM_PROCID=0 and SLURM_NTASKS, but is not a rank. Only a
     # job step (srun) has SLURM_STEP_NUM_TASKS.
     if "SLURM_STEP_NUM_TASKS" not in env or "SLURM_PROCID" not in env:
@@ -110,7 +110,7 @@ def _slurm(env: Mapping[str, str]) -> Place | None:
     counts = tasks_per_node(env.get("SLURM_STEP_TASKS_PER_NODE", str(size)))
     node = number(env, "SLURM_NODEID", default=0, below=len(counts))
     local_rank = number(env, "SLURM_LOCALID", default=0, below=counts[node])
-    return Place(
+    return RankInfo(
         rank=rank,
         size=size,
         local_rank=local_rank,

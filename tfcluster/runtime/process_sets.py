@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 
 from tfcluster.runtime import process_group
-from tfcluster.runtime.collective import CollectiveError, Group, Layout
+from tfcluster.runtime.collective import CollectiveError, Group, Signature
 from tfcluster.runtime.collective.collectives import meet
 
 
@@ -87,7 +87,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     _check(added)
     ranks = process_group.group()
     what = f"addition of the process set {added.ranks}"
-    meet(ranks, Layout(what))
+    meet(ranks, Signature(what))
     number = _next_id
     _next_id += 1
     if added.included():
@@ -95,7 +95,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     added.process_set_id = number
     _added[number] = added
     # Otherwise members of the next set could connect at the same addresses.
-    meet(ranks, Layout(f"{what}, connected"))
+    meet(ranks, Signature(f"{what}, connected"))
     return added
 
 
@@ -108,7 +108,8 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     if not number:
         return False
     meet(
-        process_group.group(), Layout(f"removal of the process set {process_set.ranks}")
+        process_group.group(),
+        Signature(f"removal of the process set {process_set.ranks}"),
     )
     if process_set._group is not None:
         process_set._group.close()

@@ -12,7 +12,7 @@ from tfcluster.submit.scheduler import SchedulerError
 Found = TypeVar("Found")
 
 
-class Inquiry(Generic[Found]):
+class BackgroundQuery(Generic[Found]):
     """A query that runs in the background, repeatedly, but only once at a time."""
 
     def __init__(self, question: Callable[[], Found]) -> None:

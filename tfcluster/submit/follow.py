@@ -20,7 +20,7 @@ from tfcluster.console.views.failures import failure
 from tfcluster.errors import ExitCode
 from tfcluster.launcher.echo import is_debugging
 from tfcluster.launcher.interrupts import Interrupt, interrupts
-from tfcluster.launcher.run_output import Show
+from tfcluster.launcher.run_output import RunOutput
 from tfcluster.model import TaskId
 from tfcluster.record.files import read_json
 from tfcluster.record.load_run import read_run
@@ -28,7 +28,7 @@ from tfcluster.record.logs import follow as follow_files
 from tfcluster.record.paths import RunPaths
 from tfcluster.record.run_status import RunView
 from tfcluster.states import RunState, TaskState
-from tfcluster.submit.background_query import Inquiry
+from tfcluster.submit.background_query import BackgroundQuery
 from tfcluster.submit.job import Job
 from tfcluster.submit.job_entry import successor
 from tfcluster.submit.job_status import (
@@ -83,7 +83,7 @@ class _Watch:
         self._signals = signals
         self._heard = 0
         self._left: ExitCode | None = None
-        self._inquiry = Inquiry(lambda: ask_state(job, ask))
+        self._inquiry = BackgroundQuery(lambda: ask_state(job, ask))
         self._complaints: SimpleQueue[str | None] = SimpleQueue()
         self._asked = -ASK_RUNNING_S
         self._silent = False
@@ -96,7 +96,7 @@ class _Watch:
         names = _tasks(job.paths)
         screen = Screen(sys.stdout, sys.stderr, environ=environ, tasks=names)
         self._screen = screen
-        self._show = Show(screen, everything=is_debugging(environ))
+        self._show = RunOutput(screen, everything=is_debugging(environ))
         self._files = {name: job.paths.log(TaskId.parse(name)) for name in names}
 
     def run(self) -> int:

@@ -56,7 +56,7 @@ def _was_cut_off(paths: RunPaths) -> bool:
     return dead and all(event["type"] != "end" for event in read_events(paths.events))
 
 
-def _again(first: RunPaths, given: job_input.Handover) -> RunPaths:
+def _again(first: RunPaths, given: job_input.JobInput) -> RunPaths:
     latest = first
     while (following := successor(latest)) is not None:
         latest = following

@@ -26,7 +26,7 @@ _SECRET = "secret-"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Handover:
+class JobInput:
     """What the launcher in the job reads."""
 
     description: Description
@@ -51,7 +51,7 @@ def hand_over(
             file = paths.root / f"{_SECRET}{name}"
             write_private(file, os.fsencode(environ[secret.env]) + b"\n")
             secrets[name] = Secret(file=file)
-    given = Handover(description=replace(description, secrets=secrets), state=state)
+    given = JobInput(description=replace(description, secrets=secrets), state=state)
     text = json.dumps(_plain(given), indent=1) + "\n"
     write_private(paths.root / FILE, text.encode())
 
@@ -66,7 +66,7 @@ def write_private(path: Path, data: bytes) -> None:
         os.close(descriptor)
 
 
-def read(paths: RunPaths) -> Handover:
+def read(paths: RunPaths) -> JobInput:
     """What was handed over to this run. Raises StartError."""
     path = paths.root / FILE
     found = read_json(path)
@@ -77,10 +77,10 @@ def read(paths: RunPaths) -> Handover:
             "TFCLUSTER_STATE_DIR",
         )
     try:
-        given = _typed(Handover, found)
+        given = _typed(JobInput, found)
     except (KeyError, TypeError, ValueError) as error:
         raise StartError(f"{path} is damaged: {error!r}") from error
-    if not isinstance(given, Handover):
+    if not isinstance(given, JobInput):
         raise StartError(f"{path} is damaged")
     return given
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.planning.descriptions import describe
 from tfcluster.backends.ssh.backend import SshBackend
-from tfcluster.backends.ssh.saved_settings import Memory
+from tfcluster.backends.ssh.saved_settings import SavedSettings
 from tfcluster.errors import ContactLostError
 from tfcluster.model import HostEntry, Ssh
 
@@ -44,4 +44,4 @@ def test_hosts_and_routes_come_back(tmp_path: Path) -> None:
 )
 def test_what_was_not_remembered(found: dict[str, Any]) -> None:
     with pytest.raises(ContactLostError):
-        Memory.from_json(found)
+        SavedSettings.from_json(found)

@@ -76,7 +76,7 @@ def case_service():
     """Whoever comes first is served first, and every element once."""
     import tensorflow as tf
 
-    from tfcluster.runtime.keras.data.data_service_client import Desk
+    from tfcluster.runtime.keras.data.data_service_client import DataServiceClient
 
     service = tf.data.experimental.service
     config = service.DispatcherConfig(work_dir="journal", fault_tolerant_mode=True)
@@ -88,7 +88,7 @@ def case_service():
     parts = {}
 
     def consume(rank, in_step):
-        desk = Desk(f"grpc://{address}", len(workers), rank, 3, in_step)
+        desk = DataServiceClient(f"grpc://{address}", len(workers), rank, 3, in_step)
         elements = tf.data.Dataset.range(60)
         job = "in step" if in_step else "in turn"
         parts[rank] = [int(x) for x in desk.handed_out(elements, job, 60)]

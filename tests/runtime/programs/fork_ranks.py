@@ -74,12 +74,12 @@ def _serve(
     os.close(channel.detach())
     set_parent_death_signal = 1
     ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
-    from tfcluster.runtime.parameter_server.server_socket import Listening
+    from tfcluster.runtime.parameter_server.server_socket import ServerSocket
     from tfcluster.runtime.parameter_server.service import Service
     from tfcluster.runtime.parameter_server.update_graph import Engine
 
     service = Service(size, Engine)
-    listening = Listening(
+    listening = ServerSocket(
         service, addresses, index, size=size, token=bytes.fromhex(token)
     )
     signal.sigwait([signal.SIGTERM])

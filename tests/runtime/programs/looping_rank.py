@@ -16,7 +16,7 @@ import numpy as np
 
 import tfcluster.runtime as tfc
 from tfcluster.runtime import process_group
-from tfcluster.runtime.collective import Layout, ReduceOp
+from tfcluster.runtime.collective import ReduceOp, Signature
 from tfcluster.runtime.collective.collectives import reduce_arrays
 
 tfc.init()
@@ -25,7 +25,7 @@ deed, who = sys.argv[2:] or ("", "-1")
 mine = deed if tfc.rank() == int(who) else ""
 rounds = 0
 if mine == "waiting":
-    board = process_group.group()._board
+    board = process_group.group()._monitor
     assert board
     board.join()
     print("under way", flush=True)
@@ -33,7 +33,7 @@ if mine == "waiting":
 try:
     while True:
         reduce_arrays(
-            process_group.group(), [vector], ReduceOp.SUM, Layout("gradients of sgd")
+            process_group.group(), [vector], ReduceOp.SUM, Signature("gradients of sgd")
         )
         rounds += 1
         if rounds == 3 and mine == "forking":

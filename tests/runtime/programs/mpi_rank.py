@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from tfcluster.runtime.collective import CollectiveError, Group, Layout, ReduceOp
+from tfcluster.runtime.collective import CollectiveError, Group, ReduceOp, Signature
 from tfcluster.runtime.collective.collectives import (
-    gather_bytes,
+    allgather_bytes,
+    broadcast_bytes,
     reduce_arrays,
-    share_bytes,
 )
 from tfcluster.runtime.collective.transports.hierarchical import HostTransport
 from tfcluster.runtime.collective.transports.mpi import MpiTransport
@@ -47,20 +47,22 @@ def operations(group: Group, transport: MpiTransport) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for dtype in DTYPES.split():
         for op in OPS:
-            layout = Layout(f"{dtype} {op.value}")
-            (array,) = reduce_arrays(group, [values(group.rank, dtype)], op, layout)
-            found[layout.what] = [str(x) for x in array]
+            signature = Signature(f"{dtype} {op.value}")
+            (array,) = reduce_arrays(group, [values(group.rank, dtype)], op, signature)
+            found[signature.what] = [str(x) for x in array]
     for length in (1, 5_000, 300_001):
         mine = np.random.default_rng(group.rank).normal(size=length)
         (array,) = reduce_arrays(
-            group, [mine.astype("float32")], ReduceOp.SUM, Layout("bits")
+            group, [mine.astype("float32")], ReduceOp.SUM, Signature("bits")
         )
         found[f"bits {length}"] = hashlib.sha256(array.tobytes()).hexdigest()
     word = str(group.rank).encode()
     every = [word + str(peer).encode() for peer in range(group.size)]
-    found["gathered"] = b" ".join(gather_bytes(group, word, Layout("g"))).decode()
-    found["shared"] = share_bytes(group, word, group.size - 1, Layout("s")).decode()
-    with group.exchange(Layout("a")) as turn:
+    found["gathered"] = b" ".join(allgather_bytes(group, word, Signature("g"))).decode()
+    found["shared"] = broadcast_bytes(
+        group, word, group.size - 1, Signature("s")
+    ).decode()
+    with group.exchange(Signature("a")) as turn:
         found["swapped"] = b" ".join(turn.transport.alltoall(every)).decode()
     transport.barrier()
     mapped = Path("/proc/self/maps").read_text().splitlines()

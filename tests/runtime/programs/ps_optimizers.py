@@ -23,7 +23,7 @@ from tfcluster.runtime.keras.strategies.optimizer_replica import (
     traits_of,
 )
 from tfcluster.runtime.keras.strategies.optimizer_slots import unique
-from tfcluster.runtime.parameter_server.client import Rows, Servers
+from tfcluster.runtime.parameter_server.client import ParameterServerClient, Rows
 from tfcluster.runtime.parameter_server.update_graph import tensor_of
 
 STEPS = 6
@@ -101,7 +101,9 @@ def apart(one: Any, other: Any) -> float:
     return float(np.max(np.abs(one - other), initial=0.0) / most)
 
 
-def farthest(servers: Servers, name: str, make: Callable[[], Any]) -> float:
+def farthest(
+    servers: ParameterServerClient, name: str, make: Callable[[], Any]
+) -> float:
     local, ours, theirs = make(), variables(), variables()
     served = type(local).from_config(local.get_config())
     local.build(ours)
@@ -143,7 +145,7 @@ def farthest(servers: Servers, name: str, make: Callable[[], Any]) -> float:
 
 
 context = context_from(os.environ)
-servers = Servers(
+servers = ParameterServerClient(
     context.parameter_servers, rank=context.rank, size=context.size, token=context.token
 )
 for name, make in CASES.items():

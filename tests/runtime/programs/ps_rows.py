@@ -12,7 +12,7 @@ from tests.runtime.programs import checks
 from tfcluster.runtime.collective.sparse import Slices
 from tfcluster.runtime.parameter_server.fast_scatter import rows_at_once
 from tfcluster.runtime.parameter_server.placement import Piece
-from tfcluster.runtime.parameter_server.sharded_model import Master
+from tfcluster.runtime.parameter_server.sharded_model import ShardedModel
 from tfcluster.runtime.parameter_server.update_graph import Engine, serialised
 
 ROWS, COLUMNS = 50, 3
@@ -73,7 +73,7 @@ def _check(update: Callable[[Any, Any], None]) -> None:
 
     engine = Engine([np.zeros((ROWS, COLUMNS), np.float32)])
     engine.define(serialised(apply, [shadow], {}, "s"))
-    master = Master([Piece(0, 0, ROWS, whole=True)], [True], engine)
+    master = ShardedModel([Piece(0, 0, ROWS, whole=True)], [True], engine)
     for gradient in (slices(7, 3, 9), slices(9, 9, 30), slices(*range(20))):
         update(expected, tf.IndexedSlices(gradient.values, gradient.indices))
         since = master.version

@@ -66,9 +66,9 @@ def train(model, x, batch_size=1, **kwargs):
 
 def masters():
     """What knows the parameter servers, as no program would ask for it."""
-    from tfcluster.runtime.keras.strategies.ps_models import Masters
+    from tfcluster.runtime.keras.strategies.ps_models import ServerModels
 
-    return next(found for found in gc.get_objects() if type(found) is Masters)
+    return next(found for found in gc.get_objects() if type(found) is ServerModels)
 
 
 def weights(model):
@@ -166,16 +166,16 @@ def case_rows():
         [keras.Input((2,), dtype="int32"), keras.layers.Embedding(20_000, 8)]
     )
     model.compile(keras.optimizers.SGD(1.0), lambda y, p: keras.ops.sum(p, axis=(1, 2)))
-    from tfcluster.runtime.parameter_server.client import Servers
+    from tfcluster.runtime.parameter_server.client import ParameterServerClient
 
-    moved, push = [], Servers.push
+    moved, push = [], ParameterServerClient.push
 
     def counted(self, name, gradients, **kwargs):
         fresh = push(self, name, gradients, **kwargs)
         moved.append(sum(map(size, [*gradients, *fresh])))
         return fresh
 
-    servers: Any = Servers
+    servers: Any = ParameterServerClient
     servers.push = counted
     x = np.array([[1, 2], [2, 19_999], [3, 3], [5, 6]])
     try:

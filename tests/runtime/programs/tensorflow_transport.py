@@ -24,8 +24,8 @@ import tensorflow as tf
 
 import tfcluster.runtime as tfc
 from tfcluster.runtime import process_group
-from tfcluster.runtime.collective import Layout, ReduceOp
-from tfcluster.runtime.collective.collectives import gather_bytes, reduce_arrays
+from tfcluster.runtime.collective import ReduceOp, Signature
+from tfcluster.runtime.collective.collectives import allgather_bytes, reduce_arrays
 from tfcluster.runtime.collective.transports.tensorflow import (
     transport as tensorflow_transport,
 )
@@ -46,7 +46,7 @@ def transport() -> Any:
 
 
 def board() -> Any:
-    return process_group.group()._board
+    return process_group.group()._monitor
 
 
 def carried(act):
@@ -58,7 +58,7 @@ def carried(act):
 
 def reduced(array, op=ReduceOp.SUM):
     return reduce_arrays(
-        process_group.group(), [array], op, Layout(f"reduce {op.value}")
+        process_group.group(), [array], op, Signature(f"reduce {op.value}")
     )[0]
 
 
@@ -84,7 +84,7 @@ def calls():
     lengths = [0, 40_001, 7][:SIZE]
     data = [bytes([r + 1]) * lengths[r] for r in range(SIZE)]
     gathered, found["gathered"] = carried(
-        lambda: gather_bytes(process_group.group(), data[RANK], Layout("gather"))
+        lambda: allgather_bytes(process_group.group(), data[RANK], Signature("gather"))
     )
     assert gathered == data
     in_graph = tf.function(

@@ -18,7 +18,7 @@ from tfcluster.backends.local import ProcessChannel
 from tfcluster.backends.sge import gpus
 from tfcluster.backends.sge.job import granted_slots, is_one_of, own_names
 from tfcluster.backends.sge.programs import find_program
-from tfcluster.backends.sge.qmaster import Master
+from tfcluster.backends.sge.qmaster import Qmaster
 from tfcluster.backends.sge.qrsh import QrshChannel, qrsh_argv, shielded
 from tfcluster.errors import ExitCode, StartError
 from tfcluster.model import Allocation, Description, Host
@@ -54,14 +54,14 @@ class SgeBackend:
 
     def longest_grace_s(self, env: Mapping[str, str]) -> float | None:
         """The queue's notice before it kills, less the time that a sweep needs."""
-        master = Master(env)
+        master = Qmaster(env)
         job = master.job()
         notice_s = master.notice_s() if job is not None and job.notify else None
         return None if notice_s is None else max(1.0, notice_s - _SWEEP_S)
 
     def why_ending(self, env: Mapping[str, str]) -> ExitCode | None:
         """Ask the qmaster: qdel, the time limit and `qmod -rj` send the same signal."""
-        job = Master(env).job()
+        job = Qmaster(env).job()
         if job is None:
             return None
         if job.is_rescheduled(_launched_s()):

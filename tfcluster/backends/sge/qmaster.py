@@ -1,6 +1,6 @@
 """Asks the qmaster about our own running job and its queue.
 
-Pure functions parse the answers; only ``Master`` runs commands, never for longer than
+Pure functions parse the answers; only ``Qmaster`` runs commands, never for longer than
 ``ASK_S``, because its callers are in a hurry.
 """
 
@@ -44,7 +44,7 @@ class JobFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Master:
+class Qmaster:
     """Asks qstat and qconf. ``environ`` is that of the job."""
 
     environ: Mapping[str, str]

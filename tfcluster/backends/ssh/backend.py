@@ -21,7 +21,7 @@ from tfcluster.backends.ssh.command import remote_command
 from tfcluster.backends.ssh.config import Directive, parse
 from tfcluster.backends.ssh.connect import Connections, answers, open_session
 from tfcluster.backends.ssh.route import Route, Sources, route
-from tfcluster.backends.ssh.saved_settings import Memory
+from tfcluster.backends.ssh.saved_settings import SavedSettings
 from tfcluster.errors import HostError, StartError
 from tfcluster.host_list import host_names, listed_hosts
 from tfcluster.model import Allocation, Description, Host, HostEntry
@@ -38,16 +38,16 @@ class SshBackend:
 
     def starter(self, description: Description, env: Mapping[str, str]) -> SshStarter:
         """Raises HostError if ssh_config cannot be read or used."""
-        return _starter(Memory.of(description), env)
+        return _starter(SavedSettings.of(description), env)
 
     def remember(self, description: Description) -> Mapping[str, Any]:
-        return Memory.of(description).to_json()
+        return SavedSettings.of(description).to_json()
 
     def return_to(
         self, found: Mapping[str, Any], env: Mapping[str, str]
     ) -> tuple[tuple[Host, ...], SshStarter]:
         """Raises HostError, or ContactLostError if ``found`` is incomplete."""
-        memory = Memory.from_json(found)
+        memory = SavedSettings.from_json(found)
         return listed_hosts(memory.hosts), _starter(memory, env)
 
 
@@ -86,7 +86,7 @@ class SshStarter:
         return way is not None and answers(way, ANSWER_S)
 
 
-def _starter(memory: Memory, env: Mapping[str, str]) -> SshStarter:
+def _starter(memory: SavedSettings, env: Mapping[str, str]) -> SshStarter:
     sources = _sources(memory, env)
     routes = {
         name: route(entry, sources)
@@ -102,7 +102,7 @@ def _command(host: str, python: str) -> bytes:
         raise StartError(f"{host}: {error}") from error
 
 
-def _sources(memory: Memory, env: Mapping[str, str]) -> Sources:
+def _sources(memory: SavedSettings, env: Mapping[str, str]) -> Sources:
     account = pwd.getpwuid(os.getuid())
     home = Path(env.get("HOME") or account.pw_dir)
     given = memory.ssh.config_file

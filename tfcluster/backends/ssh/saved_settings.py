@@ -17,7 +17,7 @@ _PATHS = ("identity_file", "config_file", "known_hosts")
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class SavedSettings:
     """The part of a Description from which routes are made."""
 
     hosts: tuple[HostEntry, ...]
@@ -27,7 +27,7 @@ class Memory:
     """``connect_timeout`` was configured, so it takes precedence."""
 
     @classmethod
-    def of(cls, description: Description) -> Memory:
+    def of(cls, description: Description) -> SavedSettings:
         return cls(
             description.hosts,
             description.ssh,
@@ -47,7 +47,7 @@ class Memory:
         }
 
     @classmethod
-    def from_json(cls, found: Mapping[str, Any]) -> Memory:
+    def from_json(cls, found: Mapping[str, Any]) -> SavedSettings:
         """The inverse of ``to_json``. Raises ContactLostError for anything else."""
         try:
             ssh = dict(found["ssh"])

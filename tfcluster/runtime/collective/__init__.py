@@ -4,7 +4,7 @@ Works on numpy arrays; only ``transports.tensorflow`` imports TensorFlow.
 """
 
 from tfcluster.runtime.collective.group import Group
-from tfcluster.runtime.collective.signature import Layout, tensor_words
+from tfcluster.runtime.collective.signature import Signature, tensor_words
 from tfcluster.runtime.collective.transports.base import ReduceOp, Transport
 from tfcluster.runtime.errors import (
     CollectiveError,
@@ -19,10 +19,10 @@ __all__ = [
     "CollectiveMismatchError",
     "CollectiveTimeoutError",
     "Group",
-    "Layout",
     "NotDistributedError",
     "PeerLostError",
     "ReduceOp",
+    "Signature",
     "Transport",
     "tensor_words",
 ]

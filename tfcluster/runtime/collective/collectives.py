@@ -16,9 +16,9 @@ from tfcluster.runtime.collective import ragged_collectives
 from tfcluster.runtime.collective.adasum import adasum
 from tfcluster.runtime.collective.buckets import DEFAULT_BYTES, Item, by_size
 from tfcluster.runtime.collective.buffer_pool import ALIGNMENT, Pool
-from tfcluster.runtime.collective.group import Group, Turn
+from tfcluster.runtime.collective.group import CollectiveCall, Group
 from tfcluster.runtime.collective.half_precision import is_half, reduce_halves
-from tfcluster.runtime.collective.signature import Layout
+from tfcluster.runtime.collective.signature import Signature
 from tfcluster.runtime.collective.sparse import Slices, densified, is_dense, of_rows
 from tfcluster.runtime.collective.transports.base import Array, ReduceOp
 
@@ -48,7 +48,7 @@ def mean_of_gradients(
     sparse: Sequence[Slices],
     *,
     weight: float,
-    layout: Layout,
+    signature: Signature,
     bucket_bytes: int = DEFAULT_BYTES,
     check: Check | None = None,
 ) -> tuple[list[Array], list[Slices]]:
@@ -61,13 +61,13 @@ def mean_of_gradients(
     where ``is_dense`` says so, all-reduced, and then each row comes once.
     """
     if bucket_bytes != DEFAULT_BYTES:
-        what = f"{layout.what} (buckets of {bucket_bytes} bytes)"
-        layout = Layout(what, layout.tensors)
+        what = f"{signature.what} (buckets of {bucket_bytes} bytes)"
+        signature = Signature(what, signature.tensors)
     note = check.note if check else b""
-    with group.exchange(layout, weight, note) as turn:
-        rest = [_counted(slices, turn.share) for slices in sparse]
+    with group.exchange(signature, weight, note) as call:
+        rest = [_counted(slices, call.share) for slices in sparse]
         indices = [
-            ragged_collectives.gathered(turn.transport, slices.indices)
+            ragged_collectives.allgatherv(call.transport, slices.indices)
             for slices in rest
         ]
         whole = {
@@ -77,26 +77,26 @@ def mean_of_gradients(
         }
         arrays = [*dense, *whole.values()]
         means = _reduce(
-            turn, arrays, ReduceOp.SUM, scale=turn.share, bucket_bytes=bucket_bytes
+            call, arrays, ReduceOp.SUM, scale=call.share, bucket_bytes=bucket_bytes
         )
         sums = dict(zip(whole, means[len(dense) :], strict=True))
         gathered = [
             of_rows(sums[i], found)
             if i in sums
-            else Slices(_gathered_values(turn, slices), found, slices.rows)
+            else Slices(_gathered_values(call, slices), found, slices.rows)
             for i, (slices, (found, _)) in enumerate(zip(rest, indices, strict=True))
         ]
     if check:
-        check.compared(turn.notes)
+        check.compared(call.notes)
     return means[: len(dense)], gathered
 
 
 def reduce_arrays(
-    group: Group, arrays: Sequence[Array], op: ReduceOp, layout: Layout
+    group: Group, arrays: Sequence[Array], op: ReduceOp, signature: Signature
 ) -> list[Array]:
     """All-reduce each array by ``op``: SUM, MIN, MAX or PRODUCT."""
-    with group.exchange(layout) as turn:
-        return _reduce(turn, arrays, op)
+    with group.exchange(signature) as call:
+        return _reduce(call, arrays, op)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ def combine(
     dense: Sequence[Array],
     sparse: Sequence[Slices],
     op: ReduceOp,
-    layout: Layout,
+    signature: Signature,
 ) -> tuple[list[Array], list[Gathered]]:
     """All-reduce each dense array by ``op``, and all-gather the slices unscaled.
 
@@ -120,41 +120,43 @@ def combine(
     rounded down; it does not overflow. float16 and bfloat16 are summed in float32.
     Raises NotImplementedError for ADASUM if the number of ranks is not a power of two.
     """
-    with group.exchange(layout) as turn:
+    with group.exchange(signature) as call:
         if op is ReduceOp.AVERAGE:
-            combined = _averaged(turn, dense)
+            combined = _averaged(call, dense)
         elif op is ReduceOp.ADASUM:
-            combined = [_adasummed(turn, array) for array in dense]
+            combined = [_adasummed(call, array) for array in dense]
         else:
-            combined = _reduce(turn, dense, op)
-        return combined, [_gathered(turn, slices) for slices in sparse]
+            combined = _reduce(call, dense, op)
+        return combined, [_gathered(call, slices) for slices in sparse]
 
 
-def gather_bytes(
-    group: Group, data: bytes, layout: Layout, check: Check | None = None
+def allgather_bytes(
+    group: Group, data: bytes, signature: Signature, check: Check | None = None
 ) -> list[bytes]:
     """All-gather: every rank's data, of any lengths, in rank order."""
-    with group.exchange(layout, note=check.note if check else b"") as turn:
-        found = turn.transport.allgather(data)
+    with group.exchange(signature, note=check.note if check else b"") as call:
+        found = call.transport.allgather(data)
     if check:
-        check.compared(turn.notes)
+        check.compared(call.notes)
     return found
 
 
-def share_bytes(group: Group, data: bytes, root: int, layout: Layout) -> bytes:
+def broadcast_bytes(
+    group: Group, data: bytes, root: int, signature: Signature
+) -> bytes:
     """Broadcast: the data of rank ``root``; that of other ranks is ignored."""
-    with group.exchange(layout) as turn:
-        return turn.transport.broadcast(data, root)
+    with group.exchange(signature) as call:
+        return call.transport.broadcast(data, root)
 
 
-def meet(group: Group, layout: Layout) -> None:
+def meet(group: Group, signature: Signature) -> None:
     """Barrier: return when all ranks have called."""
-    with group.exchange(layout):
+    with group.exchange(signature):
         pass  # Comparing signatures is a barrier already.
 
 
 def _reduce(
-    turn: Turn,
+    call: CollectiveCall,
     arrays: Sequence[Array],
     op: ReduceOp,
     *,
@@ -169,7 +171,7 @@ def _reduce(
     results: list[Array] = [np.empty(0)] * len(arrays)
     alone = [i for i, array in enumerate(arrays) if _goes_alone(array, len(arrays))]
     for i in alone:
-        results[i] = _reduced_alone(turn, arrays[i], op, scale)
+        results[i] = _reduced_alone(call, arrays[i], op, scale)
     together = [i for i in range(len(arrays)) if i not in set(alone)]
     for dtype in dict.fromkeys(arrays[i].dtype for i in together):
         chosen = [i for i in together if arrays[i].dtype == dtype]
@@ -182,10 +184,10 @@ def _reduce(
             piece = vector[bounds[bucket[0]][0] : bounds[bucket[-1]][1]]
             if half:
                 # Scaled after the conversion to float32, not in half precision.
-                shares = None if scale == 1.0 else _shares(turn)
-                piece[:] = reduce_halves(turn.transport, piece, op, shares)
+                shares = None if scale == 1.0 else _shares(call)
+                piece[:] = reduce_halves(call.transport, piece, op, shares)
             elif piece.size:
-                turn.transport.allreduce(piece, op)
+                call.transport.allreduce(piece, op)
         for i, (start, end) in zip(chosen, bounds, strict=True):
             results[i] = vector[start:end].reshape(arrays[i].shape)
     return results
@@ -201,18 +203,20 @@ def _goes_alone(array: Array, count: int) -> bool:
     return large and not is_half(array.dtype)
 
 
-def _reduced_alone(turn: Turn, array: Array, op: ReduceOp, scale: float) -> Array:
+def _reduced_alone(
+    call: CollectiveCall, array: Array, op: ReduceOp, scale: float
+) -> Array:
     total = _pool.empty(array.size, array.dtype)
     source = array.reshape(-1)
     if scale == 0.0:
         source, scale = np.zeros_like(source), 1.0  # Not 0 * x: it may be NaN.
-    turn.transport.allreduce(total, op, source, scale)
+    call.transport.allreduce(total, op, source, scale)
     return total.reshape(array.shape)
 
 
-def _averaged(turn: Turn, arrays: Sequence[Array]) -> list[Array]:
+def _averaged(call: CollectiveCall, arrays: Sequence[Array]) -> list[Array]:
     """The mean over the ranks, with equal weights."""
-    size = turn.transport.size
+    size = call.transport.size
     # Sums of narrow integers could overflow; their averages fit the dtype again.
     wide = [
         array.astype(np.uint64 if array.dtype.kind == "u" else np.int64)
@@ -222,9 +226,9 @@ def _averaged(turn: Turn, arrays: Sequence[Array]) -> list[Array]:
     ]
     halves = [array for array in wide if is_half(array.dtype)]
     others = [array for array in wide if not is_half(array.dtype)]
-    totals = iter(_reduce(turn, others, ReduceOp.SUM))
+    totals = iter(_reduce(call, others, ReduceOp.SUM))
     # All weights are equal in this exchange, so each share is 1 / size.
-    half_means = iter(_reduce(turn, halves, ReduceOp.SUM, scale=turn.share))
+    half_means = iter(_reduce(call, halves, ReduceOp.SUM, scale=call.share))
     means = []
     for array in arrays:
         if is_half(array.dtype):
@@ -238,21 +242,21 @@ def _averaged(turn: Turn, arrays: Sequence[Array]) -> list[Array]:
     return means
 
 
-def _adasummed(turn: Turn, array: Array) -> Array:
-    parts = turn.transport.allgather(array.tobytes())
+def _adasummed(call: CollectiveCall, array: Array) -> Array:
+    parts = call.transport.allgather(array.tobytes())
     return adasum([np.frombuffer(p, array.dtype).reshape(array.shape) for p in parts])
 
 
-def _gathered(turn: Turn, slices: Slices) -> Gathered:
-    values, counts = ragged_collectives.gathered(turn.transport, slices.values)
-    indices, _ = ragged_collectives.gathered(turn.transport, slices.indices)
+def _gathered(call: CollectiveCall, slices: Slices) -> Gathered:
+    values, counts = ragged_collectives.allgatherv(call.transport, slices.values)
+    indices, _ = ragged_collectives.allgatherv(call.transport, slices.indices)
     return Gathered(Slices(values, indices), counts)
 
 
-def _shares(turn: Turn) -> list[float]:
+def _shares(call: CollectiveCall) -> list[float]:
     """Every rank's fraction of the total weight, in rank order."""
-    total = sum(turn.weights)
-    return [weight / total if total else 0.0 for weight in turn.weights]
+    total = sum(call.weights)
+    return [weight / total if total else 0.0 for weight in call.weights]
 
 
 def _packed(
@@ -292,6 +296,6 @@ def _counted(slices: Slices, share: float) -> Slices:
     return Slices(slices.values[:0], slices.indices[:0], slices.rows)
 
 
-def _gathered_values(turn: Turn, slices: Slices) -> Array:
-    scale = slices.values.dtype.type(turn.share)
-    return ragged_collectives.gathered(turn.transport, slices.values * scale)[0]
+def _gathered_values(call: CollectiveCall, slices: Slices) -> Array:
+    scale = slices.values.dtype.type(call.share)
+    return ragged_collectives.allgatherv(call.transport, slices.values * scale)[0]

@@ -31,7 +31,7 @@ _MAX_TEXT = 4000
 
 
 @dataclass(frozen=True, slots=True)
-class Farewell:
+class ExitReport:
     """What a rank reports when it leaves."""
 
     number: int
@@ -55,7 +55,7 @@ class Farewell:
         }
 
     @classmethod
-    def of_frame(cls, frame: Mapping[str, Any]) -> Farewell:
+    def of_frame(cls, frame: Mapping[str, Any]) -> ExitReport:
         """The inverse of ``as_frame``.
 
         Raises KeyError, TypeError or ValueError for a malformed frame.
@@ -75,7 +75,7 @@ class Farewell:
 
 
 @dataclass(frozen=True, slots=True)
-class Here:
+class Position:
     """Where the rank is that asks for a verdict: in an exchange that cannot succeed."""
 
     rank: int
@@ -87,7 +87,7 @@ class Here:
     """The line of its program: ``train.py:30``; empty if not known."""
 
 
-def hopeless(number: int, farewells: Mapping[int, Farewell]) -> bool:
+def cannot_succeed(number: int, farewells: Mapping[int, ExitReport]) -> bool:
     """Whether exchange ``number`` can no longer succeed, given these reports."""
     return any(said.failed or said.number < number for said in farewells.values())
 
@@ -95,8 +95,8 @@ def hopeless(number: int, farewells: Mapping[int, Farewell]) -> bool:
 def verdict(
     number: int,
     died: Collection[int],
-    farewells: Mapping[int, Farewell],
-    here: Here | None = None,
+    farewells: Mapping[int, ExitReport],
+    here: Position | None = None,
 ) -> CollectiveError | None:
     """The root cause of the failure of exchange ``number``; None if it is unknown.
 
@@ -118,7 +118,7 @@ def verdict(
     return None
 
 
-def _passed_on(rank: int, said: Farewell, number: int) -> CollectiveError:
+def _passed_on(rank: int, said: ExitReport, number: int) -> CollectiveError:
     """The error to raise for another rank's failure.
 
     It has the same class if that rank failed in the same exchange.
@@ -129,13 +129,13 @@ def _passed_on(rank: int, said: Farewell, number: int) -> CollectiveError:
     return kind(said.text)
 
 
-def _ended_text(rank: int, said: Farewell) -> str:
+def _ended_text(rank: int, said: ExitReport) -> str:
     after = f"after exchange {said.number}" if said.number else "before any exchange"
     why = f": {said.text}" if said.text else ""
     return f"rank {rank} has left {after}: its program has ended{why}"
 
 
-def _unequal_text(rank: int, said: Farewell, here: Here) -> str:
+def _unequal_text(rank: int, said: ExitReport, here: Position) -> str:
     """The message for a program that ended without an error, but before another."""
     where = f" at {here.place}" if here.place else ""
     return (

@@ -14,11 +14,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tfcluster.runtime.collective.failure_reports import Farewell, Here
-from tfcluster.runtime.collective.peer_monitor import Board
+from tfcluster.runtime.collective.failure_reports import ExitReport, Position
+from tfcluster.runtime.collective.peer_monitor import PeerMonitor
 from tfcluster.runtime.collective.rank_divergence import Ending, compared_at_end
-from tfcluster.runtime.collective.signature import Layout, difference
-from tfcluster.runtime.collective.straggler_messages import Standing
+from tfcluster.runtime.collective.signature import Signature, difference
+from tfcluster.runtime.collective.straggler_messages import RankProgress
 from tfcluster.runtime.collective.transports.base import Transport
 from tfcluster.runtime.errors import CollectiveError, CollectiveMismatchError
 from tfcluster.runtime.telemetry.agent_channel import Waiting
@@ -30,7 +30,7 @@ its note."""
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class CollectiveCall:
     """An exchange whose signature all ranks have agreed on, while it is going on."""
 
     transport: Transport
@@ -45,7 +45,7 @@ class Turn:
         return self.weights[self.transport.rank] / total if total else 0.0
 
 
-class _Stay(NamedTuple):
+class _Phase(NamedTuple):
     """This rank's current or last exchange.
 
     Other threads read it, so it is immutable and replaced as a whole.
@@ -64,7 +64,7 @@ class _Stay(NamedTuple):
 class Group:
     """The process group of all ranks, as one rank sees it.
 
-    ``board`` is the failure detector: it finds out which ranks are late and why ranks
+    ``monitor`` is the failure detector: it finds out which ranks are late and why ranks
     have left. Without it, an error can only name the rank whose connection broke.
     If ``enter`` is given, ranks connect at the first exchange instead of now, and
     ``enter`` is called just before; it raises CollectiveError if this process must not
@@ -75,18 +75,18 @@ class Group:
         self,
         transport: Transport,
         *,
-        board: Board | None = None,
+        monitor: PeerMonitor | None = None,
         enter: Callable[[], None] | None = None,
         on_failure: Callable[[CollectiveError], None] = lambda error: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._transport = transport
-        self._board = board
+        self._monitor = monitor
         self._on_failure = on_failure
         self._clock = clock
         # Reentrant, so that a nested exchange raises an error instead of hanging.
         self._lock = threading.RLock()
-        self._stay = _Stay(0, "", clock(), inside=False)
+        self._stay = _Phase(0, "", clock(), inside=False)
         self._see: Callable[[str, float, float], None] | None = None
         self.failure: CollectiveError | None = None
         """The first error that ends it; the group is of no use after it."""
@@ -133,14 +133,14 @@ class Group:
             if self._enter is not None:
                 self._enter()
             self._begun = True
-            if self._board is not None:
-                self._board.start(self._standing, self._transport.interrupt)
+            if self._monitor is not None:
+                self._monitor.start(self._standing, self._transport.interrupt)
 
     @contextmanager
     def exchange(
-        self, layout: Layout, weight: float = 1.0, note: bytes = b""
-    ) -> Iterator[Turn]:
-        """Compare ``layout`` with all ranks; the body then uses the turn's transport.
+        self, signature: Signature, weight: float = 1.0, note: bytes = b""
+    ) -> Iterator[CollectiveCall]:
+        """Compare ``signature`` with all ranks; the body then uses the turn's transport.
 
         ``weight`` and ``note`` (at most eight bytes) may differ between the ranks; the
         turn has those of every rank.
@@ -156,14 +156,20 @@ class Group:
                 # A copy: the original's traceback would grow with every attempt.
                 raise type(self.failure)(str(self.failure))
             if self._stay.inside:
-                raise CollectiveError(f"{layout.what} begins within {self._stay.what}")
-            stay = _Stay(self._stay.number + 1, layout.what, self._clock(), inside=True)
+                raise CollectiveError(
+                    f"{signature.what} begins within {self._stay.what}"
+                )
+            stay = _Phase(
+                self._stay.number + 1, signature.what, self._clock(), inside=True
+            )
             self._stay = stay
             try:
                 self.begin()
-                if self._board is not None and not self._board.joined:
-                    self._board.join()
-                yield Turn(self._transport, *self._agree(layout, weight, note))
+                if self._monitor is not None and not self._monitor.joined:
+                    self._monitor.join()
+                yield CollectiveCall(
+                    self._transport, *self._agree(signature, weight, note)
+                )
             except CollectiveError as error:
                 if error is self.mismatch:
                     raise
@@ -178,7 +184,7 @@ class Group:
                 raise
             finally:
                 ended_s = self._clock()
-                self._stay = _Stay(stay.number, stay.what, ended_s, inside=False)
+                self._stay = _Phase(stay.number, stay.what, ended_s, inside=False)
                 if self._see is not None:
                     self._see(stay.what, stay.since, ended_s)
 
@@ -206,15 +212,15 @@ class Group:
         May be called from another thread.
         """
         stay, ranks = self._stay, self._transport.waiting_for
-        if self._board is not None:
-            ranks = ranks or self._board.absent
+        if self._monitor is not None:
+            ranks = ranks or self._monitor.absent
         if not stay.inside or not ranks:
             return None
         return Waiting(self._clock() - stay.since, stay.exchange, ranks)
 
     def close(self, reason: str = "") -> None:
         """Leave the group. ``reason`` tells the others why this program has ended."""
-        self._leave(Farewell(self._stay.number, text=reason, steps=self.steps()))
+        self._leave(ExitReport(self._stay.number, text=reason, steps=self.steps()))
 
     def end(self) -> Ending:
         """Leave the group at the end of a program that has succeeded.
@@ -223,34 +229,34 @@ class Group:
         """
         ours = self.last_state() if self._begun and not self.failure else {}
         number = self._stay.number
-        self._leave(Farewell(number, steps=self.steps(), state=ours))
-        if self._board is None or not ours:
+        self._leave(ExitReport(number, steps=self.steps(), state=ours))
+        if self._monitor is None or not ours:
             return Ending()
-        others = self._board.left_with(number)
+        others = self._monitor.left_with(number)
         states = {rank: said.state for rank, said in others.items()}
         return compared_at_end(self.rank, ours, states, self.last_equal())
 
-    def _leave(self, farewell: Farewell) -> None:
+    def _leave(self, farewell: ExitReport) -> None:
         if not self._begun:
             return
-        if self._board is not None:
-            self._board.leave(farewell)
+        if self._monitor is not None:
+            self._monitor.leave(farewell)
         self._transport.close()
 
-    def _standing(self) -> Standing:
+    def _standing(self) -> RankProgress:
         stay = self._stay
         since_s = self._clock() - stay.since
-        return Standing(stay.number, stay.what, since_s, stay.inside)
+        return RankProgress(stay.number, stay.what, since_s, stay.inside)
 
     def _agree(
-        self, layout: Layout, weight: float, note: bytes
+        self, signature: Signature, weight: float, note: bytes
     ) -> tuple[tuple[float, ...], tuple[bytes, ...]]:
         """Exchange headers: every rank's weight and note, in rank order.
 
         Raises CollectiveMismatchError if the signatures differ.
         """
         number = self._stay.number
-        header = _HEADER.pack(number, layout.digest, weight, note)
+        header = _HEADER.pack(number, signature.digest, weight, note)
         headers = self._transport.allgather(header)
         try:
             numbers, digests, weights, notes = zip(
@@ -259,10 +265,10 @@ class Group:
         except struct.error as error:
             raise CollectiveError("a rank speaks another protocol") from error
         if len(set(digests)) > 1 or len(set(numbers)) > 1:
-            described = self._transport.allgather(layout.encoded())
-            layouts = [Layout.decoded(data) for data in described]
+            described = self._transport.allgather(signature.encoded())
+            signatures = [Signature.decoded(data) for data in described]
             mismatch = CollectiveMismatchError(
-                f"in exchange {number}, {difference(layouts)}"
+                f"in exchange {number}, {difference(signatures)}"
             )
             if len(set(numbers)) == 1:
                 self.mismatch = mismatch
@@ -272,9 +278,9 @@ class Group:
     def _failed(self, error: CollectiveError) -> CollectiveError:
         """End the group; returns the root cause of ``error`` if the board knows it."""
         stay = self._stay
-        if self._board is not None:
-            here = Here(self.rank, stay.exchange, self.steps(), program_line())
-            error = self._board.verdict(error, stay.number, here)
+        if self._monitor is not None:
+            here = Position(self.rank, stay.exchange, self.steps(), program_line())
+            error = self._monitor.verdict(error, stay.number, here)
         self._end(error, kind=type(error).__name__)
         if not isinstance(error, CollectiveMismatchError):
             error.args = (f"{error} (in {stay.exchange})",)
@@ -283,8 +289,8 @@ class Group:
 
     def _end(self, error: CollectiveError, kind: str) -> None:
         """Keep the error, report it to the other ranks, and disconnect."""
-        if self._board is not None and self._begun:
-            self._board.leave(Farewell(self._stay.number, kind, str(error)))
+        if self._monitor is not None and self._begun:
+            self._monitor.leave(ExitReport(self._stay.number, kind, str(error)))
         self.failure = error
         if not self._begun:
             return

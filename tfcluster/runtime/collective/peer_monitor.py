@@ -21,15 +21,15 @@ from dataclasses import replace
 from typing import Any
 
 from tfcluster.runtime.collective.failure_reports import (
-    Farewell,
-    Here,
-    hopeless,
+    ExitReport,
+    Position,
+    cannot_succeed,
     verdict,
 )
 from tfcluster.runtime.collective.straggler_messages import (
-    Standing,
+    RankProgress,
     awaited_text,
-    speaks,
+    is_reporter,
     stalled_text,
     unconnected_text,
 )
@@ -62,7 +62,7 @@ def to_stderr(text: str) -> None:
         os.write(2, f"tfcluster: {text}\n".encode())
 
 
-class Board:
+class PeerMonitor:
     """The failure detector of one rank.
 
     ``addresses`` are ``host:port`` in rank order. ``say`` prints warnings: they name
@@ -87,7 +87,9 @@ class Board:
         self._join_timeout_s = join_timeout_s
         self._warning_s = warning_s or math.inf
         self._say = say
-        self._standing: Callable[[], Standing] = lambda: Standing(0, "", 0.0, False)
+        self._standing: Callable[[], RankProgress] = lambda: RankProgress(
+            0, "", 0.0, False
+        )
         self._interrupt: Callable[[], None] = lambda: None
         self._joining: tuple[str, float] | None = None
         """What for, and since when."""
@@ -98,8 +100,8 @@ class Board:
         self._ready: set[int] = set()
         self._join_error: CollectiveError | None = None
         self._died: dict[int, float] = {}
-        self._farewells: dict[int, Farewell] = {}
-        self._answers: dict[int, Standing] = {}
+        self._farewells: dict[int, ExitReport] = {}
+        self._answers: dict[int, RankProgress] = {}
         self._heard_by: set[int] = set()
         """Ranks that know that this one has left."""
         self._closed = False
@@ -113,7 +115,7 @@ class Board:
         """All ranks have such a board, and are connected."""
 
     def start(
-        self, standing: Callable[[], Standing], interrupt: Callable[[], None]
+        self, standing: Callable[[], RankProgress], interrupt: Callable[[], None]
     ) -> None:
         """Start the thread, which connects to the other ranks.
 
@@ -187,7 +189,7 @@ class Board:
         return (lower,) if lower < self._me.rank else tuple(sorted(missing))
 
     def verdict(
-        self, error: CollectiveError, number: int, here: Here | None = None
+        self, error: CollectiveError, number: int, here: Position | None = None
     ) -> CollectiveError:
         """The root cause of ``error`` in exchange ``number``, or ``error`` itself.
 
@@ -211,7 +213,7 @@ class Board:
                     return found or error
                 self._changed.wait(left_s)
 
-    def leave(self, farewell: Farewell) -> None:
+    def leave(self, farewell: ExitReport) -> None:
         """Send the report to all ranks and disconnect; later calls do nothing.
 
         In a forked child, only the child's copies of the connections are closed.
@@ -234,7 +236,7 @@ class Board:
             with suppress(OSError):
                 connection.shutdown(socket.SHUT_WR)
 
-    def left_with(self, number: int) -> dict[int, Farewell]:
+    def left_with(self, number: int) -> dict[int, ExitReport]:
         """The reports of the ranks that ended without an error after this exchange."""
         with self._changed:
             return {
@@ -255,14 +257,14 @@ class Board:
                 if left_s <= 0 or not self._changed.wait(left_s):
                     return
 
-    def _where(self) -> Standing:
+    def _where(self) -> RankProgress:
         """This rank's progress; ``joining`` counts as being in the next exchange."""
         standing, joining = self._standing(), self._joining
         if standing.inside or joining is None:
             return standing
         what, since = joining
         since_s = time.monotonic() - since
-        return Standing(standing.number + 1, what, since_s, inside=True)
+        return RankProgress(standing.number + 1, what, since_s, inside=True)
 
     # --- the thread -------------------------------------------------------------------
 
@@ -330,11 +332,11 @@ class Board:
                 self._answer(rank, frame)
                 return
             case "here":
-                standing = Standing.of_frame(frame)
+                standing = RankProgress.of_frame(frame)
                 with self._changed:
                     self._answers[rank] = standing
             case "left":
-                farewell = Farewell.of_frame(frame)
+                farewell = ExitReport.of_frame(frame)
                 with self._changed:
                     self._farewells[rank] = farewell
                 _send(self._found[rank], {"type": "heard"})
@@ -350,7 +352,7 @@ class Board:
 
     def _answer(self, rank: int, frame: Mapping[str, Any]) -> None:
         """Send our progress; if we are late, also print our stack traces."""
-        asked = Standing.of_frame(frame)
+        asked = RankProgress.of_frame(frame)
         standing = self._where()
         _send(self._found[rank], {"type": "here", **standing.as_frame()})
         if standing.has_come_to(asked.number) or self._shown_for == asked.number:
@@ -370,7 +372,7 @@ class Board:
             lost = standing.since_s > _GRACE_S and any(
                 now - since > _GRACE_S for since in self._died.values()
             )
-            doomed = lost or hopeless(number, self._farewells)
+            doomed = lost or cannot_succeed(number, self._farewells)
         if doomed:
             # On every check: the exchange may only now have reached its wait.
             self._interrupt()
@@ -384,14 +386,14 @@ class Board:
             self._warned_of = number, standing.since_s
             self._ask(standing, now)
 
-    def _ask(self, standing: Standing, now: float) -> None:
+    def _ask(self, standing: RankProgress, now: float) -> None:
         with self._changed:
             self._answers.clear()
         self._asked = standing.number, now + _ANSWER_S
         for connection in self._found.values():
             _send(connection, {"type": "where", **standing.as_frame()})
 
-    def _tell(self, standing: Standing, now: float) -> None:
+    def _tell(self, standing: RankProgress, now: float) -> None:
         """Report the missing ranks once all have answered or the time is up."""
         if self._asked is None or self._asked[0] != standing.number:
             self._asked = None
@@ -402,7 +404,7 @@ class Board:
             return
         self._asked = None
         self._told = standing.number, stalled_text(standing, others)
-        if speaks(self._me.rank, standing.number, others):
+        if is_reporter(self._me.rank, standing.number, others):
             self._say(self._told[1])
 
 

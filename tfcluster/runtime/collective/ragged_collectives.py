@@ -24,12 +24,12 @@ _COUNT = struct.Struct(">q")
 """Rows before their bytes: those of a row without columns say nothing."""
 
 
-def gathered(transport: Transport, array: Array) -> tuple[Array, Array]:
+def allgatherv(transport: Transport, array: Array) -> tuple[Array, Array]:
     """All-gather: the ranks' arrays concatenated, and each rank's row count (int64)."""
     return _joined(transport.allgather(_packed(array)), array)
 
 
-def swapped(
+def alltoallv(
     transport: Transport, array: Array, splits: Sequence[int]
 ) -> tuple[Array, Array]:
     """All-to-all: the first ``splits[0]`` rows go to rank 0, the next to rank 1, etc.
@@ -41,7 +41,7 @@ def swapped(
     return _joined(transport.alltoall(parts), array)
 
 
-def reduced_part(transport: Transport, array: Array, op: ReduceOp) -> Array:
+def reduce_scatter(transport: Transport, array: Array, op: ReduceOp) -> Array:
     """Reduce-scatter: this rank's part (``part_bounds``) of the reduced array.
 
     The shape is the same on all ranks. AVERAGE returns the sum, which the caller has to

@@ -12,7 +12,7 @@ _DIGEST_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class Signature:
     """The signature: ``what`` is done (``gradients of adam``) and to which tensors.
 
     ``tensors`` holds one ``tensor_words`` per tensor, in the order of the operation.
@@ -31,29 +31,29 @@ class Layout:
         return json.dumps([self.what, *self.tensors]).encode()
 
     @classmethod
-    def decoded(cls, data: bytes) -> Layout:
+    def decoded(cls, data: bytes) -> Signature:
         what, *tensors = map(str, json.loads(data))
         return cls(what, tuple(tensors))
 
 
 def tensor_words(name: str, dtype: object, shape: Sequence[int | None]) -> str:
-    """One entry of ``Layout.tensors``: ``dense/kernel float32 (64, 10)``."""
+    """One entry of ``Signature.tensors``: ``dense/kernel float32 (64, 10)``."""
     sizes = ", ".join("?" if size is None else str(size) for size in shape)
     return f"{name} {dtype} ({sizes})"
 
 
-def difference(layouts: Sequence[Layout]) -> str:
+def difference(signatures: Sequence[Signature]) -> str:
     """A sentence that says how the ranks' signatures, in rank order, differ."""
-    whats = [layout.what for layout in layouts]
+    whats = [signature.what for signature in signatures]
     if len(set(whats)) > 1:
         return f"the ranks do different things: {_by_rank(whats)}"
-    counts = [str(len(layout.tensors)) for layout in layouts]
+    counts = [str(len(signature.tensors)) for signature in signatures]
     if len(set(counts)) > 1:
         return (
             f"{whats[0]}: the ranks have different numbers of tensors: "
-            f"{_by_rank(counts)}{_only_somewhere(layouts)}"
+            f"{_by_rank(counts)}{_only_somewhere(signatures)}"
         )
-    rows = zip(*(layout.tensors for layout in layouts), strict=True)
+    rows = zip(*(signature.tensors for signature in signatures), strict=True)
     differing = [_by_rank(row) for row in rows if len(set(row)) > 1]
     shown = "; ".join(differing[:_MAX_DIFFERENCES])
     more = len(differing) - _MAX_DIFFERENCES
@@ -71,13 +71,13 @@ def _by_rank(words: Sequence[str]) -> str:
     )
 
 
-def _only_somewhere(layouts: Sequence[Layout]) -> str:
+def _only_somewhere(signatures: Sequence[Signature]) -> str:
     """Lists the tensors that only some of the ranks have."""
-    common = set.intersection(*(set(layout.tensors) for layout in layouts))
+    common = set.intersection(*(set(signature.tensors) for signature in signatures))
     extra = [
         f"rank {rank} has {tensor}"
-        for rank, layout in enumerate(layouts)
-        for tensor in layout.tensors
+        for rank, signature in enumerate(signatures)
+        for tensor in signature.tensors
         if tensor not in common
     ]
     return "".join(f"; {words}" for words in extra[:_MAX_DIFFERENCES])

@@ -8,7 +8,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class RankProgress:
     """The progress of a rank, as it reports it itself."""
 
     number: int
@@ -28,7 +28,7 @@ class Standing:
         }
 
     @classmethod
-    def of_frame(cls, frame: Mapping[str, Any]) -> Standing:
+    def of_frame(cls, frame: Mapping[str, Any]) -> RankProgress:
         """The inverse of ``as_frame``.
 
         Raises KeyError, TypeError or ValueError for a malformed frame.
@@ -50,7 +50,7 @@ class Standing:
         return self.number >= number
 
 
-def missing(number: int, others: Mapping[int, Standing | None]) -> list[int]:
+def missing(number: int, others: Mapping[int, RankProgress | None]) -> list[int]:
     """The ranks that have not come to exchange ``number``.
 
     A rank whose standing is None has not answered, and counts as missing.
@@ -62,13 +62,15 @@ def missing(number: int, others: Mapping[int, Standing | None]) -> list[int]:
     ]
 
 
-def speaks(rank: int, number: int, others: Mapping[int, Standing | None]) -> bool:
+def is_reporter(
+    rank: int, number: int, others: Mapping[int, RankProgress | None]
+) -> bool:
     """Whether this rank reports the missing ones: the lowest rank that is present."""
     absent = missing(number, others)
     return rank < min(set(others) - set(absent), default=rank + 1)
 
 
-def stalled_text(mine: Standing, others: Mapping[int, Standing | None]) -> str:
+def stalled_text(mine: RankProgress, others: Mapping[int, RankProgress | None]) -> str:
     """A message that names the ranks ``mine`` waits for, and what they did last."""
     absent = missing(mine.number, others)
     if not absent:
@@ -82,7 +84,7 @@ def _named(rank: int, text: str) -> str:
     return f"nor has rank {rank}; {text}"
 
 
-def _absent_text(rank: int, standing: Standing | None) -> str:
+def _absent_text(rank: int, standing: RankProgress | None) -> str:
     if standing is None:
         return "it does not answer (stopped, or stuck outside Python?)"
     if standing.inside:

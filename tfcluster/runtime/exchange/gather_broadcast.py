@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfcluster.runtime.collective import Layout, ReduceOp, tensor_words
-from tfcluster.runtime.collective.ragged_collectives import gathered, swapped
+from tfcluster.runtime.collective import ReduceOp, Signature, tensor_words
+from tfcluster.runtime.collective.ragged_collectives import allgatherv, alltoallv
 from tfcluster.runtime.collective.transports.base import Array, flat_bytes
 from tfcluster.runtime.exchange.graph_ops import (
     exchange_op,
@@ -102,8 +102,8 @@ def _gathered(
             tensor_words("rows of", dtype.name, array.shape[1:])
             for dtype, array in zip(dtypes, arrays, strict=True)
         )
-        with among.group().exchange(Layout(what, words)) as turn:
-            found = [gathered(turn.transport, array) for array in arrays]
+        with among.group().exchange(Signature(what, words)) as turn:
+            found = [allgatherv(turn.transport, array) for array in arrays]
         counts = np.array([counts for _, counts in found], np.int64)
         return [*(result for result, _ in found), counts]
 
@@ -181,8 +181,8 @@ def _broadcast(
             tensor_words(name, dtype.name, array.shape)
             for name, dtype, array in zip(names, dtypes, arrays, strict=True)
         )
-        layout = Layout(f"{what} from rank {among.ranks[root]}", words)
-        with among.group().exchange(layout) as turn:
+        signature = Signature(f"{what} from rank {among.ranks[root]}", words)
+        with among.group().exchange(signature) as turn:
             data = turn.transport.broadcast(flat_bytes(arrays), root)
         ends = np.cumsum([0, *(array.nbytes for array in arrays)])
         return [
@@ -255,9 +255,11 @@ def _swapped_rows(
         sent, wrong = _checked(splits, len(array), ranks.size, even=even)
         words = tensor_words("rows of", dtype.name, array.shape[1:])
         # A rank whose splits are wrong says so, and nobody waits for its rows.
-        with ranks.exchange(Layout(what, (words, wrong or "splits that fit"))) as turn:
+        with ranks.exchange(
+            Signature(what, (words, wrong or "splits that fit"))
+        ) as turn:
             if not wrong:
-                result, received = swapped(turn.transport, array, sent)
+                result, received = alltoallv(turn.transport, array, sent)
         if wrong:
             raise ValueError(f"{what}: {wrong}")
         return [result, received, np.array(sent, np.int64)]

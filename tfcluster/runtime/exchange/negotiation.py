@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfcluster.runtime.collective.group import Group
-from tfcluster.runtime.collective.signature import Layout
+from tfcluster.runtime.collective.signature import Signature
 from tfcluster.runtime.errors import (
     CollectiveError,
     CollectiveMismatchError,
@@ -28,7 +28,7 @@ _PAUSE_S = 0.002
 
 
 @dataclass(eq=False, slots=True)
-class _Wish:
+class _PendingOp:
     """A thread's wish for one exchange, and what became of it."""
 
     key: str
@@ -44,7 +44,7 @@ class _Wish:
             self.error = error
 
 
-class Order:
+class Coordinator:
     """The wishes of this rank's threads. One of them speaks for all at a time."""
 
     def __init__(
@@ -58,7 +58,7 @@ class Order:
         self._deadline_s = deadline_s
         self._clock = clock
         self._changed = threading.Condition()
-        self._wishes: list[_Wish] = []
+        self._wishes: list[_PendingOp] = []
         self._speaking = False
         self._fruitless_since: float | None = None
         self._runs = 0
@@ -91,7 +91,7 @@ class Order:
         """
         if self._group.size == 1:
             return act()
-        wish = _Wish(key, act)
+        wish = _PendingOp(key, act)
         with self._changed:
             if self._broken is not None:
                 raise type(self._broken)(str(self._broken))
@@ -108,7 +108,7 @@ class Order:
             raise wish.error
         return wish.result
 
-    def _next_speech(self, wish: _Wish) -> list[_Wish] | None:
+    def _next_speech(self, wish: _PendingOp) -> list[_PendingOp] | None:
         """The wishes to speak of, once it is our turn; None when ours is done."""
         with self._changed:
             self._changed.wait_for(lambda: wish.done or not self._speaking)
@@ -117,7 +117,7 @@ class Order:
             self._speaking = True
             return list(self._wishes)
 
-    def _speak(self, known: list[_Wish]) -> None:
+    def _speak(self, known: list[_PendingOp]) -> None:
         """Compare lists with the other ranks, and hold what all are at."""
         fruitful = False
         try:
@@ -137,7 +137,7 @@ class Order:
                 self._speaking = False
                 self._changed.notify_all()
 
-    def _fulfil(self, wish: _Wish) -> None:
+    def _fulfil(self, wish: _PendingOp) -> None:
         wish.fulfil()
         with self._changed:
             wish.done = True
@@ -158,7 +158,7 @@ class Order:
         if self._fruitless_since is None:
             self._fruitless_since = now
         late = now - self._fruitless_since > self._deadline_s
-        with self._group.exchange(Layout("which operation is next")) as turn:
+        with self._group.exchange(Signature("which operation is next")) as turn:
             said = json.dumps([late, list(dict.fromkeys(keys))]).encode()
             heard = [json.loads(data) for data in turn.transport.allgather(said)]
             lists = [[str(key) for key in theirs] for _, theirs in heard]

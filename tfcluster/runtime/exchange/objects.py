@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from tfcluster.runtime.collective import Layout
-from tfcluster.runtime.collective.collectives import gather_bytes, share_bytes
+from tfcluster.runtime.collective import Signature
+from tfcluster.runtime.collective.collectives import allgather_bytes, broadcast_bytes
 from tfcluster.runtime.process_group import exchanged, rank, size
 from tfcluster.runtime.process_sets import ProcessSet, global_process_set
 
@@ -39,8 +39,8 @@ def broadcast_object(
         raise ValueError(f"there is no rank {root_rank} among {there}")
     root = process_set.ranks.index(root_rank)
     sent = _encoded(obj) if rank() == root_rank else b""
-    layout = Layout(f"broadcast of object {name or ''} from rank {root_rank}")
-    found = share_bytes(process_set.group(), sent, root, layout)
+    signature = Signature(f"broadcast of object {name or ''} from rank {root_rank}")
+    found = broadcast_bytes(process_set.group(), sent, root, signature)
     exchanged(combined=False)
     return _decoded(found, root_rank)
 
@@ -66,8 +66,8 @@ def allgather_object(
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
     """The ranks' objects, in rank order. Raises as ``broadcast_object`` does."""
-    layout = Layout(f"allgather of object {name or ''}".rstrip())
-    parts = gather_bytes(process_set.group(), _encoded(obj), layout)
+    signature = Signature(f"allgather of object {name or ''}".rstrip())
+    parts = allgather_bytes(process_set.group(), _encoded(obj), signature)
     exchanged(combined=True)
     return [_decoded(part, sender) for sender, part in enumerate(parts)]
 

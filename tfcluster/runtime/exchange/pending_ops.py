@@ -22,7 +22,7 @@ import tensorflow as tf
 from tfcluster.runtime.collective.group import Group
 from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.exchange.error_translation import translated
-from tfcluster.runtime.exchange.negotiation import Order
+from tfcluster.runtime.exchange.negotiation import Coordinator
 from tfcluster.runtime.process_group import group, is_initialized
 from tfcluster.runtime.process_sets import ProcessSet
 
@@ -30,7 +30,7 @@ Act = Callable[..., Sequence[Array]]
 
 _made: WeakKeyDictionary[Any, Counter[str]] = WeakKeyDictionary()
 _functions: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()
-_orders: WeakKeyDictionary[Group, Order] = WeakKeyDictionary()
+_orders: WeakKeyDictionary[Group, Coordinator] = WeakKeyDictionary()
 
 
 def waiting_op(
@@ -85,11 +85,11 @@ def waiting_op(
     )
 
 
-def order_among(ranks: Group) -> Order:
+def order_among(ranks: Group) -> Coordinator:
     """What agrees with other ranks on the order of the exchanges in flight."""
     found = _orders.get(ranks)
     if found is None:
-        found = _orders.setdefault(ranks, Order(ranks))
+        found = _orders.setdefault(ranks, Coordinator(ranks))
     return found
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfcluster.runtime.collective import Layout, ReduceOp, tensor_words
-from tfcluster.runtime.collective.ragged_collectives import reduced_part
+from tfcluster.runtime.collective import ReduceOp, Signature, tensor_words
+from tfcluster.runtime.collective.ragged_collectives import reduce_scatter
 from tfcluster.runtime.collective.transports.base import Array, Transport
 from tfcluster.runtime.exchange.compression import Compression, Compressor
 from tfcluster.runtime.exchange.gather_broadcast import gather_tensors
@@ -237,7 +237,7 @@ def _scattered(
             tensor_words("tensor", each.words, array.shape)
             for each, array in zip(sent, arrays, strict=True)
         )
-        with among.group().exchange(Layout(reduction.words(what), words)) as turn:
+        with among.group().exchange(Signature(reduction.words(what), words)) as turn:
             return [_part(turn.transport, array, reduction.op) for array in arrays]
 
     parts = exchange_op(
@@ -257,7 +257,7 @@ def _part(transport: Transport, array: Array, op: ReduceOp) -> Array:
     wide = array
     if op is Average and array.dtype.kind in "iu":
         wide = array.astype(np.uint64 if array.dtype.kind == "u" else np.int64)
-    total = reduced_part(transport, wide, op)
+    total = reduce_scatter(transport, wide, op)
     if op is Average:
         ranks = total.dtype.type(transport.size)
         total = total // ranks if total.dtype.kind in "iu" else total / ranks

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 import tensorflow as tf
 
-from tfcluster.runtime.collective import Layout, ReduceOp
+from tfcluster.runtime.collective import ReduceOp, Signature
 from tfcluster.runtime.collective.collectives import combine
 from tfcluster.runtime.collective.sparse import Slices
 from tfcluster.runtime.collective.transports.base import Array
@@ -172,7 +172,7 @@ class _Plan:
                 dense,
                 sparse,
                 exchange.reduction.op,
-                self._layout(given, carriers, dense, sparse),
+                self._signature(given, carriers, dense, sparse),
             )
             exchange.done()
             counts = [np.array([g.counts for g in gathered], np.int64)]
@@ -180,13 +180,13 @@ class _Plan:
 
         return act
 
-    def _layout(
+    def _signature(
         self,
         given: TensorList,
         carriers: Sequence[Carrier],
         dense: Sequence[Array],
         sparse: Sequence[Slices],
-    ) -> Layout:
+    ) -> Signature:
         whole, rows = carriers[: given.dense_count], carriers[given.dense_count :]
         forms = given.in_order(
             [(c.words, array.shape) for c, array in zip(whole, dense, strict=True)],
@@ -196,7 +196,7 @@ class _Plan:
             kind.words(name, *(form or ("", ())))
             for kind, name, form in zip(given.kinds, self.names, forms, strict=True)
         )
-        return Layout(self.exchange.reduction.words(self.exchange.what), words)
+        return Signature(self.exchange.reduction.words(self.exchange.what), words)
 
     def _gradients(
         self,

@@ -15,7 +15,7 @@ import tensorflow as tf
 from tfcluster.runtime.scripts import self_distributed
 
 
-class Reduced:
+class ReducedTensors:
     """What was combined, in graphs and since the last gradient was applied."""
 
     def __init__(self) -> None:
@@ -89,5 +89,5 @@ def _values(tensor: Any) -> Any:
     return tensor.values if isinstance(tensor, tf.IndexedSlices) else tensor
 
 
-reduced = Reduced()
+reduced = ReducedTensors()
 """The one of this process."""

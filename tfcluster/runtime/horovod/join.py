@@ -6,8 +6,8 @@ import struct
 import time
 
 from tfcluster.runtime import process_group
-from tfcluster.runtime.collective import CollectiveMismatchError, Layout
-from tfcluster.runtime.collective.collectives import gather_bytes
+from tfcluster.runtime.collective import CollectiveMismatchError, Signature
+from tfcluster.runtime.collective.collectives import allgather_bytes
 
 _TIME = struct.Struct(">d")
 
@@ -21,7 +21,7 @@ def join(device: object = None) -> int:
     """
     came = _TIME.pack(time.time())
     try:
-        found = gather_bytes(process_group.group(), came, Layout("join"))
+        found = allgather_bytes(process_group.group(), came, Signature("join"))
     except CollectiveMismatchError as error:
         raise CollectiveMismatchError(
             f"{error}. A rank that has no more data cannot wait by join() while others "

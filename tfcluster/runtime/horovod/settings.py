@@ -18,10 +18,10 @@ from tfcluster.runtime.process_group import context, group
 from tfcluster.runtime.process_sets import ProcessSet, global_process_set
 from tfcluster.runtime.scripts import self_distributed
 from tfcluster.runtime.telemetry.agent_channel import reporter
-from tfcluster.runtime.telemetry.step_rate import Pace
+from tfcluster.runtime.telemetry.step_rate import StepRate
 from tfcluster.runtime.tensors import name_of
 
-_pace: tuple[Group, Pace] | None = None
+_pace: tuple[Group, StepRate] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class Settings:
         global _pace
         ranks = group()
         if _pace is None or _pace[0] is not ranks:
-            _pace = ranks, Pace(reporter(), ranks)
+            _pace = ranks, StepRate(reporter(), ranks)
         _pace[1].applied(self.label)
 
 

@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, Protocol
 
-from tfcluster.runtime.collective import Group, Layout
+from tfcluster.runtime.collective import Group, Signature
 from tfcluster.runtime.collective.buckets import DEFAULT_BYTES
-from tfcluster.runtime.collective.collectives import share_bytes
+from tfcluster.runtime.collective.collectives import broadcast_bytes
 from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.telemetry.agent_channel import Reporter
-from tfcluster.runtime.telemetry.step_rate import Pace
+from tfcluster.runtime.telemetry.step_rate import StepRate
 
 _SUSPICIOUS_APPLIES = 3
 """A loop's first batch is never divided; more in a row mean that none will be."""
@@ -59,7 +59,7 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class TakenBatch:
     """A batch that a hand-written loop has got."""
 
     passage: int
@@ -88,7 +88,7 @@ class LoopShare:
     """How many have been yielded since a gradient was applied."""
     window: int = 1
     """How many there were before that one: some loops add up gradients by hand."""
-    taken: list[Taken] = field(default_factory=list)
+    taken: list[TakenBatch] = field(default_factory=list)
     """The batches since a gradient was exchanged."""
     several: bool = False
     """The last gradient was of batches from several passes over datasets."""
@@ -168,7 +168,7 @@ class Session:
         self._local = threading.local()
         self._share: ContextVar[Share | None] = ContextVar("share", default=None)
         self._plain_step: ContextVar[bool] = ContextVar("plain_step", default=False)
-        self.pace = Pace(self.reporter, self)
+        self.pace = StepRate(self.reporter, self)
         self.group.steps = lambda: self.pace.steps
         # Without a divided batch every rank computes the same: one of them counts.
         self.loop = LoopShare(counts=not self.divides or self.chief)
@@ -318,4 +318,4 @@ class Session:
 
     def agreed(self, value: str, what: str) -> str:
         """The chief's value, on all ranks."""
-        return share_bytes(self.group, value.encode(), 0, Layout(what)).decode()
+        return broadcast_bytes(self.group, value.encode(), 0, Signature(what)).decode()

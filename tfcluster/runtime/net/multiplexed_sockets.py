@@ -54,7 +54,7 @@ class Sink(Protocol):
     def advance(self, count: int) -> None: ...
 
 
-class Links:
+class PeerSockets:
     """The connections to the other ranks."""
 
     def __init__(self, connections: Mapping[int, socket.socket]) -> None:

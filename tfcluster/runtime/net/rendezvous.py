@@ -62,7 +62,7 @@ def connect(
     found = {} if found is None else found
     interrupted = interrupted or threading.Event()
     with listen(addresses, me.rank, f"rank {me.rank}") as listener:
-        door = Door(listener, me)
+        door = Acceptor(listener, me)
         try:
             for peer in range(me.rank):
                 found[peer] = _dial(me, peer, addresses[peer], deadline, interrupted)
@@ -174,7 +174,7 @@ def _dial(
     ) from cause
 
 
-class Door:
+class Acceptor:
     """Accepts connections, and returns those that authenticate as ranks."""
 
     def __init__(self, listener: socket.socket, me: Member) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from tfcluster.runtime.errors import peer_lost, peers_late
-from tfcluster.runtime.net.shm_segment import Arena
+from tfcluster.runtime.net.shm_segment import ShmSegment
 
 _SPIN_S = 500e-6
 """A wakeup takes tens of microseconds, but spinning for long would waste a core."""
@@ -28,7 +28,7 @@ _DRAIN_BYTES = 4096
 _yield: Callable[[], int] = ctypes.CDLL(None).sched_yield
 
 
-class Pulse:
+class ProgressCounters:
     """The progress counters of an arena, for member ``me``; member m is ``ranks[m]``.
 
     ``wakers[m]`` is the write end of member m's pipe, ``sleep`` the read end of our
@@ -38,7 +38,7 @@ class Pulse:
 
     def __init__(
         self,
-        arena: Arena,
+        arena: ShmSegment,
         me: int,
         ranks: Sequence[int],
         *,

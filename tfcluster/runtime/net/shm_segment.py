@@ -26,7 +26,7 @@ _NONCE_BYTES = 32
 Bytes = NDArray[np.uint8]
 
 
-class Arena:
+class ShmSegment:
     """The segment of ``members`` ranks; each of them writes only to its own parts.
 
     - ``steps[m]``, ``asleep[m]``: one number of member m (unsigned, 64 bits)
@@ -61,19 +61,19 @@ class Arena:
         return self._nonce.tobytes()
 
 
-def create(members: int) -> tuple[int, Arena]:
+def create(members: int) -> tuple[int, ShmSegment]:
     """Create a segment; returns its descriptor, too. Raises OSError if that fails."""
     descriptor = os.memfd_create("tfcluster-ranks")
     try:
         os.ftruncate(descriptor, _size(members))
         os.pwrite(descriptor, secrets.token_bytes(_NONCE_BYTES), 0)
-        return descriptor, Arena(descriptor, members)
+        return descriptor, ShmSegment(descriptor, members)
     except BaseException:
         os.close(descriptor)
         raise
 
 
-def attach(pid: int, descriptor: int, nonce: bytes, members: int) -> Arena:
+def attach(pid: int, descriptor: int, nonce: bytes, members: int) -> ShmSegment:
     """Open the segment that process ``pid`` has created.
 
     Raises OSError if it cannot be opened, or has another size or nonce.
@@ -82,7 +82,7 @@ def attach(pid: int, descriptor: int, nonce: bytes, members: int) -> Arena:
     try:
         if os.fstat(opened).st_size != _size(members):
             raise OSError("it has another size")
-        arena = Arena(opened, members)
+        arena = ShmSegment(opened, members)
     finally:
         os.close(opened)
     if arena.nonce != nonce:

@@ -38,7 +38,15 @@ from tfcluster.runtime.parameter_server.sharding import (
     pushed_part,
 )
 
-__all__ = ["Opened", "Pack", "Piece", "Rows", "Servers", "Slices", "Variable"]
+__all__ = [
+    "OpenResult",
+    "Pack",
+    "ParameterServerClient",
+    "Piece",
+    "Rows",
+    "Slices",
+    "Variable",
+]
 
 Array = NDArray[Any]
 Pack = Callable[[Sequence[Piece], str], bytes]
@@ -50,8 +58,8 @@ _ERRORS = {"mismatch": CollectiveMismatchError, "lost": PeerLostError}
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
-    """The result of ``Servers.open``: the state of a model on the ps tasks."""
+class OpenResult:
+    """The result of ``ParameterServerClient.open``: the state of a model on the ps tasks."""
 
     values: list[Array]
     """The variables' current values, in the model's order."""
@@ -80,7 +88,7 @@ class _Model:
         return [ps for ps, pieces in enumerate(self.placement) if pieces]
 
 
-class Servers:
+class ParameterServerClient:
     """A client of all ps tasks.
 
     All methods raise PeerLostError if a ps is gone, CollectiveTimeoutError if one does
@@ -133,7 +141,7 @@ class Servers:
         synchronous: bool = False,
         splittable: bool = False,
         together: bool = False,
-    ) -> Opened:
+    ) -> OpenResult:
         """Create ``model`` on the ps tasks; the first task to call gives the values.
 
         ``kinds`` has a letter for each variable (see ``Pack``): the kinds of gradients
@@ -172,7 +180,7 @@ class Servers:
             self._connections.share(model, _message_sizes(opened))
             self._models[model] = opened
         version = max(opened.versions)
-        return Opened(found, version, defined, placement)
+        return OpenResult(found, version, defined, placement)
 
     def push(
         self, model: str, gradients: Sequence[Gradient], *, weight: float = 1.0

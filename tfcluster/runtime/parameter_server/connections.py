@@ -26,7 +26,7 @@ from tfcluster.runtime.parameter_server.messages import (
     Outgoing,
 )
 from tfcluster.runtime.parameter_server.server_socket import member, tune
-from tfcluster.runtime.parameter_server.shm_channel import Sharing
+from tfcluster.runtime.parameter_server.shm_channel import ClientChannel
 
 _HANDSHAKE_S = 10.0
 _FIRST_RETRY_S = 0.002
@@ -51,7 +51,7 @@ class Connections:
         self._timeout_s = stall_timeout_s
         self._pool = Pool()
         self._sockets: list[socket.socket] = []
-        self.sharing = [Sharing() for _ in addresses]
+        self.sharing = [ClientChannel() for _ in addresses]
         self._failure: CollectiveError | None = None
         self.waited_s = 0.0
         self.sent_bytes = 0

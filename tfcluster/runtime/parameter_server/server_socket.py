@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from tfcluster.runtime.collective.buffer_pool import Pool
 from tfcluster.runtime.net.handshake import Member
-from tfcluster.runtime.net.rendezvous import Door, listen
+from tfcluster.runtime.net.rendezvous import Acceptor, listen
 from tfcluster.runtime.parameter_server.messages import (
     Message,
     MessageError,
@@ -22,8 +22,8 @@ from tfcluster.runtime.parameter_server.messages import (
     send,
 )
 from tfcluster.runtime.parameter_server.service import RefusedError, Service
-from tfcluster.runtime.parameter_server.shm_buffers import Numbered
-from tfcluster.runtime.parameter_server.shm_channel import Shared
+from tfcluster.runtime.parameter_server.shm_buffers import BufferTable
+from tfcluster.runtime.parameter_server.shm_channel import ServerChannel
 
 _BUFFER_BYTES = 1 << 22
 _LOOKS, _LOOK_S = 20, 0.0005
@@ -49,17 +49,17 @@ def tune(connection: socket.socket) -> None:
 
 
 @dataclass(slots=True)
-class _Guest:
+class _Client:
     """A connected training task."""
 
     rank: int
     connection: socket.socket
-    shared: Shared = field(default_factory=Shared)
+    shared: ServerChannel = field(default_factory=ServerChannel)
     copied: set[str] = field(default_factory=set)
     """Models whose optimizer keeps references to gradients, and so gets copies."""
 
 
-class Listening:
+class ServerSocket:
     """Serves clients on the port of ps ``index``, until ``close``."""
 
     def __init__(
@@ -79,7 +79,7 @@ class Listening:
         self.received_bytes = 0
         self.sent_bytes = 0
         listener = listen(addresses, index, f"ps:{index}")
-        self._door = Door(listener, member(index, None, size, token))
+        self._door = Acceptor(listener, member(index, None, size, token))
         threading.Thread(target=self._welcome, name="ps door", daemon=True).start()
 
     def close(self) -> None:
@@ -105,7 +105,7 @@ class Listening:
         with self._lock:
             self._connections.add(connection)
         self._service.joined(rank, connection)
-        guest = _Guest(rank, connection)
+        guest = _Client(rank, connection)
         try:
             connection.settimeout(None)
             tune(connection)
@@ -120,7 +120,7 @@ class Listening:
                 self._connections.discard(connection)
             connection.close()
 
-    def _exchange(self, guest: _Guest) -> None:
+    def _exchange(self, guest: _Client) -> None:
         request, received = receive(guest.connection, self._pool, guest.shared.rooms)
         model, room = str(request.header.get("model")), request.room
         if model in guest.copied:
@@ -136,7 +136,7 @@ class Listening:
             self.received_bytes += received
             self.sent_bytes += sent
 
-    def _reply(self, guest: _Guest, request: Message) -> Message:
+    def _reply(self, guest: _Client, request: Message) -> Message:
         try:
             if request.header.get("op") == "share":
                 return guest.shared.attach(request)
@@ -154,7 +154,7 @@ class Listening:
             return Message({"error": "failed", "text": text})
 
 
-def _let_go(rooms: Numbered, number: int) -> bool:
+def _let_go(rooms: BufferTable, number: int) -> bool:
     """Whether no array refers to a buffer any more.
 
     Waits a moment, because TensorFlow's threads may be about to release theirs.

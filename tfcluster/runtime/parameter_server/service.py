@@ -18,7 +18,11 @@ from tfcluster.runtime.parameter_server.gradient_mean import Pushed, difference,
 from tfcluster.runtime.parameter_server.messages import Message
 from tfcluster.runtime.parameter_server.model_signature import differing
 from tfcluster.runtime.parameter_server.placement import Piece
-from tfcluster.runtime.parameter_server.sharded_model import Engine, Gradient, Master
+from tfcluster.runtime.parameter_server.sharded_model import (
+    Engine,
+    Gradient,
+    ShardedModel,
+)
 
 Array = NDArray[Any]
 MakeEngine = Callable[[Sequence[Array]], Engine]
@@ -47,7 +51,7 @@ class _Step:
 class _Model:
     facts: Mapping[str, Any]
     """The model's signature, which has to be equal on all tasks."""
-    master: Master
+    master: ShardedModel
     step: _Step = field(default_factory=_Step)
 
 
@@ -149,7 +153,7 @@ class Service:
         engine = self._make_engine(values)
         pieces = [Piece(*piece) for piece in header["pieces"]]
         rows_only = [header["facts"]["rows_only"][piece.variable] for piece in pieces]
-        master = Master(pieces, rows_only, engine)
+        master = ShardedModel(pieces, rows_only, engine)
         if graph.size:
             engine.define(graph.tobytes())
         self._models[header["model"]] = _Model(header["facts"], master)
@@ -276,12 +280,12 @@ def gradients_of(kinds: str, arrays: Sequence[Array]) -> list[Gradient]:
     return found
 
 
-def _fresh(master: Master, since: int) -> Message:
+def _fresh(master: ShardedModel, since: int) -> Message:
     letters, arrays = master.fresh(since)
     return Message({"version": master.version, "kinds": letters}, arrays)
 
 
-def _summed(masters: Sequence[Master]) -> dict[str, Any]:
+def _summed(masters: Sequence[ShardedModel]) -> dict[str, Any]:
     counts = [master.counts for master in masters]
     applied = sum(count.applied for count in counts)
     staleness = sum(count.staleness_sum for count in counts)

@@ -58,7 +58,7 @@ class Counts:
         return self.staleness_sum / self.applied if self.applied else 0.0
 
 
-class Master:
+class ShardedModel:
     """The shards of one model on this ps; ``pieces`` keeps their order."""
 
     def __init__(

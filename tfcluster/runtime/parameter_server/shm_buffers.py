@@ -26,7 +26,7 @@ Array = NDArray[Any]
 _NONCE_BYTES = 32
 
 
-class Rooms:
+class ShmBuffers:
     """The buffers of one file, each an array of bytes. Its first page holds a nonce."""
 
     def __init__(self, descriptor: int, sizes: Sequence[int]) -> None:
@@ -50,13 +50,13 @@ class Rooms:
         return sys.getrefcount(self._rooms[index])
 
 
-class Numbered(Mapping[int, Array]):
+class BufferTable(Mapping[int, Array]):
     """All buffers of a connection, by number; keeps no references to their arrays."""
 
     def __init__(self) -> None:
-        self._places: list[tuple[Rooms, int]] = []
+        self._places: list[tuple[ShmBuffers, int]] = []
 
-    def add(self, rooms: Rooms, count: int) -> None:
+    def add(self, rooms: ShmBuffers, count: int) -> None:
         """Add the buffers of a file; they get the next numbers."""
         self._places += [(rooms, index) for index in range(count)]
 
@@ -77,7 +77,7 @@ class Numbered(Mapping[int, Array]):
         return rooms.is_free(index)
 
 
-def create(sizes: Sequence[int]) -> tuple[int, Rooms]:
+def create(sizes: Sequence[int]) -> tuple[int, ShmBuffers]:
     """Create buffers of these sizes in bytes, and return their descriptor, too.
 
     Raises OSError if there is not enough memory.
@@ -88,13 +88,13 @@ def create(sizes: Sequence[int]) -> tuple[int, Rooms]:
         os.ftruncate(descriptor, mmap.PAGESIZE + sum(map(_pages, sizes)))
         os.pwrite(descriptor, secrets.token_bytes(_NONCE_BYTES), 0)
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
-        return descriptor, Rooms(descriptor, sizes)
+        return descriptor, ShmBuffers(descriptor, sizes)
     except BaseException:
         os.close(descriptor)
         raise
 
 
-def offer(descriptor: int, rooms: Rooms, sizes: Sequence[int]) -> dict[str, Any]:
+def offer(descriptor: int, rooms: ShmBuffers, sizes: Sequence[int]) -> dict[str, Any]:
     """The JSON fields that the other process needs for ``attach``."""
     return {
         "pid": os.getpid(),
@@ -104,7 +104,7 @@ def offer(descriptor: int, rooms: Rooms, sizes: Sequence[int]) -> dict[str, Any]
     }
 
 
-def attach(offered: Mapping[str, Any]) -> Rooms:
+def attach(offered: Mapping[str, Any]) -> ShmBuffers:
     """Open the buffers that another process on this host has offered.
 
     Raises OSError if they cannot be opened, or are not the offered ones.
@@ -119,7 +119,7 @@ def attach(offered: Mapping[str, Any]) -> Rooms:
         found = os.fstat(descriptor).st_size
         if not sealed or found != mmap.PAGESIZE + sum(map(_pages, sizes)):
             raise OSError("it has another size")
-        rooms = Rooms(descriptor, sizes)
+        rooms = ShmBuffers(descriptor, sizes)
     finally:
         os.close(descriptor)
     if rooms.nonce.hex() != offered["nonce"]:

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from tfcluster.runtime.parameter_server.messages import Message
 from tfcluster.runtime.parameter_server.shm_buffers import (
-    Numbered,
-    Rooms,
+    BufferTable,
+    ShmBuffers,
     attach,
     create,
     offer,
@@ -26,13 +26,13 @@ _MIN_BYTES = 1 << 15
 """Messages smaller than this are as fast through the socket."""
 
 
-class Sharing:
+class ClientChannel:
     """The training task's end for one ps; it has a few buffers for each model."""
 
     def __init__(self) -> None:
-        self.rooms = Numbered()
+        self.rooms = BufferTable()
         self._first: dict[str, int] = {}
-        self._next: Rooms | None = None
+        self._next: ShmBuffers | None = None
 
     def offer(self, size: int) -> tuple[Message, int] | None:
         """A message that offers buffers of ``size`` bytes to the ps, and a descriptor.
@@ -71,11 +71,11 @@ class Sharing:
         return _moved(message, first, self.rooms[first])
 
 
-class Shared:
+class ServerChannel:
     """The end of the ps for one training task."""
 
     def __init__(self) -> None:
-        self.rooms = Numbered()
+        self.rooms = BufferTable()
 
     def attach(self, request: Message) -> Message:
         """Answer an offer of shared memory: open it if possible."""

@@ -25,10 +25,10 @@ def around_import(
     if any(name in sys.modules for name in names):
         after()
     else:
-        sys.meta_path.insert(0, _Watch(names, before, after))
+        sys.meta_path.insert(0, _ImportHook(names, before, after))
 
 
-class _Watch(MetaPathFinder):
+class _ImportHook(MetaPathFinder):
     """A finder that delegates to the others, and wraps the loaders of ``names``."""
 
     def __init__(

@@ -10,16 +10,18 @@ from numpy.typing import NDArray
 
 from tfcluster.runtime.context import Context, rank_addresses
 from tfcluster.runtime.errors import ContextError
-from tfcluster.runtime.parameter_server.server_socket import Listening
+from tfcluster.runtime.parameter_server.server_socket import ServerSocket
 from tfcluster.runtime.parameter_server.service import Service
 from tfcluster.runtime.parameter_server.sharded_model import Engine
 from tfcluster.runtime.telemetry.agent_channel import STEP_INTERVAL_S, Reporter
 
 
-class Serving:
+class ParameterService:
     """The service of this task, and a thread that reports its statistics."""
 
-    def __init__(self, service: Service, listening: Listening, said: Reporter) -> None:
+    def __init__(
+        self, service: Service, listening: ServerSocket, said: Reporter
+    ) -> None:
         self._service = service
         self._listening = listening
         self._reporter = said
@@ -42,7 +44,7 @@ class Serving:
             self.report()
 
 
-def start(context: Context, said: Reporter) -> Serving:
+def start(context: Context, said: Reporter) -> ParameterService:
     """Start to serve on the address of this ps.
 
     Raises ContextError if the environment has no address for it, and CollectiveError if
@@ -53,10 +55,10 @@ def start(context: Context, said: Reporter) -> Serving:
         raise ContextError(f"TFCLUSTER_PARAMETER_SERVERS has none for {context.task}")
     size = len(rank_addresses(context.cluster))
     service = Service(size, _engine)
-    listening = Listening(
+    listening = ServerSocket(
         service, addresses, context.task_index, size=size, token=context.token
     )
-    return Serving(service, listening, said)
+    return ParameterService(service, listening, said)
 
 
 def _engine(values: Sequence[NDArray[Any]]) -> Engine:

@@ -17,7 +17,7 @@ from tfcluster.runtime.task import tf_data_service
 from tfcluster.runtime.telemetry.agent_channel import reporter
 
 if TYPE_CHECKING:
-    from tfcluster.runtime.task.ps_task import Serving
+    from tfcluster.runtime.task.ps_task import ParameterService
 
 _STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -40,7 +40,7 @@ def serve(context: Context) -> NoReturn:
     _until_stopped(tf_server.start(context), parameters)
 
 
-def _parameters(context: Context) -> Serving | None:
+def _parameters(context: Context) -> ParameterService | None:
     """The parameter service, if this task has to run one."""
     if context.task_type != "ps" or not context.parameter_servers:
         return None
@@ -52,7 +52,7 @@ def _parameters(context: Context) -> Serving | None:
 
 def _until_stopped(
     server: Any,
-    parameters: Serving | None,
+    parameters: ParameterService | None,
     clear: Callable[[], None] = lambda: None,
 ) -> NoReturn:
     """Keep the servers alive until a signal asks this task to stop."""

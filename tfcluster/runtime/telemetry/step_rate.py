@@ -14,20 +14,20 @@ from tfcluster.runtime.telemetry.agent_channel import Reporter
 _WINDOW_S = 1.0
 
 
-class Waits(Protocol):
+class WaitTime(Protocol):
     """An object that knows how many seconds this rank has waited for others."""
 
     @property
     def waited_s(self) -> float: ...
 
 
-class Pace:
+class StepRate:
     """Counts steps per optimizer; the step count is that of the most used optimizer."""
 
     def __init__(
         self,
         reporter: Reporter,
-        waits: Waits,
+        waits: WaitTime,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._reporter = reporter

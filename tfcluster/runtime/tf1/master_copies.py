@@ -41,7 +41,7 @@ def require_own(before: Sequence[Any]) -> None:
         )
 
 
-class Copies:
+class MasterCopies:
     """The variables that a collection has in each tower, by their common name."""
 
     def __init__(self, collection: str, towers: int) -> None:

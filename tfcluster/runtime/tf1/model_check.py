@@ -23,7 +23,7 @@ _KEY = "tfcluster_layout"
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class VariableList:
     """The ops of one graph that leave the list, and find it."""
 
     workers: Workers
@@ -51,7 +51,7 @@ def add(workers: Workers) -> None:
             use_resource=True,
             name=_KEY,
         )
-        layout = Layout(
+        layout = VariableList(
             workers,
             text,
             variable.is_initialized(),
@@ -61,12 +61,12 @@ def add(workers: Workers) -> None:
     tf1.add_to_collection(_KEY, layout)
 
 
-def of(graph: Any) -> Layout | None:
+def of(graph: Any) -> VariableList | None:
     found = graph.get_collection(_KEY)
     return found[-1] if found else None
 
 
-def compare(layout: Layout, run: Callable[[Any], Any]) -> bool:
+def compare(layout: VariableList, run: Callable[[Any], Any]) -> bool:
     """Whether the chief has left its list. Raises CollectiveMismatchError."""
     if not run(layout.there):
         return False

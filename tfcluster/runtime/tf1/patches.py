@@ -28,10 +28,10 @@ from tfcluster.runtime.telemetry.rank_claim import claim
 from tfcluster.runtime.tf1 import session_manager
 from tfcluster.runtime.tf1.cluster_members import Workers
 from tfcluster.runtime.tf1.placement import ByBytes
-from tfcluster.runtime.tf1.ps_reachability import Reach
-from tfcluster.runtime.tf1.shared_server import OneServer
-from tfcluster.runtime.tf1.step_counter_hook import StepsHook
-from tfcluster.runtime.tf1.sync_replicas_hook import STOP_GRACE_S, EndsTogether
+from tfcluster.runtime.tf1.ps_reachability import PsReachability
+from tfcluster.runtime.tf1.shared_server import SharedServer
+from tfcluster.runtime.tf1.step_counter_hook import StepCounterHook
+from tfcluster.runtime.tf1.sync_replicas_hook import STOP_GRACE_S, SyncReplicasHook
 
 tf1 = tf.compat.v1
 
@@ -58,9 +58,9 @@ def install(context: Context) -> None:
 @dataclass
 class _Around:
     context: Context
-    server: OneServer = field(init=False)
+    server: SharedServer = field(init=False)
     workers: Workers = field(init=False)
-    reach: Reach = field(init=False)
+    reach: PsReachability = field(init=False)
     placed: weakref.WeakKeyDictionary[Any, ByBytes] = field(
         default_factory=weakref.WeakKeyDictionary
     )
@@ -70,8 +70,8 @@ class _Around:
 
     def __post_init__(self) -> None:
         context = self.context
-        self.server = OneServer(context)
-        self.reach = Reach(context.cluster)
+        self.server = SharedServer(context)
+        self.reach = PsReachability(context.cluster)
         self.workers = Workers(
             dict(context.cluster),
             context.task_type,
@@ -140,7 +140,7 @@ class _Around:
                 self._is_chief(is_chief),
                 checkpoint_dir if self.workers.is_chief else None,
                 scaffold,
-                [*(hooks or ()), StepsHook(reporter())],
+                [*(hooks or ()), StepCounterHook(reporter())],
                 *args,
                 **kwargs,
             )
@@ -200,7 +200,7 @@ class _Around:
             chief = self._is_chief(is_chief)
             self.synchronised = True
             inner = original(optimizer, chief, *args, **kw)
-            return EndsTogether(optimizer, inner, is_chief=chief)
+            return SyncReplicasHook(optimizer, inner, is_chief=chief)
 
         return hook
 

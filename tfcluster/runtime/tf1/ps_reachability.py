@@ -15,7 +15,7 @@ from tfcluster.runtime.tf1.wait_policy import patience
 _ANSWER_S = 5.0
 
 
-class Reach:
+class PsReachability:
     """What is known of the parameter servers of ``cluster``."""
 
     def __init__(self, cluster: Mapping[str, Sequence[str]]) -> None:

@@ -18,7 +18,7 @@ from tfcluster.runtime.tf1.cluster_members import Workers
 from tfcluster.runtime.tf1.cluster_members import workers as all_workers
 from tfcluster.runtime.tf1.graph_result import Together, Training, remembered
 from tfcluster.runtime.tf1.master_copies import (
-    Copies,
+    MasterCopies,
     copied,
     local,
     pushed,
@@ -78,7 +78,7 @@ def replicated_graph(
         ):
             losses.append(loss(tower))
     require_own(before)
-    trained = Copies(tf1.GraphKeys.TRAINABLE_VARIABLES, len(devices))
+    trained = MasterCopies(tf1.GraphKeys.TRAINABLE_VARIABLES, len(devices))
     gradients = []
     for tower, device in enumerate(devices):
         with tf1.device(device):
@@ -144,7 +144,7 @@ def replicated_graph(
 
 def _model_masters(towers: int, masters: dict[str, Any]) -> list[tuple[Any, list[Any]]]:
     """Master copies of the model's other variables, each with the towers' own."""
-    found = Copies(tf1.GraphKeys.MODEL_VARIABLES, towers)
+    found = MasterCopies(tf1.GraphKeys.MODEL_VARIABLES, towers)
     return [
         (shadow(found.of(name)[0], name, trainable=False), found.of(name))
         for name in found.names

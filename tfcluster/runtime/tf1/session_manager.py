@@ -72,7 +72,7 @@ def watch() -> None:
     manager.wait_for_session = waited
 
 
-def _is_known(found: model_check.Layout, master: str) -> bool:
+def _is_known(found: model_check.VariableList, master: str) -> bool:
     """Whether the chief has left its list before this task was started again."""
     with tf1.Session(master, graph=found.there.graph) as session:
         return model_check.compare(found, session.run)

@@ -17,7 +17,7 @@ from tfcluster.runtime.tf1.server_join import until_gone
 tf1 = tf.compat.v1
 
 
-class OneServer:
+class SharedServer:
     """Stands before the constructor and ``join`` of ``tf.distribute.Server``."""
 
     def __init__(self, context: Context) -> None:

@@ -14,7 +14,7 @@ tf1 = tf.compat.v1
 _WINDOW_S = 1.0
 
 
-class StepsHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]  # untyped
+class StepCounterHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]  # untyped
     """A step is one call of ``run``: that it trains is the session's purpose."""
 
     def __init__(self, reporter: Reporter) -> None:

@@ -16,7 +16,7 @@ STOP_GRACE_S = 2
 """For threads of the chief's session, which is all that ends them; otherwise 120."""
 
 
-class EndsTogether(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]  # untyped
+class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]  # untyped
     """The optimizer's own hook, and: who waits for a token after the chief's end ends.
 
     What is taken from a closed queue is OutOfRangeError, a managed session's end.

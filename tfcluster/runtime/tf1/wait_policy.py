@@ -16,7 +16,7 @@ _LONGEST_PAUSE_S = 0.5
 
 
 @dataclass
-class Patience:
+class WaitPolicy:
     """How long it has been, and what is said then. ``what`` it is that we wait for."""
 
     what: str
@@ -54,7 +54,7 @@ class Patience:
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
 
 
-def patience(what: str) -> Patience:
+def patience(what: str) -> WaitPolicy:
     """As the run's ``runtime.stall_warning`` and ``stall_timeout`` say."""
     options = process_group.context().options
-    return Patience(what, options.stall_warning_s, options.stall_timeout_s)
+    return WaitPolicy(what, options.stall_warning_s, options.stall_timeout_s)

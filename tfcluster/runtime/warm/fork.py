@@ -21,7 +21,7 @@ _FIRST_FREE_FD = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Birth:
+class ForkRequest:
     """The initial state of a task's process."""
 
     env: Mapping[str, str | None]
@@ -33,7 +33,7 @@ class Birth:
     """Descriptor that stays open; TFCLUSTER_EVENTS gets its number."""
 
 
-def fork_task(birth: Birth) -> int | None:
+def fork_task(birth: ForkRequest) -> int | None:
     """Fork twice; returns the task's pid in the parent, and None in the task.
 
     The process in between has ended on return, so the task's parent is the nearest
@@ -57,7 +57,7 @@ def fork_task(birth: Birth) -> int | None:
     return int(next(message["pid"] for message in told if message["type"] == "pid"))
 
 
-def _fork_on(tell: int, birth: Birth) -> bool:
+def _fork_on(tell: int, birth: ForkRequest) -> bool:
     """In the middle process: fork the task and exit. Returns True in the task only."""
     middle_ended, middle_lives = os.pipe()
     try:
@@ -84,7 +84,7 @@ def _fork() -> int:
         return os.fork()
 
 
-def _become_task(birth: Birth, *, keep: int) -> None:
+def _become_task(birth: ForkRequest, *, keep: int) -> None:
     os.setsid()
     os.chdir(birth.cwd)
     _take_descriptors(birth, keep)
@@ -98,7 +98,7 @@ def _become_task(birth: Birth, *, keep: int) -> None:
     _renew_module_state()
 
 
-def _take_descriptors(birth: Birth, keep: int) -> None:
+def _take_descriptors(birth: ForkRequest, keep: int) -> None:
     """Keep the standard streams, the events socket and ``keep``; close all others."""
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)

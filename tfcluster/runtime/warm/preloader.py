@@ -23,7 +23,7 @@ from tfcluster.runtime.scripts.run_script import import_folder, parse
 from tfcluster.runtime.task import bootstrap
 from tfcluster.runtime.telemetry.agent_channel import reporter
 from tfcluster.runtime.warm.compatibility import late_variable, shadowed_module
-from tfcluster.runtime.warm.fork import Birth, fork_task
+from tfcluster.runtime.warm.fork import ForkRequest, fork_task
 from tfcluster.versions import imported_too_old
 from tfcluster.wire import Decoder, Frame, encode
 
@@ -116,7 +116,7 @@ def requests(agent: socket.socket) -> Iterator[tuple[Frame, tuple[int, ...]]]:
                 yield frame, tuple(fds.popleft() for _ in range(count))
 
 
-def birth_of(frame: Frame, fds: Sequence[int]) -> Birth:
+def birth_of(frame: Frame, fds: Sequence[int]) -> ForkRequest:
     """The initial state that a request describes. Raises ValueError if incomplete."""
     if len(fds) != _FDS_OF_A_FORK:
         raise ValueError(f"a fork takes {_FDS_OF_A_FORK} descriptors, not {len(fds)}")
@@ -127,7 +127,7 @@ def birth_of(frame: Frame, fds: Sequence[int]) -> Birth:
         or not isinstance(cwd, str)
     ):
         raise ValueError("a fork takes 'argv', 'env' and 'cwd'")
-    return Birth(env=env, cwd=cwd, output=fds[0], events=fds[1])
+    return ForkRequest(env=env, cwd=cwd, output=fds[0], events=fds[1])
 
 
 def warm_arguments(

@@ -11,7 +11,7 @@ from tfcluster.runtime.collective.transports.base import Transport
 Host = TypeVar("Host", bound=Transport)
 
 
-class UponHost(Generic[Host]):
+class DelegatingTransport(Generic[Host]):
     """A ``Transport`` that delegates to ``host``, which connects the same ranks."""
 
     def __init__(self, host: Host) -> None:

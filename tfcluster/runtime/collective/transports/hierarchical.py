@@ -16,11 +16,16 @@ import numpy as np
 
 from tfcluster.runtime.collective.transports.base import UFUNCS, Array, ReduceOp, fill
 from tfcluster.runtime.collective.transports.ring import Ring
-from tfcluster.runtime.collective.transports.scaled_vector import Values
-from tfcluster.runtime.collective.transports.shm_allreduce import LocalRanks
+from tfcluster.runtime.collective.transports.scaled_vector import ScaledVector
+from tfcluster.runtime.collective.transports.shm_allreduce import ShmCollectives
 from tfcluster.runtime.collective.transports.topology import Groups, settle
 from tfcluster.runtime.net.handshake import Member
-from tfcluster.runtime.net.multiplexed_sockets import Incoming, Links, Outgoing, framed
+from tfcluster.runtime.net.multiplexed_sockets import (
+    Incoming,
+    Outgoing,
+    PeerSockets,
+    framed,
+)
 from tfcluster.runtime.net.rendezvous import connect
 
 JOIN_TIMEOUT_S = 300.0
@@ -53,8 +58,8 @@ class HostTransport:
         self._stall_timeout_s = stall_timeout_s
         self._place = place
         self._interrupted = threading.Event()
-        self._links: Links | None = None
-        self._local: LocalRanks | None = None
+        self._links: PeerSockets | None = None
+        self._local: ShmCollectives | None = None
         self._groups: Groups = ()
 
     @property
@@ -105,7 +110,7 @@ class HostTransport:
             return
         self._joined()
         ufunc = UFUNCS[op]
-        values = Values(buffer) if source is None else Values(source, scale)
+        values = ScaledVector(buffer) if source is None else ScaledVector(source, scale)
         if self._local is None or len(self._groups) > 1:
             if buffer.nbytes <= _DIRECT_BYTES:
                 fill(buffer, source, scale)
@@ -126,7 +131,7 @@ class HostTransport:
             ufunc(buffer, vector, out=buffer)
 
     def _allreduce_by_hosts(
-        self, buffer: Array, ufunc: np.ufunc, source: Values
+        self, buffer: Array, ufunc: np.ufunc, source: ScaledVector
     ) -> None:
         links = self._joined()
         # One ring per shard, and as many shards as the smallest host has ranks.
@@ -135,11 +140,11 @@ class HostTransport:
         if self._local is not None:
             me = self._local.me
             start, end = self._local.reduce_scatter(buffer, ufunc, source, owners)
-            source = Values(buffer)
+            source = ScaledVector(buffer)
         if me < owners:
             around = [group[me] for group in self._groups]
             shard = slice(start, end)
-            values = Values(source.vector[shard], source.scale)
+            values = ScaledVector(source.vector[shard], source.scale)
             ring = Ring(self.rank, around, buffer[shard], ufunc, values)
             links.transfer([ring.source], [ring.sink], self._stall_timeout_s)
         if self._local is not None:
@@ -179,9 +184,9 @@ class HostTransport:
         if self._local:
             self._local.pulse.close()
 
-    def _joined(self) -> Links:
+    def _joined(self) -> PeerSockets:
         if self._links is None:
-            links = Links(
+            links = PeerSockets(
                 connect(
                     self._me,
                     self._addresses,

@@ -27,7 +27,7 @@ from tfcluster.runtime.collective.transports.base import (
     Transport,
     fill,
 )
-from tfcluster.runtime.collective.transports.delegating import UponHost
+from tfcluster.runtime.collective.transports.delegating import DelegatingTransport
 from tfcluster.runtime.collective.transports.pmi_server import ProcessManager, serving
 from tfcluster.runtime.errors import (
     CollectiveError,
@@ -59,7 +59,7 @@ _abandoned: list[object] = []
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class MpiRankInfo:
     """What each rank tells all others before MPI is initialised."""
 
     place: str
@@ -69,7 +69,7 @@ class Site:
     problem: str = ""
 
 
-class MpiTransport(UponHost[Transport]):
+class MpiTransport(DelegatingTransport[Transport]):
     """A ``Transport`` whose all-reduce is MPI_Iallreduce; ``host`` does the rest.
 
     Ranks with equal ``place`` share memory; None: the place is detected.
@@ -154,11 +154,11 @@ class MpiTransport(UponHost[Transport]):
         mpi: Any = None
         try:
             mpi = load()
-            site = Site(place, job, library=library(mpi))
+            site = MpiRankInfo(place, job, library=library(mpi))
         except CollectiveError as error:
-            site = Site(place, job, problem=str(error))
+            site = MpiRankInfo(place, job, problem=str(error))
         answers = self._host.allgather(json.dumps(asdict(site)).encode())
-        sites = [Site(**json.loads(answer)) for answer in answers]
+        sites = [MpiRankInfo(**json.loads(answer)) for answer in answers]
         if problem := disagreement(sites):
             raise CollectiveError(f"transport mpi: {problem}")
         places = [site.place or f"rank {r}" for r, site in enumerate(sites)]
@@ -191,7 +191,7 @@ def reducible(dtype: np.dtype[Any], op: ReduceOp) -> bool:
     return dtype.char in _REAL or (dtype.char in _COMPLEX and not ordered)
 
 
-def disagreement(sites: Sequence[Site]) -> str | None:
+def disagreement(sites: Sequence[MpiRankInfo]) -> str | None:
     """A sentence that says why these ranks cannot form an MPI job; None if they can."""
     problems: dict[str, list[int]] = {}
     for rank, site in enumerate(sites):

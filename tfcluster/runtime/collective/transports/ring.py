@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tfcluster.runtime.collective.transports.base import Array
-from tfcluster.runtime.collective.transports.scaled_vector import Values
+from tfcluster.runtime.collective.transports.scaled_vector import ScaledVector
 
 _BLOCK_BYTES = 1 << 21
 """So much is received before it is combined.
@@ -39,7 +39,7 @@ class Ring:
         ranks: Sequence[int],
         vector: Array,
         ufunc: np.ufunc,
-        source: Values,
+        source: ScaledVector,
     ) -> None:
         rank, size = ranks.index(me), len(ranks)
         bounds = [len(vector) * part // size for part in range(size + 1)]
@@ -124,7 +124,7 @@ class _Combination:
     def __init__(
         self,
         vector: Array,
-        source: Values,
+        source: ScaledVector,
         ufunc: np.ufunc,
         parts: list[tuple[int, int]],
     ) -> None:

@@ -13,7 +13,7 @@ from tfcluster.runtime.collective.transports.base import Array
 
 
 @dataclass(frozen=True, slots=True)
-class Values:
+class ScaledVector:
     """``scale`` times ``vector``."""
 
     vector: Array

@@ -16,19 +16,21 @@ from __future__ import annotations
 import numpy as np
 
 from tfcluster.runtime.collective.transports.base import Array
-from tfcluster.runtime.collective.transports.scaled_vector import Values
-from tfcluster.runtime.net.shm_barrier import Pulse
-from tfcluster.runtime.net.shm_segment import SLOTS, Arena
+from tfcluster.runtime.collective.transports.scaled_vector import ScaledVector
+from tfcluster.runtime.net.shm_barrier import ProgressCounters
+from tfcluster.runtime.net.shm_segment import SLOTS, ShmSegment
 
 _Bounds = tuple[int, int]
 
 _AT_ONCE_BYTES = 1 << 14
 
 
-class LocalRanks:
+class ShmCollectives:
     """Member ``me`` of the ranks that share an arena."""
 
-    def __init__(self, arena: Arena, me: int, pulse: Pulse, timeout_s: float) -> None:
+    def __init__(
+        self, arena: ShmSegment, me: int, pulse: ProgressCounters, timeout_s: float
+    ) -> None:
         self.me = me
         self.members = arena.members
         self.pulse = pulse
@@ -74,7 +76,9 @@ class LocalRanks:
         most = self.members * self._arena.piece_bytes if self.members == 2 else 0
         return nbytes <= max(most, _AT_ONCE_BYTES)
 
-    def allreduce_at_once(self, vector: Array, ufunc: np.ufunc, source: Values) -> None:
+    def allreduce_at_once(
+        self, vector: Array, ufunc: np.ufunc, source: ScaledVector
+    ) -> None:
         """All-reduce in which every member reduces the whole vector, in member order.
 
         For two members this moves hardly more bytes than shards would, and each member
@@ -96,7 +100,7 @@ class LocalRanks:
 
     # --- large vectors ----------------------------------------------------------------
 
-    def allreduce(self, vector: Array, ufunc: np.ufunc, source: Values) -> None:
+    def allreduce(self, vector: Array, ufunc: np.ufunc, source: ScaledVector) -> None:
         """All-reduce ``source`` into ``vector``; they may be the same memory.
 
         Every member owns a shard.
@@ -124,7 +128,7 @@ class LocalRanks:
                 self._take(plan, slots, vector, number - 1, number - 1)
 
     def reduce_scatter(
-        self, vector: Array, ufunc: np.ufunc, source: Values, owners: int
+        self, vector: Array, ufunc: np.ufunc, source: ScaledVector, owners: int
     ) -> _Bounds:
         """Reduce this member's shard into ``vector``; returns its start and end.
 
@@ -153,7 +157,7 @@ class LocalRanks:
             self._take(plan, slots, vector, number, number)
 
     def _offer(
-        self, plan: _Plan, slots: _Slots, source: Values, number: int, first: int
+        self, plan: _Plan, slots: _Slots, source: ScaledVector, number: int, first: int
     ) -> None:
         """Write our pieces of the other members' shards to shared memory."""
         room = slots.pieces[self.me][(first + number) % SLOTS]
@@ -167,7 +171,7 @@ class LocalRanks:
         self,
         plan: _Plan,
         slots: _Slots,
-        source: Values,
+        source: ScaledVector,
         vector: Array,
         number: int,
         first: int,
@@ -229,7 +233,7 @@ class _Plan:
 class _Slots:
     """The arena's slots as arrays of the vector's dtype."""
 
-    def __init__(self, arena: Arena, dtype: np.dtype[np.generic]) -> None:
+    def __init__(self, arena: ShmSegment, dtype: np.dtype[np.generic]) -> None:
         def typed(
             rows: list[list[np.ndarray[tuple[int], np.dtype[np.uint8]]]],
         ) -> list[list[Array]]:

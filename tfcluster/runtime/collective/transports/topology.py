@@ -13,19 +13,24 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tfcluster.runtime.collective.transports.shm_allreduce import LocalRanks
+from tfcluster.runtime.collective.transports.shm_allreduce import ShmCollectives
 from tfcluster.runtime.net import shm_barrier, shm_segment
-from tfcluster.runtime.net.multiplexed_sockets import Links
-from tfcluster.runtime.net.shm_barrier import Pulse
-from tfcluster.runtime.net.shm_segment import Arena
+from tfcluster.runtime.net.multiplexed_sockets import PeerSockets
+from tfcluster.runtime.net.shm_barrier import ProgressCounters
+from tfcluster.runtime.net.shm_segment import ShmSegment
 
 Gather = Callable[[bytes], list[bytes]]
 Groups = tuple[tuple[int, ...], ...]
 
 
 def settle(
-    me: int, links: Links, gather: Gather, timeout_s: float, *, place: str | None = None
-) -> tuple[Groups, LocalRanks | None]:
+    me: int,
+    links: PeerSockets,
+    gather: Gather,
+    timeout_s: float,
+    *,
+    place: str | None = None,
+) -> tuple[Groups, ShmCollectives | None]:
     """The groups of ranks that share memory, and the transport within our own group.
 
     Groups are ordered by their first ranks; a rank that shares with nobody is a group
@@ -35,7 +40,7 @@ def settle(
     where = _place() if place is None else place
     groups = _grouped(gather((where or f"rank {me}").encode()))
     ours = next(group for group in groups if me in group)
-    setting = _Setting(me, ours)
+    setting = _ShmNegotiation(me, ours)
     offers = [json.loads(offer) for offer in gather(setting.offer())]
     local = setting.accept(offers, links, timeout_s)
     well = [answer == b"1" for answer in gather(b"0" if local is None else b"1")]
@@ -71,13 +76,13 @@ def _place() -> str:
     return f"{boot} {namespace} {os.geteuid()}"
 
 
-class _Setting:
+class _ShmNegotiation:
     """The descriptors that a rank offers to the other ranks on its host."""
 
     def __init__(self, me: int, ours: Sequence[int]) -> None:
         self._me = me
         self._ours = ours
-        self._arena: Arena | None = None
+        self._arena: ShmSegment | None = None
         self._memory: int | None = None
         self._pipe: tuple[int, int] | None = None
 
@@ -100,8 +105,8 @@ class _Setting:
         return json.dumps(said).encode()
 
     def accept(
-        self, offers: Sequence[Any], links: Links, timeout_s: float
-    ) -> LocalRanks | None:
+        self, offers: Sequence[Any], links: PeerSockets, timeout_s: float
+    ) -> ShmCollectives | None:
         theirs = [offers[rank] for rank in self._ours]
         if self._pipe is None or not all(theirs):
             return None
@@ -119,7 +124,7 @@ class _Setting:
             for waker in wakers.values():
                 os.close(waker)
             return None
-        beat = Pulse(
+        beat = ProgressCounters(
             memory,
             me,
             self._ours,
@@ -127,7 +132,7 @@ class _Setting:
             wakers=wakers,
             lines={member: links.fileno(self._ours[member]) for member in wakers},
         )
-        return LocalRanks(memory, me, beat, timeout_s)
+        return ShmCollectives(memory, me, beat, timeout_s)
 
     def forget(self) -> None:
         """Close what was offered: all ranks have opened it, or given up."""
@@ -137,7 +142,7 @@ class _Setting:
         self._arena = self._memory = self._pipe = None
 
 
-def _attach(offer: Any, members: int) -> Arena:
+def _attach(offer: Any, members: int) -> ShmSegment:
     return shm_segment.attach(
         int(offer["pid"]), int(offer["memory"]), bytes.fromhex(offer["nonce"]), members
     )

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tfcluster.runtime.collective import CollectiveError
 from tfcluster.runtime.keras.batches.batch_slicing import has_dense_rows, rows_in
-from tfcluster.runtime.keras.checks.known_objects import Judged
+from tfcluster.runtime.keras.checks.known_objects import KnownObjects
 from tfcluster.runtime.keras.checks.loss_reduction import kind_of_loss
 from tfcluster.runtime.keras.session import Session
 
@@ -24,12 +24,12 @@ _TOLERANCE = 0.02
 """Relative; wide, as the model may have been called with dropout."""
 
 
-class AddedLosses:
+class AddLossCheck:
     """Looks at models one of whose steps has just been called."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._judged = Judged()
+        self._judged = KnownObjects()
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def look(self, model: Any, data: Any, undivided: Any) -> None:

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfcluster.runtime.collective import CollectiveError, Layout, rank_divergence
-from tfcluster.runtime.collective.collectives import gather_bytes
+from tfcluster.runtime.collective import CollectiveError, Signature, rank_divergence
+from tfcluster.runtime.collective.collectives import allgather_bytes
 from tfcluster.runtime.collective.rank_divergence import Chunk
 from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.keras.checks.weight_digests import (
@@ -59,7 +59,7 @@ class _Training:
     """The last step in which each was the same on all ranks, by label."""
 
 
-class DriftCheck:
+class DivergenceCheck:
     """Of all optimizers whose gradients this process exchanges."""
 
     def __init__(self, session: Session) -> None:
@@ -163,7 +163,7 @@ class Watch:
 
     def __init__(
         self,
-        drift: DriftCheck,
+        drift: DivergenceCheck,
         owner: Owner,
         what: str,
         weights: Weights,
@@ -252,9 +252,9 @@ class Look:
 
     def _explain(self) -> None:
         name, steps = self._training.name, self._training.steps
-        layout = Layout(f"what {name} trains")
+        signature = Signature(f"what {name} trains")
         group = self._session.group
-        sent = gather_bytes(group, json.dumps(self._told).encode(), layout)
+        sent = allgather_bytes(group, json.dumps(self._told).encode(), signature)
         told = [json.loads(data) for data in sent]
         label = rank_divergence.differing(told)
         if label is None:
@@ -267,7 +267,7 @@ class Look:
                 rank_divergence.hyperparameter_text(label, values, when, last)
             )
         part = self._parts[label]
-        away, rank = self._farthest(part, Layout(f"what {label} is"))
+        away, rank = self._farthest(part, Signature(f"what {label} is"))
         if away <= rank_divergence.rounding_of(part.dtype.itemsize):
             self._training.every = _EVERY_AFTER_ROUNDING
             self._session.warn(rank_divergence.rounding_text(label, away))
@@ -277,9 +277,9 @@ class Look:
             rank_divergence.weights_text(label, ranks, away, when, last)
         )
 
-    def _farthest(self, part: Array, layout: Layout) -> tuple[float, int]:
+    def _farthest(self, part: Array, signature: Signature) -> tuple[float, int]:
         """How far the ranks' arrays are from the chief's, and the farthest rank."""
-        sent = gather_bytes(self._session.group, part.tobytes(), layout)
+        sent = allgather_bytes(self._session.group, part.tobytes(), signature)
         arrays = [np.frombuffer(data, part.dtype) for data in sent]
         away = [rank_divergence.distance(arrays[0], array) for array in arrays]
         rank = int(np.argmax(away))

@@ -11,7 +11,7 @@ import numpy as np
 from tfcluster.runtime.collective.transports.base import Array
 
 
-class Growth(NamedTuple):
+class GradientRatio(NamedTuple):
     """What has become of a gradient; zeros where nobody can say."""
 
     times: float
@@ -20,7 +20,7 @@ class Growth(NamedTuple):
     """Of the angle between the two: 1 if they have one direction, less for chance."""
 
 
-def growth(ours: Sequence[Array], chiefs: Sequence[Array]) -> Growth:
+def growth(ours: Sequence[Array], chiefs: Sequence[Array]) -> GradientRatio:
     """How much of the gradient ``chiefs`` there is in ``ours``."""
     length = along = own = 0.0
     with np.errstate(all="ignore"):
@@ -32,5 +32,5 @@ def growth(ours: Sequence[Array], chiefs: Sequence[Array]) -> Growth:
             length += float(wide @ wide)
             along += float(found @ wide)
     if not (own > 0.0 and length > 0.0 and math.isfinite(own + length)):
-        return Growth(0.0, 0.0)
-    return Growth(along / length, along / math.sqrt(own * length))
+        return GradientRatio(0.0, 0.0)
+    return GradientRatio(along / length, along / math.sqrt(own * length))

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfcluster.runtime.collective import Layout
-from tfcluster.runtime.collective.collectives import gather_bytes
+from tfcluster.runtime.collective import Signature
+from tfcluster.runtime.collective.collectives import allgather_bytes
 from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.keras.graph_order import exchange_in_order
 from tfcluster.runtime.keras.session import Session
@@ -22,7 +22,7 @@ _SAMPLE = 256
 """Numbers at either end of a tensor."""
 
 
-class SameData:
+class InputConsistency:
     """Counts training steps, and looks at the data of some."""
 
     def __init__(self, session: Session) -> None:
@@ -48,7 +48,9 @@ class SameData:
 
     def _compare(self, *samples: Array) -> Any:
         ours = digest(samples)
-        found = gather_bytes(self._session.group, ours, Layout("digest of a batch"))
+        found = allgather_bytes(
+            self._session.group, ours, Signature("digest of a batch")
+        )
         if len(set(found)) > 1:
             self._session.warn(
                 "the ranks read different batches. Each takes its rows of another one, "

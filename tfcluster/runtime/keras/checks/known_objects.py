@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 
-class Judged:
+class KnownObjects:
     """The objects about which a check has found out everything."""
 
     def __init__(self) -> None:

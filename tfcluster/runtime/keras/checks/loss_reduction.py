@@ -26,7 +26,7 @@ from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.patching import wrap
 
 
-class WholeBatch:
+class LossReductionCheck:
     """The hook on ``Loss.__call__``."""
 
     def __init__(self, session: Session) -> None:

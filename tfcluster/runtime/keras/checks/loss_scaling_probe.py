@@ -15,10 +15,10 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from tfcluster.runtime.collective import CollectiveError, Layout
-from tfcluster.runtime.collective.collectives import gather_bytes, share_bytes
+from tfcluster.runtime.collective import CollectiveError, Signature
+from tfcluster.runtime.collective.collectives import allgather_bytes, broadcast_bytes
 from tfcluster.runtime.collective.transports.base import Array, flat_bytes
-from tfcluster.runtime.keras.checks.gradient_ratio import Growth, growth
+from tfcluster.runtime.keras.checks.gradient_ratio import GradientRatio, growth
 from tfcluster.runtime.keras.session import DOUBLING_RANK, Session
 
 _SUM, _DOUBTFUL = 1.75, 1.25
@@ -28,7 +28,7 @@ _CERTAIN, _LIKELY = 0.95, 0.5
 _GROWTH = struct.Struct("dd")
 
 
-class Doubling:
+class LossScalingProbe:
     """See ``session.Trials``."""
 
     def __init__(self, session: Session) -> None:
@@ -38,19 +38,19 @@ class Doubling:
     def allowed(self) -> bool:
         # A rank has up to four times as many rows as else: a GPU may have no room.
         ours = b"" if tf.config.list_logical_devices("GPU") else b"1"
-        layout = Layout("whether rows may come twice")
-        return all(gather_bytes(self._session.group, ours, layout))
+        signature = Signature("whether rows may come twice")
+        return all(allgather_bytes(self._session.group, ours, signature))
 
     def judge(self, optimizer: str, ours: Sequence[Array]) -> bool:
         session = self._session
         what = f"gradients of {optimizer} for rows that come twice"
         sent = flat_bytes(ours) if session.chief else b""
-        chiefs = _like(ours, share_bytes(session.group, sent, 0, Layout(what)))
-        found = Growth(0.0, 0.0)
+        chiefs = _like(ours, broadcast_bytes(session.group, sent, 0, Signature(what)))
+        found = GradientRatio(0.0, 0.0)
         if session.rank == DOUBLING_RANK:
             found = growth(ours, chiefs)
-        said = gather_bytes(session.group, _GROWTH.pack(*found), Layout(what))
-        found = Growth(*_GROWTH.unpack(said[DOUBLING_RANK]))
+        said = allgather_bytes(session.group, _GROWTH.pack(*found), Signature(what))
+        found = GradientRatio(*_GROWTH.unpack(said[DOUBLING_RANK]))
         if found.times >= _SUM and found.cosine >= _CERTAIN:
             session.group.refusal = CollectiveError(
                 f"the gradients for {optimizer} grow with the rows of a batch: the "

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.keras.batches.batch_slicing import cut, has_dense_rows, rows_in
-from tfcluster.runtime.keras.checks.known_objects import Judged
+from tfcluster.runtime.keras.checks.known_objects import KnownObjects
 from tfcluster.runtime.keras.checks.loss_reduction import same_rows
 from tfcluster.runtime.keras.checks.rounding import TOLERANCES
 from tfcluster.runtime.keras.session import Session
@@ -25,7 +25,7 @@ class OutputsByRow:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._judged = Judged()
+        self._judged = KnownObjects()
 
     def look(self, layer: Any, outputs: Callable[[Any], Any], given: Any) -> None:
         """``outputs`` computes them from ``given``, arguments with this rank's rows."""

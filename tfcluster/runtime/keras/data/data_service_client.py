@@ -14,7 +14,7 @@ import tensorflow as tf
 
 
 @dataclass(frozen=True, slots=True)
-class Desk:
+class DataServiceClient:
     """Where elements are handed out, and who this rank is there."""
 
     service: str

@@ -18,7 +18,7 @@ from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
 
 from tfcluster.model import Strategy
 from tfcluster.runtime.context import Context
-from tfcluster.runtime.keras.data.data_service_client import Desk
+from tfcluster.runtime.keras.data.data_service_client import DataServiceClient
 from tfcluster.runtime.keras.data.dataset_graph import Pipeline
 from tfcluster.runtime.keras.data.dataset_iteration import (
     YIELDS_BATCHES,
@@ -40,7 +40,7 @@ class _Known:
     passes: int = 0
 
 
-def desk_of(context: Context) -> tuple[Desk, str] | None:
+def desk_of(context: Context) -> tuple[DataServiceClient, str] | None:
     """Where the run's data tasks hand out, and what its jobs there begin with.
 
     None where nothing is to be had there.
@@ -51,7 +51,7 @@ def desk_of(context: Context) -> tuple[Desk, str] | None:
     independent = context.strategy is Strategy.PARAMETER_SERVER
     in_step = not independent or options.synchronous
     run = f"{context.run or 'run'}/{context.attempt}"
-    desk = Desk(
+    desk = DataServiceClient(
         service=context.data_service,
         tasks=context.data_tasks,
         rank=context.rank,
@@ -65,10 +65,10 @@ def desk_of(context: Context) -> tuple[Desk, str] | None:
     return None if context.attempt and not in_step else (desk, run)
 
 
-class RemoteData:
+class DataServiceHooks:
     """The hooks on what iterates over datasets."""
 
-    def __init__(self, session: Session, desk: Desk, run: str) -> None:
+    def __init__(self, session: Session, desk: DataServiceClient, run: str) -> None:
         self._session = session
         self._desk = desk
         self._run = run

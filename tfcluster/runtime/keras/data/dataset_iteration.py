@@ -25,7 +25,12 @@ from tfcluster.runtime.keras.batches.batch_slicing import (
 )
 from tfcluster.runtime.keras.checks.row_terms import RowTerms
 from tfcluster.runtime.keras.program_lines import user_line
-from tfcluster.runtime.keras.session import DOUBLING_RANK, MOST_TRIALS, Session, Taken
+from tfcluster.runtime.keras.session import (
+    DOUBLING_RANK,
+    MOST_TRIALS,
+    Session,
+    TakenBatch,
+)
 from tfcluster.runtime.patching import wrap
 from tfcluster.runtime.scripts import self_distributed
 
@@ -54,7 +59,7 @@ YIELDS_BATCHES = "_tfcluster_yields_batches"
 """On datasets of ours, whose class does not tell."""
 
 
-class Mirrored:
+class GraphMirroredValue:
     """A value of Python's that graphs read as of when they run."""
 
     def __init__(self, value: Any, dtype: Any) -> None:
@@ -77,17 +82,17 @@ class Mirrored:
         self._value = value
 
 
-class Loops:
+class DatasetIteration:
     """The hook on ``Dataset.__iter__``, and the share of what it has yielded last."""
 
     def __init__(self, session: Session, row_terms: RowTerms) -> None:
         self._session = session
         self._row_terms = row_terms
-        self.counts = Mirrored(session.loop.counts, tf.bool)
+        self.counts = GraphMirroredValue(session.loop.counts, tf.bool)
         """Whether metrics count this rank's rows."""
-        self.fraction = Mirrored(1.0, tf.float64)
+        self.fraction = GraphMirroredValue(1.0, tf.float64)
         """This rank's part of the rows."""
-        self.doubles = Mirrored(False, tf.bool)
+        self.doubles = GraphMirroredValue(False, tf.bool)
         """Whether each row comes twice."""
 
     def install(self) -> None:
@@ -122,15 +127,17 @@ class Loops:
             or not yields_batches(dataset)
         ):
             return original(dataset)
-        passage = Passage(session, self, _batches_in(dataset))
+        passage = DatasetPass(session, self, _batches_in(dataset))
         iterator = original(_divided(dataset, passage))
         return _watched(iterator, session, self._row_terms)
 
 
-class Passage:
+class DatasetPass:
     """One pass over a dataset by the program's own loop."""
 
-    def __init__(self, session: Session, loops: Loops, batches: float) -> None:
+    def __init__(
+        self, session: Session, loops: DatasetIteration, batches: float
+    ) -> None:
         self._session = session
         self._loops = loops
         self._left = batches
@@ -172,7 +179,7 @@ class Passage:
         fits = self._fits(fractions, beside, trial=trial)
         whole = not self._trains or batch <= 0 or not fits
         if not self._looks:
-            loop.taken.append(Taken(id(self), None if whole else fractions))
+            loop.taken.append(TakenBatch(id(self), None if whole else fractions))
         if whole:
             if any(beside):
                 self._whole_beside(batch)
@@ -282,7 +289,7 @@ def yields_batches(dataset: Any) -> bool:
     )
 
 
-def _divided(dataset: Any, passage: Passage) -> Any:
+def _divided(dataset: Any, passage: DatasetPass) -> Any:
     """``dataset`` with each batch cut as ``passage`` says at that moment."""
 
     def next_bounds(batch: Any) -> list[Any]:

@@ -21,7 +21,7 @@ from tfcluster.runtime.patching import wrap
 
 
 @dataclass(frozen=True, slots=True)
-class Hand:
+class ShardSpec:
     """Which batches are one rank's."""
 
     rank: int
@@ -34,16 +34,16 @@ class Hand:
     def takes(self, number: int) -> bool:
         return number % self.size == self.rank
 
-    def stand_in(self, batches: int) -> Hand:
+    def stand_in(self, batches: int) -> ShardSpec:
         """Of a rank that none of so few is left for: it looks on at another's."""
-        return Hand(self.rank % batches, batches)
+        return ShardSpec(self.rank % batches, batches)
 
 
 class FitBatches:
     """Deals the batches of ``fit``."""
 
     def __init__(
-        self, session: Session, hand: Hand, set_idle: Callable[[bool], None]
+        self, session: Session, hand: ShardSpec, set_idle: Callable[[bool], None]
     ) -> None:
         self._session = session
         self._hand = hand
@@ -82,7 +82,7 @@ def _fewest(iterator: Any) -> int | None:
     return int(found) if found else None
 
 
-def _deal(iterator: Any, hand: Hand) -> None:
+def _deal(iterator: Any, hand: ShardSpec) -> None:
     dealt = iterator._distributed_dataset.shard(hand.size, hand.rank)
     iterator._distributed_dataset = dealt
     if iterator.steps_per_epoch:
@@ -108,7 +108,7 @@ class LoopBatches:
     batches: the first of them goes to every rank, and in later passes to one.
     """
 
-    def __init__(self, session: Session, hand: Hand) -> None:
+    def __init__(self, session: Session, hand: ShardSpec) -> None:
         self._session = session
         self._hand = hand
         self._trained: weakref.WeakSet[Any] = weakref.WeakSet()

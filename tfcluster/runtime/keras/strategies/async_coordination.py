@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 
 from tfcluster.runtime.collective import CollectiveError, CollectiveTimeoutError
-from tfcluster.runtime.parameter_server.client import Servers
+from tfcluster.runtime.parameter_server.client import ParameterServerClient
 
 _LOOK_EVERY_S = 0.5
 _WAIT_S = 0.05
@@ -24,7 +24,7 @@ class Progress:
 
     def __init__(
         self,
-        servers: Callable[[], Servers],
+        servers: Callable[[], ParameterServerClient],
         rank: int,
         *,
         restarted: bool,

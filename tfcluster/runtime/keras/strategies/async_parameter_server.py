@@ -23,15 +23,15 @@ from tfcluster.runtime.keras.checks.unsupported_strategies import (
 )
 from tfcluster.runtime.keras.data.round_robin_sharding import (
     FitBatches,
-    Hand,
     LoopBatches,
+    ShardSpec,
 )
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.strategies.async_coordination import Progress
-from tfcluster.runtime.keras.strategies.parameter_server import ServedUpdate
-from tfcluster.runtime.keras.strategies.ps_models import Masters
-from tfcluster.runtime.keras.train.chief_only_saving import Files, Name
-from tfcluster.runtime.keras.train.initial_broadcast import Synchroniser
+from tfcluster.runtime.keras.strategies.parameter_server import PsUpdate
+from tfcluster.runtime.keras.strategies.ps_models import ServerModels
+from tfcluster.runtime.keras.train.chief_only_saving import ChiefOnlySaving, Name
+from tfcluster.runtime.keras.train.initial_broadcast import InitialBroadcast
 from tfcluster.runtime.keras.train.injected_callbacks import (
     for_evaluation,
     has_exchanged,
@@ -39,37 +39,37 @@ from tfcluster.runtime.keras.train.injected_callbacks import (
     prove_first_step,
     served,
 )
-from tfcluster.runtime.keras.train.moving_statistics import LayerState
-from tfcluster.runtime.keras.train.optimizer_hook import Optimizers
-from tfcluster.runtime.keras.train.xla_fallback import Compilation
+from tfcluster.runtime.keras.train.moving_statistics import MovingStatistics
+from tfcluster.runtime.keras.train.optimizer_hook import OptimizerHook
+from tfcluster.runtime.keras.train.xla_fallback import XlaFallback
 from tfcluster.runtime.patching import defining_class, wrap
 
 Logs = dict[str, Any] | None
 
 
-def install(session: IndependentSession, masters: Masters, progress: Progress) -> None:
+def install(session: AsyncSession, masters: ServerModels, progress: Progress) -> None:
     """Hook into the imported Keras, once for each process."""
-    update = ServedUpdate(session, masters)
+    update = PsUpdate(session, masters)
     session.settle = update.settle
     masters.install()
-    files = IndependentFiles(session, progress)
-    Optimizers(session, Synchroniser(session), LayerState(session), update).install(
-        update.loss_scaled
-    )
-    Compilation(session, ShapeErrors(session)).install()
+    files = AsyncSaving(session, progress)
+    OptimizerHook(
+        session, InitialBroadcast(session), MovingStatistics(session), update
+    ).install(update.loss_scaled)
+    XlaFallback(session, ShapeErrors(session)).install()
     refuse_strategies()
     batches = FitBatches(session, session.hand, update.set_idle)
     batches.install()
     LoopBatches(session, session.hand).install()
     files.install()
-    IndependentEntry(session, masters, progress, batches, files).install()
+    AsyncModelMethods(session, masters, progress, batches, files).install()
 
 
 @dataclass
-class IndependentSession(Session):
+class AsyncSession(Session):
     """A rank in training; its group is its own."""
 
-    hand: Hand = field(kw_only=True)
+    hand: ShardSpec = field(kw_only=True)
 
     undivided = (
         "every rank pushes the gradients of all batches: they are not dealt out, and "
@@ -85,7 +85,9 @@ class IndependentSession(Session):
 class Epochs(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
     """Follows the chief, and skips what this rank had done before it was restarted."""
 
-    def __init__(self, session: Session, masters: Masters, progress: Progress) -> None:
+    def __init__(
+        self, session: Session, masters: ServerModels, progress: Progress
+    ) -> None:
         super().__init__()
         self._session = session
         self._masters = masters
@@ -141,7 +143,7 @@ class Epochs(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
 class FreshWeights(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
     """Validates, and shows callbacks, what all ranks have trained so far."""
 
-    def __init__(self, masters: Masters) -> None:
+    def __init__(self, masters: ServerModels) -> None:
         super().__init__()
         self._masters = masters
 
@@ -149,16 +151,16 @@ class FreshWeights(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
         self._masters.pull()
 
 
-class IndependentEntry:
+class AsyncModelMethods:
     """The hooks on ``fit``, ``evaluate`` and the other ways into a Keras model."""
 
     def __init__(
         self,
-        session: IndependentSession,
-        masters: Masters,
+        session: AsyncSession,
+        masters: ServerModels,
         progress: Progress,
         batches: FitBatches,
-        files: Files,
+        files: ChiefOnlySaving,
     ) -> None:
         self._session = session
         self._masters = masters
@@ -254,7 +256,7 @@ class IndependentEntry:
             raise
 
 
-class IndependentFiles(Files):
+class AsyncSaving(ChiefOnlySaving):
     """Only the chief writes. Outside of ``fit`` the others wait until it has."""
 
     def __init__(self, session: Session, progress: Progress) -> None:

@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
-from tfcluster.runtime.keras.checks.divergence_check import DriftCheck
+from tfcluster.runtime.keras.checks.divergence_check import DivergenceCheck
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.train.gradient_allreduce import Target, Watch, exchange
 from tfcluster.runtime.keras.train.tape_gradients import TapeGradients
@@ -19,7 +19,7 @@ class CollectiveUpdate:
         self,
         session: Session,
         tape_gradients: TapeGradients,
-        drift: DriftCheck | None = None,
+        drift: DivergenceCheck | None = None,
     ) -> None:
         self._session = session
         self._tape_gradients = tape_gradients

@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfcluster.runtime.collective import Layout, tensor_words
-from tfcluster.runtime.collective.collectives import gather_bytes, mean_of_gradients
+from tfcluster.runtime.collective import Signature, tensor_words
+from tfcluster.runtime.collective.collectives import allgather_bytes, mean_of_gradients
 from tfcluster.runtime.collective.transports.base import Array
-from tfcluster.runtime.keras.checks.divergence_check import DriftCheck
+from tfcluster.runtime.keras.checks.divergence_check import DivergenceCheck
 from tfcluster.runtime.keras.graph_order import exchange_in_order
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.step_rows import StepRows
@@ -52,13 +52,13 @@ class Replica:
     drift: Drift = field(default_factory=Drift)
 
 
-class LocalUpdate:
+class LocalSgdUpdate:
     """See ``Update``."""
 
     def __init__(
         self,
         session: Session,
-        drift: DriftCheck,
+        drift: DivergenceCheck,
         *,
         every: int | None = None,
         seconds: float | None = None,
@@ -151,7 +151,7 @@ class LocalUpdate:
     def _average_within(self, replica: Replica, variables: Sequence[Any]) -> Any:
         """Set ``variables`` to their mean over the ranks, eagerly or in a graph."""
         values = [tf.convert_to_tensor(variable) for variable in variables]
-        layout = Layout(
+        signature = Signature(
             f"parameters of {replica.name}",
             tuple(
                 tensor_words(name_of(variable), value.dtype.name, variable.shape)
@@ -160,7 +160,7 @@ class LocalUpdate:
         )
 
         def average(*arrays: Array) -> list[Array]:
-            return self._means(replica, arrays, layout)
+            return self._means(replica, arrays, signature)
 
         found = exchange_in_order(average, values, [value.dtype for value in values])
         for variable, value, mean in zip(
@@ -171,7 +171,7 @@ class LocalUpdate:
         return tf.constant(True)
 
     def _means(
-        self, replica: Replica, arrays: Sequence[Array], layout: Layout
+        self, replica: Replica, arrays: Sequence[Array], signature: Signature
     ) -> list[Array]:
         group, steps = self._session.group, replica.steps
         means, _ = mean_of_gradients(
@@ -179,7 +179,7 @@ class LocalUpdate:
             arrays,
             [],
             weight=max(replica.rows, _LEAST_ROWS),
-            layout=layout,
+            signature=signature,
             bucket_bytes=self._session.bucket_bytes,
         )
         now = self._clock()
@@ -187,8 +187,8 @@ class LocalUpdate:
         ours = _WORD.pack(_squared_distance(arrays, means), proposal)
         optimizers = [(replica.name, replica.optimizer())]
         told = self._drift.look_at(optimizers, self._session.pace.steps)
-        layout = Layout(f"drift of {replica.name}")
-        words = [_WORD.unpack(w) for w in gather_bytes(group, ours, layout, told)]
+        signature = Signature(f"drift of {replica.name}")
+        words = [_WORD.unpack(w) for w in allgather_bytes(group, ours, signature, told)]
         replica.schedule.agreed(words[0][1])
         distance = float(np.sqrt(np.mean([word[0] for word in words])))
         if warning := replica.drift.saw(distance, steps):

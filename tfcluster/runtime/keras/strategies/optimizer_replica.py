@@ -124,13 +124,13 @@ def packer(
 
     def pack(pieces: Sequence[Piece], kinds: str) -> bytes:
         with tf.init_scope(), tf.device("CPU:0"), tracing():
-            shadow = _Shadow(optimizer, pieces, clips_here=clips_here)
+            shadow = _OptimizerReplica(optimizer, pieces, clips_here=clips_here)
             return serialised(shadow.apply, shadow.values, shadow.slots, kinds)
 
     return pack
 
 
-class _Shadow:
+class _OptimizerReplica:
     """An optimizer like another, for pieces of that one's variables."""
 
     def __init__(

@@ -8,19 +8,19 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfcluster.runtime.collective import CollectiveError, Layout, ReduceOp
+from tfcluster.runtime.collective import CollectiveError, ReduceOp, Signature
 from tfcluster.runtime.collective.collectives import (
-    gather_bytes,
+    allgather_bytes,
     mean_of_gradients,
     reduce_arrays,
 )
 from tfcluster.runtime.exchange.tensor_list import Kind, TensorList
-from tfcluster.runtime.keras.checks.divergence_check import DriftCheck
+from tfcluster.runtime.keras.checks.divergence_check import DivergenceCheck
 from tfcluster.runtime.keras.graph_order import exchange_in_order
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.step_rows import StepRows
 from tfcluster.runtime.keras.strategies.collective import CollectiveUpdate
-from tfcluster.runtime.keras.strategies.ps_models import Master, Masters
+from tfcluster.runtime.keras.strategies.ps_models import ServerModel, ServerModels
 from tfcluster.runtime.keras.strategies.ps_non_trainable import ModelVariables
 from tfcluster.runtime.keras.tf_variables import raw
 from tfcluster.runtime.keras.train.optimizer_hook import built
@@ -31,7 +31,7 @@ from tfcluster.runtime.tensors import is_sparse, name_of
 _NOTHING, _ROWS, _WHOLE = range(3)
 
 
-class ServedUpdate:
+class PsUpdate:
     """``Optimizer.apply`` becomes a push, whose answer are the new weights.
 
     ``drift`` compares what the ranks tell their optimizers, where they are in step.
@@ -43,10 +43,10 @@ class ServedUpdate:
     def __init__(
         self,
         session: Session,
-        masters: Masters,
+        masters: ServerModels,
         *,
         model_variables: ModelVariables | None = None,
-        drift: DriftCheck | None = None,
+        drift: DivergenceCheck | None = None,
         tape_gradients: TapeGradients | None = None,
     ) -> None:
         self._session = session
@@ -129,7 +129,9 @@ class ServedUpdate:
             return
         self._looked_at = session.applies
         look = self._drift.look_at(self._masters.optimizers(), session.pace.steps)
-        gather_bytes(session.group, b"", Layout("settings of the optimizers"), look)
+        allgather_bytes(
+            session.group, b"", Signature("settings of the optimizers"), look
+        )
 
     def loss_scaled(
         self,
@@ -175,9 +177,9 @@ class ServedUpdate:
         return poisoned
 
     def _poison(self, finite: Any) -> Any:
-        layout = Layout("whether gradients are finite")
+        signature = Signature("whether gradients are finite")
         vote = np.array([bool(finite)], np.int64)
-        votes = reduce_arrays(self._session.group, [vote], ReduceOp.MIN, layout)
+        votes = reduce_arrays(self._session.group, [vote], ReduceOp.MIN, signature)
         if votes[0][0]:
             return np.float32(0.0)
         # It is left out, but all ranks have been at it.
@@ -205,11 +207,11 @@ class ServedUpdate:
                 arrays[known:],
                 [],
                 weight=rows.weight(arrays[:known]),
-                layout=layout,
+                signature=signature,
             )
             return means
 
-        layout = Layout("moving averages", tuple(name_of(v) for v in state))
+        signature = Signature("moving averages", tuple(name_of(v) for v in state))
         rows = StepRows(session)
         known = len(rows.inputs)
         values = [tf.convert_to_tensor(variable) for variable in state]
@@ -220,7 +222,7 @@ class ServedUpdate:
             raw(variable).assign(tf.ensure_shape(mean, variable.shape))
 
     def _push(
-        self, master: Master, name: str, gradients: TensorList, *, alike: bool
+        self, master: ServerModel, name: str, gradients: TensorList, *, alike: bool
     ) -> list[Any]:
         """``alike``: all ranks have the same gradients, and those of one count."""
         rows = StepRows(self._session)
@@ -258,7 +260,7 @@ class ServedUpdate:
 
     def _exchange(
         self,
-        master: Master,
+        master: ServerModel,
         name: str,
         given: Sequence[Any],
         weight: float,
@@ -292,7 +294,9 @@ def _as_of(variable: Any, gradient: Any) -> Any:
     return tf.cast(tf.convert_to_tensor(gradient), dtype)
 
 
-def _flat(master: Master, plain: Sequence[bool], fresh: Sequence[Any]) -> list[Any]:
+def _flat(
+    master: ServerModel, plain: Sequence[bool], fresh: Sequence[Any]
+) -> list[Any]:
     """What has come for each variable, in the form that the graph waits for."""
     flat: list[Any] = []
     for variable, whole, value in zip(master.variables, plain, fresh, strict=True):

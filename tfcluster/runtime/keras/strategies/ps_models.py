@@ -27,14 +27,18 @@ from tfcluster.runtime.keras.strategies.optimizer_replica import (
 )
 from tfcluster.runtime.keras.strategies.optimizer_slots import unique
 from tfcluster.runtime.keras.tf_variables import raw
-from tfcluster.runtime.parameter_server.client import Opened, Rows, Servers
+from tfcluster.runtime.parameter_server.client import (
+    OpenResult,
+    ParameterServerClient,
+    Rows,
+)
 from tfcluster.runtime.parameter_server.update_graph import tensor_of
 from tfcluster.runtime.patching import defining_class, wrap
 from tfcluster.runtime.scripts import self_distributed
 
 
 @dataclass
-class Master:
+class ServerModel:
     """One optimizer's variables, as the ps tasks keep them."""
 
     key: str
@@ -66,7 +70,7 @@ class Master:
                 raw(variable).assign(tensor_of(value))
 
 
-class Masters:
+class ServerModels:
     """Opens, refreshes, and tells the ps tasks what the program has assigned.
 
     ``leads``: this task's own assignments count for all.
@@ -75,7 +79,7 @@ class Masters:
     def __init__(
         self,
         session: Session,
-        servers: Callable[[], Servers],
+        servers: Callable[[], ParameterServerClient],
         *,
         synchronous: bool,
         leads: bool,
@@ -84,13 +88,13 @@ class Masters:
         self._connect = servers
         self.synchronous = synchronous
         self._leads = leads
-        self._masters: list[Master] = []
+        self._masters: list[ServerModel] = []
         self._names: Counter[str] = Counter()
-        self._watched: dict[int, tuple[Master, str, weakref.ref[Any]]] = {}
+        self._watched: dict[int, tuple[ServerModel, str, weakref.ref[Any]]] = {}
         self._lock = threading.Lock()
 
     @property
-    def servers(self) -> Servers:
+    def servers(self) -> ParameterServerClient:
         return self._connect()
 
     def install(self) -> None:
@@ -119,7 +123,7 @@ class Masters:
         """
         return not self.synchronous and not optimizer.gradient_accumulation_steps
 
-    def of(self, optimizer: Any, kinds: str) -> Master:
+    def of(self, optimizer: Any, kinds: str) -> ServerModel:
         """The master copy for ``optimizer``, opened where it is not yet."""
         for master in self._living():
             if master.optimizer() is optimizer:
@@ -131,7 +135,7 @@ class Masters:
         master.begun_elsewhere = others and in_step
         return master
 
-    def _open(self, optimizer: Any, kinds: str) -> tuple[Master, bool]:
+    def _open(self, optimizer: Any, kinds: str) -> tuple[ServerModel, bool]:
         self._names[optimizer.name] += 1
         number = self._names[optimizer.name]
         key = optimizer.name if number == 1 else f"{optimizer.name}#{number}"
@@ -149,7 +153,7 @@ class Masters:
             splittable=traits.splittable,
             together=traits.together,
         )
-        master = Master(key, weakref.ref(optimizer), variables, traits.rows_only)
+        master = ServerModel(key, weakref.ref(optimizer), variables, traits.rows_only)
         master.set(opened.values)
         self._masters.append(master)
         self._watch(master, variables)
@@ -164,7 +168,7 @@ class Masters:
 
     # --- to the ps tasks ------------------------------------------------------------
 
-    def pushing(self, master: Master) -> None:
+    def pushing(self, master: ServerModel) -> None:
         """A gradient is about to be pushed: all that it meets there is as here."""
         for path, (variable, before) in master.shown.items():
             if not np.array_equal(raw(variable).numpy(), before, equal_nan=True):
@@ -173,7 +177,7 @@ class Masters:
         self.tell(master)
         master.stale = True
 
-    def tell(self, master: Master) -> None:
+    def tell(self, master: ServerModel) -> None:
         """Pass on what the program has assigned to since the last time."""
         while master.changed:
             path, variable = master.changed.popitem()
@@ -186,7 +190,7 @@ class Masters:
         for master in self._masters:
             self.tell(master)
 
-    def _watch(self, master: Master, variables: Sequence[Any]) -> None:
+    def _watch(self, master: ServerModel, variables: Sequence[Any]) -> None:
         for path, variable in zip(unique(variables), variables, strict=True):
             self._watched[id(variable)] = master, path, weakref.ref(variable)
 
@@ -219,7 +223,7 @@ class Masters:
             if not master.changed:
                 master.set(self.servers.pull(master.key))
 
-    def _living(self) -> list[Master]:
+    def _living(self) -> list[ServerModel]:
         """Forget the models whose optimizers are no more."""
         self._masters = [m for m in self._masters if m.optimizer() is not None]
         self._watched = {
@@ -247,7 +251,7 @@ class Masters:
                 variables = optimizer.variables
             self._pull_slots(master, variables)
 
-    def _pull_slots(self, master: Master, own: Sequence[Any]) -> None:
+    def _pull_slots(self, master: ServerModel, own: Sequence[Any]) -> None:
         self.tell(master)
         found = self.servers.slots(master.key)
         named = list(zip(unique(own), own, strict=True))
@@ -326,7 +330,7 @@ def _wrap_property(owner: Any, around: Callable[..., Any]) -> None:
     owner.variables = property(get)
 
 
-def _are_others(opened: Opened, values: Sequence[Any]) -> bool:
+def _are_others(opened: OpenResult, values: Sequence[Any]) -> bool:
     """Whether the ps tasks have other values than this task has begun with."""
     return not opened.defined and not all(
         np.array_equal(theirs, ours)

@@ -16,7 +16,7 @@ from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.strategies.optimizer_replica import described
 from tfcluster.runtime.keras.strategies.optimizer_slots import unique
 from tfcluster.runtime.keras.tf_variables import raw
-from tfcluster.runtime.parameter_server.client import Servers
+from tfcluster.runtime.parameter_server.client import ParameterServerClient
 from tfcluster.runtime.parameter_server.placement import Piece
 from tfcluster.runtime.parameter_server.update_graph import serialised
 
@@ -24,7 +24,9 @@ from tfcluster.runtime.parameter_server.update_graph import serialised
 class ModelVariables:
     """Knows the variables that layers set from their data, and shares the chief's."""
 
-    def __init__(self, session: Session, servers: Callable[[], Servers]) -> None:
+    def __init__(
+        self, session: Session, servers: Callable[[], ParameterServerClient]
+    ) -> None:
         self._session = session
         self._connect = servers
         self._known: dict[int, Any] = {}

@@ -13,26 +13,26 @@ from tfcluster.runtime.collective.transports.hierarchical import HostTransport
 from tfcluster.runtime.context import Context
 from tfcluster.runtime.exchange.error_translation import raise_our_errors
 from tfcluster.runtime.keras.checks import loss_scaling_probe
-from tfcluster.runtime.keras.checks.divergence_check import DriftCheck
+from tfcluster.runtime.keras.checks.divergence_check import DivergenceCheck
 from tfcluster.runtime.keras.data import disable_autotune
-from tfcluster.runtime.keras.data.data_service_hooks import RemoteData, desk_of
+from tfcluster.runtime.keras.data.data_service_hooks import DataServiceHooks, desk_of
 from tfcluster.runtime.keras.data.per_rank_shuffle import SeedOffset
-from tfcluster.runtime.keras.data.round_robin_sharding import Hand
+from tfcluster.runtime.keras.data.round_robin_sharding import ShardSpec
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.strategies import (
     async_parameter_server,
     synchronous,
 )
 from tfcluster.runtime.keras.strategies.async_coordination import Progress
-from tfcluster.runtime.keras.strategies.async_parameter_server import IndependentSession
+from tfcluster.runtime.keras.strategies.async_parameter_server import AsyncSession
 from tfcluster.runtime.keras.strategies.collective import CollectiveUpdate
-from tfcluster.runtime.keras.strategies.local_sgd import LocalUpdate
-from tfcluster.runtime.keras.strategies.parameter_server import ServedUpdate
-from tfcluster.runtime.keras.strategies.ps_models import Masters
+from tfcluster.runtime.keras.strategies.local_sgd import LocalSgdUpdate
+from tfcluster.runtime.keras.strategies.parameter_server import PsUpdate
+from tfcluster.runtime.keras.strategies.ps_models import ServerModels
 from tfcluster.runtime.keras.strategies.ps_non_trainable import ModelVariables
 from tfcluster.runtime.keras.train.tape_gradients import TapeGradients
 from tfcluster.runtime.net.handshake import Member
-from tfcluster.runtime.parameter_server.client import Servers
+from tfcluster.runtime.parameter_server.client import ParameterServerClient
 from tfcluster.runtime.telemetry.agent_channel import reporter
 from tfcluster.runtime.telemetry.rank_claim import require_first
 
@@ -54,8 +54,8 @@ def begin(context: Context) -> Session:
 def _collective(context: Context) -> Session:
     session = _session(context)
     if session.divides and session.size > 1:
-        session.trials = loss_scaling_probe.Doubling(session)
-    drift = DriftCheck(session)
+        session.trials = loss_scaling_probe.LossScalingProbe(session)
+    drift = DivergenceCheck(session)
     session.group.last_state = drift.last_state
     session.group.last_equal = drift.last_equal
     tape_gradients = TapeGradients(session, drift=drift)
@@ -68,7 +68,9 @@ def _local_sgd(context: Context) -> Session:
     session = _session(context)
     options = context.options
     every, seconds = options.sync_every, options.sync_seconds
-    update = LocalUpdate(session, DriftCheck(session), every=every, seconds=seconds)
+    update = LocalSgdUpdate(
+        session, DivergenceCheck(session), every=every, seconds=seconds
+    )
     synchronous.install(session, update)
     return session
 
@@ -85,14 +87,14 @@ def _served_in_step(context: Context, *, averages_state: bool) -> Session:
     """Ranks in step, whose gradients a ps averages and applies."""
     session = _session(context)
     servers = _servers(context, session)
-    masters = Masters(session, servers, synchronous=True, leads=session.chief)
+    masters = ServerModels(session, servers, synchronous=True, leads=session.chief)
     chiefs = None if averages_state else ModelVariables(session, servers)
     tape_gradients = TapeGradients(session, averages_state=False)
-    update = ServedUpdate(
+    update = PsUpdate(
         session,
         masters,
         model_variables=chiefs,
-        drift=DriftCheck(session),
+        drift=DivergenceCheck(session),
         tape_gradients=tape_gradients,
     )
     masters.install()
@@ -109,14 +111,14 @@ def _independent(context: Context) -> Session:
     alone = HostTransport(
         Member(0, 1, context.token, context.attempt), ("localhost:0",)
     )
-    session = IndependentSession(
+    session = AsyncSession(
         Group(alone),
         reporter(),
         divides=context.options.divides,
-        hand=Hand(context.rank, context.size),
+        hand=ShardSpec(context.rank, context.size),
     )
     servers = _servers(context, session)
-    masters = Masters(session, servers, synchronous=False, leads=session.chief)
+    masters = ServerModels(session, servers, synchronous=False, leads=session.chief)
     progress = Progress(
         servers,
         context.rank,
@@ -135,7 +137,7 @@ def _with_data_tasks(context: Context, session: Session) -> None:
     if context.options.data == "seed_offset":
         SeedOffset(context.rank).install()
     if found := desk_of(context):
-        RemoteData(session, *found).install()
+        DataServiceHooks(session, *found).install()
 
 
 def _session(context: Context) -> Session:
@@ -147,7 +149,7 @@ def _session(context: Context) -> Session:
     )
 
 
-def _servers(context: Context, session: Session) -> Callable[[], Servers]:
+def _servers(context: Context, session: Session) -> Callable[[], ParameterServerClient]:
     """The connections to the ps tasks, made when they are needed first."""
     if not context.parameter_servers:
         raise CollectiveError(
@@ -156,11 +158,11 @@ def _servers(context: Context, session: Session) -> Callable[[], Servers]:
         )
 
     @functools.cache
-    def connect() -> Servers:
+    def connect() -> ParameterServerClient:
         require_first(
             context.task, "the ps tasks have the weights of that training by now"
         )
-        servers = Servers(
+        servers = ParameterServerClient(
             context.parameter_servers,
             rank=context.rank,
             size=context.size,

@@ -12,22 +12,22 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfcluster.runtime.keras.data.dataset_iteration import Loops
+from tfcluster.runtime.keras.data.dataset_iteration import DatasetIteration
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.train.metric_state import MetricState
-from tfcluster.runtime.keras.train.moving_statistics import LayerState
+from tfcluster.runtime.keras.train.moving_statistics import MovingStatistics
 from tfcluster.runtime.patching import defining_class, wrap
 
 
-class Variables:
+class AssignHook:
     """The hook on ``Variable.assign``."""
 
     def __init__(
         self,
         session: Session,
-        layer_state: LayerState,
+        layer_state: MovingStatistics,
         metric_state: MetricState,
-        loops: Loops,
+        loops: DatasetIteration,
     ) -> None:
         self._session = session
         self._layer_state = layer_state

@@ -22,8 +22,8 @@ import tensorflow as tf
 from keras.src.saving import saving_api
 from keras.src.utils import file_utils, io_utils
 
-from tfcluster.runtime.collective import Layout
-from tfcluster.runtime.collective.collectives import gather_bytes, share_bytes
+from tfcluster.runtime.collective import Signature
+from tfcluster.runtime.collective.collectives import allgather_bytes, broadcast_bytes
 from tfcluster.runtime.keras.data import cache_files
 from tfcluster.runtime.keras.data.downloads import Downloads
 from tfcluster.runtime.keras.session import Session
@@ -56,7 +56,7 @@ class Name:
         return str(Path(self.given).absolute())
 
 
-class Files:
+class ChiefOnlySaving:
     """The hooks on everything of Keras's that saves."""
 
     def __init__(self, session: Session) -> None:
@@ -105,7 +105,7 @@ class Files:
         outcome = [type(error).__name__, str(error)] if error else ["", text]
         names = [name.path, name.given] if name else ["", ""]
         ours = json.dumps([*names, *outcome]).encode()
-        sent = gather_bytes(session.group, ours, Layout(what))
+        sent = allgather_bytes(session.group, ours, Signature(what))
         paths = {json.loads(data)[0] for data in sent}
         chiefs, given, kind, text = json.loads(sent[0])
         if error is not None:
@@ -135,8 +135,8 @@ class Files:
                 link(files, name.path)
             else:
                 lacks = b"1"
-        layout = Layout(f"{what}: who lacks the files")
-        if not any(gather_bytes(session.group, lacks, layout)):
+        signature = Signature(f"{what}: who lacks the files")
+        if not any(allgather_bytes(session.group, lacks, signature)):
             return
         if files.bytes > MAX_BYTES:
             session.warn(
@@ -145,7 +145,7 @@ class Files:
             )
             return
         data = packed(files) if session.chief else b""
-        data = share_bytes(session.group, data, 0, Layout(f"{what}: the files"))
+        data = broadcast_bytes(session.group, data, 0, Signature(f"{what}: the files"))
         if lacks:
             unpack(files, data, name.path)
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from tfcluster.runtime.collective import Layout, ReduceOp, tensor_words
+from tfcluster.runtime.collective import ReduceOp, Signature, tensor_words
 from tfcluster.runtime.collective.collectives import Check, mean_of_gradients
 from tfcluster.runtime.collective.sparse import Slices
 from tfcluster.runtime.collective.transports.base import Array
@@ -135,7 +135,7 @@ class _Step:
         self._watch = watch
         self._chiefs_count = chiefs_count
         self._rows = StepRows(session)
-        self._layouts: dict[str, Layout] = {}
+        self._signatures: dict[str, Signature] = {}
 
     def carriers(self, tensors: TensorList) -> list[Carrier]:
         """Dense gradients are compressed. Slices and layers' variables are not."""
@@ -173,7 +173,7 @@ class _Step:
             dense,
             [_as_on_one_machine(session, each) for each in sparse] if alike else sparse,
             weight=weight,
-            layout=self._layout(name),
+            signature=self._signature(name),
             bucket_bytes=session.bucket_bytes,
             check=self._watch.look(*watched) if self._watch else None,
         )
@@ -192,11 +192,13 @@ class _Step:
             session.loop.unjudged -= target.names
         return means, slices, ()
 
-    def _layout(self, name: str) -> Layout:
-        layout = self._layouts.get(name)
-        if layout is None:
-            layout = self._layouts[name] = Layout(f"gradients of {name}", self._words)
-        return layout
+    def _signature(self, name: str) -> Signature:
+        signature = self._signatures.get(name)
+        if signature is None:
+            signature = self._signatures[name] = Signature(
+                f"gradients of {name}", self._words
+            )
+        return signature
 
 
 def _as_on_one_machine(session: Session, slices: Slices) -> Slices:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 
-class Update(Protocol):
+class GradientUpdate(Protocol):
     """Stands around ``Optimizer.apply``, eagerly and while a step is traced.
 
     ``state`` are those variables that layers set from the data that they see.
@@ -42,7 +42,7 @@ class Update(Protocol):
         ...
 
 
-class Names:
+class OptimizerNames:
     """Of optimizers, on all ranks alike: the second of one name is ``adam (2)``."""
 
     def __init__(self) -> None:

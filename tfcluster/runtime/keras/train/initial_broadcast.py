@@ -15,14 +15,14 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfcluster.runtime.collective import Layout, tensor_words
-from tfcluster.runtime.collective.collectives import share_bytes
+from tfcluster.runtime.collective import Signature, tensor_words
+from tfcluster.runtime.collective.collectives import broadcast_bytes
 from tfcluster.runtime.collective.transports.base import flat_bytes
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.tensors import name_of
 
 
-class Synchroniser:
+class InitialBroadcast:
     """Knows which variables are the same on all ranks already."""
 
     def __init__(self, session: Session) -> None:
@@ -50,7 +50,7 @@ class Synchroniser:
 
 def _share_values(session: Session, variables: Sequence[Any]) -> None:
     values = [np.asarray(variable.numpy()) for variable in variables]
-    layout = Layout(
+    signature = Signature(
         "first values of the variables",
         tuple(
             tensor_words(name_of(variable), value.dtype, value.shape)
@@ -58,7 +58,7 @@ def _share_values(session: Session, variables: Sequence[Any]) -> None:
         ),
     )
     ours = flat_bytes(values)
-    theirs = share_bytes(session.group, ours, 0, layout)
+    theirs = broadcast_bytes(session.group, ours, 0, signature)
     if theirs == ours:
         return
     offset = 0

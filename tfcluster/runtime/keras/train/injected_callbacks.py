@@ -9,14 +9,17 @@ import keras
 import numpy as np
 
 from tfcluster.runtime.collective import (
-    Layout,
     NotDistributedError,
     ReduceOp,
+    Signature,
 )
 from tfcluster.runtime.collective.collectives import reduce_arrays
 from tfcluster.runtime.keras.session import Session
-from tfcluster.runtime.keras.train.chief_only_saving import Files
-from tfcluster.runtime.keras.train.initial_broadcast import Synchroniser, training_state
+from tfcluster.runtime.keras.train.chief_only_saving import ChiefOnlySaving
+from tfcluster.runtime.keras.train.initial_broadcast import (
+    InitialBroadcast,
+    training_state,
+)
 from tfcluster.runtime.keras.train.metrics import Metrics
 
 Logs = dict[str, Any] | None
@@ -86,7 +89,7 @@ class BatchLogs(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
 class Agreement(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
     """Begins with equal variables, and ends training on all ranks together."""
 
-    def __init__(self, session: Session, synchroniser: Synchroniser) -> None:
+    def __init__(self, session: Session, synchroniser: InitialBroadcast) -> None:
         super().__init__()
         self._session = session
         self._synchroniser = synchroniser
@@ -111,7 +114,7 @@ class Agreement(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
         """Stop where any rank wants to."""
         wish = np.array([bool(self.model.stop_training)], np.int64)
         wishes = reduce_arrays(
-            self._session.group, [wish], ReduceOp.MAX, Layout("whether to stop")
+            self._session.group, [wish], ReduceOp.MAX, Signature("whether to stop")
         )
         self.model.stop_training = bool(wishes[0][0])
 
@@ -126,7 +129,7 @@ class BatchAgreement(Agreement):
 class ByTheChief(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
     """A callback that keeps state in files: all ranks read it, the chief writes it."""
 
-    def __init__(self, inner: Any, session: Session, files: Files) -> None:
+    def __init__(self, inner: Any, session: Session, files: ChiefOnlySaving) -> None:
         super().__init__()
         self._inner = inner
         self._session = session
@@ -169,15 +172,15 @@ class ByTheChief(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
         self._files.chief_only(act, f"end of {type(self._inner).__name__}")
 
 
-class Callbacks:
+class InjectedCallbacks:
     """Makes the list of callbacks for one call of ``fit``."""
 
     def __init__(
         self,
         session: Session,
-        synchroniser: Synchroniser,
+        synchroniser: InitialBroadcast,
         metrics: Metrics,
-        files: Files,
+        files: ChiefOnlySaving,
     ) -> None:
         self._session = session
         self._synchroniser = synchroniser
@@ -211,7 +214,9 @@ class Callbacks:
         return ours
 
 
-def served(callbacks: Iterable[Any], session: Session, files: Files) -> list[Any]:
+def served(
+    callbacks: Iterable[Any], session: Session, files: ChiefOnlySaving
+) -> list[Any]:
     """Callbacks of ``fit``; those that write do so for the chief alone."""
     ours: list[Any] = []
     for callback in callbacks:

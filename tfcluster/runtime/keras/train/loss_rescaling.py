@@ -14,10 +14,10 @@ import numpy as np
 import tensorflow as tf
 from keras.src.losses import loss as keras_losses
 
-from tfcluster.runtime.collective import Layout, ReduceOp
+from tfcluster.runtime.collective import ReduceOp, Signature
 from tfcluster.runtime.collective.collectives import reduce_arrays
 from tfcluster.runtime.collective.transports.base import Array
-from tfcluster.runtime.keras.checks.loss_reduction import WholeBatch
+from tfcluster.runtime.keras.checks.loss_reduction import LossReductionCheck
 from tfcluster.runtime.keras.checks.op_replay import Holds
 from tfcluster.runtime.keras.graph_order import exchange_in_order
 from tfcluster.runtime.keras.session import Session, Share
@@ -27,10 +27,12 @@ from tfcluster.runtime.patching import wrap
 _BY_WEIGHTS = "mean_with_sample_weight"
 
 
-class Losses:
+class LossRescaling:
     """The hooks on the reduction of losses, Keras's and TensorFlow's."""
 
-    def __init__(self, session: Session, whole_batch: WholeBatch, holds: Holds) -> None:
+    def __init__(
+        self, session: Session, whole_batch: LossReductionCheck, holds: Holds
+    ) -> None:
         self._session = session
         self._holds = holds
         self._whole_batch = whole_batch
@@ -131,7 +133,7 @@ class Losses:
                 rows = rows if session.loop.counts else 0.0
             local = np.array([divisor if rows else 0.0, rows])
             (total,) = reduce_arrays(
-                session.group, [local], ReduceOp.SUM, Layout("divisor of a loss")
+                session.group, [local], ReduceOp.SUM, Signature("divisor of a loss")
             )
             if not rows or not total[0]:
                 return np.float64(0.0)

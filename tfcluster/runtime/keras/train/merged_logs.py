@@ -15,8 +15,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from tfcluster.runtime.collective import Layout
-from tfcluster.runtime.collective.collectives import gather_bytes
+from tfcluster.runtime.collective import Signature
+from tfcluster.runtime.collective.collectives import allgather_bytes
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.train.step_logs import (
     Origin,
@@ -72,10 +72,10 @@ class MergedLogs:
             [weight, fitting, remade, list(map(_sendable, self._own.values()))]
         )
         names = tuple("/".join(path) for path in self._own)
-        layout = Layout("logs of the last step", names)
+        signature = Signature("logs of the last step", names)
         said = [
             json.loads(text)
-            for text in gather_bytes(session.group, ours.encode(), layout)
+            for text in allgather_bytes(session.group, ours.encode(), signature)
         ]
         weights, fits, remakes, numbers = zip(*said, strict=True)
         chosen = self._chosen(candidates, fits)

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfcluster.runtime.collective import Layout, ReduceOp, tensor_words
-from tfcluster.runtime.collective.collectives import gather_bytes, reduce_arrays
+from tfcluster.runtime.collective import ReduceOp, Signature, tensor_words
+from tfcluster.runtime.collective.collectives import allgather_bytes, reduce_arrays
 from tfcluster.runtime.collective.transports.base import Array
-from tfcluster.runtime.keras.data.dataset_iteration import Loops
+from tfcluster.runtime.keras.data.dataset_iteration import DatasetIteration
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.train.state_trials import Trials
 from tfcluster.runtime.keras.train.state_updates import Kind, Trial, agreed, kind_of
@@ -46,7 +46,7 @@ class _Kept:
 class MetricState:
     """Knows the variables of metrics, and merges their values."""
 
-    def __init__(self, session: Session, loops: Loops) -> None:
+    def __init__(self, session: Session, loops: DatasetIteration) -> None:
         self._session = session
         self._loops = loops
         self._kept: dict[int, _Kept] = {}
@@ -145,7 +145,7 @@ class MetricState:
         """The values of all ranks together; ``weight`` is that of the last batch."""
         session = self._session
         ways = [str(variable.aggregation) for variable in variables]
-        layout = Layout(
+        signature = Signature(
             what,
             tuple(
                 tensor_words(f"{variable.path} ({way})", value.dtype, value.shape)
@@ -154,7 +154,7 @@ class MetricState:
         )
         found = [self._kept.get(id(variable)) for variable in variables]
         own = [one for one in found if one is not None]
-        self._settle(own, layout)
+        self._settle(own, signature)
         for place, one in enumerate(found):
             if one is not None and ways[place] in ("sum", "none"):
                 ways[place] = self._way(one, local[place])
@@ -168,9 +168,9 @@ class MetricState:
                 sign = 1.0 if way == "max" else -1.0
                 extremes.append(sign * np.asarray(value, np.float64))
         sums.append(np.array([weight]))
-        *totals, weights = reduce_arrays(session.group, sums, ReduceOp.SUM, layout)
+        *totals, weights = reduce_arrays(session.group, sums, ReduceOp.SUM, signature)
         highest = iter(
-            reduce_arrays(session.group, extremes, ReduceOp.MAX, layout)
+            reduce_arrays(session.group, extremes, ReduceOp.MAX, signature)
             if extremes
             else ()
         )
@@ -187,15 +187,15 @@ class MetricState:
             merged.append(np.asarray(result).astype(value.dtype))
         return merged
 
-    def _settle(self, kept: Sequence[_Kept], layout: Layout) -> None:
+    def _settle(self, kept: Sequence[_Kept], signature: Signature) -> None:
         """Agree on the kinds, until all ranks know all of them."""
         if all(one.settled for one in kept):
             return
         ours = [None if one.kind is None else asdict(one.kind) for one in kept]
         said = [
             json.loads(text)
-            for text in gather_bytes(
-                self._session.group, json.dumps(ours).encode(), layout
+            for text in allgather_bytes(
+                self._session.group, json.dumps(ours).encode(), signature
             )
         ]
         for place, one in enumerate(kept):

@@ -19,7 +19,7 @@ from tfcluster.runtime.keras.checks.batch_numbers import BatchNumbers
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.train.merged_logs import MergedLogs
 from tfcluster.runtime.keras.train.metric_state import MetricState
-from tfcluster.runtime.keras.train.moving_statistics import LayerState
+from tfcluster.runtime.keras.train.moving_statistics import MovingStatistics
 from tfcluster.runtime.keras.train.step_logs import (
     Recorded,
     StepLogs,
@@ -41,7 +41,7 @@ class Metrics:
         self,
         session: Session,
         state: MetricState,
-        layer_state: LayerState,
+        layer_state: MovingStatistics,
         numbers: BatchNumbers,
     ) -> None:
         self._session = session

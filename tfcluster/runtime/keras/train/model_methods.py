@@ -11,30 +11,36 @@ import keras
 import tensorflow as tf
 
 from tfcluster.runtime.collective import CollectiveError
-from tfcluster.runtime.keras.checks.add_loss_check import AddedLosses
+from tfcluster.runtime.keras.checks.add_loss_check import AddLossCheck
 from tfcluster.runtime.keras.checks.endless_epochs import warn_of_endless_epochs
-from tfcluster.runtime.keras.checks.input_consistency import SameData
+from tfcluster.runtime.keras.checks.input_consistency import InputConsistency
 from tfcluster.runtime.keras.checks.row_terms import RowTerms
 from tfcluster.runtime.keras.checks.shape_errors import ShapeErrors
 from tfcluster.runtime.keras.checks.trial_steps import TrialSteps
 from tfcluster.runtime.keras.checks.unsupported_strategies import refuse_replicas
 from tfcluster.runtime.keras.session import Session
-from tfcluster.runtime.keras.train.initial_broadcast import Synchroniser, training_state
-from tfcluster.runtime.keras.train.injected_callbacks import Callbacks, for_evaluation
+from tfcluster.runtime.keras.train.initial_broadcast import (
+    InitialBroadcast,
+    training_state,
+)
+from tfcluster.runtime.keras.train.injected_callbacks import (
+    InjectedCallbacks,
+    for_evaluation,
+)
 from tfcluster.runtime.keras.train.metrics import Metrics
 from tfcluster.runtime.keras.train.sharded_steps import Looks, divide_steps
 from tfcluster.runtime.patching import defining_class, wrap
 
 
-class Entry:
+class ModelMethods:
     """Wraps the methods of Keras's trainer that programs call."""
 
     def __init__(
         self,
         session: Session,
-        synchroniser: Synchroniser,
+        synchroniser: InitialBroadcast,
         metrics: Metrics,
-        callbacks: Callbacks,
+        callbacks: InjectedCallbacks,
         row_terms: RowTerms,
         shape_errors: ShapeErrors,
     ) -> None:
@@ -45,7 +51,10 @@ class Entry:
         self._shape_errors = shape_errors
         self._trial_steps = TrialSteps(session)
         self._looks = Looks(
-            SameData(session), AddedLosses(session), self._trial_steps, row_terms
+            InputConsistency(session),
+            AddLossCheck(session),
+            self._trial_steps,
+            row_terms,
         )
 
     def install(self) -> None:

@@ -22,8 +22,13 @@ import tensorflow as tf
 from keras.src.backend.common import global_state
 from keras.src.backend.common.stateless_scope import in_stateless_scope
 
-from tfcluster.runtime.collective import CollectiveError, Layout, ReduceOp, tensor_words
-from tfcluster.runtime.collective.collectives import gather_bytes, reduce_arrays
+from tfcluster.runtime.collective import (
+    CollectiveError,
+    ReduceOp,
+    Signature,
+    tensor_words,
+)
+from tfcluster.runtime.collective.collectives import allgather_bytes, reduce_arrays
 from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.keras.checks.output_rows import OutputsByRow
 from tfcluster.runtime.keras.graph_order import exchange_in_order
@@ -74,7 +79,7 @@ class _Call:
     training: Any = None
 
 
-class LayerState:
+class MovingStatistics:
     """Variables that have been assigned while a layer was called."""
 
     def __init__(self, session: Session) -> None:
@@ -307,14 +312,14 @@ class LayerState:
     ) -> list[Array]:
         session = self._session
         names = [name_of(own.variable()) for own in found]
-        layout = Layout(
+        signature = Signature(
             "state of layers",
             tuple(
                 tensor_words(name, new.dtype.name, new.shape)
                 for name, new in zip(names, news, strict=True)
             ),
         )
-        self._settle(found, names, layout)
+        self._settle(found, names, signature)
         wide = [np.asarray(new, np.float64) for new in news]
         rests = [
             (new - _slope(own) * np.asarray(old, np.float64))
@@ -333,9 +338,9 @@ class LayerState:
             if how == "chief":
                 most = new if session.chief else np.full_like(new, -np.inf)
             largest += [most, least]
-        weights, *added = reduce_arrays(session.group, sums, ReduceOp.SUM, layout)
+        weights, *added = reduce_arrays(session.group, sums, ReduceOp.SUM, signature)
         total = float(weights[0])
-        extremes = reduce_arrays(session.group, largest, ReduceOp.MAX, layout)
+        extremes = reduce_arrays(session.group, largest, ReduceOp.MAX, signature)
         results = []
         for place, (own, new, old) in enumerate(zip(found, news, olds, strict=True)):
             high, low = extremes[2 * place], -extremes[2 * place + 1]
@@ -364,7 +369,7 @@ class LayerState:
         return _slope(own) * np.asarray(old, np.float64) + rest
 
     def _settle(
-        self, found: Sequence[OwnState], names: Sequence[str], layout: Layout
+        self, found: Sequence[OwnState], names: Sequence[str], signature: Signature
     ) -> None:
         """Agree on the kinds, until all ranks know all of them."""
         if all(own.settled for own in found):
@@ -372,8 +377,8 @@ class LayerState:
         ours = [None if own.kind is None else asdict(own.kind) for own in found]
         said = [
             json.loads(text)
-            for text in gather_bytes(
-                self._session.group, json.dumps(ours).encode(), layout
+            for text in allgather_bytes(
+                self._session.group, json.dumps(ours).encode(), signature
             )
         ]
         for place, own in enumerate(found):

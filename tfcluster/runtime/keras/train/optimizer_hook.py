@@ -17,24 +17,24 @@ import tensorflow as tf
 
 from tfcluster.runtime.keras.program_lines import user_line
 from tfcluster.runtime.keras.session import Session
-from tfcluster.runtime.keras.train.gradient_update import Update
+from tfcluster.runtime.keras.train.gradient_update import GradientUpdate
 from tfcluster.runtime.keras.train.initial_broadcast import (
-    Synchroniser,
+    InitialBroadcast,
     related_variables,
 )
-from tfcluster.runtime.keras.train.moving_statistics import LayerState
+from tfcluster.runtime.keras.train.moving_statistics import MovingStatistics
 from tfcluster.runtime.patching import Around, wrap
 
 
-class Optimizers:
+class OptimizerHook:
     """The hook on ``apply``."""
 
     def __init__(
         self,
         session: Session,
-        synchroniser: Synchroniser,
-        layer_state: LayerState,
-        update: Update,
+        synchroniser: InitialBroadcast,
+        layer_state: MovingStatistics,
+        update: GradientUpdate,
     ) -> None:
         self._session = session
         self._synchroniser = synchroniser

@@ -15,7 +15,7 @@ import keras
 import tensorflow as tf
 from keras.src.backend.tensorflow import random
 
-from tfcluster.runtime.keras.data.dataset_iteration import Loops
+from tfcluster.runtime.keras.data.dataset_iteration import DatasetIteration
 from tfcluster.runtime.keras.session import DOUBLING_RANK, Session
 from tfcluster.runtime.patching import wrap
 
@@ -23,10 +23,10 @@ _STRIDE = 7_368_787
 """A prime, so that ranks meet each other's seeds late."""
 
 
-class Randomness:
+class PerRankSeeds:
     """The hooks on ``SeedGenerator.next`` and dropout."""
 
-    def __init__(self, session: Session, loops: Loops) -> None:
+    def __init__(self, session: Session, loops: DatasetIteration) -> None:
         self._session = session
         self._loops = loops
 

@@ -12,8 +12,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfcluster.runtime.keras.batches.batch_slicing import Part, has_rows, take_part
-from tfcluster.runtime.keras.checks.add_loss_check import AddedLosses
-from tfcluster.runtime.keras.checks.input_consistency import SameData
+from tfcluster.runtime.keras.checks.add_loss_check import AddLossCheck
+from tfcluster.runtime.keras.checks.input_consistency import InputConsistency
 from tfcluster.runtime.keras.checks.row_terms import RowTerms
 from tfcluster.runtime.keras.checks.trial_steps import TrialSteps, has_own_step
 from tfcluster.runtime.keras.session import Session, Share
@@ -26,8 +26,8 @@ _MARK = "divides_batches"
 class Looks:
     """What is looked at: before a batch is divided in training, and after each step."""
 
-    same_data: SameData
-    added_losses: AddedLosses
+    same_data: InputConsistency
+    added_losses: AddLossCheck
     trial_steps: TrialSteps
     row_terms: RowTerms
 

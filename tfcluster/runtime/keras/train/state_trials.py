@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.keras.batches.batch_slicing import cut, has_dense_rows, rows_in
-from tfcluster.runtime.keras.checks.known_objects import Judged
+from tfcluster.runtime.keras.checks.known_objects import KnownObjects
 from tfcluster.runtime.keras.graph_order import exchange_in_order
 from tfcluster.runtime.keras.train.state_updates import SHIFT, Trial
 
@@ -30,7 +30,7 @@ class Trials:
     """Tries what has not been tried, in the first step that has two rows."""
 
     def __init__(self) -> None:
-        self._judged = Judged()
+        self._judged = KnownObjects()
 
     def known(self, owner: Any) -> Any:
         """A boolean variable: whether all is known about ``owner``."""

@@ -12,7 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfcluster.runtime.collective import Layout, ReduceOp
+from tfcluster.runtime.collective import ReduceOp, Signature
 from tfcluster.runtime.collective.collectives import reduce_arrays
 from tfcluster.runtime.keras.checks.op_replay import Holds
 from tfcluster.runtime.keras.graph_order import exchange_in_order
@@ -20,7 +20,7 @@ from tfcluster.runtime.keras.session import Session, Share
 from tfcluster.runtime.patching import wrap
 
 
-class Normalization:
+class SyncBatchNorm:
     """The hook on the moments of ``BatchNormalization``."""
 
     def __init__(self, session: Session, holds: Holds) -> None:
@@ -78,9 +78,9 @@ class Normalization:
 
         def total(tensor: Any, what: str) -> Any:
             def run(array: Any) -> Any:
-                layout = Layout(f"{what} of {name}")
+                signature = Signature(f"{what} of {name}")
                 return reduce_arrays(
-                    self._session.group, [array], ReduceOp.SUM, layout
+                    self._session.group, [array], ReduceOp.SUM, signature
                 )[0]
 
             summed = exchange_in_order(run, [tensor], tensor.dtype)

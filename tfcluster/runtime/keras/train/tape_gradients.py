@@ -24,11 +24,11 @@ import tensorflow as tf
 from tensorflow.python.eager.record import should_record_backprop
 
 from tfcluster.runtime.collective import CollectiveError
-from tfcluster.runtime.keras.checks.divergence_check import DriftCheck
+from tfcluster.runtime.keras.checks.divergence_check import DivergenceCheck
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.tf_variables import raw
 from tfcluster.runtime.keras.train.gradient_allreduce import Target, Watch, exchange
-from tfcluster.runtime.keras.train.gradient_update import Names
+from tfcluster.runtime.keras.train.gradient_update import OptimizerNames
 from tfcluster.runtime.patching import wrap
 from tfcluster.runtime.tensors import is_sparse, name_of
 
@@ -72,12 +72,12 @@ class TapeGradients:
         session: Session,
         *,
         averages_state: bool = True,
-        drift: DriftCheck | None = None,
+        drift: DivergenceCheck | None = None,
     ) -> None:
         self._session = session
         self._drift = drift
         self._averages_state = averages_state
-        self.names = Names()
+        self.names = OptimizerNames()
         self._origins: dict[int, _Origin] = {}
         self._owners: dict[int, tuple[weakref.ref[Any], weakref.ref[Any]]] = {}
         self._groups: dict[int, tuple[weakref.ref[Any], str, set[str]]] = {}

@@ -19,7 +19,7 @@ from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.patching import wrap
 
 
-class Compilation:
+class XlaFallback:
     """The hooks on ``tf.function`` and, before that of the exchange, on ``apply``."""
 
     def __init__(self, session: Session, shape_errors: ShapeErrors) -> None:

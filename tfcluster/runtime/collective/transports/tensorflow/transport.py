@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfcluster.runtime.collective.transports.base import Array, ReduceOp, fill
-from tfcluster.runtime.collective.transports.delegating import UponHost
+from tfcluster.runtime.collective.transports.delegating import DelegatingTransport
 from tfcluster.runtime.collective.transports.hierarchical import (
     STALL_TIMEOUT_S,
     HostTransport,
@@ -41,7 +41,7 @@ _WHOLE, _LENGTH = b"\0", b"\1"
 """What a rank says first in an all-gather: all that it has, or only how much."""
 
 
-class TensorFlowTransport(UponHost[HostTransport]):
+class TensorFlowTransport(DelegatingTransport[HostTransport]):
     """A ``Transport`` that uses ``host``, which connects the same ranks.
 
     The context manager ``joining`` is entered while ``host`` connects; its argument is
