@@ -1,7 +1,7 @@
-"""The ``tfcluster`` command: words and options in, an exit code out.
+"""The ``tfcluster`` command: arguments and options in, an exit code out.
 
-Only this module knows click. It imports what a command needs when it runs, so that
-``--help`` and ``status`` answer at once. stdout is data, stderr is talk.
+Only this module knows click. A command's modules are imported when it runs, so that
+``--help`` and ``status`` answer at once. Data goes to stdout, messages to stderr.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _EARLY = (
     and signal.getsignal(signal.SIGINT) is signal.default_int_handler
 )
 if _EARLY:
-    # Ctrl-C within the imports ends the command without a traceback.
+    # Ctrl-C during the imports must end the command without a traceback.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-import click  # noqa: E402 - after Ctrl-C is harmless
+import click  # noqa: E402 - only once Ctrl-C is harmless
 
 from tfcluster import __version__  # noqa: E402
 from tfcluster.console.output import OutputClosedError, escape_unknown, put  # noqa: E402
@@ -44,7 +44,7 @@ _BEHIND = "tfcluster.behind"
 
 
 class _Launch(click.Command):
-    """Remembers which words stand behind ``--``: click itself forgets it."""
+    """Remembers how many words follow ``--``, which click itself discards."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if "--" in args:
@@ -53,7 +53,7 @@ class _Launch(click.Command):
 
 
 class _Commands(click.Group):
-    """Lists commands in the order of use, not of the alphabet."""
+    """Lists commands in the order of use, not alphabetically."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
@@ -330,7 +330,7 @@ def _refused(lines: list[str], code: ExitCode) -> ExitCode:
 
 
 def _crashed(error: Exception) -> TfclusterError:
-    """A fault of our own: the traceback goes to a file, the user gets one line."""
+    """A bug in tfcluster: the traceback goes to a file, the user sees one line."""
     from tfcluster.crash import save_crash
 
     where = save_crash(error, os.environ)

@@ -1,7 +1,7 @@
-"""From a placement to what each task is started with: argv, environment, TF_CONFIG.
+"""From a placement to each task's argv, environment and TF_CONFIG.
 
-Pure: ports, secrets and the run's identity are handed in. What the tasks of a group
-share is made once.
+Pure: ports, secrets and the run's identity are arguments. Whatever the tasks of a group
+share is computed once.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BOOTSTRAP = "tfcluster.runtime.task.bootstrap"
 WARM = "tfcluster.runtime.warm.preloader"
 
 UNKNOWN_PORT = "auto"
-"""Stands for the port in addresses of a plan: the agents choose when they start."""
+"""Stands for the port in a plan's addresses: agents choose ports when they start."""
 
 NO_PORT = ("evaluator",)
 """Task types that nobody connects to."""
@@ -41,24 +41,24 @@ PARAMETER_SERVICE = (Strategy.PARAMETER_SERVER, Strategy.REPLICATED)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskSpec:
-    """One task, as far as it is known before the hosts are asked."""
+    """One task, as far as it is known before any host is contacted."""
 
     task: TaskId
     place: Place
     argv: tuple[str, ...]
     """The command as a person would run it by hand."""
     arguments: tuple[str, ...]
-    """For the bootstrap; empty: ``argv`` is executed as it is."""
+    """Arguments of the bootstrap; if empty, ``argv`` is executed as it is."""
     warm: str | None
-    """The warm interpreter that forks it; None: it is executed."""
+    """Key of the warm interpreter that forks the task; None: it is executed."""
     python: str | None
     options: tuple[str, ...]
     cwd: str
     server: bool
-    """A built-in server: it runs until it is stopped."""
+    """The task is a built-in server, which runs until it is stopped."""
     strategy: Strategy
     shared_env: Mapping[str, str]
-    """What all tasks of the group get; one object for all of them."""
+    """Variables that all tasks of the group have in common; one object for all."""
     own_env: Mapping[str, str]
     device_filters: tuple[str, ...]
 
@@ -68,27 +68,27 @@ class TaskSpec:
 
     @property
     def serves_parameters(self) -> bool:
-        """A ps whose own service training tasks talk to, beside TensorFlow's server."""
+        """Whether it is a ps that runs our parameter service, not only TensorFlow's."""
         return self.task.type == "ps" and self.strategy in PARAMETER_SERVICE
 
     @property
     def ports(self) -> int:
-        """How many ports are held for it; the first one is that of TF_CONFIG."""
+        """How many ports are held for it; the first one appears in TF_CONFIG."""
         return int(self.needs_port) + int(self.serves_parameters)
 
     @property
     def trains(self) -> bool:
-        """The training runtime belongs around its command, whatever that is."""
+        """Whether the training runtime is put around its command, whatever that is."""
         ranked = self.place.rank is not None and not self.server
         return ranked and self.strategy is not Strategy.NONE
 
     @property
     def wrapped(self) -> bool:
-        """It trains, but a program that is no Python script starts what does."""
+        """Whether it trains below a command that is not itself a Python program."""
         return self.trains and not self.arguments
 
     def at(self, place: Place) -> TaskSpec:
-        """The same task in another place, with the GPUs and the neighbours there."""
+        """The same task in another place, with that place's GPUs and local ranks."""
         found = {**_neighbours_env(place), **_gpus_env(place)}
         return replace(self, place=place, own_env={**self.own_env, **found})
 
@@ -120,16 +120,17 @@ def compose(
     places: Sequence[Place],
     uses_tensorflow: UsesTensorFlow,
 ) -> tuple[TaskSpec, ...]:
-    """What each task is started with, in listing order.
+    """The TaskSpec of every task, in listing order.
 
-    ``uses_tensorflow`` says whether a program is worth a warm interpreter.
+    ``uses_tensorflow`` tells whether a program is worth a warm interpreter.
     """
     size = sum(place.rank is not None for place in places)
     groups = {
         kind: _Group.of(description, kind, uses_tensorflow)
         for kind in description.tasks
     }
-    # Where tasks are servers, the chief's graph is on all of them: it has to see them.
+    # With built-in servers as workers, the chief's graph spans all tasks, so it must
+    # see all of their devices.
     driven = any(groups[kind].server for kind in RANKED_TYPES if kind in groups)
     filtered = "ps" in description.tasks and not driven
     return tuple(
@@ -139,11 +140,11 @@ def compose(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Group:
-    """What all tasks of one type share."""
+    """Everything that the tasks of one type share."""
 
     program: Program
     python: str
-    """What a leading ``python`` of commands means."""
+    """The interpreter that a leading ``python`` of a command stands for."""
     server: bool
     warm: str | None
     strategy: Strategy
@@ -177,8 +178,8 @@ class _Group:
         }
         env.setdefault("PYTHONUNBUFFERED", "1")
         if strategy is not Strategy.NONE:
-            # A set of strings must have the same order on every rank, or ranks that
-            # number its members train on different data without anybody noticing.
+            # A set of strings must iterate in the same order on every rank. Otherwise
+            # ranks that number its members silently train on different data.
             env.setdefault("PYTHONHASHSEED", "0")
         warm = None
         if (
@@ -186,8 +187,8 @@ class _Group:
             and parsed.forkable
             and (server or uses_tensorflow(parsed))
         ):
-            # A fork inherits what its interpreter imported under: tasks with another
-            # interpreter or environment need a warm interpreter of their own.
+            # Modules read the environment at import, and a fork inherits the result:
+            # another interpreter or environment needs a warm interpreter of its own.
             warm = json.dumps([parsed.python, sorted(group.env.items())])
         return cls(
             program=parsed,
@@ -245,7 +246,7 @@ def _own_env(place: Place, size: int) -> dict[str, str]:
 
 
 def _neighbours_env(place: Place) -> dict[str, str]:
-    """What it is called among the training tasks of its host, and beside it."""
+    """The task's local and cross rank and size, as Horovod defines them."""
     if place.rank is None:
         return {}
     return {
@@ -268,7 +269,7 @@ def _runtime_json(runtime: Runtime) -> str:
 
 
 def warm_specs(specs: Iterable[TaskSpec]) -> tuple[WarmSpec, ...]:
-    """The warm interpreters that these tasks (of one host) are forked from."""
+    """The warm interpreters that fork these tasks, which are those of one host."""
     found: dict[str, WarmSpec] = {}
     for spec in specs:
         if spec.warm is not None and spec.python is not None:
@@ -285,14 +286,14 @@ def warm_specs(specs: Iterable[TaskSpec]) -> tuple[WarmSpec, ...]:
 
 
 def address(place: Place, port: int | None) -> str:
-    """``host:port`` as TensorFlow takes it; IPv6 in brackets; None: not known yet."""
+    """``host:port`` for TensorFlow, IPv6 in brackets; a ``port`` of None is unknown."""
     host = place.host.reached_by
     shown = f"[{host}]" if ":" in host else host
     return f"{shown}:{UNKNOWN_PORT if port is None else port}"
 
 
 def cluster_of(specs: Sequence[TaskSpec], ports: Mapping[TaskId, int]) -> Cluster:
-    """The ClusterSpec of all tasks, once their ports are held."""
+    """The ClusterSpec of all tasks; a task without an entry in ``ports`` gets none."""
     return cluster(
         [
             (spec.task, address(spec.place, ports.get(spec.task)))
@@ -305,7 +306,7 @@ def cluster_of(specs: Sequence[TaskSpec], ports: Mapping[TaskId, int]) -> Cluste
 def provisional_cluster(specs: Sequence[TaskSpec]) -> Cluster:
     """The ClusterSpec for a plan.
 
-    Raises StartError where TF_CONFIG will not fit, whatever the ports will be.
+    Raises StartError if TF_CONFIG with five-digit ports would be too long.
     """
     widest = cluster_of(specs, {spec.task: 65535 for spec in specs})
     last = {spec.task.type: spec.task for spec in specs}

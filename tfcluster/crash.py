@@ -1,4 +1,4 @@
-"""What is kept of a fault of tfcluster's own: a file with the traceback."""
+"""Crash reports: a bug in tfcluster leaves a file with the traceback."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tfcluster.record.files import open_private, write_all
 from tfcluster.record.paths import state_dir
 
 _KEPT = 10
-"""How many such files stay."""
+"""How many crash files are kept."""
 
 
 def save_crash(error: BaseException, environ: Mapping[str, str]) -> Path | None:
-    """Write it to the state folder; None where even that cannot be done.
+    """Write a crash file to the state folder and remove old ones.
 
-    The newest few of such files stay there.
+    Returns its path, or None if even that fails.
     """
     stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     head = f"tfcluster {__version__}, Python {platform.python_version()}\n"
@@ -40,6 +40,6 @@ def save_crash(error: BaseException, environ: Mapping[str, str]) -> Path | None:
 
 
 def _remove_old(folder: Path) -> None:
-    """Their names sort by time; a fault that comes again and again fills no disk."""
+    """Keep the newest (names sort by time): a repeated crash must not fill the disk."""
     for old in sorted(folder.glob("crash-*.txt"))[:-_KEPT]:
         old.unlink(missing_ok=True)

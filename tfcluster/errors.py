@@ -2,15 +2,15 @@
 
     TfclusterError            a message, a hint (what to do next), an exit code
       ConfigError         2   bad configuration or usage: every problem at once
-      HostError           3   a host that is not reachable or not trusted
+      HostError           3   a host is not reachable or not trusted
       StartError          4   start-up failed
       ContactLostError    5   contact to a host or an agent was lost
       NoProgressError     6   the run hangs
-      ActiveRunError      7   that run is already active
-      ResourceError       8   the launcher's own resources
+      ActiveRunError      7   the run is already active
+      ResourceError       8   the launcher lacks a resource, or tfcluster has a bug
 
 They are raised anywhere and caught once, in ``cli``. Exit codes are part of the
-contract: never 99 (Grid Engine would requeue the job) and never 255 (ssh's own).
+contract: never 99 (Grid Engine would requeue the job) and never 255 (ssh's own errors).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """What the command's exit status means."""
+    """The exit statuses of the ``tfcluster`` command."""
 
     OK = 0
     TASK_FAILED = 1
@@ -50,7 +50,7 @@ class TfclusterError(Exception):
         self.hint = hint
 
     def lines(self) -> list[str]:
-        """The error as a person sees it, one entry for each line."""
+        """The error as the user sees it, one entry per line."""
         lines = [f"error: {self.message}"]
         if self.hint:
             lines.append(f"  hint: {self.hint}")

@@ -1,4 +1,4 @@
-"""Why a task ended, in one sentence for people, from what is known of its end. Pure."""
+"""Why a task ended, in one sentence: from exit code, signal and last output. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SIGNALS = {
 # The last line of a traceback: a dotted class name, perhaps with a message.
 _EXCEPTION = re.compile(r"(?:[\w.]+\.)?\w*(?:Error|Exception|Interrupt|Exit)(?::.*)?")
 _ADDRESS = re.compile(r"address already in use|could not start grpc server", re.I)
-# What a task says when not it but one of its peers has failed.
+# Output of a task that failed only because one of its peers did.
 _VICTIM = re.compile(
     r"PeerLostError|UnavailableError|Connection reset by peer|Socket closed|"
     r"failed to connect to all addresses|coordination service|Broken pipe|"
@@ -34,7 +34,7 @@ _MAX_CHARS = 300
 def cause_of_exit(
     *, code: int | None, signal: str | None, oom: bool, tail: Sequence[str]
 ) -> str | None:
-    """One sentence; None where the task ended well."""
+    """One sentence; None if the task ended well. ``tail``: its last lines of output."""
     if signal is not None:
         text = _SIGNALS.get(signal, f"killed by {signal}")
         if oom:
@@ -50,7 +50,7 @@ def cause_of_exit(
 
 
 def last_words(tail: Sequence[str]) -> str | None:
-    """The exception (or known complaint) that these last lines of output end with."""
+    """The last exception (or known error message) in these last lines of output."""
     for line in reversed(tail):
         text = line.strip()
         if _ADDRESS.search(text):
@@ -61,13 +61,13 @@ def last_words(tail: Sequence[str]) -> str | None:
 
 
 def looks_like_victim(cause: str | None, tail: Sequence[str]) -> bool:
-    """The task seems to have failed because another one had."""
+    """Whether the task seems to have failed because another one had."""
     last = last_words(tail)
     return any(text and _VICTIM.search(text) for text in (cause, last))
 
 
 def _abort_reason(tail: Sequence[str]) -> str | None:
-    """The line in which a C++ program says why it aborts."""
+    """The line that says why a C++ program aborted."""
     for line in reversed(tail):
         if "Check failed" in line or line.startswith(("F0", "terminate called")):
             return _cut(line.strip())

@@ -1,4 +1,4 @@
-"""The hosts that a plan can assume before a scheduler or a host was asked. Pure."""
+"""The hosts that a plan assumes before any scheduler or host has been asked. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tfcluster.model import Allocation, Description, Host
 
 
 def expected(description: Description) -> Allocation:
-    """The described hosts, or ``<node 1>`` and so on where a scheduler chooses."""
+    """The configured hosts; ``<node 1>`` and so on where a scheduler chooses them."""
     if description.backend == "ssh":
         return Allocation(hosts=listed_hosts(description.hosts))
     count = len(description.task_ids())

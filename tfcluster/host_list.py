@@ -1,4 +1,4 @@
-"""The hosts that a description lists, as an allocation has them. Pure."""
+"""The entries of ``hosts:`` in a configuration as the Hosts of an allocation. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tfcluster.model import Host, HostEntry
 
 
 def listed_hosts(entries: Sequence[HostEntry]) -> tuple[Host, ...]:
-    """The hosts of the list, in its order."""
+    """One Host per entry, in the order of the list."""
     return tuple(
         Host(
             name=name,
@@ -23,7 +23,7 @@ def listed_hosts(entries: Sequence[HostEntry]) -> tuple[Host, ...]:
 
 
 def host_names(entries: Sequence[HostEntry]) -> tuple[str, ...]:
-    """What each host is called: by its name, and port where two have the same."""
+    """A unique name per host: its name, with the port where two have the same name."""
     count = Counter(entry.host for entry in entries)
     return tuple(
         f"{entry.host}:{entry.port or 22}" if count[entry.host] > 1 else entry.host

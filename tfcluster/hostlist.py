@@ -1,7 +1,7 @@
 """Host names as clusters write them: ``node[01-04,7]`` to names and back.
 
-The syntax is that of Slurm and ClusterShell. Order is kept and nothing is sorted.
-Whether a host exists is not known here: nothing is resolved.
+The syntax is that of Slurm and ClusterShell. Order is kept; nothing is sorted. Names
+are not resolved, so a name need not be that of an existing host.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _DIGITS = re.compile(r"([0-9]+)")
 
 
 class HostlistError(ValueError):
-    """A hostlist that cannot be read; ``column`` counts from 1."""
+    """A hostlist that cannot be parsed; ``column`` counts from 1."""
 
     def __init__(self, message: str, column: int) -> None:
         super().__init__(message)
@@ -35,12 +35,12 @@ def expand(text: str, *, limit: int = 10_000, slurm_order: bool = False) -> list
 
     ``node[01-04,7]-ib,login`` has ranges (padded as their first number is), single
     numbers, several brackets in a name, and commas between names; ``[::1]`` is an IPv6
-    literal. One comma at the end is tolerated. Raises HostlistError; that there would
-    be more than ``limit`` names is found before any is made.
+    literal. One comma at the end is tolerated. Raises HostlistError for anything else,
+    and for more than ``limit`` names before it makes any of them.
 
     Of several brackets in a name the last one varies fastest and the first one most
-    slowly; with ``slurm_order`` as ``scontrol show hostnames`` has it, which differs
-    from three brackets on.
+    slowly. ``slurm_order`` gives the order of ``scontrol show hostnames`` instead,
+    which differs for three or more brackets.
     """
     patterns = [_parse(item, column) for item, column in split(text)]
     count = sum(pattern.count for pattern in patterns)
@@ -71,7 +71,7 @@ def split(text: str) -> list[tuple[str, int]]:
 
 
 def _commas(text: str) -> Iterator[int]:
-    """Where top-level items end; the last one ends with the text."""
+    """The index of each top-level item's end; the last one ends with the text."""
     opened: int | None = None
     for index, character in enumerate(text):
         if character == "[":
@@ -109,7 +109,7 @@ class _Range:
 
 @dataclass(frozen=True, slots=True)
 class _Pattern:
-    """One item: plain text and sets of numbers in turn."""
+    """One item: plain text and bracketed number ranges, in order."""
 
     parts: tuple[str | tuple[_Range, ...], ...]
 
@@ -118,7 +118,7 @@ class _Pattern:
         count = 1
         for part in self.parts:
             if not isinstance(part, str):
-                # Not len(): that would overflow for ranges of 10**18.
+                # Not len(): it overflows for ranges of 10**18.
                 count *= sum(each.high - each.low + 1 for each in part)
         return count
 
@@ -136,10 +136,10 @@ class _Pattern:
         return map("".join, itertools.product(*self._choices()))
 
     def slurm_names(self) -> Iterator[str]:
-        """Slurm's order: the last bracket varies fastest, then the first, the second.
+        """Slurm's order: last bracket varies fastest, then the first, then the second.
 
-        Its parser (_push_range_list in hostlist.c) takes the brackets before the last
-        one from right to left, each around those on its left.
+        Its parser (_push_range_list in hostlist.c) expands the brackets before the
+        last one from right to left, each around those to its left.
         """
         choices = self._choices()
         brackets = [
@@ -153,7 +153,7 @@ class _Pattern:
             yield "".join(texts[at] for at in range(len(choices)))
 
     def _choices(self) -> list[Sequence[str]]:
-        """The texts that each part may be."""
+        """The texts that each part can stand for."""
         return [
             (part,)
             if isinstance(part, str)
@@ -179,14 +179,14 @@ def _parse(item: str, column: int) -> _Pattern:
         parts.append(_ranges(item[opened + 1 : closed], column + opened + 1))
         position = closed + 1
     pattern = _Pattern(tuple(parts))
-    # Before expanding: names of this length would not fit into memory either.
+    # Checked before expanding: names of excessive length would exhaust the memory.
     if pattern.length > MAX_NAME_LENGTH:
         raise HostlistError(f"longer than {MAX_NAME_LENGTH} characters", column)
     return pattern
 
 
 def _ipv6_literal(item: str, column: int) -> str | None:
-    """The address of ``[::1]``; None where the item is not about IPv6 at all."""
+    """The address in ``[::1]``; None if the item has no colon. Raises HostlistError."""
     if ":" not in item:
         return None
     if item.startswith("[") and item.endswith("]") and _is_ipv6(item[1:-1]):
@@ -214,7 +214,8 @@ def _ranges(text: str, column: int) -> tuple[_Range, ...]:
 def fold(names: Sequence[str]) -> str:
     """A short text for ``names``, for messages: ``expand(fold(names)) == names``.
 
-    Neighbours that differ in one number share a bracket; order and repeats are kept.
+    Adjacent names that differ in one number share a bracket; order and duplicates are
+    kept.
     """
     items: list[str] = []
     run: _Run | None = None
@@ -230,17 +231,17 @@ def fold(names: Sequence[str]) -> str:
 
 
 class _Run:
-    """Consecutive names that differ in the same number only."""
+    """Consecutive names that differ only in one number, the same one for all."""
 
     def __init__(self, name: str) -> None:
         self._name = name
-        # Text and digits in turn; digits stand at odd positions.
+        # Text and digits alternate; digits are at odd positions.
         self._fields = _DIGITS.split(name)
         self._varying: int | None = None
         self._numbers: list[str] = []
 
     def take(self, name: str) -> bool:
-        """Whether ``name`` belongs to this run; if so it is in it now."""
+        """Add ``name`` if it belongs to this run, and return whether it does."""
         fields = _DIGITS.split(name)
         if ":" in name or len(fields) != len(self._fields):
             return False
@@ -286,10 +287,10 @@ def _folded(numbers: Sequence[str]) -> Iterator[str]:
 
 
 def host_name_problem(text: str) -> str | None:
-    """Why ``text`` cannot name a host, or None: names and bare IP literals can.
+    """Why ``text`` is neither a host name nor a bare IP address, or None if it is.
 
-    A whitelist, because a name ends up in argument lists: one that begins with ``-``
-    would be an option of ssh, and options of ssh run programs.
+    A whitelist, because names end up in argument lists: one that begins with ``-``
+    would be an option of ssh, and ssh options can run programs.
     """
     if not text:
         return "is empty"

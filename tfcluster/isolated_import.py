@@ -1,8 +1,8 @@
-"""How another interpreter gets to run a module of this very package.
+"""How another interpreter runs a module of this copy of the package.
 
-The interpreter may have no tfcluster, or another version of it, and its own
-site-packages must stay as they are: so the package alone is loaded from where this one
-lies, and nothing else becomes importable. Knows nothing of what the modules do.
+That interpreter may have no tfcluster or another version of it, and nothing but the
+package must become importable for it. So this one package is loaded from its own
+location, and sys.path gets no new entry. Knows nothing of what the modules do.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from pathlib import Path
 PACKAGE_ROOT = str(Path(__file__).resolve().parent.parent)
 
 HOOK_FOLDER = "tfcluster/runtime/site"
-"""Below the folder that holds the package: what every Python imports as it starts."""
+"""Relative to the folder that holds the package; goes on PYTHONPATH, so that every
+Python below a task's command imports the hook at its start."""
 
-# sys.path loses '' first: `-c` puts the working directory there, and nothing may be
-# picked up from it by accident.
+# `-c` puts '' on sys.path, the working directory; it is removed first, so that nothing
+# is imported from there by accident.
 _LOAD = """\
 import sys
 sys.path[:] = [p for p in sys.path if p]

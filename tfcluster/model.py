@@ -1,4 +1,4 @@
-"""What a cluster is, as plain frozen data: the words that every other module shares.
+"""A cluster as plain frozen data: the vocabulary that all other modules share.
 
 Nothing here reads files, environments or clocks.
 """
@@ -17,7 +17,7 @@ TASK_TYPES = (*RANKED_TYPES, "ps", "evaluator", "data")
 """Every task type, in the order in which tasks are listed."""
 
 BUILT_IN_SERVERS = ("ps", "data")
-"""Task types that run a server of tfcluster's own instead of the command."""
+"""Task types that run one of tfcluster's servers instead of the command."""
 
 BACKENDS = ("local", "ssh", "slurm", "sge")
 
@@ -64,7 +64,7 @@ class TaskId:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Secret:
-    """Where a secret environment variable comes from; exactly one is given."""
+    """Where a secret environment variable comes from; exactly one field is given."""
 
     file: Path | None = None
     env: str | None = None
@@ -76,13 +76,13 @@ class TaskGroup:
 
     count: int = 1
     gpus: int | None = None
-    """GPUs for each task; None takes an even share of what its host has."""
+    """GPUs per task; None: an even share of its host's GPUs."""
     env: Mapping[str, str] = field(default_factory=dict)
     command: tuple[str, ...] | None = None
     server: bool = False
-    """A built-in TensorFlow server stands in for the command."""
+    """The tasks run a built-in TensorFlow server instead of the command."""
     min: int | None = None
-    """So many are enough to go on with when a host is lost; None: all are needed."""
+    """How many tasks suffice to continue after the loss of a host; None: all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,28 +95,29 @@ class Runtime:
     data: str = "shared"
     """shared | seed_offset: each rank has all data, in a random order of its own."""
     sync_every: int | None = None
-    """local_sgd: steps between averagings (100 where neither is given)."""
+    """local_sgd: steps between averagings; 100 if sync_seconds is None, too."""
     sync_seconds: float | None = None
     synchronous: bool = False
     chief_only: tuple[str, ...] = ("summary",)
-    """print | summary: what other ranks leave undone."""
+    """print | summary: what only the chief does."""
     warm_start: bool = True
     stall_warning_s: float | None = 60.0
-    """So late, a rank is asked where it is; None: never."""
+    """After this delay a late rank is asked for its stack; None: never."""
     stall_timeout_s: float | None = 1800.0
-    """So late, a rank is given up; None: never. It may be saving or compiling."""
+    """After this delay a late rank is given up; None: never. Saving and compiling
+    can take long."""
     require_exchange: bool = True
-    """A training task that has exchanged nothing with the others has not succeeded."""
+    """A training task that exchanges nothing with the others counts as failed."""
 
     @property
     def divides(self) -> bool:
-        """The program's batch is that of all ranks, who divide it among them."""
+        """Whether the program's batch is the global one, which the ranks divide."""
         return self.batch == "global" and self.data == "shared"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostEntry:
-    """One host of the ``hosts:`` list. None means: ask the host, or its defaults."""
+    """One host of the ``hosts:`` list. None: ask the host, or use the defaults."""
 
     host: str
     slots: int | None = None
@@ -159,9 +160,9 @@ class Sge:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restart:
     max: int = 0
-    """How many times in all tasks may be started again after a failure."""
+    """How many restarts after failures the run may have in total."""
     scope: str = "auto"
-    """auto | job | task: all tasks start again, or only the one that failed."""
+    """auto | job | task: ``job`` restarts all tasks, ``task`` only the failed one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,12 +178,12 @@ class PortRange:
 
 @dataclass(frozen=True, slots=True)
 class Sync:
-    """The workdir's files are copied to hosts that do not share them."""
+    """How the workdir's files are copied to hosts that do not share them."""
 
     folder: str
-    """Where to, on each host; relative to the user's home there."""
+    """Destination on each host, relative to the user's home there."""
     exclude: tuple[str, ...]
-    """Names and paths that stay behind, as shell patterns."""
+    """Shell patterns of names and paths that are not copied."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,12 +192,13 @@ class Description:
 
     name: str
     named: bool
-    """The name was given, so that one active run holds it; else it is the stem."""
+    """Whether the name was given; only one active run may hold a given name. Otherwise
+    it is the stem of the file's name."""
     backend: str
     command: tuple[str, ...]
     workdir: Path
     python: str
-    """Interpreter on the hosts that a leading ``python`` of a command means."""
+    """The interpreter on the hosts that a command's leading ``python`` stands for."""
     env: Mapping[str, str]
     secrets: Mapping[str, Secret]
     tasks: Mapping[str, TaskGroup]
@@ -208,16 +210,16 @@ class Description:
     sge: Sge
     launcher: str
     ports: PortRange | None
-    """None: the agents choose."""
+    """None: the agents choose the ports."""
     restart: Restart
     start_timeout_s: float
     progress_timeout_s: float | None
     grace_s: float
     sync: Sync | None = None
     source: str = "<command line>"
-    """What was read, as messages call it."""
+    """The name of the configuration in messages."""
     origins: Mapping[str, str] = field(default_factory=dict)
-    """Dotted key -> ``file:line:column`` or ``--set``; a default has no entry."""
+    """Dotted key -> ``file:line:column`` or ``--set``; defaults have no entry."""
 
     def task_ids(self) -> tuple[TaskId, ...]:
         """Every task in listing order: ranks first, then ps, evaluator, data."""
@@ -231,27 +233,27 @@ class Description:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """A host of an allocation: what a backend says of it, and no more."""
+    """A host of an allocation, with what the backend knows about it and no more."""
 
     name: str
     address: str | None = None
-    """What other hosts of the cluster reach it by; None: nobody has said so yet."""
+    """The address at which the cluster's other hosts reach it; None: not yet known."""
     slots: int | None = None
-    """How many tasks it takes; None: as many as there are."""
+    """How many tasks it takes; None: any number."""
     gpus: tuple[str, ...] | None = None
-    """Device names as CUDA_VISIBLE_DEVICES takes them; None: unknown, hands off."""
+    """Device names for CUDA_VISIBLE_DEVICES; None: unknown, do not set it."""
     python: str | None = None
-    """Its own interpreter, where that is not the description's."""
+    """The host's own interpreter; None: that of the Description."""
 
     @property
     def reached_by(self) -> str:
-        """The address, or the name as long as there is none."""
+        """The address, or the name if there is no address."""
         return self.name if self.address is None else self.address
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocation:
-    """The hosts that a backend has, in its own order (never sorted as text)."""
+    """The hosts that a backend gives us, in its own order (never sorted as text)."""
 
     hosts: tuple[Host, ...]
     provisional: bool = False

@@ -1,6 +1,6 @@
-"""Which task runs on which host, with which GPUs: pure, and in the hosts' own order.
+"""Which task runs on which host with which GPUs. Pure; keeps the order of the hosts.
 
-Knows nothing of how hosts were got or how tasks are started.
+Knows nothing of how hosts are allocated or how tasks are started.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tfcluster.model import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where one task runs, and who it is among the training tasks there."""
+    """Where one task runs, with its rank, local rank and cross rank."""
 
     task: TaskId
     host: Host
@@ -31,20 +31,20 @@ class Place:
     local_rank: int | None
     local_size: int
     cross_rank: int | None
-    """Index of the host among those with training tasks of this local rank."""
+    """The host's index among the hosts that have a training task of this local rank."""
     cross_size: int
     gpus: tuple[str, ...] | None
-    """CUDA_VISIBLE_DEVICES; None: leave it as the host has it."""
+    """For CUDA_VISIBLE_DEVICES; None: leave the host's value."""
 
 
 def place(description: Description, allocation: Allocation) -> tuple[Place, ...]:
     """A place for every task, in listing order.
 
-    Training tasks fill the hosts block by block in rank order: up to a host's slots
-    where it has a number of them, in even blocks where not. The other tasks then
-    fill what is left in the same way.
+    Training tasks fill the hosts block by block in rank order: a host with a number of
+    slots takes that many, hosts without one get even blocks of the rest. The other
+    tasks then fill the remaining slots in the same way.
 
-    Raises StartError where slots or GPUs do not suffice.
+    Raises StartError if there are too few slots or GPUs.
     """
     tasks = description.task_ids()
     ranked = [task for task in tasks if task.ranked]
@@ -60,11 +60,11 @@ def place(description: Description, allocation: Allocation) -> tuple[Place, ...]
 def place_again(
     description: Description, places: Sequence[Place], hosts: Container[str]
 ) -> tuple[Description, tuple[Place, ...]]:
-    """The same cluster on fewer of its hosts, each with as many tasks as before.
+    """The same cluster on ``hosts``, a subset, each with as many tasks as before.
 
-    The training tasks of the hosts that are left get new names, chief first, so there
-    are fewer workers; the others stay as they are. Returns the description with that
-    number too. Raises StartError where the GPUs are not enough for that.
+    The remaining training tasks are renumbered, chief first, so there are fewer
+    workers; other tasks keep their names. Also returns the Description with the new
+    number of workers. Raises StartError if there are too few GPUs.
     """
     left = [each for each in places if each.host.name in hosts]
     training = [each for each in left if each.task.ranked]
@@ -97,7 +97,7 @@ def place_again(
 def _fill(
     tasks: Sequence[TaskId], hosts: Sequence[Host], taken: list[int]
 ) -> dict[TaskId, int]:
-    """Host indices for as many tasks as there are slots; counts them in ``taken``."""
+    """A host index for as many tasks as there are slots; updates ``taken``."""
     limited = sum(
         host.slots - used
         for host, used in zip(hosts, taken, strict=True)
@@ -110,7 +110,7 @@ def _fill(
     opened = 0
     for index, host in enumerate(hosts):
         if host.slots is None:
-            # Rounded up, so that the first hosts get the odd ones.
+            # Rounded up, so that the first hosts get the remainder.
             share = -(-rest * (opened + 1) // open_hosts) - -(
                 -rest * opened // open_hosts
             )
@@ -165,7 +165,7 @@ def _places(
 
 @dataclass(frozen=True, slots=True)
 class _Numbers:
-    """As the fields of a Place."""
+    """The fields of the same names in a Place."""
 
     local_rank: int | None
     local_size: int
@@ -174,9 +174,9 @@ class _Numbers:
 
 
 def _numbered(on_host: Sequence[Sequence[TaskId]]) -> dict[TaskId, _Numbers]:
-    """Who each task is among the training tasks of its host, and beside them."""
+    """Local and cross rank and size of every task; ``on_host`` has a list per host."""
     ranked = [[task for task in here if task.ranked] for here in on_host]
-    # Hosts that have a training task of the given local rank, in host order.
+    # Local rank -> hosts with a training task of that local rank -> their cross rank.
     peers: dict[int, dict[int, int]] = {}
     for index, here in enumerate(ranked):
         for local_rank in range(len(here)):
@@ -195,11 +195,11 @@ def _numbered(on_host: Sequence[Sequence[TaskId]]) -> dict[TaskId, _Numbers]:
 def share_machines(
     description: Description, places: Sequence[Place], machines: Mapping[str, str]
 ) -> tuple[Place, ...]:
-    """The same places, with shares of their machines' GPUs and numbers by machine.
+    """The same places, with GPU shares and local ranks computed per machine.
 
-    For what hosts say only when they are asked: which GPUs they have, and whether two
-    names are one machine. ``machines`` has one name of it for each of its names.
-    Raises StartError where the GPUs are not enough.
+    Only running agents can tell which GPUs a host has, and whether two host names are
+    one machine. ``machines`` maps every name of such a machine to one of its names.
+    Raises StartError if there are too few GPUs.
     """
     by_machine: dict[str, list[Place]] = {}
     for each in places:
@@ -226,7 +226,7 @@ def share_machines(
 
 
 def _with_all_gpus(places: Sequence[Place]) -> Host:
-    """The machine under its first name, with the GPUs that it has under any."""
+    """The machine under its first name, with the GPUs known under any of its names."""
     hosts = [each.host for each in places]
     known = [host.gpus for host in hosts if host.gpus is not None]
     gpus = tuple(dict.fromkeys(gpu for found in known for gpu in found))
@@ -238,8 +238,9 @@ def _gpu_shares(
 ) -> dict[TaskId, tuple[str, ...] | None]:
     """A share of the host's GPUs for each of its tasks.
 
-    Tasks that name a number get so many; the others share the rest evenly, and take
-    turns where there are fewer GPUs than tasks. Servers of ours get none.
+    Tasks with a configured number get that many. The others divide the rest evenly, or
+    share GPUs in turn where there are fewer GPUs than tasks. Built-in servers get none
+    unless configured.
     """
     shares: dict[TaskId, tuple[str, ...] | None] = {}
     fixed: list[tuple[TaskId, int]] = []
@@ -286,7 +287,7 @@ def _gpu_shares(
 
 
 def _written(description: Description, tasks: Iterable[tuple[TaskId, object]]) -> str:
-    """Where the number of GPUs stands that these tasks ask for."""
+    """Where the configuration sets these tasks' number of GPUs, for a message."""
     keys = dict.fromkeys(f"tasks.{task.type}.gpus" for task, _ in tasks)
     places = [description.origins[key] for key in keys if key in description.origins]
     return f" ({', '.join(places)})" if places else ""

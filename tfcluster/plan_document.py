@@ -1,7 +1,7 @@
-"""The plan as data and as JSON: what ``plan``, ``--dry-run`` and ``plan.json`` show.
+"""The plan as data and as JSON, for ``plan``, ``--dry-run`` and ``plan.json``.
 
 TF_CONFIG is by far the largest part and nearly the same for all tasks, so its text is
-put into the output once for each task without being parsed or built again.
+copied into each task's output without being parsed or built again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def plan_document(
     logs: str,
     ports: Mapping[TaskId, int] | None = None,
 ) -> Json:
-    """The plan without TF_CONFIG. ``logs`` is the folder of the log files."""
+    """The plan without TF_CONFIG, secrets masked. ``logs`` is the log folder."""
     known = ports or {}
     hidden = {name: _hidden(secret) for name, secret in description.secrets.items()}
     tasks = []
@@ -62,10 +62,10 @@ def _hidden(secret: Secret) -> str:
 def plan_lines(
     document: Json, cluster: Cluster, tasks: Sequence[TaskId]
 ) -> Iterator[str]:
-    """``plan --json`` in pieces, each task with its whole ``tf_config``."""
+    """The output of ``plan --json`` in pieces; each task has its full ``tf_config``."""
     head = {key: value for key, value in document.items() if key != "tasks"}
     yield json.dumps(head)[:-1] + ', "tasks": ['
-    # Equal environments are the same but for a few keys; the encoder is what costs.
+    # Encoding is the main cost, so one encoder serves all tasks.
     encode = json.JSONEncoder().encode
     comma = "\n"
     for entry, task in zip(document["tasks"], tasks, strict=True):
@@ -75,5 +75,5 @@ def plan_lines(
 
 
 def task_parts(document: Json, cluster: Cluster) -> Json:
-    """The document with the cluster once, as ``plan.json`` keeps it."""
+    """The document for ``plan.json``, which holds the cluster only once."""
     return {**document, "cluster": {job: list(a) for job, a in cluster.jobs.items()}}

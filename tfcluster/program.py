@@ -1,6 +1,6 @@
-"""What a command runs: a Python program that the runtime can be put around, or not.
+"""Tells from a command whether it is a Python program that the runtime can wrap.
 
-Pure text work on argv lists; knows nothing of tasks or hosts.
+Only parses argv lists. Pure; knows nothing of tasks or hosts.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import PurePath
 
 _PYTHON = re.compile(r"python(\d(\.\d+)?)?")
 # python(1): flags may be joined (-uB); the last letter of a word may take a value,
-# which is the rest of the word or the next one.
+# which is the rest of that word or the next word.
 _OPTION = re.compile(
     r"-(?P<flags>[bBdEhiIOPqRsSuvVx?]*)(?:(?P<valued>[mcWX])(?P<value>.*))?", re.DOTALL
 )
@@ -20,10 +20,10 @@ _OPTION = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A command taken apart.
+    """A parsed command.
 
-    ``program`` has the arguments of ``tfcluster.runtime.task.bootstrap run``. It is
-    empty where the command is not a Python program: then it is executed as it is.
+    ``program`` has the arguments for ``tfcluster.runtime.task.bootstrap run``. It is
+    empty if the command is not a Python program, which is executed as it is.
     """
 
     argv: tuple[str, ...]
@@ -33,23 +33,23 @@ class Program:
 
     @property
     def script(self) -> str | None:
-        """The script's path as given, where the program is one."""
+        """The script's path as given; None for ``-m``, ``-c``, or no Python program."""
         first = self.program[0] if self.program else "-"
         return None if first in ("-m", "-c", "-") else first
 
     @property
     def injectable(self) -> bool:
-        """The runtime can be put around it."""
+        """Whether the runtime can be put around it."""
         return bool(self.program)
 
     @property
     def forkable(self) -> bool:
-        """A warm interpreter can run it: no options change how the interpreter is."""
+        """Whether a warm interpreter can run it: no option changes the interpreter."""
         return self.injectable and set(self.options) <= {"-u"}
 
 
 def parse(command: Sequence[str], python: str) -> Program:
-    """Take a command apart; a leading ``python`` or ``python3`` means ``python``."""
+    """Parse a command; the argument replaces a leading ``python`` or ``python3``."""
     head, rest = command[0], list(command[1:])
     if not _PYTHON.fullmatch(PurePath(head).name):
         return Program(argv=tuple(command))

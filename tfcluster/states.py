@@ -1,7 +1,7 @@
-"""States of runs and of tasks, in the order in which they are passed through.
+"""The states of runs and tasks, in the order in which they occur.
 
 The words are part of the contract (``status --json``). A state never moves backwards
-within one attempt; a restart begins a new attempt at ``pending``.
+within one attempt; a restart begins a new attempt, at ``pending``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from enum import Enum
 
 
 class _Ordered(str, Enum):
-    """A state is its word; ``final`` says that no other state follows."""
+    """A state is its word; no other state follows one that is ``final``."""
 
     @property
     def final(self) -> bool:
@@ -18,7 +18,7 @@ class _Ordered(str, Enum):
 
     @property
     def order(self) -> int:
-        """Position on the way; all final states share the last one."""
+        """Position in the sequence; all final states share the last one."""
         words = [member.value for member in type(self) if not member.final]
         return len(words) if self.final else words.index(self.value)
 

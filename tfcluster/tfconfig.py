@@ -1,6 +1,6 @@
-"""TF_CONFIG, ClusterSpec and device filters by TensorFlow's own rules. Pure.
+"""TF_CONFIG, ClusterSpec and device filters, by TensorFlow's rules. Pure.
 
-What all tasks share (the cluster, as JSON) is made once, however many tasks there are.
+The cluster's JSON, which all tasks share, is built once for any number of tasks.
 """
 
 from __future__ import annotations
@@ -12,33 +12,33 @@ from dataclasses import dataclass
 from tfcluster.errors import StartError
 from tfcluster.model import Strategy, TaskId
 
-# execve(2): one string of the environment, its end included, is limited to 32 pages.
+# execve(2): one environment string, with its final NUL, is limited to 32 pages.
 MAX_ENV_STRING_BYTES = 131_072
 
 _IN_CLUSTER = ("chief", "worker", "ps")
-"""TensorFlow: the evaluator is not part of the cluster; data tasks are not its jobs."""
+"""For TensorFlow an evaluator is not part of the cluster, nor are data tasks."""
 
 _BETWEEN_GRAPHS = (Strategy.PARAMETER_SERVER, Strategy.REPLICATED, Strategy.NONE)
-"""Each worker has a graph of its own; with ``none`` the script asks for what it needs,
-and TensorFlow's own strategies set filters of their own."""
+"""Strategies under which each worker has its own graph. With ``none`` that is up to the
+script, and TensorFlow's own strategies set their own filters."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """The ``cluster`` part of TF_CONFIG: addresses by job, and its JSON text."""
+    """The ``cluster`` part of TF_CONFIG: addresses by job, and the same as JSON."""
 
     jobs: Mapping[str, tuple[str, ...]]
     text: str
 
     def tf_config(self, task: TaskId) -> str:
-        """TF_CONFIG of one task."""
+        """The TF_CONFIG of one task, as JSON."""
         return (
             f'{{"cluster":{self.text},'
             f'"task":{{"type":"{task.type}","index":{task.index}}}}}'
         )
 
     def require_fit(self, tasks: Sequence[TaskId]) -> None:
-        """Raise StartError where TF_CONFIG would be too long for the kernel."""
+        """Raise StartError if a task's TF_CONFIG is too long for the kernel."""
         longest = max(len(f"TF_CONFIG={self.tf_config(task)}") + 1 for task in tasks)
         if longest > MAX_ENV_STRING_BYTES:
             raise StartError(
@@ -59,10 +59,10 @@ def cluster(addresses: Sequence[tuple[TaskId, str]]) -> Cluster:
 
 
 def device_filters(task: TaskId, strategy: Strategy, *, has_ps: bool) -> list[str]:
-    """The devices that a task's server or session sees; empty: all of them.
+    """The device filters of a task's server or session; empty: it sees all devices.
 
-    Between workers that share parameter servers nobody needs to see the other workers,
-    and whoever does not see them cannot be held up by one that is missing.
+    Workers that share parameter servers do not need to see each other, and a worker
+    that does not see the others cannot be held up by one that is missing.
     """
     independent = strategy in _BETWEEN_GRAPHS
     if not has_ps or not independent or not task.ranked:

@@ -1,6 +1,6 @@
 """The oldest versions of TensorFlow and Keras that tfcluster works with.
 
-``make compat`` runs the tests with them; docs/compatibility.md has what was measured.
+``make compat`` runs the tests with them; docs/compatibility.md has the results.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ def too_old(package: str, version: str | None) -> str | None:
 
 
 def imported_too_old() -> str | None:
-    """The same for what this process has imported."""
+    """Why what this process has imported is refused, or None."""
     problems = (too_old(package, imported(package)) for package in _TITLES)
     return "; ".join(filter(None, problems)) or None
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """The major and the minor number of a version."""
+    """The major and minor number of a version."""
     return tuple(int(number) for number in re.findall(r"\d+", version)[:2])
 
 

@@ -1,8 +1,8 @@
-"""Frames on the channel between launcher and agent: one JSON object a line.
+"""Frames on the channel between launcher and agent: one JSON object per line.
 
-``docs/protocols.md`` lists the frames. This module knows only their outer form, so that
-it can be fed any bytes: a frame is an object with a string ``type``, at most
-``MAX_FRAME_BYTES`` long, and the limit is kept before anything is parsed.
+``docs/protocols.md`` lists the frames. This module knows only their outer form and
+accepts arbitrary bytes: a frame is an object with a string ``type``, at most
+``MAX_FRAME_BYTES`` long. The limit is checked before anything is parsed.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 
-TYPE_CHECKING = False  # as typing has it, which agents need not import
+TYPE_CHECKING = False  # as in typing, which agents need not import
 if TYPE_CHECKING:
     from typing import Any
 
@@ -21,11 +21,11 @@ Frame = dict[str, "Any"]
 
 
 class WireError(Exception):
-    """The other side sent something that is not a frame."""
+    """The other side sent something that is not a frame, or a frame is too long."""
 
 
 def encode(frame: Mapping[str, Any]) -> bytes:
-    """One line. Raises WireError where it would be longer than a peer may accept.
+    """The frame as one line. Raises WireError if it is longer than MAX_FRAME_BYTES.
 
     Surrogates (bytes that were not UTF-8) survive as ``\\udcXX`` escapes.
     """
@@ -39,7 +39,7 @@ def encode(frame: Mapping[str, Any]) -> bytes:
 
 
 def parse(line: bytes) -> Frame:
-    """The frame that one line holds. Raises WireError for anything else."""
+    """The frame in one line. Raises WireError if the line is not a frame."""
     try:
         frame = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -50,16 +50,16 @@ def parse(line: bytes) -> Frame:
 
 
 class LineBuffer:
-    """Cuts a stream of bytes into lines; a line that grows too long is an error."""
+    """Splits a stream of bytes into lines of limited length."""
 
     def __init__(self, limit: int = MAX_FRAME_BYTES) -> None:
         self._limit = limit
         self._rest = bytearray()
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Every line that ``data`` completes, without its end.
+        """Every line that ``data`` completes, without its newline.
 
-        Raises WireError as soon as the unfinished line is over the limit.
+        Raises WireError as soon as the unfinished line exceeds the limit.
         """
         start = len(self._rest)
         self._rest += data
@@ -79,13 +79,13 @@ class LineBuffer:
 
 
 class Decoder:
-    """Frames from a stream of bytes in any portions."""
+    """Decodes frames from a stream of bytes, which may be cut anywhere."""
 
     def __init__(self) -> None:
         self._lines = LineBuffer()
 
     def feed(self, data: bytes) -> Iterator[Frame]:
-        """Every frame that ``data`` completes. Raises WireError at a bad one."""
+        """Every frame that ``data`` completes. Raises WireError for a malformed one."""
         for line in self._lines.feed(data):
             if line:
                 yield parse(line)

@@ -1,8 +1,8 @@
-"""The agent: one process on each host, which starts and supervises the tasks there.
+"""The agent: one process per host, which starts and supervises the tasks there.
 
-It knows argv, environments, files, ports and signals; a task is an opaque word to it.
-Only the standard library is imported, so that the package can be shipped to any host.
-``docs/protocols.md`` has the frames that it speaks.
+It knows argv, environments, files, ports and signals; a task is only a name to it. It
+imports only the standard library, so that the package can be shipped to any host.
+``docs/protocols.md`` lists the frames of its protocol.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 
 def main(argv: Sequence[str]) -> int:
-    """Serve one launcher on standard input and output; see ``guard`` for the result."""
-    from tfcluster.agent.guard import guarded  # the cost of importing it only when run
+    """Serve one launcher on stdin and stdout. Returns an exit code, see ``guard``."""
+    from tfcluster.agent.guard import guarded  # imported only when run
     from tfcluster.agent.supervisor import serve
 
     if argv:

@@ -1,6 +1,6 @@
-"""By which addresses others may reach this host, without asking any name service.
+"""Finds addresses at which others may reach this host, without any name service.
 
-Reads what the kernel and the way in say; which of them is used is not decided here.
+Asks the kernel and the environment; which address is used is decided elsewhere.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _VIRTUAL = ("docker", "virbr", "veth", "br-", "cni", "flannel", "lxc", "tun", "t
 
 
 def way_in(environ: Mapping[str, str]) -> str | None:
-    """The address by which whoever started this process came to this host."""
+    """Our address on the connection over which this process was started."""
     # ssh(1): client address, client port, server address, server port.
     words = environ.get("SSH_CONNECTION", "").split()
     if len(words) == 4 and not _is_local(words[2]):
@@ -26,7 +26,7 @@ def way_in(environ: Mapping[str, str]) -> str | None:
 
 
 def source_towards(address: str) -> str | None:
-    """Our address on the route to another one; nothing is sent."""
+    """The source address of the route to ``address``; nothing is sent."""
     try:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -38,7 +38,7 @@ def source_towards(address: str) -> str | None:
 
 
 def local_addresses() -> list[str]:
-    """Every address of this host that is not only its own, real interfaces first."""
+    """Every address of this host that others can use, physical interfaces first."""
     try:
         trie = text_of(f"{PROC}/net/fib_trie")
         routes = text_of(f"{PROC}/net/route")
@@ -78,7 +78,7 @@ def ipv6_addresses(table: str) -> list[str]:
 
 
 def interfaces(addresses: list[str], routes: str) -> dict[str, str]:
-    """The interface of each address, by the networks of ``/proc/net/route``."""
+    """Address -> interface, by the networks in ``/proc/net/route``."""
     found: dict[str, str] = {}
     for line in routes.splitlines()[1:]:
         words = line.split()
@@ -101,8 +101,8 @@ def _packed(address: str) -> int:
 
 
 def _is_local(address: str) -> bool:
-    """Of no use to others: loopback, link-local, unspecified, or no address at all."""
-    # Not ipaddress, which would be a part of the agent's start that can be felt.
+    """Whether others cannot use it: loopback, link-local, unspecified, or invalid."""
+    # Not the module ipaddress: importing it would delay the agent's start noticeably.
     try:
         if ":" not in address:
             number = _packed(address)

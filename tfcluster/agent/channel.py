@@ -1,7 +1,7 @@
-"""The agent's side of the channel: frames in, frames out.
+"""The agent's side of the channel: reads and writes frames.
 
 Control frames overtake log frames, and a launcher that does not read never blocks the
-loop. Knows the outer form of frames only.
+loop. Knows only the outer form of frames.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _READ_BYTES = 256 << 10
 
 
 class Channel:
-    """``on_frame`` gets each frame; ``on_end`` a cause when the other side is gone;
-    ``on_garbage`` a cause when it does not speak the protocol."""
+    """Callbacks: ``on_frame`` with each frame, ``on_end`` with a cause when the other
+    side is gone, ``on_garbage`` with a cause when it violates the protocol."""
 
     def __init__(
         self, loop: Loop, ends: tuple[int, int], backlog: ConsoleQueue
@@ -44,11 +44,11 @@ class Channel:
         loop.watch(self._in, self._read)
 
     def send(self, type_: str, /, **keys: object) -> None:
-        """Queue a control frame, and write what can be written."""
+        """Queue a control frame, and write as much as possible."""
         self._enqueue(_line({"type": type_, **keys}))
 
     def send_event(self, **keys: object) -> None:
-        """Queue what a task said, unless too much of it is waiting."""
+        """Queue a task's event; drop it if more than EVENT_QUEUE_BYTES are queued."""
         if self._queued > EVENT_QUEUE_BYTES:
             self._unsaid += 1
             return
@@ -65,23 +65,23 @@ class Channel:
 
     @property
     def idle(self) -> bool:
-        """Everything is written, or there is nobody to write to."""
+        """Whether everything is written, or there is nobody to write to."""
         return self._closed or not (self._buffer or self._queue or self._waiting)
 
     def send_ping(self) -> None:
-        """A heartbeat, unless other frames that will do as well are still to go."""
+        """Send a heartbeat, unless other frames are queued, which serve as well."""
         if not self._queue:
             self.send("ping")
 
     def read_waiting(self) -> None:
-        """Take in what has already arrived; before the other side is called silent."""
+        """Read what has already arrived, before the other side is called silent."""
         self._read()
 
     def stop_reading(self) -> None:
         self._loop.unwatch(self._in)
 
     def flush(self) -> None:
-        """Write as much as the other side takes."""
+        """Write as much as the other side accepts."""
         while not self._closed and not self._waiting and self._fill():
             try:
                 written = os.write(self._out, self._buffer)
@@ -90,7 +90,7 @@ class Channel:
                 self._loop.watch(self._out, self._writable, writing=True)
             except OSError as error:
                 self._closed = True
-                # Posted: whoever sends a frame must not be interrupted by its failure.
+                # Posted, not called, so that callers of ``send`` are not interrupted.
                 self._loop.post(partial(self.on_end, f"cannot write: {error.strerror}"))
             else:
                 self._buffer = self._buffer[written:]

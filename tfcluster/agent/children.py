@@ -1,6 +1,6 @@
 """Waits for children that have ended: tasks, warm interpreters, adopted orphans.
 
-The end of a task that was forked for us may be seen before we are told its pid; so the
+A warm interpreter forks tasks, and such a task may end before we learn its pid. So the
 ends of unknown children are remembered for a while. Knows no tasks.
 """
 
@@ -18,7 +18,7 @@ _REMEMBERED = 4096
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A child that was waited for."""
+    """A child that was reaped; ``status`` as in waitpid(2)."""
 
     pid: int
     status: int
@@ -26,17 +26,19 @@ class Ended:
 
 
 class Children:
-    """``claim`` says whether it knows the child."""
+    """Reaps children, and keeps the ends of those that nobody claims."""
 
     def __init__(self, deaths: Deaths) -> None:
         self._deaths = deaths
         self._unclaimed: dict[int, Ended] = {}
 
     def reap(self, claim: Callable[[int, int], bool]) -> None:
-        """Wait for all that have ended, without blocking: those that are watched in
-        the order of their deaths."""
+        """Reap all ended children without blocking, watched ones in order of death.
+
+        ``claim`` gets a pid and a status, and returns whether it knows the child.
+        """
         while pid := _ended_child():
-            # A child that can be waited for is among the deaths, if it is watched.
+            # A watched child that can be reaped is among the deaths.
             dead = self._deaths.take() if self._deaths.is_watched(pid) else []
             for each in dead or [pid]:
                 self._deaths.forget(each)
@@ -53,16 +55,16 @@ class Children:
                 del self._unclaimed[next(iter(self._unclaimed))]
 
     def take(self, pid: int) -> Ended | None:
-        """The end of a child that nobody had claimed; None if it has not ended."""
+        """The end of a child that nobody has claimed; None if it has not ended."""
         now = proc.read(pid)
         ended = self._unclaimed.pop(pid, None)
         if now is not None and now.ppid == os.getpid():
-            return None  # the pid was reused: this one is yet to be waited for
+            return None  # the pid was reused: this child has not been reaped yet
         return ended
 
 
 def _ended_child() -> int | None:
-    """One that can be waited for; it is only looked at."""
+    """The pid of a child that can be reaped, without reaping it."""
     try:
         info = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -71,7 +73,7 @@ def _ended_child() -> int | None:
 
 
 def _waited_for(pid: int) -> Ended | None:
-    # Look first: what a zombie was can be read only until it is waited for.
+    # Read /proc first: a zombie's entry disappears when it is reaped.
     process = proc.read(pid)
     try:
         _, status = os.waitpid(pid, 0)

@@ -1,8 +1,8 @@
-"""Which process of a task trains: the first one that asks for the task's rank gets it.
+"""Gives a task's rank to one of its processes: the first one that asks for it.
 
 A task's command may be a script that starts Python, or a program that trains in a
-child. So each attempt at a task has a socket that every process below the command can
-connect to. Knows neither ranks nor training.
+child process. So each attempt of a task has a socket to which every process below the
+command can connect. Knows neither ranks nor training.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tfcluster.agent.loop import Loop
 from tfcluster.wire import Frame
 
 ADDRESS = "TFCLUSTER_EVENTS_SOCKET"
-"""Names the socket, in the abstract namespace of Unix sockets, to the task."""
+"""Variable with the socket's name in the abstract namespace, see unix(7)."""
 
 _WAITING = 16
 _MOST_GUESTS = 64
@@ -29,7 +29,7 @@ _PEER = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 @dataclass(frozen=True, slots=True)
 class Claimant:
-    """A process that trains, or has trained."""
+    """A process that holds the rank, or has held it."""
 
     pid: int
     command: str
@@ -39,7 +39,7 @@ class Claimant:
 
 
 def listen() -> socket.socket:
-    """A socket that processes can connect to, under a name that nobody else has."""
+    """A listening Unix socket with a unique name. Raises OSError."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         listener.setblocking(False)
@@ -52,9 +52,10 @@ def listen() -> socket.socket:
 
 
 class Claims:
-    """The agent's end for one attempt; processes connect to ``listener``.
+    """The claims of one attempt; processes connect to ``listener``.
 
-    ``say`` gets every event of whoever holds the claim, ``complain`` a cause.
+    ``say`` is called with every event of the process that holds the rank, ``complain``
+    with a cause when a process sends something invalid.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class Claims:
             self._holder.ask_stacks()
 
     def finish(self) -> None:
-        """Read what has been said, and close."""
+        """Read what has arrived, and close."""
         if self._listener.fileno() >= 0:
             self._loop.unwatch(self._listener.fileno())
             while self._accept():
@@ -92,11 +93,12 @@ class Claims:
         self._holder = None
 
     def _accept(self) -> bool:
-        """Whether somebody came."""
+        """Accept a connection; returns whether there was one."""
         try:
             end, _ = self._listener.accept()
         except OSError as error:
-            # Others: the visitor is gone already, or there are too many open files.
+            # ECONNABORTED: the process is gone already, there may be others. Else there
+            # are none, or too many open files.
             return error.errno == errno.ECONNABORTED
         peer = end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
         pid, uid, _ = _PEER.unpack(peer)

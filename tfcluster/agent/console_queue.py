@@ -1,6 +1,7 @@
-"""Console lines that wait for the channel: bounded, and what was dropped is counted.
+"""Console lines that wait for the channel, in a bounded queue that counts drops.
 
-Filled by the pump's thread, emptied by the loop's. Knows no frames' encoding.
+The pump's thread fills it, the loop's thread empties it. Does not know how frames are
+encoded.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _LINE_COST = 64
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Whose output it is."""
+    """The attempt that wrote the output."""
 
     task: str
     attempt: int
@@ -35,7 +36,7 @@ class Chunk:
 
 
 class ConsoleQueue:
-    """A queue that forgets its oldest lines, not their number."""
+    """A queue that drops its oldest lines when it is full, but keeps their number."""
 
     def __init__(self, limit: int = LOG_QUEUE_BYTES) -> None:
         self._limit = limit
@@ -45,7 +46,7 @@ class ConsoleQueue:
         self._drops: dict[Source, tuple[int, int]] = {}
 
     def put(self, source: Source, lines: Sequence[str]) -> None:
-        """Lines to show, oldest first."""
+        """Queue lines, oldest first."""
         with self._lock:
             for line in lines:
                 self._append(source, line)
@@ -53,13 +54,13 @@ class ConsoleQueue:
                 self._forget_oldest()
 
     def drop(self, source: Source, lines: int, count_bytes: int) -> None:
-        """Count lines that are not shown, after all that were put so far."""
+        """Count lines as dropped, after all lines that were put so far."""
         if lines or count_bytes:
             with self._lock:
                 self._add_drops(source, lines, count_bytes)
 
     def settle(self, source: Source) -> bool:
-        """Queue a count that no lines have followed; whether there was one."""
+        """Queue a count of drops if no line follows it; returns if there was one."""
         with self._lock:
             if source not in self._drops:
                 return False
@@ -67,7 +68,7 @@ class ConsoleQueue:
             return True
 
     def take(self) -> Chunk | None:
-        """The oldest lines, as many as go into a frame."""
+        """The oldest lines, as many as fit into a frame; None if there are none."""
         with self._lock:
             if not self._chunks:
                 return None

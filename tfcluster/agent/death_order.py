@@ -1,8 +1,9 @@
-"""In which order children have died, as the kernel saw it. Reaps nobody.
+"""The order in which children died, according to the kernel. Does not reap them.
 
-waitid() finds those that died while the agent did not run in the order in which they
-were started, which says nothing of who failed because of whom. The ready list of an
-epoll instance is a queue, so pidfds come out of it as their processes died.
+Children that died while the agent was not running are returned by waitid() in the order
+in which they were started, which says nothing about who failed because of whom. The
+ready list of an epoll instance is a queue, so it returns pidfds in the order in which
+their processes died.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ _AT_ONCE = 4096
 
 
 class Deaths:
-    """Of the children that are watched."""
+    """The order of the deaths of watched children."""
 
     def __init__(self) -> None:
         self._pidfds: dict[int, int] = {}  # by pid
@@ -23,8 +24,8 @@ class Deaths:
         self._epoll = select.epoll()
 
     def watch(self, pid: int) -> None:
-        """From now on the time of its death is known beside that of others."""
-        # Before Linux 5.3, or without descriptors: waitid's order has to do.
+        """Include a child in the order from now on."""
+        # Before Linux 5.3, or without free descriptors, waitid's order must suffice.
         with suppress(AttributeError, OSError):
             pidfd = os.pidfd_open(pid)
             self._pidfds[pid], self._pids[pidfd] = pidfd, pid
@@ -34,7 +35,7 @@ class Deaths:
         return pid in self._pidfds
 
     def take(self) -> list[int]:
-        """Those that have died since the last call, in that order; watched no more."""
+        """Children that died since the last call, in order; no longer watched."""
         dead = [
             self._pids[pidfd] for pidfd, _ in self._epoll.poll(0, maxevents=_AT_ONCE)
         ]
@@ -43,8 +44,8 @@ class Deaths:
         return dead
 
     def forget(self, pid: int) -> None:
-        """It was waited for."""
+        """Stop watching a child that was reaped."""
         pidfd = self._pidfds.pop(pid, None)
         if pidfd is not None:
             del self._pids[pidfd]
-            os.close(pidfd)  # which ends its registration, too
+            os.close(pidfd)  # also ends its registration

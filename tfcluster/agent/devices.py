@@ -1,4 +1,4 @@
-"""Which GPUs of this host are ours. Asks no driver, so that it costs nothing."""
+"""Finds the GPUs that we may use on this host, quickly: asks no driver."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _NVIDIA = "/proc/driver/nvidia/gpus"
 def gpus(
     environ: Mapping[str, str], folder: str | os.PathLike[str] = _NVIDIA
 ) -> tuple[str, ...]:
-    """Names as CUDA_VISIBLE_DEVICES takes them: those that it has, else all there are.
+    """The devices in CUDA_VISIBLE_DEVICES if it is set, else all devices, by number.
 
-    Where there is a driver but no such folder of it (in some containers) none is seen.
+    In containers that lack this folder of the driver, no GPU is found.
     """
     given = environ.get("CUDA_VISIBLE_DEVICES")
     if given is not None:

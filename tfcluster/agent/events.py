@@ -1,6 +1,6 @@
-"""The line between the agent and one task: what the task says, what it is asked.
+"""The socket between the agent and one task: events come in, requests go out.
 
-Knows no processes. A task may write anything there, or nothing.
+Knows no processes. A task may write anything to it, or nothing.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _LAST_READS = 64
 
 
 class EventSocket:
-    """The agent's end. ``say`` gets each event, ``complain`` a cause, once.
+    """The agent's end. ``say`` is called with each event, ``complain`` at most once.
 
-    ``on_close`` is called when the task has hung up.
+    ``on_close`` is called when the task has closed its end.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class EventSocket:
         loop.watch(end.fileno(), self._read)
 
     def ask_stacks(self) -> None:
-        # A task that does not read them has no room left for further requests.
+        # If the task does not read requests, the socket fills up and they are lost.
         self.answer({"type": "stacks"})
 
     def answer(self, frame: Frame) -> None:
@@ -50,14 +50,14 @@ class EventSocket:
             self._end.send(encode(frame))
 
     def finish(self) -> None:
-        """Read what is there, and close."""
+        """Read what has arrived, and close."""
         for _ in range(_LAST_READS):
             if self._end.fileno() < 0 or not self._read():
                 break
         self._close()
 
     def _read(self) -> bool:
-        """Whether there was something."""
+        """Read once; returns whether there was something."""
         try:
             data = self._end.recv(_READ_BYTES)
         except BlockingIOError:

@@ -1,4 +1,4 @@
-"""The agent's own exit codes; ``docs/protocols.md`` lists them. Knows nothing else."""
+"""The agent's own exit codes; ``docs/protocols.md`` explains them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the launcher may ask, checked and typed. Pure; knows no mechanism behind it."""
+"""The launcher's requests, checked and typed. Pure; does not know how they are met."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from tfcluster.agent.light_dataclasses import dataclass
 from tfcluster.wire import Frame, WireError
 
-TYPE_CHECKING = False  # as typing has it, which takes long to import
+TYPE_CHECKING = False  # as in typing, which takes long to import
 if TYPE_CHECKING:
     from typing import Any, TypeVar
 
@@ -42,7 +42,7 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """One of the user's files, in a folder of any name."""
+    """One of the user's files; its path is relative to the folder."""
 
     path: str
     size: int
@@ -113,23 +113,23 @@ Order = Open | Ping | Hold | Sync | Part | Warm | Start | Stop | Stacks | Close
 
 
 def order(frame: Frame) -> Order | None:
-    """The frame as a request, None for a type of a newer version.
+    """The frame as a request; None for an unknown type, of a newer version.
 
-    Raises WireError for a frame that lacks a key or has the wrong kind of value.
+    Raises WireError if a key is missing or has the wrong kind of value.
     """
     reader = _READERS.get(frame["type"])
     return reader(_Keys(frame)) if reader is not None else None
 
 
 class _Keys:
-    """The keys of a frame, each with a check."""
+    """Checked access to the keys of a frame."""
 
     def __init__(self, frame: Frame) -> None:
         self._frame = frame
 
     def get(self, key: str, kind: type[T], wanted: str) -> T:
         value = self._frame.get(key, _MISSING)
-        # In Python, though not here, true is a number.
+        # bool is a subclass of int, but true is not accepted as a number here.
         if isinstance(value, kind) and (kind is bool or not isinstance(value, bool)):
             return value
         raise WireError(f"{self._frame['type']!r} frame: {key!r} must be {wanted}")
@@ -178,7 +178,7 @@ class _Keys:
         return dict(values)
 
     def folders(self, key: str) -> dict[str, str]:
-        """Folders by the variable in which they come first; the key may be missing."""
+        """Variable -> folder to prepend; the key may be missing."""
         values = self._frame.get(key, {})
         if not isinstance(values, dict) or not all(
             isinstance(value, str) for value in values.values()
@@ -187,7 +187,7 @@ class _Keys:
         return dict(values)
 
     def rows(self, key: str, *kinds: type) -> list[Any]:
-        """A list of lists that hold one value of each of these kinds."""
+        """A list of lists, each with one value of each of these kinds."""
         rows = self.get(key, list, "a list of lists")
         for row in rows:
             fits = isinstance(row, list) and len(row) == len(kinds)

@@ -1,7 +1,7 @@
-"""The guard: a process that does nothing but outlive the agent and clean up after it.
+"""The guard: a process that only exists to outlive the agent and clean up after it.
 
-It forks the agent before anything else happens, and adopts its tasks when it dies. It
-knows no frames; the agent tells it the run's name and whether its end was intended.
+It forks the agent before anything else, and adopts its tasks if it dies. It knows no
+frames; the agent tells it the run's id, and whether its exit is intended.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _CLEAN = b"clean"
 
 
 class Link:
-    """The agent's end of its line to the guard."""
+    """The agent's end of the socket to the guard."""
 
     def __init__(self, end: socket.socket, guard: int) -> None:
         self.guard = guard
@@ -40,7 +40,7 @@ class Link:
         return self._end.fileno()
 
     def is_cut(self) -> bool:
-        """The guard is dead: while it lives, nothing comes from it, and no end."""
+        """Whether the guard is dead: while alive, it never writes and never closes."""
         try:
             return not self._end.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
@@ -52,17 +52,17 @@ class Link:
         self._write(_RUN + run.encode("utf-8", "surrogateescape"))
 
     def tell_clean(self) -> None:
-        """Everything is stopped: the end that follows is no accident."""
+        """Everything is stopped, and the exit that follows is intended."""
         self._write(_CLEAN)
 
     def _write(self, line: bytes) -> None:
-        with suppress(OSError):  # the guard died: there is nobody to tell
+        with suppress(OSError):  # the guard is dead
             self._end.sendall(line + b"\n")
 
 
 def guarded(serve: Callable[[Link], int]) -> int:
     """Run ``serve`` in a child process. Returns its exit code, or ``AGENT_DIED`` after
-    everything that it left has been killed."""
+    killing everything that it left."""
     adopt_orphans()
     _raise_open_files()
     ours, theirs = socket.socketpair()
@@ -82,23 +82,23 @@ def _become_agent(serve: Callable[[Link], int], link: Link) -> None:
         _own_session()
         code = serve(link)
     except BaseException:
-        import traceback  # on use: it takes long to import
+        import traceback  # only here: it takes long to import
 
         traceback.print_exc()
     finally:
-        # Not sys.exit: a thread may hang in a file system that does not answer.
+        # Not sys.exit: a thread may hang in a file system that does not respond.
         with suppress(OSError, ValueError):
             sys.stderr.flush()
         os._exit(code)
 
 
 def _own_session() -> None:
-    with suppress(PermissionError):  # it leads its group already
+    with suppress(PermissionError):  # it is a group leader already
         os.setsid()
 
 
 def _raise_open_files() -> None:
-    """Five descriptors for each task, two for each port: 1024 may be too few."""
+    """Raise the limit: a task takes five descriptors, a port two."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -109,7 +109,7 @@ def _watch(agent: int, link: socket.socket) -> int:
     set_title("tfcluster: guard", "tfcluster-guard")
     _own_session()
     _forward_signals(agent)
-    # Else the guard would keep the channel open after the agent closed it.
+    # Otherwise the guard would keep the channel open after the agent closed it.
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
     os.dup2(null, 1)
@@ -141,7 +141,7 @@ def _wait_for(agent: int) -> int:
     while True:
         pid, status = os.waitpid(-1, 0)
         if pid == agent:
-            # Not earlier: until here the pid was the agent's for certain.
+            # From here on the pid may be reused, so signals are no longer forwarded.
             for signum in FORWARDED:
                 signal.signal(signum, signal.SIG_IGN)
             return status

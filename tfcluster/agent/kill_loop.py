@@ -1,6 +1,6 @@
-"""Makes an end of processes: KILL, look again, and give up in time.
+"""Kills processes repeatedly until none is left, or gives up after a while.
 
-Knows neither tasks nor runs: what to kill is found by its caller.
+Knows neither tasks nor runs: the caller finds the processes to kill.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ def kill_until_gone(
     find: Callable[[], list[Process]],
     done: Callable[[list[Process], list[Process]], None],
 ) -> None:
-    """KILL what ``find`` finds until it finds nothing more, at most for ``SWEEP_S``.
+    """SIGKILL what ``find`` returns until it returns nothing, at most for ``SWEEP_S``.
 
-    ``done`` is called with all that were killed and with those that are still there.
+    ``done`` is called with all killed processes and with those that are still alive.
     Killing is repeated because a process may fork between the look and the signal.
     """
     deadline = loop.now() + SWEEP_S

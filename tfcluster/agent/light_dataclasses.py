@@ -1,21 +1,21 @@
-"""Classes that are nothing but their fields, for a program that starts many times.
+"""A light replacement of dataclasses, for a program that must start fast.
 
-Type checkers see dataclasses. The module of that name would take longer to import than
-the rest of the agent's start, on every host of a launch: it reads source code and
-compiles methods. What is here at run time does neither: ``frozen`` is kept by the type
-checker alone, and ``slots`` asks for nothing.
+Type checkers see the real dataclasses. Importing that module would take longer than the
+rest of the agent's start, on every host of a launch, because it inspects source code
+and compiles methods. The replacement does neither: ``frozen`` is enforced only by the
+type checker, and ``slots`` has no effect.
 """
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # as typing has it, which is not imported for the same reason
+TYPE_CHECKING = False  # as in typing, which takes long to import
 if TYPE_CHECKING:
     from dataclasses import dataclass as dataclass
     from dataclasses import field as field
 else:
 
     class _Made:
-        """A default that is made anew for each object."""
+        """A default that a factory creates for each object."""
 
         def __init__(self, factory):
             self.factory = factory

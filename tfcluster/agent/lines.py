@@ -1,6 +1,6 @@
-"""Cuts raw output into lines for a console, and keeps the last ones. Pure.
+"""Splits raw output into lines for a console, and keeps the last ones. Pure.
 
-Knows no files and no channel; time and the number of lines allowed are parameters.
+Knows no files and no channel; the time and the number of permitted lines are arguments.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tfcluster.agent.light_dataclasses import dataclass, field
 
 @dataclass
 class Cut:
-    """Lines to show, and how many after the last of them are only in the file."""
+    """Lines to show, and how many lines after them are only in the file."""
 
     lines: list[bytes] = field(default_factory=list)
     dropped: int = 0
@@ -29,12 +29,12 @@ class Cut:
 
 
 def visible(line: bytes, limit: int) -> bytes:
-    """What a line with ``\\r`` in it shows last, at most ``limit`` bytes of it."""
+    """What a terminal shows of a line with ``\\r`` in it, cut to ``limit`` bytes."""
     return shorten(line.rstrip(b"\r").rpartition(b"\r")[2], limit)
 
 
 def shorten(line: bytes, limit: int) -> bytes:
-    """At most ``limit`` bytes, without half a UTF-8 character at the end."""
+    """At most ``limit`` bytes, without an incomplete UTF-8 character at the end."""
     if len(line) <= limit:
         return line
     end = limit
@@ -44,12 +44,12 @@ def shorten(line: bytes, limit: int) -> bytes:
 
 
 def decoded(line: bytes) -> str:
-    """Text of any bytes; what is not UTF-8 shows as ``\\xNN``."""
+    """Bytes as text; what is not UTF-8 becomes ``\\xNN``."""
     return line.decode("utf-8", "backslashreplace")
 
 
 def _kept(text: bytes, limit: int, *, ended: bool) -> bytes:
-    """An unfinished line in bounded memory, with the \\r that may end it."""
+    """An unfinished line, cut to bounded memory, with the \\r that may end it."""
     # One byte over the limit lets `shorten` see where the last character ends.
     return text[: limit + 1] + b"\r" * ended
 
@@ -57,9 +57,8 @@ def _kept(text: bytes, limit: int, *, ended: bool) -> bytes:
 class ConsoleLines:
     """Lines of one stream of output.
 
-    ``\\r`` ends a line as well, but such updates supersede each other: one of them is
-    shown per interval. A line that is not yet ended is kept back, so that it is never
-    shown in two parts.
+    ``\\r`` ends a line, too, but such updates replace each other: one is shown per
+    interval. An unfinished line is held back, so that it is never shown in two parts.
     """
 
     def __init__(
@@ -67,12 +66,12 @@ class ConsoleLines:
     ) -> None:
         self._limit = limit
         self._interval_s = interval_s
-        self._rest = b""  # of the unfinished line; may end in a \r not yet understood
+        self._rest = b""  # the unfinished line; its final \r may be half of a \r\n
         self._update: bytes | None = None
         self._updated = -interval_s
 
     def feed(self, data: bytes, room: int) -> Cut:
-        """What ``data`` completes, at most ``room`` lines of it."""
+        """The lines that ``data`` completes, at most ``room`` of them."""
         cut = Cut()
         begin = 0
         end = data.find(b"\n")
@@ -99,7 +98,7 @@ class ConsoleLines:
         self._rest = _kept(last, self._limit, ended=text.endswith(b"\r"))
 
     def update(self, now: float) -> bytes | None:
-        """The newest state of a progress bar, where it is time to show one."""
+        """The newest update of a progress bar if it is time to show one, else None."""
         if now - self._updated < self._interval_s:
             return None
         if self._rest.endswith(b"\r"):
@@ -111,14 +110,14 @@ class ConsoleLines:
         return visible(shown, self._limit)
 
     def finish(self) -> bytes | None:
-        """The unfinished line, or else the last update, at the end of the stream."""
+        """At the end of the stream: the unfinished line, or the last update."""
         last = visible(self._rest, self._limit) or self._update
         self._rest, self._update = b"", None
         return visible(last, self._limit) if last else None
 
 
 class Tail:
-    """The last lines of a stream in bounded memory, as a terminal would show them."""
+    """The last lines of a stream, as a terminal shows them, in bounded memory."""
 
     def __init__(self, count: int = TAIL_LINES, chars: int = TAIL_CHARS) -> None:
         self._chars = chars
@@ -130,7 +129,7 @@ class Tail:
         ended = data.rsplit(b"\n", self._lines.maxlen or 1)
         if len(ended) > 1:
             first = self._rest + ended[0]
-            # With a whole tail's worth of lines after it, `first` is many lines or old.
+            # `first` may consist of many lines, of which only the last can matter.
             first = first.rpartition(b"\n")[2]
             self._lines.extend(visible(x, self._limit) for x in [first, *ended[1:-1]])
             self._rest = b""
@@ -146,8 +145,7 @@ class Tail:
 
 
 class Budget:
-    """How many lines may still pass: a rate of lines and one of bytes, both with credit
-    for one second."""
+    """Limits the rates of lines and of bytes, both with a burst of one second."""
 
     def __init__(
         self, lines_per_s: float = LINES_PER_S, bytes_per_s: float = CONSOLE_BYTES_PER_S
@@ -157,7 +155,7 @@ class Budget:
         self._then: float | None = None
 
     def room(self, now: float) -> int:
-        """Lines that may pass now."""
+        """How many lines may pass now."""
         passed = 0.0 if self._then is None else now - self._then
         self._then = now
         self._lines = min(self._rates[0], self._lines + passed * self._rates[0])

@@ -1,10 +1,10 @@
 """Proves that the listener on a task's port is the task's own.
 
-The flag that lets a task take a held port would also let another program of the same
-user share it in silence. A task that has to listen is not up before its listener is
-alone; for one that may or may not listen, a second listener beside its own is as bad,
-but a lone one that is not seen to be its own may be: started by a daemon on its behalf.
-Knows ports and processes, starts and stops nothing.
+SO_REUSEPORT, by which a task takes a held port, would also let another program of the
+same user silently share it. A task that must listen is not up before its listener is
+the only one. For a task that may listen, a second listener beside its own is just as
+bad; but a single foreign one may be its own after all, started by a daemon on its
+behalf. Knows ports and processes; starts and stops nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tfcluster.agent.loop import Loop, Timer
 from tfcluster.agent.proc import Listener
 from tfcluster.agent.task import Task
 
-TYPE_CHECKING = False  # as typing has it, which takes long to import
+TYPE_CHECKING = False  # as in typing, which takes long to import
 if TYPE_CHECKING:
     from tfcluster.agent.tasks import Reports
 
@@ -43,7 +43,7 @@ class _Watch:
 
 
 class Listening:
-    """Looks while there is a task whose listener is not proven yet."""
+    """Polls as long as there is a task whose listener is not proven yet."""
 
     def __init__(
         self, loop: Loop, reports: Reports, tree: Callable[[Task], set[int]]
@@ -56,7 +56,7 @@ class Listening:
         self._timer: Timer | None = None
 
     def expect(self, task: Task) -> None:
-        """Look for the task's listener from now on, if it is to have one, or may."""
+        """Look for the task's listener from now on, if it must or may have one."""
         wanted = task.order.listens or task.order.watched
         if wanted and task.order.port is not None:
             self._watches.append(_Watch(task, task.order.port))
@@ -92,7 +92,7 @@ class Listening:
         shared = watch.awaited or len(strange) < len(listeners)
         told = watch.reported if shared else watch.noted
         for entry in strange:
-            # Seen twice: once may be a socket that was being closed or handed on.
+            # Only if seen twice: once may be a socket that is just being closed.
             if entry.inode in watch.suspects - told:
                 told.add(entry.inode)
                 self._tell(watch, entry, shared=shared)

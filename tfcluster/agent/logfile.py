@@ -1,7 +1,7 @@
-"""A log file that is written whatever happens to it, or says what is missing.
+"""A log file that survives errors and removal, and says where bytes are missing.
 
-Raw bytes are appended. Where they cannot be, they are counted, and the file is tried
-again every few seconds. Knows no tasks, no lines.
+Appends raw bytes. Bytes that cannot be written are counted, and the file is retried
+every few seconds. Knows no tasks and no lines.
 """
 
 from __future__ import annotations
@@ -17,8 +17,11 @@ _NO_TERMINAL = os.O_NOCTTY | os.O_NONBLOCK
 
 
 class LogFile:
-    """Owned by one thread. ``cause`` says in words why it cannot be written now, and
-    ``changes`` what it was since it was last asked for, each with all bytes lost."""
+    """For one thread. ``cause`` says why the file cannot be written now, or is None.
+
+    ``changes`` lists the values of ``cause`` since the caller last cleared it, each
+    with the total of lost bytes.
+    """
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -33,7 +36,7 @@ class LogFile:
         self._gap_bytes = 0
 
     def write(self, data: bytes, now: float) -> None:
-        """Append all of ``data``, or count what could not be."""
+        """Append all of ``data``, or count the bytes that could not be written."""
         if now - self._checked_at >= LOG_CHECK_S:
             self.check(now)
         if self._fd is None and now < self._retry_at:
@@ -53,18 +56,17 @@ class LogFile:
         self._unchecked_bytes += len(data) - len(rest)
 
     def write_header(self, line: str, now: float) -> None:
-        """A line of our own, on a line of its own."""
+        """Append a line of tfcluster's, after a newline if the last line lacks one."""
         try:
             fd = self._fd if self._fd is not None else self._open()
             size = os.fstat(fd).st_size
             broken = size > 0 and os.pread(fd, 1, size - 1) != b"\n"
         except OSError:
-            broken = False  # the write says why
+            broken = False  # the write below reports it
         self.write(b"\n" * broken + line.encode() + b"\n", now)
 
     def check(self, now: float) -> None:
-        """Notice that the file was removed or replaced: writing to it would still
-        succeed."""
+        """Detect that the file was removed or replaced: writing would still succeed."""
         self._checked_at = now
         written, self._unchecked_bytes = self._unchecked_bytes, 0
         if self._fd is None:
@@ -80,7 +82,7 @@ class LogFile:
             self._set_cause(f"{self.path}: the file was removed")
 
     def tick(self, now: float) -> None:
-        """Look after the file while nothing is written."""
+        """Retry or check the file while nothing is written."""
         if self._fd is None and now >= self._retry_at:
             self.write(b"", now)
         elif now - self._checked_at >= LOG_CHECK_S:
@@ -107,8 +109,8 @@ class LogFile:
 
     def _close(self) -> None:
         if self._fd is not None:
-            # On network file systems errors of earlier writes come out here; the bytes
-            # were counted as written, and there is no telling which are missing.
+            # On network file systems, errors of earlier writes show up here. Those
+            # bytes were counted as written; which ones are missing is unknown.
             with suppress(OSError):
                 os.close(self._fd)
             self._fd = None
@@ -119,7 +121,7 @@ class LogFile:
 
 
 def _make_folder(path: str) -> None:
-    """Like makedirs, but each new folder is closed to others, not the last alone."""
+    """Like makedirs, but every new folder is private, not only the last one."""
     if path and not os.path.isdir(path):
         _make_folder(os.path.dirname(path))
         with suppress(FileExistsError):  # another task was faster

@@ -1,6 +1,6 @@
-"""An event loop of one thread: descriptors, timers, signals, and calls from threads.
+"""A single-threaded event loop: descriptors, timers, signals, calls from threads.
 
-Knows nothing of frames or tasks. A callback must not block.
+Knows nothing of frames or tasks. Callbacks must not block.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from contextlib import suppress
 
 Callback = Callable[[], object]
 
-_PAUSE_S = 1.0  # longer away than this: the process was stopped, or starved
+_PAUSE_S = 1.0  # a delay beyond this: the process was stopped, or starved
 
 
 class Timer:
-    """A call that is due; ``cancel`` takes it back."""
+    """A scheduled call."""
 
     def __init__(self, callback: Callback) -> None:
         self.callback: Callback | None = callback
@@ -49,11 +49,11 @@ class Loop:
         return time.monotonic()
 
     def awake(self) -> float:
-        """A clock that stands still while this process itself did not run."""
+        """A clock, in seconds, that stands still while this process does not run."""
         return self.now() - self._paused_s
 
     def watch(self, fd: int, callback: Callback, *, writing: bool = False) -> None:
-        """Call whenever ``fd`` can be read (or written)."""
+        """Call ``callback`` whenever ``fd`` can be read (or written)."""
         event = selectors.EVENT_WRITE if writing else selectors.EVENT_READ
         self._selector.register(fd, event, callback)
 
@@ -68,14 +68,14 @@ class Loop:
         return timer
 
     def post(self, callback: Callback) -> None:
-        """Call soon; the only method that other threads may use."""
+        """Schedule a call as soon as possible; the only thread-safe method."""
         self._posted.append(callback)
         # A full pipe wakes the loop as well.
         with suppress(BlockingIOError):
             os.write(self._wake_in, b"\0")
 
     def on_signals(self, signals: Iterable[int], call: Callable[[int], None]) -> None:
-        """Handle signals as events; unlike SIG_IGN, this does not pass to children."""
+        """Handle signals as events; unlike SIG_IGN, children do not inherit this."""
         numbers_out, numbers_in = _pipe()
 
         def read() -> None:
@@ -98,7 +98,7 @@ class Loop:
             selected = self.now()
             self._note_pause(selected - began - (timeout or 0.0))
             for key, _ in ready:
-                # An earlier callback of this round may have ended the watch.
+                # An earlier callback of this round may have unwatched it.
                 if self._selector.get_map().get(key.fd) == key:
                     key.data()
             self._run_due(selected)

@@ -1,6 +1,6 @@
-"""Whether the kernel's OOM killer struck, from the counters of the control group.
+"""Tells whether the kernel's OOM killer struck, by counters of the control group.
 
-Knows no tasks: it is asked when a process was killed by somebody else.
+Knows no tasks: it is asked when a process was killed, but not by us.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _CGROUPS = "/sys/fs/cgroup"
 
 
 def parse_count(text: str) -> int | None:
-    """The line ``oom_kill N``: of memory.events, memory.oom_control or /proc/vmstat."""
+    """N of the line ``oom_kill N``, as in memory.events and /proc/vmstat, or None."""
     for line in text.splitlines():
         key, _, value = line.partition(" ")
         if key == "oom_kill":
@@ -22,7 +22,7 @@ def parse_count(text: str) -> int | None:
 
 
 def counter_files(cgroup: str, root: str = _CGROUPS) -> Iterator[str]:
-    """Where it may stand, the narrowest first; ``cgroup`` is /proc/PID/cgroup."""
+    """Files with the counter, narrowest group first; ``cgroup``: /proc/PID/cgroup."""
     entries = [line.split(":", 2) for line in cgroup.splitlines()]
     for _, controllers, path in entries:
         if controllers == "":
@@ -30,7 +30,8 @@ def counter_files(cgroup: str, root: str = _CGROUPS) -> Iterator[str]:
                 yield f"{base}/{_within(path)}memory.events"
         elif "memory" in controllers.split(","):
             yield f"{root}/memory/{_within(path)}memory.oom_control"
-            # In a container the path is the host's, but the mount shows its own part.
+            # In a container the path is that of the host, but the mount shows only the
+            # container's own groups.
             yield f"{root}/memory/memory.oom_control"
     yield f"{root}/memory.events"
     yield "/proc/vmstat"
@@ -42,7 +43,7 @@ def _within(path: str) -> str:
 
 
 class OomCounter:
-    """How many processes the OOM killer took in this process's control group."""
+    """Counts processes killed by the OOM killer in this process's control group."""
 
     def __init__(self) -> None:
         try:
@@ -56,7 +57,7 @@ class OomCounter:
         return _count(self._file) if self._file is not None else 0
 
     def struck(self) -> bool:
-        """Whether it took one more than it was asked about; each is answered once."""
+        """Whether it has struck again; each strike is returned once."""
         if self._now() <= self._seen:
             return False
         self._seen += 1

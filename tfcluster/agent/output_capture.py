@@ -1,7 +1,7 @@
 """Moves the output of tasks from pipes into log files, in a thread of its own.
 
-A slow disk delays this thread and in the end the tasks, never the agent's loop. Knows
-no frames and no processes: it is told when a process has ended.
+A slow disk delays this thread and eventually the tasks, but never the agent's loop.
+Knows no frames and no processes: its caller says when a process has ended.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _LAST_READS = 64
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """The output of an ended process is in the file; these were its last lines."""
+    """All output of an ended process is in the file; ``tail`` has its last lines."""
 
     stream: int
     tail: list[str]
@@ -44,7 +44,7 @@ class Drained:
 
 @dataclass(frozen=True, slots=True)
 class LogTrouble:
-    """The log file cannot be written, or (cause null) can be again."""
+    """The log file cannot be written or, if ``cause`` is None, can be again."""
 
     stream: int
     cause: str | None
@@ -53,7 +53,7 @@ class LogTrouble:
 
 @dataclass(frozen=True, slots=True)
 class CaptureBroken:
-    """The thread has ended by an error of its own."""
+    """The pump's thread has ended because of an error."""
 
     cause: str
 
@@ -75,7 +75,7 @@ class _Stream:
 
 
 class OutputCapture:
-    """Its methods are for the loop's thread; ``notify`` is called in the pump's."""
+    """Call its methods in the loop's thread; it calls ``notify`` in its own thread."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class OutputCapture:
         source: Source | None,
         header: str | None = None,
     ) -> None:
-        """Take over the read end of a pipe. Without a source nothing is shown."""
+        """Take over the read end of a pipe. Without a source, nothing is shown."""
         os.set_blocking(fd, False)
         self._call(
             lambda: self._add(_Stream(stream, fd, LogFile(path), source), header)
@@ -117,15 +117,16 @@ class OutputCapture:
 
     def drain(self, stream: int) -> None:
         """The process has ended: ``Drained`` follows at the end of its output, or when
-        it is silent, or after ``DRAIN_S``. What comes later still goes to the file."""
+        there is none for ``QUIET_S``, or after ``DRAIN_S``. Later output still goes to
+        the file."""
         self._call(lambda: self._drain(stream))
 
     def drop(self, stream: int) -> None:
-        """Read what is there and close, whoever may still hold the other end."""
+        """Read what has arrived and close, even if somebody holds the other end."""
         self._call(lambda: self._drop(stream))
 
     def close(self, timeout_s: float) -> bool:
-        """End the thread; whether it ended in time."""
+        """End the thread; returns whether it ended in time."""
         self._call(self._close)
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
@@ -154,8 +155,8 @@ class OutputCapture:
             elif (stream := self._streams.get(key.data)) is not None:
                 trickle = 0 < self._read(stream) < TRICKLE_BYTES
         if trickle:
-            # Programs write line by line: to wake up for each would cost them more
-            # than their work. The pipe keeps what comes in the meantime.
+            # Programs write line by line: waking up for each line would cost them more
+            # than their own work. The pipe buffers what arrives in the meantime.
             self._calls_only.poll(BREATH_S * 1000)
         while self._calls:
             self._calls.popleft()()
@@ -164,7 +165,7 @@ class OutputCapture:
             self._tick(stream, now)
 
     def _add(self, stream: _Stream, header: str | None) -> None:
-        with suppress(OSError):  # beyond the user's share; the default does as well
+        with suppress(OSError):  # over the user's limit; the default size works, too
             fcntl.fcntl(stream.fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         self._streams[stream.id] = stream
         self._selector.register(stream.fd, selectors.EVENT_READ, stream.id)
@@ -175,7 +176,7 @@ class OutputCapture:
             stream.log.write_header(header, now)
 
     def _read(self, stream: _Stream) -> int:
-        """How many bytes there were; 0: none for now, or none any more."""
+        """Read once; returns the number of bytes, 0 if there are none (now or ever)."""
         try:
             data = os.read(stream.fd, READ_BYTES)
         except BlockingIOError:

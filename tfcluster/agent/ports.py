@@ -1,8 +1,8 @@
-"""Holds ports: bound, never listened on, so that only our own tasks can have them.
+"""Holds ports for our own tasks: binds them, but never listens on them.
 
-Each is bound without SO_REUSEPORT, which nobody else can then share, and only
-afterwards allowed to be shared: later binds of the same user that ask for it succeed,
-all others fail. Knows no tasks.
+A port is bound without SO_REUSEPORT, so that it is ours alone; the option is set
+afterwards. From then on, binds of the same user with SO_REUSEPORT succeed and all
+others fail, see socket(7). Knows no tasks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SYSCTL = "/proc/sys/net/ipv4"
 
 
 def parse_reserved(text: str) -> set[int]:
-    """ip_local_reserved_ports: ``8080,9148-9150``."""
+    """Parse ip_local_reserved_ports: ``8080,9148-9150``."""
     found: set[int] = set()
     for part in text.split(","):
         low, _, high = part.strip().partition("-")
@@ -30,8 +30,8 @@ def parse_reserved(text: str) -> set[int]:
 
 
 def candidates(ephemeral: tuple[int, int], reserved: set[int]) -> list[int]:
-    """Ports that no outgoing connection takes by itself; where the system leaves too
-    few of them, any."""
+    """Ports outside of the ephemeral range, which outgoing connections do not take; all
+    ports if there are none. Without the reserved ones."""
     low, high = ephemeral
     below = range(_LOWEST, min(low, _HIGHEST + 1))
     above = range(max(_LOWEST, high + 1), _HIGHEST + 1)
@@ -40,7 +40,7 @@ def candidates(ephemeral: tuple[int, int], reserved: set[int]) -> list[int]:
 
 
 def shuffled(ports: list[int]) -> Iterator[int]:
-    """In random order, so that agents that start at once do not race in step."""
+    """In random order, so that agents that start together do not collide."""
     rest = list(ports)
     while rest:
         index = int.from_bytes(os.urandom(4), "big") % len(rest)
@@ -49,7 +49,7 @@ def shuffled(ports: list[int]) -> Iterator[int]:
 
 
 class Ports:
-    """The ports that this agent holds, until its end."""
+    """The ports that this agent holds until it exits."""
 
     def __init__(self) -> None:
         self._held: dict[int, list[socket.socket]] = {}
@@ -60,7 +60,7 @@ class Ports:
     def hold(
         self, count: int, low: int | None, high: int | None
     ) -> tuple[list[int], str | None]:
-        """As many of ``count`` ports as can be had; the cause if these are fewer."""
+        """Hold ``count`` ports. Returns those held, and a cause if they are fewer."""
         given = low is not None and high is not None
         wanted = range(low or 0, (high or 0) + 1) if given else _default_ports()
         found: list[int] = []
@@ -80,7 +80,7 @@ class Ports:
         return found, cause
 
     def _bind(self, port: int) -> bool:
-        """Whether it could be had. Raises OSError where it is not the port's fault."""
+        """Whether the port could be bound. Raises OSError for other problems."""
         sockets: list[socket.socket] = []
         try:
             for family in self._families:
@@ -91,8 +91,8 @@ class Ports:
             if error.errno in (errno.EADDRINUSE, errno.EACCES):
                 return False
             raise
-        # Only when all are ours: until here nobody, not even another run of the same
-        # user, could have come in between.
+        # Only now that all sockets are bound: until here nobody could share the port,
+        # not even another run of the same user.
         for held in sockets:
             held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         self._held[port] = sockets

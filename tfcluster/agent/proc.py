@@ -1,7 +1,7 @@
-"""Reads /proc: who runs, whose child, with which environment, listening where.
+"""Reads processes, their parents, environments and listening sockets from /proc.
 
-The parsers are pure; the readers below them answer with nothing for a process that is
-gone or not ours to see. Sends no signals.
+Formats as in proc(5). The parsers are pure; the readers return nothing for a process
+that is gone or that we may not inspect. Sends no signals.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _GONE = (FileNotFoundError, ProcessLookupError, PermissionError, NotADirectoryEr
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process; pid and start time (ticks since boot) together are never reused."""
+    """A process. The pair of pid and start time (ticks since boot) is unique."""
 
     pid: int
     name: str
@@ -51,7 +51,7 @@ class Listener:
 
 
 def parse_stat(text: bytes) -> Process:
-    """/proc/PID/stat; the name may hold spaces, newlines and parentheses."""
+    """Parse /proc/PID/stat; the name may hold spaces, newlines and parentheses."""
     head, _, tail = text.rpartition(b")")
     pid, _, name = head.partition(b" (")
     fields = tail.split()
@@ -67,7 +67,7 @@ def parse_stat(text: bytes) -> Process:
 
 
 def parse_environ(data: bytes) -> dict[str, str]:
-    """/proc/PID/environ; a process may have written anything there."""
+    """Parse /proc/PID/environ; a process may have written anything there."""
     pairs = (entry.partition(b"=") for entry in data.split(b"\0") if entry)
     return {os.fsdecode(key): os.fsdecode(value) for key, _, value in pairs}
 
@@ -100,7 +100,7 @@ def family(
 
 
 def ancestors(table: Table, pid: int) -> set[int]:
-    """The process and its parents up to the first."""
+    """The process and all its ancestors."""
     found: set[int] = set()
     while pid in table and pid not in found:
         found.add(pid)
@@ -109,7 +109,7 @@ def ancestors(table: Table, pid: int) -> set[int]:
 
 
 def text_of(path: str) -> str:
-    """A small file of the kernel's. Raises OSError."""
+    """The content of a small kernel file. Raises OSError."""
     return _bytes_of(path).decode("utf-8", "surrogateescape")
 
 
@@ -119,7 +119,7 @@ def _bytes_of(path: str) -> bytes:
 
 
 def read(pid: int) -> Process | None:
-    """The process now, zombies included."""
+    """The current state of a process, zombies included; None if there is none."""
     try:
         return parse_stat(_bytes_of(f"{PROC}/{pid}/stat"))
     except _GONE:
@@ -127,7 +127,7 @@ def read(pid: int) -> Process | None:
 
 
 def snapshot() -> dict[int, Process]:
-    """All processes that can be seen."""
+    """All visible processes, by pid."""
     found: dict[int, Process] = {}
     for name in os.listdir(PROC):
         if name.isdecimal() and (process := read(int(name))) is not None:
@@ -144,9 +144,9 @@ def uid_of(pid: int) -> int | None:
 
 
 def environ(pid: int) -> dict[str, str]:
-    """The environment with which the program was started, if it has marks of ours.
+    """The initial environment of a process, if tfcluster's marks are in it, else {}.
 
-    Else nothing: most processes are strangers, and none of their variables is read.
+    Most processes are not ours, and their variables are not even parsed.
     """
     try:
         data = _bytes_of(f"{PROC}/{pid}/environ")
@@ -156,7 +156,7 @@ def environ(pid: int) -> dict[str, str]:
 
 
 def descriptors(pid: int) -> set[str]:
-    """What its descriptors are, in the words of /proc: ``socket:[INODE]``, a path."""
+    """The targets of its descriptors, as in /proc: ``socket:[INODE]`` or a path."""
     found: set[str] = set()
     with suppress(*_GONE):
         for entry in os.scandir(f"{PROC}/{pid}/fd"):
@@ -175,7 +175,7 @@ def listeners() -> list[Listener]:
 
 
 def network() -> str:
-    """Differs between the network namespaces of a machine; empty: unknown."""
+    """Identifies the network namespace on this machine; empty: unknown."""
     try:
         return os.readlink(f"{PROC}/self/ns/net")
     except OSError:
@@ -183,7 +183,7 @@ def network() -> str:
 
 
 def boot_id() -> str:
-    """Differs after every boot; empty where the kernel does not say."""
+    """Identifies this boot of the machine; empty: unknown."""
     try:
         return text_of(f"{PROC}/sys/kernel/random/boot_id").strip()
     except _GONE:

@@ -1,7 +1,7 @@
-"""Which processes belong to a task: its tree, its session, and orphans that name it.
+"""Finds the processes of a task: its tree, its session, and orphans marked with it.
 
-Only descendants of the agent are ever members, so that a reused pid cannot make a
-stranger one. Sends no signals.
+Only descendants of the agent can be members, so that a foreign process with a reused
+pid never is one. Sends no signals.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ ATTEMPT = "TFCLUSTER_ATTEMPT"
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """By what a task's processes are known; ``leader`` is null before there is one."""
+    """What identifies a task's processes; ``leader`` is None before there is one."""
 
     task: str
     attempt: int
     leader: int | None
-    output: str  # its pipe in the words of /proc: pipe:[INODE]
-    waited_for: bool  # then the leader's pid may be anybody's
+    output: str  # its pipe as /proc shows it: pipe:[INODE]
+    waited_for: bool  # the leader was reaped, so its pid may have been reused
 
 
 def members(
@@ -35,10 +35,10 @@ def members(
     environ: Callable[[int], Mapping[str, str]] = proc.environ,
     descriptors: Callable[[int], Collection[str]] = proc.descriptors,
 ) -> list[Process]:
-    """The task's living processes; ``others`` are leaders that are not its own.
+    """The task's live processes; ``others`` are the leaders of other tasks.
 
-    An orphan (adopted by the agent) is the task's if the environment it was started
-    with says so, or if it holds the task's output.
+    An orphan (adopted by the agent) belongs to the task if its initial environment says
+    so, or if it holds the task's output pipe.
     """
     descendants = proc.family(table, [agent]) - {agent}
     strangers = proc.family(table, others, others)

@@ -1,7 +1,7 @@
-"""The tasks, warm interpreters, output and children of one run, put together.
+"""Puts together the tasks, warm interpreters, output and children of one run.
 
-Requests come in already checked, notices come from the pump's thread, ends of children
-from the system; each goes to the one that it concerns.
+Dispatches checked requests of the launcher, notices from the pump's thread, and ends of
+children.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tfcluster.agent.warm_interpreters import WarmInterpreters
 
 
 class Run:
-    """Everything of a run that has processes."""
+    """Everything in a run that has processes."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class Run:
                 self._tasks.ask_stacks(names)
 
     def reap(self) -> None:
-        """Take note of all children that have ended."""
+        """Reap all children that have ended."""
         self._children.reap(
             lambda pid, status: (
                 self._tasks.ended(pid, status) or self._warmer.ended(pid, status)
@@ -100,7 +100,7 @@ class Run:
 
     @property
     def over(self) -> bool:
-        """No task and no interpreter is left; what else is left can be swept."""
+        """Whether no task and no interpreter is left; the rest can be swept."""
         return self._tasks.over and self._warmer.over
 
     def _noticed(self, notice: Notice) -> None:
@@ -126,8 +126,8 @@ class Run:
         self._channel.send("note", text=f"the log of {whose}: {text}")
 
     def _tree(self, task: Task) -> set[int]:
-        """The task's processes. Where it is the script that listens, also those that
-        nobody but us is a parent of any more: a server may go into the background."""
+        """The pids of the task's processes. If its script may listen, also orphans that
+        we adopted: a server may go into the background."""
         leader = task.process_id
         if leader is None:
             return set()

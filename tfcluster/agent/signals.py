@@ -1,6 +1,6 @@
-"""Sends signals to exactly the processes that are meant, never to a reused pid.
+"""Sends signals to exactly the intended processes, never to a reused pid.
 
-Knows no tasks: whom to signal is decided elsewhere.
+Knows no tasks: others decide whom to signal.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from tfcluster.agent import proc
 from tfcluster.agent.proc import Process
 
 _PR_SET_CHILD_SUBREAPER = 36
-# Older kernels have none, and sandboxes forbid it.
+# Older kernels have no pidfds, and sandboxes forbid them.
 _NO_PIDFD = {errno.ENOSYS, errno.EPERM, errno.EINVAL}
 
 
 def adopt_orphans() -> bool:
-    """Become the parent of all descendants whose own parent ends (prctl(2)).
+    """Become the parent of descendants whose own parent ends (prctl(2), subreaper).
 
-    False where that cannot be had: then only the marks tell what belongs to a run.
+    Returns False if that is impossible: then only marks tell what belongs to a run.
     """
     try:
         import ctypes  # some builds of Python have none
@@ -33,7 +33,7 @@ def adopt_orphans() -> bool:
 
 
 def send(process: Process, signum: int) -> bool:
-    """Whether it was sent; not if the process is gone or may not be signalled."""
+    """Send a signal; False if the process is gone or may not be signalled."""
     try:
         descriptor = os.pidfd_open(process.pid)
     except (AttributeError, OSError) as error:
@@ -41,7 +41,7 @@ def send(process: Process, signum: int) -> bool:
             return False
         return _same(process) and _sent(lambda: os.kill(process.pid, signum))
     try:
-        # Only now is the pid pinned: if it is still the same process, it stays so.
+        # The pidfd pins the pid: if it is still the same process now, it stays so.
         return _same(process) and _sent(
             lambda: signal.pidfd_send_signal(descriptor, signum)
         )
@@ -62,11 +62,11 @@ def _sent(action: Callable[[], None]) -> bool:
 
 
 def send_group(leader: int, signum: int) -> None:
-    """To the process group of a child of ours that was not waited for yet."""
+    """Signal the process group of a child of ours that was not reaped yet."""
     try:
         os.killpg(leader, signum)
     except ProcessLookupError:
-        # A forked child that has not come to its setsid() yet.
+        # A forked child that has not called setsid() yet.
         _sent(lambda: os.kill(leader, signum))
     except PermissionError:
-        pass  # a set-user-id program: it is reported when it outlives KILL
+        pass  # a set-user-id program: it is reported if it survives SIGKILL

@@ -1,4 +1,4 @@
-"""Executes a program, and says in words why it could not. Knows no tasks, no frames."""
+"""Executes programs, or explains why they cannot. Knows no tasks and no frames."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from contextlib import contextmanager
 from tfcluster.agent.light_dataclasses import dataclass
 from tfcluster.agent.os_encoding import local_path, raw
 
-TYPE_CHECKING = False  # as typing has it, which takes long to import
+TYPE_CHECKING = False  # as in typing, which takes long to import
 if TYPE_CHECKING:
     from pathlib import Path
 
 Environment = Mapping[bytes, bytes]
 
-# Read while the agent has no handlers of its own yet. Some schedulers send warnings to
-# every process there is; who starts an agent there has it ignore them (nohup's way).
+# Read before the agent has handlers of its own. Some schedulers send warning signals to
+# every process of a job; agents are started there with these signals ignored.
 _IGNORED_AT_START = tuple(
     number
     for number in (signal.SIGUSR1, signal.SIGUSR2)
@@ -28,7 +28,7 @@ _IGNORED_AT_START = tuple(
 
 
 class SpawnError(Exception):
-    """The program was not started; ``errno`` is 0 where the system was not asked."""
+    """The program was not started; ``errno`` is 0 if no system call failed."""
 
     def __init__(self, cause: str, number: int = 0) -> None:
         super().__init__(cause)
@@ -38,7 +38,7 @@ class SpawnError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What to execute: a session of its own, standard input from /dev/null."""
+    """What to execute: in a session of its own, with stdin from /dev/null."""
 
     argv: Sequence[str]
     env: Environment
@@ -46,7 +46,7 @@ class Program:
 
 
 def environment(base: Environment, changes: Mapping[str, str | None]) -> Environment:
-    """``base`` with the changes; None removes a variable."""
+    """``base`` with ``changes``; None removes a variable."""
     env = dict(base)
     for name, value in changes.items():
         if value is None:
@@ -59,20 +59,21 @@ def environment(base: Environment, changes: Mapping[str, str | None]) -> Environ
 def with_folders_first(
     base: Environment, changes: Mapping[str, str | None], folders: Mapping[str, str]
 ) -> dict[str, str | None]:
-    """``changes``, and these folders first in the search paths of these variables."""
+    """``changes``, with a folder prepended to each of these search path variables."""
     found = dict(changes)
     for name, folder in folders.items():
         before = found[name] if name in found else os.fsdecode(base.get(raw(name), b""))
-        # An empty entry would mean the working directory.
+        # No empty entry: it would stand for the working directory.
         found[name] = f"{folder}{os.pathsep}{before}" if before else folder
     return found
 
 
 def spawn(program: Program, output: int, inherited: int) -> int:
-    """Start it with ``output`` for both outputs. Returns its pid. Raises SpawnError.
+    """Start it with ``output`` as stdout and stderr. Returns its pid.
 
-    The caller waits for the pid. ``inherited`` keeps its number in the new process.
-    USR1 and USR2 are ignored there if they were when the agent itself was started.
+    The caller must reap it. The descriptor ``inherited`` keeps its number in the new
+    process. SIGUSR1 and SIGUSR2 are ignored there if they were ignored when the agent
+    was started. Raises SpawnError.
     """
     if not program.argv or not program.argv[0]:
         raise SpawnError("the command is empty")
@@ -92,14 +93,14 @@ def spawn(program: Program, output: int, inherited: int) -> int:
         raise SpawnError(_cause(program, error), error.errno or 0) from error
     except ValueError as error:  # a NUL, or '=' in a name, or a lone surrogate
         raise SpawnError(f"cannot be executed: {error}") from error
-    # The agent's loop waits for all children; Popen must not wait for this one.
+    # The agent's loop reaps all children; Popen must not reap this one.
     process.returncode = 0
     return process.pid
 
 
 @contextmanager
 def _ignoring(signals: Sequence[int]) -> Iterator[None]:
-    """What is started meanwhile ignores them: handlers end with exec, this does not."""
+    """Programs started within ignore them: exec keeps SIG_IGN but no handlers."""
     before = {number: signal.signal(number, signal.SIG_IGN) for number in signals}
     try:
         yield

@@ -1,7 +1,6 @@
-"""The agent itself: answers the launcher's requests, keeps the lease, and ends cleanly.
+"""The agent itself: answers the launcher's requests, keeps the lease, exits cleanly.
 
-Everything that it does is done by the modules below it; here stands only what follows
-what.
+Other modules do the work; this one only determines the order of events.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from tfcluster.agent.tasks import swept_keys
 from tfcluster.process_title import set_title
 from tfcluster.wire import PROTOCOL, Frame, WireError
 
-TYPE_CHECKING = False  # as typing has it, which takes long to import
+TYPE_CHECKING = False  # as in typing, which takes long to import
 if TYPE_CHECKING:
     from tfcluster.agent.workdir_receiver import WorkdirReceiver
 
@@ -56,7 +55,7 @@ def serve(link: Link) -> int:
         try:
             loop.run()
         except Exception as error:
-            # A second error, while closing, is for the guard to clean up after.
+            # After a second error, while closing, the guard cleans up.
             if supervisor.closing:
                 raise
             supervisor.fault(_one_line(error))
@@ -92,7 +91,7 @@ class Supervisor:
         loop.watch(link.fileno(), self._guard_died)
         loop.later(OPEN_S, self._expect_open)
 
-    # --- what comes in --------------------------------------------------------------
+    # --- input ----------------------------------------------------------------------
 
     def _frame(self, frame: Frame) -> None:
         self._heard = self._loop.awake()
@@ -124,7 +123,7 @@ class Supervisor:
 
     def _sync(self) -> WorkdirReceiver:
         if self._syncing is None:
-            # Not needed by most agents, and every agent is to start at once.
+            # Most agents do not need it, and all must start fast.
             from tfcluster.agent.workdir_receiver import WorkdirReceiver
 
             self._syncing = WorkdirReceiver(self._channel.send)
@@ -173,12 +172,12 @@ class Supervisor:
         self._beat()
 
     def _beat(self) -> None:
-        """Say that we live, and see whether the launcher does."""
+        """Send a heartbeat, and check that of the launcher."""
         if self._opened is None or self.ended:
             return
         self._channel.send_ping()
         if not self.closing and self._silent_s() > self._opened.lease_s:
-            # What has arrived already counts, however late we come to read it.
+            # Frames that have already arrived count, even if we read them late.
             self._channel.read_waiting()
             if not self.closing and self._silent_s() > self._opened.lease_s:
                 self._lease_over(f"heard nothing for {self._opened.lease_s:g} s")
@@ -193,8 +192,8 @@ class Supervisor:
             self._lease_over("no 'open' frame came")
 
     def _hung_up(self, cause: str) -> None:
-        # sshd waits for the guard, which it has started: the channel ends with it. The
-        # launcher is to hear of the one before the other.
+        # sshd ends the channel when the guard, its child, ends. The launcher must learn
+        # that the guard died before it learns that the channel ended.
         if self._link.is_cut():
             self._guard_died()
         self._lease_over(f"the channel ended: {cause}")
@@ -216,7 +215,7 @@ class Supervisor:
                 self.close(self._grace_s, exit_codes.TERMINATED)
 
     def _guard_died(self) -> None:
-        # The tasks are well, so the run goes on; what is lost is only the net below us.
+        # The tasks are unharmed, so the run continues, only without this safety net.
         self._loop.unwatch(self._link.fileno())
         if not self.closing and not self._guardless:
             self._guardless = True
@@ -234,16 +233,16 @@ class Supervisor:
         return self._opened.grace_s if self._opened else 0.0
 
     def fault(self, cause: str) -> None:
-        """Say why we cannot go on, and stop everything."""
+        """Report why we cannot continue, and stop everything."""
         self._channel.stop_reading()
         self._channel.send("fault", cause=cause)
         self.close(self._grace_s, exit_codes.FAULT)
 
     def close(self, grace_s: float, code: int, others_s: float = 0.0) -> None:
-        """Stop everything and end with ``code``; again: with a shorter grace.
+        """Stop everything and exit with ``code``; a second call shortens the grace.
 
-        What another agent of the run supervises is left to it; for ``others_s`` we
-        wait for its end, and sweep what it leaves if it is killed.
+        Processes of another live agent of the run are left to it. We wait ``others_s``
+        for their end, and sweep what that agent leaves if it is killed.
         """
         if self._crew is not None:
             self._crew.stop_all(grace_s)
@@ -310,9 +309,9 @@ class Supervisor:
         self._await(lambda: self._channel.idle, FLUSH_S, self._say_bye)
 
     def _say_bye(self) -> None:
-        read = self._channel.idle  # else nobody waits for it
-        # After the lease nobody had asked for an end: it is to look like a lost host,
-        # also to a launcher that was only stopped for a while.
+        read = self._channel.idle  # else nobody reads it
+        # Nobody asked for the end of a lease: it must look like a lost host, even to a
+        # launcher that was only suspended for a while.
         if self.code != exit_codes.LEASE_ENDED:
             self._channel.send("bye", swept=self._swept, others=self._others)
         self._await(lambda: self._channel.idle, FLUSH_S if read else 0.0, self._end)
@@ -323,8 +322,8 @@ class Supervisor:
 
 
 def _take_standard_streams() -> tuple[int, int]:
-    """The channel's ends under other numbers, inherited by nobody; nothing else that
-    reads or writes the standard streams can disturb the frames."""
+    """Move the channel's ends to other descriptors, which no child inherits, so that
+    nothing that uses the standard streams can disturb the frames."""
     ends = os.dup(0), os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
@@ -334,7 +333,7 @@ def _take_standard_streams() -> tuple[int, int]:
 
 
 def _one_line(error: Exception) -> str:
-    import traceback  # on use: it takes long to import
+    import traceback  # only here: it takes long to import
 
     place = traceback.extract_tb(error.__traceback__)[-1]
     where = f"{os.path.basename(place.filename)}:{place.lineno}"
@@ -349,5 +348,5 @@ def _is_file(path: str) -> bool:
 
 
 def _package() -> str:
-    """The folder that holds this very package."""
+    """The folder that holds this copy of the package."""
     return os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))

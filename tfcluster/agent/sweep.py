@@ -1,8 +1,8 @@
 """Finds and removes what is left of a run on this host, and nothing else.
 
-A process belongs to a run by descent from its agent, or by the marks that the agent put
-into the environment with which it was started; a folder by its name. Knows no tasks and
-no frames.
+A process belongs to a run if it descends from the run's agent, or if its initial
+environment has the agent's marks; a folder belongs to it by its name. Knows no tasks
+and no frames.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ AGENT = "TFCLUSTER_AGENT"
 
 
 def agent_mark(pid: int) -> str:
-    """What tells the processes of this agent from those of another one of the run."""
+    """The mark of an agent's processes: ``PID:START_TIME`` of the agent."""
     process = proc.read(pid)
     return f"{pid}:{process.start_time if process else 0}"
 
 
 def supervised(mark: str, table: Table, but: int) -> bool:
-    """Whether the agent that put this mark is alive, and another one than ``but``."""
+    """Whether the agent with this mark is alive and is not ``but``, a pid."""
     pid, _, start_time = mark.partition(":")
     if not (pid.isdecimal() and start_time.isdecimal()) or int(pid) == but:
         return False
@@ -43,8 +43,8 @@ def belongings(
     agent: int,
     environ: Callable[[int], Mapping[str, str]] = proc.environ,
 ) -> list[Process]:
-    """Living processes of the run: descendants of ``agent``, and marked ones whose own
-    agent is not alive. Never ``agent`` itself or what it descends from."""
+    """Live processes of the run: descendants of ``agent``, and marked ones whose own
+    agent is dead. Never ``agent`` itself or its ancestors."""
     spared = proc.ancestors(table, agent)
     descendants = proc.family(table, [agent])
     found = []
@@ -61,7 +61,7 @@ def belongings(
 
 
 def in_other_hands(table: Table, run: str, agent: int) -> bool:
-    """Whether another living agent than ``agent`` has processes of the run."""
+    """Whether a live agent other than ``agent`` has processes of the run."""
     return any(
         supervised(_mark(process, run, proc.environ) or "", table, but=agent)
         for process in table.values()
@@ -72,7 +72,7 @@ def in_other_hands(table: Table, run: str, agent: int) -> bool:
 def _mark(
     process: Process, run: str, environ: Callable[[int], Mapping[str, str]]
 ) -> str | None:
-    """Its agent's mark, None where it does not belong to our run."""
+    """The mark of its agent; None if it does not belong to our run."""
     if proc.uid_of(process.pid) != os.geteuid():
         return None
     marks = environ(process.pid)
@@ -80,7 +80,7 @@ def _mark(
 
 
 def sweep(run: str | None, *, patience_s: float = GUARD_SWEEP_S) -> list[Process]:
-    """KILL what belongs to the run, wait until it is gone, say what it was."""
+    """SIGKILL the run's processes, wait for their end, and return them."""
     killed: dict[int, Process] = {}
     deadline = time.monotonic() + patience_s
     while alive := belongings(proc.snapshot(), run, os.getpid()):
@@ -96,22 +96,22 @@ def sweep(run: str | None, *, patience_s: float = GUARD_SWEEP_S) -> list[Process
 
 
 def clear_away(run: str | None) -> None:
-    """Remove what tasks of the run keep on this host for their next attempt.
+    """Remove what the run's tasks keep on this host for their next attempt.
 
-    Folders of ours in the folder for temporary files, ``tfcluster-UID-RUN-WHAT``.
+    That is in folders ``tfcluster-UID-RUN-WHAT``, in TMPDIR and /tmp.
     """
     start = f"tfcluster-{os.geteuid()}-{run}-"
     for folder in {os.environ.get("TMPDIR") or "/tmp", "/tmp"} if run else ():
         with suppress(OSError), os.scandir(folder) as entries:
             for entry in entries:
                 if entry.name.startswith(start) and entry.is_dir(follow_symlinks=False):
-                    import shutil  # on use: it takes long to import
+                    import shutil  # only here: it takes long to import
 
                     shutil.rmtree(entry.path, ignore_errors=True)
 
 
 def reap_children() -> None:
-    """Wait for every child that has ended, without waiting for one that has not."""
+    """Reap every child that has ended, without blocking."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass

@@ -1,4 +1,4 @@
-"""One task: what was asked for, what became of it. Holds facts, has no effects."""
+"""The state of one task: the request and what became of it. Has no effects."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from tfcluster.agent.process_membership import Identity
 
 @dataclass(eq=False)
 class Task:
-    """An attempt at a task, from the request to the end of its last process."""
+    """One attempt of a task, from the request to the end of its last process."""
 
     order: Start
     stream: int  # the pump's number for its output
-    output: str  # the same pipe in the words of /proc
+    output: str  # the same pipe as /proc shows it: pipe:[INODE]
     events: EventSocket
     claims: Claims
     began: float
     process: Process | None = None
-    status: int | None = None  # as waitpid gives it
+    status: int | None = None  # as in waitpid(2)
     seconds: float = 0.0
-    death: int = 0  # its place among the ends of all tasks here
+    death: int = 0  # its number among the ends of all tasks on this host
     oom: bool = False
     tail: list[str] | None = None
-    stopped: bool = False  # we had asked it to
-    exchanged: bool = False  # it has said so: something, with other tasks
-    stop_signal: int | None = None  # came before the process
-    signals: set[int] = field(default_factory=set)  # that it was sent already
+    stopped: bool = False  # we told it to end
+    exchanged: bool = False  # it reported an exchange with other tasks
+    stop_signal: int | None = None  # requested before there was a process
+    signals: set[int] = field(default_factory=set)  # signals that it was sent
     killed: bool = False
     kill_at: float | None = None
     kill_timer: Timer | None = None
     leftovers: dict[int, Process] = field(default_factory=dict)
     reported: bool = False
-    settled: bool = False  # nothing of it is left, or we gave up
+    settled: bool = False  # no process of it is left, or we gave up
 
     @property
     def name(self) -> str:
@@ -47,7 +47,7 @@ class Task:
 
     @property
     def key(self) -> dict[str, object]:
-        """The keys that every frame about it has."""
+        """The keys that all frames about it have in common."""
         return {"task": self.order.task, "attempt": self.order.attempt}
 
     @property
@@ -68,7 +68,7 @@ class Task:
         )
 
     def outcome(self, now: float) -> dict[str, object]:
-        """The keys of ``exited``. For a task that has ended."""
+        """The keys of its ``exited`` frame, once it has ended."""
         status = self.status or 0
         signaled = os.WIFSIGNALED(status)
         return {
@@ -86,7 +86,7 @@ class Task:
 
 
 def signal_name(signum: int) -> str:
-    """``KILL``; real-time signals, which have no names of their own, as ``RTMIN+3``."""
+    """``KILL``; ``RTMIN+3`` for a real-time signal, which has no name of its own."""
     try:
         return signal.Signals(signum).name.removeprefix("SIG")
     except ValueError:

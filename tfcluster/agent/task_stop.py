@@ -1,6 +1,6 @@
-"""Ends tasks: a signal to the whole tree, KILL after the grace, and then its leftovers.
+"""Ends tasks: signals the whole tree, kills it after the grace, then its leftovers.
 
-Knows whose a process is through ``members``; says what it killed.
+``members`` tells it which processes belong to a task.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _LOOK_S = 0.1
 
 
 class Stopping:
-    """``others`` gives the leaders that do not belong to a task; ``settled`` is called
-    once for each task when nothing of it is left, or what is left ignores KILL."""
+    """``others`` returns the leaders that do not belong to a task. ``settled`` is
+    called once per task, when no process is left or only some that survive SIGKILL."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class Stopping:
         self._unkillable = unkillable
 
     def stop(self, tasks: Iterable[Task], signum: int, grace_s: float) -> None:
-        """Signal each process of the tasks once; KILL what is left after the grace."""
+        """Signal each process once; SIGKILL what is left after the grace."""
         wanted = list(tasks)
         table = proc.snapshot() if wanted else {}
         for task in wanted:
@@ -52,14 +52,14 @@ class Stopping:
             self._kill_in(task, grace_s)
 
     def begun(self, task: Task) -> None:
-        """Its process exists now; it may have been stopped before."""
+        """The task has a process now; deliver a signal that was requested before."""
         if task.stop_signal is not None:
             self._signal(task, proc.snapshot(), task.stop_signal)
 
     def ended(self, task: Task) -> None:
-        """Its process was waited for: what it has left behind must go as well.
+        """The task's process was reaped: end the processes that it left behind.
 
-        Helpers that notice the end themselves get a moment to do so.
+        Helpers that notice its end by themselves get a moment to exit.
         """
         if self._members(task):
             self._loop.later(SETTLE_S, lambda: self._look(task))
@@ -67,7 +67,7 @@ class Stopping:
             self._settle(task)
 
     def abandoned(self, task: Task) -> None:
-        """Nobody knows whether a process was forked for it: kill what there is."""
+        """It is unknown whether a process was forked for it: kill any there is."""
         self._kill_in(task, 0.0)
 
     def _members(self, task: Task, table: Table | None = None) -> list[Process]:
@@ -82,9 +82,9 @@ class Stopping:
         task.signals.add(signum)
         leader = task.process_id if task.running else None
         tree = self._members(task, table)
-        for number in (signum, signal.SIGCONT):  # a stopped process must hear it, too
+        for number in (signum, signal.SIGCONT):  # wakes stopped processes
             if leader is not None:
-                # All at once: no process of the group can fork in between.
+                # The whole group at once: none of its processes can fork in between.
                 send_group(leader, number)
             for process in tree:
                 if leader is None or process.group != leader:
@@ -105,7 +105,7 @@ class Stopping:
         task.killed = True
 
         def find() -> list[Process]:
-            # A leader that has ended but was not waited for yet counts as gone.
+            # A leader that has ended but was not reaped yet counts as gone.
             found = self._members(task)
             if task.status is not None:
                 task.leftovers.update({p.pid: p for p in found})

@@ -1,7 +1,7 @@
 """The tasks of this host, from `start` to `exited`.
 
-Whether a task is executed or forked from a warm interpreter, its life from there on is
-the same. Knows frames, but not how they travel.
+Once a task has a process, it makes no difference whether it was executed or forked from
+a warm interpreter. Knows frames, but not how they are sent.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from tfcluster.agent.task import Task
 from tfcluster.agent.task_stop import Stopping
 from tfcluster.wire import Frame
 
-TYPE_CHECKING = False  # as typing has it, which takes long to import
+TYPE_CHECKING = False  # as in typing, which takes long to import
 if TYPE_CHECKING:
     from typing import Protocol
 
     class Reports(Protocol):
-        """Where frames go; the channel is one."""
+        """Sends frames; the channel does."""
 
         def send(self, type_: str, /, **keys: object) -> None: ...
 
@@ -57,7 +57,7 @@ _SHOWN_PROCESSES = 20
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What all tasks of an agent share."""
+    """What all tasks of an agent have in common."""
 
     loop: Loop
     reports: Reports
@@ -80,20 +80,20 @@ class Ends:
 
 
 class Tasks:
-    """Every task that is not yet over."""
+    """All tasks that are not yet over."""
 
     def __init__(self, shared: Surroundings) -> None:
         self._shared = shared
         self._tasks: dict[int, Task] = {}  # by stream
         self._oom = OomCounter()
         self._deaths = itertools.count()
-        self.foreign: set[int] = set()  # pids of children that are no tasks
+        self.foreign: set[int] = set()  # pids of children that are not tasks
         self._stopping = Stopping(
             shared.loop, os.getpid(), self._others, self._settled, self._unkillable
         )
 
     def start(self, order: Start) -> Task | None:
-        """Execute a program. A failure is reported, not raised."""
+        """Execute a program. Returns None after a failure, which is reported."""
         made = self.prepare(order)
         if made is None:
             return None
@@ -112,14 +112,14 @@ class Tasks:
         return task
 
     def changes(self, task: Task) -> Mapping[str, str | None]:
-        """What its environment differs in, with the marks it is known by."""
+        """The changes to the agent's environment, including the task's marks."""
         order = task.order
         marks = {TASK: order.task, ATTEMPT: str(order.attempt)}
         env = {**order.env, **marks, ADDRESS: task.claims.address}
         return with_folders_first(self._shared.base, env, order.prepend)
 
     def prepare(self, order: Start) -> tuple[Task, Ends] | None:
-        """A task without a process, its log file open. A failure is reported."""
+        """A task with a log file but no process yet. A failure is reported."""
         if any(t.name == order.task and not t.reported for t in self._tasks.values()):
             self.refuse(order, "it is running already")
             return None
@@ -148,7 +148,7 @@ class Tasks:
         return task, Ends(write_end, theirs)
 
     def begun(self, task: Task, pid: int) -> None:
-        """Its process exists, as a child of ours."""
+        """The task's process exists; it is a child of ours."""
         self._shared.deaths.watch(pid)
         known = proc.read(pid)
         task.process = known or Process(pid, "", "Z", os.getpid(), pid, pid, 0)
@@ -157,7 +157,7 @@ class Tasks:
         self._stopping.begun(task)
 
     def failed(self, task: Task, cause: str, number: int = 0) -> None:
-        """It has no process and gets none."""
+        """The task could not get a process."""
         task.reported = True
         task.events.finish()
         task.claims.finish()
@@ -165,12 +165,12 @@ class Tasks:
         self._stopping.abandoned(task)
 
     def refuse(self, order: Start, cause: str, number: int = 0) -> None:
-        """Say that it is not started."""
+        """Report that a task is not started."""
         keys = {"task": order.task, "attempt": order.attempt, "errno": number}
         self._shared.reports.send("failed", **keys, cause=cause)
 
     def ended(self, pid: int, status: int) -> bool:
-        """Whether it was a task's process that was waited for."""
+        """A child was reaped; returns whether it was a task's process."""
         task = next((t for t in self._running() if t.process_id == pid), None)
         if task is None:
             return False
@@ -187,7 +187,7 @@ class Tasks:
         return True
 
     def drained(self, stream: int, tail: list[str]) -> None:
-        """Its output is in the file."""
+        """The output of a task that has ended is in its file."""
         task = self._tasks.get(stream)
         if task is not None and task.status is not None:
             task.tail = tail
@@ -216,7 +216,7 @@ class Tasks:
 
     @property
     def leaders(self) -> set[int]:
-        """The process of each running task."""
+        """The pids of all running tasks."""
         return {task.process_id for task in self._running() if task.process_id}
 
     def _running(self) -> Iterable[Task]:
@@ -267,7 +267,7 @@ class Tasks:
         self._forget(task)
 
     def _forget(self, task: Task) -> None:
-        lost = task.settled and task.running  # it ignores KILL
+        lost = task.settled and task.running  # it survived SIGKILL
         if task.settled and (task.reported or lost):
             self._tasks.pop(task.stream, None)
 

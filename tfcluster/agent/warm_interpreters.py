@@ -1,7 +1,7 @@
-"""Warm interpreters: each imports once, then forks a task on each request.
+"""Warm interpreters (fork servers): each imports once, then forks tasks on request.
 
-They live apart from the tasks: the death of one only fails what it was still to fork.
-Knows the protocol with them, nothing of what they import.
+Tasks outlive them: the death of an interpreter only fails the forks it still owes.
+Knows the protocol with them, but not what they import.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from tfcluster.wire import Frame, LineBuffer, WireError, encode, parse
 
 _READ_BYTES = 64 << 10
 _WRITE_AGAIN_S = 0.02
-_END_S = 0.5  # between its end of file and its end
+_END_S = 0.5  # from its end of file to its exit
 _CAUSE_CHARS = 1000
 
 
 @dataclass
 class _Request:
-    """A fork that was asked for; ``rest`` is not yet written."""
+    """A requested fork; ``rest`` of the request is not yet written."""
 
     id: int
     task: Task
@@ -54,7 +54,7 @@ class _Interpreter:
     pid: int = 0
     ready: bool = False
     unfit: str | None = None
-    """Its own word on why no task can run in it."""
+    """Why no task can run in it, as it has reported itself."""
     status: int | None = None
     lines: LineBuffer = field(default_factory=lambda: LineBuffer(EVENT_BYTES))
     unwritten: deque[_Request] = field(default_factory=deque)
@@ -79,7 +79,7 @@ class WarmInterpreters:
         self.on_begun: Callable[[Task], None] = lambda task: None
 
     def start(self, order: Warm) -> None:
-        """Execute an interpreter. A failure is reported as `cold`."""
+        """Start an interpreter. A failure is reported as `cold`."""
         old = self._interpreters.get(order.key)
         if old is not None and old.status is None:
             self._cold(order.key, "there is one under this key already", [])
@@ -122,7 +122,7 @@ class WarmInterpreters:
         return interpreter
 
     def fork(self, order: Start) -> None:
-        """Fork a task, as soon as the imports are done."""
+        """Fork a task once the imports are done. A failure is reported."""
         interpreter = self._interpreters.get(order.warm or "")
         made = self._tasks.prepare(order)
         if made is None:
@@ -151,7 +151,7 @@ class WarmInterpreters:
         self._write(interpreter)
 
     def ended(self, pid: int, status: int) -> bool:
-        """Whether it was a warm interpreter that was waited for."""
+        """A child was reaped; returns whether it was a warm interpreter."""
         for interpreter in self._interpreters.values():
             if interpreter.pid == pid and interpreter.status is None:
                 while interpreter.end.fileno() >= 0 and self._read(interpreter):
@@ -179,12 +179,12 @@ class WarmInterpreters:
                 )
 
     def close(self) -> None:
-        """End all of them; their tasks go on."""
+        """End all interpreters; their tasks continue."""
         for interpreter in self._interpreters.values():
             if interpreter.status is None and not interpreter.closed:
                 interpreter.closed = True
                 self._close(interpreter)
-                # One that still imports would see the end of file only afterwards.
+                # An interpreter that is still importing would notice that only later.
                 send_group(interpreter.pid, signal.SIGTERM)
                 self._fail_all(interpreter, "is being closed")
 
@@ -206,7 +206,7 @@ class WarmInterpreters:
                 )
                 return
             except OSError:
-                return  # it is dying; its end fails all requests
+                return  # it is dying; its exit fails all requests
             if not request.rest:
                 interpreter.unwritten.popleft()
 
@@ -235,7 +235,7 @@ class WarmInterpreters:
         except OSError:
             data = b""
         if not data:
-            # It is ending, and how it does is seen through its pid.
+            # It is exiting; `ended` learns its status.
             self._close(interpreter)
             self._shared.loop.later(_END_S, lambda: self._kill(interpreter))
             return False
@@ -252,7 +252,7 @@ class WarmInterpreters:
 
     @staticmethod
     def _kill(interpreter: _Interpreter) -> None:
-        if interpreter.status is None:  # else the pid may be anybody's
+        if interpreter.status is None:  # else the pid may have been reused
             send_group(interpreter.pid, signal.SIGKILL)
 
     def _take(self, interpreter: _Interpreter, frame: Frame) -> None:

@@ -1,8 +1,9 @@
-"""Takes in the user's files where no file system is shared: what changed, no more.
+"""Receives the user's files on hosts without a shared file system: only changed ones.
 
-Knows what it brought last time, and so tells apart what was changed here, what was
-changed there, and both (a three-way merge, as of revision control): what tasks have
-written here is never overwritten. Nothing is changed before everything has arrived.
+Remembers what it wrote last time, and so can distinguish changes made here, changes
+made at the source, and both (a three-way merge, as in revision control). Files that
+tasks have written here are never overwritten. Nothing changes before everything has
+arrived.
 """
 
 from __future__ import annotations
@@ -35,16 +36,16 @@ _INCOMING = ".tfcluster-incoming-"
 _SHOWN = 5
 
 Known = Mapping[str, Sequence[str]]
-"""The hashes that a path has had by our doing: one, or two after a break."""
+"""Path -> hashes of what we wrote there: one, or two after an interruption."""
 
 
 class SyncError(Exception):
-    """The files cannot be taken in; the message says why."""
+    """The files cannot be received; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """What is to be done, by path."""
+    """What to do with which paths."""
 
     take: tuple[str, ...]
     delete: tuple[str, ...]
@@ -54,9 +55,10 @@ class Merge:
 def merge(
     wanted: Mapping[str, str], known: Known, found: Mapping[str, str | None]
 ) -> Merge:
-    """Hashes by path: as they are to be, as we left them, as they are (None: not).
+    """Decide what to do, by the hashes of files.
 
-    ``found`` has the paths of both others. Pure.
+    ``wanted`` are those at the source, ``known`` those that we wrote, ``found`` those
+    that are here now (None: no file), for all paths in the other two. Pure.
     """
     take, conflicts = [], []
     for path, digest in wanted.items():
@@ -66,14 +68,14 @@ def merge(
         if here is None or here in ours:
             take.append(path)
         elif digest not in ours:
-            conflicts.append(path)  # changed on both sides; else here alone: it stays
+            conflicts.append(path)  # changed on both sides; changed only here: it stays
     gone = (path for path in known if path not in wanted)
     delete = tuple(path for path in gone if found[path] in known[path])
     return Merge(tuple(take), delete, tuple(conflicts))
 
 
 class WorkdirReceiver:
-    """One folder. ``send`` is the channel's."""
+    """Receives one folder. ``send`` sends a frame to the launcher."""
 
     def __init__(self, send: Callable[..., None]) -> None:
         self._send = send
@@ -83,9 +85,9 @@ class WorkdirReceiver:
         self._over = False
 
     def listed(self, request: Sync) -> None:
-        """More of the list of files; with the last of it, the work begins."""
+        """Add a part of the list of files; the last part begins the transfer."""
         if self._over:
-            return  # they are here already, or cannot be
+            return  # done, or failed
         if self._request is None:
             self._request = request
             if _same_files(request.inodes):
@@ -96,12 +98,12 @@ class WorkdirReceiver:
             self._guarded(self._begin)
 
     def came(self, part: Part) -> None:
-        """The next part that was asked for."""
+        """The next requested part has arrived."""
         if self._taking is not None and not self._over:
             self._guarded(lambda: self._take(part))
 
     def close(self) -> None:
-        """Leave nothing half done."""
+        """Remove what was received but not put into place."""
         if self._taking is not None:
             self._taking.drop()
 
@@ -118,7 +120,7 @@ class WorkdirReceiver:
             self._send("unsynced", cause=cause)
 
     def _begin(self) -> None:
-        assert self._request is not None  # it was just listed
+        assert self._request is not None  # set by listed()
         root = local_path(self._request.folder).expanduser()
         if not root.is_absolute():
             raise SyncError(f"{self._request.folder} cannot be found: no home here")
@@ -141,12 +143,12 @@ class WorkdirReceiver:
         self._ask()
 
     def _take(self, part: Part) -> None:
-        assert self._taking is not None  # came() has looked
+        assert self._taking is not None  # checked by came()
         self._taking.write(part)
         self._ask()
 
     def _ask(self) -> None:
-        assert self._taking is not None  # both callers have made it
+        assert self._taking is not None  # set by both callers
         if parts := self._taking.wanted():
             self._send("wants", parts=parts)
         elif self._taking.complete:
@@ -159,7 +161,7 @@ class WorkdirReceiver:
 
 
 class _Taking:
-    """The files on their way: asked for in portions, kept apart until all are here."""
+    """A transfer: requests files in parts, and keeps them apart until all are here."""
 
     def __init__(
         self, root: Path, files: Sequence[File], plan: Merge, known: Known
@@ -186,7 +188,7 @@ class _Taking:
         return not self._queue and not self._awaited
 
     def wanted(self) -> list[list[int]]:
-        """``[file, offset, length]`` of the next parts; none while some are to come."""
+        """``[file, offset, length]`` of the next parts; [] while some are awaited."""
         if self._awaited:
             return []
         size = 0
@@ -198,7 +200,7 @@ class _Taking:
         return parts
 
     def write(self, part: Part) -> None:
-        """Raises SyncError where something else came than was asked for."""
+        """Append a part. Raises SyncError or WireError if it is unexpected."""
         asked = self._awaited.pop() if self._awaited else None
         if asked is None or asked[:2] != [part.index, part.offset]:
             raise WireError("a part that nobody has asked for")
@@ -228,7 +230,7 @@ class _Taking:
             self._open = None
 
     def finish(self) -> None:
-        """Put everything into its place. Raises SyncError, OSError."""
+        """Move all files into place. Raises SyncError or OSError."""
         self._close()
         for index, each in self._files.items():
             assert self._folder is not None  # there is something to take
@@ -242,7 +244,7 @@ class _Taking:
         self.drop()
 
     def _put(self, new: Known) -> None:
-        # After a break both what we had put there and what we were to put is ours.
+        # If we are interrupted, both our old and our new content counts as ours.
         paths = {*new, *self._known}
         both = {p: [*self._known.get(p, ()), *new.get(p, ())] for p in paths}
         _remember(self.root, both)
@@ -273,7 +275,7 @@ def _check(path: str) -> None:
 
 
 def _same_files(inodes: Sequence[tuple[str, int]]) -> bool:
-    """These paths are the very files of the launcher's host: it shares them."""
+    """Whether these paths are the launcher's own files, by a shared file system."""
     try:
         return bool(inodes) and all(
             local_path(path).stat().st_ino == number for path, number in inodes
@@ -283,7 +285,7 @@ def _same_files(inodes: Sequence[tuple[str, int]]) -> bool:
 
 
 def _digest(path: Path) -> str | None:
-    """SHA-256 in hex; None: there is nothing; empty: no file that can be read."""
+    """SHA-256 in hex; None if there is nothing, "" if it is not a readable file."""
     try:
         with path.open("rb") as file:
             hashed = hashlib.sha256()
@@ -297,7 +299,7 @@ def _digest(path: Path) -> str | None:
 
 
 def _incoming(root: Path) -> Path:
-    """A folder for what arrives; what a broken agent left of the kind goes away."""
+    """A new folder for arriving files; removes old ones that dead agents left."""
     for stale in root.glob(f"{_INCOMING}*"):
         with suppress(OSError):
             if time.time() - stale.stat().st_mtime > SYNC_STALE_S:

@@ -1,6 +1,6 @@
-"""Where hosts come from and how an agent is started on one; each imported on use.
+"""Backends: where hosts come from, and how agents are started; imported on use.
 
-A backend knows hosts, slots and argv lists. It never hears of task types.
+A backend knows hosts, slots and argv lists, but no task types.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _MODULES = {
     "sge": "tfcluster.backends.sge",
 }
 
-# By launcher: whose starter that is, and the backends whose hosts it reaches.
+# launcher -> the backend that implements it, and backends whose hosts it reaches.
 _LAUNCHERS = {
     "local": ("local", ("local",)),
     "ssh": ("ssh", ("ssh", "slurm", "sge")),
@@ -28,7 +28,7 @@ _LAUNCHERS = {
 
 
 def get(name: str) -> Backend:
-    """The backend of that name. Raises ConfigError where it cannot launch."""
+    """The backend of that name. Raises ConfigError if it cannot launch."""
     if name not in _MODULES:
         raise ConfigError(
             [
@@ -44,9 +44,9 @@ def get(name: str) -> Backend:
 
 
 def starting(description: Description) -> Backend:
-    """The backend whose way to start agents is used: what ``launcher`` says.
+    """The backend that starts the agents, as the option ``launcher`` says.
 
-    Raises ConfigError where that way does not lead to the hosts.
+    Raises ConfigError if that launcher cannot reach the hosts.
     """
     backend, launcher = description.backend, description.launcher
     if launcher == "auto":

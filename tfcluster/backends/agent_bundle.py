@@ -1,9 +1,9 @@
-"""The agent for hosts that have nothing but Python: sent over the channel, and kept.
+"""Sends the agent over the channel, to hosts that have nothing but Python.
 
-Three things go over the channel before the first frame: a short program, its end, and
-the source of what hosts need of this package. The program unpacks that into the user's
-cache folder, once for each version, and compares what lies there with what has come
-each time. Nothing else is left on the host.
+Before the first frame, three things go over the channel: a short program, a NUL, and
+the source of what hosts need of this package. The program unpacks the source into the
+user's cache folder, once per version, and each time compares the unpacked files with
+what was sent. Nothing else is left on the host.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from pathlib import Path
 
 from tfcluster.isolated_import import PACKAGE_ROOT
 
-# Reads up to the first NUL, byte by byte so that nothing after it is taken. Ends with
-# the channel, as the agent does (exit code 10), or when nothing comes. Without quotes,
-# `!`, `$` and line ends, so that every login shell passes it on unharmed.
+# Reads up to the first NUL, byte by byte so that it reads nothing beyond. Exits when
+# the channel ends, with code 10 as the agent does, or when nothing arrives in time. Has
+# no quotes, `!`, `$` and newlines, so that every login shell passes it on unchanged.
 _PATIENCE_S = 120
 _FIRST = (
     f"import os;import _signal;_signal.alarm({_PATIENCE_S});"
@@ -42,7 +42,7 @@ SHIPPED = (
     "runtime",
     "wire.py",
 )
-"""What runs on hosts: agent, runtime and probe, and all that these import."""
+"""What runs on hosts: agent, runtime and probe, and everything they import."""
 
 _packing = threading.Lock()
 
@@ -160,20 +160,20 @@ sys.exit(main([]))
 
 @dataclass(frozen=True, slots=True)
 class AgentBundle:
-    """What is to be sent before the first frame, and the hash that names it."""
+    """The data to send before the first frame, and the hash that identifies it."""
 
     data: bytes
     digest: str
 
 
 def agent_argv(python: str) -> tuple[str, ...]:
-    """The argv that becomes an agent once a parcel was sent to it."""
+    """The argv of a process that becomes an agent once a parcel is sent to it."""
     return (python, "-I", "-S", "-c", _FIRST)
 
 
 def parcel() -> AgentBundle:
-    """What hosts need of this package, packed once for all of them."""
-    with _packing:  # all of them are connected to at once
+    """The parcel with what hosts need of this package; packed only once."""
+    with _packing:  # called from many threads at once
         return _packed()
 
 
@@ -183,7 +183,7 @@ def _packed() -> AgentBundle:
 
 
 def pack() -> AgentBundle:
-    """The same bytes for the same files."""
+    """Make the parcel; the same files always give the same bytes."""
     packed, root = io.BytesIO(), Path(PACKAGE_ROOT)
     parts = (root / "tfcluster" / name for name in SHIPPED)
     files = (p for part in parts for p in (part.rglob("*.py"), [part])[part.is_file()])

@@ -1,7 +1,7 @@
-"""What a backend answers: which hosts, and how to start an agent on one of them.
+"""The protocols of a backend: which hosts there are, and how to start agents there.
 
-The two questions are separate protocols, because people want one scheduler's hosts with
-another one's launch.
+They are separate, because some users want the hosts of a scheduler but another way to
+start agents on them.
 """
 
 from __future__ import annotations
@@ -18,36 +18,36 @@ class Channel(Protocol):
     """The standard input and output of a process that runs on a host."""
 
     def read(self) -> bytes:
-        """The next bytes, waiting for them; empty at the end."""
+        """The next bytes; blocks until there are some. Empty at the end."""
 
     def write(self, data: bytes) -> None:
-        """All of ``data``, waiting for room. Raises OSError where nobody reads."""
+        """Write all of ``data``; blocks. Raises OSError if nobody reads."""
 
     def close(self) -> None:
-        """End of file to the other side, which then ends by itself."""
+        """Send end of file to the other side, which then exits by itself."""
 
     def kill(self) -> None:
-        """End the contact now, and whatever of the process is within reach."""
+        """End the contact now, and kill as much of the process as possible."""
 
     def diagnosis(self) -> str:
-        """What is known of why it ended: exit status and last words; may be empty."""
+        """Why it ended, if known: exit status and last line of stderr; or ""."""
 
 
 class Starter(Protocol):
     def start_agent(self, host: Host) -> Channel:
-        """Start an agent on ``host`` and send what has to come before frames.
+        """Start an agent on ``host`` and send what must precede frames.
 
-        May take as long as connecting takes; is called from threads, for several hosts
-        at a time. Raises HostError or StartError.
+        Blocks while connecting; called from threads, for several hosts in parallel.
+        Raises HostError or StartError.
         """
 
 
 @runtime_checkable
 class Asking(Protocol):
-    """What a starter can do beyond that where hosts are reached over a network."""
+    """A starter that reaches hosts over a network, and can check on them."""
 
     def answers(self, host: Host) -> bool:
-        """Whether the host answers to somebody new, within ``ANSWER_S``.
+        """Whether the host answers on a new connection, within ``ANSWER_S``.
 
         Called from threads.
         """
@@ -57,26 +57,26 @@ ANSWER_S = 2.0
 
 
 class Backend(Protocol):
-    """Both answers. ``env`` is the launcher's environment, handed in."""
+    """Provides hosts and a starter. ``env`` is the launcher's environment."""
 
     def allocate(self, description: Description, env: Mapping[str, str]) -> Allocation:
-        """The hosts that there are for this run. Raises HostError or StartError."""
+        """The hosts for this run. Raises HostError or StartError."""
 
     def starter(self, description: Description, env: Mapping[str, str]) -> Starter:
-        """How agents are started on them."""
+        """What starts agents on them. Raises HostError or StartError."""
 
 
 @runtime_checkable
 class Remembering(Protocol):
-    """What a backend can say beyond that where its hosts outlive the launcher."""
+    """A backend whose hosts outlive the launcher, so that they can be found again."""
 
     def remember(self, description: Description) -> Mapping[str, Any]:
-        """What it takes to reach the hosts again, as JSON; nothing secret."""
+        """What is needed to reach the hosts again, as JSON; nothing secret."""
 
     def return_to(
         self, found: Mapping[str, Any], env: Mapping[str, str]
     ) -> tuple[tuple[Host, ...], Starter]:
-        """The hosts, and how agents are started on them, from what was remembered.
+        """The hosts and a starter, from the result of ``remember``.
 
         Raises HostError or ContactLostError.
         """
@@ -84,22 +84,22 @@ class Remembering(Protocol):
 
 @runtime_checkable
 class Scheduled(Protocol):
-    """What a backend can say beyond that where a scheduler has lent us the hosts."""
+    """A backend whose hosts belong to a job of a scheduler."""
 
     def longest_grace_s(self, env: Mapping[str, str]) -> float | None:
-        """How long tasks may take to end before the scheduler kills them.
+        """How many seconds tasks have to end before the scheduler kills them.
 
-        Seconds; None: nobody says.
+        None: unknown.
         """
 
     def why_ending(self, env: Mapping[str, str]) -> ExitCode | None:
-        """Why the scheduler ends the job, if that is for a reason of its own.
+        """Why the scheduler ends the job: preemption, time limit; None: it does not.
 
-        Asked when the launcher was sent SIGTERM; takes a few seconds at most.
+        Called when the launcher has received SIGTERM; takes a few seconds at most.
         """
 
     def array_index(self, env: Mapping[str, str]) -> str | None:
-        """Which element of a job array this is; None: of none."""
+        """The index of this element of a job array; None: not in an array."""
 
     def harmless_signals(self, description: Description) -> frozenset[signal.Signals]:
-        """Signals by which the scheduler does not mean that the end is near."""
+        """Signals of the scheduler that do not announce the end of the job."""

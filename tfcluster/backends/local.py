@@ -1,4 +1,4 @@
-"""This machine as the one host: the agent is a child process."""
+"""The backend whose only host is this machine: the agent is a child process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tfcluster.model import Allocation, Description, Host
 READ_BYTES = 1 << 18
 LAST_WORDS_BYTES = 4096
 GUARD_S = 6.0
-"""How long the guard may take to kill what an agent has left."""
+"""How long the guard may take to kill what its agent has left."""
 
 _Channel = TypeVar("_Channel", bound="ProcessChannel")
 
@@ -28,7 +28,7 @@ class ProcessChannel:
     """The channel to a child process."""
 
     def __init__(self, process: subprocess.Popen[bytes], stderr: IO[bytes]) -> None:
-        assert process.stdin is not None  # both were asked for; this is for mypy
+        assert process.stdin is not None  # both are pipes; this is for mypy
         assert process.stdout is not None
         self._process = process
         self._stdin = process.stdin.fileno()
@@ -72,8 +72,8 @@ class ProcessChannel:
                 self._process.stdin.close()
 
     def kill(self) -> None:
-        # Our child is the agent's guard: it kills what the agent leaves, and then ends.
-        import psutil  # on use: few launches come here
+        # Our child is the agent's guard, which kills what the agent leaves, then exits.
+        import psutil  # imported here: few launches need it
 
         with contextlib.suppress(psutil.NoSuchProcess):
             for agent in psutil.Process(self._process.pid).children():
@@ -93,28 +93,28 @@ class ProcessChannel:
         return f"{end}: {words.splitlines()[-1]}" if words else end
 
     def last_words(self) -> str:
-        """The end of what it has said on standard error so far."""
+        """The last LAST_WORDS_BYTES of its standard error so far, as text."""
         self._stderr.seek(0, os.SEEK_END)
         self._stderr.seek(max(0, self._stderr.tell() - LAST_WORDS_BYTES))
         return self._stderr.read().decode(errors="backslashreplace").strip()
 
 
 def agent_argv() -> tuple[str, ...]:
-    """Becomes an agent on this machine, out of this very package."""
+    """The argv of an agent on this machine, from this copy of the package."""
     return module_argv(sys.executable, "tfcluster.agent", options=("-I", "-S"))
 
 
 class LocalBackend:
-    """One host, as many slots as there are tasks, the GPUs that this machine has."""
+    """One host with unlimited slots and this machine's GPUs."""
 
     def allocate(self, description: Description, env: Mapping[str, str]) -> Allocation:
-        del description  # this machine is all there is
+        del description  # there is only this machine
         return Allocation(
             hosts=(Host(name="localhost", address="127.0.0.1", gpus=gpus(env)),)
         )
 
     def starter(self, description: Description, env: Mapping[str, str]) -> LocalBackend:
-        del description, env  # an agent inherits what we have
+        del description, env  # agents inherit our environment
         return self
 
     def start_agent(self, host: Host) -> ProcessChannel:

@@ -1,1 +1,1 @@
-"""The commands: what each word on the command line does. ``cli`` calls one of them."""
+"""The implementations of the commands, which ``cli`` calls."""

@@ -1,4 +1,4 @@
-"""``doctor`` from the words of the command line."""
+"""The command ``doctor``."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def doctor(
     as_json: bool,
     quick: bool,
 ) -> int:
-    """Examine the hosts of a file; 3 or 4 where a launch would fail so."""
+    """Examine a file's hosts; returns the exit code with which a launch would fail."""
     loaded = config.load(path, overrides=overrides, environ=environ)
     for problem in loaded.warnings:
         say(sanitise(str(problem)))
@@ -60,9 +60,9 @@ def _examine_here(
     as_json: bool,
     quick: bool,
 ) -> int:
-    """Outside of a job: what can be seen on the host that would submit one.
+    """Outside of a job: examine this host, which would submit the job.
 
-    Its interpreter and disks need not be those of the nodes; its files most likely are.
+    The nodes may have other interpreters and disks, but most likely the same files.
     """
     prepared = prepare(description, expected(description))
     wishes = _wishes(prepared, quick=quick)
@@ -120,7 +120,7 @@ def _answer(
 
 
 def _scripts(prepared: Prepared) -> tuple[str, ...]:
-    """The scripts that tasks run, as their commands name them."""
+    """The scripts that tasks run, as given in their commands."""
     programs = {spec.arguments[1] for spec in prepared.specs if len(spec.arguments) > 1}
     return tuple(sorted(p for p in programs if p not in ("-m", "-c")))
 

@@ -1,4 +1,4 @@
-"""``launch`` and ``plan`` from the words of the command line."""
+"""The commands ``launch``, ``submit`` and ``plan``."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ class Options:
     ps: int = 0
     hosts: str | None = None
     behind: int = 0
-    """How many of the words stand behind ``--``."""
+    """How many of the words follow ``--``."""
     submitted: str | None = None
-    """The folder of a run that a job was submitted for: this is that job."""
+    """The folder of the run, if this launch is inside a job submitted for it."""
 
 
 def launch(words: Sequence[str], options: Options, environ: Mapping[str, str]) -> int:
-    """Run what the words describe; the exit code. Raises a TfclusterError."""
+    """Run what the words describe; returns the exit code. Raises TfclusterError."""
     if options.submitted is not None:
         return run_submitted(Path(options.submitted), environ)
     loaded = _load(words, options, environ)
@@ -77,7 +77,7 @@ def submit(
     name: str | None = None,
     dry_run: bool,
 ) -> int:
-    """Queue a job for the file and print its id, or just show the script."""
+    """Queue a job for the file and print its id, or only print the script."""
     loaded = config.load(path, overrides=overrides, name=name, environ=environ)
     _warn(loaded)
     description = loaded.description
@@ -104,7 +104,7 @@ def _launch_as_job(
     options: Options,
     environ: Mapping[str, str],
 ) -> int:
-    """Nothing is allocated here: have a job launch it, and stay with that."""
+    """Not in an allocation: submit a job that launches it, and follow that."""
     job = submit_job(description, scheduler, asker(environ), environ)
     if not options.detach:
         return follow(job, environ)
@@ -122,7 +122,7 @@ def plan(
     as_json: bool,
     full: bool = False,
 ) -> int:
-    """Print the plan of a file. Raises a TfclusterError."""
+    """Print the plan of a file. Raises TfclusterError."""
     loaded = config.load(path, overrides=overrides, environ=environ)
     _warn(loaded)
     return _show_plan(loaded, environ, as_json=as_json, full=full)
@@ -166,7 +166,7 @@ def _load(words: Sequence[str], options: Options, environ: Mapping[str, str]) ->
 
 
 def _refuse_without_count(words: Sequence[str], options: Options) -> None:
-    """``--ps`` and ``--hosts`` stand for a file; so does a command without ``-n``."""
+    """Refuse options that replace a file, and a command without ``-n``."""
     before = words[: len(words) - options.behind] if options.behind else words
     looks_like_command = words[0].endswith(".py") or words[0].startswith("python")
     problems = [
@@ -202,7 +202,7 @@ def _refuse_without_count(words: Sequence[str], options: Options) -> None:
 
 
 def _refuse_file(words: Sequence[str], count: int) -> None:
-    """With ``-n`` the words are a command, and a cluster.yaml is none."""
+    """Refuse a cluster.yaml together with ``-n``, which takes a command."""
     path = Path(words[0])
     if path.suffix in (".yaml", ".yml") and path.is_file():
         problem = "is a cluster.yaml, and -n goes with a command"
@@ -245,7 +245,7 @@ def _show_plan(
 
 
 def _unborn(description: Description, environ: Mapping[str, str]) -> RunPaths:
-    """Where a run would be recorded."""
+    """Where a run of this name would be recorded."""
     return RunPaths(state_path(environ) / "runs" / f"{description.name}-<time>")
 
 

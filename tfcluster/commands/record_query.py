@@ -1,4 +1,4 @@
-"""``status`` and ``logs``: what the record says, for people and for programs."""
+"""Reads the record for ``status`` and ``logs``."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ SHOWN_RUNS = 20
 
 
 def one_run(run: str | None, environ: Mapping[str, str]) -> RunView:
-    """The run as it stands. Raises ConfigError where there is no such run."""
+    """The current state of a run. Raises ConfigError if there is no such run."""
     paths = find(state_dir(environ), run)
     return standing(read_run(paths, now_s=time.time()), paths, environ)
 
 
 def other_runs(environ: Mapping[str, str]) -> list[RunView]:
-    """Every run but the newest, newest first, as far as they are worth a line."""
+    """The SHOWN_RUNS runs before the newest one, newest first."""
     known = runs(state_dir(environ))[1 : SHOWN_RUNS + 1]
     return [read_summary(paths, now_s=time.time()) for paths in known]
 
 
 def all_runs_json(environ: Mapping[str, str]) -> dict[str, Any]:
-    """``status --json`` without a run: all of them, newest first."""
+    """``status --json`` without a run: all runs, newest first."""
     now_s = time.time()
     known = runs(state_dir(environ))
     return {"runs": [read_run(paths, now_s=now_s).to_json() for paths in known]}
 
 
 def split_words(words: Sequence[str]) -> tuple[str | None, list[str]]:
-    """``[RUN] [TASK...]``: the run, if the first word is none of a task."""
+    """Split ``[RUN] [TASK...]``: the first word is a run unless it names tasks."""
     if words and words[0].partition(":")[0] not in TASK_TYPES:
         return words[0], list(words[1:])
     return None, list(words)
@@ -49,9 +49,9 @@ def split_words(words: Sequence[str]) -> tuple[str | None, list[str]]:
 def log_files(
     run: str | None, tasks: Sequence[str], environ: Mapping[str, str]
 ) -> tuple[RunPaths, dict[str, Path]]:
-    """The log files of a run's tasks (of all of them, if none is named), by task.
+    """The log files of a run's tasks, by task; of all tasks if none is named.
 
-    Raises ConfigError for a run or tasks that there are not.
+    Raises ConfigError if there is no such run or task.
     """
     paths = find(state_dir(environ), run)
     plan = read_json(paths.plan) or {}
@@ -74,7 +74,7 @@ def log_files(
 
 
 def read_logs(files: Mapping[str, Path], count: int) -> Iterator[tuple[str, list[str]]]:
-    """The last lines of each file; a task that has not said anything has none."""
+    """The last lines of each file; [] for a task without output."""
     for task, path in files.items():
         try:
             yield task, last_lines(path, count)
@@ -85,12 +85,12 @@ def read_logs(files: Mapping[str, Path], count: int) -> Iterator[tuple[str, list
 def follow_logs(
     paths: RunPaths, files: Mapping[str, Path], count: int
 ) -> Iterator[tuple[str, list[str]]]:
-    """Lines as they come, until the run is over."""
+    """Lines as they are written, until the run is over."""
     return follow(files, _OverOf(paths), last=count)
 
 
 class _OverOf:
-    """Set as soon as a run is over."""
+    """Like an Event that is set as soon as a run is over."""
 
     def __init__(self, paths: RunPaths) -> None:
         self._paths = paths

@@ -1,4 +1,4 @@
-"""``status``, ``logs`` and ``stop`` from the words of the command line."""
+"""The commands ``status``, ``logs`` and ``stop``."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _CLEAR = "\x1b[H\x1b[J"
 def status(
     run: str | None, environ: Mapping[str, str], *, as_json: bool, watch: bool
 ) -> int:
-    """Print how it stands; ``watch``: again and again until it is over."""
+    """Print the state of a run; with ``watch``, repeatedly until it is over."""
     if as_json and run is None and not watch:
         return _put(json.dumps(all_runs_json(environ), indent=1))
     view = one_run(run, environ)
@@ -62,7 +62,7 @@ def _text(
 def logs(
     words: Sequence[str], environ: Mapping[str, str], *, follow: bool, count: int
 ) -> int:
-    """Print the last lines of tasks, and with ``follow`` what comes after them."""
+    """Print the last lines of tasks; with ``follow``, also those that follow."""
     run, tasks = split_words(words)
     paths, files = log_files(run, tasks, environ)
     batches = follow_logs(paths, files, count) if follow else read_logs(files, count)
@@ -74,7 +74,7 @@ def logs(
 
 
 def stop(run: str | None, environ: Mapping[str, str], *, now: bool) -> int:
-    """End a run; 0 once nothing of it is left."""
+    """End a run; returns 0 once nothing of it is left."""
     from tfcluster.commands.stop import stop as stop_run
 
     stop_run(run, now=now, environ=environ, say=_say)

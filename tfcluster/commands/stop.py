@@ -1,7 +1,7 @@
 """``stop``: end a run from another shell, and leave nothing behind.
 
-The launcher does the stopping; it is told so by a signal. What a dead launcher left is
-swept by way of a fresh agent.
+A signal tells the launcher to stop the run. If the launcher is dead, new agents sweep
+what it left.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from tfcluster.submit.stopping import stop_job
 
 _POLL_S = 0.05
 _PATIENCE_S = 60.0
-"""Beyond the run's own grace period, of which this module knows nothing."""
+"""How long a run may take to end; its own grace period is not known here."""
 _NOW_PATIENCE_S = 45.0
-"""A launcher that has not killed its tasks by then is killed itself."""
+"""A launcher that has not ended by then is killed itself."""
 _HEARD_S = 5.0
-"""How long the record may take to show that the launcher has heard a signal."""
+"""How long the record may take to show that the launcher received a signal."""
 
 Say = Callable[[str], None]
 
@@ -50,10 +50,10 @@ def stop(
     say: Say,
     patience_s: float | None = None,
 ) -> RunView:
-    """Stop a run and wait until it is over; how it stands then.
+    """Stop a run and wait until it is over; returns its final state.
 
     ``now`` kills all tasks at once, and after ``patience_s`` the launcher itself.
-    Raises ContactLostError where it cannot be told to stop, or does not.
+    Raises ContactLostError if the launcher cannot be reached or does not stop.
     """
     paths = find(state_dir(environ), run)
     view = _read(paths)
@@ -83,13 +83,13 @@ def _stopped(
         return stop_job(job, now=now, environ=environ, say=say)
     launcher = _within_reach(view)
     with ExitStack() as stack:
-        # Several `stop`s at once are one: a second signal would mean to kill.
+        # Several concurrent `stop`s send one signal: a second one would mean to kill.
         if _first(paths.events, stack) and view.state is not RunState.STOPPING:
             _signal(launcher)
         if not now:
             return _await_end(paths, _PATIENCE_S)
         view = _await(paths, lambda v: v.state is RunState.STOPPING, _HEARD_S)
-        # And a third signal would mean to leave without cleaning up.
+        # And a third one would mean to exit without cleaning up.
         if not view.state.final and _first(paths.plan, stack):
             _signal(launcher)
         view = _await(paths, lambda _: False, patience_s)
@@ -110,7 +110,7 @@ def _read(paths: RunPaths) -> RunView:
 def _await(
     paths: RunPaths, reached: Callable[[RunView], bool], patience_s: float
 ) -> RunView:
-    """How the run stands once it is over, or ``reached``, or the time is up."""
+    """The state of the run once it is over, or ``reached``, or the time is up."""
     deadline = time.monotonic() + patience_s
     while True:
         view = _read(paths)
@@ -130,15 +130,15 @@ def _await_end(paths: RunPaths, patience_s: float) -> RunView:
 
 
 def _first(file: Path, stack: ExitStack) -> bool:
-    """Whether no other `stop` of this run that is still waiting has come before us.
+    """Whether no other `stop` of this run is still waiting.
 
-    The lock is on a file that exists: the state folder may take no new one. It falls
-    with this process, so that a `stop` that was killed is in nobody's way.
+    Locks an existing file, because the state folder may be full or read-only. The lock
+    ends with this process, so a killed `stop` does not block others.
     """
     try:
         descriptor = os.open(file, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
-        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)  # a read-only disk
+        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)  # on a read-only disk
     stack.callback(os.close, descriptor)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -164,7 +164,7 @@ def _within_reach(view: RunView) -> LauncherView:
 
 
 def _signal(launcher: LauncherView) -> None:
-    """SIGTERM, which a launcher that was stopped (Ctrl-Z) hears once it goes on."""
+    """Send SIGTERM; SIGCONT too, in case the launcher was suspended (Ctrl-Z)."""
     with _handle(launcher) as handle:
         if handle is not None:
             signal.pidfd_send_signal(handle, signal.SIGTERM)
@@ -173,7 +173,7 @@ def _signal(launcher: LauncherView) -> None:
 
 @contextlib.contextmanager
 def _handle(launcher: LauncherView) -> Iterator[int | None]:
-    """The launcher's process, and no other one that may have got its pid."""
+    """A pidfd of the launcher; None if it is gone or its pid was reused."""
     with contextlib.suppress(ProcessLookupError):
         handle = os.pidfd_open(launcher.pid)
         try:
@@ -186,12 +186,12 @@ def _handle(launcher: LauncherView) -> Iterator[int | None]:
 
 
 def _kill(launcher: LauncherView) -> None:
-    """KILL the launcher, and the agents that are its children's children.
+    """SIGKILL the launcher and its local agents, which are children of its children.
 
-    What guards such an agent then kills all that the agent has started. Agents on
-    other hosts end everything as soon as their channel is gone.
+    The guard of such an agent then kills everything that the agent started. Agents on
+    other hosts end everything when their channel ends.
     """
-    import psutil  # on use: few runs have to be ended in this way
+    import psutil  # imported here: few runs need it
 
     with _handle(launcher) as handle:
         if handle is None:

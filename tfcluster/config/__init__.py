@@ -1,7 +1,7 @@
-"""cluster.yaml, or the flags that stand for it, to a checked ``Description``.
+"""Reads cluster.yaml, or the flags that replace it, into a checked ``Description``.
 
-Importing this package is cheap: YAML and pydantic are imported on use. Only the
-configuration itself is read; no host is contacted and no name is resolved.
+Importing this package is cheap: YAML and pydantic are imported on use. It reads only
+the configuration itself; it contacts no host and resolves no name.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ def load(
     environ: Mapping[str, str],
     python: str = sys.executable,
 ) -> Loaded:
-    """Reads and checks a configuration file.
+    """Read and check a configuration file.
 
-    ``overrides`` are raw ``KEY=VALUE`` texts, ``name`` takes the place of the file's,
-    ``arguments`` are appended to every command, ``environ`` fills in ``${VAR}``, and
-    ``python`` is the interpreter where the file names none. Raises ConfigError with
-    every problem, sorted by place.
+    ``overrides`` are raw ``KEY=VALUE`` texts, ``name`` replaces the file's,
+    ``arguments`` are appended to every command, ``environ`` has the values of
+    ``${VAR}``, and ``python`` is the interpreter if the file names none. Raises
+    ConfigError with all problems, sorted by place.
     """
     from tfcluster.config import pipeline
 
@@ -57,10 +57,10 @@ def from_command(
     cwd: Path,
     python: str = sys.executable,
 ) -> Loaded:
-    """What flags alone stand for: ``count`` workers that run ``command``.
+    """The configuration given by flags alone: ``count`` workers that run ``command``.
 
-    ``hosts`` is a hostlist in which ``name:4`` gives slots; without it all tasks run on
-    this host. Raises ConfigError with every problem.
+    ``hosts`` is a hostlist in which ``name:4`` sets slots; without it all tasks run on
+    this host. Raises ConfigError with all problems.
     """
     from tfcluster.config import pipeline
 
@@ -85,7 +85,7 @@ def schema() -> dict[str, Any]:
 
 
 def starter(backend: str) -> str:
-    """A commented cluster.yaml to start from. Raises ValueError: unknown backend."""
+    """A commented cluster.yaml to start from. Raises ValueError for an unknown one."""
     from tfcluster.config.templates import starter as text
 
     return text(backend)

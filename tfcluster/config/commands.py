@@ -1,6 +1,6 @@
-"""Splits a command as a POSIX shell would, and says where it would need a shell.
+"""Splits a command as a POSIX shell would, and refuses what needs a shell.
 
-No shell ever runs a command: what only a shell could do is a problem here, not a
+No shell ever runs a command: what only a shell could do is an error here, not a
 surprise later.
 """
 
@@ -19,7 +19,7 @@ _ASSIGNMENT = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_]*)=")
 
 
 class CommandError(ValueError):
-    """A command that cannot be split; ``offset`` is where the trouble is."""
+    """A command that cannot be split; ``offset`` is the index of the problem."""
 
     def __init__(self, message: str, hint: str | None, offset: int) -> None:
         super().__init__(message)
@@ -29,9 +29,9 @@ class CommandError(ValueError):
 
 
 def split_command(text: str) -> list[str]:
-    """The words of ``text``. Raises CommandError where quotes are open, where there is
-    no word, or where only a shell would do what is written."""
-    # A backslash at the end of a line goes on with the next one.
+    """The words of ``text``. Raises CommandError for an open quote, for no words, and
+    for syntax that needs a shell."""
+    # A backslash at the end of a line continues it.
     joined = text.replace("\\\n", "")
     try:
         words = shlex.split(joined)
@@ -46,14 +46,14 @@ def split_command(text: str) -> list[str]:
 
 
 def _open_quote(text: str) -> int:
-    """Where the quote opens that nothing closes."""
+    """The index of the quote that is not closed."""
     blank = _blanked(_QUOTED, text)
     places = [at for at in (blank.find("'"), blank.find('"')) if at >= 0]
     return min(places, default=len(text) - 1)
 
 
 def _blanked(pattern: re.Pattern[str], text: str) -> str:
-    """``text`` with what matches replaced by as many harmless characters."""
+    """``text`` with every match replaced by as many underscores."""
     return pattern.sub(lambda match: "_" * len(match[0]), text)
 
 
@@ -73,7 +73,7 @@ def _refuse_shell(text: str) -> None:
     if home := _HOME.search(unquoted):
         message = "'~' is not expanded"
         raise CommandError(message, "write ${HOME}", home.start())
-    # Within single quotes a shell takes a dollar as it is, and so do we.
+    # As in a shell, a dollar is literal within single quotes.
     single = _blanked(re.compile(rf"{_SINGLE.pattern}|\\.|\$\$"), text)
     if bare := re.search(r"\$([A-Za-z_][A-Za-z0-9_]*)", single):
         hint = f"write ${{{bare[1]}}}, or {_WITH_SHELL}"

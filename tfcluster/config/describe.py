@@ -1,7 +1,7 @@
-"""From checked values to the description that the rest of tfcluster works on.
+"""Turns checked values into the Description that the rest of tfcluster works on.
 
-Fills in references, splits commands, makes paths absolute, and puts defaults in. What
-cannot be done goes to the findings; the description is then of no use.
+Expands references, splits commands, makes paths absolute, and fills in defaults.
+Problems go to the findings; if there are errors, the Description is unusable.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from tfcluster.config.tree import Scalar, find, origins
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """Where and for whom a configuration is read."""
+    """The context in which a configuration is read."""
 
     environ: Mapping[str, str]
     folder: Path
-    """Absolute; what relative paths start from."""
+    """Absolute; relative paths are relative to it."""
     stem: str
-    """The name where none is given."""
+    """The name if none is given."""
     python: str
     arguments: tuple[str, ...] = ()
 
@@ -38,7 +38,7 @@ class Setting:
 def describe(
     cluster: Cluster, findings: Findings, setting: Setting
 ) -> model.Description:
-    """The description; problems on the way go to ``findings``."""
+    """The Description; problems go to ``findings``."""
     return _Describer(cluster, findings, setting).description()
 
 
@@ -102,7 +102,7 @@ class _Describer:
             return text
 
     def _command(self, keys: Keys, words: list[str] | None) -> tuple[str, ...] | None:
-        """The arguments, with those of the command line behind them."""
+        """The argv, followed by arguments from the command line."""
         if words is None:
             return None
         node = find(self._findings.root, keys).node
@@ -124,7 +124,7 @@ class _Describer:
             mark = node.at(error.offset)
             self._findings.report.error(mark, error.message, error.hint)
             return []
-        # Filled in after splitting: a value with spaces stays one argument.
+        # Expanded after splitting, so that a value with spaces stays one argument.
         return [self._fill(keys, word, keep_bare=True) for word in words]
 
     def _path(self, keys: Keys, text: str | None) -> Path | None:
@@ -138,7 +138,7 @@ class _Describer:
             return None
 
     def _python(self, keys: Keys, text: str | None) -> str | None:
-        """A bare name is looked up on the hosts; all else is a path."""
+        """A bare name is looked up on the hosts; anything else is a path."""
         if text is None or not ("/" in text or text.startswith("~")):
             return text if text is None else self._fill(keys, text)
         path = self._path(keys, text)
@@ -163,7 +163,7 @@ class _Describer:
                 message = "'exclude' is for 'sync', which is not given"
                 self._findings.error(("workdir", "exclude"), message)
             return None
-        # The home is that of each host, and so stays a '~'.
+        # '~' is not expanded: it is the home on each host.
         folder = self._fill(("workdir", "sync"), workdir.sync).removesuffix("/")
         bare = folder.removeprefix("~/")
         parts = PurePosixPath(bare).parts
@@ -183,7 +183,7 @@ class _Describer:
     def _secret(self, name: str, source: SecretSource) -> model.Secret:
         keys: Keys = ("secrets", name)
         if source.env is not None and source.env not in self._setting.environ:
-            # A name that is not like one may be the secret itself.
+            # A name that does not look like a variable may be the secret itself.
             variable = f"${source.env}" if source.env.isupper() else "its variable"
             self._findings.error((*keys, "env"), f"{variable} is not set here")
         path = self._path((*keys, "file"), source.file)
@@ -191,7 +191,7 @@ class _Describer:
             if found := paths.secret_problem(path):
                 self._findings.error((*keys, "file"), *found)
             elif not paths.exists(path):
-                # What is not like a path may be the secret itself.
+                # Text that does not look like a path may be the secret itself.
                 shown = repr(str(path)) if "/" in (source.file or "") else "its file"
                 self._findings.warn((*keys, "file"), f"{shown} does not exist here")
         return model.Secret(file=path, env=source.env)
@@ -239,7 +239,7 @@ class _Describer:
 
 
 def check_ports(description: model.Description, findings: Findings) -> None:
-    """Whether the range has enough ports, where that can be said before placement."""
+    """Check that the port range is large enough, if that is known before placement."""
     if description.ports is None:
         return
     size = len(description.ports)
@@ -251,7 +251,7 @@ def check_ports(description: model.Description, findings: Findings) -> None:
         where = "1 host" if len(slots) == 1 else f"{len(slots)} hosts"
         room = sum(size if each is None else min(size, each) for each in slots)
         if None not in slots and sum(filter(None, slots)) < tasks:
-            return  # Too few slots whatever the ports: placement says so.
+            return  # There are too few slots, too, which placement reports.
     else:
         return
     if room < tasks:

@@ -1,4 +1,4 @@
-"""Collects the problems of one pass over a configuration, each with its place."""
+"""Collects the problems of a configuration, each with its place."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from tfcluster.config.tree import Map, Mark, Path, find
 from tfcluster.errors import ConfigError, Problem
 
 MAX_PROBLEMS = 100
-"""More are not printed one by one: nobody reads them."""
+"""Further problems are only counted: nobody reads more."""
 
 
 class Report:
-    """Problems in the order in which they stand: the file first, then flags."""
+    """Problems, sorted by their place: those in the file first, then flags."""
 
     def __init__(self, source: str) -> None:
         self.source = source
@@ -24,17 +24,17 @@ class Report:
         self._found.append((mark, problem))
 
     def failed(self, mark: Mark, message: str, hint: str | None = None) -> ConfigError:
-        """An error after which nothing can be read any more, with those before it."""
+        """Note a fatal error; returns a ConfigError with it and all earlier ones."""
         self.error(mark, message, hint)
         return ConfigError(self.errors())
 
     @property
     def sound(self) -> bool:
-        """No error was found so far."""
+        """Whether no error was found so far."""
         return all(problem.warning for _, problem in self._found)
 
     def check(self) -> None:
-        """Raises ConfigError where there are errors: warnings then come with them."""
+        """Raise ConfigError if there are errors; it includes the warnings."""
         if not self.sound:
             raise ConfigError(self.errors())
 
@@ -58,26 +58,26 @@ class Report:
 
 
 class Findings:
-    """A report on one tree: problems are given the path of what they are about."""
+    """A report on one tree, in which problems are located by path."""
 
     def __init__(self, root: Map, report: Report) -> None:
         self.root = root
         self.report = report
         self.broken: frozenset[str] = frozenset()
-        """Top-level keys of which something could not be read and was left out."""
+        """Top-level keys with invalid parts, which were left out."""
         self.left_out: dict[Path, set[int]] = {}
-        """Items of lists that were left out, by the path of the list."""
+        """Path of a list -> indices of its items that were left out."""
 
     def sound(self, *keys: str) -> bool:
-        """Whether what stands under these top-level keys is what was written."""
+        """Whether nothing was left out below these top-level keys."""
         return self.broken.isdisjoint(keys)
 
     def is_written(self, key: str) -> bool:
-        """Whether this top-level key is given at all."""
+        """Whether this top-level key is present."""
         return key in self.root.entries
 
     def item(self, path: Path, index: int) -> Path:
-        """The path in the tree of the item ``index`` of those that could be read."""
+        """The path of list item ``index``, not counting items that were left out."""
         for gone in sorted(self.left_out.get(path, ())):
             if gone > index:
                 break
@@ -91,7 +91,7 @@ class Findings:
         self.report.warn(self.mark(path), message, hint)
 
     def mark(self, path: Path) -> Mark:
-        """Where the value at ``path`` stands, or what it would stand in."""
+        """The place of the value at ``path``, or of the deepest value above it."""
         return find(self.root, path).node.mark
 
     def key_mark(self, path: Path) -> Mark:

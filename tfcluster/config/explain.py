@@ -1,8 +1,8 @@
-"""Turns what pydantic found into words for the person who wrote the file.
+"""Turns pydantic's errors into messages for the author of the file.
 
-One translator of (kind of error, path, node): the raw text of the node tells where YAML
-read something else than was meant. Knows the shape of cluster.yaml only through the
-models.
+It works on the kind of an error, its path and the node there: the node's raw text shows
+where YAML read something other than was meant. Knows the shape of cluster.yaml only
+through the models.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ _BOUNDS = {
     "less_than_equal": ("le", "of at most"),
 }
 _OTHER_WORDS = {"master": "chief", "parameter_server": "ps", "workers": "worker"}
-"""Words of others for task types."""
+"""Names of task types elsewhere -> our names."""
 
 
 def explain(error: ErrorDetails, findings: Findings) -> None:
-    """Adds to ``findings`` what one error of pydantic means."""
+    """Add a message for one error of pydantic to ``findings``."""
     path: Path = tuple(part for part in error["loc"] if part != "[key]")
     of_key = "[key]" in error["loc"]
     kind, context = error["type"], error.get("ctx", {})
@@ -70,7 +70,7 @@ _Words = tuple[str, str | None]
 
 
 def _of_secret(kind: str, context: Mapping[str, Any], found: Found) -> _Words:
-    """What is wrong, without what was written: that may be the secret itself."""
+    """A message that does not show the value, which may be the secret itself."""
     what = context["what"] if kind == "unfit" else _EXPECTED.get(kind, "")
     if kind == "refused":
         what = "the name of a variable"
@@ -132,7 +132,7 @@ def _sections() -> Mapping[str, type[BaseModel]]:
 
 
 def _owner_of(key: str, model: type[BaseModel] | None) -> str | None:
-    """Where a key that is unknown here is known."""
+    """Where a key belongs that is unknown at this place; None: nowhere."""
     owners = [
         f"under '{name}:'"
         for name, section in _sections().items()
@@ -144,14 +144,14 @@ def _owner_of(key: str, model: type[BaseModel] | None) -> str | None:
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
-    """A hint for a word that is not among the known ones."""
+    """A hint for a word that is not a known one."""
     words = list(known)
     near = difflib.get_close_matches(word[:64], words, n=1)
     return f"did you mean {near[0]!r}?" if near else f"one of: {', '.join(words)}"
 
 
 def _misread(found: Found) -> _Words | None:
-    """What YAML made of a scalar that people do not mean so."""
+    """Message and hint if YAML reads a scalar otherwise than people mean it."""
     if not isinstance(found.node, Scalar):
         return None
     value = found.node.value
@@ -207,7 +207,7 @@ def _quoting_hint(what: str, node: Node) -> str | None:
         note = f"YAML reads {raw} as {read}; " if str(read) != raw else ""
         return f'{note}quote it: "{raw}"'
     if what == "a list":
-        # Within a list, brackets of a hostlist would be YAML's.
+        # Within a YAML list, the brackets of a hostlist must be quoted.
         item = f'"{raw}"' if "[" in raw else raw
         return f"write: [{item}]"
     if what.endswith("number") and isinstance(read, str):
@@ -225,7 +225,7 @@ def _number_hint(node: Scalar) -> str | None:
 
 
 def shown(node: Node) -> str:
-    """A node as a message shows it: short, and on one line."""
+    """A node for a message: short, and on one line."""
     if isinstance(node, Map):
         return "a mapping"
     if isinstance(node, Seq):

@@ -1,8 +1,8 @@
-"""The kinds of values that cluster.yaml has: durations, names, port ranges, text.
+"""The types of values in cluster.yaml: durations, names, port ranges, text.
 
-Each is a type that pydantic checks and that says itself what it takes. A value that
-does not fit raises ``unfit`` (the message then names key and value) or ``refused`` (the
-message stands for itself). What the keys are is not known here.
+Each is a type that pydantic checks, with its JSON Schema. A value that does not fit
+raises ``unfit`` (the message then names key and value) or ``refused`` (the message is
+complete). Knows no keys.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tfcluster.config.yaml11_scalars import Lossy
 from tfcluster.model import PortRange
 
 MAX_COUNT = 10_000
-"""Tasks of one type: far more than TF_CONFIG can name."""
+"""Limit of tasks of one type: far more than fit into TF_CONFIG."""
 MAX_ENV_BYTES = 131_072
 """Linux: the longest string in an environment (MAX_ARG_STRLEN)."""
 
@@ -40,7 +40,7 @@ _PORT_RANGE = "([0-9]{1,9})-([0-9]{1,9})"
 _ENV_NAME = "[A-Za-z_][A-Za-z0-9_]*"
 _OURS = frozenset({"TF_CONFIG", "TF_GRPC_REUSE_PORT"})
 _USER = r"[A-Za-z0-9_][A-Za-z0-9._@+\\-]*\$?"
-# Not '-' first: such a word would be taken for an option.
+# Must not begin with '-': such a word would be taken for an option.
 _WORD = "[A-Za-z0-9_.@/*][A-Za-z0-9_.:+/@%=*-]*"
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
@@ -79,7 +79,7 @@ class Shorthand:
 
 @dataclass(frozen=True, slots=True)
 class Matching:
-    """Text of which all matches a pattern."""
+    """Text that fully matches a pattern."""
 
     pattern: str
     what: str
@@ -145,7 +145,7 @@ DurationOrZero = Annotated[
 DurationOrOff = Annotated[
     float | None,
     PlainValidator(_duration(zero=False, off=True)),
-    # Without quotes `off` is a boolean to YAML and to those who check its output.
+    # Unquoted, `off` is a boolean for YAML 1.1, and so for validators of its output.
     _duration_json({"const": "off"}, {"const": False}),
 ]
 
@@ -172,7 +172,7 @@ Ports = Annotated[
 
 
 def _as_text(value: object) -> object:
-    """Numbers may stand for text where nothing is lost by it."""
+    """Accept numbers as text if their text is not changed by that."""
     if isinstance(value, bool | Lossy) or not isinstance(value, int | float):
         return value
     return str(value)
@@ -214,7 +214,7 @@ Command = Annotated[
         }
     ),
 ]
-"""Arguments; a command that was written as one string is a list of that string."""
+"""Arguments; a command given as one string becomes a list of that string."""
 
 
 def _env_name(name: str) -> str:

@@ -1,6 +1,6 @@
-"""Expands the ``hosts:`` list to one entry for each host, and checks their names.
+"""Expands the ``hosts:`` list to one entry per host, and checks names.
 
-Nothing is resolved and no host is contacted.
+Resolves no name and contacts no host.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MAX_HOSTS = 100_000
 
 @dataclass(slots=True)
 class _Seen:
-    """What was listed so far, and where."""
+    """Names and addresses that were listed so far, and where."""
 
     names: dict[tuple[str, int | None], Mark] = field(default_factory=dict)
     addresses: dict[tuple[str, int | None], str] = field(default_factory=dict)
@@ -29,7 +29,7 @@ class _Seen:
 def host_entries(
     items: Sequence[HostItem], findings: Findings
 ) -> tuple[HostEntry, ...]:
-    """One entry for each host, in the order of the list; problems go to findings."""
+    """One entry per host, in the order of the list; problems go to ``findings``."""
     seen = _Seen()
     entries: list[HostEntry] = []
     for index, item in enumerate(items):
@@ -80,7 +80,7 @@ def _hint(name: str) -> str | None:
 def _one_address(
     item: HostItem, names: Sequence[str], path: Path, findings: Findings
 ) -> bool:
-    """Whether the item's address is one, for one host."""
+    """Whether the item's address is valid and the item is a single host."""
     where, address = (*path, "address"), item.address or ""
     if len(names) > 1:
         findings.error(where, f"one address for {len(names)} hosts")

@@ -1,6 +1,6 @@
-"""Fills ``${VAR}`` and ``${VAR:-default}`` in from an environment; ``$$`` is one ``$``.
+"""Expands ``${VAR}`` and ``${VAR:-default}`` from an environment; ``$$`` is one ``$``.
 
-Nothing else is done that a shell would do: no ``$VAR``, no globs, no commands.
+Nothing else of a shell is supported: no ``$VAR``, no globs, no commands.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _REFERENCE = re.compile(
 
 
 class FillError(ValueError):
-    """A reference that cannot be filled in; ``reference`` is its text."""
+    """A reference that cannot be expanded; ``reference`` is its text."""
 
     def __init__(self, message: str, hint: str, reference: str) -> None:
         super().__init__(message)
@@ -31,10 +31,10 @@ class FillError(ValueError):
 
 
 def fill(text: str, environ: Mapping[str, str], *, keep_bare: bool = False) -> str:
-    """``text`` with its references filled in. Raises FillError.
+    """``text`` with its references expanded. Raises FillError.
 
-    As in a shell, ``:-`` also stands in for a variable that is set but empty.
-    ``keep_bare`` leaves ``$VAR`` for the program (a shell, say) that will see it.
+    As in a shell, the default of ``:-`` also replaces a variable that is set but empty.
+    ``keep_bare`` leaves ``$VAR`` alone, for a shell that may be the program.
     """
     if "$" not in text:
         return text

@@ -10,13 +10,13 @@ _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def schema() -> dict[str, Any]:
-    """A schema that refuses unknown keys; what it cannot say, loading checks."""
+    """A schema that refuses unknown keys; loading checks what a schema cannot say."""
     tidy: dict[str, Any] = _tidy(Cluster.model_json_schema())
     return {"$schema": _DIALECT, **tidy, "title": "cluster.yaml"}
 
 
 def _tidy(node: Any) -> Any:
-    """Without null (a key is left out instead) and without made-up titles."""
+    """The schema without null (keys are left out instead) and generated titles."""
     if isinstance(node, list):
         return [_tidy(item) for item in node]
     if not isinstance(node, dict):

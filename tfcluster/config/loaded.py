@@ -1,4 +1,4 @@
-"""What loading a configuration gives."""
+"""The result of loading a configuration."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tfcluster.model import Description
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A checked description, with what a person should still be told about it."""
+    """A checked Description, with warnings for the user."""
 
     description: Description
     warnings: tuple[Problem, ...] = ()

@@ -1,7 +1,7 @@
-"""The shape of cluster.yaml: which keys there are, what each takes, and what it means.
+"""The shape of cluster.yaml: its keys, their types and their meaning.
 
-Descriptions here are what ``tfcluster schema`` prints. How keys belong together is a
-matter of ``rules``; what they come to, of ``describe``.
+``tfcluster schema`` prints the descriptions. ``rules`` checks combinations of keys, and
+``describe`` turns them into a Description.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tfcluster.config import field_types
 
 
 class _Section(BaseModel):
-    """Unknown keys are errors, and no value is quietly made into another."""
+    """Unknown keys are errors, and values are never silently converted."""
 
     model_config = ConfigDict(
         strict=True, extra="forbid", frozen=True, validate_default=True

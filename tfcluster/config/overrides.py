@@ -1,6 +1,6 @@
-"""Changes to the tree that come from flags: ``--set``, ``--name``, and no file at all.
+"""Applies flags to the tree: ``--set``, ``--name``, and those that replace a file.
 
-What a flag sets has the flag as its place, so that problems and origins name it.
+The place of a value that a flag sets is the flag, so that problems and origins name it.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from tfcluster.hostlist import HostlistError, split
 
 COMMAND_LINE = Mark("command line")
 _MAX_KEYS = 8
-"""Dots in a key: more than cluster.yaml is deep."""
+"""Limit of a key's parts: cluster.yaml is less deep."""
 _MANY_SLOTS = 1000
-"""Beyond it a port of ssh was meant, most likely."""
+"""A greater number is most likely meant as a port of ssh."""
 _SLOTS = re.compile(r"(.+?):([0-9]+)", re.DOTALL)
 
 
 def override(root: Map, settings: Sequence[str], report: Report) -> Map:
-    """``root`` with every ``KEY=VALUE`` applied in turn; null takes a key out."""
+    """``root`` with every ``KEY=VALUE`` applied in turn; null removes a key."""
     for setting in settings:
         key, equals, written = setting.partition("=")
         path = key.split(".")
@@ -38,14 +38,14 @@ def override(root: Map, settings: Sequence[str], report: Report) -> Map:
 
 
 def named(root: Map, name: str) -> Map:
-    """``root`` with the name of ``--name``."""
+    """``root`` with the name from ``--name``."""
     mark = Mark("--name")
     entry = Entry(text("name", mark), text(name, mark))
     return Map({**root.entries, "name": entry}, root.mark)
 
 
 def _value(path: Sequence[str], written: str, mark: Mark, report: Report) -> Node:
-    # Environment values are text, and quotes within the shell's quotes are a nuisance.
+    # Environment values are text; quotes within the shell's quotes would be a nuisance.
     if "env" in path[:-1]:
         return text(written, mark)
     node = parse(written, mark, report)
@@ -73,7 +73,7 @@ def _with(
 
 
 def _opened(node: Node | None, mark: Mark) -> Map | None:
-    """A node to set keys in: a count alone stands for a mapping with it."""
+    """The node as a mapping: a plain count becomes ``{count: N}``. None: it is none."""
     if node is None:
         return mapping(mark, {})
     if isinstance(node, Scalar) and isinstance(node.value, int):
@@ -84,13 +84,13 @@ def _opened(node: Node | None, mark: Mark) -> Map | None:
 def from_flags(
     command: Sequence[str], *, count: int, ps: int, hosts: str | None, report: Report
 ) -> Map:
-    """The tree that ``-n``, ``--ps``, ``--hosts`` and a command stand for."""
+    """The tree for ``-n``, ``--ps``, ``--hosts`` and a command."""
     tasks = {"worker": Scalar(str(count), Mark("-n"), plain=True)}
     if ps:
         tasks["ps"] = Scalar(str(ps), Mark("--ps"), plain=True)
     if any("\0" in word for word in command):
         raise report.failed(COMMAND_LINE, "an argument cannot hold NUL")
-    # The shell that read the command line has filled in what was to be filled in.
+    # The user's shell has already expanded variables, so a dollar is literal.
     words = [text(word.replace("$", "$$"), COMMAND_LINE) for word in command]
     nodes: dict[str, Node] = {
         "command": Seq(words, COMMAND_LINE),
@@ -114,7 +114,7 @@ def _hosts(written: str, mark: Mark, report: Report) -> list[Node]:
 def _host(item: str, mark: Mark, report: Report) -> Node:
     user, at, name = item.rpartition("@")
     slots = _SLOTS.fullmatch(name)
-    # Several colons without brackets are IPv6 that wants brackets: said elsewhere.
+    # Several colons without brackets are IPv6 without brackets, reported elsewhere.
     if slots and (":" not in slots[1] or slots[1].endswith("]")):
         if int(slots[2]) > _MANY_SLOTS:
             message = f"{slots[2]} tasks on {slots[1]}: behind ':' stand slots"

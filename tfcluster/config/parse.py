@@ -1,8 +1,8 @@
-"""YAML text to a tree: strict, bounded, and without anything that YAML could run.
+"""Parses YAML into a tree: strict, bounded, and without anything that YAML could run.
 
-Tags, second documents, duplicate keys and bombs of aliases are problems. Works on the
-parser's events, without recursion, so that no input is too deep to be refused. Which
-keys there are is not known here.
+Refuses tags, second documents, duplicate keys and alias bombs. Works on the parser's
+events, without recursion, so that even the deepest input is refused properly. Knows no
+keys.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from tfcluster.config.tree import Entry, Map, Mark, Node, Scalar, Seq
 MAX_DEPTH = 50
 MAX_ALIASES = 1000
 MAX_NODES = 1_000_000
-"""Nodes of the tree, with what an alias stands for counted each time."""
+"""Limit of nodes; those of an aliased node count for every alias."""
 
 _LOADER: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
-# What YAML itself does not allow in a file (its `c-printable`).
+# Characters that YAML does not allow in a file (its `c-printable`).
 _UNPRINTABLE = re.compile(
     "[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
 )
-# What no value may hold, even where an escape like "\0" can write it.
+# Characters that no value may have, even by an escape like "\0".
 _FORBIDDEN = re.compile("[\0\ud800-\udfff]")
 
 
 def parse(content: str, source: Mark, report: Report) -> Node | None:
-    """The tree of a text, None where it holds nothing.
+    """The tree of a text; None if it is empty.
 
-    ``source`` is the file; or a flag, whose nodes then have no line of their own. What
-    is wrong goes to ``report``; raises ConfigError where the rest cannot be read.
+    ``source`` is a file, or a flag, whose nodes then have no line of their own.
+    Problems go to ``report``; raises ConfigError if the rest cannot be parsed.
     """
     located = bool(source.line)
     if unprintable := _UNPRINTABLE.search(content):
@@ -58,12 +58,12 @@ def parse(content: str, source: Mark, report: Report) -> Node | None:
 
 
 def _events(content: str) -> Iterator[Any]:
-    # The stubs leave the generator untyped.
+    # The stubs of yaml leave this generator untyped.
     yield from yaml.parse(content, Loader=_LOADER)
 
 
 class _Open:
-    """A collection whose end has not come yet."""
+    """A collection that is not complete yet."""
 
     def __init__(self, mark: Mark, anchor: str | None, *, is_map: bool) -> None:
         self.mark = mark
@@ -77,7 +77,7 @@ class _Open:
 
 
 class _Builder:
-    """Takes events one by one; ``root`` is the tree when all have come."""
+    """Takes events one by one; after the last one, ``root`` is the tree."""
 
     def __init__(self, source: Mark, report: Report, *, located: bool) -> None:
         self.root: Node | None = None
@@ -180,7 +180,7 @@ class _Builder:
             self._report.error(mark, "YAML tags are not allowed", hint)
 
     def _add(self, node: Node) -> None:
-        """Puts a finished node where it belongs."""
+        """Add a complete node to the collection that is open."""
         if not self._stack:
             self.root = node
             return
@@ -198,7 +198,7 @@ class _Builder:
             return node
         if isinstance(node, Seq):
             raise self._report.failed(node.mark, "a key must be text")
-        # `{{ user }}` is a mapping as the key of a mapping to YAML.
+        # For YAML, `{{ user }}` is a mapping whose key is a mapping.
         message = "templates like '{{ x }}' are not supported"
         raise self._report.failed(node.mark, message, "quote it, or use ${VAR}")
 

@@ -1,6 +1,6 @@
-"""Paths of the configuration: made absolute, and looked at where they lie on this host.
+"""Makes paths of the configuration absolute, and checks those on this host.
 
-Files are looked at (``stat``), never opened.
+Only calls ``stat``; never opens a file.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ class PathError(ValueError):
 
 
 def absolute(text: str, folder: Path, environ: Mapping[str, str]) -> Path:
-    """``text`` as seen from ``folder``, with a leading ``~/`` filled in.
+    """``text`` relative to ``folder``, with a leading ``~/`` expanded.
 
-    Raises PathError.
-    Links are left as they are: the path may lie on other hosts.
+    Links are not resolved: the path may be one on other hosts. Raises PathError.
     """
     if text == "~" or text.startswith("~/"):
         home = environ.get("HOME")
@@ -42,14 +41,14 @@ def _status(path: Path) -> os.stat_result | None:
 
 
 def folder_problem(path: Path) -> str | None:
-    """Why tasks on this host should not run in ``path``."""
+    """Why tasks on this host must not run in ``path``, or None."""
     status = _status(path)
     if status is None:
         return f"{str(path)!r} does not exist"
     if not stat.S_ISDIR(status.st_mode):
         return f"{str(path)!r} is not a folder"
     above = _status(path.parent)
-    # In a folder like /tmp anyone may have put it there for us to walk into.
+    # In a folder like /tmp, anyone may have created it as a trap.
     shared = above is not None and above.st_mode & stat.S_IWOTH
     if shared and status.st_uid not in (0, os.geteuid()):
         owner = f"belongs to uid {status.st_uid}"
@@ -62,7 +61,7 @@ def exists(path: Path) -> bool:
 
 
 def secret_problem(path: Path) -> tuple[str, str | None] | None:
-    """Why a secret should not lie in ``path`` (message, hint), where it exists here."""
+    """Why the file must not hold a secret (message, hint); None if fine or missing."""
     status = _status(path)
     if status is None:
         return None

@@ -1,6 +1,6 @@
-"""The way from a file or from flags to a checked description, all problems in one pass.
+"""Loads a file or flags into a checked Description; finds all problems in one pass.
 
-File or flags -> tree -> overrides -> shape (pydantic) -> rules -> description.
+File or flags -> tree -> overrides -> shape (pydantic) -> rules -> Description.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def _check(root: Map, report: Report, setting: Setting) -> Loaded:
 
 
 def _shape(findings: Findings) -> Cluster:
-    """The values, checked one by one; what is broken is left out."""
+    """The values, checked one by one; invalid ones are left out."""
     data = value(findings.root)
     try:
         return Cluster.model_validate(data)
@@ -119,20 +119,20 @@ def _shape(findings: Findings) -> Cluster:
     try:
         return Cluster.model_validate({"tasks": {}} | rest)
     except ValidationError:
-        # What is left of a key does not stand by itself: leave the key out.
+        # The rest of a key is not valid by itself: leave out the whole key.
         findings.left_out = {}
         rest = {k: v for k, v in whole.items() if k not in findings.broken}
         return Cluster.model_validate({"tasks": {"worker": 1}} | rest)
 
 
 def as_name(text: str) -> str:
-    """``text`` with what a name cannot hold replaced."""
+    """``text`` with all characters replaced that a name cannot have."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", text).lstrip(".-")[:64]
     return name or "run"
 
 
 def command_stem(command: Sequence[str]) -> str:
-    """What a run of ``command`` is called: its script or module, else its program."""
+    """The name of a run of ``command``: its script or module, else its program."""
     program = PurePath(command[0]).name if command else ""
     if not re.fullmatch(r"python[0-9.]*", program):
         return PurePath(program).stem or program

@@ -1,6 +1,6 @@
-"""Takes out of a configuration what could not be read, so that the rest can be checked.
+"""Removes invalid values from a configuration, so that the rest can be checked.
 
-Pure work on what YAML holds; knows nothing of the keys.
+Pure; knows no keys.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ def without(
 ) -> tuple[dict[str, Any], dict[Path, set[int]]]:
     """A copy of ``data`` without the values at these places.
 
-    Of a place that is not there, the value that it would be in is left out. The second
-    result has the list items that were left out, by the path of their list.
+    For a place that does not exist, the deepest value above it is left out. The second
+    result maps the paths of lists to the indices of items that were left out.
     """
-    # A copy keeps shared values shared: aliases may stand for very many.
+    # deepcopy keeps shared values shared: aliases may expand to very many values.
     rest = deepcopy(data)
     items: dict[Path, set[int]] = {}
     lists: dict[Path, list[Any]] = {}
@@ -40,7 +40,7 @@ def without(
 
 
 def _deepest(root: dict[str, Any], place: Sequence[str | int]) -> tuple[Path, Any]:
-    """The path to the deepest value on the way to ``place``, and what holds it."""
+    """The path to the deepest value on the way to ``place``, and its container."""
     path: Path = ()
     holder: Any = root
     node: Any = root

@@ -1,6 +1,6 @@
-"""How the keys of cluster.yaml belong together: what each alone allows, both may not.
+"""Rules about combinations of keys in cluster.yaml.
 
-Works on checked values; where a section could not be read, its rules keep silent.
+Works on checked values; rules about a section with invalid values are skipped.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _DENIED_OPTIONS = {
     "slurm": ("--wrap", "--uid", "--gid", "--parsable", "-W", "--wait"),
     "sge": ("-C", "-@", "-b", "-V", "-terse", "-sync"),
 }
-"""Options that would change what is submitted, as whom, or what is printed."""
+"""Options that would change what is submitted, as which user, or what is printed."""
 
 
 def groups(cluster: Cluster) -> dict[str, Task]:
-    """The task types that there are, in listing order."""
+    """The task types that are present, in listing order."""
     every = {kind: getattr(cluster.tasks, kind) for kind in TASK_TYPES}
     return {kind: task for kind, task in every.items() if task is not None}
 
@@ -58,7 +58,7 @@ def check_rules(cluster: Cluster, findings: Findings) -> None:
 
 
 def check_unused(cluster: Cluster, findings: Findings) -> None:
-    """What a sound configuration says in vain."""
+    """Warn about settings of a valid configuration that have no effect."""
     if cluster.hosts and not findings.is_written("backend"):
         message = "'hosts' is not used: without 'backend' all tasks run here"
         findings.warn(("hosts",), message, "backend: ssh; or backend: local")

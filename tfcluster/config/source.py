@@ -1,4 +1,4 @@
-"""Reads the configuration file itself: a plain file, ours, of bounded size, in UTF-8.
+"""Reads the configuration file: a regular file of ours, of bounded size, in UTF-8.
 
 The only module of this package that opens a file.
 """
@@ -24,10 +24,10 @@ _UTF16 = (b"\xff\xfe", b"\xfe\xff")
 
 
 def read_file(path: str, report: Report) -> str:
-    """The text of the file. Raises ConfigError where it cannot be used."""
+    """The text of the file. Raises ConfigError if it is unusable."""
     mark = Mark(report.source)
     try:
-        # A pipe must not block us before it is seen to be one.
+        # O_NONBLOCK: opening a pipe must not block.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or str(error)
@@ -45,7 +45,7 @@ def read_file(path: str, report: Report) -> str:
 
 
 def _read(descriptor: int) -> bytes:
-    """What is in the file, or one byte more than may be."""
+    """The content of the file, at most one byte more than permitted."""
     data = bytearray()
     while len(data) <= MAX_BYTES:
         portion = os.read(descriptor, MAX_BYTES + 1 - len(data))
@@ -77,7 +77,7 @@ def _decoded(data: bytes, mark: Mark, report: Report) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        # `utf-8-sig` counts from behind a byte order mark.
+        # `utf-8-sig` does not count a byte order mark.
         start = error.start + (3 if data.startswith(b"\xef\xbb\xbf") else 0)
         before = data[:start]
         line_start = before.rfind(b"\n") + 1

@@ -1,7 +1,7 @@
-"""What a YAML syntax error means to the person who wrote the file.
+"""Explains YAML syntax errors to the author of the file.
 
-libyaml and PyYAML word the same errors differently; what tells them apart is mostly the
-text at the place they point to.
+libyaml and PyYAML have different messages for the same errors, so errors are recognised
+mostly by the text at their place.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import yaml
 
-# node[1-4]: YAML begins a list at the bracket.
+# In node[1-4], YAML begins a list at the bracket.
 _HOSTLIST_BEGIN = re.compile(r"[A-Za-z0-9_][\w.-]*$")
 _HOSTLIST_REST = re.compile(r"(?:\[[0-9,-]*\][\w.-]*)+")
 _LINE_END = re.compile("\r\n|[\r\n\x85\u2028\u2029]")
@@ -26,7 +26,7 @@ class Explained(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """A mark with the text around it; line and column count from 1."""
+    """A mark with the text before and after it; line and column count from 1."""
 
     line: int
     column: int
@@ -39,7 +39,7 @@ class _Place(NamedTuple):
 
 
 def explain(error: yaml.YAMLError, content: str) -> Explained:
-    """Where and what it is, and what to do about it."""
+    """The place of the error, a message, and a hint."""
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
         return Explained(1, 1, "not valid YAML")
     lines = _LINE_END.split(content)
@@ -80,7 +80,7 @@ def _quotes(context: str, problem: str, begun: _Place, at: _Place) -> Explained 
         message = f"the quote {quote} opened here is not closed"
         return Explained(begun.line, begun.column, message)
     hint = "within \"...\" a backslash is written \\\\; or use '...'"
-    # libyaml points to the backslash, PyYAML behind it.
+    # libyaml points at the backslash, PyYAML after it.
     column = at.column if at.after.startswith("\\") else at.column - 1
     return Explained(at.line, column, "unknown escape after '\\'", hint)
 
@@ -104,7 +104,7 @@ def _colon(problem: str, at: _Place) -> Explained | None:
         hint = "a key that has a value cannot have keys below it"
         return Explained(at.line, indent, message, hint)
     if "could not find expected ':'" in problem:
-        # The mark is behind the word that was meant to be a key.
+        # The mark is after the word that was meant as a key.
         message = "a key without ':' stands before this line"
         return Explained(at.line, at.column, message, "write KEY: VALUE")
     if "entries are not allowed" in problem:
@@ -137,7 +137,7 @@ def _brackets(context: str, begun: _Place, at: _Place) -> Explained | None:
 
 
 def _hostlist(at: _Place) -> Explained | None:
-    """``node[1-4]`` in a list or mapping: text without quotes cannot have brackets."""
+    """``node[1-4]`` in a flow list or mapping, where brackets must be quoted."""
     begun, rest = _HOSTLIST_BEGIN.search(at.before), _HOSTLIST_REST.match(at.after)
     if begun is None or rest is None:
         return None

@@ -79,7 +79,7 @@ tasks:
 
 
 def starter(backend: str) -> str:
-    """A commented cluster.yaml to start from. Raises ValueError: unknown backend."""
+    """A commented cluster.yaml to start from. Raises ValueError for an unknown one."""
     if backend not in _BODIES:
         raise ValueError(f"unknown backend {backend!r}: one of {', '.join(_BODIES)}")
     return _HEAD + _COMMAND + "\n" + _BODIES[backend] + _TAIL

@@ -1,17 +1,17 @@
-"""Makes any text fit for one line of a message."""
+"""Makes any text fit into one line of a message."""
 
 from __future__ import annotations
 
 MAX_PATH = 4096
-"""Characters of a path that a message shows: all that Linux allows."""
+"""How much of a path a message shows: all that Linux allows (PATH_MAX)."""
 
 
 def cut(text: str, limit: int = 60) -> str:
-    """``text``, or its beginning with dots."""
+    """``text``, or its beginning with an ellipsis."""
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
 def printable(text: str, limit: int = 60) -> str:
-    """``text`` cut, and with escapes for what a terminal would not show as it is."""
+    """``text`` cut, with unprintable characters escaped."""
     short = cut(text, limit)
     return short if short.isprintable() else repr(short)[1:-1]

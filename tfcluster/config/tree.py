@@ -1,7 +1,7 @@
-"""A configuration as a tree of nodes that know where they were written.
+"""A configuration as a tree of nodes that know their place in the source.
 
-Nodes keep the raw text of scalars, so that messages can show what a person wrote. What
-YAML is, and what the keys mean, is not known here.
+Nodes keep the raw text of scalars, so that messages can show what the user wrote. Knows
+neither YAML syntax nor the meaning of keys.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ class Scalar(NamedTuple):
     raw: str
     mark: Mark
     plain: bool = False
-    """Neither quoted nor a block: YAML may read it as something other than text."""
+    """Neither quoted nor a block scalar: YAML may read it as another type than text."""
     inset: int | None = None
-    """Columns from the mark to the text; None: the text is not in the file as it is."""
+    """Columns from the mark to the text; None: the file has it in another form."""
 
     @property
     def value(self) -> object:
         return read(self.raw) if self.plain else self.raw
 
     def at(self, offset: int) -> Mark:
-        """Where the character at ``offset`` stands, as well as can be said."""
+        """The place of the character at ``offset``, or of the scalar if unknown."""
         return (
             self.mark if self.inset is None else self.mark.shifted(self.inset + offset)
         )
@@ -68,20 +68,20 @@ Node: TypeAlias = Scalar | Seq | Map
 
 
 def text(raw: str, mark: Mark) -> Scalar:
-    """A scalar that is text whatever YAML would make of it."""
+    """A scalar that is text, even if YAML would read it as another type."""
     return Scalar(raw, mark)
 
 
 def mapping(mark: Mark, nodes: Mapping[str, Node]) -> Map:
-    """A mapping made by us: its keys stand where it stands."""
+    """A mapping whose keys have the same place as the mapping."""
     entries = {key: Entry(text(key, mark), node) for key, node in nodes.items()}
     return Map(entries, mark)
 
 
 def value(node: Node) -> object:
-    """What the tree holds, as Python has it: dicts, lists and scalars.
+    """The tree as Python objects: dicts, lists and scalars.
 
-    Nodes that stand in several places (YAML aliases) become one shared object.
+    Nodes that occur in several places (YAML aliases) become one shared object.
     """
     return _value(node, {})
 
@@ -102,15 +102,15 @@ def _value(node: Node, known: dict[int, object]) -> object:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """How far a path leads into the tree."""
+    """The result of ``find``: how far a path leads into the tree."""
 
     node: Node
     key: Scalar | None
-    """The key that the node stands under; None at the top and for list items."""
+    """The key of the node; None for the root and for list items."""
     name: str
-    """What messages call the node: its key, or that of its list with the index."""
+    """The node's name in messages: its key, or that of its list with the index."""
     rest: Path
-    """What of the path leads on from here; empty where all of it was found."""
+    """The rest of the path; empty if all of it was found."""
 
 
 def find(root: Node, path: Path) -> Found:
@@ -129,7 +129,7 @@ def find(root: Node, path: Path) -> Found:
 
 
 def origins(root: Map) -> dict[str, str]:
-    """Dotted key -> where its value was written. A list is one value."""
+    """Dotted key -> the place of its value. A list is one value."""
     return {".".join(path): str(node.mark) for path, node in _leaves(root, ())}
 
 

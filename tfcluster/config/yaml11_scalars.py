@@ -1,7 +1,7 @@
-"""What YAML 1.1 makes of unquoted text, and where that is not what was meant.
+"""Reads unquoted text as YAML 1.1 does, and detects where that is not what was meant.
 
 ``NO`` is false, ``22:22`` is 1342 and ``010`` is 8. Values that people hardly ever mean
-become ``Misread``, which no field accepts. Marks and keys are not known here.
+become ``Misread``, which no field accepts. Knows no places and no keys.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _OTHER_FLOAT = re.compile(
 )
 _NOT_FINITE = re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
 _MAX_DIGITS = 18
-"""Any number of more digits is a mistake (and long ones are slow to convert)."""
+"""A longer number is a mistake, and very long ones are slow to convert."""
 
 
 @dataclass(frozen=True, slots=True)
 class Misread:
-    """A value that YAML reads otherwise than it looks; a message says so."""
+    """A value that YAML reads differently from what it looks like."""
 
     message: str
     hint: str
@@ -51,16 +51,16 @@ EMPTY = Misread("is empty", "give it a value, or leave the key out")
 
 
 class Lossy(float):
-    """A float that is written in another way than Python would: ``2.10``."""
+    """A float whose text is not that of Python: ``2.10``."""
 
 
 def read(raw: str) -> object:
-    """A str, int, float, bool or Misread. Dates and the like stay text."""
+    """A str, int, float, bool or Misread. Dates stay text."""
     if raw in _EMPTY:
         return EMPTY
     if raw in _BOOLEANS:
         return _BOOLEANS[raw]
-    # Text is the rule: everything below begins with one of these.
+    # Most values are text: everything below begins with one of these.
     if raw[0] not in "+-.0123456789":
         return raw
     if _DECIMAL.fullmatch(raw):

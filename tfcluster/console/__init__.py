@@ -1,12 +1,13 @@
-"""What people see: text for terminals, and the one writer that puts it there.
+"""What users see: text for terminals, and the one writer that puts it there.
 
-    sanitise   nothing that tasks or hosts say can steer a terminal
-    text       durations, columns, tables (pure)
-    style      colours, and the prefix of a task's lines (pure)
-    views      what is shown of plans, runs and failures (pure)
-    stream     one standard stream: what it is, and writing to it
-    lane       a thread that writes, a bounded queue before it
-    screen     log lines, talk, errors and the live line in their places
+    sanitise        output of tasks and hosts cannot control a terminal
+    text            durations, columns, tables (pure)
+    style           colours, and the prefix of a task's lines (pure)
+    views           how plans, runs and failures are shown (pure)
+    output          the output of commands: data on stdout, messages on stderr
+    stream          a standard stream: what it is, and writing to it
+    writer_thread   a thread that writes, with a bounded queue
+    screen          log lines, messages, errors and the live line of a launch
 
-Knows nothing of how runs work; ``views`` takes what the record's fold makes of them.
+Knows nothing about how runs work; ``views`` shows what the record's fold returns.
 """

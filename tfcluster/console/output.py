@@ -1,6 +1,6 @@
-"""What a command prints for its caller: standard output, where it can be written to.
+"""Output of a command: data on stdout, messages on stderr.
 
-Talk goes to standard error and may get lost; data may not, or nobody would know.
+A message may get lost; if data cannot be written, that is an error.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from tfcluster.errors import ResourceError
 
 
 class OutputClosedError(Exception):
-    """Whoever read our output has seen enough; nothing more can be said there."""
+    """The reader of our output has closed it, like ``| head`` does."""
 
 
 def put(text: str) -> None:
-    """Write data and see it off.
+    """Write data and flush it.
 
-    Raises OutputClosedError where the reader has gone, and ResourceError where the
-    text cannot be written.
+    Raises OutputClosedError if the reader is gone, and ResourceError if the text cannot
+    be written.
     """
     if sys.stdout is None:
         raise ResourceError("cannot write the answer: standard output is closed")
@@ -38,21 +38,21 @@ def put(text: str) -> None:
 
 
 def say(line: str) -> None:
-    """Talk; lost where standard error is closed or full."""
+    """Write a message; it is lost if stderr is closed or full."""
     if sys.stderr is not None:
         with contextlib.suppress(OSError):
             sys.stderr.write(line + "\n")
 
 
 def escape_unknown() -> None:
-    """Let characters that the terminal's encoding lacks become escapes, not errors."""
+    """Escape characters that the terminal's encoding lacks, instead of failing."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
 
 
 def _discard() -> None:
-    """What is still in the buffer is not to fail again at the end of Python."""
+    """Redirect stdout to /dev/null, so that flushing it at exit does not fail again."""
     with contextlib.suppress(OSError, ValueError):
         nothing = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nothing, sys.stdout.fileno())

@@ -1,6 +1,6 @@
-"""Nothing that a task, an agent or a host says can steer a terminal.
+"""Ensures that output of tasks, agents and hosts cannot control a terminal.
 
-What people could not see, or what would move, colour or reorder what they see, becomes
+Characters that are invisible, or that would move, colour or reorder text, become
 visible ASCII (``\\x1b``). Log files keep the raw bytes. Pure.
 """
 
@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 
-# Colours and other renditions are noise rather than news, so they vanish. What such a
-# removal joins together is escaped below like everything else.
+# Colours and other renditions are just removed. A sequence that such a removal joins
+# together is escaped below like any other.
 _COLOURS = re.compile("(?:\x1b\\[|\x9b)[0-9;:]*m")
 
 _HOSTILE = re.compile(
@@ -17,7 +17,7 @@ _HOSTILE = re.compile(
     "\x00-\x08\x0b-\x1f\x7f-\x9f"  # C0 but tab and line feed, DEL, C1
     "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # reorder text (bidi)
     "\u200b\u2028\u2029\u2060-\u2064\ufeff\ufff9-\ufffb"  # invisible, or new lines
-    "\ud800-\udfff"  # bytes that were not UTF-8, and halves of nothing
+    "\ud800-\udfff"  # bytes that were not UTF-8, and lone surrogates
     "\U000e0000-\U000e007f"  # invisible tags
     "]"
 )
@@ -27,7 +27,7 @@ _BLANK = "\b \t\n\v\f"
 
 
 def sanitise(text: str) -> str:
-    """Text of any number of lines, as it may be written to a terminal.
+    """Text of any number of lines, made safe for a terminal.
 
     Tabs and line feeds stay; a carriage return ends a line.
     """
@@ -41,7 +41,7 @@ def sanitise(text: str) -> str:
 
 
 def sanitise_word(text: str) -> str:
-    """The same for names, causes and table cells: one line, whatever it was."""
+    """The same for names, causes and table cells: the result is a single line."""
     if text.isprintable():
         return text
     text = text.replace("\r\n", "\n").strip("\r\n")
@@ -49,9 +49,9 @@ def sanitise_word(text: str) -> str:
 
 
 def settle(line: str) -> str:
-    """What a terminal would show of a line in which text overwrites other text.
+    """What a terminal finally shows of a line that overwrites itself.
 
-    Progress bars are such lines: their last state is what counts. They go back by a
+    Progress bars are such lines, and only their last state counts. They go back by a
     carriage return, or by as many backspaces as they have written.
     """
     if "\r" in line:
@@ -75,7 +75,7 @@ def _overwritten(line: str) -> str:
 def _visible(match: re.Match[str]) -> str:
     code = ord(match[0])
     if 0xDC80 <= code <= 0xDCFF:
-        return f"\\x{code - 0xDC00:02x}"  # the byte that surrogateescape kept
+        return f"\\x{code - 0xDC00:02x}"  # a byte that surrogateescape preserved
     if code <= 0xFF:
         return f"\\x{code:02x}"
     return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"

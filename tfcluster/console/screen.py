@@ -1,6 +1,6 @@
-"""What a run says, in its places: logs on stdout, talk and live text on stderr.
+"""Shows the output of a run: logs on stdout, messages and live text on stderr.
 
-No method waits for a terminal, whatever state that is in. Knows nothing of runs.
+No method blocks, whatever state the terminal is in. Knows nothing of runs.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from tfcluster.console.writer_thread import WriterThread
 
 LINE_CHARACTERS = 16 << 10
 PLAIN_LIVE_S = 10.0
-"""Where nothing can be drawn over, live text becomes a line so often at most."""
+"""Where nothing can be redrawn, live text becomes a line at most this often."""
 
 _NUMBERS = re.compile(r"[\d.,:%]+")
 
 
 class Screen:
-    """One for a process; methods may be called from any thread."""
+    """The only one in a process; methods may be called from any thread."""
 
     def __init__(
         self,
@@ -35,12 +35,12 @@ class Screen:
         tasks: Iterable[str] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``tasks``: those whose lines are to stand flush (see ``line_up``)."""
+        """``tasks`` are those whose prefixes are aligned, see ``line_up``."""
         tasks = tuple(tasks)
         self._out, self._err = Stream(out, environ), Stream(err, environ)
         self._out_style = style_of(out, environ, tasks)
         self.style = style_of(err, environ, tasks)
-        """For views that are shown here."""
+        """The style for views that are shown here."""
         self._plain = None if self._err.is_terminal else _PlainLive(clock)
         terminal = self._err if self._err.is_terminal else None
         self._talk = WriterThread(terminal, "console")
@@ -49,7 +49,7 @@ class Screen:
 
     @property
     def log_closed(self) -> bool:
-        """Nobody reads the log lines any more."""
+        """Whether nobody reads the log lines any more."""
         return self._out.closed
 
     def line_up(self, tasks: Iterable[str]) -> None:
@@ -59,7 +59,7 @@ class Screen:
         self.style = Style(self.style.colours, widest)
 
     def log(self, task: str, lines: Sequence[str], *, skipped: int = 0) -> None:
-        """A task's lines, raw as they came; ``skipped`` before them did not come."""
+        """Show a task's raw lines; ``skipped`` lines before them are missing."""
         prefix = self._out_style.prefix(sanitise_word(task))
 
         def render(lines: Sequence[str]) -> str:
@@ -75,24 +75,24 @@ class Screen:
         self._logs.put_log(self._out, lines, render, skipped=skipped)
 
     def say(self, text: str) -> None:
-        """Talk for people, with whatever names and versions hosts gave."""
+        """Show a message, which may contain text from hosts."""
         self._talk.put(self._err, sanitise(text) + "\n")
 
     def error(self, lines: Sequence[str]) -> None:
-        """An error, as ``TfclusterError.lines()`` gives it."""
+        """Show an error, as returned by ``TfclusterError.lines()``."""
         shown = [self._marked(sanitise(line)) for line in lines]
         self._talk.put(self._err, "\n".join(shown) + "\n")
 
     def show(self, lines: Sequence[str]) -> None:
-        """What a view made: it is safe already, and may have colours."""
+        """Show lines of a view, which are already safe and may have colours."""
         if lines:
             self._talk.put(self._err, "\n".join(lines) + "\n")
 
     def live(self, text: str | None) -> None:
-        """Keep this below everything else until it changes; None: nothing.
+        """Keep this text below everything else until it changes; None: no text.
 
-        Where nothing can be drawn over, a plain line comes at most every ten seconds,
-        and only if more than numbers has changed.
+        Where nothing can be redrawn, it becomes a plain line at most every ten seconds,
+        and only if more than its numbers has changed.
         """
         if self._plain is None:
             self._talk.show(sanitise(text) if text else None)
@@ -100,7 +100,7 @@ class Screen:
             self.say(text)
 
     def close(self, deadline_s: float) -> bool:
-        """Write what can be written until then. False if something was left."""
+        """Write what is queued; False if that took longer than ``deadline_s``."""
         until_s = time.monotonic() + deadline_s
         done = self._talk.close(deadline_s)
         return self._logs.close(max(0.0, until_s - time.monotonic())) and done
@@ -116,7 +116,7 @@ class Screen:
 
 
 class _PlainLive:
-    """Decides which live texts are worth a line in a log of a CI job."""
+    """Decides which live texts are worth a line, say in the log of a CI job."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

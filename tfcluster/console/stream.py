@@ -1,7 +1,7 @@
-"""One of the standard streams: what it is, how wide it is, and writing to it.
+"""A standard stream: what it is, how wide it is, and writing to it.
 
-Writes wait for as long as the other side makes them wait; who must not wait, lets a
-lane do it. A stream that has closed swallows everything in silence.
+Writes may block; callers that must not block use ``writer_thread``. A closed stream
+silently discards everything.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _FALLBACK_SIZE = (80, 24)
 
 
 class Stream:
-    """``file`` is None where a program was started with that stream closed."""
+    """``file`` is None if the program was started with that stream closed."""
 
     def __init__(self, file: TextIO | None, environ: Mapping[str, str]) -> None:
         self._file = file
@@ -29,14 +29,14 @@ class Stream:
         self._encoding = getattr(file, "encoding", None) or "utf-8"
 
     def same_as(self, other: Stream) -> bool:
-        """Both lead to one and the same place, so that their order matters."""
+        """Whether both go to the same place, so that their order matters."""
         if self.descriptor is None or other.descriptor is None:
             return self._file is other._file
         ours, theirs = os.fstat(self.descriptor), os.fstat(other.descriptor)
         return (ours.st_dev, ours.st_ino) == (theirs.st_dev, theirs.st_ino)
 
     def size(self) -> tuple[int, int]:
-        """Columns and lines of the terminal as it is now."""
+        """The current columns and lines of the terminal; (80, 24) if unknown."""
         if self.descriptor is None:
             return _FALLBACK_SIZE
         try:
@@ -46,7 +46,7 @@ class Stream:
         return columns or _FALLBACK_SIZE[0], lines or _FALLBACK_SIZE[1]
 
     def write(self, text: str) -> None:
-        """Write it all, or notice that nobody reads any more."""
+        """Write all of it, or set ``closed`` if nobody reads any more."""
         if self.closed or not text:
             return
         try:
@@ -57,17 +57,17 @@ class Stream:
                 data = text.encode(self._encoding, errors="backslashreplace")
                 _write_all(self.descriptor, data)
         except (OSError, ValueError):
-            # The reader has gone (EPIPE), the terminal hung up (EIO), the disk is
-            # full (ENOSPC): the run is worth more than its echo.
+            # The reader is gone (EPIPE), the terminal hung up (EIO), the disk is full
+            # (ENOSPC): losing the echo must not end the run.
             self.closed = True
 
 
 def _descriptor(file: TextIO | None) -> int | None:
-    """The file's descriptor; None for one that only looks like a file."""
+    """The file's descriptor; None for a file object without one."""
     if file is None:
         return None
     with contextlib.suppress(OSError, ValueError):
-        file.flush()  # what was printed before us comes before us
+        file.flush()  # what was printed before must come first
     try:
         return file.fileno()
     except (io.UnsupportedOperation, AttributeError, ValueError):
@@ -80,5 +80,5 @@ def _write_all(descriptor: int, data: bytes) -> None:
         try:
             view = view[os.write(descriptor, view) :]
         except BlockingIOError:
-            # Somebody who shares the terminal has made it non-blocking.
+            # Another process that shares the terminal has made it non-blocking.
             select.select([], [descriptor], [])

@@ -1,6 +1,6 @@
 """Colours, where they are wanted, and the prefix of a task's lines.
 
-Knows what a stream is only by asking it whether it is a terminal.
+All it asks of a stream is whether it is a terminal.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ from typing import TextIO
 
 from tfcluster.model import TASK_TYPES
 
-# Cyan, yellow, green, magenta, blue, and their bright sisters; red is for failures.
+# Cyan, yellow, green, magenta, blue, and their bright forms; red is for failures.
 _PALETTE = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 _BOLD, _DIM, _RED, _GREEN, _YELLOW = 1, 2, 31, 32, 33
 
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How to mark text; without colours every method gives back what it got."""
+    """How to mark text; without colours every method returns its argument."""
 
     colours: bool = False
     width: int = 0
-    """Columns of the widest task's name."""
+    """Columns of the longest task name."""
 
     def prefix(self, task: str) -> str:
-        """What stands before each line of a task: ``worker:1 | ``."""
+        """The prefix of a task's lines: ``worker:1 | ``."""
         return self._paint(task.ljust(self.width), _colour(task)) + " | "
 
     def bold(self, text: str) -> str:
@@ -53,7 +53,7 @@ PLAIN = Style()
 def style_of(
     stream: TextIO | None, environ: Mapping[str, str], tasks: Iterable[str] = ()
 ) -> Style:
-    """Colours only for a terminal that has them, and nobody said no."""
+    """The style for a stream: colours on a terminal, unless NO_COLOR is set."""
     return Style(
         colours=is_terminal(stream, environ) and not environ.get("NO_COLOR"),
         width=max(map(len, tasks), default=0),
@@ -61,7 +61,7 @@ def style_of(
 
 
 def is_terminal(stream: TextIO | None, environ: Mapping[str, str]) -> bool:
-    """A terminal on which lines can be drawn over."""
+    """Whether it is a terminal on which lines can be redrawn."""
     if stream is None or environ.get("TERM") == "dumb":
         return False
     try:
@@ -71,7 +71,7 @@ def is_terminal(stream: TextIO | None, environ: Mapping[str, str]) -> bool:
 
 
 def _colour(task: str) -> int:
-    """The same for a task in every run."""
+    """The task's colour, which is the same in every run."""
     kind, _, index = task.partition(":")
     first = TASK_TYPES.index(kind) if kind in TASK_TYPES else 0
     number = int(index) if index.isdecimal() else 0

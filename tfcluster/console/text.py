@@ -1,4 +1,4 @@
-"""Text in columns, and numbers as people write them. Pure."""
+"""Text in columns, and numbers for people. Pure."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from tfcluster.model import TASK_TYPES
 
 
 def width(text: str) -> int:
-    """How many columns of a terminal the text takes."""
+    """How many terminal columns the text takes."""
     if text.isascii():
         return len(text)
     return sum(map(_columns, text))
 
 
 def cut(text: str, columns: int) -> str:
-    """``text``, or as much of its beginning as fits, with an ellipsis."""
+    """``text``, or as much of it as fits, with an ellipsis."""
     if width(text) <= columns:
         return text
     kept, taken = [], 1
@@ -78,10 +78,10 @@ def table(
     indent: str = "",
     paint: Callable[[int, int, str], str] | None = None,
 ) -> list[str]:
-    """Lines of a table; the columns in ``right`` are set flush right.
+    """The lines of a table; the columns in ``right`` are right-aligned.
 
-    A column without a single word is left out. ``paint(row, column, cell)`` may colour
-    a cell after it was padded; row -1 is the header.
+    Empty columns are left out. ``paint(row, column, cell)`` may colour a cell after it
+    was padded; row -1 is the header.
     """
     body = [list(row) for row in rows]
     count = max(map(len, body), default=0)

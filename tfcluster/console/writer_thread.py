@@ -1,7 +1,7 @@
-"""A thread that writes to one place, and the bounded queue before it.
+"""A thread that writes to one place, with a bounded queue.
 
-Whoever puts something in never waits. Log lines give way when the queue is full, are
-counted, and the count is shown where they would have stood. Knows nothing of runs.
+Putting something into the queue never blocks. When it is full, log lines are dropped,
+and their number is shown in their place. Knows nothing of runs.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ MAX_TALK = 10_000
 
 _BATCH = 256
 _DRAW_S = 0.1
-"""The live text is drawn ten times a second at most."""
+"""Interval at which live text is drawn at most."""
 _LOOK_S = 0.25
-"""How often to look whether the terminal has another size."""
+"""Interval at which the terminal's size is checked."""
 
 
 @dataclass(slots=True)
@@ -31,7 +31,7 @@ class _Entry:
     stream: Stream
     lines: Sequence[str]
     render: Callable[[Sequence[str]], str] | None
-    """None: the entry stands for ``dropped`` lines."""
+    """None: the entry is only a count of ``dropped`` lines."""
     characters: int = 0
     dropped: int = 0
     is_log: bool = False
@@ -44,10 +44,10 @@ class _Entry:
 
 
 class WriterThread:
-    """Writes entries in their order, with the live text below the last one."""
+    """Writes entries in order, with the live text below the last one."""
 
     def __init__(self, live_on: Stream | None, name: str) -> None:
-        """``live_on``: the terminal that shows live text; None: there is none."""
+        """``live_on`` is the terminal that shows live text; None: no live text."""
         self._changed = threading.Condition()
         self._entries: deque[_Entry] = deque()
         self._log_lines = 0
@@ -67,9 +67,9 @@ class WriterThread:
         *,
         skipped: int = 0,
     ) -> None:
-        """Log lines, which ``render`` makes into text when their turn comes.
+        """Queue log lines; ``render`` turns them into text when they are written.
 
-        ``skipped`` lines before them are missing already, which ``render`` says.
+        ``skipped`` lines before them are already missing, which ``render`` shows.
         """
         characters = sum(map(len, lines))
         with self._changed:
@@ -86,7 +86,7 @@ class WriterThread:
             self._changed.notify()
 
     def put(self, stream: Stream, text: str) -> None:
-        """Talk, which gives way to nothing."""
+        """Queue a message; unlike log lines, it has room even in a full queue."""
         with self._changed:
             if self._closing or stream.closed:
                 return
@@ -97,13 +97,13 @@ class WriterThread:
             self._changed.notify()
 
     def show(self, live: str | None) -> None:
-        """Keep this text below everything else; None: nothing."""
+        """Keep this text below everything else; None: no text."""
         with self._changed:
             self._live = live
             self._changed.notify()
 
     def close(self, deadline_s: float) -> bool:
-        """Write what can be written until then. False if something was left."""
+        """Write what is queued; False if that took longer than ``deadline_s``."""
         with self._changed:
             self._closing = True
             self._live = None
@@ -114,7 +114,7 @@ class WriterThread:
     # --- the queue, under the lock ---------------------------------------------------
 
     def _has_room(self, lines: int, characters: int) -> bool:
-        # Once lines give way, let half of the queue drain first: one long gap is
+        # Once lines are dropped, let half of the queue drain first: one long gap is
         # easier to read than a thousand short ones.
         share = 2 if self._dropping else 1
         self._dropping = (
@@ -206,13 +206,13 @@ class _Painter:
     def _erase(self, columns: int) -> str:
         if not self.drawn:
             return ""
-        # A terminal that became narrower has broken our lines into several.
+        # A terminal that became narrower has wrapped our lines.
         rows = sum(max(1, -(-width(line) // columns)) for line in self.drawn)
         return "\r\x1b[K" + "\x1b[A\x1b[K" * (rows - 1)
 
 
 def _joined(pieces: list[tuple[Stream, str]]) -> list[tuple[Stream, str]]:
-    """Neighbours of one stream as one piece, so that they are one write."""
+    """Join adjacent pieces of a stream, so that they become one write."""
     joined: list[tuple[Stream, str]] = []
     for stream, text in pieces:
         if joined and joined[-1][0] is stream:

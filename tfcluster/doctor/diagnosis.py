@@ -1,4 +1,4 @@
-"""From what hosts say of themselves to what is wrong, and to a table. Pure."""
+"""Turns the facts that hosts report into findings and a table. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HEADER = ("host", "address", "python", "tensorflow", "keras", "import", "GPUs", 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something about one host; a launch would fail because of an error."""
+    """A problem of one host; with ``error``, a launch would fail because of it."""
 
     host: str
     text: str
@@ -35,7 +35,7 @@ class Finding:
 
 
 def findings(reports: Mapping[str, Report], gpus: Mapping[str, int]) -> list[Finding]:
-    """What is wrong. ``gpus``: how many a launch would need on each host."""
+    """All problems. ``gpus`` is how many a launch needs on each host."""
     found: list[Finding] = []
     for name, report in reports.items():
         if report.error is not None:
@@ -103,7 +103,7 @@ def _gpus(report: Report, wanted: int) -> Iterator[tuple[str, bool]]:
 
 
 def _differences(reports: Mapping[str, Report]) -> list[Finding]:
-    """Versions that differ from those of most hosts, and names that do."""
+    """Package versions and name resolutions that differ from those of most hosts."""
     found: list[Finding] = []
     well = {name: report for name, report in reports.items() if report.error is None}
     for package, significant in (("tensorflow", 2), ("keras", 2), ("protobuf", 1)):
@@ -132,7 +132,7 @@ def _differences(reports: Mapping[str, Report]) -> list[Finding]:
 
 
 def rows(reports: Mapping[str, Report]) -> list[tuple[str, ...]]:
-    """The table, a row for each host."""
+    """The rows of the table, one per host; the columns are those of HEADER."""
     table: list[tuple[str, ...]] = []
     for name, report in reports.items():
         imported = _mapping(report.facts.get("import")).get("seconds")
@@ -180,7 +180,7 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 
 def _numbers(version: Any) -> tuple[int, ...]:
-    """``(2, 21)`` of ``2.21.0``; what is no version is oldest."""
+    """``(2, 21)`` for ``2.21.0``; () if it is not a version, which sorts first."""
     parts = str(version).split(".")[:2]
     return tuple(int(p) for p in parts) if all(p.isdecimal() for p in parts) else ()
 

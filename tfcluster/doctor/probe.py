@@ -1,7 +1,7 @@
-"""What one host can say of itself: versions, GPUs, names, disks, limits, neighbours.
+"""Collects facts about a host: versions, GPUs, names, disks, limits, other hosts.
 
-Runs there under the interpreter that tasks would have; only the standard library is at
-hand. Prints a line of JSON for each fact, and judges nothing.
+Runs on the host under the interpreter of the tasks, with only the standard library.
+Prints one line of JSON per fact; does not judge them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PROXIES = ("http_proxy", "https_proxy", "grpc_proxy", "all_proxy")
 
 
 def main(argv: Sequence[str]) -> int:
-    """``argv``: what to look at, as JSON."""
+    """``argv`` has what to look at, as JSON."""
     wanted: dict[str, Any] = json.loads(argv[0])
     for name, look in _facts(wanted):
         try:
@@ -59,7 +59,7 @@ def _facts(wanted: dict[str, Any]) -> Iterator[tuple[str, Callable[[], Any]]]:
 
 
 def packages() -> dict[str, str | None]:
-    """Installed versions, without importing anything."""
+    """Package -> installed version or None, without importing anything."""
     found: dict[str, str | None] = {}
     for name in PACKAGES:
         try:
@@ -70,7 +70,7 @@ def packages() -> dict[str, str | None]:
 
 
 def import_time() -> dict[str, Any]:
-    """How long TensorFlow takes to import here, or its last word."""
+    """How long importing TensorFlow takes, or the last line of its error."""
     begin = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-c", "import tensorflow"],
@@ -88,14 +88,14 @@ def import_time() -> dict[str, Any]:
 
 
 def connect_all(peers: Sequence[tuple[str, str, int]]) -> dict[str, str]:
-    """What became of a connection to each peer's held port."""
+    """Peer -> result of connecting to its held port, see ``connect``."""
     with ThreadPoolExecutor(max_workers=32) as pool:
         results = pool.map(lambda peer: connect(peer[1], peer[2]), peers)
         return {peer[0]: result for peer, result in zip(peers, results, strict=True)}
 
 
 def connect(address: str, port: int) -> str:
-    """``reached``: a refusal is an answer, for nobody listens on a held port yet."""
+    """``reached``, or why not. A refusal counts: nobody listens on a held port yet."""
     try:
         with socket.create_connection((address, port), timeout=CONNECT_S):
             return "reached"
@@ -108,7 +108,7 @@ def connect(address: str, port: int) -> str:
 
 
 def resolve_all(names: Sequence[str]) -> dict[str, list[str]]:
-    """What each host's name means here."""
+    """Host name -> the addresses that it resolves to here."""
 
     def resolve(name: str) -> list[str]:
         try:
@@ -122,7 +122,7 @@ def resolve_all(names: Sequence[str]) -> dict[str, list[str]]:
 
 
 def gpus() -> list[dict[str, Any]]:
-    """NVIDIA GPUs with the memory (MiB) that others use of them."""
+    """NVIDIA GPUs, with their memory in use (MiB)."""
     if shutil.which("nvidia-smi") is None:
         return []
     query = [
@@ -136,7 +136,7 @@ def gpus() -> list[dict[str, Any]]:
 
 
 def files(workdir: str | None, scripts: Sequence[str]) -> dict[str, bool]:
-    """Whether the working directory and the scripts in it are to be seen."""
+    """Whether the working directory and the scripts in it exist."""
     if workdir is None:
         return {}
     folder = Path(workdir)
@@ -145,13 +145,13 @@ def files(workdir: str | None, scripts: Sequence[str]) -> dict[str, bool]:
 
 
 def disks(workdir: str | None) -> dict[str, int]:
-    """Free bytes where a run writes."""
+    """Free bytes in the places to which a run writes."""
     places = (workdir or ".", str(Path.home()), "/tmp", "/dev/shm")
     return {p: shutil.disk_usage(p).free for p in places if Path(p).is_dir()}
 
 
 def limits() -> dict[str, int]:
-    """Soft limits of this user; -1 is none."""
+    """Soft limits of this process; -1: unlimited."""
     return {
         "open files": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         "processes": resource.getrlimit(resource.RLIMIT_NPROC)[0],
@@ -160,6 +160,6 @@ def limits() -> dict[str, int]:
 
 
 def proxies() -> dict[str, str]:
-    """Proxies that gRPC would use, and the exceptions from them."""
+    """Proxy variables that gRPC would use, and no_proxy."""
     words = {name.lower(): value for name, value in os.environ.items() if value}
     return {n: words[n] for n in (*_PROXIES, "no_proxy") if n in words}

@@ -1,4 +1,4 @@
-"""Ask all hosts at once, each through an agent of its own, with common deadlines."""
+"""Probes all hosts in parallel, each through an agent, with common deadlines."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from tfcluster.model import Host
 from tfcluster.wire import Frame
 
 GREETING_S = 30.0
-"""Until those that are connected to at a time have answered or count as silent."""
+"""How long FAN_OUT hosts may take to answer before they count as silent."""
 PROBING_S = 90.0
 CLOSING_S = 5.0
 
 FEW = 16
-"""Of no more hosts than this, each tries to reach every other."""
+"""With up to this many hosts, each one tries to reach all others."""
 
 _PROBE = "tfcluster.doctor.probe"
 _TASK = "doctor"
@@ -42,11 +42,11 @@ _TASK = "doctor"
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """What a launch would need on the hosts."""
+    """What a launch needs on the hosts."""
 
     python: str
     workdir: str | None
-    """None: it will be copied there."""
+    """None: it will be copied to the hosts."""
     scripts: tuple[str, ...]
     imports: bool
     low: int | None = None
@@ -55,18 +55,18 @@ class Wishes:
 
 @dataclass(slots=True)
 class Report:
-    """What is known of one host."""
+    """What is known about one host."""
 
     host: Host
     error: str | None = None
-    """Why nothing is known."""
+    """Why there are no facts about it."""
     unreachable: bool = False
-    """Because the host cannot be reached, or is not trusted."""
+    """The error is that the host cannot be reached or is not trusted."""
     address: str = ""
     port: int | None = None
     facts: dict[str, Any] = field(default_factory=dict)
     clock_error_s: float | None = None
-    """Its clock's lead over ours, as far as that is certain."""
+    """How far its clock is certainly ahead of ours."""
 
 
 Post = Received | Closed | tuple[str, AgentConnection | TfclusterError]
@@ -75,16 +75,16 @@ Post = Received | Closed | tuple[str, AgentConnection | TfclusterError]
 def examine(
     hosts: Sequence[Host], starter: Starter, wishes: Wishes
 ) -> dict[str, Report]:
-    """A report for each host, in their order."""
+    """Host name -> report, in the order of ``hosts``."""
     return _Examination(hosts, starter, wishes).run()
 
 
 def neighbours(number: int, count: int) -> list[int]:
-    """Which of ``count`` hosts in a ring one of them is to try to reach.
+    """Which of ``count`` hosts in a ring host ``number`` tries to reach.
 
-    Of many those at the distances 1, 2, 4, ... behind it: each is tried by as many as
-    it tries, near and far, and neither they nor the kernel's ARP table (1024 entries,
-    unless somebody has raised that) meet a burst that no launch would make.
+    With many hosts, those at the distances 1, 2, 4, ... after it: each host is tried by
+    as many as it tries, near and far, and neither hosts nor the kernel's ARP table
+    (1024 entries by default) get a burst of connections that no launch would make.
     """
     if count <= FEW:
         return [other for other in range(count) if other != number]
@@ -129,7 +129,7 @@ class _Examination:
         return self._reports
 
     def _close(self) -> None:
-        """Have all agents end, and wait for that: then nobody writes to them."""
+        """Have all agents exit, and wait until they have."""
         for contact in self._contacts.values():
             contact.send({"type": "close", "grace_s": 0})
             contact.close()
@@ -155,7 +155,7 @@ class _Examination:
         return [report for report in self._reports.values() if report.error is None]
 
     def _until(self, done: Any, patience_s: float, complaint: str) -> None:
-        """Take what comes until every host is done or has an error."""
+        """Handle the queue until every host is done or has an error."""
         deadline = time.monotonic() + patience_s
         while missing := [r for r in self._well() if not done(r)]:
             try:

@@ -1,5 +1,5 @@
 """The launcher: gets hosts, starts agents, drives the lifecycle, writes the record.
 
-It never imports TensorFlow, and it is the only place where threads, clocks and signals
-of a launch are.
+It never imports TensorFlow, and all threads, clocks and signal handlers of a launch are
+here.
 """

@@ -1,4 +1,4 @@
-"""The contact to one agent: frames out in order, frames in onto the launcher's queue.
+"""The connection to one agent: sends frames in order, posts received frames.
 
 Knows the outer form of the channel (noise, hello, frames), not what frames mean.
 """
@@ -21,7 +21,7 @@ from tfcluster.wire import PROTOCOL, Frame, LineBuffer, WireError, encode, parse
 MAX_NOISE_BYTES = 1 << 16
 HEARTBEAT_S = 5.0
 LEASE_S = 30.0
-"""An agent that hears nothing for so long ends its tasks."""
+"""An agent that hears nothing for this long ends its tasks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """The channel to ``host`` has ended; ``cause`` says why, as far as is known."""
+    """The channel to ``host`` has ended; ``cause`` says why, as far as known."""
 
     host: str
     cause: str
@@ -42,17 +42,17 @@ class Closed:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """The agent of ``host`` was started; nothing has been heard of it yet."""
+    """The agent of ``host`` was started but has not sent anything yet."""
 
     host: str
     contact: AgentConnection
     resolved: tuple[str, ...] = ()
-    """What the host's name means here."""
+    """The addresses that the host's name resolves to on this machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unopened:
-    """It could not be started."""
+    """The agent of ``host`` could not be started."""
 
     host: str
     error: TfclusterError
@@ -60,7 +60,7 @@ class Unopened:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """A host that had fallen silent was asked in another way."""
+    """Whether a host that had fallen silent answers on another connection."""
 
     host: str
     answers: bool
@@ -70,12 +70,15 @@ Post = Callable[[Received | Closed], None]
 
 
 class AgentConnection:
-    """Two threads around a channel. ``post`` is called from the reading one."""
+    """One agent's channel with a reading and a writing thread.
+
+    ``post`` is called from the reading thread.
+    """
 
     def __init__(self, host: str, channel: Channel, nonce: str, post: Post) -> None:
         self.host = host
         self.began_s = time.time()
-        """Seconds since the epoch: nothing of the agent's was said before."""
+        """Unix time; the agent sent everything after that."""
         self._channel = channel
         self._nonce = nonce
         self._post = post
@@ -88,11 +91,11 @@ class AgentConnection:
             thread.start()
 
     def send(self, frame: Frame) -> None:
-        """Queue a frame; never waits. Raises WireError where it is too long."""
+        """Queue a frame; never blocks. Raises WireError if the frame is too long."""
         self._outbox.put(encode(frame))
 
     def close(self) -> None:
-        """End of file to the agent, after everything that was sent."""
+        """Close the agent's input once everything queued has been sent."""
         self._outbox.put(None)
 
     def kill(self) -> None:
@@ -105,7 +108,7 @@ class AgentConnection:
             while (data := self._outbox.get()) is not None:
                 self._channel.write(data)
         except OSError:
-            pass  # the reading thread sees the same end, and says so
+            pass  # the reading thread sees the end, too, and reports it
         finally:
             self._channel.close()
 
@@ -141,7 +144,7 @@ class AgentConnection:
             raise WireError(f"no hello from the agent; it said: {said[:200]}")
 
     def _hello(self, line: bytes) -> Frame | None:
-        """The hello frame with our nonce, if this is it; anything else is noise."""
+        """The hello frame with our nonce; None for any other line, which is noise."""
         try:
             frame = parse(line)
         except WireError:
@@ -159,9 +162,10 @@ def open_agent(
     *,
     witness: str | None = None,
 ) -> AgentConnection:
-    """Start an agent and greet it. Raises HostError or StartError.
+    """Start an agent and send it ``open``. Raises HostError or StartError.
 
-    ``witness`` is a file of this run: does the host see it, too?
+    ``witness`` is the path of a file of this run. The agent tells whether it sees it,
+    that is, whether the host shares our files.
     """
     nonce = secrets.token_hex(16)
     contact = AgentConnection(host.name, starter.start_agent(host), nonce, post)

@@ -1,4 +1,4 @@
-"""Sweeping a host of what a run left there, by way of a fresh agent."""
+"""Sweeps processes that a run left on a host, by means of a new agent there."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from tfcluster.model import Host
 
 SWEEP_S = 10.0
 OTHERS_S = 7.0
-"""Of that, how long the old agent is left to end what it supervises."""
+"""Part of SWEEP_S in which the old agent may end its tasks itself."""
 SWEEPERS = 3
-"""How many agents are sent for a sweep: one may be killed like the one before it."""
+"""How many agents are tried for a sweep: one may be killed like the one before it."""
 SILENT_SWEEP_S = 2.0
-"""The same for a host that has long been silent: it will hardly answer now."""
+"""As SWEEP_S, for a host that has long been silent and will hardly answer now."""
 FAN_OUT = 32
-"""How many hosts are connected to at a time."""
+"""How many hosts are connected to in parallel."""
 
 
 def sweep_all(
     starter: Starter, hosts: Sequence[Host], run: str
 ) -> Iterator[tuple[str, int | TfclusterError | None]]:
-    """``sweep`` on several hosts at a time; how it went on each, in their order."""
+    """``sweep`` hosts in parallel; yields names with results or errors, in order."""
 
     def one(host: Host) -> int | TfclusterError | None:
         try:
@@ -40,17 +40,17 @@ def sweep_all(
 
 
 class Cleanup:
-    """Sweeps of lost hosts, each in a thread."""
+    """Sweeps of lost hosts, each in a thread of its own."""
 
     def __init__(self, starter: Starter, run: str) -> None:
         self._starter = starter
         self._run = run
         self._threads: list[tuple[str, threading.Thread, float]] = []
         self.swept: dict[str, int] = {}
-        """Hosts, and how many processes were swept there."""
+        """Host -> number of processes that were swept there."""
 
     def begin(self, host: Host, patience_s: float) -> None:
-        """``wait`` will not wait for this one for longer than that from now."""
+        """Start a sweep; ``wait`` waits at most ``patience_s`` from now for it."""
         thread = threading.Thread(
             target=self._sweep, args=(host,), name=f"sweep {host.name}", daemon=True
         )
@@ -65,17 +65,17 @@ class Cleanup:
                 self.swept[host.name] = count
 
     def wait(self) -> list[str]:
-        """Hosts that could not be swept."""
+        """Wait for the sweeps; returns the hosts that could not be swept."""
         for _, thread, until in self._threads:
             thread.join(max(0.0, until - time.monotonic()))
         return [name for name, _, _ in self._threads if name not in self.swept]
 
 
 def sweep(starter: Starter, host: Host, run: str) -> int | None:
-    """End what carries the run's marker on ``host``; how many that were.
+    """End all processes with the run's marker on ``host``; returns how many.
 
-    None where no agent answered in time, or where an older one lives on and still has
-    processes. Raises HostError or StartError.
+    Returns None if no agent answered in time, or if an older agent is still alive and
+    has processes. Raises HostError or StartError.
     """
     until = time.monotonic() + SWEEP_S
     for _ in range(SWEEPERS):

@@ -1,4 +1,4 @@
-"""Clocks of hosts against ours: nothing is timed by them, but files bear their time."""
+"""Compares hosts' clocks with ours. They time nothing, but files bear their time."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ from collections.abc import Mapping
 from tfcluster.hostlist import fold
 
 CLOCK_S = 1.0
-"""What a clock may be off before anybody is told."""
+"""A clock that is off by more than this is worth a warning."""
 
 
 def certain_lead(there_s: float, asked_s: float, heard_s: float) -> float:
-    """By how much a clock is ahead at least, if it was read between these two times.
+    """By how many seconds a clock is certainly ahead (negative: behind).
 
-    Where many hosts are asked at once, answers take long: then only much is certain.
+    It showed ``there_s`` at some time between ``asked_s`` and ``heard_s`` of our clock.
+    When many hosts are asked at once, answers take long, and only large errors show.
     """
     return there_s - min(max(there_s, asked_s), heard_s)
 
 
 def clock_warnings(leads_s: Mapping[str, float]) -> list[str]:
-    """A line for each error that hosts have in common, to the second."""
+    """One line for all hosts whose clocks are off by the same number of seconds."""
     by_error: dict[int, list[str]] = {}
     for host, lead_s in leads_s.items():
         if abs(lead_s) > CLOCK_S:

@@ -1,4 +1,4 @@
-"""A launch in the background: the launcher goes on in a session of its own."""
+"""Launches in the background: the launcher continues in a session of its own."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from tfcluster.record.paths import RunPaths
 
 
 def detached(launch: Callable[[Callable[[RunPaths], None]], int]) -> str:
-    """Have ``launch`` run in a child that outlives us; the run id once it is begun.
+    """Run ``launch`` in a child that outlives us; returns the run id once there is one.
 
-    Raises the TfclusterError that kept it from beginning. Must be called before any
-    thread was started.
+    Raises the TfclusterError that prevented the run. Must be called before any thread
+    is started, because it forks.
     """
     reading, writing = os.pipe()
     if os.fork():
@@ -39,7 +39,7 @@ def detached(launch: Callable[[Callable[[RunPaths], None]], int]) -> str:
 
 def _launch(launch: Callable[[Callable[[RunPaths], None]], int], writing: int) -> int:
     def begun(paths: RunPaths) -> None:
-        """From here on, what would go to the terminal goes to a file."""
+        """Redirect output from the terminal to a file, and report the run id."""
         log = open_private(paths.launcher_log, os.O_WRONLY | os.O_APPEND)
         nothing = os.open(os.devnull, os.O_RDONLY)
         for source, target in ((nothing, 0), (log, 1), (log, 2)):
@@ -60,7 +60,7 @@ def _tell(writing: int, message: dict[str, Any]) -> None:
         os.write(writing, json.dumps(message).encode())
         os.close(writing)
     except OSError:
-        pass  # told before, or nobody is there any more to be told
+        pass  # already told, or the reader is gone
 
 
 def _result(data: bytes) -> str:
@@ -74,7 +74,7 @@ def _result(data: bytes) -> str:
 
 
 class _Relayed(ResourceError):
-    """An error of the child, with its own text and exit code."""
+    """The child's error, with its text and exit code."""
 
     def __init__(self, lines: list[str], code: ExitCode) -> None:
         super().__init__("\n".join(lines))

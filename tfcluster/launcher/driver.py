@@ -1,7 +1,7 @@
-"""The launcher's one loop: events in, ``step``, actions out.
+"""The launcher's main loop: takes events, calls ``step``, performs actions.
 
-Threads only put things on the queue; everything that decides or changes happens here,
-in the thread that called ``run``.
+Other threads only put items on the queue; every decision and every change of state is
+made here, in the thread that called ``run``.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ from tfcluster.wire import WireError
 TICK_S = 0.25
 PROGRESS_S = 1.0
 COPIES_S = 5.0
-"""How long writing the last copies of logs may take."""
+"""How long writing the last log copies may take."""
 
 
 _HOST_WORDS = {
@@ -115,7 +115,7 @@ class Driver:
         self._last = self._pinged = self._told = time.monotonic()
 
     def run(self) -> Finish:
-        """Until nothing is left to do; never raises for what happens on hosts."""
+        """Run the job to its end; nothing that happens on hosts raises."""
         self._state, actions = begin(self._plan)
         self._perform(actions)
         for used in self._job.used_hosts():
@@ -140,10 +140,10 @@ class Driver:
         return self._finish
 
     def _turn(self) -> None:
-        """What came in, then what time it is."""
+        """Handle queued items, then everything that depends on the time."""
         self._wait()
         now = time.monotonic()
-        # A launcher that was stopped for a while counts a tick, not the while.
+        # If the launcher itself was suspended, that time must not count as silence.
         elapsed, self._last = min(now - self._last, 2 * TICK_S), now
         self._expire(now)
         for event in self._hosts.elapsed(elapsed):
@@ -158,7 +158,7 @@ class Driver:
         self._show.live(self._journal.view, now)
 
     def _faulty(self, error: Exception) -> None:
-        """A fault of our own ends the run in order; a second one just ends it."""
+        """A bug in tfcluster ends the run in order; a second one is raised."""
         if self._fault is not None:
             raise error
         self._fault = error
@@ -170,12 +170,12 @@ class Driver:
     # --- in -------------------------------------------------------------------------
 
     def _wait(self) -> None:
-        """Handle what is on the queue, waiting a tick for the first of it."""
+        """Handle the queue's items; wait at most a tick for the first one."""
         now = time.monotonic()
         soonest = min(self._deadlines.values(), default=now + TICK_S)
         try:
             item = self._queue.get(timeout=max(0.0, min(TICK_S, soonest - now)))
-            # Not for ever: a flood of logs must not hold up deadlines and heartbeats.
+            # Limited: a flood of logs must not hold up deadlines and heartbeats.
             until = time.monotonic() + TICK_S
             while self._finish is None:
                 for event in self._events(item):
@@ -207,7 +207,7 @@ class Driver:
         return events
 
     def _importing(self, host: str) -> None:
-        """What the tasks of a host wait for before they can be started."""
+        """Record that the host's tasks wait for TensorFlow to be imported."""
         for task, spec in self._job.specs.items():
             if spec.warm and spec.place.host.name == host:
                 self._journal.event(
@@ -273,7 +273,7 @@ class Driver:
         self._show.say(text)
 
     def _plan_again(self, left: Container[str]) -> None:
-        """For the hosts that are left; they know each other's addresses already."""
+        """Plan for the remaining hosts, whose addresses are already known."""
         try:
             self._job = self._on_fewer(self._job, left)
         except StartError as error:
@@ -287,7 +287,7 @@ class Driver:
 
     @cached_property
     def _ports(self) -> dict[TaskId, int]:
-        """The agents hold the same ones for all attempts; known once they are ready."""
+        """Known once all hosts are ready; agents hold them for all attempts."""
         return self._hosts.ports()
 
     def _start(self, tasks: tuple[TaskId, ...], attempts: tuple[int, ...]) -> None:
@@ -355,7 +355,7 @@ class Driver:
     def _keep(
         self, host: str, task: TaskId, lines: Sequence[str], skipped: int
     ) -> None:
-        """Copy what was logged where we cannot see it."""
+        """Copy lines of logs that are not on our file system."""
         if not self._hosts.shares_files(host):
             self._copies.add(task, lines, skipped=skipped, at=host)
 
@@ -373,8 +373,8 @@ class Driver:
             self._hosts.send(host, frame)
 
     def _run_state(self, state: RunState, reason: str | None) -> None:
-        # A final state is told by the record's last event: only then is nothing left
-        # that `stop` would have to sweep if this process died.
+        # A final state goes into the record's last event, and not earlier: until then
+        # `stop` would have to sweep if this process died.
         if not state.final:
             self._journal.event("state", state=str(state), reason=reason)
 

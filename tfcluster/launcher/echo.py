@@ -1,6 +1,6 @@
-"""Which lines of the tasks' output are worth a person's attention at the console.
+"""Chooses which lines of the tasks' output are shown at the console.
 
-Only the echo is meant: log files keep everything. With TFCLUSTER_DEBUG=1 so does it.
+Log files have every line. With TFCLUSTER_DEBUG=1 the console shows every line, too.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-# C++ libraries of TensorFlow begin their lines so: I0000 00:00:1795394395.891576 ...
+# How log lines of TensorFlow's C++ code begin: I0000 00:00:1795394395.891576 ...
 _NATIVE = re.compile(
     r"[IWEF]\d{4} \d\d:\d\d:|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: [IWEF] "
 )
@@ -21,7 +21,7 @@ _OURS = re.compile(
     r"(?:CollectiveError|CollectiveMismatchError|CollectiveTimeoutError|PeerLostError|"
     r"NotDistributedError): "
 )
-# What follows such a line: a traceback that TensorFlow has put into its message.
+# Lines that follow such a line: a traceback that is part of TensorFlow's message.
 _OF_DUMP = re.compile(
     r"\s|$|The above exception was|During handling of|"
     r"(?:[A-Za-z_]\w*\.)+\w*(?:Error|Exception)\b"
@@ -31,37 +31,38 @@ _WARNING = re.compile(r"\S.*:\d+: \w*Warning: ")
 
 
 def is_debugging(environ: Mapping[str, str]) -> bool:
-    """The user wants to see what is otherwise left out."""
+    """Whether the user wants to see lines that are otherwise left out."""
     return environ.get("TFCLUSTER_DEBUG", "") not in ("", "0")
 
 
 HasGpus = Callable[[str], bool | None]
-"""Whether a task has GPUs; None: nobody knows."""
+"""Whether a task has GPUs; None: unknown."""
 
 
 class Echo:
-    """Chooses from the lines of all tasks, each task's in their order."""
+    """Filters the output of all tasks; takes each task's lines in order."""
 
     def __init__(self, has_gpus: HasGpus, *, everything: bool = False) -> None:
         self._has_gpus = has_gpus
         self._everything = everything
         self._dumping: set[str] = set()
         self._held: dict[str, str] = {}
-        """The first line of what may be a traceback of Python's own, behind a dump."""
+        """By task: a "Traceback" line within a dump. If the next line is not empty, it
+        begins Python's own traceback, which is shown."""
         self._repeating: set[str] = set()
-        """Tasks whose next line is the source line of a warning that is left out."""
+        """Tasks whose next line belongs to a warning that is left out."""
         self._warned: dict[str, str] = {}
-        """Warnings of Python that were shown, with the task that said them first."""
+        """Python warnings that were shown -> the task that issued them first."""
 
     def chosen(self, task: str, lines: Sequence[str]) -> Sequence[str]:
-        """Those of a task's next lines that are to be shown."""
+        """Those of a task's next lines that are shown."""
         if self._everything:
             return lines
         shown: list[str] = []
         for line in lines:
             held = self._held.pop(task, None)
             if held is not None and line.strip():
-                # The lines of a dump have empty ones between them: this is the end.
+                # Within a dump, empty lines separate the lines: this is its end.
                 self._dumping.discard(task)
                 shown.append(held)
             if self._is_wanted(task, line):
@@ -76,7 +77,7 @@ class Echo:
         if _NATIVE.match(line):
             self._dumping.discard(task)
             if _OURS.search(line):
-                # Python says the same at the end, with the place in the program.
+                # Python reports the same error later, with the line of the program.
                 self._dumping.add(task)
                 return False
             return not (_GPU_SEARCH.search(line) and self._has_gpus(task) is False)

@@ -1,4 +1,4 @@
-"""When tasks ended, in the order in which their hosts saw it."""
+"""Times of tasks' ends that agree with the order in which their hosts saw them."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from collections import deque
 
 _REMEMBERED = 256
 _STEP_S = 1e-6
-"""Between ends of which only the order is known."""
+"""Distance between two ends of which only the order is known."""
 
 
 class EndOrder:
-    """Of all hosts. An agent numbers the ends that it sees from 0."""
+    """The ends on all hosts. Each agent numbers those that it sees, from 0."""
 
     def __init__(self) -> None:
         self._known: dict[str, deque[tuple[int, float]]] = {}
 
     def at_s(self, host: str, number: int, about_s: float) -> float:
-        """The time of an end that was about then.
+        """The time of an end that was at about ``about_s``.
 
-        News take their time, and more or less of it: so the number decides between
-        two ends on one host.
+        Reports are delayed by varying amounts, so the number decides the order of two
+        ends on one host, and the time is adjusted to it.
         """
         known = self._known.setdefault(host, deque(maxlen=_REMEMBERED))
         before = max((s for n, s in known if n < number), default=-math.inf)

@@ -1,4 +1,4 @@
-"""Which address of a host goes into TF_CONFIG: one that the other hosts can reach."""
+"""Chooses the address of a host for TF_CONFIG: one that the other hosts can reach."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ def choose_address(
     resolved: Sequence[str],
     alone: bool,
 ) -> str:
-    """The given one; else how we came in, what its name means, or what it has.
+    """The configured address; else the one we connected to; else one of its own.
 
-    ``way_in`` and ``local`` are the host's own word, ``resolved`` is what its name
-    means to us: Debian's 127.0.1.1 and other loopback answers do not count. With one
-    host only nobody else has to reach it. Empty if there is none.
+    The host itself tells ``way_in``, at which our connection arrived, and ``local``,
+    its own addresses, of which those in ``resolved`` (what its name means here) are
+    preferred. Loopback addresses, such as Debian's 127.0.1.1, do not count unless the
+    host is ``alone``. Returns "" if there is no usable address.
     """
     if host.address is not None:
         return host.address
@@ -42,7 +43,7 @@ def _is_reachable(text: str) -> bool:
 
 
 def resolve(name: str) -> tuple[str, ...]:
-    """What a name means here; nothing if it means nothing."""
+    """The addresses that a name resolves to here; () if it does not resolve."""
     try:
         found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except OSError:

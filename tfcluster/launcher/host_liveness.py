@@ -1,8 +1,8 @@
-"""How long each host has said nothing, and when it counts as lost.
+"""How long each host has been silent, and when it counts as lost.
 
-A host that answers to somebody new is given more time: TCP sends again after ever
-longer times, so that what was lost while a cable was loose may come another ten
-seconds after it was mended.
+A host that answers on a new connection is given more time: TCP retransmits at growing
+intervals, so data that was lost while a cable was loose may arrive up to ten seconds
+after the cable was fixed.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from tfcluster.launcher.agent_connection import HEARTBEAT_S, Answered
 from tfcluster.model import Host
 
 SILENCE_S = 15.0
-"""A host that says nothing for so long is lost; agents speak every HEARTBEAT_S."""
+"""A host that is silent for this long is lost; agents send every HEARTBEAT_S."""
 ANSWERING_S = 25.0
-"""The same for one that answers to somebody new."""
+"""As SILENCE_S, for a host that answers on a new connection."""
 DOUBT_S = SILENCE_S - ANSWER_S
-"""Then it is asked."""
+"""After this silence a new connection is tried."""
 
 
 @dataclass(slots=True)
@@ -31,7 +31,7 @@ class _Quiet:
 
 
 class HostLiveness:
-    """``post`` is called from threads with what a doubtful host answers."""
+    """Counts silence. ``post`` gets silent hosts' answers, from other threads."""
 
     def __init__(self, starter: Starter, post: Callable[[Answered], None]) -> None:
         self._starter = starter
@@ -46,7 +46,7 @@ class HostLiveness:
         quiet.answers = quiet.asked and item.answers
 
     def elapsed(self, host: Host, seconds: float) -> float | None:
-        """Count the silence of a host; how long it may last, once it has."""
+        """Add to a host's silence; returns the limit in seconds if it is exceeded."""
         quiet = self._quiet[host.name]
         quiet.seconds += seconds
         if quiet.seconds > DOUBT_S and not quiet.asked:
@@ -56,7 +56,7 @@ class HostLiveness:
         return limit_s if quiet.seconds > limit_s else None
 
     def is_long(self, host: str) -> bool:
-        """A word of it is overdue."""
+        """Whether a frame from the host is overdue."""
         known = self._quiet.get(host)
         return known is not None and known.seconds > 2 * HEARTBEAT_S
 

@@ -1,7 +1,7 @@
-"""The agents of a run: started, greeted, heard, and given up when they fall silent.
+"""The agents of a run: starts them, makes them ready, and detects their loss.
 
-Turns the frames that concern a host as a whole into lifecycle events; frames about
-tasks are left to the driver.
+Turns frames about a host as a whole into lifecycle events; frames about tasks are left
+to the driver.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from tfcluster.wire import PROTOCOL, Frame, WireError
 
 @dataclass(slots=True)
 class _HostSide:
-    """What the launcher knows of one host."""
+    """What the launcher knows about one host."""
 
     host: Host
     contact: AgentConnection | None = None
@@ -50,21 +50,21 @@ class _HostSide:
     address: str = ""
     greeted: bool = False
     shares_files: bool = True
-    """It sees what lies beside the logs here."""
+    """Whether the host sees the files of the run's folder."""
     gpus: tuple[str, ...] = ()
     machine: tuple[str, ...] = ()
-    """What only this machine says of itself; empty: it does not say enough."""
+    """Identifies the machine, see ``_machine``; empty: unknown."""
     ports: list[int] | None = None
     warm: set[str] = field(default_factory=set)
-    """Keys of the warm interpreters that are there, or will be."""
+    """Keys of its warm interpreters, including those that are starting."""
     warming: set[str] = field(default_factory=set)
     ready: bool = False
     failed: bool = False
-    """It was reported as a host that cannot be made ready."""
+    """It was noted as a host that cannot be made ready."""
     closing: bool = False
     gone: bool = False
     dead_guard: int | None = None
-    """The pid of its agent's guard, if that has died."""
+    """The pid of its agent's guard if the guard has died."""
 
 
 class Hosts:
@@ -82,12 +82,12 @@ class Hosts:
         self.sweeps = Cleanup(starter, job.run)
         self.silence = HostLiveness(starter, post)
         self.clock_leads_s: dict[str, float] = {}
-        """By how much hosts' clocks are ahead of ours, as far as that is certain."""
+        """By how much hosts' clocks are certainly ahead of ours."""
 
     # --- out ------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Have every agent started, so many at a time; each is posted."""
+        """Start every agent, FAN_OUT at a time; posts Opened or Unopened for each."""
         waiting: SimpleQueue[Host] = SimpleQueue()
         for side in self._sides.values():
             waiting.put(side.host)
@@ -155,7 +155,7 @@ class Hosts:
             )
 
     def send(self, host: str, frame: Frame) -> None:
-        """Queue a frame for a host; nothing happens where contact has ended."""
+        """Queue a frame for a host; does nothing if there is no contact to it."""
         contact = self._sides[host].contact
         if contact is not None:
             contact.send(frame)
@@ -170,13 +170,13 @@ class Hosts:
             side = self._sides[name]
             side.closing = True
             if side.contact is None:
-                # Connecting may take long, and then nobody is wanted there any more.
+                # Connecting may take long, and the agent is no longer needed.
                 self._post(Unopened(name, StartError(f"{name}: not needed any more")))
             else:
                 self.send(name, {"type": "close", "grace_s": grace_s})
 
     def drop(self, names: Sequence[str]) -> None:
-        """End the contact, and have a new agent sweep what the old one left."""
+        """End contact, and have new agents sweep what the old ones left."""
         for name in names:
             side = self._sides[name]
             side.gone = True
@@ -186,9 +186,9 @@ class Hosts:
             self.sweeps.begin(side.host, SILENT_SWEEP_S if silent else SWEEP_S)
 
     def finish(self) -> list[str]:
-        """Wait for sweeps that are under way; end all contacts.
+        """Wait for running sweeps and end all contacts.
 
-        Returns lost hosts that could not be swept.
+        Returns the lost hosts that could not be swept.
         """
         unswept = self.sweeps.wait()
         for side in self._sides.values():
@@ -199,10 +199,10 @@ class Hosts:
     # --- in -------------------------------------------------------------------------
 
     def elapsed(self, seconds: float) -> list[Event]:
-        """Count silence. A host that was silent for too long is lost.
+        """Add to every host's silence; a host that was silent for too long is lost.
 
-        The caller hands in little at a time and only after it has emptied its queue,
-        so that a launcher that was stopped itself does not blame its hosts.
+        The caller adds little at a time, and only after it has emptied its queue, so
+        that a launcher that was suspended itself does not blame its hosts.
         """
         events: list[Event] = []
         for name, side in self._sides.items():
@@ -211,7 +211,8 @@ class Hosts:
             limit_s = self.silence.elapsed(side.host, seconds)
             if limit_s is not None:
                 cause = f"{name} silent for {limit_s:g} s"
-                # It may hear us all the same, until we hang up.
+                # Our frames may still reach it until the contact is ended: its lease
+                # begins then.
                 alive_s = LEASE_S + self._job.description.grace_s
                 events.append(HostLost(name, cause, harmless_after_s=alive_s))
         return events
@@ -245,7 +246,7 @@ class Hosts:
         code: ExitCode = ExitCode.START,
         tail: tuple[str, ...] = (),
     ) -> list[Event]:
-        """A host that cannot be made ready; all of them are told of together."""
+        """Note a host that cannot be made ready; such hosts are reported together."""
         if self._sides[host].failed:
             return []
         self._sides[host].failed = True
@@ -253,7 +254,7 @@ class Hosts:
         return self._failures()
 
     def _failures(self) -> list[Event]:
-        """Those that failed, as soon as every host has answered or failed."""
+        """The failed hosts, once every host has answered or failed."""
         if any(not side.greeted and not side.gone for side in self._sides.values()):
             return []
         failed, self._failed = self._failed, []
@@ -276,9 +277,9 @@ class Hosts:
         return [HostLost(item.host, f"contact lost: {cause}")]
 
     def received(self, host: str, frame: Frame) -> list[Event] | None:
-        """Lifecycle events of a frame about the host; None: it is about a task.
+        """Lifecycle events of a frame about the host; None if it is for the caller.
 
-        Raises WireError where the frame is not as the protocol says.
+        Raises WireError if the frame violates the protocol.
         """
         side = self._sides[host]
         self.silence.heard(host)
@@ -317,7 +318,7 @@ class Hosts:
             case "note":
                 if isinstance(frame.get("guard"), int):
                     side.dead_guard = frame["guard"]
-                return None  # it is shown as any other
+                return None  # the note is shown like any other
             case _:
                 return None
         return self._ready(side)
@@ -378,21 +379,21 @@ class Hosts:
         return [HostReady(side.host.name)]
 
     def use(self, job: Job) -> None:
-        """The run goes on as this job, on some of the same hosts."""
+        """Continue with this job, which uses some of the same hosts."""
         self._job = job
 
     # --- questions ------------------------------------------------------------------
 
     def addresses(self) -> dict[str, str]:
-        """By which address each host is reached from the others."""
+        """The address at which other hosts reach each host."""
         return {name: side.address for name, side in self._sides.items()}
 
     def gpus(self) -> dict[str, tuple[str, ...]]:
-        """The GPUs that each host says it has."""
+        """The GPUs that each host reports."""
         return {name: side.gpus for name, side in self._sides.items()}
 
     def machines(self) -> dict[str, str]:
-        """Hosts that are one machine with others, each with the first one's name."""
+        """Host names that share a machine -> the first name of that machine."""
         names: dict[tuple[str, ...], list[str]] = {}
         for name, side in self._sides.items():
             if side.machine:
@@ -400,7 +401,7 @@ class Hosts:
         return {name: same[0] for same in names.values() if same[1:] for name in same}
 
     def shares_files(self, host: str) -> bool:
-        """The logs that are written there are to be seen here."""
+        """Whether logs that are written there are visible here."""
         return self._sides[host].shares_files
 
     def package(self, host: str) -> str:
@@ -408,7 +409,7 @@ class Hosts:
         return self._sides[host].package
 
     def ports(self) -> dict[TaskId, int]:
-        """The port of each task that has one, as its host's agent holds them."""
+        """The port of each task that has one, held by its host's agent."""
         return {task: held[0] for task, held in self._held().items()}
 
     def parameter_ports(self) -> dict[TaskId, int]:
@@ -425,7 +426,7 @@ class Hosts:
         return found
 
     def importing(self, host: str) -> bool:
-        """A warm interpreter of it is not ready yet."""
+        """Whether one of its warm interpreters is not ready yet."""
         return bool(self._sides[host].warming)
 
     def is_warm(self, host: str, key: str | None) -> bool:
@@ -433,11 +434,11 @@ class Hosts:
 
 
 def _machine(frame: Frame) -> tuple[str, ...]:
-    """Equal for agents on one machine only.
+    """An identity that only agents on the same machine have in common.
 
-    The boot id alone would not do: containers of a machine share it. Nor would it with
-    the network namespace, since machines that began as copies of one that was running
-    may have both in common, but not their addresses.
+    The boot id alone does not suffice, because containers on one machine share it. Nor
+    does it suffice with the network namespace: machines cloned from a running one may
+    share both, but not their addresses.
     """
     boot, network = frame.get("boot_id"), frame.get("network")
     addresses = frame.get("addresses") or []
@@ -447,7 +448,7 @@ def _machine(frame: Frame) -> tuple[str, ...]:
 
 
 def _too_few_ports(frame: Frame, job: Job) -> str:
-    """The agent's own reason, with what a person can change."""
+    """The agent's reason, with what the user can do."""
     cause = frame.get("cause") or "too few ports are free"
     if job.description.ports is None:
         return f"{cause}"

@@ -1,4 +1,4 @@
-"""Signals to the launcher, as items on its queue."""
+"""Turns signals to the launcher into items on its queue."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _MEANING = {
     signal.SIGTERM: ExitCode.TERMINATED,
     signal.SIGHUP: ExitCode.HANGUP,
     signal.SIGUSR1: ExitCode.TIME_LIMIT,  # sbatch(1), --signal; s_rt of qsub(1)
-    signal.SIGUSR2: ExitCode.TERMINATED,  # qsub(1), -notify: the KILL is near
+    signal.SIGUSR2: ExitCode.TERMINATED,  # qsub(1), -notify: SIGKILL follows
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Interrupt:
-    """Somebody wants the run to end; the exit code says how they said it."""
+    """The run was told to end; the exit code tells by which signal."""
 
     code: ExitCode
 
@@ -30,10 +30,10 @@ class Interrupt:
 def interrupts(
     post: Callable[[Interrupt], None], harmless: Container[int] = ()
 ) -> Iterator[None]:
-    """Post signals while the run lasts. ``post`` must be safe within a handler.
+    """Post signals while the run lasts. ``post`` must be safe in a signal handler.
 
-    What the launcher was told to ignore when it was started (nohup) stays ignored, and
-    ``harmless`` signals change nothing.
+    Signals that were ignored when the launcher started (nohup) stay ignored, except
+    SIGINT. ``harmless`` signals have no effect.
     """
 
     def handle(number: int, frame: FrameType | None) -> None:

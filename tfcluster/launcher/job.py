@@ -1,4 +1,4 @@
-"""A run as it was decided before anything starts: tasks, roles, identity. Frozen."""
+"""A run as planned before anything starts: tasks, roles, identity. Frozen."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from tfcluster.model import Allocation, Description, Host, Strategy, TaskId
 from tfcluster.placement import place_again, share_machines
 
 DISPATCHER = TaskId("data", 0)
-"""The data task that the others, and the training tasks, turn to."""
+"""The data task that runs the tf.data service's dispatcher."""
 
-# Where each task trains on its own, one can be started again by itself; where ranks
-# train in step, the group has to begin again together.
+# restart.scope -> whether a failed task restarts alone. "auto" is not in it: workers
+# that train independently restart alone, ranks that train in step all restart.
 _ALONE = {"task": True, "job": False}
 
 Item = Received | Closed | Opened | Unopened | Answered | Interrupt
-"""What comes in on the launcher's one queue."""
+"""What the launcher's queue holds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,17 +49,17 @@ class Job:
     """In listing order."""
     secrets: Mapping[str, str]
     token: str
-    """256 random bits in hex: what the ranks' own sockets know each other by."""
+    """256 random bits in hex, by which the ranks' sockets authenticate each other."""
     logs: Path
     files: Listing | None = None
-    """The workdir's, if they are to be copied to hosts that do not share them."""
+    """The workdir's files, if they are copied to hosts that do not share them."""
     left_out: Mapping[TaskId, TaskSpec] = field(default_factory=dict)
-    """Tasks that the run goes on without, as they were."""
+    """Tasks that the run continues without, as they were."""
     machines: Mapping[str, str] = field(default_factory=dict)
-    """Hosts that are a machine under several names, each with one name of that."""
+    """Host names that share a machine -> one name of that machine."""
 
     def on_host(self, host: Host) -> tuple[TaskSpec, ...]:
-        """The tasks that run there, in listing order."""
+        """The tasks of a host, in listing order."""
         return tuple(s for s in self.specs.values() if s.place.host.name == host.name)
 
     def log(self, task: TaskId) -> str:
@@ -67,7 +67,7 @@ class Job:
 
     @property
     def witness(self) -> Path:
-        """A file that is there before any agent is, and on our file system only."""
+        """A file that exists before any agent starts, only on our file system."""
         return self.logs.with_name("plan.json")
 
     def ranks(self) -> dict[int, TaskId]:
@@ -88,10 +88,10 @@ class Job:
         gpus: Mapping[str, tuple[str, ...]],
         machines: Mapping[str, str],
     ) -> Job:
-        """The same job, now that its hosts have said how they reach each other.
+        """The same job with the addresses and GPUs that its hosts have reported.
 
-        And which GPUs they have: where nobody had said so, they are shared out. Raises
-        StartError where a machine under several names has too few of them.
+        Configured GPUs take precedence; reported ones are divided among the tasks.
+        Raises StartError if a machine has too few GPUs.
         """
 
         def at(host: Host) -> Host:
@@ -110,7 +110,7 @@ class Job:
         return replace(self, specs=specs, allocation=allocation, machines=machines)
 
     def plan(self) -> Plan:
-        """What the lifecycle needs to know of this run."""
+        """What the lifecycle needs to know about this run."""
         description = self.description
         runtime = description.runtime
         asynchronous = (
@@ -148,10 +148,7 @@ class Job:
         return None if least is None else least + ("chief" in tasks)
 
     def on_fewer(self, hosts: Container[str], uses: UsesTensorFlow) -> Job:
-        """The job on those of its hosts that are left.
-
-        Raises StartError where that cannot be.
-        """
+        """The job on the remaining ``hosts``. Raises StartError if GPUs are missing."""
         places = [spec.place for spec in self.specs.values()]
         description, again = place_again(self.description, places, hosts)
         if self.machines:
@@ -166,19 +163,19 @@ class Job:
         )
 
     def data_service(self, ports: Mapping[TaskId, int]) -> str | None:
-        """Where the tf.data service is to be found, if there are data tasks."""
+        """The URL of the tf.data service's dispatcher; None without data tasks."""
         dispatcher = self.specs.get(DISPATCHER)
         if dispatcher is None:
             return None
         return f"grpc://{address(dispatcher.place, ports.get(DISPATCHER))}"
 
     def data_tasks(self) -> str | None:
-        """How many data tasks there are, if any."""
+        """The number of data tasks; None if there are none."""
         count = sum(task.type == DISPATCHER.type for task in self.specs)
         return str(count) if count else None
 
     def parameter_servers(self, ports: Mapping[TaskId, int]) -> str | None:
-        """Where ps tasks serve variables, in their order, if there are such."""
+        """Addresses of our parameter services in the order of ps tasks; None: none."""
         found = [
             address(spec.place, ports.get(task))
             for task, spec in self.specs.items()
@@ -187,19 +184,19 @@ class Job:
         return ",".join(found) or None
 
     def runs_tensorflow_server(self, task: TaskId) -> bool:
-        """Its port will be TensorFlow's, as far as can be known."""
+        """Whether a TensorFlow server listens on its port, as far as can be known."""
         spec = self.specs[task]
         transport = self.description.runtime.transport
         theirs = spec.strategy is Strategy.NONE or transport == "tensorflow"
         return spec.server or (spec.needs_port and theirs)
 
     def may_listen(self, task: TaskId) -> bool:
-        """Whether it does, and when, is a matter of the script: TF_CONFIG is all."""
+        """Whether the script may listen on its port: we only give it a TF_CONFIG."""
         spec = self.specs[task]
         return spec.strategy is Strategy.NONE and spec.needs_port and not spec.server
 
     def reports_steps(self, task: TaskId) -> bool:
-        """The task trains under the runtime, which tells of its steps."""
+        """Whether the task trains under the runtime, which reports its steps."""
         return self.specs[task].trains
 
 
@@ -210,15 +207,15 @@ def role_of(spec: TaskSpec) -> Role:
 
 
 def _is_awaited(spec: TaskSpec) -> bool:
-    """It counts as started once it listens on its port; data workers choose theirs."""
+    """Whether it counts as started once it listens; data workers choose their port."""
     return spec.server and (spec.task.type != "data" or spec.task == DISPATCHER)
 
 
 def search_paths(job: Job, package: str) -> dict[str, str]:
-    """Folders that come first in the search paths of all tasks' environments.
+    """Search path variables, and the folder to prepend to each, for all tasks.
 
-    Every Python below the command of a training task finds the runtime there. Others
-    get them as well, because they may share a warm interpreter with such a task.
+    Every Python below the command of a training task finds the runtime there. Other
+    tasks get it as well, because they may share a warm interpreter with such a task.
     """
     if job.description.runtime.strategy is Strategy.NONE:
         return {}
@@ -228,9 +225,9 @@ def search_paths(job: Job, package: str) -> dict[str, str]:
 def start_env(
     job: Job, spec: TaskSpec, found: Mapping[str, str | None], attempt: int
 ) -> dict[str, str | None]:
-    """The environment of one attempt, as a difference to the host's own.
+    """The environment of one attempt, as changes to the host's own; None: unset.
 
-    ``found`` is what became known when the ports were held.
+    ``found`` has the variables that depend on the held ports.
     """
     return {
         **warm_env(job, spec),
@@ -241,7 +238,7 @@ def start_env(
 
 
 def warm_env(job: Job, spec: TaskSpec) -> dict[str, str | None]:
-    """What all tasks that share a warm interpreter have in common."""
+    """The variables that all tasks of one warm interpreter have in common."""
     return {
         **spec.shared_env,
         **job.secrets,

@@ -1,4 +1,4 @@
-"""What the launcher tells: to the record, and to itself for live view and report."""
+"""The launcher's events: written to the record, and folded for its own displays."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tfcluster.record.writer import Writer
 
 
 class Journal:
-    """Every event goes to the record, and into the same fold that ``status`` uses."""
+    """Passes every event to the record and to the same fold that ``status`` uses."""
 
     def __init__(self, writer: Writer, plan: Mapping[str, Any]) -> None:
         self._writer = writer
@@ -20,17 +20,17 @@ class Journal:
         self._progress: dict[str, Any] | None = None
 
     def event(self, kind: str, **fields: Any) -> None:
-        """Something happened; fields that are None are left out."""
+        """Record an event; fields that are None are left out."""
         known = {key: value for key, value in fields.items() if value is not None}
         event = {"type": kind, **known}
         self._writer.append(event)
         self._folding.add({"t": time.time(), **event})
 
     def progress(self, tasks: Mapping[str, Mapping[str, Any]]) -> None:
-        """How far the tasks are; also the sign that the launcher lives."""
+        """Record the tasks' progress, which also shows that the launcher is alive."""
         self._progress = {"t": time.time(), "tasks": dict(tasks)}
         self._writer.progress(tasks)
 
     def view(self) -> RunView:
-        """The run as ``status`` would show it."""
+        """The run as ``status`` shows it."""
         return self._folding.view(self._progress)

@@ -1,7 +1,7 @@
-"""One launch from a checked description to an exit code: the order of its steps.
+"""The steps of a launch, from a checked Description to an exit code.
 
-Everything that can be found wrong is found before the record is begun; from then on
-the record, the logs and the report survive whatever happens.
+Whatever can be checked is checked before the record is begun; from then on the record,
+the logs and the report survive whatever happens.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _WHY_ENDED = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """A description with hosts and tasks: all that can be known without acting."""
+    """A Description with hosts and tasks: all that is known before anything starts."""
 
     description: Description
     allocation: Allocation
@@ -76,7 +76,7 @@ class Prepared:
 
 
 def prepare(description: Description, allocation: Allocation) -> Prepared:
-    """Place and compose. Raises StartError where slots, GPUs or TF_CONFIG don't fit."""
+    """Place and compose. Raises StartError if slots, GPUs or TF_CONFIG don't fit."""
     places = place(description, allocation)
     specs = compose(description, places, _looking_in(description))
     return Prepared(
@@ -99,9 +99,9 @@ def check(
     environ: Mapping[str, str],
     paths: RunPaths | None = None,
 ) -> Launch:
-    """Find out all that can be wrong before anything is touched.
+    """Check everything that can be checked before anything starts.
 
-    ``paths`` is a run that was begun before, for this launch. Raises a TfclusterError.
+    ``paths`` is the run if it was already begun, by ``submit``. Raises TfclusterError.
     """
     backend = backends.get(description.backend)
     lender = backend if isinstance(backend, Scheduled) else None
@@ -135,7 +135,7 @@ def check(
 def _within_limits(
     description: Description, lender: Scheduled | None, environ: Mapping[str, str]
 ) -> tuple[Description, str | None]:
-    """The description with no more grace than there will be, and a word about that."""
+    """The description with grace limited to what the scheduler grants; a warning."""
     limit_s = None if lender is None else lender.longest_grace_s(environ)
     if limit_s is None or description.grace_s <= limit_s:
         return description, None
@@ -146,7 +146,7 @@ def _within_limits(
 
 
 def _of_array(description: Description, index: str | None) -> Description:
-    """Under a name of its own: all elements of a job array are launched alike."""
+    """Add the element's index to the name: job array elements are launched alike."""
     if index is None:
         return description
     end = f"-{index}"
@@ -162,7 +162,7 @@ class Launch:
     starter: Starter
     state: Path
     paths: RunPaths | None = None
-    """The run, if it was begun before."""
+    """The run, if it was already begun."""
     lender: Scheduled | None = None
     files: Listing | None = None
     notes: tuple[str, ...] = ()
@@ -170,14 +170,14 @@ class Launch:
     def run(self, begun: Begun, environ: Mapping[str, str]) -> int:
         """Run it to its end and return the exit code.
 
-        ``begun`` is called as soon as the run exists. Raises a TfclusterError where it
-        could not be begun.
+        ``begun`` is called as soon as the run exists. Raises TfclusterError if it could
+        not be begun.
         """
         description = self.prepared.description
         queue: SimpleQueue[Item] = SimpleQueue()
         with ExitStack() as stack:
-            # Before there is a run and until all is told of it: a signal that comes
-            # early ends the run in order, too, and a late one changes nothing.
+            # From before there is a run until its end is recorded: an early signal
+            # also ends the run in order, and a late one has no effect.
             stack.enter_context(interrupts(queue.put, self._harmless()))
             paths, writer = self._begin(stack)
             begun(paths)
@@ -205,10 +205,10 @@ class Launch:
         return self.lender.harmless_signals(self.prepared.description)
 
     def _begin(self, stack: ExitStack) -> tuple[RunPaths, Writer]:
-        """The run's folder with its first files; its name if it was given one.
+        """Create the run's folder and first files, and take its name if it has one.
 
-        From then on the record tells of whatever happens. Where it cannot be begun, it
-        would never have an end, so nothing of it stays.
+        From then on the record tells what happens. A record that could not be begun
+        would never have an end, so it is removed.
         """
         name = self.prepared.description.name
         paths = self.paths or create_run(self.state, name, time.time())
@@ -223,7 +223,7 @@ class Launch:
         return paths, writer
 
     def _open_record(self, paths: RunPaths, stack: ExitStack) -> Writer:
-        """Name, lock, first files. Raises ActiveRunError or ResourceError."""
+        """Take name and lock; write files. Raises ActiveRunError or ResourceError."""
         description = self.prepared.description
         if description.named:
             name, now_s = description.name, time.time()
@@ -265,7 +265,7 @@ class Launch:
                 allocation=job.allocation,
                 specs=(*job.specs.values(), *job.left_out.values()),
             ).document(logs, ports)
-            with contextlib.suppress(OSError):  # the events have the addresses too
+            with contextlib.suppress(OSError):  # events have the addresses, too
                 replace_json(paths.plan, task_parts(known, cluster))
 
         hosts = Hosts(job, self.starter, queue.put)
@@ -292,9 +292,9 @@ class Launch:
     def _explained(
         self, finish: Finish, environ: Mapping[str, str]
     ) -> tuple[Finish, str | None]:
-        """Who told us to end may have been the scheduler, for a reason of its own.
+        """Look up why the scheduler, if it was the scheduler, told us to end.
 
-        The second value says so in words.
+        Returns ``finish`` with the exit code for that reason, and a sentence or None.
         """
         if self.lender is None or finish.exit_code != ExitCode.TERMINATED:
             return finish, None
@@ -305,7 +305,7 @@ class Launch:
 
 
 def _identity(job: Job) -> dict[str, Any]:
-    """The first event: which run this is, and which process drives it."""
+    """The first event: identifies the run and the process that drives it."""
     description = job.description
     return {
         "run": job.run,

@@ -1,4 +1,4 @@
-"""Machines that a run has under several names. Pure."""
+"""Warnings about machines that have several names in a run. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 
 def machine_warnings(machines: Mapping[str, str]) -> Iterator[str]:
-    """One line for each such machine; ``machines`` has its first name by each name."""
+    """One line per machine; ``machines`` maps each of its names to the first one."""
     for first in dict.fromkeys(machines.values()):
         names = [name for name, its in machines.items() if its == first]
         listed = f"{', '.join(names[:-1])} and {names[-1]}"

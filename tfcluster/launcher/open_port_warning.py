@@ -1,4 +1,4 @@
-"""Who can reach the servers that TensorFlow opens on all interfaces of a machine."""
+"""A warning about TensorFlow servers, which listen on all interfaces of a machine."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from tfcluster.hostlist import fold
 
 
 def exposure_warning(ports: Iterable[int], away: Collection[str] = ()) -> str | None:
-    """One line for the launch; None where there are no such ports.
+    """The warning for these ports; None if there are none.
 
-    ``away`` are the hosts that have them, if not this one.
+    ``away`` are the hosts that have them, if it is not this one.
     """
     wanted = sorted(ports)
     if not wanted:
         return None
     if away:
         return describe(wanted, fold(sorted(away)), 0)
-    import psutil  # on use: most launches open no such port
+    import psutil  # imported here: most launches open no such port
 
     addresses = {
         name: [entry.address for entry in entries]
@@ -30,7 +30,7 @@ def exposure_warning(ports: Iterable[int], away: Collection[str] = ()) -> str | 
 
 
 def reachable(addresses: Mapping[str, Sequence[str]]) -> list[str]:
-    """The addresses by which others can come in, public ones first and marked."""
+    """The addresses at which others can connect; public ones come first, marked."""
     public, private = [], []
     for text in (text for found in addresses.values() for text in found):
         try:
@@ -47,7 +47,7 @@ def reachable(addresses: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def describe(ports: Sequence[int], where: str, others: int) -> str:
-    """The warning in words."""
+    """The text of the warning."""
     shown = ", ".join(map(str, ports[:6])) + (", ..." if ports[6:] else "")
     users = f"; other users are logged in: {others}" if others else ""
     return (

@@ -1,4 +1,4 @@
-"""What can be seen of the commands before anything is started, on this machine."""
+"""Checks commands before anything starts, as far as this machine can tell."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from tfcluster.compose import TaskSpec
 from tfcluster.errors import ResourceError, StartError
 
 _FILES_OF_A_TASK = 5
-"""Of its agent: output, events, claims, log, and one that tells of its end."""
+"""In its agent: output, events, claims, log, and a pidfd for its end."""
 _FILES_OF_A_PORT = 2
-"""It is held for IPv4 and IPv6."""
+"""A port is held for IPv4 and IPv6."""
 _OTHER_FILES = 40
 _USUAL = ("python", "python3", "bash", "sh", "env", "mpirun", "torchrun")
 
 
 def require_commands(specs: Iterable[TaskSpec], environ: Mapping[str, str]) -> None:
-    """Raise StartError where a program or script is not there. One look at each."""
+    """Raise StartError if a program or script is missing. Checks each only once."""
     for spec in _different(specs):
         _require_program(spec, environ)
         _require_script(spec)
@@ -31,10 +31,10 @@ def require_commands(specs: Iterable[TaskSpec], environ: Mapping[str, str]) -> N
 def command_warnings(
     specs: Iterable[TaskSpec], environ: Mapping[str, str], *, programs: bool
 ) -> Iterator[str]:
-    """What a launch would find missing, as far as it can be seen on this machine.
+    """What a launch would find missing, as far as this machine can tell.
 
-    ``programs``: it is this machine that runs them, not hosts of which it can only be
-    guessed what they have.
+    ``programs``: also check programs, because this machine runs them. What other hosts
+    have is unknown.
     """
     for spec in _different(specs):
         if not programs and not Path(spec.cwd).is_dir():
@@ -49,10 +49,10 @@ def command_warnings(
 
 
 def require_open_files(specs: Iterable[TaskSpec]) -> None:
-    """Raise ResourceError where the limit of open files is too low for these tasks.
+    """Raise ResourceError if the limit of open files is too low for these tasks.
 
-    For tasks of this machine: their agent inherits the limit and raises it, as far as
-    it may.
+    For tasks of this machine: their agent inherits the limit and raises it as far as
+    permitted.
     """
     tasks = list(specs)
     needed = _OTHER_FILES + sum(
@@ -71,7 +71,7 @@ def require_open_files(specs: Iterable[TaskSpec]) -> None:
 
 
 def require_scripts(specs: Iterable[TaskSpec]) -> None:
-    """The same for scripts alone, which will be copied from here to the hosts."""
+    """Raise StartError if a script is missing in the files copied to the hosts."""
     for spec in _different(specs):
         script = _script(spec)
         if script is not None and Path(script).is_absolute():
@@ -85,9 +85,9 @@ def require_scripts(specs: Iterable[TaskSpec]) -> None:
 def require_keras_backend(
     specs: Iterable[TaskSpec], environ: Mapping[str, str]
 ) -> None:
-    """Raise StartError where Keras would be imported on another backend.
+    """Raise StartError if tasks would import Keras with a backend but TensorFlow.
 
-    ``environ`` is what tasks inherit, as far as that is known here.
+    ``environ`` is the environment that tasks inherit, as far as it is known here.
     """
     for spec in specs:
         backend = spec.shared_env.get("KERAS_BACKEND", environ.get("KERAS_BACKEND"))

@@ -1,6 +1,6 @@
-"""How far the training tasks are, and whether they still move.
+"""How far the training tasks are, and whether they still make steps.
 
-Time is handed in, so that the whole can be replayed; knows nothing of channels.
+Time is an argument, so that tests can replay it; knows nothing of channels.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tfcluster.model import TaskId
 
 STACK_LINES = 18
 STACKS_WAIT_S = 3.0
-"""How long hung tasks get to say where they are."""
+"""How long hung tasks have to send their stacks."""
 
 _SERVING = ("applied", "dropped", "staleness_mean", "staleness_max", "bytes")
 
@@ -23,13 +23,13 @@ class _Pace:
     since: float
     """When it last made a step, or was started."""
     reports: bool
-    """It is expected to report steps, or has done so."""
+    """Whether it is expected to report steps, or has done so."""
     latest: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a task said when asked where it is."""
+    """A task's answer to a request for its stack."""
 
     stack: str
     waiting: Mapping[str, Any] | None
@@ -43,21 +43,21 @@ class Progress:
         self._paces: dict[TaskId, _Pace] = {}
 
     def started(self, task: TaskId, now: float, *, reports: bool) -> None:
-        """A (new) attempt began; ``reports``: it runs under the runtime."""
+        """An attempt began; ``reports``: it runs under the runtime."""
         self._paces[task] = _Pace(since=now, reports=reports)
 
     def ended(self, task: TaskId) -> None:
-        """It no longer has to move; its last report stays."""
+        """Expect no more steps of a task; its last report is kept."""
         if task in self._paces:
             self._paces[task].reports = False
 
     def is_expected_of(self, task: TaskId) -> bool:
-        """It runs under the runtime, or has reported steps on its own."""
+        """Whether it runs under the runtime or has reported a step."""
         pace = self._paces.get(task)
         return pace is not None and pace.reports
 
     def step(self, task: TaskId, report: Mapping[str, Any], now: float) -> None:
-        """A ``step`` event of a task."""
+        """Note a ``step`` event of a task."""
         pace = self._paces.get(task)
         if pace is None:
             return
@@ -69,13 +69,13 @@ class Progress:
         pace.latest = latest
 
     def serving(self, task: TaskId, report: Mapping[str, Any]) -> None:
-        """A ``serving`` event of a ps, which makes no steps of its own."""
+        """Note a ``serving`` event of a ps, which makes no steps of its own."""
         if (pace := self._paces.get(task)) is not None:
             known = {key: report[key] for key in _SERVING if _number(report.get(key))}
             pace.latest = {**pace.latest, "serving": known}
 
     def unwatch(self) -> None:
-        """Once is enough: what is known of the tasks stays."""
+        """Detect no more stalls; the tasks' reports are kept."""
         self._timeout_s = None
 
     def stalled(self, now: float) -> tuple[TaskId, ...]:
@@ -99,12 +99,12 @@ def _number(value: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """Who holds the others up."""
+    """Which tasks hold up the others."""
 
     cause: str
-    """One sentence: who made no step, and who waits for whom."""
+    """One sentence: which tasks made no step, and who waits for whom."""
     stack: tuple[str, ...] = ()
-    """Where the first of those is who hold the others up; the innermost call last."""
+    """Stack of the first task that holds up others; the innermost call comes last."""
 
 
 def blame(
@@ -113,7 +113,7 @@ def blame(
     ranks: Mapping[int, TaskId],
     timeout_s: float,
 ) -> Blame:
-    """Make sense of what hung tasks have said, or not said."""
+    """Find the culprits from the answers of hung tasks, or the lack of answers."""
     tasks = list(stalled)
     place = {task: rank for rank, task in ranks.items()}
     answered = sorted(answers, key=lambda task: place.get(task, len(place)))
@@ -123,7 +123,7 @@ def blame(
         for rank in said.get("for") or ():
             if ranks.get(rank) not in (None, *waiting):
                 awaited[ranks[rank]] = None
-    # Without word of whom they wait for, it is those who do not wait themselves.
+    # If nobody says whom they wait for, those who do not wait themselves are blamed.
     culprits = list(awaited) or [task for task in tasks if task not in waiting]
     text = f"no step for {timeout_s:g} s"
     stack = _stack_of(culprits, answers)
@@ -136,7 +136,7 @@ def blame(
 def _stack_of(
     culprits: Iterable[TaskId], answers: Mapping[TaskId, Answer]
 ) -> tuple[str, ...]:
-    """The stack of the first of them who gave one, under his name."""
+    """The stack of the first culprit that answered, headed by its name."""
     for task in culprits:
         if task in answers:
             lines = answers[task].stack.splitlines()[-STACK_LINES:]

@@ -1,7 +1,7 @@
-"""Logs of hosts whose files we cannot see, copied from what is shown of them.
+"""Copies of logs from hosts whose files we cannot see, made of the lines they send.
 
-The whole log stays where the task ran; a copy says where lines are missing. Written by
-a thread of its own, so that a slow disk delays nothing else.
+The complete log stays where the task ran; a copy says where lines are missing. A thread
+of its own writes the copies, so that a slow disk delays nothing else.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class LogCopies:
         self._files: dict[TaskId, int] = {}
         self._thread: threading.Thread | None = None
         self.trouble: str | None = None
-        """Why a copy could not be written, if one could not."""
+        """Why a copy could not be written; None if all were."""
 
     def add(self, task: TaskId, lines: Sequence[str], *, skipped: int, at: str) -> None:
-        """Queue lines; never waits. ``skipped`` ones before them are on ``at`` only."""
+        """Queue lines; never blocks. ``skipped`` earlier lines are only on ``at``."""
         text = "".join(f"{line}\n" for line in lines)
         if skipped:
             log = self._logs / task.log_name
@@ -42,7 +42,7 @@ class LogCopies:
         self._queue.put((task, text.encode("utf-8", "surrogateescape")))
 
     def close(self, timeout_s: float) -> None:
-        """Write what is queued, as far as the time suffices."""
+        """Write what is queued; give up after ``timeout_s``."""
         if self._thread is not None:
             self._queue.put(None)
             self._thread.join(timeout_s)

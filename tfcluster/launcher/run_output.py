@@ -1,4 +1,4 @@
-"""What a launch shows while it goes on, and at its end."""
+"""What a launch shows while it runs, and at its end."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CLOSE_S = 5.0
 
 
 class RunOutput:
-    """Words for a person; never in the way of the run."""
+    """Output for the user; never delays the run."""
 
     def __init__(
         self, screen: Screen, job: Job | None = None, *, everything: bool = False
@@ -42,13 +42,13 @@ class RunOutput:
         return cls(screen, job, everything=is_debugging(environ))
 
     def begin(self, job: Job) -> None:
-        """The run id comes first, then what somebody should know."""
+        """Show the run id, and warn if the user is root."""
         self._screen.say(f"run {job.run}")
         if os.geteuid() == 0:
             self._screen.say("warning: running as root: so will the program")
 
     def ports(self, job: Job, ports: Mapping[TaskId, int]) -> None:
-        """TensorFlow's servers take orders from anybody who can reach them."""
+        """Warn about TensorFlow's servers: they obey anybody who can reach them."""
         self._job = job
         exposed = [task for task in ports if job.runs_tensorflow_server(task)]
         away = {job.specs[task].place.host.name for task in exposed}
@@ -60,7 +60,7 @@ class RunOutput:
     def places(
         self, job: Job, apart: Sequence[str], copies: Mapping[str, Sequence[str]]
     ) -> None:
-        """Where files are of hosts that do not share ours: logs, the user's own."""
+        """Say where logs and workdir copies are on hosts that don't share our files."""
         if apart:
             self._screen.say(
                 f"logs stay on {fold(apart)}, which shares no files with this machine, "
@@ -88,7 +88,7 @@ class RunOutput:
         self._screen.say(text)
 
     def live(self, view: Callable[[], RunView], now_s: float) -> None:
-        """Keep the status line fresh; ``view`` is only asked when it is time to."""
+        """Refresh the status line if it is time to; only then ``view`` is called."""
         if now_s < self._next_live_s:
             return
         self._next_live_s = now_s + _LIVE_S
@@ -101,7 +101,7 @@ class RunOutput:
             self._screen.live(running(shown, time.time()))
 
     def end(self, view: RunView) -> None:
-        """The table of tasks, and the first failure where there was one."""
+        """Show the table of tasks, the first failure if any, and where logs are."""
         self._screen.live(None)
         self._screen.show(outcome(view, self._screen.style))
         self._screen.show(failure(view, self._screen.style))

@@ -1,4 +1,4 @@
-"""Secrets from where the description says they are, read at launch and not before."""
+"""Reads secrets from their configured sources, at launch and not before."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def read_secrets(
     origins: Mapping[str, str],
     environ: Mapping[str, str],
 ) -> dict[str, str]:
-    """The value of each secret. Raises ConfigError with all that cannot be had."""
+    """The value of each secret. Raises ConfigError that lists all unreadable ones."""
     values: dict[str, str] = {}
     problems: list[Problem] = []
     for name, secret in secrets.items():
@@ -42,7 +42,10 @@ def _read(secret: Secret, environ: Mapping[str, str]) -> str:
 
 
 def _read_file(path: Path) -> str:
-    """The file's text without its last line end; only if nobody else can read it."""
+    """The file's text without its final newline.
+
+    Raises ValueError if others can read the file, or its content is unusable.
+    """
     with path.open("rb") as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):

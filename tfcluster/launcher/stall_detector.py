@@ -1,4 +1,4 @@
-"""When nothing moves any more: asks the tasks where they are, then says who is late."""
+"""When training stalls, asks the tasks for their stacks and names the culprits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tfcluster.wire import Frame
 
 
 class StallDetector:
-    """``answers`` is where the tasks' answers come in; ``send`` sends to a host."""
+    """``answers`` receives the tasks' answers; ``send`` sends a frame to a host."""
 
     def __init__(
         self,
@@ -29,9 +29,9 @@ class StallDetector:
     def look(
         self, now: float, running: Mapping[TaskId, str], job: Job, *, well: bool
     ) -> Stalled | None:
-        """What is to be said now, given the running tasks with their hosts.
+        """Ask for stacks if tasks have stalled; the verdict once there are answers.
 
-        ``well``: nothing has gone wrong yet.
+        ``running`` maps tasks to hosts. ``well``: nothing has gone wrong yet.
         """
         expected = {
             task: host

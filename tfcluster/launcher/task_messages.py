@@ -1,4 +1,4 @@
-"""What agents say of tasks: checked, shown, recorded, turned into lifecycle events."""
+"""Agents' frames about tasks: checks, shows and records them, makes events of them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _MAX_TEXT = 300
 _MAX_SAID = 1000
 _MAX_PHASE = 80
 _REPLACED = ("step", "serving")
-"""Only the latest of these is kept, so there may be any number of them."""
+"""Only the latest of these is kept, so their number is not limited."""
 
 
 Keep = Callable[[str, TaskId, Sequence[str], int], None]
@@ -48,7 +48,7 @@ Keep = Callable[[str, TaskId, Sequence[str], int], None]
 
 
 class TaskFrames:
-    """Remembers what a task's next frames need: its pid, its own word on a failure."""
+    """Handles frames about tasks; remembers pids and causes that tasks reported."""
 
     def __init__(
         self,
@@ -73,19 +73,19 @@ class TaskFrames:
         self._ends = EndOrder()
 
     def facts(self, task: TaskId, attempt: int) -> dict[str, Any]:
-        """What the record should say of an attempt beside its state."""
+        """Facts about an attempt for the record, such as host and pid."""
         return self._facts.get((task, attempt), {})
 
     def use(self, job: Job) -> None:
-        """Tasks may be elsewhere from now on; old hosts may still speak of them."""
+        """Tasks may now be on other hosts; frames from their old hosts stay valid."""
         self._job = job
         self._owners |= {(t, s.place.host.name) for t, s in job.specs.items()}
 
     def received(self, host: str, frame: Frame, now: float) -> list[Event]:
-        """The lifecycle events that a frame means.
+        """The lifecycle events that result from a frame.
 
-        Raises WireError where the frame is not as the protocol says, or speaks of a
-        task that this host does not have.
+        Raises WireError if the frame violates the protocol or is about a task that this
+        host does not have.
         """
         match frame["type"]:
             case "note":
@@ -143,7 +143,7 @@ class TaskFrames:
         if not isinstance(code, int | None) or not isinstance(signal, str | None):
             raise WireError("code must be a number, signal a name")
         if signal is not None:
-            # The channel's names are kill(1)'s; everybody else's are signal(7)'s.
+            # Names in frames are those of kill(1); everywhere else those of signal(7).
             signal = f"SIG{signal.removeprefix('SIG')}"
         tail = tuple(str(line)[:2000] for line in frame.get("tail") or ())[-20:]
         cause = cause_of_exit(
@@ -168,7 +168,7 @@ class TaskFrames:
         )
 
     def _said(self, key: tuple[TaskId, int], event: object, now: float) -> None:
-        """Something from the task itself; it may be anything, and is never trusted."""
+        """Handle an event from the task itself, which may send anything."""
         if not isinstance(event, dict):
             return
         task, attempt = key
@@ -197,13 +197,13 @@ class TaskFrames:
                 )
 
     def _warn(self, task: TaskId, text: str) -> None:
-        """Ranks that run the same program have the same to say: once is enough."""
+        """Show a warning once: ranks that run the same program all issue it."""
         if text not in self._warned:
             self._warned.add(text)
             self._note(f"warning: {task}: {text}")
 
     def _may_say_more(self, key: tuple[TaskId, int]) -> bool:
-        """What a task says goes into the record, so there has to be an end of it."""
+        """Limit a task's events, because they all go into the record."""
         said = self._said_count[key] = self._said_count.get(key, 0) + 1
         if said == _MAX_SAID:
             self._note(f"{key[0]} says too much; what else it says is not recorded")
@@ -237,7 +237,7 @@ class TaskFrames:
 
 
 def _waiting(event: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What a task says it waits for, as far as it makes sense."""
+    """What a task says it waits for, reduced to what is valid; None if nothing is."""
     waiting = event.get("waiting")
     if not isinstance(waiting, dict):
         return None
@@ -247,7 +247,7 @@ def _waiting(event: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _of_host(host: str, text: str) -> str:
-    """``h1: text``; what is a warning still begins as one."""
+    """``h1: text``; a warning still begins with "warning: "."""
     warning = "warning: "
     rest = text.removeprefix(warning)
     return f"{host}: {text}" if rest == text else f"{warning}{host}: {rest}"
@@ -277,5 +277,5 @@ def _number(frame: Frame, key: str) -> int:
 
 
 def _seconds(value: object) -> float:
-    """A time that an agent has told; 0 if it is none."""
+    """A duration from an agent's frame; 0 if it is not a valid one."""
     return float(value) if isinstance(value, int | float) and value >= 0 else 0.0

@@ -1,4 +1,4 @@
-"""Whether a program will import TensorFlow, judged from its source alone."""
+"""Predicts from a program's source whether it will import TensorFlow."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _MAX_BYTES = 4 << 20
 
 
 def uses_tensorflow(program: Program, workdir: Path) -> bool:
-    """True where the program or a module beside it names TensorFlow or Keras.
+    """Whether the program or a module beside it mentions TensorFlow or Keras.
 
-    What cannot be read here (a module found elsewhere, a file on another host) is
-    taken to use it.
+    True also for what cannot be read here (an installed module, a file on another
+    host).
     """
     kind = program.program[0]
     if kind == "-c":
@@ -31,7 +31,7 @@ def uses_tensorflow(program: Program, workdir: Path) -> bool:
 
 
 def _mentions(script: Path) -> bool:
-    """Search the script, and what it imports from its own folder."""
+    """Search the script and what it imports from its own folder."""
     folder = script.parent
     waiting, seen = [script], {script}
     while waiting:

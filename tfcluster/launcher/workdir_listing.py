@@ -1,6 +1,6 @@
-"""The user's files for hosts that do not share them: which there are, and their bytes.
+"""The workdir's files, for hosts that do not share them: a list, and their contents.
 
-What a host may ask for are parts of what was listed here, and nothing else.
+Hosts may ask only for parts of the files that are listed here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_BYTES = 256 << 20
 MAX_FILES = 10_000
 MAX_PART_BYTES = 1 << 19
 _ROWS = 2_000
-"""Of a list in one frame: paths are at most 4096 bytes long, and mostly far shorter."""
+"""Limit per frame: paths have at most 4096 bytes, and are mostly far shorter."""
 _ROW_BYTES = 1 << 19
 _WITNESSES = 4
 
@@ -31,7 +31,7 @@ NEVER = (
     ".tfcluster-*",
 )
 _ENVIRONMENT = "pyvenv.cfg"
-"""What is in the folder of every virtual environment: of no use on another host."""
+"""Marks a virtual environment, which is of no use on another host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,22 +46,22 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The files of a folder, as they were when it was looked through."""
+    """The files of a folder at the time of the listing."""
 
     root: Path
     folder: str
-    """Where a host is to put them."""
+    """The destination on each host."""
     entries: tuple[Entry, ...]
     inodes: tuple[tuple[str, int], ...]
-    """Of some paths: where they are the same the host shares our file system."""
+    """Inodes of some paths: a host that has the same shares our file system."""
 
     @property
     def size(self) -> int:
-        """Bytes in all."""
+        """The sum of all file sizes in bytes."""
         return sum(entry.size for entry in self.entries)
 
     def frames(self) -> Iterator[Frame]:
-        """What tells a host of all of it."""
+        """The frames that send this list to a host."""
         rows: list[list[object]] = []
         size = 0
         for each in self.entries:
@@ -83,9 +83,9 @@ class Listing:
         }
 
     def part(self, index: int, offset: int, length: int) -> Frame:
-        """A part of a file; without data where it cannot be read any more.
+        """The frame with a part of a file; its data is None if it cannot be read.
 
-        Raises IndexError for what is not listed.
+        Raises IndexError if there is no such file or part.
         """
         if min(index, offset, length) < 0 or length > MAX_PART_BYTES:
             raise IndexError(index)
@@ -100,9 +100,9 @@ class Listing:
 
 
 def listing(root: Path, sync: Sync) -> Listing:
-    """Look through a folder. Links to files count as files, those to folders not.
+    """List a folder's files. Follows links to files, but not links to folders.
 
-    Raises StartError where something cannot be read, or it is too much.
+    Raises StartError if something cannot be read, or for too many files or bytes.
     """
     found: list[tuple[str, os.stat_result]] = []
     for path in _files(root, (*NEVER, *sync.exclude)):
@@ -128,7 +128,7 @@ _HINT = "name what tasks do not need under workdir: exclude"
 
 
 def is_excluded(path: str, patterns: Sequence[str]) -> bool:
-    """A pattern without a slash is for a name anywhere, one with it for a path."""
+    """Patterns with a slash match whole paths, others match names in any folder."""
     name = PurePosixPath(path).name
     for pattern in patterns:
         bare = pattern.removesuffix("/")

@@ -1,4 +1,4 @@
-"""Has the workdir's files copied to each host that does not share them."""
+"""Copies the workdir's files to each host that does not share them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tfcluster.wire import Frame, WireError
 
 
 class WorkdirSender:
-    """``send`` sends a frame to a host. Without ``files`` nothing is ever copied."""
+    """``send`` sends a frame to a host. Without ``files`` nothing is copied."""
 
     def __init__(
         self, files: Listing | None, send: Callable[[str, Frame], None]
@@ -20,7 +20,7 @@ class WorkdirSender:
         self._cwd: dict[str, str] = {}
 
     def begin(self, host: str) -> None:
-        """Tell a host of the files; it asks for those that it does not have."""
+        """Send a host the list; the host asks for the files that it does not have."""
         if self._files is not None:
             self._busy.add(host)
             for frame in self._files.frames():
@@ -30,7 +30,7 @@ class WorkdirSender:
         return host in self._busy
 
     def wants(self, host: str, frame: Frame) -> None:
-        """Send the parts that a host asks for. Raises WireError for what is none."""
+        """Send the parts that a host asks for. Raises WireError for invalid ones."""
         parts = frame.get("parts")
         if self._files is None or not isinstance(parts, list):
             raise WireError("nothing is to be copied")
@@ -41,16 +41,16 @@ class WorkdirSender:
             raise WireError(f"there are no such parts: {parts}") from error
 
     def synced(self, host: str, frame: Frame) -> None:
-        """A host has all of them, and says where."""
+        """Note that a host has all files, and where."""
         self._busy.discard(host)
         self._cwd[host] = str(frame.get("cwd"))
 
     def cwd(self, host: str, planned: str) -> str:
-        """Where tasks that were to run in ``planned`` run on a host."""
+        """The working directory on a host, instead of ``planned`` if it has copies."""
         return self._cwd.get(host, planned)
 
     def copies(self) -> dict[str, list[str]]:
-        """Hosts that have copies, by the folder that these are in."""
+        """Folder -> the hosts that have copies in it."""
         found: dict[str, list[str]] = {}
         for host, cwd in self._cwd.items():
             if self._files is not None and cwd != str(self._files.root):

@@ -1,7 +1,7 @@
 """The life of a run as a pure function: ``step(state, event) -> (state, actions)``.
 
-No clock, socket, file or process is known here; whoever drives it measures time,
-delivers events and performs actions.
+It knows no clock, socket, file or process; the driver measures time, delivers events
+and performs actions.
 """
 
 from tfcluster.lifecycle.step import begin, step

@@ -1,4 +1,4 @@
-"""Which exit code of its tasks is that of the whole run. Pure."""
+"""Derives the exit code of a run from those of its tasks. Pure."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Collection
 from tfcluster.errors import ExitCode
 
 _FIRST_OF_SIGNALS = 128
-"""A shell says with these that a signal has killed its command."""
+"""From here on, a shell's exit code means that a signal killed its command."""
 
 _ACTED_UPON = frozenset({ExitCode.PREEMPTED, 99, 100, ExitCode.TIME_LIMIT, 126, 127})
-"""Schedulers and scripts requeue or give up by these, so they are never a task's own.
+"""Codes that make schedulers and scripts requeue or give up; never passed on.
 
-75: preempted; 99 and 100: Grid Engine queues the job again, or puts it into error
+75: preempted; 99: Grid Engine requeues the job; 100: Grid Engine puts it into error
 state; 124: time limit; 126, 127: a shell could not execute its command.
 """
 
 
 def run_code(codes: Collection[int | None]) -> int:
-    """The tasks' own exit code where only one occurred and it can be passed on."""
+    """The tasks' own exit code if there is only one and it can be passed on, else 1."""
     if len(codes) != 1:
         return ExitCode.TASK_FAILED
     (code,) = codes

@@ -1,4 +1,4 @@
-"""From failures to a verdict: which of them is the cause, and what follows. Pure."""
+"""Finds the cause among several failures, and decides what follows. Pure."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tfcluster.lifecycle.types import (
 from tfcluster.states import TaskState
 
 VERDICT_WINDOW_S = 0.4
-"""Failures this close together are one event; the likeliest cause is the verdict."""
+"""Failures this close together count as one event with one cause."""
 
 
 def fail(state: State, failure: Failure) -> Result:
-    """Note a failure; the first one ends the attempt or the run after a moment."""
+    """Note a failure; ``judge`` acts on the first ones after VERDICT_WINDOW_S."""
     over = state.success or state.phase in (
         Phase.ENDING,
         Phase.RESTARTING,
@@ -61,11 +61,12 @@ def judge(state: State) -> Result:
 
 
 def _blame(failure: Failure) -> tuple[bool, bool, float]:
-    """Sorts first what cannot be a consequence of another failure; else by time.
+    """Sort key: failures that cannot be the consequence of another come first.
 
-    A lost host explains its tasks' ends; a task killed by a signal was not told off
-    by a peer; a victim's own words say that a peer was gone. News of an end may come
-    late, when the output has been waited for: so it is not their order that counts.
+    A lost host explains the end of its tasks; a task killed by a signal did not fail
+    because of a peer; a victim's own output says that a peer was gone. The rest is
+    sorted by the time of the end, not of its report: an agent waits for a task's
+    remaining output before it reports.
     """
     by_itself = failure.task is not None and failure.signal is None
     return failure.secondary, by_itself, failure.at_s
@@ -81,7 +82,7 @@ def _may_restart(state: State, failures: Iterable[Failure]) -> bool:
 
 
 def _can_be_spared(state: State, failures: Iterable[Failure]) -> bool:
-    """Others do the work of what has failed, and are there."""
+    """Whether other tasks that are alive can do the work of those that failed."""
     return (
         state.phase is Phase.TRAINING
         and all(failure.task in state.plan.spare for failure in failures)
@@ -96,13 +97,13 @@ def _can_be_got_over(failure: Failure) -> bool:
 
 
 def lost_hosts(state: State) -> frozenset[str]:
-    """Hosts with tasks of the present plan that can take none any more."""
+    """Hosts with tasks of the current plan that are gone."""
     used = set(state.plan.tasks.values())
     return frozenset(h for h in used if state.hosts[h] is HostState.GONE)
 
 
 def enough_are_left(state: State) -> bool:
-    """The training could go on without the hosts that are lost."""
+    """Whether training can continue without the lost hosts."""
     least, lost = state.plan.min_training, lost_hosts(state)
     if least is None:
         return False
@@ -115,7 +116,7 @@ def enough_are_left(state: State) -> bool:
 
 
 def restart(state: State, cause: Failure) -> Result:
-    """Stop what is to be started again; it is, as soon as all of it has ended."""
+    """Stop the tasks to restart; they start again once all of them have ended."""
     failed = frozenset(
         task for task, s in state.tasks.items() if s.state is TaskState.FAILED
     )

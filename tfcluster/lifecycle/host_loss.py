@@ -1,4 +1,4 @@
-"""Hosts that are lost, and the training that goes on without them. Pure."""
+"""The loss of a host, and training that continues without it. Pure."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tfcluster.states import TaskState
 
 
 def host_lost(event: HostLost, state: State) -> Result:
-    """Its tasks are lost with it: the run ends, or goes on with the hosts left."""
+    """Its tasks are lost; the run ends, or continues on the remaining hosts."""
     if state.hosts[event.host] is HostState.GONE:
         return state, []
     state = with_host(state, event.host, HostState.GONE)
@@ -67,7 +67,7 @@ def host_lost(event: HostLost, state: State) -> Result:
 
 
 def replanned(event: Replanned, state: State) -> Result:
-    """Start the new plan's tasks, each as an attempt after its last one."""
+    """Start the new plan's tasks, each in its next attempt."""
     if state.phase is not Phase.REPLANNING:
         return state, []
     actions: list[Action] = []

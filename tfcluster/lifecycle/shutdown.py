@@ -1,6 +1,6 @@
-"""How a run comes to its end when it does not succeed by itself. Pure.
+"""How a run that does not succeed by itself is shut down. Pure.
 
-Somebody interrupts it, once, twice or three times; or a deadline passes.
+Either the user interrupts it, up to three times, or a deadline passes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _WORDS = {
 }
 
 EVALUATOR_GRACE_S = 60.0
-"""How long an evaluator may go on after the training has succeeded."""
+"""How long an evaluator may continue after training has succeeded."""
 
 
 def stop_gently(state: State, code: ExitCode) -> Result:
@@ -57,9 +57,9 @@ def stop_gently(state: State, code: ExitCode) -> Result:
 
 
 def told_elsewhere(state: State) -> Result:
-    """An agent ends, or is to, and nobody here had asked for that.
+    """An agent ends, or was told to, and not by this launcher.
 
-    So does Slurm when somebody cancels the steps of a job and not its script.
+    That happens when somebody cancels the steps of a Slurm job but not its script.
     """
     state, actions = excuse(state)
     if state.phase in (Phase.ENDING, Phase.OVER):
@@ -70,10 +70,10 @@ def told_elsewhere(state: State) -> Result:
 
 
 def excuse(state: State) -> Result:
-    """Somebody wants the run to end: judge only what has failed for another reason.
+    """The run was told to end: judge only failures that have another reason.
 
-    Schedulers signal agents, tasks and us, and whose end we hear of first is chance: a
-    task that has just died of SIGTERM was stopped.
+    Schedulers signal agents, tasks and the launcher, and which of them ends first is
+    chance. So a task that has just died of SIGTERM counts as stopped, not as failed.
     """
     stopped = [each for each in state.pending if each.signal == "SIGTERM"]
     rest = tuple(each for each in state.pending if each not in stopped)
@@ -101,7 +101,7 @@ def kill(state: State) -> Result:
 
 
 def leave(state: State) -> Result:
-    """Asked a third time: leave at once, and say what may be left behind."""
+    """The third interrupt: exit at once, and say which tasks may still run."""
     left = [str(task) for task, status in state.tasks.items() if alive(status)]
     hosts = tuple(h for h, s in state.hosts.items() if s is not HostState.GONE)
     text = f"leaving; not known to have ended: {', '.join(left) or 'no task'}"
@@ -113,7 +113,7 @@ def leave(state: State) -> Result:
 
 
 def _give_up(state: State) -> Result:
-    """Every task gets a final state; what became of those that ran is not known."""
+    """Give every task a final state; what became of those that ran is unknown."""
     actions: list[Action] = []
     for task, status in state.tasks.items():
         if not status.state.final:
@@ -152,7 +152,7 @@ def evaluator_expired(state: State) -> Result:
 
 
 def stop_expired(state: State) -> Result:
-    """KILL was not enough: go on without the tasks that are still there."""
+    """SIGKILL did not help: continue the shutdown without the tasks that are left."""
     left = [task for task, s in state.tasks.items() if s.state is TaskState.STOPPING]
     actions: list[Action] = []
     for task in left:

@@ -1,10 +1,10 @@
 """``step``: what the run does next, given what just happened. Pure.
 
-Success is the success of all training tasks; servers are then stopped and the
-evaluator gets a grace period. The first failure over all hosts is the verdict; what
-fails after it is secondary. The end always goes the same way: training tasks and
-evaluator, then servers, then the agents, each stopped gently and killed after the
-grace period.
+A run succeeds when all training tasks have; servers are then stopped and the
+evaluator gets a grace period. The first failure on any host is the verdict; later
+failures are secondary. A shutdown always has the same order: training tasks and
+evaluator, then servers, then agents. Each is stopped gently, and killed after the grace
+period.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ NOTHING_EXCHANGED = (
     "set 'runtime: {strategy: none}'; for a script that trains nothing (evaluation, "
     "prediction), 'runtime: {require_exchange: false}'"
 )
-"""Why an end with exit code 0 is no success."""
+"""Why a task with exit code 0 counts as failed."""
 
 
 def begin(plan: Plan) -> Result:
@@ -106,7 +106,7 @@ def begin(plan: Plan) -> Result:
 
 
 def step(state: State, event: Event) -> Result:
-    """The state after ``event``, and what is to be done because of it, in order."""
+    """The state after ``event``, and the actions to perform, in order."""
     if state.phase is Phase.OVER:
         return state, []
     after, actions = _on(event, state)
@@ -271,7 +271,7 @@ def _(event: Interrupted, state: State) -> Result:
     heard = state.interrupted is not None and state.interrupts == 0
     state = replace(state, interrupts=state.interrupts + 1)
     if heard:
-        return state, actions  # hosts had told of the same wish before
+        return state, actions  # a host has reported the same request before
     if state.verdict is None and state.interrupted is None:
         state = replace(state, interrupted=event.exit_code)
     if state.phase is not Phase.ENDING:
@@ -357,7 +357,7 @@ def _due(state: State) -> Result:
 
 
 def _is_over(state: State, task: TaskId) -> bool:
-    """It has ended, and nothing of it can disturb its next attempt."""
+    """Whether it has ended and left no process that could disturb its next attempt."""
     status = state.tasks[task]
     gone = state.hosts[state.plan.tasks[task]] is HostState.GONE
     return status.state.final and (status.settled or gone)
@@ -377,7 +377,7 @@ def _due_in_training(state: State) -> Result:
         return end(state, reason=None)
     if state.success:
         return state, []
-    # Servers are no longer needed, though the evaluator still runs.
+    # Only the evaluator still runs; it needs no servers.
     state = replace(state, success=True)
     return stop(state, Role.SERVER, mark=SetDeadline(EVALUATOR, EVALUATOR_GRACE_S))
 

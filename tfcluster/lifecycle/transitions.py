@@ -1,4 +1,4 @@
-"""Moves that several events share: start, stop, end, and the small questions. Pure."""
+"""Transitions that several events share: start, stop, end; and small queries. Pure."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from tfcluster.model import TaskId
 from tfcluster.states import RunState, TaskState
 
 CLOSE_SLACK_S = 5.0
-"""What an agent may need beyond the grace period to sweep and leave."""
+"""What an agent may need beyond the grace period to sweep and exit."""
 
 UNKILLABLE_S = 30.0
-"""How long after KILL a process may take to go before it is given up."""
+"""How long after SIGKILL a process may take to end before it is given up."""
 
 START, VERDICT, EVALUATOR = "start", "verdict", "evaluator"
 STOP, CLOSE = "stop", "close"
 LEASE = "lease "
-"""With the name of a lost host behind it."""
+"""Prefix of a deadline; the name of the lost host follows."""
 
 Result = tuple[State, list[Action]]
 
 
 def end(state: State, *, reason: str | None) -> Result:
-    """Begin the end: stop whatever uses servers; the rest follows by itself."""
+    """Begin the shutdown: stop all tasks but servers; ``step`` does the rest."""
     if state.verdict is not None:
         reason = state.verdict.cause
     state = replace(state, phase=Phase.ENDING, stage=Stage.TASKS)
@@ -72,7 +72,7 @@ def stop(
     among: frozenset[TaskId] | None = None,
     mark: Action | None = None,
 ) -> Result:
-    """Stop what is alive of these roles; ``mark`` is an action to do in any case."""
+    """Stop all live tasks of these roles; ``mark`` is an action to do in any case."""
     left = [
         task
         for role in roles

@@ -1,4 +1,4 @@
-"""The words of the lifecycle: events come in, actions go out, the state is between."""
+"""The types of the lifecycle: events that come in, actions that go out, the state."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tfcluster.states import RunState, TaskState
 class Role(Enum):
     """What a task's end means for the run."""
 
-    TRAINING = "training"  # its success is needed, its failure ends the run
+    TRAINING = "training"  # must succeed; its failure ends the run
     SERVER = "server"  # runs until it is stopped; an end before that is a failure
-    EVALUATOR = "evaluator"  # outside the training: a failure is only a warning
+    EVALUATOR = "evaluator"  # not part of the training: its failure is only a warning
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What stays the same for the whole run."""
+    """What is fixed for the whole run, or until hosts are lost (``Replanned``)."""
 
     tasks: Mapping[TaskId, str]
     """Every task and its host, in listing order."""
@@ -30,24 +30,24 @@ class Plan:
     start_timeout_s: float = 300.0
     max_restarts: int = 0
     restart_alone: bool = False
-    """A failed task is started again by itself, not together with all others."""
+    """A failed task is restarted by itself, not together with all others."""
     keepers: frozenset[TaskId] = frozenset()
-    """Tasks with what all others have come to: without it all start again."""
+    """Tasks that hold the state of the training: if one fails, all tasks restart."""
     apart: frozenset[TaskId] = frozenset()
-    """Tasks that are started again by themselves in any case."""
+    """Tasks that are always restarted by themselves."""
     spare: frozenset[TaskId] = frozenset()
-    """Of those, the ones whose work is done by what is left of them, if need be."""
+    """Those tasks of ``apart`` that the run can do without while others are alive."""
     min_training: int | None = None
-    """A restart may leave hosts out as long as so many training tasks are left."""
+    """A restart may leave out hosts if this many training tasks remain; None: never."""
 
     def hosts(self) -> tuple[str, ...]:
-        """Each that has a task, once."""
+        """The hosts that have a task, each once."""
         return tuple(dict.fromkeys(self.tasks.values()))
 
     listeners: frozenset[TaskId] = frozenset()
-    """Tasks that count as started once they listen."""
+    """Tasks that count as started only once they listen on their port."""
     must_exchange: frozenset[TaskId] = frozenset()
-    """Tasks that have not succeeded unless they exchanged something with others."""
+    """Tasks that fail if they exit without having exchanged anything with others."""
 
 
 # --- events -------------------------------------------------------------------------
@@ -55,7 +55,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class HostReady:
-    """Its agent has said hello, holds the ports and has imported what there is to."""
+    """Its agent has said hello and holds the ports; its warm interpreters are ready."""
 
     host: str
 
@@ -72,24 +72,24 @@ class HostFailed:
 
 @dataclass(frozen=True, slots=True)
 class HostLost:
-    """Contact to it ended although nobody had asked for that."""
+    """Contact to it ended unexpectedly."""
 
     host: str
     cause: str
     harmless_after_s: float = 0.0
-    """Only then has an agent that may still live ended its tasks."""
+    """Seconds until an agent that is still alive has certainly ended its tasks."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostTold:
-    """Somebody told the host's agent, where it is, to end (SIGTERM): not we."""
+    """Somebody else told the host's agent to end, by SIGTERM on that host."""
 
     host: str
 
 
 @dataclass(frozen=True, slots=True)
 class HostClosed:
-    """Its agent stopped everything and left."""
+    """Its agent stopped everything and exited."""
 
     host: str
 
@@ -113,21 +113,21 @@ class TaskExited:
     code: int | None
     signal: str | None = None
     cause: str | None = None
-    """One sentence for people; None where it ended well."""
+    """One sentence for people; None if it ended well."""
     tail: tuple[str, ...] = ()
     stopped: bool = False
-    """It was told to."""
+    """It was told to end."""
     victim: bool = False
     """It looks as if it failed because of another task's failure."""
     exchanged: bool = False
-    """It has exchanged gradients, or whatever its strategy exchanges, with others."""
+    """It has exchanged gradients (or what its strategy exchanges) with others."""
     at_s: float = 0.0
-    """When it ended, by whatever clock measures all ends of the run."""
+    """When it ended, by one clock for all ends of the run."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskSettled:
-    """Nothing of what it had started is left."""
+    """No process that it started is left."""
 
     task: TaskId
     attempt: int
@@ -144,30 +144,30 @@ class TaskUnstartable:
 
 @dataclass(frozen=True, slots=True)
 class Replanned:
-    """Answers ``Replan``: who runs where from now on."""
+    """The answer to ``Replan``: the plan from now on."""
 
     plan: Plan
 
 
 @dataclass(frozen=True, slots=True)
 class Interrupted:
-    """Somebody wants the run to end; ``exit_code`` says who."""
+    """The run was told to end; ``exit_code`` says how."""
 
     exit_code: ExitCode
 
 
 @dataclass(frozen=True, slots=True)
 class Stalled:
-    """Training tasks made no step for too long; ``cause`` names who waits for whom."""
+    """Training made no step for too long; ``cause`` names who waits for whom."""
 
     cause: str
     tail: tuple[str, ...] = ()
-    """Where the one that the others wait for is."""
+    """The stack of the task that the others wait for."""
 
 
 @dataclass(frozen=True, slots=True)
 class LauncherFault:
-    """The launcher itself cannot go on."""
+    """The launcher itself cannot continue."""
 
     cause: str
     exit_code: ExitCode = ExitCode.RESOURCES
@@ -175,7 +175,7 @@ class LauncherFault:
 
 @dataclass(frozen=True, slots=True)
 class Expired:
-    """A deadline that an action had set has passed."""
+    """A deadline set by ``SetDeadline`` has passed."""
 
     deadline: str
 
@@ -212,14 +212,14 @@ class StartTasks:
 
 @dataclass(frozen=True, slots=True)
 class Replan:
-    """Plan again for the hosts that are left, and say so (``Replanned``)."""
+    """Make a plan for the remaining ``hosts``; answer with ``Replanned``."""
 
     hosts: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
 class StopTasks:
-    """``signal`` to each task's processes now, KILL after ``grace_s`` (0: now)."""
+    """Send ``signal`` to each task's processes now, and KILL after ``grace_s``."""
 
     tasks: tuple[TaskId, ...]
     signal: str
@@ -228,7 +228,7 @@ class StopTasks:
 
 @dataclass(frozen=True, slots=True)
 class CloseHosts:
-    """Have these hosts' agents stop what is left, sweep and leave."""
+    """Have these hosts' agents stop what is left, sweep and exit."""
 
     hosts: tuple[str, ...]
     grace_s: float
@@ -236,14 +236,14 @@ class CloseHosts:
 
 @dataclass(frozen=True, slots=True)
 class DropHosts:
-    """End the contact to these hosts, and sweep them by other means if possible."""
+    """End the contact to these hosts; sweep them through new agents if possible."""
 
     hosts: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class SetDeadline:
-    """Deliver ``Expired(name)`` then, in place of an earlier deadline of the name."""
+    """Deliver ``Expired(name)`` after this time; replaces a deadline of that name."""
 
     name: str
     after_s: float
@@ -295,12 +295,12 @@ class Failure:
     at_s: float = 0.0
     run_exit_code: ExitCode = ExitCode.TASK_FAILED
     again: bool = True
-    """The task might end otherwise if it were started again."""
+    """A restart of the task might succeed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """Nothing is left to do. ``exit_code`` is ours, or the tasks' own: ``codes``."""
+    """Nothing is left to do. ``exit_code`` is what the launcher exits with."""
 
     state: RunState
     exit_code: int
@@ -337,7 +337,7 @@ class TaskStatus:
     attempt: int = 0
     listening: bool = False
     settled: bool = False
-    """What it had started itself is gone, too."""
+    """All processes that it started are gone, too."""
 
 
 class Phase(Enum):
@@ -346,13 +346,13 @@ class Phase(Enum):
     GATHERING = "gathering"  # until every host is ready
     TRAINING = "training"
     RESTARTING = "restarting"  # until all tasks of the old attempt have ended
-    REPLANNING = "replanning"  # then, if hosts are lost: until the new plan is there
+    REPLANNING = "replanning"  # then, if hosts are lost: until there is a new plan
     ENDING = "ending"
     OVER = "over"
 
 
 class Stage(Enum):
-    """The order of the end: those who use servers first, then servers, then agents."""
+    """The order of a shutdown: tasks that use servers, then servers, then agents."""
 
     TASKS = "tasks"
     SERVERS = "servers"
@@ -367,21 +367,21 @@ class State:
     phase: Phase = Phase.GATHERING
     stage: Stage = Stage.TASKS
     started: bool = False
-    """Every task has been up once: the start timeout is over."""
+    """Every task has been up once, so the start timeout no longer applies."""
     pending: tuple[Failure, ...] = ()
-    """Failures that arrived within moments; the first cause among them is sought."""
+    """Failures since the verdict's deadline was set; ``judge`` finds the cause."""
     verdict: Failure | None = None
     interrupts: int = 0
     interrupted: ExitCode | None = None
     restarts: int = 0
     restarting: frozenset[TaskId] = frozenset()
-    """Tasks to start again once all of them have ended."""
+    """Tasks to restart once all of them have ended."""
     awaiting: frozenset[str] = frozenset()
-    """Lost hosts whose tasks may still run; no restart before their time is over."""
+    """Lost hosts whose tasks may still run; a restart waits for their leases."""
     signal: str = "TERM"
     killing: bool = False
     success: bool = False
     exchanged: frozenset[TaskId] = frozenset()
     """Tasks that have exchanged something, in any of their attempts."""
     codes: frozenset[int | None] = frozenset()
-    """Exit codes of the tasks that failed by themselves; None: killed by a signal."""
+    """Exit codes of tasks that failed on their own; None: killed by a signal."""

@@ -1,7 +1,7 @@
-"""The event stream as bytes: one JSON object a line, with ``t`` and ``type``.
+"""The event stream as bytes: one JSON object per line, with ``t`` and ``type``.
 
 ``docs/record.md`` lists the events. This module knows only their outer form, and that
-the last line may be torn.
+the last line may be incomplete.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _TAIL_BYTES = 1 << 16
 
 
 def encode(event: Mapping[str, Any]) -> bytes:
-    """The line for an event, which has its ``t`` (seconds since the epoch).
+    """The line for an event, which has its ``t`` (Unix time).
 
     Bytes that were not UTF-8 survive as ``\\udcXX`` escapes.
     """
@@ -26,7 +26,7 @@ def encode(event: Mapping[str, Any]) -> bytes:
 
 
 def decode(lines: Iterable[bytes]) -> list[Event]:
-    """The events of complete lines; what is not an event is passed over."""
+    """The events of complete lines; lines that are no event are skipped."""
     events = []
     for line in lines:
         try:
@@ -43,12 +43,12 @@ def decode(lines: Iterable[bytes]) -> list[Event]:
 
 
 def read_events(path: Path) -> list[Event]:
-    """Every event so far; none if the file is not there."""
+    """Every event so far; [] if there is no file."""
     return EventReader(path).read()
 
 
 def read_ends(path: Path) -> list[Event]:
-    """The first event and those of the last 64 KiB: enough to say how a run stands."""
+    """The first event and those of the last 64 KiB: enough for the state of a run."""
     try:
         with path.open("rb") as file:
             first = file.readline(_TAIL_BYTES)
@@ -70,7 +70,7 @@ class EventReader:
         self._offset = 0
 
     def read(self) -> list[Event]:
-        """The events that were completed since the last call."""
+        """The events whose lines were completed since the last call."""
         try:
             with self._path.open("rb") as file:
                 file.seek(self._offset)

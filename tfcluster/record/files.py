@@ -1,6 +1,6 @@
-"""JSON files that a reader finds whole or not at all, whoever dies when.
+"""JSON files that are written atomically, so that readers never see half of one.
 
-Knows nothing of what they hold.
+Knows nothing about their content.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _OURS = os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 def open_private(path: Path, flags: int) -> int:
-    """A descriptor of a file that only we can read from its first moment on.
+    """A descriptor of a file that is private from its creation on. Raises OSError.
 
     Never follows a link, and is not inherited by programs.
     """
@@ -26,21 +26,21 @@ def open_private(path: Path, flags: int) -> int:
 
 
 def write_all(descriptor: int, data: bytes) -> None:
-    """Write everything, in as many portions as the system asks for."""
+    """Write all of ``data``, in as many system calls as needed. Raises OSError."""
     view = memoryview(data)
     while view:
         view = view[os.write(descriptor, view) :]
 
 
 def replace_json(path: Path, value: Mapping[str, Any], *, durable: bool = True) -> None:
-    """Put ``value`` in the place of ``path`` in one step. One writer at a time.
+    """Replace the file ``path`` by ``value`` atomically. For one writer at a time.
 
-    ``durable`` waits until it would survive a power cut. Raises OSError; then the old
-    file stands as it was.
+    ``durable`` waits until the content would survive a power cut. Raises OSError; the
+    old file is unchanged then.
     """
     text = json.dumps(value, indent=1, default=str) + "\n"
     beside = path.with_name(f".{path.name}.new")
-    beside.unlink(missing_ok=True)  # of a writer that was killed
+    beside.unlink(missing_ok=True)  # left by a writer that was killed
     descriptor = open_private(beside, os.O_WRONLY | os.O_EXCL)
     try:
         try:
@@ -57,7 +57,7 @@ def replace_json(path: Path, value: Mapping[str, Any], *, durable: bool = True) 
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """The object that ``path`` holds; None if it is not there or is no object."""
+    """The object in the file; None if there is no file or no JSON object in it."""
     try:
         value = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):

@@ -1,7 +1,7 @@
-"""Whether a run's launcher still lives: a lock that it holds, and who it is.
+"""Finds out whether a run's launcher is still alive, by its lock and its identity.
 
-The lock is the kernel's (flock), so that it falls with its holder, however that dies.
-Knows nothing of what the launcher does.
+The lock is flock(2), so it is released when its holder dies, however that happens.
+Knows nothing about what the launcher does.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from tfcluster.record.run_status import LauncherView, RunView
 from tfcluster.states import RunState, TaskState
 
 HEARTBEAT_S = 5.0
-"""How often a launcher shows that it lives (``Writer.progress`` or ``Lock.touch``)."""
+"""How often a launcher shows that it is alive, by ``Writer.progress``."""
 
 SILENCE_S = 30.0
-"""After so long without a heartbeat a launcher on another host may be dead."""
+"""After this long without a heartbeat, a launcher on another host may be dead."""
 
 _PROBE_S = 0.5
 
@@ -35,7 +35,7 @@ _PROBE_S = 0.5
 
 
 def identity(pid: int | None = None) -> LauncherView:
-    """This process, or another one of this host, in a way that no other ever is.
+    """The unique identity of this process, or of another one on this host.
 
     Raises ProcessLookupError if there is none.
     """
@@ -58,7 +58,7 @@ def _start_time(pid: int) -> int | None:
         line = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
         return None
-    # proc(5): the second field is the name in brackets, which may hold anything.
+    # proc(5): the second field is the name in parentheses, which may hold anything.
     state, *fields = line[line.rindex(b")") + 1 :].split()
     return None if state in b"ZX" else int(fields[18])
 
@@ -67,14 +67,14 @@ def _start_time(pid: int) -> int | None:
 
 
 class Lock:
-    """A file that this process holds locked until ``release`` or its death."""
+    """A file that this process keeps locked until ``release`` or its death."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path = path
         self._descriptor = descriptor
 
     def write(self, content: Mapping[str, object]) -> None:
-        """Say in the file who holds it. Raises ResourceError."""
+        """Replace the file's content, which names the holder. Raises ResourceError."""
         try:
             os.ftruncate(self._descriptor, 0)
             os.lseek(self._descriptor, 0, os.SEEK_SET)
@@ -85,7 +85,7 @@ class Lock:
             ) from error
 
     def release(self) -> None:
-        """Give it up. The file stays: who removes a lock file removes it for others."""
+        """Release the lock. The file stays: another process may be about to lock it."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -94,7 +94,7 @@ class Lock:
 def try_lock(path: Path, *, patience_s: float = 0.0) -> Lock | None:
     """The lock on ``path``; None if somebody else holds it for ``patience_s``.
 
-    Raises ResourceError where it cannot be had at all.
+    Raises ResourceError if the file cannot be opened or locked at all.
     """
     deadline_s = time.monotonic() + patience_s
     try:
@@ -118,7 +118,7 @@ def try_lock(path: Path, *, patience_s: float = 0.0) -> Lock | None:
 
 def acquire(paths: RunPaths) -> Lock:
     """Hold the run's lock for this process. Raises ActiveRunError if it is taken."""
-    # Who only looks whether the lock is held, holds it for a moment himself.
+    # A process that only checks the lock holds it for a moment itself.
     lock = try_lock(paths.lock, patience_s=_PROBE_S)
     if lock is None:
         raise ActiveRunError(f"the run {paths.run} has a launcher already")
@@ -127,7 +127,7 @@ def acquire(paths: RunPaths) -> Lock:
 
 
 def _is_held(path: Path) -> bool | None:
-    """Whether somebody holds the lock; None if there is no such file."""
+    """Whether anybody holds the lock; None if there is no such file."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -157,17 +157,17 @@ class Life(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signs:
-    """What can be seen of a launcher from here."""
+    """What this host can observe of a launcher."""
 
     held: bool | None
     """Its lock is held; None: there is no lock file."""
     same_boot: bool
-    """It was started on this very kernel, since when that has not been rebooted."""
+    """It was started on this machine since the last boot."""
     same_host: bool
     process: bool | None
-    """It exists; None: it cannot be seen from here."""
+    """Its process exists; None: it is not visible from here."""
     heartbeat_s: float | None
-    """When it last showed itself, in seconds since the epoch."""
+    """Unix time of its last sign of life."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +182,7 @@ def signs(
     launcher: LauncherView | None,
     here: Callable[[], LauncherView] = identity,
 ) -> Signs:
-    """Look for signs of the launcher that the run's record names."""
+    """Look for signs of the launcher that the record names. ``here``: our identity."""
     me = here()
     same_boot = launcher is not None and launcher.boot_id == me.boot_id
     same_host = launcher is not None and launcher.host == me.host
@@ -203,17 +203,17 @@ def signs(
 
 
 def judge(signs: Signs, *, known: bool, now_s: float) -> Verdict:
-    """Does the launcher of a run without an end still live?
+    """Whether the launcher of a run that has no end yet is still alive.
 
-    ``known``: the record says who the launcher is. One on another host whose lock may
-    not be visible here is never guessed dead.
+    ``known``: the record says which process the launcher is. A launcher on another
+    host, whose lock may not be visible here, is never assumed dead.
     """
     seen_s = signs.heartbeat_s
     fresh = seen_s is not None and now_s - seen_s <= SILENCE_S
     if signs.held and signs.process is not False:
         return Verdict(Life.ALIVE, None, seen_s)
     if not known:
-        # Between the folder and the first event lies a moment.
+        # A moment passes between creating the folder and the first event.
         if fresh:
             return Verdict(Life.ALIVE, None, seen_s)
         return Verdict(Life.DEAD, "the launcher died before it began", seen_s)
@@ -227,7 +227,7 @@ def judge(signs: Signs, *, known: bool, now_s: float) -> Verdict:
 
 
 def judged(view: RunView, verdict: Verdict) -> RunView:
-    """The run as it has to be shown when its launcher is in that condition."""
+    """The run as it must be shown given the state of its launcher."""
     if view.state.final or verdict.life is Life.ALIVE:
         return view
     if verdict.life is Life.UNKNOWN:

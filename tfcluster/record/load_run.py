@@ -1,6 +1,6 @@
-"""A run as it stands, from its folder: the record folded, and the launcher looked for.
+"""Loads the state of a run from its folder: folds the record, and checks the launcher.
 
-Only reads; a folder that is damaged or vanishes meanwhile gives what is left of it.
+Only reads; from a damaged or vanishing folder it returns what is left.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tfcluster.record.run_status import RunView
 
 
 def read_run(paths: RunPaths, *, now_s: float) -> RunView:
-    """Everything about the run. ``now_s``: seconds since the epoch."""
+    """Everything about the run. ``now_s`` is the Unix time."""
 
     def read() -> RunView:
         plan = read_json(paths.plan) or {}
@@ -28,9 +28,9 @@ def read_run(paths: RunPaths, *, now_s: float) -> RunView:
 
 
 def read_summary(paths: RunPaths, *, now_s: float) -> RunView:
-    """How the run stands, in a time that does not grow with its length.
+    """The state of the run, in a time that does not grow with the run's length.
 
-    Of its tasks it has only those that were in the news last.
+    Has only those tasks that recent events are about.
     """
     return _judged(paths, lambda: fold({}, events.read_ends(paths.events)), now_s)
 
@@ -40,16 +40,16 @@ def _judged(paths: RunPaths, read: Callable[[], RunView], now_s: float) -> RunVi
     if view.state.final:
         return view
     if view.launcher is None and paths.job.exists():
-        return view  # a job waits for its hosts: only its scheduler knows
+        return view  # its job is queued: only the scheduler knows its state
     found = signs(paths, view.launcher)
     verdict = judge(found, known=view.launcher is not None, now_s=now_s)
     if verdict.life is Life.DEAD:
-        # It may have ended well between our two looks: the end is written before the
-        # lock falls, so it is there by now.
+        # The run may have ended properly after we read its events: the end is written
+        # before the lock is released, so it is there now.
         view = _named(read(), paths)
     return judged(view, verdict)
 
 
 def _named(view: RunView, paths: RunPaths) -> RunView:
-    """What the folder's name says holds even where nothing can be read."""
+    """Take id and name from the folder's name, in case nothing could be read."""
     return replace(view, run=paths.run, name=view.name or paths.name)

@@ -1,7 +1,8 @@
-"""Reading log files: their last lines, and new ones as they come.
+"""Reads log files: their last lines, and new lines as they are written.
 
-Bounded in memory whatever the files hold. Gives text as it is: bytes that are not UTF-8
-become lone surrogates, control characters stay. Knows nothing of tasks or terminals.
+Needs bounded memory whatever is in the files. Returns text unchanged: bytes that are
+not UTF-8 become lone surrogates, control characters stay. Knows nothing of tasks or
+terminals.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 LINE_BYTES = 16 << 10
-"""A longer line is cut, as the channel cuts it."""
+"""Longer lines are cut, as on the channel."""
 
 _BLOCK = 64 << 10
 _TAIL_BYTES = 8 << 20
@@ -21,15 +22,15 @@ _POLL_S = 0.1
 
 
 class Stop(Protocol):
-    """A ``threading.Event``, or something that waits like it."""
+    """A ``threading.Event`` or something with the same ``wait``."""
 
     def wait(self, timeout: float | None = None) -> bool: ...
 
 
 def last_lines(path: Path, count: int) -> list[str]:
-    """The last ``count`` lines, read from the end; an unfinished one counts too.
+    """The last ``count`` lines; an unfinished one counts, too.
 
-    Looks at no more than the last 8 MiB. Raises OSError.
+    Reads at most the last 8 MiB. Raises OSError.
     """
     with path.open("rb") as file:
         lines, _ = _tail(file.fileno(), count)
@@ -39,10 +40,10 @@ def last_lines(path: Path, count: int) -> list[str]:
 def follow(
     paths: Mapping[str, Path], stop: Stop, *, last: int = 10
 ) -> Iterator[tuple[str, list[str]]]:
-    """Lines of several growing files as they come, each batch with its label.
+    """Lines of several growing files as they are written, in batches with their label.
 
-    Begins with the ``last`` lines of each. A file may come later, be cut or be
-    replaced. Ends, with all that is there by then, once ``stop`` is set.
+    Begins with the ``last`` lines of each file. A file may appear later, be truncated
+    or be replaced. Once ``stop`` is set, yields everything there is by then, and ends.
     """
     growing = {label: _Growing(path, last) for label, path in paths.items()}
     try:
@@ -65,7 +66,7 @@ def follow(
 
 
 class _Growing:
-    """One file that is written by somebody else."""
+    """One file that another process writes."""
 
     def __init__(self, path: Path, last: int) -> None:
         self._path = path
@@ -74,10 +75,10 @@ class _Growing:
         self._offset = 0
         self._rest = b""
         self._skipping = False
-        """The rest of a line that was cut is passed over up to its end."""
+        """A line was cut; skip the rest of it."""
 
     def read(self) -> list[str]:
-        """New complete lines, of at most 1 MiB at once."""
+        """New complete lines, at most 1 MiB at a time."""
         if self._descriptor < 0 or self._was_replaced():
             return self._open()
         if os.fstat(self._descriptor).st_size < self._offset:
@@ -87,7 +88,7 @@ class _Growing:
         return self._cut(data)
 
     def unfinished(self) -> list[str]:
-        """The last line, if it never ended."""
+        """The last line if it has no newline, as a list; else []."""
         return [_text(self._rest)] if self._rest and not self._skipping else []
 
     def close(self) -> None:
@@ -102,7 +103,7 @@ class _Growing:
         try:
             self._descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
-            # It may come later, and then from its first line on.
+            # It may appear later, and is then read from its first line.
             self._last = None
             return left
         if self._last is None:
@@ -115,7 +116,7 @@ class _Growing:
         try:
             there = self._path.stat()
         except OSError:
-            return False  # removed: what is open can still be read to its end
+            return False  # removed: the open file can still be read to its end
         ours = os.fstat(self._descriptor)
         replaced = (there.st_dev, there.st_ino) != (ours.st_dev, ours.st_ino)
         return replaced and ours.st_size <= self._offset
@@ -138,7 +139,7 @@ class _Growing:
 def _tail(
     descriptor: int, count: int, *, complete: bool = False
 ) -> tuple[list[str], int]:
-    """The last lines, and the offset behind them; only ended ones if ``complete``."""
+    """The last lines and the offset after them; ``complete``: only finished lines."""
     end = size = os.fstat(descriptor).st_size
     data = b""
     while end > 0 and len(data) < _TAIL_BYTES and data.count(b"\n") <= count:

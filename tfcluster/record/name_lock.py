@@ -1,8 +1,8 @@
-"""A name that a person gave is held by one active run.
+"""Ensures that only one active run holds a name that a user gave.
 
-Each name has a lock file of its own, which falls free with its holder and is never
-removed: between finding a file unlocked and removing it, somebody else may have locked
-it, and the next one would lock a new file of the same name.
+Each name has a lock file, which is unlocked when its holder dies, and is never removed:
+between finding a file unlocked and removing it, another process may have locked it, and
+a third one would then lock a new file of the same name.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PATIENCE_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class NameLock:
-    """This process holds ``name`` until ``release`` or its death."""
+    """``name`` is held by this process until ``release`` or its death."""
 
     name: str
     lock: Lock
@@ -36,9 +36,10 @@ class NameLock:
 
 
 def hold_name(state: Path, name: str, run: str, *, now_s: float) -> NameLock:
-    """Hold ``name`` for ``run``. Of any number of rivals exactly one succeeds.
+    """Hold ``name`` for ``run``. Of several competing processes exactly one succeeds.
 
-    Raises ActiveRunError, which says who has it, and ResourceError.
+    Raises ActiveRunError, which says who holds it, ResourceError, and ValueError for an
+    invalid name.
     """
     if not valid_name(name):
         raise ValueError(f"{name!r} cannot be the name of a run")
@@ -49,8 +50,8 @@ def hold_name(state: Path, name: str, run: str, *, now_s: float) -> NameLock:
     lock = try_lock(path)
     deadline_s = time.monotonic() + _PATIENCE_S
     while lock is None:
-        # A holder is named in the file a moment after it locked it; until then it
-        # may name the one before, which died.
+        # A new holder writes itself into the file a moment after locking it. Until
+        # then the file may name the previous holder, which died.
         holder = read_json(path)
         if (holder and not _is_gone(holder)) or time.monotonic() > deadline_s:
             raise _taken(name, holder or {})
@@ -60,7 +61,7 @@ def hold_name(state: Path, name: str, run: str, *, now_s: float) -> NameLock:
 
 
 def _is_gone(holder: Mapping[str, Any]) -> bool:
-    """The process that the file names was of this boot, and has ended."""
+    """Whether the process in the file was one of this boot and has ended."""
     pid = holder.get("pid")
     if not isinstance(pid, int) or holder.get("boot_id") != identity().boot_id:
         return False

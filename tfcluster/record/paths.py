@@ -1,7 +1,7 @@
-"""Where the record of runs lies, and which run a person means.
+"""The places of the records of runs, and which run a user means.
 
-The only place that spells the names of files and folders. Knows nothing of what the
-files hold.
+The only module that spells the names of files and folders. Knows nothing about the
+content of the files.
 """
 
 from __future__ import annotations
@@ -66,12 +66,12 @@ class RunPaths:
 
     @property
     def job(self) -> Path:
-        """Which job of a scheduler the run was submitted as."""
+        """The scheduler's job as which the run was submitted."""
         return self.root / "job.json"
 
     @property
     def hosts(self) -> Path:
-        """How the hosts are reached again after the launcher's end."""
+        """How to reach the hosts again after the launcher's end."""
         return self.root / "hosts.json"
 
     @property
@@ -86,14 +86,14 @@ class RunPaths:
 
 
 def state_dir(environ: Mapping[str, str]) -> Path:
-    """The folder that holds all records; it exists and is private afterwards.
+    """The folder of all records; creates it if necessary, as a private folder.
 
-    Raises ResourceError where it cannot be made, or where others could read it or
-    put something of theirs in its place.
+    Raises ResourceError if it cannot be created, or if others could read it or replace
+    it by something of theirs.
     """
     path = state_path(environ)
     try:
-        _refuse_foreign_ways(path)  # before anything is made there, and after
+        _refuse_foreign_ways(path)  # before anything is created, and after
         created = _make_folders(path)
         _refuse_foreign_ways(path)
         found = path.stat()
@@ -109,13 +109,13 @@ def state_dir(environ: Mapping[str, str]) -> Path:
 
 
 def _is_ours_and_empty(path: Path, found: os.stat_result) -> bool:
-    """A folder that was made for us by hand: nothing in it was open to anybody."""
+    """Whether the user created the folder: it may be made private, as it is empty."""
     ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
     return ours and bool(found.st_mode & 0o077) and not any(path.iterdir())
 
 
 def names_dir(state: Path) -> Path:
-    """The folder of the locks that hold run names; it exists afterwards."""
+    """The folder of the locks of run names; creates it. Raises OSError."""
     return _private_folder(state / "names")
 
 
@@ -130,7 +130,7 @@ def state_path(environ: Mapping[str, str]) -> Path:
 
 
 def _make_folders(path: Path) -> bool:
-    """Make what is missing of ``path``, private from the first moment on.
+    """Create missing folders of ``path``, private from the beginning.
 
     True if the last folder is new.
     """
@@ -142,7 +142,7 @@ def _make_folders(path: Path) -> bool:
         except FileExistsError:
             created = False
         except OSError:
-            # Read-only or forbidden parents are no obstacle if they exist.
+            # Parents that exist may be read-only or inaccessible.
             if not folder.is_dir():
                 raise
             created = False
@@ -150,7 +150,7 @@ def _make_folders(path: Path) -> bool:
 
 
 def _refuse_foreign_ways(path: Path) -> None:
-    """Nobody but us and root can have chosen, or can change, where ``path`` leads."""
+    """Raise ResourceError if others but root control where ``path`` leads."""
     for place in (path, *path.parents):
         if not (found := _found(place, follow_symlinks=False)):
             continue
@@ -178,7 +178,7 @@ def _found(path: Path, *, follow_symlinks: bool = True) -> os.stat_result | None
 
 
 def refuse_open_folder(path: Path, found: os.stat_result, *, created: bool) -> None:
-    """Raise ResourceError unless the folder is ours alone. ``created``: we made it."""
+    """Raise ResourceError unless the folder is private. ``created``: by us, now."""
     mode = stat.S_IMODE(found.st_mode)
     if not stat.S_ISDIR(found.st_mode):
         raise ResourceError(f"the state folder {path} is not a folder", hint=ELSEWHERE)
@@ -210,7 +210,7 @@ def _private_folder(path: Path) -> Path:
 
 
 def valid_name(name: str) -> bool:
-    """Whether a run may be called so: it becomes part of paths."""
+    """Whether a run may have this name, which becomes part of paths."""
     return _NAME.fullmatch(name) is not None
 
 
@@ -219,7 +219,7 @@ def new_run_id(
 ) -> str:
     """An id for a run that starts now: ``digits-20261120-101500-3f2a``, in UTC.
 
-    Raises ValueError for a name that may not be part of a path.
+    Raises ValueError for a name that must not be part of a path.
     """
     if not valid_name(name):
         raise ValueError(f"{name!r} cannot be the name of a run")
@@ -233,7 +233,7 @@ def create_run(
     now_s: float,
     random: Callable[[int], bytes] = os.urandom,
 ) -> RunPaths:
-    """The folder of a new run. Raises ResourceError where it cannot be made."""
+    """Create the folder of a new run. Raises ResourceError if that fails."""
     try:
         runs = _private_folder(state / "runs")
         while True:
@@ -241,11 +241,11 @@ def create_run(
             try:
                 paths.root.mkdir(FOLDER_MODE)
             except FileExistsError:
-                continue  # another launch of this very second drew the same digits
+                continue  # another launch in the same second has the same random digits
             try:
                 paths.logs.mkdir(FOLDER_MODE)
             except OSError:
-                paths.root.rmdir()  # or it would be a run that never ends
+                paths.root.rmdir()  # otherwise it would look like a run that never ends
                 raise
             return paths
     except OSError as error:
@@ -267,9 +267,9 @@ def runs(state: Path) -> list[RunPaths]:
 
 
 def find(state: Path, text: str | None) -> RunPaths:
-    """The run that a person means by its id, a unique part of its beginning, or a name.
+    """The run that a user means by an id, a unique prefix of an id, or a name.
 
-    A name means its newest run, None the newest of all. Raises ConfigError.
+    A name means its newest run, None the newest run of all. Raises ConfigError.
     """
     known = runs(state)
     if not known:
@@ -290,13 +290,13 @@ def find(state: Path, text: str | None) -> RunPaths:
 
 
 def _parts(run: str) -> tuple[str, str]:
-    """The name and the time of a run id."""
+    """The name and the time in a run id."""
     match = _RUN_ID.fullmatch(run)
     return (match["name"], match["stamp"]) if match else (run, "")
 
 
 def _age_key(paths: RunPaths, crowd: Mapping[str, int]) -> tuple[str, int, str]:
-    """Sorts by the time in the id; only runs of one second have to be looked at."""
+    """Sort key: the time in the id; only for runs of the same second look at files."""
     stamp = _parts(paths.run)[1]
     written_ns = 0
     if crowd[stamp] > 1:
@@ -310,7 +310,7 @@ def _age_key(paths: RunPaths, crowd: Mapping[str, int]) -> tuple[str, int, str]:
 
 
 def _suggestion(text: str, known: list[RunPaths]) -> str:
-    import difflib  # 15 ms, wanted for this message only
+    import difflib  # takes 15 ms, needed only for this message
 
     words = {paths.name: None for paths in known} | {p.run: None for p in known}
     close = difflib.get_close_matches(text, words, n=1)

@@ -1,8 +1,8 @@
-"""From what was planned and what happened to how the run stands: a pure function.
+"""Folds the plan and the events of a run into its current state. Pure.
 
-``status``, the live view and the tests all see a run through it. Knows no files and no
-clocks, and so not whether the launcher still lives (see ``liveness``). It takes events
-as they are found: a key that is missing or of another type counts as not given.
+``status``, the live view and the tests all use it. It knows no files and no clocks, and
+so cannot know whether the launcher is still alive (see ``liveness``). Events may be
+malformed: a key that is missing or has another type counts as not given.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _State = TypeVar("_State", RunState, TaskState)
 
 
 def fold(plan: Json, events: Iterable[Json], progress: Json | None = None) -> RunView:
-    """The run that these events make of this plan.
+    """The state of the run with this plan after these events.
 
-    ``plan`` is what ``plan --json`` prints; ``progress`` is ``progress.json``.
+    ``plan`` is the content of ``plan.json``, ``progress`` that of ``progress.json``.
     """
     folding = Replay(plan)
     for event in events:
@@ -39,7 +39,7 @@ def fold(plan: Json, events: Iterable[Json], progress: Json | None = None) -> Ru
 
 
 class Replay:
-    """``fold`` in steps, for who sees the events one after the other."""
+    """``fold`` step by step, for callers that get events one by one."""
 
     def __init__(self, plan: Json) -> None:
         self._tasks = {
@@ -59,7 +59,7 @@ class Replay:
         self._notes: list[str] = []
 
     def add(self, event: Json) -> None:
-        """Take in the next event; one of an unknown type changes nothing."""
+        """Apply the next event; events of unknown types are ignored."""
         handler = _HANDLERS.get(event.get("type", ""))
         if handler:
             handler(self, event)
@@ -67,7 +67,7 @@ class Replay:
     def view(self, progress: Json | None = None) -> RunView:
         steps = progress.get("tasks") if progress else None
         steps = steps if isinstance(steps, Mapping) else {}
-        # A failure that the run got over by a restart is none of the run.
+        # A failure that a restart recovered from is not a failure of the run.
         overcome = self._run.state is RunState.SUCCEEDED
         return replace(
             self._run,
@@ -114,7 +114,7 @@ class Replay:
         old = self._tasks.get(name) or TaskView(task=name)
         attempt = _integer(event, "attempt") or 0
         if attempt < old.attempt:
-            return  # news of a life that is over
+            return  # about an earlier attempt
         if attempt > old.attempt:
             old = TaskView(
                 task=name,
@@ -136,7 +136,7 @@ class Replay:
             log_tail=tuple(map(str, tail)) if isinstance(tail, list) else (),
             log=_text(event, "log"),
         )
-        # The verdict is the one that is no victim; after a restart, the latest such.
+        # The first failure is the latest one that is not secondary.
         victim = event.get("secondary") is True
         self._failures.insert(len(self._failures) if victim else 0, failure)
 
@@ -193,7 +193,7 @@ def _planned(entry: Json) -> TaskView:
 
 
 def _advanced(old: TaskView, event: Json) -> TaskView:
-    """``old`` with what the event adds; its state never moves backwards."""
+    """``old`` updated by the event; its state never moves backwards."""
     state = _state(TaskState, event) or old.state
     if old.state.final or state.order < old.state.order:
         state = old.state
@@ -237,7 +237,7 @@ def _launcher(event: Json) -> LauncherView | None:
     return LauncherView(pid=pid, host=host, boot_id=boot_id, start_time=start_time)
 
 
-# --- reading what may not be as agreed -----------------------------------------------
+# --- reading malformed values --------------------------------------------------------
 
 
 def _text(source: Json, key: str) -> str | None:
@@ -253,7 +253,7 @@ def _integer(source: Json, key: str) -> int | None:
 
 
 def _number(source: Json, key: str) -> float | None:
-    """A finite number, since JSON knows no others."""
+    """A finite number (JSON has no others), or None."""
     value = source.get(key)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None

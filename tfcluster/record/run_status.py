@@ -1,6 +1,6 @@
-"""A run as it stands, as plain frozen data: what ``status`` and the live view show.
+"""The state of a run as plain frozen data, for ``status`` and the live view.
 
-Knows nothing of how it was found out.
+Knows nothing about how it was determined.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from tfcluster.states import RunState, TaskState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingView:
-    """What a ps has done."""
+    """The counters of a ps."""
 
     applied: int = 0
-    """Updates of the variables."""
+    """Number of updates of the variables."""
     dropped: int = 0
-    """Gradients that came too late to be used."""
+    """Number of gradients that arrived too late to be used."""
     staleness_mean: float = 0.0
-    """How many updates old gradients were when they were applied."""
+    """By how many updates gradients were out of date when they were applied."""
     staleness_max: int = 0
     bytes: int = 0
-    """Of the variables that it holds, the optimizers' included."""
+    """Size of the variables that it holds, including the optimizers'."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -39,7 +39,7 @@ class ServingView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskView:
-    """One task; times are seconds since the epoch."""
+    """One task; times are Unix times."""
 
     task: str
     host: str | None = None
@@ -51,17 +51,17 @@ class TaskView:
     signal: str | None = None
     cause: str | None = None
     phase: str | None = None
-    """What it does while it is not yet training."""
+    """What it is doing before it trains."""
     since_s: float | None = None
-    """When the state, or the phase, began."""
+    """When the state or the phase began."""
     seconds: float | None = None
-    """How long it ran."""
+    """For how many seconds it ran."""
     step: int | None = None
     steps_per_s: float | None = None
     wait_share: float | None = None
-    """Part of its time, 0..1, that it waits for others."""
+    """Share of its time, 0..1, that it waits for others."""
     serving: ServingView | None = None
-    """Only of a ps that has variables."""
+    """Only for a ps that has variables."""
     log: str | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -99,7 +99,7 @@ class HostView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureView:
-    """Something failed; ``task`` is None where a host did."""
+    """A failure; ``task`` is None if a host failed."""
 
     task: str | None
     host: str | None
@@ -123,18 +123,18 @@ class FailureView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LauncherView:
-    """Which process drives the run: boot, pid and start time name it for good."""
+    """The process that drives the run; boot, pid and start time are unique."""
 
     pid: int
     host: str
     boot_id: str
     start_time: int
-    """Clock ticks between boot and its start, as in ``/proc/PID/stat``."""
+    """Clock ticks from boot to its start, as in ``/proc/PID/stat``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunView:
-    """One run; times are seconds since the epoch."""
+    """One run; times are Unix times."""
 
     run: str
     name: str
@@ -142,27 +142,27 @@ class RunView:
     backend: str | None = None
     state: RunState = RunState.STARTING
     reason: str | None = None
-    """Why it is in this state, if there is something to say."""
+    """Why it is in this state, if that is known."""
     since_s: float | None = None
     """When the state began."""
     unknown_since_s: float | None = None
-    """Nobody here can know whether the run went on after this time."""
+    """It is unknown on this host whether the run continued after this time."""
     exit_code: int | None = None
     started_s: float | None = None
     ended_s: float | None = None
     launcher: LauncherView | None = None
     first_failure: FailureView | None = None
     secondary: tuple[FailureView, ...] = ()
-    """Failures after the first one, mostly its victims."""
+    """Further failures, mostly consequences of the first one."""
     hosts: tuple[HostView, ...] = ()
     tasks: tuple[TaskView, ...] = ()
     """In the plan's order."""
     swept: int = 0
-    """Processes that had been left behind and were ended."""
+    """Number of leftover processes that were ended."""
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """The answer of ``status --json``."""
+        """The object that ``status --json`` prints."""
         first = self.first_failure
         return {
             "run": self.run,

@@ -1,8 +1,8 @@
-"""The launcher's pen: events and progress, written by one thread of its own.
+"""Writes the launcher's events and progress, in a thread of its own.
 
-A slow, full or vanished disk never holds up the caller: what cannot be written waits in
-memory within a bound, and what goes beyond is counted. Knows nothing of what events
-mean, but that ``end`` is worth more than the others.
+A slow, full or vanished disk never blocks the caller: what cannot be written waits in
+memory up to a limit, and what exceeds it is counted. Knows nothing about the meaning of
+events, except that ``end`` must not be lost.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Writer:
     def __init__(
         self, paths: RunPaths, *, clock: Callable[[], float] = time.time
     ) -> None:
-        """Raises ResourceError where the stream cannot be begun."""
+        """Raises ResourceError if the event file cannot be opened."""
         self._paths = paths
         self._clock = clock
         self._changed = threading.Condition()
@@ -42,7 +42,7 @@ class Writer:
         self._waiting_bytes = 0
         self._progress: dict[str, Any] | None = None
         self._appended = 0
-        self._settled = 0  # written or tried in vain
+        self._settled = 0  # written, or failed
         self._lost = 0
         self._unreported = 0
         self._trouble: str | None = None
@@ -61,20 +61,20 @@ class Writer:
 
     @property
     def lost(self) -> int:
-        """How many events could not be kept."""
+        """How many events were lost."""
         with self._changed:
             return self._lost
 
     @property
     def trouble(self) -> str | None:
-        """Why the last attempt to write failed; None if it did not."""
+        """Why the last attempt to write failed; None if it succeeded."""
         with self._changed:
             return self._trouble
 
     def append(self, event: Mapping[str, Any]) -> events.Event:
         """Record that ``event`` (with its ``type``) happened now.
 
-        Gives it back with its time ``t``, as readers will find it.
+        Returns it with its time ``t``, as readers will see it.
         """
         stamped = {"t": round(self._clock(), 6), **event}
         line = events.encode(stamped)
@@ -91,9 +91,9 @@ class Writer:
         return stamped
 
     def progress(self, tasks: Mapping[str, Mapping[str, Any]]) -> None:
-        """Show how far the tasks are; also the launcher's sign of life.
+        """Record how far the tasks are; also the launcher's heartbeat.
 
-        Only the latest is written, so that it can be called at any rate.
+        Only the latest is written, so it may be called at any rate.
         """
         with self._changed:
             self._progress = {"t": round(self._clock(), 3), "tasks": dict(tasks)}
@@ -101,9 +101,9 @@ class Writer:
             self._changed.notify_all()
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until all that was given so far is on its way to the disk.
+        """Wait until everything so far is written.
 
-        False if that took too long or could not be done (see ``trouble``).
+        Returns False if that took too long or failed (see ``trouble``).
         """
         with self._changed:
             wanted = self._appended
@@ -111,7 +111,7 @@ class Writer:
             return done and self._trouble is None
 
     def close(self, timeout_s: float) -> bool:
-        """Write the rest and end. False if not every event could be written."""
+        """Write the rest and end the thread. Returns False if events were lost."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -123,9 +123,9 @@ class Writer:
     def _write_until_closed(self) -> None:
         while self._wait_for_work():
             self._write_once()
-        self._write_once()  # a last attempt at what is left
+        self._write_once()  # a last attempt to write what is left
         if self._lines:
-            self._write_once()  # and at saying what was not
+            self._write_once()  # and the note about what was lost
         with self._changed:
             self._lost += self._rest.count(b"\n")
         with contextlib.suppress(OSError):
@@ -148,7 +148,7 @@ class Writer:
             self._changed.notify_all()
 
     def _wait_for_work(self) -> bool:
-        """True as soon as there is something to write; False to end."""
+        """Wait until there is something to write. Returns False to end."""
         with self._changed:
             while not (self._lines or self._progress):
                 if self._closing:
@@ -159,7 +159,7 @@ class Writer:
             return True
 
     def _write(self, batch: bytes) -> str | None:
-        """Write what waits; what is left stays for the next time."""
+        """Write what is waiting; keep the rest for the next time."""
         self._rest += batch
         try:
             while self._rest:
@@ -172,14 +172,14 @@ class Writer:
         if progress is None:
             return None
         try:
-            # Not worth waiting for the platter: the next one comes in a second.
+            # No fsync: the next progress follows within a second.
             replace_json(self._paths.progress, progress, durable=False)
         except OSError as error:
             return f"{self._paths.progress}: {error.strerror}"
         return None
 
     def _own_up(self) -> None:
-        """Record, once there is room again, that something is missing."""
+        """Record that events were lost, once there is room again."""
         text = f"{self._unreported} events could not be recorded"
         self._unreported = 0
         note = {"t": round(self._clock(), 6), "type": "note", "text": text}
@@ -189,7 +189,7 @@ class Writer:
 
 
 def _mend(descriptor: int) -> bytes:
-    """What must precede the next line: a torn last one (of a writer that died) ends."""
+    """What must precede the next line: a newline if a dead writer left half a line."""
     size = os.lseek(descriptor, 0, os.SEEK_END)
     if size and os.pread(descriptor, 1, size - 1) != b"\n":
         return b"\n"

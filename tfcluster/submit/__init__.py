@@ -1,7 +1,7 @@
-"""Launching where nothing is allocated yet: a job is submitted and followed.
+"""Launching outside of an allocation: submits a job and follows it.
 
-``scheduler`` has the words, ``slurm`` and ``sge`` the pure functions of each scheduler;
-the other modules are what both share.
+``scheduler`` has the common types, ``slurm`` and ``sge`` the pure functions for each
+scheduler; the other modules serve both.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _MODULES = {"slurm": "tfcluster.submit.slurm", "sge": "tfcluster.submit.sge"}
 
 
 def scheduler_of(backend: str) -> Scheduler | None:
-    """The scheduler that gives ``backend`` its hosts; None: it needs none."""
+    """The scheduler from which ``backend`` gets its hosts; None: it needs none."""
     if backend not in _MODULES:
         return None
     scheduler: Scheduler = import_module(_MODULES[backend]).SCHEDULER

@@ -1,4 +1,4 @@
-"""Asking a scheduler without waiting for it: its controller may be away for minutes."""
+"""Queries a scheduler in the background: it may take minutes to answer."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ Found = TypeVar("Found")
 
 
 class BackgroundQuery(Generic[Found]):
-    """A question that is asked in the background, again and again, once at a time."""
+    """A query that runs in the background, repeatedly, but only once at a time."""
 
     def __init__(self, question: Callable[[], Found]) -> None:
         self._question = question
         self._answers: SimpleQueue[Found | SchedulerError] = SimpleQueue()
         self.open = False
-        """It was asked, and its answer not taken yet."""
+        """The query was begun, and its answer not taken yet."""
 
     def begin(self) -> None:
         self.open = True
-        # A daemon: whoever leaves does not wait for an answer.
+        # A daemon thread: exiting does not wait for an answer.
         threading.Thread(target=self._run, name="inquiry", daemon=True).start()
 
     def _run(self) -> None:
@@ -33,7 +33,7 @@ class BackgroundQuery(Generic[Found]):
             self._answers.put(error)
 
     def answer(self, timeout_s: float = 0.0) -> Found | SchedulerError | None:
-        """What came back, once; None: nothing yet."""
+        """Take the answer or error; None if there is none yet."""
         try:
             found = self._answers.get(timeout=timeout_s) if timeout_s else self._now()
         except Empty:

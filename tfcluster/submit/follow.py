@@ -1,7 +1,7 @@
-"""Following a submitted job from its place in the queue to the end of its run.
+"""Follows a submitted job from the queue to the end of its run.
 
-All that is shown comes from the scheduler while the job waits, and from the run's
-record and logs afterwards; the launcher in the job knows nothing of its followers.
+While the job is queued, everything shown comes from the scheduler; afterwards, from the
+run's record and logs. The launcher in the job does not know its followers.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ from tfcluster.submit.stopping import cancel
 LOOK_S = 0.5
 ASK_S = 2.0
 ASK_RUNNING_S = 30.0
-"""The controller is asked seldom while the record tells what there is to know."""
+"""The controller is asked rarely while the run has a record."""
 _CLOSE_S = 5.0
 _ALL_LINES = 1_000_000
 
 
 def follow(job: Job, environ: Mapping[str, str]) -> int:
-    """Stay with the job until its run is over; the run's exit code.
+    """Follow the job until its run is over; returns the run's exit code.
 
-    Ctrl-C cancels the job; a terminal that hangs up leaves it alone.
+    Ctrl-C cancels the job; if the terminal hangs up, the job continues.
     """
     with ExitStack() as stack:
         signals: list[Interrupt] = []
@@ -69,7 +69,7 @@ def follow(job: Job, environ: Mapping[str, str]) -> int:
 
 
 class _Watch:
-    """One run of a job: looked at in every wait of those who read its logs."""
+    """Follows one run of a job, between reads of the run's logs."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class _Watch:
         self._complaints: SimpleQueue[str | None] = SimpleQueue()
         self._asked = -ASK_RUNNING_S
         self._silent = False
-        """The scheduler did not answer when it was asked last."""
+        """The scheduler did not answer the last query."""
         self._looked = 0.0
         self._over_since: float | None = None
         self._began = time.monotonic()
@@ -127,8 +127,8 @@ class _Watch:
             self._screen.say(self._view.reason)
 
     def wait(self, timeout: float | None = None) -> bool:
-        """True once there is nothing more to come."""
-        time.sleep(timeout or 0)  # what it waits for are files that others write
+        """Check the run; True once it is over. ``record.logs.follow`` calls this."""
+        time.sleep(timeout or 0)  # other processes write the files
         self._listen()
         now = time.monotonic()
         if now - self._looked >= LOOK_S:
@@ -137,7 +137,7 @@ class _Watch:
         return self._view.state.final or self._left is not None
 
     def requeued(self) -> Job | None:
-        """The job again, if it goes on in a run of its own after this one."""
+        """The job with its next run, if it was requeued; else None."""
         lost = self._view.state is RunState.LOST and not self._heard
         preempted = self._view.exit_code == ExitCode.PREEMPTED
         if self._left is not None or not (lost or preempted):
@@ -161,7 +161,7 @@ class _Watch:
                 return None
 
     def _asked_again(self) -> JobState | None:
-        """What the scheduler says, at the queue's pace; None: nothing yet."""
+        """The job's state from the scheduler, asked rarely; None: no answer yet."""
         if not self._inquiry.open:
             self._inquiry.begin()
         answer = self._inquiry.answer(ASK_S)
@@ -170,7 +170,7 @@ class _Watch:
         return None if isinstance(answer, SchedulerError) else answer
 
     def _listen(self) -> None:
-        """Ctrl-C: in order; again: at once; a third time: leave it alone."""
+        """Ctrl-C cancels the job in order, a second one at once; a third one leaves."""
         for signal in self._signals[self._heard :]:
             self._heard += 1
             if signal.code is ExitCode.HANGUP or self._heard > 2:
@@ -186,7 +186,7 @@ class _Watch:
             self._asked = -ASK_RUNNING_S
 
     def _cancel(self, now: bool) -> None:
-        """In the background: the scheduler may be away, and Ctrl-C must be heard."""
+        """Run in the background: the scheduler may hang, and Ctrl-C must work."""
         self._complaints.put(cancel(self._job, self._ask, now=now))
 
     def _look(self, now: float) -> None:
@@ -212,7 +212,7 @@ class _Watch:
             if not self._silent:
                 self._screen.say(f"the scheduler does not answer: {answer.message}")
             self._silent = True
-            self._asked = now  # it may have taken half a minute to find that out
+            self._asked = now  # that may have taken half a minute
             return
         if self._silent:
             self._screen.say("the scheduler answers again")
@@ -235,7 +235,7 @@ class _Watch:
         if self._over_since is None:
             self._over_since = now
         self._asked = now - ASK_RUNNING_S + ASK_S
-        # Without a launcher nothing is on its way; else its last words may be.
+        # If there was a launcher, its last events may still be on their way.
         patience_s = SETTLING_S if begun else ASK_S
         if now - self._over_since >= patience_s or (self._heard and not begun):
             self._settle(state)
@@ -257,7 +257,7 @@ class _Watch:
 
 
 def _say(text: str) -> None:
-    """When the screen is closed."""
+    """Show a message after the screen was closed."""
     say(sanitise(text))
 
 

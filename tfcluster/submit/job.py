@@ -1,7 +1,7 @@
-"""Submitting: a run is begun, what it needs is handed over, and a job is queued for it.
+"""Submits: begins a run, hands over what it needs, and queues a job for it.
 
 The run exists from here on, so that ``status``, ``logs -f`` and ``stop`` work while the
-job still waits. Knows no scheduler but through ``Scheduler``.
+job is still queued. Knows schedulers only through ``Scheduler``.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from tfcluster.submit.run_command import Ask
 from tfcluster.submit.scheduler import Launcher, Scheduler, SchedulerError
 
 SCRIPT = "job.sh"
-"""The script, kept beside the record as it was submitted."""
+"""The submitted script, in the run's folder."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A job of a scheduler, and the run that it is for."""
+    """A job of a scheduler, and its run."""
 
     id: str
     backend: str
@@ -43,7 +43,7 @@ class Job:
 
 
 def launcher_at(paths: RunPaths) -> Launcher:
-    """What the script of that run has to start: this very tfcluster."""
+    """What the script of that run starts: this copy of tfcluster."""
     installed = PACKAGE_ROOT in (
         sysconfig.get_path("purelib"),
         sysconfig.get_path("platlib"),
@@ -63,9 +63,9 @@ def submit(
     ask: Ask,
     environ: Mapping[str, str],
 ) -> Job:
-    """Queue a job for a new run. Raises a TfclusterError; then nothing is left.
+    """Queue a job for a new run. Raises TfclusterError; then nothing is left.
 
-    What can be found wrong here is found here, not hours later in the queue.
+    Everything that can be checked is checked here, not hours later in the job.
     """
     prepared = prepare(description, expected(description))
     read_secrets(description.secrets, description.origins, environ)
@@ -73,12 +73,12 @@ def submit(
     paths = create_run(state, description.name, time.time())
     try:
         if description.named:
-            # The job holds it when it runs; now is the time to tell of a conflict.
+            # The job holds the name when it runs; a conflict is reported already now.
             hold_name(state, description.name, paths.run, now_s=time.time()).release()
         script = paths.root / SCRIPT
         text = scheduler.render(description, launcher_at(paths))
         write_private(script, text.encode(errors="surrogateescape"))
-        write_private(paths.launcher_log, b"")  # or it would be for others to read
+        write_private(paths.launcher_log, b"")  # otherwise others could read it
         hand_over(paths, description, environ, state)
         document = task_parts(prepared.document(str(paths.logs)), prepared.cluster)
         replace_json(paths.plan, document)
@@ -92,7 +92,7 @@ def submit(
 
 
 def find_job(paths: RunPaths) -> Job | None:
-    """The job that a run was submitted as; None: it was launched without one."""
+    """The job of a run; None if it was launched without one."""
     found = read_json(paths.job)
     if found is None:
         return None

@@ -1,4 +1,4 @@
-"""The launcher within the job: it takes up the run that was begun at submission."""
+"""The launcher in the job: continues the run that was begun at submission."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ _NEXT = "next.json"
 
 
 def run_submitted(folder: Path, environ: Mapping[str, str]) -> int:
-    """Run what was handed over in ``folder``; the exit code. Raises a TfclusterError.
+    """Run what was handed over in ``folder``; returns the exit code.
 
-    A job that was requeued begins a run of its own and leaves the old record as it is.
+    A requeued job begins a new run and does not touch the old record. Raises
+    TfclusterError.
     """
     first = RunPaths(folder)
     given = job_input.read(first)
@@ -42,14 +43,14 @@ def run_submitted(folder: Path, environ: Mapping[str, str]) -> int:
 
 
 def successor(paths: RunPaths) -> RunPaths | None:
-    """The run that a requeued job began after this one."""
+    """The run that a requeued job began after this one, or None."""
     found = read_json(paths.root / _NEXT) or {}
     run = found.get("run")
     return RunPaths(paths.root.parent / run) if isinstance(run, str) else None
 
 
 def _was_cut_off(paths: RunPaths) -> bool:
-    """Its launcher has written no end, and lives no more."""
+    """Whether its launcher is dead and has not recorded an end."""
     view = read_run(paths, now_s=time.time())
     dead = view.state is RunState.LOST or view.unknown_since_s is not None
     return dead and all(event["type"] != "end" for event in read_events(paths.events))

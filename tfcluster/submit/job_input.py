@@ -1,7 +1,7 @@
-"""What a job is told that will run elsewhere and later: one private file in its run.
+"""The input of a job that runs elsewhere and later: a private file in its run's folder.
 
-The description is handed over as it was understood, so that neither the file nor the
-environment that it was read in need be there. Knows nothing of schedulers.
+It has the checked Description, so that neither the configuration file nor the user's
+environment is needed in the job. Knows nothing of schedulers.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _SECRET = "secret-"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobInput:
-    """What the launcher in the job starts from."""
+    """What the launcher in the job reads."""
 
     description: Description
-    """Its secrets are read from files: the job has no variables of ours."""
+    """All its secrets are in files: the job does not have our environment."""
     state: Path
     """The state folder, which the job must see under the same path."""
 
@@ -41,9 +41,9 @@ def hand_over(
     environ: Mapping[str, str],
     state: Path,
 ) -> None:
-    """Put it into the run's folder, for its owner's eyes. Raises OSError.
+    """Write the Handover into the run's folder, as private files. Raises OSError.
 
-    Of ``environ`` that is the values of secrets, each in a file of its own.
+    Of ``environ``, it takes only the values of secrets, each into a file of its own.
     """
     secrets = dict(description.secrets)
     for name, secret in description.secrets.items():
@@ -57,7 +57,7 @@ def hand_over(
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """A new file that only we can read, on the disk afterwards. Raises OSError."""
+    """Write a new private file, durably. Raises OSError."""
     descriptor = open_private(path, os.O_WRONLY | os.O_EXCL)
     try:
         write_all(descriptor, data)
@@ -86,13 +86,13 @@ def read(paths: RunPaths) -> JobInput:
 
 
 def forget(paths: RunPaths) -> None:
-    """The job is over and will not begin again: its secrets need not lie there."""
+    """Remove the files with secrets: the job is over and will not start again."""
     for file in (paths.root / FILE, *paths.root.glob(f"{_SECRET}*")):
         file.unlink(missing_ok=True)
 
 
 def _plain(value: object) -> Any:
-    """Frozen data as what JSON has."""
+    """Frozen dataclasses as JSON types."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {
             field.name: _plain(getattr(value, field.name))
@@ -108,7 +108,7 @@ def _plain(value: object) -> Any:
 
 
 def _typed(kind: Any, value: Any) -> Any:
-    """``value`` as ``kind`` again. Raises KeyError, TypeError or ValueError."""
+    """The inverse of ``_plain``. Raises KeyError, TypeError or ValueError."""
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
         if value is None:

@@ -1,6 +1,6 @@
-"""How the run of a submitted job stands: its record, and what the scheduler adds to it.
+"""The state of a submitted run: its record, completed by the scheduler's answers.
 
-The record is silent until the launcher starts in the job, and again if the job is
+The record tells nothing before the launcher starts in the job, and after the job was
 killed; only then is the scheduler asked.
 """
 
@@ -29,12 +29,12 @@ from tfcluster.submit.scheduler import JobPhase, JobState, SchedulerError
 
 ASK_S = 10.0
 SETTLING_S = 20.0
-"""After a job ended, so long may its last words be on their way in a shared folder."""
+"""How long a job's last events may take to appear in a shared folder."""
 _TAIL_LINES = 15
 
 
 def standing(view: RunView, paths: RunPaths, environ: Mapping[str, str]) -> RunView:
-    """``view`` with the scheduler's word, where that is the only one there is."""
+    """``view``, with the scheduler's answer if the record does not tell the state."""
     if view.state.final or not _needs_word(view):
         return view
     job = find_job(paths)
@@ -58,7 +58,7 @@ def _needs_word(view: RunView) -> bool:
 
 
 def ask_state(job: Job, ask: Ask) -> JobState:
-    """How the scheduler says the job stands. Raises SchedulerError: it does not."""
+    """The job's state from the scheduler. Raises SchedulerError if it is unknown."""
     scheduler = scheduler_of(job.backend)
     if scheduler is None:
         raise SchedulerError(f"{job.backend} is no scheduler")
@@ -77,19 +77,19 @@ def waiting(job: Job, state: JobState, *, since_s: float | None = None) -> str:
 
 
 def _spoken(word: str) -> str:
-    """``PENDING`` need not be shouted; ``Eqw`` is a name."""
+    """Lower-case ``PENDING``, but not ``Eqw``."""
     return word.lower() if word.isupper() else word
 
 
 def ended(job: Job, state: JobState) -> str:
-    """Why there is no end in the record, in one sentence."""
+    """One sentence: why the record has no end."""
     how = "is gone" if state.phase is JobPhase.GONE else f"ended as {state.word}"
     told = f" ({state.reason})" if state.reason else ""
     return f"job {job.id} {how}{told} before the launcher had told how the run ended"
 
 
 def still_there(job: Job) -> str:
-    """The run is lost, but its job is not over: what that means, and what to do."""
+    """One sentence for a lost run whose job is not over, and how to end the job."""
     scheduler = scheduler_of(job.backend)
     argvs = scheduler.cancel_argvs(job.id, now=True) if scheduler else ()
     ends = "".join(f"; `{shlex.join(argv)}` ends it" for argv in argvs[-1:])
@@ -112,7 +112,7 @@ def _lost(view: RunView, job: Job, state: JobState) -> RunView:
 
 
 def settle(paths: RunPaths, state: RunState, code: ExitCode, reason: str) -> None:
-    """Write the end of a run that no launcher of its own will ever write."""
+    """Write the end of a run whose launcher will never write it."""
     job = read_json(paths.job) or {}
     with contextlib.suppress(ResourceError):
         writer = Writer(paths)
@@ -136,7 +136,7 @@ def settle(paths: RunPaths, state: RunState, code: ExitCode, reason: str) -> Non
 
 
 def log_tail(paths: RunPaths) -> list[str]:
-    """The last words of the launcher, or of the scheduler in its place."""
+    """The last lines of the launcher's output, or of the scheduler's."""
     try:
         return last_lines(paths.launcher_log, _TAIL_LINES)
     except OSError:

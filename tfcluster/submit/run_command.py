@@ -1,4 +1,4 @@
-"""Runs the commands of a scheduler: an argv, no shell, a deadline."""
+"""Runs the commands of a scheduler: without a shell, with a deadline."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from tfcluster.submit.scheduler import Answer
 ASK_S = 30.0
 
 Ask = Callable[[tuple[str, ...]], Answer]
-"""Runs an argv to its end. Never raises: what fails has an exit code and words."""
+"""Runs an argv to its end. Never raises: a failure is an Answer, too."""
 
 
 def asker(environ: Mapping[str, str], timeout_s: float = ASK_S) -> Ask:
-    """Asks with ``environ``, which has the PATH and where the controller is."""
+    """An Ask with ``environ``, which has PATH and the controller's address."""
 
     def ask(argv: tuple[str, ...]) -> Answer:
         try:
@@ -27,7 +27,7 @@ def asker(environ: Mapping[str, str], timeout_s: float = ASK_S) -> Ask:
                 timeout=timeout_s,
                 check=False,
                 env={**environ, "LC_ALL": "C"},
-                # Ctrl-C is for us to hear, who then tell the scheduler.
+                # Ctrl-C must reach only us; we tell the scheduler then.
                 start_new_session=True,
             )
         except FileNotFoundError:

@@ -1,7 +1,7 @@
-"""What a batch scheduler is asked and what it answers; nothing here asks it.
+"""The protocol of a batch scheduler, and the types of its answers. Pure.
 
-A scheduler is a set of pure functions: description to script, question to argv, answer
-to meaning. Who runs the argv, and when, is not known here.
+A scheduler is a set of pure functions: Description to script, question to argv, answer
+to meaning. Other modules run the argvs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tfcluster.model import Description
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a command of the scheduler ended with."""
+    """The result of a command of the scheduler."""
 
     exit_code: int
     stdout: str
@@ -25,7 +25,7 @@ class Answer:
 
 
 class JobPhase(Enum):
-    """How far a job is. ``GONE``: the scheduler does not know it (any more)."""
+    """How far a job is. ``GONE``: the scheduler does not know it (any longer)."""
 
     PENDING = "pending"
     RUNNING = "running"
@@ -37,29 +37,29 @@ class JobPhase(Enum):
 class JobState:
     phase: JobPhase
     word: str
-    """The scheduler's own word: ``PENDING``, ``Eqw``."""
+    """The scheduler's own term: ``PENDING``, ``Eqw``."""
     reason: str | None = None
-    """Why it is in this state, as people should read it."""
+    """Why it is in this state, for people."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launcher:
-    """What the script starts, and where its words go; all paths absolute."""
+    """What the script starts, and where its output goes; all paths are absolute."""
 
     run: str
-    """The run id; the job's name is the description's."""
+    """The run id; the job's name is that of the Description."""
     folder: Path
-    """The run's folder, which holds what is handed over."""
+    """The run's folder, which has the job's input."""
     log: Path
     """The launcher's own output."""
     python: str
-    """The interpreter that tfcluster runs under."""
+    """The interpreter of tfcluster."""
     root: Path | None
-    """The folder to find tfcluster in, where the interpreter does not know it."""
+    """The folder that contains tfcluster; None: it is installed."""
 
 
 class SchedulerError(ValueError):
-    """An answer that cannot be used; ``message`` and ``hint`` are for people."""
+    """An answer that is unusable; ``message`` and ``hint`` are for people."""
 
     def __init__(self, message: str, hint: str | None = None) -> None:
         super().__init__(message)
@@ -68,38 +68,38 @@ class SchedulerError(ValueError):
 
 
 class Scheduler(Protocol):
-    """One batch scheduler. No method has an effect."""
+    """One batch scheduler. No method has side effects."""
 
     @property
     def name(self) -> str:
-        """As its users write it: ``Slurm``, ``Grid Engine``."""
+        """Its name for people: ``Slurm``, ``Grid Engine``."""
 
     def is_inside(self, environ: Mapping[str, str]) -> bool:
-        """Whether ``environ`` is that of an allocation of this scheduler."""
+        """Whether ``environ`` is that of one of its allocations."""
 
     def render(self, description: Description, launcher: Launcher) -> str:
         """The script to submit. Raises ConfigError for values it cannot hold."""
 
     def submit_argv(self, script: Path) -> tuple[str, ...]:
-        """Submits ``script`` and prints the job id."""
+        """The command that submits ``script`` and prints the job id."""
 
     def parse_job_id(self, answer: Answer) -> str:
         """The id in the answer to ``submit_argv``. Raises SchedulerError."""
 
     def state_argv(self, job: str) -> tuple[str, ...]:
-        """Asks how a job stands."""
+        """The command that asks for a job's state."""
 
     def parse_state(self, job: str, answer: Answer) -> JobState:
-        """The answer to ``state_argv``. Raises SchedulerError: no answer at all."""
+        """The answer to ``state_argv``. Raises SchedulerError if it is unusable."""
 
     def books_argv(self, job: str) -> tuple[str, ...] | None:
-        """Asks how a job has ended that is ``GONE``; None: there is nobody to ask."""
+        """The command that asks how a ``GONE`` job ended; None: there is none."""
 
     def parse_books(self, answer: Answer) -> str | None:
-        """How it ended, in a few words; None: nothing is written of it (yet)."""
+        """How the job ended, in a few words; None: not known (yet)."""
 
     def cancel_argvs(self, job: str, *, now: bool) -> tuple[tuple[str, ...], ...]:
-        """Ends a job, pending or running: these commands in turn, failures ignored.
+        """The commands that end a job, to be run in turn, ignoring failures.
 
         Without ``now`` the launcher in it is told to stop its tasks in order.
         """

@@ -1,6 +1,6 @@
-"""What submit scripts of all schedulers have in common. Pure.
+"""What the submit scripts of all schedulers have in common. Pure.
 
-Values become lines only through ``require_plain``: what holds a control character could
+Values get into lines only through ``require_plain``: text with a line break could
 become a directive of its own.
 """
 
@@ -19,7 +19,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 def require_plain(where: str, value: str) -> str:
-    """``value`` if it is one line; ``where`` names it. Raises ConfigError."""
+    """``value`` if it is one line; ``where`` is its name. Raises ConfigError."""
     if _CONTROL.search(value):
         raise ConfigError(
             [Problem(where, f"{value!r} cannot stand in a script: it is not one line")]
@@ -42,7 +42,7 @@ def heading(description: Description) -> list[str]:
 
 
 def body(launcher: Launcher) -> list[str]:
-    """The commands: the same for every description, but for three paths."""
+    """The commands, which differ only in three paths."""
     folder = require_plain("state folder", str(launcher.folder))
     home = require_plain("package", str(launcher.root or launcher.folder))
     python = require_plain("python", launcher.python)

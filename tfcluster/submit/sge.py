@@ -1,7 +1,7 @@
-"""Grid Engine: a description as a qsub script, and what its commands answer. Pure.
+"""Grid Engine: renders qsub scripts, and parses the answers of its commands. Pure.
 
-qsub(1), qstat(1), qdel(1). qsub looks for directives in all of a script, so every line
-of it is either constant or made of values of known kinds (``script.body``).
+qsub(1), qstat(1), qdel(1). qsub searches a whole script for directives, so every line
+is either constant or made of checked values (``script.body``).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tfcluster.submit.sge_state import job_state
 
 _PLAIN = re.compile(r"[A-Za-z0-9_./+@=,:%*|!&-]+")
 _PATH = re.compile(r"[A-Za-z0-9_./+@=,%~<>-]+")
-"""In a path, ``$`` would begin a variable of qsub's and ``:`` end a host."""
+"""In a path, ``$`` would begin a variable of qsub, and ``:`` would end a host."""
 _RESOURCE = re.compile(r"[A-Za-z0-9_.-]+=[A-Za-z0-9._:+/@%*|!&-]+")
 
 _DENIED = {
@@ -81,7 +81,7 @@ class SgeScheduler:
         return ("qsub", "-terse", str(script))
 
     def parse_job_id(self, answer: Answer) -> str:
-        """The last line that is one: prologs and JSVs may say things before."""
+        """The last line that is an id: prologs and JSVs may print lines before it."""
         if answer.exit_code == 0:
             for line in reversed(answer.stdout.splitlines()):
                 match = _JOB_ID.fullmatch(line.strip()) or _TOLD.match(line.strip())
@@ -102,13 +102,13 @@ class SgeScheduler:
         return verdict(answer.stdout)
 
     def cancel_argvs(self, job: str, *, now: bool) -> tuple[tuple[str, ...], ...]:
-        # With -notify the launcher hears USR2 first. There is no faster way: a job that
-        # is being deleted is not told again.
+        # With -notify the launcher gets SIGUSR2 first. There is no faster way: a job
+        # that is being deleted gets no further signal.
         return (("qdel", job),)
 
 
 def _asked(description: Description) -> Iterator[str]:
-    """The directives that the description asks for."""
+    """The directives for the settings of the Description."""
     sge = description.sge
     yield f"-N {_job_name(description)}"
     slots = sge.slots or len(description.task_ids())
@@ -129,7 +129,7 @@ def _asked(description: Description) -> Iterator[str]:
 
 
 def _job_name(description: Description) -> str:
-    """The run's name; to Grid Engine it must not begin with a digit."""
+    """The run's name; for Grid Engine it must not begin with a digit."""
     name = _value("name", description.name)
     return f"j{name}" if name[0].isdigit() else name
 
@@ -169,7 +169,7 @@ def _fixed(launcher: Launcher) -> Iterator[str]:
 
 
 def _options(description: Description) -> Iterator[str]:
-    """``sge.options``: a directive for each that begins with ``-``, with its values."""
+    """``sge.options`` as directives; each word with ``-`` begins one, values follow."""
     lines: list[list[str]] = []
     for index, word in enumerate(description.sge.options):
         where = _origin(description, f"sge.options.{index}", "sge.options")

@@ -1,7 +1,7 @@
-"""What ``qacct -j JOB`` says of a job that qstat no longer knows. Pure.
+"""Parses ``qacct -j JOB``, for a job that qstat no longer knows. Pure.
 
-Grid Engine writes its books late (15 s, or more) and a site may keep none, so that no
-answer means nothing at all.
+Grid Engine writes its accounting late (15 s or more), and a site may keep none, so a
+missing entry means nothing.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import re
 
 _RULE = re.compile(r"^=+$", re.MULTILINE)
 _RESCHEDULED = "25"
-"""The number in ``failed`` of a life of the job that was followed by another."""
+"""The code in ``failed`` if the job was rescheduled and started again."""
 
 
 def verdict(text: str) -> str | None:
-    """How the job itself ended, in a few words; None: nothing is written of it.
+    """How the job ended, in a few words; None: there is no entry.
 
     ``failed 100 : assumedly after job, exit status 137 (Killed)``
     """
@@ -35,9 +35,9 @@ def _fields(part: str) -> dict[str, str]:
 
 
 def _of_the_job(records: list[dict[str, str]]) -> dict[str, str]:
-    """Every qrsh has a record, too; the job's own spans all of them.
+    """The job's own record: each qrsh has one, too, but none lasts as long.
 
-    Of several lives of a job, the last one counts.
+    Records of earlier starts of a rescheduled job do not count.
     """
     lives = [r for r in records if _number(r.get("failed", "0")) != _RESCHEDULED]
     return max(lives or records, key=_wallclock_s)
@@ -48,6 +48,6 @@ def _number(text: str) -> str:
 
 
 def _wallclock_s(record: dict[str, str]) -> float:
-    """Seconds, written as ``12s``, ``12`` or ``12.345``."""
+    """Parse seconds, written as ``12s``, ``12`` or ``12.345``."""
     match = re.match(r"[0-9]+(?:\.[0-9]+)?", record.get("ru_wallclock", ""))
     return float(match[0]) if match else 0.0

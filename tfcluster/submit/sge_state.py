@@ -1,4 +1,4 @@
-"""How a job of Grid Engine stands, and why, from ``qstat -j JOB -xml``. Pure."""
+"""Parses the state of a Grid Engine job from ``qstat -j JOB -xml``. Pure."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _STAMP = re.compile(r"^\d\d/\d\d/\d{4} [\d:.]+ (?:\[\d+:\d+\]: )?(?:error: )?")
 """``11/21/2026 04:24:37 [0:203]: error: `` before the reason of an error."""
 _SHOWN_REASONS = 3
 _FINISHED = 0x10000
-"""JFINISHED of the bits in JAT_status; 0 is a task that has not begun."""
+"""The bit JFINISHED of JAT_status; a status of 0 is a task that has not begun."""
 
 
 def job_state(job: str, answer: Answer) -> JobState:
-    """What the answer says of ``job``. Raises SchedulerError: it says nothing."""
+    """The state of ``job``. Raises SchedulerError if the answer is unusable."""
     if _GONE.search(answer.stdout + answer.stderr):
         return JobState(JobPhase.GONE, "gone")
     try:
@@ -26,7 +26,7 @@ def job_state(job: str, answer: Answer) -> JobState:
         said = " ".join((answer.stderr or answer.stdout).split())
         raise SchedulerError(said[:300] or "qstat says nothing") from error
     if root.tag != "detailed_job_info":
-        # An answer and no failure to qstat: that the qmaster cannot be reached.
+        # qstat answers this, without an error code, if it cannot reach the qmaster.
         said = "; ".join(_texts(root.iter("AN_text")))
         raise SchedulerError(said or f"qstat says nothing of job {job}")
     if job not in (found.text for found in root.iter("JB_job_number")):
@@ -51,9 +51,9 @@ def job_state(job: str, answer: Answer) -> JobState:
 
 
 def _reasons(root: ElementTree.Element) -> list[str]:
-    """Why it is not started; what concerns this very job comes first.
+    """Why it is not started; reasons about this job alone come first.
 
-    Empty where the site has it switched off (sched_conf(5), ``schedd_job_info``).
+    Empty if the site has switched it off (sched_conf(5), ``schedd_job_info``).
     """
     own = [
         text
@@ -73,5 +73,5 @@ def _folded(reasons: list[str]) -> str | None:
 
 
 def _texts(elements: Iterable[ElementTree.Element]) -> list[str]:
-    """What the elements hold, each on one line."""
+    """The texts of the elements, each as one line."""
     return [" ".join(element.text.split()) for element in elements if element.text]

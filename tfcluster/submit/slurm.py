@@ -1,7 +1,7 @@
-"""Slurm: a description as an sbatch script, and what its commands answer. Pure.
+"""Slurm: renders sbatch scripts, and parses the answers of its commands. Pure.
 
-sbatch(1), squeue(1), scontrol(1), scancel(1). Directives come only from values of known
-kinds; the script's commands are constant (``script.body``).
+sbatch(1), squeue(1), scontrol(1), scancel(1). Directives are made only of checked
+values; the script's commands are constant (``script.body``).
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from tfcluster.submit.scheduler import (
 from tfcluster.submit.script import body, heading, require_plain
 
 WARNING_S = 60
-"""How long before the time limit the launcher is told of it, at least."""
+"""How long before the time limit the launcher is warned, at least."""
 _SWEEP_S = 20
-"""What the end of a run may take beyond the grace of its tasks."""
+"""How long the end of a run may take beyond the grace of its tasks."""
 
 _PLAIN = re.compile(r"[A-Za-z0-9_./+@=,:%*-]+")
 _OPTION = re.compile(r"--[a-z][a-z0-9-]*(?:=.*)?|-[A-Za-z].*", re.DOTALL)
@@ -119,7 +119,7 @@ class SlurmScheduler:
         return JobState(_phase(word), word, _reason(reason.strip()))
 
     def books_argv(self, job: str) -> tuple[str, ...] | None:
-        return None  # squeue itself tells of jobs that are over
+        return None  # squeue also knows jobs that are over
 
     def parse_books(self, answer: Answer) -> str | None:
         return None
@@ -127,7 +127,7 @@ class SlurmScheduler:
     def cancel_argvs(self, job: str, *, now: bool) -> tuple[tuple[str, ...], ...]:
         if now:
             return (("scancel", "--quiet", job),)
-        # The launcher takes the batch shell's place, so that it is the one who hears.
+        # The launcher replaces the batch shell (exec), so the signal reaches it.
         return (
             ("scancel", "--quiet", "--state=PENDING", job),
             ("scancel", "--quiet", "--batch", "--signal=INT", job),
@@ -135,7 +135,7 @@ class SlurmScheduler:
 
 
 def _asked(description: Description) -> Iterator[str]:
-    """The directives that the description asks for."""
+    """The directives for the settings of the Description."""
     slurm = description.slurm
     yield f"--job-name={_value('name', description.name)}"
     if slurm.nodes is not None:
@@ -155,7 +155,7 @@ def _asked(description: Description) -> Iterator[str]:
 
 
 def _fixed(description: Description, launcher: Launcher) -> Iterator[str]:
-    """The directives that every job has, where the options do not have their own."""
+    """The directives that every job has, unless its options set them."""
     options = description.slurm.options
     if not _given(options, "--export"):
         yield "# Nothing of the shell that submits; 'env:' and 'secrets:' are for that."
@@ -171,7 +171,7 @@ def _fixed(description: Description, launcher: Launcher) -> Iterator[str]:
 
 
 def _warning_s(description: Description) -> int:
-    """Long enough to end in order; of a short limit no more than a quarter."""
+    """Enough seconds to end in order, but at most a quarter of a short limit."""
     wanted = max(WARNING_S, ceil(description.grace_s) + _SWEEP_S)
     limit_s = None
     if description.slurm.time is not None:
@@ -180,7 +180,7 @@ def _warning_s(description: Description) -> int:
 
 
 def seconds(time: str) -> int | None:
-    """A time as Slurm takes it: ``90`` minutes, ``H:MM:SS``, ``D-HH``; None: no end."""
+    """Parse a time: ``90`` (minutes), ``H:MM:SS``, ``D-HH``; None: unlimited."""
     days, dash, rest = time.rpartition("-")
     words = rest.split(":")
     if not all(word.isdecimal() for word in words):
@@ -197,7 +197,7 @@ def seconds(time: str) -> int | None:
 
 
 def _value(where: str, text: str) -> str:
-    """``text`` as sbatch reads it back from a directive. Raises ConfigError."""
+    """``text`` quoted for a directive of sbatch if needed. Raises ConfigError."""
     require_plain(where, text)
     if _PLAIN.fullmatch(text):
         return text
@@ -225,7 +225,7 @@ def _option(index: int, option: str, description: Description) -> str:
 
 
 def _denial(name: str) -> str | None:
-    """Why an option may not be given. getopt takes any beginning of a long name."""
+    """Why an option is refused. getopt accepts any prefix of a long name."""
     if not name.startswith("--"):
         long = _DENIED_LETTERS.get(name[1:2])
         return None if long is None else _DENIED[long]
@@ -256,7 +256,7 @@ def _phase(word: str) -> JobPhase:
 
 
 def _reason(text: str) -> str | None:
-    """``(Resources)`` with what it means."""
+    """``(Resources)`` with its meaning."""
     known = text.strip("()")
     meaning = _REASONS.get(known.split(",")[0], "")
     if meaning is None:
@@ -279,7 +279,7 @@ def _refusal(answer: Answer) -> SchedulerError:
 
 
 def _own_words(answer: Answer) -> str:
-    """What Slurm says, in one line, without the names of its commands."""
+    """Slurm's message in one line, without the names of its commands."""
     lines = [
         re.sub(r"^[a-z]+: (?:error: |fatal: )?", "", line.strip())
         for line in answer.stderr.splitlines()

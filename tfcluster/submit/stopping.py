@@ -1,4 +1,4 @@
-"""Ending a submitted job from wherever its scheduler can be told so."""
+"""Ends a submitted job, from any host that can reach its scheduler."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _POLL_S = 0.5
 def cancel(job: Job, ask: Ask, *, now: bool) -> str | None:
     """Have the scheduler end the job, in order unless ``now``.
 
-    Returns its words where it did nothing.
+    Returns the scheduler's message if it failed, else None.
     """
     scheduler = scheduler_of(job.backend)
     if scheduler is None:
@@ -37,9 +37,9 @@ def cancel(job: Job, ask: Ask, *, now: bool) -> str | None:
 def stop_job(
     job: Job, *, now: bool, environ: Mapping[str, str], say: Callable[[str], None]
 ) -> RunView:
-    """Cancel a job and wait until its run is over; how it stands then.
+    """Cancel a job and wait until its run is over; returns the run's final state.
 
-    Raises ContactLostError where the scheduler does not answer, or the job stays.
+    Raises ContactLostError if the scheduler does not answer, or the job does not end.
     """
     ask = asker(environ)
     say(f"cancelling job {job.id}")
@@ -56,7 +56,7 @@ def stop_job(
         if gone_at is not None and time.monotonic() - gone_at >= settling_s:
             why = f"job {job.id} was cancelled"
             settle(job.paths, RunState.STOPPED, ExitCode.TERMINATED, why)
-        time.sleep(_POLL_S)  # the queue's pace
+        time.sleep(_POLL_S)  # a scheduler must not be asked too often
     raise ContactLostError(
         f"job {job.id} was told to end, but has not",
         hint=f"tfcluster stop --now {job.paths.run}",

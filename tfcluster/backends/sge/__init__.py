@@ -1,7 +1,7 @@
 """Grid Engine: the hosts of a job's parallel environment, and ``qrsh -inherit``.
 
-Works inside a job; how jobs are submitted is not known here. The host on which the
-job's script runs needs no qrsh: its agent is a child process, as on one machine.
+Works inside a job; ``submit`` submits jobs. The host on which the job's script runs
+needs no qrsh: its agent is a child process, as with the backend ``local``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SWEEP_S = 5.0
 
 
 class SgeBackend:
-    """The slots that were granted, host by host, in Grid Engine's order."""
+    """The granted hosts and slots, in Grid Engine's order."""
 
     def allocate(self, description: Description, env: Mapping[str, str]) -> Allocation:
         own = own_names(env)
@@ -53,14 +53,14 @@ class SgeBackend:
         )
 
     def longest_grace_s(self, env: Mapping[str, str]) -> float | None:
-        """What is left of the queue's notice after the sweep has had its part."""
+        """The queue's notice before it kills, less the time that a sweep needs."""
         master = Qmaster(env)
         job = master.job()
         notice_s = master.notice_s() if job is not None and job.notify else None
         return None if notice_s is None else max(1.0, notice_s - _SWEEP_S)
 
     def why_ending(self, env: Mapping[str, str]) -> ExitCode | None:
-        """qdel, the end of the time and `qmod -rj` all send the same signal."""
+        """Ask the qmaster: qdel, the time limit and `qmod -rj` send the same signal."""
         job = Qmaster(env).job()
         if job is None:
             return None
@@ -73,15 +73,15 @@ class SgeBackend:
         return None if index == "undefined" else index
 
     def harmless_signals(self, description: Description) -> frozenset[signal.Signals]:
-        """With -notify USR1 comes before a suspension; else it is the word of s_rt."""
+        """-notify sends SIGUSR1 before a suspension; but s_rt sends it at its limit."""
         words = (*description.sge.resources, *description.sge.options)
         limited = any(word.startswith("s_rt") for word in words)
         return frozenset() if limited else frozenset({signal.SIGUSR1})
 
 
 def _launched_s() -> float:
-    """When this process was started, in seconds since the epoch."""
-    import psutil  # on use: most launches come to an end of their own
+    """When this process was started, as Unix time."""
+    import psutil  # imported here: most launches end by themselves
 
     return float(psutil.Process().create_time())
 

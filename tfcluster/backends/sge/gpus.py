@@ -1,6 +1,6 @@
-"""Which GPUs the job was given on each host: as variables there say, nothing else.
+"""Finds the GPUs that a job was given on each host, from environment variables there.
 
-Sites name and set them each in their own way, and only on the host itself do they hold.
+Sites set them under different names, and they are valid only on the host itself.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from tfcluster.errors import StartError
 ASK_S = 60.0
 
 _VARIABLES = ("CUDA_VISIBLE_DEVICES", "SGE_HGR_gpu", "SGV_HGR_gpu", "SGE_GPU")
-"""The first one that is set counts."""
+"""Variables that name GPUs; the first one that is set counts."""
 _GPU = re.compile(r"[0-9]+|(?:GPU|MIG)-[0-9A-Za-z/-]+")
 _NO_GPUS = {"", "-1", "none", "NoDevFiles"}
 _MARK = "tfcluster-gpus"
 _AT_ONCE = 32
 
-# Constant: nothing of a description or of an environment here goes into it.
+# A constant: no input of a user goes into this shell command.
 _ASK = f'echo "{_MARK} ' + "|".join(f"${{{name}-unset}}" for name in _VARIABLES) + '"'
 
 
 def given(env: Mapping[str, str]) -> tuple[str, ...] | None:
-    """The GPUs that these variables name.
+    """The GPUs that these variables name; () for none.
 
-    None where nothing tells, or where the words are none that CUDA knows.
+    None if no variable is set, or if it has no device names that CUDA knows.
     """
     for name in _VARIABLES:
         text = env.get(name)
@@ -45,7 +45,7 @@ def given(env: Mapping[str, str]) -> tuple[str, ...] | None:
 def ask(
     qrsh: str, hosts: Sequence[str], env: Mapping[str, str]
 ) -> dict[str, tuple[str, ...] | None]:
-    """The GPUs of other hosts, as a task of the job sees them. Raises StartError."""
+    """The job's GPUs on other hosts, by a qrsh task on each. Raises StartError."""
 
     def one(host: str) -> tuple[str, ...] | None:
         argv = qrsh_argv(qrsh, host, ("/bin/sh", "-c", _ASK))
@@ -56,7 +56,7 @@ def ask(
 
 
 def parse(host: str, said: str) -> tuple[str, ...] | None:
-    """What the answer of ``host`` names. Raises StartError where there is none."""
+    """The GPUs in the answer of ``host``. Raises StartError if there is no answer."""
     for line in said.splitlines():
         mark, _, values = line.partition(" ")
         if mark == _MARK:

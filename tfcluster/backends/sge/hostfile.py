@@ -1,4 +1,4 @@
-"""The file that ``$PE_HOSTFILE`` names: who gave how many slots. Pure."""
+"""Parses the file that ``$PE_HOSTFILE`` names: hosts and their slots. Pure."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import re
 
 
 class HostfileError(ValueError):
-    """Text that is no host file; the message says what is wrong with it."""
+    """Text that is not a host file; the message says why."""
 
 
 _NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?")
-"""A host's name; what begins with ``-`` would be an option of qrsh."""
+"""A host's name; one that begins with ``-`` would be an option of qrsh."""
 
 
 def slots_by_host(text: str) -> dict[str, int]:
-    """Slots by host, in the file's order, under exactly the names that it uses.
+    """Host -> slots, in the file's order, with names exactly as in the file.
 
     A line is ``HOST SLOTS [QUEUE@HOST [PROCESSORS]]`` (sge_pe(5)): the queue and the
     processors (``UNDEFINED`` or ``0,1:0,2``) are not needed here, and some variants
     leave them out. A host with slots in several queues has a line for each, so slots
-    are summed. Raises HostfileError for what is no such file.
+    are summed. Raises HostfileError if the text is not such a file.
     """
     slots: dict[str, int] = {}
     for number, line in enumerate(text.splitlines(), start=1):

@@ -1,6 +1,6 @@
-"""What the environment of a job says: its hosts, which of them this one is.
+"""Finds a job's hosts, and which of them is this one, from the job's environment.
 
-Reads the host file, which lies on this host only, and nothing else.
+Reads only the host file, which exists on no other host.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ _STALE = (
 def is_inside(env: Mapping[str, str]) -> bool:
     """Whether this is the environment of a job's script.
 
-    ``JOB_ID`` alone would not do: it is not Grid Engine's word only.
+    ``JOB_ID`` alone does not suffice: not only Grid Engine sets it.
     """
     return "JOB_ID" in env and "SGE_TASK_ID" in env
 
 
 def granted_slots(env: Mapping[str, str]) -> dict[str, int]:
-    """Slots by host, in the scheduler's order.
+    """Host -> slots, in the scheduler's order.
 
-    Raises StartError outside a job, ConfigError where the host file cannot be used.
+    Raises StartError outside of a job, ConfigError if the host file is unusable.
     """
     if not is_inside(env):
         raise StartError(
@@ -55,7 +55,7 @@ def granted_slots(env: Mapping[str, str]) -> dict[str, int]:
 
 
 def _parallel(env: Mapping[str, str]) -> str | None:
-    """What says that the job was submitted with -pe (submit(1)); None: nothing."""
+    """The variable that shows that the job was submitted with -pe (submit(1))."""
     if env.get("PE"):
         return f"PE={env['PE']}"
     slots = env.get("NSLOTS", "")
@@ -68,16 +68,16 @@ def _broken(path: str, problem: str, hint: str) -> ConfigError:
 
 
 def own_names(env: Mapping[str, str]) -> tuple[str, ...]:
-    """What this host is called, by Grid Engine (execd sets HOSTNAME) first."""
+    """This host's names; first that of Grid Engine, whose execd sets HOSTNAME."""
     names = (env.get("HOSTNAME", ""), socket.gethostname())
     return tuple(dict.fromkeys(name.lower() for name in names if name))
 
 
 def is_one_of(name: str, own: Iterable[str]) -> bool:
-    """Whether ``name`` is that of this host.
+    """Whether ``name`` is one of this host's names.
 
-    A short name and a qualified one agree in the first label; two qualified ones have
-    to be equal, since clusters of several domains number their hosts alike.
+    A short and a qualified name are equal if their first labels are. Two qualified
+    names must be equal, since clusters of several domains may use the same numbers.
     """
     return any(_same(name.lower(), other) for other in own)
 

@@ -1,4 +1,4 @@
-"""Where Grid Engine's programs lie, as the environment of a job tells."""
+"""Finds Grid Engine's programs by the environment of a job."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from tfcluster.errors import StartError
 
 
 def find_program(name: str, env: Mapping[str, str]) -> str:
-    """The path of qrsh or one of its kin. Raises StartError where there is none.
+    """The path of a program such as qrsh. Raises StartError if there is none.
 
-    A job's PATH may lack it; then it lies where the rest of Grid Engine does.
+    If it is not on the job's PATH, it is looked for below SGE_ROOT.
     """
     folders = [env.get("PATH", "")]
     if root := env.get("SGE_ROOT"):

@@ -1,7 +1,7 @@
-"""What the qmaster says of our own job while it runs, and of its queue.
+"""Asks the qmaster about our own running job and its queue.
 
-The answers are read by pure functions; only ``Qmaster`` runs a command, for ``ASK_S``
-at most, because its callers are in a hurry.
+Pure functions parse the answers; only ``Qmaster`` runs commands, never for longer than
+``ASK_S``, because its callers are in a hurry.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ _LIMITS = ("h_rt", "s_rt")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFacts:
-    """What ``qstat -j`` says of a running job."""
+    """What ``qstat -j`` tells about a running job."""
 
     notify: bool
-    """It is told before it is killed."""
+    """The job is warned before it is killed (qsub -notify)."""
     began_s: float
-    """Seconds since the epoch; 0: not known."""
+    """Unix time; 0: unknown."""
     limits_s: Mapping[str, float]
-    """The run time it asked for, ``h_rt`` and ``s_rt``, in seconds."""
+    """Its requested limits ``h_rt`` and ``s_rt``, in seconds."""
     waits: bool = False
-    """It is in the queue, although we run: it was rescheduled."""
+    """It is queued although we run, so it was rescheduled."""
 
     def is_over_time(self, now_s: float) -> bool:
-        """Whether one of its limits has come; qmaster's clock may differ a little."""
+        """Whether a limit is reached; tolerates qmaster's clock to differ by 2 s."""
         limit_s = min(self.limits_s.values(), default=0.0)
         return bool(limit_s and self.began_s) and now_s >= self.began_s + limit_s - 2
 
     def is_rescheduled(self, launched_s: float) -> bool:
-        """Whether who was launched then belongs to a life of the job that is over."""
+        """Whether the job was restarted after the launcher's start (Unix time)."""
         return self.waits or self.began_s > launched_s + 2
 
 
@@ -50,12 +50,12 @@ class Qmaster:
     environ: Mapping[str, str]
 
     def job(self) -> JobFacts | None:
-        """None: nobody says."""
+        """The facts about this job; None: unknown."""
         said = self._ask("qstat", "-j", self.environ.get("JOB_ID", ""), "-xml")
         return parse_job(said)
 
     def notice_s(self) -> float | None:
-        """Seconds between the warning and the end in our queue; None: nobody says."""
+        """Seconds from the queue's warning to its SIGKILL; None: unknown."""
         queue = self.environ.get("QUEUE")
         return parse_notice(self._ask("qconf", "-sq", queue)) if queue else None
 
@@ -75,7 +75,7 @@ class Qmaster:
 
 
 def parse_job(said: str) -> JobFacts | None:
-    """The answer to ``qstat -j JOB -xml``."""
+    """Parse the answer to ``qstat -j JOB -xml``; None if it is no such answer."""
     try:
         root = ElementTree.fromstring(said)
     except ElementTree.ParseError:
@@ -96,14 +96,14 @@ def parse_job(said: str) -> JobFacts | None:
 
 
 def parse_notice(said: str) -> float | None:
-    """``notify 00:00:60,[node1=00:01:30]`` of ``qconf -sq``: the least of them."""
+    """The least of ``notify 00:00:60,[node1=00:01:30]`` (``qconf -sq``), in seconds."""
     line = re.search(r"^notify\s+(.*)$", said.replace("\\\n", ""), re.MULTILINE)
     times = re.findall(r"(?:^|=)([0-9:]+)", line[1]) if line else []
     return min(map(seconds, times), default=None)
 
 
 def seconds(text: str) -> float:
-    """``90``, ``1:30`` or ``0:1:30``; the last part may exceed 59."""
+    """``90``, ``1:30`` or ``0:1:30`` in seconds; the last part may exceed 59."""
     total = 0
     for part in text.split(":"):
         total = total * 60 + int(part or 0)

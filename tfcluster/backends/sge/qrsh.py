@@ -1,7 +1,7 @@
 """``qrsh -inherit``: a process on another host of the same job, and its channel.
 
-What is started in this way is the job's own: it is counted, and ended with it. Knows
-no agent and no frames.
+Such a process is part of the job: Grid Engine accounts for it and ends it with the job.
+Knows no agent and no frames.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from tfcluster.backends.local import ProcessChannel
 from tfcluster.errors import StartError
 
 START_S = 60.0
-"""How long Grid Engine may take to start a process over there."""
+"""How long Grid Engine may take to start a process on the other host."""
 _END_S = 3.0
-"""How long qrsh may take to end when asked to; it tells the other side first."""
+"""How long qrsh may take to exit after SIGTERM; it tells the other side first."""
 
 _SHIELD = 'trap "" USR1 USR2; '
-"""The warnings of -notify go to every process of a task, and would end those that know
-nothing of them."""
+"""The signals of -notify go to every process of a task, and would kill those without a
+handler."""
 _BECOME = 'exec "$0" "$@"'
 _READY = "echo; "
-"""What qrsh is given before the process runs may get lost, and then it never runs (seen
-with 8.1.9, whenever the input was there first): so the process says an empty line."""
+"""Input that qrsh gets before the process runs may be lost, and then the process never
+runs (seen with 8.1.9). So the process prints an empty line when it is ready."""
 
 _MEANINGS = (
     (
@@ -41,30 +41,30 @@ _MEANINGS = (
 
 
 def qrsh_argv(qrsh: str, host: str, argv: Sequence[str]) -> tuple[str, ...]:
-    """Runs ``argv`` on ``host``, which must be named as PE_HOSTFILE does.
+    """The argv that runs ``argv`` on ``host``, named exactly as in PE_HOSTFILE.
 
-    The user's shell over there reads the words once more, so each is quoted. Standard
-    input stays open (no ``-nostdin``): it is what an agent lives on.
+    The user's shell on that host parses the words again, so each is quoted. Standard
+    input stays open (no ``-nostdin``), because it is the agent's channel.
     """
     over_there = ("/bin/sh", "-c", _SHIELD + _READY + _BECOME, *argv)
     return (qrsh, "-inherit", host, *map(shlex.quote, over_there))
 
 
 def shielded(argv: Sequence[str]) -> tuple[str, ...]:
-    """``argv`` on this host, deaf to the warnings that the launcher hears itself."""
+    """``argv`` with SIGUSR1 and SIGUSR2 ignored: the launcher handles them."""
     return ("/bin/sh", "-c", _SHIELD + _BECOME, *argv)
 
 
 def meaning(words: str) -> str | None:
-    """What qrsh's message means for a person, if it is a known one."""
+    """An explanation of qrsh's message, or None if it is unknown."""
     return next((text for sign, text in _MEANINGS if sign in words), None)
 
 
 class QrshChannel(ProcessChannel):
-    """The standard streams of a process over there, by way of our child qrsh."""
+    """The standard streams of a process on another host, through our child qrsh."""
 
     def wait_until_ready(self, host: str, timeout_s: float = START_S) -> None:
-        """Until the process runs; nothing must be written before. Raises StartError."""
+        """Wait until the process runs; write nothing before. Raises StartError."""
         readable, _, _ = select.select([self._stdout], [], [], timeout_s)
         if readable and os.read(self._stdout, 1):
             return
@@ -86,7 +86,7 @@ class QrshChannel(ProcessChannel):
             return
 
     def diagnosis(self) -> str:
-        """How it ended, with what that means in front where it is known."""
+        """How it ended, preceded by an explanation if there is one."""
         plain = super().diagnosis()
         text = meaning(self.last_words())
         return f"{text}: {plain}" if text else plain

@@ -1,4 +1,4 @@
-"""The hosts of the Slurm job that we are in; one srun step starts the agent of each."""
+"""Slurm: the hosts of the job that we are in; an srun step starts each agent."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class SlurmBackend:
         return _SrunStarter(description.python, groups, step_environ(env))
 
     def longest_grace_s(self, env: Mapping[str, str]) -> float | None:
-        """Slurm kills KillWait after it said TERM; the sweep needs some of that."""
+        """KillWait, the time from SIGTERM to SIGKILL, less what a sweep needs."""
         wait_s = Controller(env).kill_wait_s()
         return None if wait_s is None else max(1.0, wait_s - 5.0)
 
@@ -99,7 +99,7 @@ class _SrunStarter:
 def _devices(
     found: tuple[Node, ...], env: Mapping[str, str]
 ) -> dict[str, tuple[str, ...] | None]:
-    """The GPUs of each node, as a step there sees them. Raises StartError."""
+    """The job's GPUs on each node, by a step that runs there. Raises StartError."""
     devices: dict[str, tuple[str, ...] | None] = {}
     for group in dict.fromkeys(node.group for node in found):
         here = [node for node in found if node.group == group]

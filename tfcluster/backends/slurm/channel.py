@@ -1,4 +1,4 @@
-"""The channel to an agent that srun started: its words, when it ends, are explained."""
+"""The channel to an agent that srun started, with explanations of srun's messages."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ STEP_END_S = 6.0
 
 
 class StepChannel(ProcessChannel):
-    """The standard streams of a step's one task, by way of our child srun."""
+    """The standard streams of a step's only task, through our child srun."""
 
     def kill(self) -> None:
-        # srun passes a second SIGINT on as the end of the step; SIGTERM it passes on
-        # to the task, whose guard then sweeps. Only after that it is killed itself.
+        # srun forwards SIGTERM to the task, whose guard then sweeps, while repeated
+        # SIGINT would end the step at once. Only after that srun is killed itself.
         self.close()
         for number in (signal.SIGTERM, signal.SIGKILL):
             self._process.send_signal(number)
@@ -28,7 +28,7 @@ class StepChannel(ProcessChannel):
             return
 
     def diagnosis(self) -> str:
-        """srun's end in words of people, with its own behind them."""
+        """An explanation of srun's end if there is one, with srun's own message."""
         plain = super().diagnosis()
         said = self.last_words()
         found = meaning(said)

@@ -1,7 +1,7 @@
-"""What Slurm's controller says of our job while it ends, and of its own settings.
+"""Asks Slurm's controller about our job, while it ends, and about its settings.
 
-The answers are parsed by pure functions; only ``Controller`` runs a command, never for
-longer than ``ASK_S``, since whoever asks is in a hurry.
+Pure functions parse the answers; only ``Controller`` runs commands, never for longer
+than ``ASK_S``, because its callers are in a hurry.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ class Controller:
     environ: Mapping[str, str]
 
     def kill_wait_s(self) -> float | None:
-        """Seconds between SIGTERM and SIGKILL to a job; None: nobody says."""
+        """Seconds between SIGTERM and SIGKILL to a job; None: unknown."""
         return parse_kill_wait(self._ask("show", "config"))
 
     def has_gpus(self) -> bool:
-        """Whether the job was given GPUs: salloc's shell has no variable for that."""
+        """Whether the job has GPUs: salloc's shell has no variable for that."""
         job = self.environ.get("SLURM_JOB_ID", "")
         return "gpu" in parse_requested(self._ask("show", "job", "--oneliner", job))
 
     def ending(self) -> ExitCode | None:
-        """Why the job is about to end, if that is for a reason of Slurm's own."""
+        """Why Slurm is about to end the job; see ``parse_ending``."""
         job = self.environ.get("SLURM_JOB_ID", "")
         life = self.environ.get("SLURM_RESTART_COUNT", "")
         said = self._ask("show", "job", "--oneliner", job)
@@ -56,7 +56,7 @@ class Controller:
 
 
 def fields(said: str) -> dict[str, str]:
-    """``Key=Value`` words of ``scontrol --oneliner``; the first of several alike."""
+    """The ``Key=Value`` words of ``scontrol --oneliner``; the first of duplicates."""
     found: dict[str, str] = {}
     for match in _FIELD.finditer(said):
         found.setdefault(match[1], match[2])
@@ -64,22 +64,22 @@ def fields(said: str) -> dict[str, str]:
 
 
 def parse_kill_wait(said: str) -> float | None:
-    """``KillWait = 30 sec``, in seconds."""
+    """Parse ``KillWait = 30 sec``, in seconds; None if there is no such line."""
     match = _KILL_WAIT.search(said)
     return float(match[1]) if match else None
 
 
 def parse_requested(said: str) -> str:
-    """What trackable resources a job has: ``gres:gpu:2``, ``gres/gpu:a100=4``."""
+    """The job's trackable resources: ``gres:gpu:2``, ``gres/gpu:a100=4``."""
     return " ".join(
         text for key, text in fields(said).items() if "TresPer" in key or "TRES" in key
     )
 
 
 def parse_ending(said: str, *, life: int = 0) -> ExitCode | None:
-    """Preempted, requeued or out of time; None: cancelled by somebody, or unknown.
+    """PREEMPTED (or requeued) or TIME_LIMIT; None: cancelled by a user, or unknown.
 
-    ``life`` counts how often the job had begun again when we were started.
+    ``life`` is how often the job had been restarted when we were started.
     """
     known = fields(said)
     state = known.get("JobState", "")
@@ -87,7 +87,7 @@ def parse_ending(said: str, *, life: int = 0) -> ExitCode | None:
         return ExitCode.PREEMPTED
     if known.get("PreemptTime", "None") not in ("None", "Unknown"):
         return ExitCode.PREEMPTED
-    # A requeued job is only COMPLETING until its processes have ended.
+    # The state of a requeued job is COMPLETING until its processes have ended.
     restarts = known.get("Restarts", "")
     if restarts.isdecimal() and int(restarts) > life:
         return ExitCode.PREEMPTED

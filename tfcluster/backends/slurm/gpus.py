@@ -1,15 +1,15 @@
-"""Which GPUs Slurm gave the job on each host: asked there, in one step for all. Pure.
+"""Finds the job's GPUs on each host by one step that runs on all of them. Pure.
 
-Only on the host itself do the names hold: SLURM_JOB_GPUS has the batch host's, and
-within a cgroup they begin at 0 again, may be UUIDs, or parts of a GPU. Nothing is
-renumbered.
+Device names are valid only on the host itself: SLURM_JOB_GPUS has those of the batch
+host, and within a cgroup they start at 0 again, may be UUIDs, or parts of a GPU. They
+are used as they are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-# Text is constant: nothing of a description or of the environment goes into it.
+# A constant: no input of a user goes into this shell command.
 _ASK = 'echo "tfcluster-gpus $SLURMD_NODENAME ${CUDA_VISIBLE_DEVICES-unset}"'
 _MARK = "tfcluster-gpus"
 _COUNTS = (
@@ -23,13 +23,13 @@ _NAMES = ("SLURM_JOB_GPUS", "SLURM_STEP_GPUS")
 
 
 def has_gpus(environ: Mapping[str, str]) -> bool:
-    """Whether anything says that the job has GPUs at all."""
+    """Whether any variable says that the job has GPUs."""
     counted = any(environ.get(name, "0") not in ("", "0") for name in _COUNTS)
     return counted or any(environ.get(name) for name in _NAMES)
 
 
 def question_argv(count: int, *, group: int | None = None) -> tuple[str, ...]:
-    """Asks the ``count`` nodes of a job, or of one of its components."""
+    """The argv that asks the ``count`` nodes of a job or of a component of it."""
     component = () if group is None else (f"--het-group={group}",)
     return (
         "srun",
@@ -54,9 +54,9 @@ def question_argv(count: int, *, group: int | None = None) -> tuple[str, ...]:
 
 
 def parse(said: str) -> dict[str, tuple[str, ...] | None]:
-    """Device names for each node that answered; None: Slurm binds no GPUs there.
+    """Node -> device names, for nodes that answered.
 
-    Empty is an answer too: no GPU.
+    None: Slurm does not bind GPUs there; (): the node has no GPU for us.
     """
     found: dict[str, tuple[str, ...] | None] = {}
     for line in said.splitlines():

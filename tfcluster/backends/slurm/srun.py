@@ -1,4 +1,4 @@
-"""The srun command of one agent, and what its messages mean to people. Pure."""
+"""The srun command of an agent, and explanations of srun's messages. Pure."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import re
 from collections.abc import Mapping, Sequence
 
 BUSY_S = 60
-"""How long a step may wait until Slurm lets it begin."""
+"""How many seconds a step may wait until Slurm lets it begin."""
 
-# srun(1), INPUT ENVIRONMENT VARIABLES: what would shape our steps after the job's.
+# srun(1), INPUT ENVIRONMENT VARIABLES: those that would apply the job's options to our
+# steps.
 _SHAPING = re.compile(
     r"S(?:LURM|RUN)_(?:"
     r"CPUS_PER_TASK|CPUS_PER_GPU|CORE_SPEC|CPU_BIND|CPU_FREQ_REQ|DISTRIBUTION|EXACT"
@@ -24,12 +25,12 @@ _SHAPING = re.compile(
 def srun_argv(
     host: str, argv: Sequence[str], *, group: int | None = None
 ) -> tuple[str, ...]:
-    """Runs ``argv`` once on ``host`` as a step with its standard streams passed on.
+    """The argv that runs ``argv`` once on ``host``, as a step with forwarded stdio.
 
-    The step takes nothing from others and waits for none: all agents of all runs in
-    a job share its hosts (``--overlap``, ``--mem=0``), and what the tasks may use is
-    decided there, not by a binding of their agent. Output is not ``--unbuffered``:
-    that would put a terminal in between.
+    The step reserves nothing and waits for no other step: all agents of all runs in a
+    job share its hosts (``--overlap``, ``--mem=0``). What the tasks may use is decided
+    on the host, not by a binding of their agent. Output is not ``--unbuffered``, which
+    would put a terminal in between.
     """
     component = () if group is None else (f"--het-group={group}",)
     return (
@@ -54,7 +55,7 @@ def srun_argv(
 
 
 def step_environ(environ: Mapping[str, str]) -> dict[str, str]:
-    """The job's environment without what would shape the step, and its agent."""
+    """The job's environment without variables that would change our steps."""
     return {
         name: value for name, value in environ.items() if not _SHAPING.fullmatch(name)
     }
@@ -116,7 +117,7 @@ _MEANINGS = (
 
 
 def meaning(said: str) -> tuple[str, str | None] | None:
-    """What srun's messages come to, and a hint; None: nothing that is known."""
+    """An explanation of srun's messages, and a hint or None; None if unknown."""
     for pattern, found in _MEANINGS:
         if re.search(pattern, said):
             return found
@@ -124,7 +125,7 @@ def meaning(said: str) -> tuple[str, str | None] | None:
 
 
 def own_words(said: str) -> str:
-    """The line of srun's that says most: the first error, without its prefix."""
+    """The most telling line of srun: its first error, without the prefix."""
     lines = [line for line in said.splitlines() if line.strip()]
     errors = [line for line in lines if "error:" in line]
     line = (errors or lines or [""])[0]

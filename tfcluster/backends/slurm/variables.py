@@ -1,7 +1,7 @@
-"""What the variables of a Slurm job say of its hosts. Pure.
+"""Reads a Slurm job's hosts from its environment variables. Pure.
 
-The output variables of sbatch(1), salloc(1) and srun(1). Order is that of the node list
-everywhere; nothing is sorted.
+They are the output variables of sbatch(1), salloc(1) and srun(1). Everything keeps the
+order of the node list; nothing is sorted.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class Node:
 
     name: str
     slots: int | None
-    """Tasks that Slurm counts on; None: it does not say."""
+    """How many tasks Slurm plans for the node; None: unknown."""
     group: int | None = None
-    """The component of a heterogeneous job that it belongs to."""
+    """Its component of a heterogeneous job; None: not such a job."""
 
 
 def is_inside(environ: Mapping[str, str]) -> bool:
@@ -44,7 +44,7 @@ def is_inside(environ: Mapping[str, str]) -> bool:
 def nodes(environ: Mapping[str, str]) -> tuple[Node, ...]:
     """The job's nodes, in the order of their list.
 
-    Raises ConfigError where a variable cannot be read or contradicts another one, and
+    Raises ConfigError if a variable is invalid or contradicts another one, and
     StartError outside of a job.
     """
     groups = _number(environ, "SLURM_HET_SIZE")
@@ -58,7 +58,7 @@ def nodes(environ: Mapping[str, str]) -> tuple[Node, ...]:
 
 
 def require_one_launcher(environ: Mapping[str, str]) -> None:
-    """Raise StartError where ``srun -n 4 tfcluster launch`` would start four of us."""
+    """Raise StartError if srun started several launchers: ``srun -n 4 tfcluster``."""
     tasks = _number(environ, "SLURM_STEP_NUM_TASKS")
     if tasks is not None and tasks > 1 and "SLURM_PROCID" in environ:
         raise StartError(
@@ -69,7 +69,7 @@ def require_one_launcher(environ: Mapping[str, str]) -> None:
 
 
 def counts(text: str) -> list[int]:
-    """``2(x3),1`` as numbers. Raises ValueError."""
+    """``2(x3),1`` as [2, 2, 2, 1]. Raises ValueError."""
     found: list[int] = []
     for item in text.split(","):
         match = _COUNTS.fullmatch(item)
@@ -107,7 +107,7 @@ def _slots(
     environ: Mapping[str, str], key: str, names: list[str]
 ) -> list[int] | list[None]:
     text = environ.get(key)
-    # Within a step of srun's the counts are those of that step, not of the job.
+    # Within a step, the counts are those of the step, not of the job.
     if not text or "SLURM_STEP_NODELIST" in environ:
         return [None] * len(names)
     try:
@@ -124,7 +124,7 @@ def _slots(
 
 
 def _names(environ: Mapping[str, str], key: str, text: str) -> list[str]:
-    """The nodes in the order of ``scontrol show hostnames``: counts follow that."""
+    """The nodes in the order of ``scontrol show hostnames``, which counts follow."""
     try:
         names = expand(text, slurm_order=True)
     except HostlistError as error:
@@ -140,7 +140,7 @@ def _broken(environ: Mapping[str, str], key: str, problem: str) -> ConfigError:
 
 
 def _merged(found: list[Node]) -> tuple[Node, ...]:
-    """One node for each name: two components of a job can share one."""
+    """One Node per name: two components of a job can share a node."""
     by_name: dict[str, Node] = {}
     for node in found:
         known = by_name.get(node.name)
@@ -153,7 +153,7 @@ def _merged(found: list[Node]) -> tuple[Node, ...]:
 
 
 def _first(environ: Mapping[str, str], *names: str) -> tuple[str, str]:
-    """The first of the variables that says something, and what it says."""
+    """The first of these variables that is not empty, and its value."""
     for name in names:
         if text := environ.get(name):
             return name, text
@@ -161,7 +161,7 @@ def _first(environ: Mapping[str, str], *names: str) -> tuple[str, str]:
 
 
 def _number(environ: Mapping[str, str], name: str) -> int | None:
-    """A count that a variable holds. Raises ConfigError for what is none."""
+    """The number in a variable; None if unset. Raises ConfigError if it is invalid."""
     text = environ.get(name, "")
     if not text:
         return None

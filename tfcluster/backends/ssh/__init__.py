@@ -1,7 +1,7 @@
 """Hosts that are listed in cluster.yaml, each reached over SSH.
 
-The agent travels over the session it then serves; nothing need be installed there but
-Python and sshd.
+The agent is sent over the session that it then serves, so hosts need only Python and
+sshd.
 """
 
 from __future__ import annotations

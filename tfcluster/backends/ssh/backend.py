@@ -1,4 +1,4 @@
-"""The backend: the listed hosts, and agents that are started on them over SSH."""
+"""The SSH backend: takes the listed hosts, and starts agents on them over SSH."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class SshBackend:
     """Hosts from the ``hosts`` list, in its order."""
 
     def allocate(self, description: Description, env: Mapping[str, str]) -> Allocation:
-        del env  # what is listed is there, or is told of when it is connected to
+        del env  # missing hosts are reported when they are connected to
         return Allocation(hosts=listed_hosts(description.hosts))
 
     def starter(self, description: Description, env: Mapping[str, str]) -> SshStarter:
-        """Raises HostError where the configuration of ssh cannot be followed."""
+        """Raises HostError if ssh_config cannot be read or used."""
         return _starter(SavedSettings.of(description), env)
 
     def remember(self, description: Description) -> Mapping[str, Any]:
@@ -46,18 +46,18 @@ class SshBackend:
     def return_to(
         self, found: Mapping[str, Any], env: Mapping[str, str]
     ) -> tuple[tuple[Host, ...], SshStarter]:
-        """Raises HostError, or ContactLostError for what was not remembered."""
+        """Raises HostError, or ContactLostError if ``found`` is incomplete."""
         memory = SavedSettings.from_json(found)
         return listed_hosts(memory.hosts), _starter(memory, env)
 
 
 @dataclass(frozen=True, slots=True)
 class SshStarter:
-    """Starts agents along routes."""
+    """Starts agents over SSH; ``routes`` has those of listed hosts."""
 
     routes: Mapping[str, Route]
     sources: Sources
-    """For hosts that a scheduler has named and no list."""
+    """For the routes of hosts that a scheduler has named."""
     python: str
     connections: Connections
 
@@ -75,13 +75,13 @@ class SshStarter:
             transport.close()
             raise errors.no_session(way, str(error)) from error
         channel = SshChannel(host.name, python, session, transport.close)
-        # Who reads finds out why nobody wants it.
+        # If this fails, reading from the channel tells why.
         with contextlib.suppress(OSError):
             channel.write(parcel().data)
         return channel
 
     def answers(self, host: Host) -> bool:
-        """Behind a jump nobody is asked, since the answer would be the jump's."""
+        """False for hosts behind a jump: the answer would be the jump host's."""
         way = self.routes.get(host.name)
         return way is not None and answers(way, ANSWER_S)
 

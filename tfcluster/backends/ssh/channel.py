@@ -1,6 +1,6 @@
-"""A session on an SSH connection as the byte channel to an agent.
+"""A session on an SSH connection, as the byte channel to an agent.
 
-Knows how such a session ends and what it leaves to say; nothing of frames.
+Knows how such a session ends and what it reports then; knows no frames.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from tfcluster.backends.ssh.errors import ended, no_agent
 READ_BYTES = 1 << 18
 LAST_WORDS_BYTES = 4096
 STATUS_S = 2.0
-"""How long the exit status may take after the end of output."""
+"""How long the exit status may take to arrive after the end of output."""
 
 
 class SshChannel:
     """Standard input and output of a remote program; ends with its connection.
 
-    ``hang_up`` closes what the session runs on.
+    ``hang_up`` closes the connection.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class SshChannel:
         self._drain.start()
 
     def read(self) -> bytes:
-        """The next bytes. Raises OSError where there was no proper end."""
+        """The next bytes. Raises OSError if the session did not end properly."""
         data = self._session.recv(READ_BYTES)
         if not data:
             self._ended()
@@ -57,7 +57,7 @@ class SshChannel:
             raise ConnectionError("the SSH connection was lost") from error
 
     def close(self) -> None:
-        # Where the connection has gone already, the other side sees that as well.
+        # If the connection is already lost, the other side notices that, too.
         with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
             self._session.shutdown_write()
 
@@ -65,13 +65,13 @@ class SshChannel:
         self._hang_up()
 
     def diagnosis(self) -> str:
-        """How the program ended; the connection has served its purpose then."""
+        """How the program ended; also closes the connection."""
         status, words = self._status(), self._words()
         self._hang_up()
         return "" if self._told else ended(status, words.splitlines())
 
     def _ended(self) -> None:
-        """Raise where the end was not the program's own, or explains itself."""
+        """Raise ConnectionError if the connection was lost or no agent could start."""
         if not self._session.eof_received:
             self._told = True
             raise ConnectionError("the SSH connection was lost")
@@ -82,7 +82,7 @@ class SshChannel:
             raise ConnectionError(cause.message + hint)
 
     def _status(self) -> int | None:
-        # Without one a signal has ended it: paramiko passes no exit-signal on.
+        # No status: a signal killed it. paramiko does not report exit-signal.
         if not self._session.status_event.wait(STATUS_S):
             return None
         status = self._session.exit_status

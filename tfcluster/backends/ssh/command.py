@@ -1,6 +1,6 @@
-"""The one place where arguments become text for a login shell.
+"""Quotes arguments for a login shell; the only place that does so.
 
-Knows nothing of what is executed.
+Knows nothing about what is executed.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections.abc import Sequence
 _PLAIN = re.compile(rb"[A-Za-z0-9_./:,@%+=-]+")
 _PARTS = re.compile(rb"\\|'|!|[^\\'!]+")
 _BACKSLASHED = (b"\\", b"'", b"!")
-"""What shells read between single quotes, too: fish ``\\``, csh ``!``."""
+"""Special even between single quotes: ``\\`` in fish, ``!`` in csh."""
 
 
 def remote_command(argv: Sequence[str]) -> bytes:
-    """A line that makes sh, bash, zsh, csh and fish execute ``argv`` in their place.
+    """A line that makes sh, bash, zsh, csh or fish ``exec`` the words of ``argv``.
 
-    Raises ValueError for NUL and line ends, which no quotes carry through all of them,
-    and for a program that would be an option of ``exec``.
+    Raises ValueError for NUL and newlines, which cannot be quoted for all of them, and
+    for a program that would be an option of ``exec``.
     """
     if not argv or argv[0].startswith("-"):
         raise ValueError(f"{argv[:1]!r} names no program")

@@ -1,7 +1,7 @@
-"""The language of ssh_config(5): text to directives, directives to one host's options.
+"""Parses ssh_config(5) into directives, and evaluates them for a host.
 
-Pure but for the reading of files, which is handed in. Knows nothing of what options
-mean, apart from those that other directives may depend on.
+Pure: reading files is an argument. Does not know the meaning of options, except of
+those on which Match lines may depend.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from fnmatch import fnmatchcase
 from tfcluster.errors import HostError
 
 Options = Mapping[str, tuple[str, ...]]
-"""Values by keyword in small letters. Most keywords have one, its arguments joined."""
+"""Lower-case keyword -> values. Most keywords have one value, of joined arguments."""
 
 ReadFiles = Callable[[str], Iterable[tuple[str, str]]]
-"""Name and text of each file that the pattern of an Include stands for."""
+"""Name and text of every file that matches the pattern of an Include."""
 
 MAX_DEPTH = 16
-"""How deep files may include each other, as in OpenSSH (readconf.c)."""
+"""How deep includes may be nested, as in OpenSSH (readconf.c)."""
 
 _LISTS = frozenset({"identityfile", "certificatefile"})
 _RAW = frozenset({"proxycommand"})
-"""Their value is the rest of the line as it stands: a shell reads it."""
+"""Their value is the unparsed rest of the line, which goes to a shell."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Criterion:
-    """``host`` with patterns, or one word of a Match line."""
+    """The patterns of a Host line, or one criterion of a Match line."""
 
     kind: str
     patterns: tuple[str, ...] = ()
@@ -39,7 +39,7 @@ class _Criterion:
 
 @dataclass(frozen=True, slots=True)
 class Directive:
-    """A keyword, its values, and all that must hold for it to count."""
+    """A keyword, its values, and the Host and Match lines that apply to it."""
 
     key: str
     values: tuple[str, ...]
@@ -47,9 +47,9 @@ class Directive:
 
 
 def parse(name: str, text: str, read: ReadFiles) -> tuple[Directive, ...]:
-    """The directives of a file and of all that it includes.
+    """The directives of a file and of all files that it includes.
 
-    Raises HostError with file and line where the text is not ssh_config(5).
+    Raises HostError, with file and line, if the text is invalid.
     """
     return tuple(_parse(name, text, read, outer=(), depth=0))
 
@@ -91,7 +91,7 @@ def _parse(
 
 
 def _keyword(line: str) -> tuple[str, str]:
-    """``Key value``, ``Key=value`` and ``Key = value`` are one."""
+    """Split ``Key value``, ``Key=value`` or ``Key = value``; lower-cases the key."""
     if line.startswith("#"):
         return "", ""
     end = next((i for i, char in enumerate(line) if char in " \t="), len(line))
@@ -125,10 +125,9 @@ def _match(words: Sequence[str], where: str) -> tuple[_Criterion, ...]:
 
 
 def lookup(directives: Sequence[Directive], host: str, *, me: str) -> Options:
-    """What holds for ``host``: of each keyword the first value that applies.
+    """The options for ``host``: for each keyword, the first value that applies.
 
-    ``me`` is the local user. Raises HostError for a criterion of Match that is not
-    known.
+    ``me`` is the local user. Raises HostError for an unknown criterion of Match.
     """
     found = _pass(directives, {}, host, me=me, final=False)
     if any(c.kind == "final" for d in directives for one in d.when for c in one):
@@ -148,7 +147,7 @@ def _pass(
     holds: dict[int, bool] = {}
     for directive in directives:
         for criteria in directive.when:
-            # A Match counts as it stood when its line was read.
+            # A Match is evaluated once, with the options known at its line.
             if id(criteria) not in holds:
                 holds[id(criteria)] = all(
                     _holds(c, found, host, me=me, final=final) for c in criteria
@@ -174,7 +173,7 @@ def _holds(
             holds = final
         case "canonical":
             holds = False
-        case "name":  # a Host line, which alone tells capitals from small letters
+        case "name":  # a Host line; only these are case-sensitive
             holds = matches(criterion.patterns, host)
         case "originalhost":
             holds = matches_host(criterion.patterns, host)
@@ -200,7 +199,7 @@ def matches(patterns: Iterable[str], text: str) -> bool:
         negated = pattern.startswith("!")
         plain = pattern.removeprefix("!")
         if "*" in plain or "?" in plain:
-            # [ is no special character in these patterns.
+            # [ is not special in these patterns.
             matching = fnmatchcase(text, plain.replace("[", "[[]"))
         else:
             matching = text == plain
@@ -212,5 +211,5 @@ def matches(patterns: Iterable[str], text: str) -> bool:
 
 
 def matches_host(patterns: Iterable[str], host: str) -> bool:
-    """The same for names of hosts, in which capitals do not count."""
+    """The same for host names, ignoring case."""
     return matches([pattern.lower() for pattern in patterns], host.lower())

@@ -1,6 +1,6 @@
-"""Connections along routes: TCP, jumps or a command; host keys; logging in.
+"""Connections along routes: TCP, jumps or a command; host keys; authentication.
 
-All trust is decided here. What went wrong is put into words by ``errors``.
+All decisions about trust are made here. ``errors`` has the error messages.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ from tfcluster.backends.ssh.route import Route
 
 ATTEMPTS = 5
 KEEPALIVE_S, KEEPALIVES = 5, 5
-"""After 25 s the kernel gives up. That a host is lost is decided earlier, elsewhere."""
+"""After 25 s the kernel gives up. The launcher decides earlier that a host is lost."""
 _RETRY_S = (0.2, 1.0)
-"""Between these a retry waits, longer each time: sshd turns away at random."""
+"""Range of the random wait before a retry, times the attempt: sshd drops connections at
+random (MaxStartups in sshd_config(5))."""
 _RSA = ("rsa-sha2-512", "rsa-sha2-256")
 _CIPHERS = (
     "aes128-gcm@openssh.com",
@@ -50,12 +51,12 @@ _DIGESTS = frozenset(
 )
 _MAX_KNOWN_BYTES = 1 << 24
 
-# Without a handler, Python would print what paramiko logs on standard error.
+# Without a handler, Python would print paramiko's log to stderr.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
 
 class _TurnedAway(Exception):
-    """The connection was ended before a word was said, which may not last."""
+    """The host ended the connection before the key exchange; a retry may help."""
 
     def __init__(self, stage: Stage, said: str) -> None:
         super().__init__(said)
@@ -64,7 +65,7 @@ class _TurnedAway(Exception):
 
 
 class Connections:
-    """Opens connections; those to hosts that are jumped over are shared."""
+    """Opens connections; those to jump hosts are shared."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
@@ -72,7 +73,7 @@ class Connections:
         self._jumps: dict[Route, paramiko.Transport] = {}
 
     def open(self, route: Route) -> paramiko.Transport:
-        """A connection, logged in. Raises HostError."""
+        """An authenticated connection. Raises HostError."""
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 return self._open(route)
@@ -81,7 +82,7 @@ class Connections:
                     raise errors.dropped(
                         route, error.stage, error.said, attempt
                     ) from error
-            time.sleep(attempt * random.uniform(*_RETRY_S))  # not for secrecy
+            time.sleep(attempt * random.uniform(*_RETRY_S))  # not for cryptography
         raise AssertionError("unreachable")
 
     def _open(self, route: Route) -> paramiko.Transport:
@@ -97,7 +98,7 @@ class Connections:
             return transport
 
     def _link(self, route: Route) -> Any:
-        """What carries the connection: like a socket to paramiko."""
+        """The socket-like object that carries the connection."""
         if route.via is not None:
             return self._jump(route, route.via)
         if route.proxy_command is not None:
@@ -129,7 +130,7 @@ class Connections:
 
 
 def _tcp(route: Route) -> socket.socket:
-    """A TCP connection to one of the host's addresses, each having its share of time.
+    """A TCP connection to one of the host's addresses, each with a share of the time.
 
     Raises HostError.
     """
@@ -156,7 +157,7 @@ def _tcp(route: Route) -> socket.socket:
 
 
 def answers(route: Route, patience_s: float) -> bool:
-    """Whether its sshd, and not the host's kernel alone, says a word to us."""
+    """Whether its sshd, not only the host's kernel, sends something."""
     if route.via is not None or route.proxy_command is not None:
         return False
     deadline = time.monotonic() + patience_s
@@ -169,7 +170,7 @@ def answers(route: Route, patience_s: float) -> bool:
 
 
 def _keep_alive(link: socket.socket) -> None:
-    """Have the kernel notice a host that is gone, whether or not anything is sent."""
+    """Let the kernel detect a dead host, whether or not anything is sent."""
     patience_ms = KEEPALIVE_S * KEEPALIVES * 1000
     link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -180,11 +181,11 @@ def _keep_alive(link: socket.socket) -> None:
 
 
 def _command_link(route: Route, command: str) -> socket.socket:
-    """The output and input of a ProxyCommand, which ends when they are closed."""
+    """A socket to the stdin and stdout of a ProxyCommand, which ends with it."""
     ours, theirs = socket.socketpair()
     with theirs:
         try:
-            # ssh_config(5) has it run by a shell, with exec.
+            # ssh_config(5): run by a shell, with exec.
             process = subprocess.Popen(
                 ["/bin/sh", "-c", f"exec {command}"],
                 stdin=theirs.fileno(),
@@ -201,7 +202,7 @@ def _command_link(route: Route, command: str) -> socket.socket:
 
 
 def _greet(transport: paramiko.Transport, route: Route) -> None:
-    """Banner and key exchange, and nothing further with a host that is not trusted."""
+    """Banner, key exchange and host key check. Raises HostError or _TurnedAway."""
     keys = known_keys(_texts(route.known_hosts), route.key_name)
     _prefer(transport, keys)
     deadline = time.monotonic() + route.timeout_s
@@ -231,9 +232,9 @@ def _texts(files: tuple[Path, ...]) -> Iterator[tuple[str, str]]:
 
 
 def _prefer(transport: paramiko.Transport, keys: tuple[KnownKey, ...]) -> None:
-    """Ask for a key of a kind that is known; a host has several.
+    """Prefer host key types that we know for this host, which may have several keys.
 
-    Of ciphers, only those that ssh itself offers: first those that need no digest.
+    Ciphers are limited to those of OpenSSH; those that need no MAC come first.
     """
     kinds: list[str] = []
     for key in keys:
@@ -258,7 +259,7 @@ def _check(route: Route, shown: HostKey, keys: tuple[KnownKey, ...]) -> None:
 
 
 def _log_in(transport: paramiko.Transport, route: Route) -> None:
-    """Try one key after the other. Raises HostError."""
+    """Try the keys one by one. Raises HostError."""
     deadline = time.monotonic() + route.timeout_s
     keys = Keys(route)
     refused: list[str] = []
@@ -293,7 +294,7 @@ def _log_in(transport: paramiko.Transport, route: Route) -> None:
 
 
 def _offered(transport: paramiko.Transport, user: str) -> tuple[str, ...]:
-    """What the host would take; known once it refused to take nothing."""
+    """The authentication methods of the host, from its refusal of "none"."""
     try:
         transport.auth_none(user)
     except paramiko.BadAuthenticationType as error:
@@ -304,7 +305,7 @@ def _offered(transport: paramiko.Transport, user: str) -> tuple[str, ...]:
 
 
 def open_session(transport: paramiko.Transport, route: Route) -> paramiko.Channel:
-    """A session without a terminal, an agent or X11. Raises HostError."""
+    """A session without terminal, agent forwarding or X11. Raises HostError."""
     try:
         return transport.open_session(timeout=route.timeout_s)
     except paramiko.ChannelException as error:

@@ -1,6 +1,6 @@
-"""What can go wrong between here and a host's agent, in words and with a way out.
+"""Error messages, with hints, for what can fail on the way to a host's agent.
 
-Pure: exceptions and facts in, errors out. Nothing of paramiko is known here.
+Pure: turns exceptions and facts into errors. Does not know paramiko.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _CANNOT_EXECUTE, _NO_COMMAND, _CSH_FAILED = 126, 127, 1
 
 
 class Stage(Enum):
-    """How far a connection has come; its value is what is behind it."""
+    """How far a connection has come; the value is the last completed step."""
 
     NOTHING = ""
     TCP = "tcp"
@@ -34,14 +34,14 @@ class Stage(Enum):
 
 @dataclass(frozen=True, slots=True)
 class HostKey:
-    """The key that a host showed: ``ssh-ed25519`` and its bytes."""
+    """The key that a host presented: type (``ssh-ed25519``) and bytes."""
 
     type: str
     blob: bytes
 
     @property
     def algorithm(self) -> str:
-        """As ``ssh-keyscan -t`` takes it."""
+        """The type, as an argument of ``ssh-keyscan -t``."""
         return self.type.removeprefix("ssh-").split("-")[0]
 
     def __str__(self) -> str:
@@ -50,20 +50,20 @@ class HostKey:
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """What was tried to log in."""
+    """What was tried for authentication."""
 
     accepted: tuple[str, ...] = ()
-    """What the host says it would take."""
+    """Methods that the host offers."""
     refused: tuple[str, ...] = ()
-    """Keys that were offered, as a person knows them."""
+    """Keys that were offered, by their names for people."""
     locked: tuple[str, ...] = ()
     """Key files that need a passphrase."""
     unusable: tuple[str, ...] = ()
-    """Key files that cannot be read, and why."""
+    """Key files that cannot be used, and why."""
 
 
 def unreachable(route: Route, error: OSError) -> HostError:
-    """TCP did not come about."""
+    """There is no TCP connection."""
     where = f"{_who(route)} port {route.port}"
     if isinstance(error, socket.gaierror):
         return HostError(
@@ -86,7 +86,7 @@ def unreachable(route: Route, error: OSError) -> HostError:
 
 
 def stuck(route: Route, stage: Stage) -> HostError:
-    """Connected, and then nothing more came."""
+    """The host was connected to but then sent nothing more."""
     return HostError(
         f"{route.name}: {_who(route)} port {route.port} fell silent for "
         f"{route.timeout_s:g} s (stuck after: {stage.value})"
@@ -94,7 +94,7 @@ def stuck(route: Route, stage: Stage) -> HostError:
 
 
 def dropped(route: Route, stage: Stage, said: str, attempts: int) -> HostError:
-    """The host ended the connection by itself, each time it was tried."""
+    """The host ended the connection, on every attempt."""
     times = f", {attempts} times" if attempts > 1 else ""
     hint = None
     if stage is Stage.TCP:
@@ -156,7 +156,7 @@ def revoked_key(route: Route, key: HostKey, known: KnownKey) -> HostError:
 
 
 def denied(route: Route, tried: Tried) -> HostError:
-    """Nobody let us in."""
+    """Authentication failed."""
     ways = f" ({','.join(tried.accepted)})" if tried.accepted else ""
     said = [f"{route.name}: Permission denied{ways} as user {route.user}"]
     if tried.refused:
@@ -184,7 +184,7 @@ def no_session(route: Route, said: str) -> HostError:
 
 
 def no_agent(python: str, status: int | None, words: str) -> TfclusterError | None:
-    """Why no agent came to be, where that can be told from how its shell ended."""
+    """Why no agent could start, if the exit status or stderr of the shell tells."""
     last = words.splitlines()[-1].strip() if words else ""
     said = f": {last[:200]}" if last else ""
     if status == _NO_COMMAND or (status == _CSH_FAILED and _NOT_FOUND.search(last)):
@@ -203,7 +203,7 @@ def no_agent(python: str, status: int | None, words: str) -> TfclusterError | No
 
 
 def ended(status: int | None, words: Sequence[str]) -> str:
-    """How the remote program ended, with its last line on standard error."""
+    """How the remote program ended, with its last line of stderr."""
     end = "" if status is None else f"exit status {status}"
     said = words[-1][:300] if words else ""
     return ": ".join(part for part in (end, said) if part)

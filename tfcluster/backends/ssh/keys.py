@@ -1,6 +1,6 @@
-"""The keys to log in with: the agent's and those in files, in the order of trial.
+"""The keys for authentication, of the ssh agent and from files, in the order of ssh.
 
-No key is decrypted here: those that need a passphrase belong into the ssh agent.
+No key is decrypted here: keys that need a passphrase belong into the ssh agent.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ _CERTIFICATE = "-cert.pub"
 
 @dataclass(slots=True)
 class Keys:
-    """The keys for one route. ``locked`` and ``unusable`` fill up on the way."""
+    """The keys for one route; ``candidates`` fills ``locked`` and ``unusable``."""
 
     route: Route
     locked: list[str] = field(default_factory=list)
     unusable: list[str] = field(default_factory=list)
 
     def candidates(self) -> Iterator[tuple[str, paramiko.PKey]]:
-        """What a person calls each key, and the key.
+        """Each key, with its name for people.
 
-        As ssh has it: listed keys that the agent holds, the agent's others, files.
+        In ssh's order: listed keys that the agent holds, the agent's others, files.
         """
         listed = {path: _public(path) for path in self.route.identities}
         held = _held() if self.route.uses_agent else {}
@@ -52,7 +52,7 @@ class Keys:
             key = paramiko.PKey.from_path(path)
         except FileNotFoundError:
             return
-        except TypeError:  # what the decoder raises for a key without its passphrase
+        except TypeError:  # raised for a key that needs a passphrase
             self.locked.append(str(path))
             return
         except (
@@ -75,7 +75,7 @@ class Keys:
 
 
 def _certified(path: Path, certificate: Path) -> paramiko.PKey | None:
-    """The key with that certificate, if it is one for it."""
+    """The key with that certificate; None if the certificate is for another key."""
     key = paramiko.PKey.from_path(path)
     try:
         key.load_certificate(str(certificate))
@@ -85,7 +85,7 @@ def _certified(path: Path, certificate: Path) -> paramiko.PKey | None:
 
 
 def _held() -> dict[bytes, paramiko.PKey]:
-    """The keys of the ssh agent, if there is one."""
+    """The keys of the ssh agent, by public key; {} if there is no agent."""
     try:
         agent = paramiko.Agent()
     except (OSError, paramiko.SSHException):
@@ -94,7 +94,7 @@ def _held() -> dict[bytes, paramiko.PKey]:
 
 
 def _public(path: Path) -> bytes | None:
-    """The public half that lies beside a key; enough to find it in the agent."""
+    """The public key in the .pub file, which identifies a key in the agent."""
     try:
         words = Path(f"{path}.pub").read_text().split()
         return base64.b64decode(words[1])

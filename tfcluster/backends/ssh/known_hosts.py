@@ -1,6 +1,7 @@
-"""known_hosts: which keys a host may show. Pure; sshd(8), SSH_KNOWN_HOSTS FILE FORMAT.
+"""known_hosts: which keys a host may present. Pure.
 
-Authorities (``@cert-authority``) are passed over: host certificates are not asked for.
+Format: sshd(8), SSH_KNOWN_HOSTS FILE FORMAT. Authorities (``@cert-authority``) are
+ignored, because host certificates are not requested.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class KnownKey:
-    """A key that is listed for a host, and in which line."""
+    """A key that is listed for a host; ``where`` is ``file:line``."""
 
     type: str
     blob: bytes
@@ -42,8 +43,7 @@ class KnownKey:
 def known_keys(files: Iterable[tuple[str, str]], name: str) -> tuple[KnownKey, ...]:
     """The keys listed for ``name``, from file names and texts.
 
-    A key that is listed for a host without its port counts where none is listed for
-    the port, as ssh has it.
+    As in ssh, if no key is listed for ``[host]:port``, those for ``host`` count.
     """
     listed = [_listed(file, text) for file, text in files]
     found = tuple(key for each in listed for key in each.keys_of(name))
@@ -54,7 +54,7 @@ def known_keys(files: Iterable[tuple[str, str]], name: str) -> tuple[KnownKey, .
 
 
 def verdict(keys: Iterable[KnownKey], blob: bytes) -> tuple[Verdict, KnownKey | None]:
-    """What to think of a host that shows ``blob``, and the line that says so."""
+    """Whether to trust a host that presents ``blob``, and the decisive key."""
     other: KnownKey | None = None
     trusted: KnownKey | None = None
     for key in keys:
@@ -78,10 +78,10 @@ def fingerprint(blob: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Listed:
-    """A file that was read once for all of many hosts: its keys in their order.
+    """A file, parsed once for all hosts; its keys are in order.
 
-    ``plain`` has the places of those under a name, ``others`` of those under patterns
-    and hashes, which have to be tried.
+    ``plain`` has the indices of keys with plain names; ``others`` those of keys with
+    patterns or hashed names, which must be tried one by one.
     """
 
     keys: tuple[KnownKey, ...]

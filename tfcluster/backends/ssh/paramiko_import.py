@@ -1,7 +1,7 @@
-"""Imports paramiko, and not what paramiko would import in vain.
+"""Imports paramiko without ``invoke``, which paramiko would import needlessly.
 
-That is ``invoke``, with half of the standard library in its wake, for a ``Match exec``
-of ssh_config; those files are read here without paramiko, which does without it.
+paramiko uses ``invoke``, which imports half of the standard library, for ``Match exec``
+in ssh_config. We parse ssh_config ourselves, and paramiko works without it.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import sys
 
 _MISSING = "invoke" not in sys.modules
 if _MISSING:
-    sys.modules["invoke"] = None  # type: ignore[assignment] # as importlib has it
+    sys.modules["invoke"] = None  # type: ignore[assignment] # makes imports fail
 
-import paramiko  # noqa: E402, F401 - only now, and for whoever imports it next
+import paramiko  # noqa: E402, F401 - now it is cached for others
 
 if _MISSING:
     del sys.modules["invoke"]

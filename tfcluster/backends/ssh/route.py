@@ -1,7 +1,7 @@
-"""How a host is reached: cluster.yaml and ssh_config together, as one frozen Route.
+"""How a host is reached: combines cluster.yaml and ssh_config into a frozen Route.
 
-Pure. What cluster.yaml says of a host wins, then its ``ssh`` section, then ssh_config,
-then what ssh itself would assume.
+Pure. Precedence: the host's entry in cluster.yaml, its ``ssh`` section, ssh_config,
+ssh's defaults.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_JUMPS = 8
 DEFAULT_PORT = 22
 CONNECT_TIMEOUT_S = 10.0
 
-# The whitelist of cluster.yaml: a name that begins with '-' would be an option.
+# As for cluster.yaml: a whitelist, as a name that begins with '-' would be an option.
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@+\\-]*\$?")
 _KEY_FILES = ("id_ed25519", "id_ecdsa", "id_rsa")
 _KNOWN_HOSTS = "~/.ssh/known_hosts ~/.ssh/known_hosts2"
@@ -30,24 +30,24 @@ _GLOBAL_KNOWN_HOSTS = "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """Everything that a connection needs to know; nothing of it is secret."""
+    """Everything that is needed to connect to a host; nothing is secret."""
 
     name: str
-    """What the host is called by whoever wrote the configuration."""
+    """The host's name in the configuration."""
     hostname: str
     port: int
     user: str
     key_name: str
-    """What its key is listed under: ``HostKeyAlias``, or name and port."""
+    """Its name in known_hosts: ``HostKeyAlias``, or name and port."""
     known_hosts: tuple[Path, ...]
     identities: tuple[Path, ...]
     """Private keys, in the order in which they are tried."""
     certificates: tuple[Path, ...] = ()
     identities_only: bool = False
-    """Of the agent's keys, use those only that are listed."""
+    """Use only those keys of the ssh agent that are listed."""
     uses_agent: bool = True
     proxy_command: str | None = None
-    """For a shell; every placeholder is filled in."""
+    """For a shell; all tokens are expanded."""
     via: Route | None = None
     """The host to jump from."""
     timeout_s: float = CONNECT_TIMEOUT_S
@@ -55,12 +55,12 @@ class Route:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sources:
-    """Where routes come from."""
+    """The configuration from which routes are made."""
 
     directives: tuple[Directive, ...]
     ssh: Ssh
     timeout_given: bool
-    """``connect_timeout`` stands in cluster.yaml, so that it wins."""
+    """``connect_timeout`` is set in cluster.yaml, so it takes precedence."""
     home: Path
     me: str
     """The local user."""
@@ -68,7 +68,7 @@ class Sources:
 
 @dataclass(frozen=True, slots=True)
 class _Wish:
-    """What is said of a hop before ssh_config is asked."""
+    """A hop, as given before ssh_config is consulted."""
 
     host: str
     user: str | None = None
@@ -76,7 +76,7 @@ class _Wish:
 
 
 def route(entry: HostEntry, sources: Sources) -> Route:
-    """The way to a host. Raises HostError for what cannot be followed."""
+    """The route to a host. Raises HostError for invalid or unsupported settings."""
     wish = _Wish(
         entry.host, entry.user or sources.ssh.user, entry.port or sources.ssh.port
     )
@@ -124,7 +124,7 @@ def _route(wish: _Wish, sources: Sources, before: Route | None, depth: int) -> R
 
 
 def key_name(hostname: str, port: int) -> str:
-    """What known_hosts calls the key of a host: sshd(8), SSH_KNOWN_HOSTS FORMAT."""
+    """The name of a host in known_hosts: sshd(8), SSH_KNOWN_HOSTS FILE FORMAT."""
     name = hostname.lower()
     return name if port == DEFAULT_PORT else f"[{name}]:{port}"
 
@@ -168,13 +168,13 @@ def _proxy_command(options: Options, tokens: dict[str, str], host: str) -> str |
     text = _one(options, "proxycommand")
     if text is None or text.lower() == "none":
         return None
-    # A shell reads the command; what is filled in stays one word of it.
+    # A shell parses the command; each expanded token stays one word.
     quoted = {key: shlex.quote(value) for key, value in tokens.items() if key != "%"}
     return _filled(text, {"%": "%", **quoted}, host)
 
 
 def _jumps(options: Options, sources: Sources, host: str, depth: int) -> Route | None:
-    """The last of the hosts to jump over; the first may have some of its own."""
+    """The route to the last jump host; the first may need jumps of its own."""
     text = _one(options, "proxyjump")
     if text is None or text.lower() == "none":
         return None
@@ -193,7 +193,7 @@ def _came_first(options: Options, key: str) -> bool:
 
 
 def _hop(word: str, host: str) -> _Wish:
-    """``[user@]host[:port]``, where ssh:// may stand before it."""
+    """Parse ``[ssh://][user@]host[:port]``. Raises HostError."""
     text = word.removeprefix("ssh://")
     user, at, rest = text.rpartition("@")
     match = re.fullmatch(r"\[([^\[\]]+)\](?::(\d{1,5}))?|([^:]+)(?::(\d{1,5}))?", rest)
@@ -226,7 +226,7 @@ def _identities(options: Options, sources: Sources, files: _Files) -> tuple[Path
 
 @dataclass(frozen=True, slots=True)
 class _Files:
-    """File names as ssh_config writes them."""
+    """Expands file names of ssh_config: tokens, ~, and relative paths."""
 
     tokens: dict[str, str]
     home: Path
@@ -244,7 +244,7 @@ class _Files:
 
 
 def _filled(text: str, tokens: dict[str, str], host: str) -> str:
-    """Every ``%`` and the letter after it replaced."""
+    """``text`` with its %-tokens expanded. Raises HostError for an unknown one."""
 
     def token(match: re.Match[str]) -> str:
         if match[1] not in tokens:

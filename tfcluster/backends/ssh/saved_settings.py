@@ -1,6 +1,6 @@
-"""What a run has to remember to reach its hosts again, as JSON without secrets.
+"""What a run must save to reach its hosts again, as JSON without secrets.
 
-Pure: the words of the description, not what ssh_config made of them.
+Pure. Saves the settings of the Description, not those of ssh_config.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _PATHS = ("identity_file", "config_file", "known_hosts")
 
 @dataclass(frozen=True, slots=True)
 class SavedSettings:
-    """The part of a description that routes are made of."""
+    """The part of a Description from which routes are made."""
 
     hosts: tuple[HostEntry, ...]
     ssh: Ssh
     python: str
     timeout_given: bool
-    """``connect_timeout`` was written by somebody, so that it wins."""
+    """``connect_timeout`` was configured, so it takes precedence."""
 
     @classmethod
     def of(cls, description: Description) -> SavedSettings:
@@ -48,7 +48,7 @@ class SavedSettings:
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> SavedSettings:
-        """Raises ContactLostError for what ``to_json`` did not write."""
+        """The inverse of ``to_json``. Raises ContactLostError for anything else."""
         try:
             ssh = dict(found["ssh"])
             for key in _PATHS:

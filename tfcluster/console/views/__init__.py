@@ -1,7 +1,7 @@
-"""What is shown of plans, runs and failures: from data to lines of text, pure.
+"""Views: turn plans, runs and failures into lines of text. Pure.
 
-Every view gives lines that are safe for terminals: whatever tasks, hosts or files said
-is escaped in them. Times come in as seconds since the epoch, ``now_s`` among them.
+The lines are safe for terminals: text of tasks, hosts or files is escaped. Times,
+including ``now_s``, are Unix times.
 """
 
 from tfcluster.console.views.failures import failure, fold_errors

@@ -1,4 +1,4 @@
-"""Failures: of the first task and its victims, and of many hosts alike. Pure."""
+"""Failures: that of the first task and its victims, and equal ones of hosts. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _HOSTS = 32
 
 
 def failure(view: RunView, style: Style = PLAIN) -> list[str]:
-    """The first failure with its last words, then other hosts, then other tasks."""
+    """The first failure with its last log lines, then other hosts and tasks."""
     first = view.first_failure
     if first is None:
         return []
@@ -35,13 +35,13 @@ def failure(view: RunView, style: Style = PLAIN) -> list[str]:
 
 
 def fold_errors(errors: Mapping[str, Sequence[str]], style: Style = PLAIN) -> list[str]:
-    """What went wrong on each host, equal ones once: ``node[1-9]: ...``.
+    """The errors of hosts, equal ones only once: ``node[1-9]: ...``.
 
-    In the hosts' order; lines after a host's first are indented.
+    In the order of hosts; lines after a host's first one are indented.
     """
     alike: dict[tuple[str, ...], list[str]] = {}
     for host, said in errors.items():
-        # Messages that differ in the host's own name only are alike.
+        # Messages that differ only in the host's own name are equal.
         text = tuple(_without(host, sanitise_word(line)) for line in said)
         alike.setdefault(text, []).append(host)
     folded = []
@@ -66,14 +66,14 @@ def _headline(failure: FailureView) -> str:
 
 
 def how_it_ended(exit_code: int | None, signal: str | None) -> str:
-    """``exit 3``, ``SIGKILL``, or nothing."""
+    """``exit 3``, ``SIGKILL``, or ""."""
     if signal:
         return sanitise_word(signal)
     return "" if exit_code is None else f"exit {exit_code}"
 
 
 def _tail(lines: Sequence[str]) -> list[str]:
-    """The last traceback, which has the place in the program; else the last lines."""
+    """The last traceback if there is one, else the last lines."""
     shown = [sanitise(settle(line)) for line in lines]
     shown = [part for line in shown for part in line.split("\n")][-_TAIL_LINES:]
     begins = [place for place, line in enumerate(shown) if line == _TRACEBACK]

@@ -1,4 +1,4 @@
-"""How a run ended: a line for each task, the first failure marked. Pure."""
+"""How a run ended: one line per task, with the first failure marked. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ROWS = 40
 def outcome(view: RunView, style: Style = PLAIN) -> list[str]:
     """The table at the end: task, host, exit, time.
 
-    Of very many tasks only those are listed that did not end well, up to a bound.
+    If there are very many tasks, only failed and lost ones are listed, up to a limit.
     """
     first = view.first_failure.task if view.first_failure else None
     shown = view.tasks
@@ -42,7 +42,7 @@ def outcome(view: RunView, style: Style = PLAIN) -> list[str]:
 
 
 def where_logs_are(view: RunView, style: Style = PLAIN) -> list[str]:
-    """The way to what the tasks have said, where no failure shows it."""
+    """The folder of the logs, unless a failure already shows it."""
     if view.first_failure is not None or not view.tasks or not view.tasks[0].log:
         return []
     folder = sanitise_word(str(PurePath(view.tasks[0].log).parent))
@@ -60,7 +60,7 @@ def _row(task: TaskView, first: str | None) -> tuple[str, ...]:
 
 
 def _end(task: TaskView) -> str:
-    """``succeeded``; ``failed, exit 3``; ``stopped``: how we ended it is no news."""
+    """``succeeded``, ``failed, exit 3``, or just ``stopped``: the signal was ours."""
     fate = how_it_ended(task.exit_code, task.signal)
     if task.state is TaskState.FAILED and fate:
         return f"{task.state}, {fate}"

@@ -1,4 +1,4 @@
-"""A plan for people: what all tasks share once, then what is each one's own. Pure."""
+"""A plan for people: what tasks have in common, then what each has alone. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NAMED = 8
 
 
 _OWN_START = ("TFCLUSTER_", "TF_GRPC_REUSE_PORT", "PYTHONUNBUFFERED", "PYTHONHASHSEED")
-"""What tfcluster sets for its own parts, beside what was asked for."""
+"""Variables that tfcluster sets for its own use; shown only with ``full``."""
 
 
 def plan(
@@ -31,8 +31,8 @@ def plan(
 ) -> list[str]:
     """Hosts, tasks and where values came from; ``full``: with all variables.
 
-    ``document`` is what ``plan --json`` prints; instead of a ``tf_config`` in every
-    task it may have the ``cluster`` once. ``origins``: dotted key -> place.
+    ``document`` is that of ``plan --json``, or has the ``cluster`` once instead of a
+    ``tf_config`` in every task. ``origins`` maps dotted keys to places.
     """
     tasks: list[Json] = list(document.get("tasks", ()))
     hosts: list[Json] = list(document.get("hosts", ()))
@@ -60,7 +60,7 @@ def _section(title: str, lines: Sequence[str], style: Style) -> list[str]:
 
 
 def _hosts(hosts: Sequence[Json]) -> list[str]:
-    """Equal neighbours in one line, as hosts stand in a row."""
+    """One line for each sequence of equal hosts."""
     alike: list[tuple[tuple[str, str], list[str]]] = []
     for host in hosts:
         kind = (_count(host, "slots", "slot"), _count(host, "gpus", "GPU"))
@@ -75,12 +75,12 @@ def _hosts(hosts: Sequence[Json]) -> list[str]:
 
 
 def _hosts_of(count: str, each: str) -> str:
-    """``4 hosts``, and ``each`` where it is said what each of them has."""
+    """``4 hosts``, or ``4 hosts, each`` if it is followed by what each has."""
     return f"{count} hosts{', each' if each else ''}" if count else ""
 
 
 def _plain(tasks: Sequence[Json]) -> list[Json]:
-    """The tasks without the variables that only the parts of tfcluster read."""
+    """The tasks without the variables that only tfcluster uses."""
 
     def kept(env: Mapping[str, Any]) -> dict[str, Any]:
         return {k: v for k, v in env.items() if not k.startswith(_OWN_START)}
@@ -101,7 +101,7 @@ def _groups(tasks: Sequence[Json]) -> dict[str, list[Json]]:
 
 
 def _group(tasks: Sequence[Json]) -> list[str]:
-    """What the tasks of a type share, then a line (or two) for each."""
+    """What the tasks of a type have in common, then a few lines per task."""
     same_env = _shared([task.get("env") or {} for task in tasks])
     folders = {str(task.get("log") or "").rpartition("/")[0] for task in tasks}
     same_argv = _all_equal([task.get("argv") for task in tasks])
@@ -145,7 +145,7 @@ def _task_row(task: Json, *, whole_log: bool) -> tuple[str, ...]:
 
 
 def _own(task: Json, shared: frozenset[str]) -> Iterator[str]:
-    """What only this task has."""
+    """The settings that only this task has."""
     env = task.get("env") or {}
     own = {key: value for key, value in env.items() if key not in shared}
     if said := _assignments(own):
@@ -174,7 +174,7 @@ def _command(task: Json) -> str:
 def _cluster(document: Json, tasks: Sequence[Json]) -> list[str]:
     cluster = document.get("cluster")
     if cluster is None and tasks:
-        # All have the same; the evaluator's, too, names those that train.
+        # All tasks have the same cluster, even the evaluator.
         config = tasks[0].get("tf_config")
         config = json.loads(config) if isinstance(config, str) else config
         cluster = config.get("cluster") if isinstance(config, Mapping) else None
@@ -192,7 +192,7 @@ def _cluster(document: Json, tasks: Sequence[Json]) -> list[str]:
 
 
 def _task_part(task: Json) -> str:
-    """The ``task`` of its TF_CONFIG, as JSON."""
+    """The ``task`` part of its TF_CONFIG, as JSON."""
     config = task.get("tf_config")
     config = json.loads(config) if isinstance(config, str) else config
     if isinstance(config, Mapping):

@@ -1,4 +1,4 @@
-"""The live text of a run: what it waits for, how fast it trains. Pure."""
+"""The live text of a run: what it waits for, and how fast it trains. Pure."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def stopping(view: RunView, now_s: float) -> str:
 
 
 def _slowest(training: Sequence[TaskView]) -> list[str]:
-    """In step, all go at one pace: the slowest is whom the others wait for most."""
+    """The slowest rank. Ranks in step have equal speed, but it waits least."""
     known = [task for task in training if task.wait_share is not None]
     least = min(known, key=lambda task: task.wait_share or 0.0)
     most = max(task.wait_share or 0.0 for task in known)
@@ -80,7 +80,7 @@ def _slowest(training: Sequence[TaskView]) -> list[str]:
 
 
 def _phases(tasks: Iterable[TaskView]) -> str:
-    """What those that train will do before their first step."""
+    """What training tasks do before their first step."""
     doing: dict[str, list[str]] = {}
     for task in tasks:
         if (
@@ -115,7 +115,7 @@ def _host_doing(host: HostView) -> str:
 def _by_age(
     found: Iterable[tuple[str, float | None, str]],
 ) -> list[tuple[str, float | None, list[str]]]:
-    """Names by what they do, those first that do it longest."""
+    """Names grouped by what they are doing; the longest-lasting group comes first."""
     names: dict[str, list[str]] = {}
     oldest: dict[str, float] = {}
     for doing, since_s, name in found:

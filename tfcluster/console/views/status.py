@@ -1,4 +1,4 @@
-"""How a run stands: a header and a table of its tasks, or one line. Pure."""
+"""The state of a run: a header and a table of its tasks, or one line. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _STATE = 1
 
 
 def status(view: RunView, now_s: float, style: Style = PLAIN) -> list[str]:
-    """One run in full."""
+    """All lines about one run."""
     lines = [f"{style.bold(sanitise_word(view.run))}  {_state(view, now_s, style)}"]
     facts = [sanitise_word(view.backend or ""), _when(view, now_s)]
     lines.append("  ".join(fact for fact in facts if fact))
@@ -30,7 +30,7 @@ def status(view: RunView, now_s: float, style: Style = PLAIN) -> list[str]:
 
 
 def status_line(view: RunView, now_s: float, style: Style = PLAIN) -> str:
-    """One run among others."""
+    """One line about a run, for a list of runs."""
     began = f"  began {_clock_time(view.started_s, now_s)}" if view.started_s else ""
     return f"{sanitise_word(view.run)}  {_state(view, now_s, style)}{began}"
 
@@ -62,7 +62,7 @@ def _when(view: RunView, now_s: float) -> str:
 
 
 def _troubles(view: RunView) -> list[str]:
-    """What is not said by the failure itself, each once."""
+    """Reasons and notes that the first failure does not say, each once."""
     first = view.first_failure
     said = [first.cause] if first else []
     lines = []
@@ -133,7 +133,7 @@ def _served(serving: ServingView) -> str:
 
 
 def _clock_time(t_s: float, now_s: float) -> str:
-    """Local time; with the date unless it is today's."""
+    """Local time, with the date unless it is today."""
     then, now = time.localtime(t_s), time.localtime(now_s)
     today = then[:3] == now[:3]
     return time.strftime("%H:%M:%S" if today else "%Y-%m-%d %H:%M:%S", then)
