@@ -253,7 +253,7 @@ def test_a_program_that_ends_before_any_exchange_is_not_waited_for(leaves: int) 
 
     def act(group: Group) -> None:
         if group.rank == leaves:
-            vars(group)["_board"].join()
+            vars(group)["_monitor"].join()
             group.close("ValueError: boom")
         else:
             meet(group, Signature("step"))

@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
-from tfcluster.runtime.collective import Group, Signature
+from tfcluster.runtime.collective import CollectiveError, Group, Signature
 from tfcluster.runtime.collective.buckets import DEFAULT_BYTES
 from tfcluster.runtime.collective.collectives import broadcast_bytes
 from tfcluster.runtime.collective.transports.base import Array
@@ -315,6 +315,15 @@ class Session:
             self.reporter.warning(text)
             if self.chief:
                 sys.stderr.write(f"tfcluster: warning: {text}\n")
+
+    def refuse(self, text: str) -> NoReturn:
+        """Raise CollectiveError; called by all ranks at the same place.
+
+        TensorFlow makes text of an error that is raised within an op. The group keeps
+        the error, so that the program gets it as it was.
+        """
+        self.group.refusal = CollectiveError(text)
+        raise self.group.refusal
 
     def agreed(self, value: str, what: str) -> str:
         """The chief's value, on all ranks."""

@@ -1,18 +1,17 @@
 """The shared-memory segment of the ranks on one host.
 
-It is an anonymous file (memfd) of the first of these ranks, which the others open
-through /proc: it has no name, and is freed with the last process that has it. Knows who
-writes where, not when.
+It is a file of the first of these ranks, which the others open: see ``memfd``. Knows
+who writes where, not when.
 """
 
 from __future__ import annotations
 
 import mmap
-import os
-import secrets
 
 import numpy as np
 from numpy.typing import NDArray
+
+from tfcluster.runtime.net import memfd
 
 SLOTS = 3
 """Number of pieces that may be in use at a time: see ``shm_allreduce``."""
@@ -21,7 +20,6 @@ _ROUND_BYTES = 1 << 21
 """Upper limit for all pieces of a round, so that they stay in a core's cache."""
 _LINE_BYTES = 64
 """Size of a cache line. Each word that ranks poll has a line of its own."""
-_NONCE_BYTES = 32
 
 Bytes = NDArray[np.uint8]
 
@@ -40,7 +38,7 @@ class ShmSegment:
         self.piece_bytes = piece_bytes(members)
         self._memory = mmap.mmap(descriptor, _size(members))
         whole = np.frombuffer(self._memory, np.uint8)
-        self._nonce = whole[:_NONCE_BYTES]
+        self._nonce = whole[: memfd.NONCE_BYTES]
         numbers = whole[_LINE_BYTES : _LINE_BYTES + _numbers_bytes(members)]
         lines = numbers.view(np.uint64).reshape(members, -1, _LINE_BYTES // 8)
         # Reading a memoryview is several times faster than reading an array item.
@@ -63,14 +61,8 @@ class ShmSegment:
 
 def create(members: int) -> tuple[int, ShmSegment]:
     """Create a segment; returns its descriptor, too. Raises OSError if that fails."""
-    descriptor = os.memfd_create("tfcluster-ranks")
-    try:
-        os.ftruncate(descriptor, _size(members))
-        os.pwrite(descriptor, secrets.token_bytes(_NONCE_BYTES), 0)
+    with memfd.created("tfcluster-ranks", _size(members)) as descriptor:
         return descriptor, ShmSegment(descriptor, members)
-    except BaseException:
-        os.close(descriptor)
-        raise
 
 
 def attach(pid: int, descriptor: int, nonce: bytes, members: int) -> ShmSegment:
@@ -78,16 +70,8 @@ def attach(pid: int, descriptor: int, nonce: bytes, members: int) -> ShmSegment:
 
     Raises OSError if it cannot be opened, or has another size or nonce.
     """
-    opened = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
-    try:
-        if os.fstat(opened).st_size != _size(members):
-            raise OSError("it has another size")
-        arena = ShmSegment(opened, members)
-    finally:
-        os.close(opened)
-    if arena.nonce != nonce:
-        raise OSError("it is not the memory of this run")
-    return arena
+    with memfd.opened(pid, descriptor, _size(members), nonce) as found:
+        return ShmSegment(found, members)
 
 
 def piece_bytes(members: int) -> int:

@@ -14,7 +14,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfcluster.runtime.collective import CollectiveError
 from tfcluster.runtime.keras.batches.batch_slicing import has_dense_rows, rows_in
 from tfcluster.runtime.keras.checks.known_objects import KnownObjects
 from tfcluster.runtime.keras.checks.loss_reduction import kind_of_loss
@@ -73,11 +72,10 @@ class AddLossCheck:
         ]
         for name, kind in zip(names, kinds, strict=True):
             if kind == "sum":
-                self._session.group.refusal = CollectiveError(
+                self._session.refuse(
                     f"the layer {name} adds the sum over the rows of a batch to the "
                     "loss: what add_loss is given has to be their mean"
                 )
-                raise self._session.group.refusal
             if kind == "whole batch":
                 self._session.warn(
                     f"what the layer {name} adds to the loss is no mean over the rows "

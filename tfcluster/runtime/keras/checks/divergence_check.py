@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfcluster.runtime.collective import CollectiveError, Signature, rank_divergence
+from tfcluster.runtime.collective import Signature, rank_divergence
 from tfcluster.runtime.collective.collectives import allgather_bytes
 from tfcluster.runtime.collective.rank_divergence import Chunk
 from tfcluster.runtime.collective.transports.base import Array
@@ -263,7 +263,7 @@ class Look:
         last = rank_divergence.equal_text(self._training.equal.get(label, 0))
         if label not in self._parts:
             values = {rank: found[label] for rank, found in enumerate(told)}
-            raise self._refusal(
+            self._session.refuse(
                 rank_divergence.hyperparameter_text(label, values, when, last)
             )
         part = self._parts[label]
@@ -273,7 +273,7 @@ class Look:
             self._session.warn(rank_divergence.rounding_text(label, away))
             return
         ranks = f"rank 0 and rank {rank}"
-        raise self._refusal(
+        self._session.refuse(
             rank_divergence.weights_text(label, ranks, away, when, last)
         )
 
@@ -284,11 +284,6 @@ class Look:
         away = [rank_divergence.distance(arrays[0], array) for array in arrays]
         rank = int(np.argmax(away))
         return away[rank], rank
-
-    def _refusal(self, text: str) -> CollectiveError:
-        # TensorFlow makes text of what is raised within an op: it is looked up here.
-        refusal = self._session.group.refusal = CollectiveError(text)
-        return refusal
 
 
 def _digest(values: Mapping[str, str]) -> bytes:

@@ -17,7 +17,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfcluster.runtime.collective import CollectiveError
 from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.keras.batches.batch_slicing import has_dense_rows, rows_in
 from tfcluster.runtime.keras.checks.check_steps import RareSteps
@@ -101,12 +100,11 @@ class LossReductionCheck:
         Raises CollectiveError for a sum.
         """
         if kind == "sum":
-            self._session.group.refusal = CollectiveError(
+            self._session.refuse(
                 f"the loss {name} returns the sum over the rows of a batch: a function "
                 "has to return their mean, or one number for each row (a keras.Loss "
                 "may have reduction='sum')"
             )
-            raise self._session.group.refusal
         if kind == "whole batch":
             self._session.warn(
                 f"the loss {name} is no mean over the rows of a batch: it sees the "

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from tfcluster.runtime.collective import CollectiveError, Signature
+from tfcluster.runtime.collective import Signature
 from tfcluster.runtime.collective.collectives import allgather_bytes, broadcast_bytes
 from tfcluster.runtime.collective.transports.base import Array, flat_bytes
 from tfcluster.runtime.keras.checks.gradient_ratio import GradientRatio, growth
@@ -52,14 +52,13 @@ class LossScalingProbe:
         said = allgather_bytes(session.group, _GROWTH.pack(*found), Signature(what))
         found = GradientRatio(*_GROWTH.unpack(said[DOUBLING_RANK]))
         if found.times >= _SUM and found.cosine >= _CERTAIN:
-            session.group.refusal = CollectiveError(
+            session.refuse(
                 f"the gradients for {optimizer} grow with the rows of a batch: the "
                 "loss is a sum over them, or one that is divided by a fixed number. "
                 "Each rank has only some of the rows, so it has to be the mean over "
                 "those that are there: tf.reduce_mean, or a sum divided by "
                 "tf.shape(x)[0]"
             )
-            raise session.group.refusal
         if found.times >= _DOUBTFUL and found.cosine >= _LIKELY:
             chance = ", unless this is by chance: random numbers differ, too"
             session.warn(

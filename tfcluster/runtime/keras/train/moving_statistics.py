@@ -23,7 +23,6 @@ from keras.src.backend.common import global_state
 from keras.src.backend.common.stateless_scope import in_stateless_scope
 
 from tfcluster.runtime.collective import (
-    CollectiveError,
     ReduceOp,
     Signature,
     tensor_words,
@@ -406,11 +405,10 @@ class MovingStatistics:
                 f"from one machine's value. {how_to}"
             )
             return
-        self._session.group.refusal = CollectiveError(
+        self._session.refuse(
             f"{name} is set by a layer of the program's own from the rows of a batch, "
             f"and differs between ranks, which have other rows. {how_to}"
         )
-        raise self._session.group.refusal
 
 
 def _slope(own: OwnState) -> float:

@@ -16,11 +16,9 @@ import tensorflow as tf
 from keras.src.backend.tensorflow import random
 
 from tfcluster.runtime.keras.data.dataset_iteration import DatasetIteration
+from tfcluster.runtime.keras.data.per_rank_shuffle import STRIDE
 from tfcluster.runtime.keras.session import DOUBLING_RANK, Session
 from tfcluster.runtime.patching import wrap
-
-_STRIDE = 7_368_787
-"""A prime, so that ranks meet each other's seeds late."""
 
 
 class PerRankSeeds:
@@ -43,7 +41,7 @@ class PerRankSeeds:
         self._session.draws += 1
         if self._session.chief:
             return seed
-        moved = seed + tf.constant([self._session.rank * _STRIDE, 0], seed.dtype)
+        moved = seed + tf.constant([self._session.rank * STRIDE, 0], seed.dtype)
         doubles = self._doubles()
         return moved if doubles is False else tf.where(doubles, seed, moved)
 

@@ -23,7 +23,6 @@ import keras
 import tensorflow as tf
 from tensorflow.python.eager.record import should_record_backprop
 
-from tfcluster.runtime.collective import CollectiveError
 from tfcluster.runtime.keras.checks.divergence_check import DivergenceCheck
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.tf_variables import raw
@@ -361,12 +360,11 @@ class TapeGradients:
                 f"machine. {_ADVICE}"
             )
             return
-        session.group.refusal = CollectiveError(
+        session.refuse(
             f"the program changes the gradient of {path} before {name} applies it. "
             "Each rank would change its own, which is not what one machine does. "
             f"{_ADVICE}"
         )
-        raise session.group.refusal
 
 
 def _is(reference: weakref.ref[Any] | None, gradient: Any) -> bool:
