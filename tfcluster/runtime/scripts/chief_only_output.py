@@ -1,6 +1,6 @@
-"""What a program prints and notes by itself, done by the chief alone.
+"""What a program prints by itself, printed by the chief alone.
 
-``runtime.chief_only`` names it. Neither TensorFlow nor Keras is imported here.
+``runtime.chief_only`` names it.
 """
 
 from __future__ import annotations
@@ -28,17 +28,3 @@ def silence_print(context: Context) -> None:
             original(*values, file=file, **kwargs)
 
     builtins.print = silent
-
-
-def without_summaries(context: Context) -> None:
-    """Have ``tf.summary`` write event files on the chief only."""
-    if context.is_chief or "summary" not in context.options.chief_only:
-        return
-    import tensorflow as tf
-
-    def no_writer(*args: Any, **kwargs: Any) -> Any:
-        return tf.summary.create_noop_writer()
-
-    original = tf.summary.create_file_writer
-    for module in (tf.summary, tf.compat.v2.summary):
-        module.create_file_writer = functools.wraps(original)(no_writer)

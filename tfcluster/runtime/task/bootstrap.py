@@ -121,9 +121,9 @@ def surround(program: Program, context: Context) -> None:
 def _install_tf1(context: Context) -> None:
     """Put the cluster around a script of TensorFlow 1, once TensorFlow is imported."""
     if tf1_script.concerns(context) and "tensorflow" in sys.modules:
-        from tfcluster.runtime.tf1 import patches
+        from tfcluster.runtime.tf1 import script_hooks
 
-        patches.install(context)
+        script_hooks.install(context)
 
 
 def _warn_of_keras_2(name: str) -> None:

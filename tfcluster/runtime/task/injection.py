@@ -69,6 +69,9 @@ def install(context: Context) -> None:
         import keras
 
         refuse_other_backends(keras.backend.backend())
+        from tfcluster.runtime.keras import internals
+
+        internals.check()
         # Only now: they import numpy and TensorFlow.
         from tfcluster.runtime.keras.checks.own_exchanges import OwnExchanges
         from tfcluster.runtime.keras.strategies import select

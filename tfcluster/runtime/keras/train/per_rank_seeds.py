@@ -11,13 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import keras
 import tensorflow as tf
-from keras.src.backend.tensorflow import random
 
+from tfcluster.runtime.keras import patches
 from tfcluster.runtime.keras.data.dataset_iteration import Loops
 from tfcluster.runtime.keras.session import DOUBLING_RANK, Session
-from tfcluster.runtime.patching import wrap
 
 _STRIDE = 7_368_787
 """A prime, so that ranks meet each other's seeds late."""
@@ -31,8 +29,12 @@ class Randomness:
         self._loops = loops
 
     def install(self) -> None:
-        wrap(keras.random.SeedGenerator, "next", self._next)
-        wrap(random, "dropout", self._dropout)
+        patches.TABLE.install(
+            {
+                patches.SEED_GENERATOR_NEXT: self._next,
+                patches.DROPOUT: self._dropout,
+            }
+        )
 
     def _next(
         self, original: Callable[..., Any], generator: Any, *args: Any, **kwargs: Any

@@ -1,10 +1,9 @@
 """Start TensorFlow's server for collective ops, with its first op and not before.
 
-So a program can still set threads, devices and memory growth after its imports. All
-names that TensorFlow calls its own and that we need stand in this module; where they
-come from, and what they mean: ``configure_collective_ops`` and
-``enable_collective_ops`` of the eager context, as MultiWorkerMirroredStrategy calls
-them, with the settings for speed that DTensor makes.
+So a program can still set threads, devices and memory growth after its imports. What it
+calls are ``configure_collective_ops`` and ``enable_collective_ops`` of the eager
+context, as MultiWorkerMirroredStrategy calls them, with the settings for speed that
+DTensor makes.
 """
 
 from __future__ import annotations
@@ -13,13 +12,12 @@ import os
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import tensorflow as tf
-from tensorflow.core.protobuf import tensorflow_server_pb2
-from tensorflow.python.eager import context as eager
 
+from tfcluster.runtime import tf_internals
 from tfcluster.runtime.errors import CollectiveError
+from tfcluster.runtime.keras import patches
 
 _CHUNK_BYTES = 1 << 16
 """recv_buf_max_chunk: a buffer is cut into fields of this size, not of 4 KiB. A whole
@@ -65,8 +63,8 @@ def arrange(task: Task, before: Callable[[], None]) -> None:
 
     Raises CollectiveError where there has been an op already.
     """
-    context = eager.context()
-    if _is_running(context):
+    context = tf_internals.context()
+    if tf_internals.is_running(context):
         raise CollectiveError(
             "TensorFlow is in use already: transport 'tensorflow' has to be set up "
             "before any TensorFlow op. Call tfcluster.runtime.init() right after the "
@@ -79,19 +77,19 @@ def arrange(task: Task, before: Callable[[], None]) -> None:
     def start_with_server() -> None:
         with lock:
             # A forked process is no rank.
-            if os.getpid() == pid and not _is_running(context):
+            if os.getpid() == pid and not tf_internals.is_running(context):
                 before()
                 _configure(context, task)
             # The instance's own attribute: below it is the method.
             vars(context).pop("ensure_initialized", None)
             start()
 
-    context.ensure_initialized = start_with_server
+    patches.TABLE.replace(patches.ONE_CONTEXT_INITIALIZED, context, start_with_server)
 
 
 def started() -> None:
     """Return when TensorFlow, and so the server, runs."""
-    eager.context().ensure_initialized()
+    tf_internals.context().ensure_initialized()
 
 
 def abort(reason: str, status: int = tf.errors.CANCELLED) -> None:
@@ -99,21 +97,17 @@ def abort(reason: str, status: int = tf.errors.CANCELLED) -> None:
 
     TensorFlow does none after that in this process.
     """
-    context = eager.context()
-    if _is_running(context):
+    context = tf_internals.context()
+    if tf_internals.is_running(context):
         context.abort_collective_ops(status, reason)
 
 
-def _is_running(context: Any) -> bool:
-    return context._context_handle is not None
-
-
-def _configure(context: Any, task: Task) -> None:
+def _configure(context: tf_internals.Context, task: Task) -> None:
     own = f"/job:{task.job}/task:{task.index}"
     context.configure_collective_ops(
         collective_leader=task.leader, device_filters=(own,)
     )
-    server = tensorflow_server_pb2.ServerDef(
+    server = tf.train.ServerDef(
         job_name=task.job, task_index=task.index, protocol="grpc"
     )
     for name, addresses in task.cluster.items():
