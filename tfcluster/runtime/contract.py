@@ -300,6 +300,10 @@ class Table:
         else:
             raise LookupError(f"{patch.path} is not of one object")
 
+    def restore(self, patch: Patch, one: Any) -> None:
+        """Have ``one`` object have the attribute of its class again."""
+        del vars(one)[patch.attribute]
+
     @contextmanager
     def replaced(self, handlers: Mapping[Patch, Around]) -> Iterator[None]:
         """Have the attributes wrapped only inside."""

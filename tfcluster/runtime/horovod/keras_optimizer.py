@@ -104,7 +104,8 @@ def _adapt(model: Any) -> None:
     if is_distributed(inner):
         # It looks for infinities first: the ranks would not agree on what it finds.
         settings = vars(inner).pop(_SETTINGS)
-        del vars(inner)["apply"], vars(inner)["register_local_var"]
+        patches.TABLE.restore(patches.ONE_OPTIMIZER_APPLY, inner)
+        patches.TABLE.restore(patches.ONE_OPTIMIZER_LOCAL, inner)
         distribute(outer, settings)
     if is_distributed(outer) and model.jit_compile:
         # An exchange cannot be compiled; Keras does the same under tf.distribute.
