@@ -371,7 +371,7 @@ def resolve(path: str) -> Any:
     while end > 1 and ".".join(parts[:end]) not in sys.modules:
         end -= 1
     name = ".".join(parts[:end])
-    found: Any = sys.modules.get(name) or importlib.import_module(name)
+    found: Any = sys.modules.get(name) or _imported(name)
     for part in parts[end:]:
         if isinstance(found, ModuleType) and not hasattr(found, part):
             found = _imported(f"{found.__name__}.{part}")

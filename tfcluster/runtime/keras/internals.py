@@ -53,6 +53,7 @@ NAMES = (
         _SERVERS,
         "variables are split that an optimizer wants whole",
     ),
+    Name(_OPTIMIZER, "_use_weight_decay", _DECAY, "other variables decay"),
     *(
         Name(f"{_OPTIMIZER}._use_weight_decay", name, _DECAY, "other variables decay")
         for name in (
@@ -168,6 +169,12 @@ NAMES = (
         "BestModelCheckpoint",
         "each rank writes",
     ),
+    Name(
+        "keras.callbacks.SwapEMAWeights.__init__",
+        "_ema_weights_in_model",
+        "SwapEMAWeights on parameter servers",
+        "averages are not fetched",
+    ),
     Name("keras.src.backend.config", "keras_home", "downloads", "no lock on a folder"),
 )
 
@@ -239,7 +246,12 @@ class Model(Protocol):
 class CallContext(Protocol):
     """What the call of an outermost layer is given."""
 
-    def get_value(self, arg_name: str, default: Any = None) -> Any: ...
+    training: Any
+    """Up to Keras 3.9."""
+
+    def get_value(self, arg_name: str, default: Any = None) -> Any:
+        """Of Keras 3.10 and newer."""
+        ...
 
 
 class EpochIterator(Protocol):
@@ -356,6 +368,13 @@ def call_context() -> CallContext | None:
 
     found: CallContext | None = global_state.get_global_attribute("current_call_ctx")
     return found
+
+
+def training_of(context: CallContext) -> Any:
+    """The argument ``training`` of the call of an outermost layer."""
+    if hasattr(context, "get_value"):
+        return context.get_value("training")
+    return context.training
 
 
 def in_stateless_scope() -> bool:

@@ -78,7 +78,6 @@ SWAP_EMA = Patch(
     "_swap_variables",
     (_in_keras("strategies.ps_models.Masters._swap", _SERVED),),
     "validation with averages that ps tasks keep",
-    optional=True,
 )
 ONE_OPTIMIZER_APPLY = Patch(
     "keras.optimizers.Optimizer",

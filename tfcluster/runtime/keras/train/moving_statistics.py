@@ -114,7 +114,7 @@ class LayerState:
             return
         if variable.name == internals.SEED_STATE:
             return
-        calls[-1].training = context.get_value("training")
+        calls[-1].training = internals.training_of(context)
         own = self._state_of(variable)
         if own.kind is None:
             calls[-1].untried.append(variable)
