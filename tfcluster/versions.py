@@ -46,10 +46,10 @@ def unknown(package: str, version: str | None) -> str | None:
     )
 
 
-def imported_unknown() -> str | None:
-    """The same for what this process has imported, in one line."""
+def imported_unknown() -> list[str]:
+    """The same for what this process has imported."""
     found = (unknown(package, imported(package)) for package in _TITLES)
-    return "; ".join(filter(None, found)) or None
+    return [text for text in found if text]
 
 
 def known(package: str) -> str:

@@ -105,6 +105,7 @@ def surround(program: Program, context: Context) -> None:
         events.listen()
         if not context.trains:
             return
+        injection.warn_of_unknown_versions(context)
         _install_tf1(context)
         if not tf1_script.claimed():
             injection.install(context)
