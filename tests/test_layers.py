@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 import tfcluster
+from tfcluster.runtime.keras import patches as keras_patches
+from tfcluster.runtime.tf1 import patches as tf1_patches
 
 ROOT = Path(tfcluster.__file__).parent
 
@@ -42,6 +44,11 @@ RUNTIME_LAYERS = [
     "telemetry",
     "tf_server",
     "scripts",
+    "contract",
+    "tf_internals",
+    "keras.patches",
+    "keras.internals",
+    "tf1.patches",
     "net",
     "collective",
     "tensors",
@@ -50,7 +57,6 @@ RUNTIME_LAYERS = [
     "process_group",
     "process_sets",
     "exchange",
-    "patching",
     "keras.tf_variables",
     "keras.program_lines",
     "keras.graph_order",
@@ -272,3 +278,146 @@ def test_importing_is_cheap(module: str, forbidden: str) -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert not set(forbidden.split()) & set(done.stdout.split())
+
+
+# The only ways to what Keras and TensorFlow keep to themselves.
+INTERNALS = {"runtime.keras.internals", "runtime.tf_internals"}
+PRIVATE_OF_OTHERS = {
+    # A copy of an object of the same class.
+    "runtime.collective.transports.tensorflow.collective_keys",
+    # The group of a ProcessSet, a class of this module.
+    "runtime.process_sets",
+    # runpy, of Python.
+    "runtime.scripts.run_script",
+}
+SETS_ATTRIBUTES = {
+    # The machinery itself.
+    "runtime.contract",
+    # Attributes of its own object, by names that the program has chosen.
+    "runtime.elastic",
+    # Methods of its own class.
+    "runtime.horovod.tf1_optimizer",
+    # Modules of its own, called horovod.
+    "runtime.horovod.module_names",
+    # A mark on a function of its own.
+    "runtime.keras.train.metrics",
+    "runtime.keras.train.sharded_steps",
+    # The settings of an optimizer that this module has made.
+    "runtime.keras.strategies.optimizer_replica",
+    # A threading.local of its own.
+    "runtime.keras.session",
+    # Loaders of Python's import system.
+    "runtime.site.sitecustomize",
+    "runtime.task.import_hook",
+}
+RUNTIME = [module for module in _modules() if module.startswith("runtime")]
+PATCHED = {patch.attribute for patch in (*keras_patches.PATCHES, *tf1_patches.PATCHES)}
+
+
+@pytest.mark.parametrize("module", RUNTIME)
+def test_private_names_of_libraries_have_two_rooms(module: str) -> None:
+    if module in INTERNALS:
+        return
+    for name in _imports(module):
+        assert not f"{name}.".startswith(("keras.src.", "tensorflow.python.")), name
+    if module not in PRIVATE_OF_OTHERS:
+        assert not list(_private_names(_tree(module)))
+
+
+@pytest.mark.parametrize("module", RUNTIME)
+def test_libraries_are_patched_by_the_tables_alone(module: str) -> None:
+    if module not in SETS_ATTRIBUTES:
+        assert not list(_set_on_others(_tree(module)))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "optimizer._iterations",
+        "getattr(metric, '_fn', None)",
+        "hasattr(super(), '_moments')",
+    ],
+)
+def test_private_names_are_seen(source: str) -> None:
+    assert list(_private_names(ast.parse(source)))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import keras\nkeras.Model.anything = 1",
+        "import tensorflow as tf\ntf1 = tf.compat.v1\ntf1.train.Server.join = 1",
+        "from keras import Model\nModel.anything = 1",
+        "kind.__call__ = call",
+        "iterator.__class__ = kind",
+        "setattr(owner, name, 1)",
+        "vars(model)['train_step'] = step",
+        "del module.dropout",
+    ],
+)
+def test_patches_are_seen(source: str) -> None:
+    assert list(_set_on_others(ast.parse(source)))
+
+
+def _private_names(tree: ast.Module) -> Iterator[str]:
+    """Private attributes that are asked of anything but ``self`` and ``cls``."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            asked, name = node.value, node.attr
+        elif (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id in ("getattr", "hasattr", "delattr")
+            and isinstance(node.args[1], ast.Constant)
+        ):
+            asked, name = node.args[0], str(node.args[1].value)
+        else:
+            continue
+        own = isinstance(asked, ast.Name) and asked.id in ("self", "cls", "os", "sys")
+        # A named tuple's fields are documented.
+        known = name.startswith(("__", "_tfcluster_")) or name == "_fields"
+        if name.startswith("_") and not own and not known:
+            yield f"{node.lineno}: {ast.unparse(node)}"
+
+
+def _set_on_others(tree: ast.Module) -> Iterator[str]:
+    """What sets attributes of libraries, or by a name that cannot be told."""
+    foreign = _foreign_names(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            found = node.func.id in ("setattr", "delattr")
+        elif isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load):
+            found = ast.unparse(node.value).startswith("vars(")
+        elif isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load):
+            root: ast.expr = node
+            while isinstance(root, ast.Attribute):
+                root = root.value
+            name = root.id if isinstance(root, ast.Name) else ""
+            patched = name != "self" and node.attr in PATCHED | {"__class__"}
+            found = name in foreign or patched
+        else:
+            continue
+        if found:
+            yield f"{node.lineno}: {ast.unparse(node)}"
+
+
+def _foreign_names(tree: ast.Module) -> set[str]:
+    """The names in a module that are of Keras or TensorFlow, aliases as well."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            home = getattr(node, "module", None)
+            for alias in node.names:
+                package = (home or alias.name).partition(".")[0]
+                if package in ("keras", "tensorflow"):
+                    found.add(alias.asname or alias.name.partition(".")[0])
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Attribute):
+            root: ast.expr = node.value
+            while isinstance(root, ast.Attribute):
+                root = root.value
+            if isinstance(root, ast.Name) and root.id in found:
+                found |= {
+                    each.id for each in node.targets if isinstance(each, ast.Name)
+                }
+    return found

@@ -1,4 +1,4 @@
-"""The oldest versions of TensorFlow and Keras that tfcluster works with.
+"""The versions of TensorFlow and Keras that tfcluster works with.
 
 ``make compat`` runs the tests with them; docs/compatibility.md has the results.
 """
@@ -9,6 +9,8 @@ import re
 import sys
 
 OLDEST = {"tensorflow": (2, 16), "keras": (3, 7)}
+NEWEST = {"tensorflow": (2, 21), "keras": (3, 15)}
+"""The newest ones that the tests have run with."""
 
 _TITLES = {"tensorflow": "TensorFlow", "keras": "Keras"}
 
@@ -31,6 +33,34 @@ def imported_too_old() -> str | None:
     """Why what this process has imported is refused, or None."""
     problems = (too_old(package, imported(package)) for package in _TITLES)
     return "; ".join(filter(None, problems)) or None
+
+
+def unknown(package: str, version: str | None) -> str | None:
+    """What to say of a version that is newer than those that were tested, or None."""
+    if version is None or numbers(version) <= NEWEST[package]:
+        return None
+    title, newest = _TITLES[package], _text(NEWEST[package])
+    return (
+        f"{title} {version} is newer than all that tfcluster was tested with, up to "
+        f"{title} {newest}: training may differ or fail"
+    )
+
+
+def imported_unknown() -> list[str]:
+    """The same for what this process has imported."""
+    found = (unknown(package, imported(package)) for package in _TITLES)
+    return [text for text in found if text]
+
+
+def known(package: str) -> str:
+    """The range of versions that are known to work: ``3.7 to 3.15``."""
+    return f"{_text(OLDEST[package])} to {_text(NEWEST[package])}"
+
+
+def requirement(package: str) -> str:
+    """The same for pip: ``keras>=3.7,<3.16``."""
+    major, minor = NEWEST[package]
+    return f"{package}>={_text(OLDEST[package])},<{major}.{minor + 1}"
 
 
 def numbers(version: str) -> tuple[int, ...]:

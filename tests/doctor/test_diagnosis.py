@@ -52,6 +52,10 @@ def test_of_well_hosts_nothing_is_said() -> None:
             {"packages": {"tensorflow": "2.16.2", "keras": "3.6.0"}},
             "error: Keras 3.6.0 is too old",
         ),
+        (
+            {"packages": {"tensorflow": "2.16.2", "keras": "4.0.0"}},
+            "warning: Keras 4.0.0 is newer than all that tfcluster was tested with",
+        ),
         ({"import": {"error": "ImportError: x"}}, "error: import tensorflow: ImportE"),
         ({"import": {"seconds": 45}}, "warning: import tensorflow takes 45 s"),
         ({"files": {"train.py": False}}, "error: there is no train.py"),

@@ -110,6 +110,36 @@ def test_versions_that_are_too_old_are_refused_before_any_task_starts(
     assert_nothing_left(running)
 
 
+NEW = """
+__version__ = "99.0.1"
+class random:
+    set_seed = staticmethod(lambda seed: None)
+"""
+
+
+def test_versions_that_are_newer_than_those_that_were_tested_are_told_once(
+    cluster: Cluster,
+) -> None:
+    folder = cluster.folder / "new"
+    (folder / "tensorflow").mkdir(parents=True)
+    (folder / "tensorflow" / "__init__.py").write_text(NEW)
+    python = folder / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={folder} exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    (cluster.folder / "train.py").write_text("import tensorflow\nprint('it runs')\n")
+    config = cluster.file(
+        f"python: {python}\ncommand: python train.py\ntasks: {{worker: 2}}\n"
+        "runtime: {warm_start: false}\n"
+    )
+    running = cluster.start(config)
+    assert running.end() == 1, running.err  # It trains nothing.
+    warning = "TensorFlow 99.0.1 is newer than all that tfcluster was tested with"
+    assert running.err.count(f"\nwarning: worker:0: {warning}") == 1
+    assert f"worker:1: {warning}" not in running.err
+    logs = [path.read_text() for path in cluster.folder.rglob("logs/worker-?.log")]
+    assert sum(log.count(warning) for log in logs) == 1
+
+
 WITHOUT_EFFECT = """
 import keras, numpy as np, tensorflow as tf
 with tf.distribute.MirroredStrategy(["CPU:0"]).scope():

@@ -10,7 +10,7 @@ from typing import Any
 
 from tfcluster.doctor.probe_hosts import Report
 from tfcluster.launcher.clocks import CLOCK_S
-from tfcluster.versions import OLDEST, too_old
+from tfcluster.versions import OLDEST, too_old, unknown
 
 OLDEST_PYTHON = (3, 10)
 FREE_BYTES = 100 << 20
@@ -64,6 +64,8 @@ def _of_host(report: Report) -> Iterator[tuple[str, bool]]:
     for package in OLDEST:
         if problem := too_old(package, _package(report, package)):
             yield problem, True
+        if warning := unknown(package, _package(report, package)):
+            yield warning, False
     imported = _mapping(facts.get("import"))
     if said := imported.get("error"):
         yield f"import tensorflow: {said}", True

@@ -6,7 +6,7 @@ They have to be passed to ``fit`` on every rank, in the same order.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import keras
 import numpy as np
@@ -14,6 +14,7 @@ import numpy as np
 from tfcluster.runtime.collective import ReduceOp, Signature
 from tfcluster.runtime.collective.collectives import combine
 from tfcluster.runtime.exchange.broadcast_variables import broadcast_variables
+from tfcluster.runtime.keras import internals
 from tfcluster.runtime.process_group import group, is_chief, size
 
 Logs = dict[str, Any] | None
@@ -222,7 +223,7 @@ class BestModelCheckpoint(
 
     def _save_model(self, epoch: int, batch: int | None, logs: Logs) -> None:
         if is_chief():
-            super()._save_model(epoch, batch, logs)
+            internals.save_checkpoint(cast(Any, super()), epoch, batch, logs)
 
 
 BroadcastGlobalVariablesCallback = BroadcastVariables

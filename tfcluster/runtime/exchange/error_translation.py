@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
 
+from tfcluster.runtime import tf_internals
+from tfcluster.runtime.keras import patches
 from tfcluster.runtime.process_group import group, is_initialized
 
 
 @functools.cache
 def raise_our_errors() -> None:
     """Have every ``tf.function`` raise the error of an exchange in it as it is."""
-    kind = type(tf.function(lambda: None))
-    original = kind.__call__
+    patches.TABLE.install({patches.FUNCTION_CALL: _call})
 
-    @functools.wraps(original)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with translated():
-            return original(self, *args, **kwargs)
 
-    kind.__call__ = call
+def _call(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    with translated():
+        return original(*args, **kwargs)
 
 
 @contextmanager
@@ -33,16 +32,14 @@ def translated() -> Iterator[None]:
         yield
     except Exception as error:
         # AutoGraph does so with what is raised while it traces a function.
-        as_text = isinstance(error, tf.errors.OpError) or _is_of_autograph(error)
+        as_text = isinstance(error, tf.errors.OpError) or tf_internals.is_of_autograph(
+            error
+        )
         known = as_text and is_initialized()
         found = group().error_in(str(error)) if known else None
         if found is None:
             raise
         raise found from error
-
-
-def _is_of_autograph(error: Exception) -> bool:
-    return type(error).__name__ == "StagingError"
 
 
 # Before any tf.function is called that has an exchange in it: a call that has begun is

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 import tensorflow as tf
 
+from tfcluster.runtime import tf_internals
 from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.exchange.error_translation import raise_our_errors
 from tfcluster.runtime.exchange.pending_ops import waiting_op
@@ -82,12 +83,7 @@ def may_be_differentiated() -> bool:
     """
     if not tf.executing_eagerly():
         return True
-    try:
-        # Not public. Where it is gone, one is always ready.
-        from tensorflow.python.eager import record
-    except ImportError:
-        return True
-    return bool(getattr(record, "could_possibly_record", lambda: True)())
+    return tf_internals.could_record()
 
 
 def _called(

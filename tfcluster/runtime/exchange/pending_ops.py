@@ -25,6 +25,7 @@ from tfcluster.runtime.exchange.error_translation import translated
 from tfcluster.runtime.exchange.negotiation import Coordinator
 from tfcluster.runtime.process_group import group, is_initialized
 from tfcluster.runtime.process_sets import ProcessSet
+from tfcluster.runtime.tf1 import patches
 
 Act = Callable[..., Sequence[Array]]
 
@@ -123,17 +124,14 @@ def _op_name(what: str) -> str:
 @functools.cache
 def _see_runs() -> None:
     """Have every session tell the order when it runs, and raise errors of ours."""
-    kind = next(base for base in tf.compat.v1.Session.__mro__ if "run" in vars(base))
-    original = kind.run
+    patches.TABLE.install({patches.SESSION_RUN: _run, patches.INTERACTIVE_RUN: _run})
 
-    @functools.wraps(original)
-    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not is_initialized():
-            return original(self, *args, **kwargs)
-        with ExitStack() as runs:
-            runs.enter_context(translated())
-            for order in (order_among(group()), *_orders.values()):
-                runs.enter_context(order.running())
-            return original(self, *args, **kwargs)
 
-    kind.run = run
+def _run(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    if not is_initialized():
+        return original(*args, **kwargs)
+    with ExitStack() as runs:
+        runs.enter_context(translated())
+        for order in (order_among(group()), *_orders.values()):
+            runs.enter_context(order.running())
+        return original(*args, **kwargs)

@@ -14,22 +14,23 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfcluster.runtime import contract
 from tfcluster.runtime.horovod.accumulation import Accumulation
 from tfcluster.runtime.horovod.settings import Settings
-from tfcluster.runtime.patching import defining_class
+from tfcluster.runtime.keras import internals, patches
 
-_SETTINGS = "_distributed_settings"
-_ACCUMULATION = "_distributed_accumulation"
+_SETTINGS = "_tfcluster_settings"
+_ACCUMULATION = "_tfcluster_accumulation"
 
 
 def distribute(optimizer: Any, settings: Settings) -> Any:
     """Have ``optimizer`` exchange gradients before it applies them."""
-    _watch_compiling()
-    # Not setattr: Keras's tracking of attributes has no business with them.
-    vars(optimizer)[_SETTINGS] = settings
+    patches.TABLE.install({patches.MODEL_COMPILE: _compile})
+    contract.mark(optimizer, _SETTINGS, settings)
     vars(optimizer).pop(_ACCUMULATION, None)
-    vars(optimizer)["apply"] = MethodType(_apply, optimizer)
-    vars(optimizer)["register_local_var"] = settings.local.add
+    apply, add = MethodType(_apply, optimizer), settings.local.add
+    patches.TABLE.replace(patches.ONE_OPTIMIZER_APPLY, optimizer, apply)
+    patches.TABLE.replace(patches.ONE_OPTIMIZER_LOCAL, optimizer, add)
     return optimizer
 
 
@@ -70,7 +71,7 @@ def _built(
     """
     if trainable_variables is None:
         # Without names where the original has to say what is missing.
-        known = list(optimizer._trainable_variables) if optimizer.built else []
+        known = internals.trained_variables(optimizer) if optimizer.built else []
         return known if len(known) == count else list(range(count))
     variables = list(trainable_variables)
     if not optimizer.built:
@@ -84,22 +85,16 @@ def _accumulation(optimizer: Any, settings: Settings) -> Accumulation:
     found: Accumulation | None = vars(optimizer).get(_ACCUMULATION)
     if found is None:
         found = Accumulation(settings.passes, average=settings.average_passes)
-        vars(optimizer)[_ACCUMULATION] = found
+        contract.mark(optimizer, _ACCUMULATION, found)
     return found
 
 
-@functools.cache
-def _watch_compiling() -> None:
-    owner: Any = defining_class(keras.Model, "compile")
-    original: Callable[..., Any] = owner.compile
-
-    @functools.wraps(original)
-    def compile(model: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(model, *args, **kwargs)
-        _adapt(model)
-        return result
-
-    owner.compile = compile
+def _compile(
+    original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
+) -> Any:
+    result = original(model, *args, **kwargs)
+    _adapt(model)
+    return result
 
 
 def _adapt(model: Any) -> None:
@@ -109,7 +104,8 @@ def _adapt(model: Any) -> None:
     if is_distributed(inner):
         # It looks for infinities first: the ranks would not agree on what it finds.
         settings = vars(inner).pop(_SETTINGS)
-        del vars(inner)["apply"], vars(inner)["register_local_var"]
+        patches.TABLE.restore(patches.ONE_OPTIMIZER_APPLY, inner)
+        patches.TABLE.restore(patches.ONE_OPTIMIZER_LOCAL, inner)
         distribute(outer, settings)
     if is_distributed(outer) and model.jit_compile:
         # An exchange cannot be compiled; Keras does the same under tf.distribute.

@@ -9,6 +9,7 @@ import keras
 
 from tfcluster.runtime.exchange.compression import Compressor
 from tfcluster.runtime.horovod.optimizer import DistributedOptimizer
+from tfcluster.runtime.keras import patches
 
 
 def load_model(
@@ -30,7 +31,7 @@ def load_model(
     if optimizer is not None:
         # An optimizer that scales losses looks for infinities after the exchange.
         DistributedOptimizer(optimizer, compression=compression)
-        model.train_function = None
+        patches.TABLE.replace(patches.ONE_MODEL_TRAIN_FUNCTION, model, None)
         if model.jit_compile:
             model.jit_compile = False
     return model

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import keras
 import tensorflow as tf
 
 from tfcluster.runtime.exchange.reduce import Sum, allreduce
+from tfcluster.runtime.keras import internals
 from tfcluster.runtime.process_group import size
 
 
@@ -28,10 +29,10 @@ class SyncBatchNormalization(
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def _moments(self, inputs: Any, mask: Any) -> tuple[Any, Any]:
         if size() == 1:
-            return super()._moments(inputs, mask)  # type: ignore[no-any-return]
+            return internals.moments(cast(Any, super()), inputs, mask)
         if mask is not None:
             raise ValueError("SyncBatchNormalization does not support masks")
-        axes = self._reduction_axes
+        axes = internals.reduction_axes(self)
         count = tf.cast(tf.size(inputs) / inputs.shape[self.axis], inputs.dtype)
         sums = tf.stack(
             [

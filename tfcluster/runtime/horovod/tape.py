@@ -13,6 +13,7 @@ from tfcluster.runtime.exchange.compression import Compressor
 from tfcluster.runtime.exchange.graph_ops import unconverted
 from tfcluster.runtime.horovod.local_sources import weights_of
 from tfcluster.runtime.horovod.settings import Settings, settings
+from tfcluster.runtime.keras import patches
 from tfcluster.runtime.process_sets import ProcessSet, global_process_set
 
 
@@ -48,8 +49,9 @@ def DistributedGradientTape(
         scale_local_gradients=scale_local_gradients,
     )
     tape = copy.copy(gradtape)
-    tape.gradient = MethodType(_gradient_by(chosen), tape)
-    tape.register_local_source = chosen.local.add
+    gradient = MethodType(_gradient_by(chosen), tape)
+    patches.TABLE.replace(patches.ONE_TAPE_GRADIENT, tape, gradient)
+    patches.TABLE.replace(patches.ONE_TAPE_LOCAL, tape, chosen.local.add)
     return tape
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfcluster.runtime import tf_internals
 from tfcluster.runtime.exchange.graph_ops import unconverted
 from tfcluster.runtime.horovod.settings import Settings
 
@@ -15,17 +16,7 @@ _DELEGATED = (
     "get_slot",
     "get_slot_names",
     "variables",
-    # Between the classes of TensorFlow, for those who call or override them.
-    "_apply_dense",
-    "_apply_sparse",
-    "_apply_sparse_duplicate_indices",
-    "_create_slots",
-    "_finish",
-    "_prepare",
-    "_resource_apply_dense",
-    "_resource_apply_sparse",
-    "_resource_apply_sparse_duplicate_indices",
-    "_valid_dtypes",
+    *(name.name for name in tf_internals.NAMES_OF_OPTIMIZER_1),
 )
 
 

@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 
+from tfcluster.runtime import tf_internals
 from tfcluster.runtime.collective import CollectiveError
 
 
@@ -42,9 +42,8 @@ _refused = threading.local()
 
 def refuse_xla() -> None:
     """Raise CollectiveError while XLA is to compile what is traced."""
-    if not tf.executing_eagerly() and GraphOrParentsInXlaContext(
-        tf.compat.v1.get_default_graph()
-    ):
+    graph = tf.compat.v1.get_default_graph
+    if not tf.executing_eagerly() and tf_internals.is_in_xla(graph()):
         _refused.lately = True
         raise CollectiveError("an exchange of gradients cannot be compiled by XLA")
 

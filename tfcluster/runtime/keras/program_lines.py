@@ -6,9 +6,9 @@ from pathlib import Path
 
 import keras
 import tensorflow as tf
-from tensorflow.python.util import tf_stack
 
 import tfcluster
+from tfcluster.runtime import tf_internals
 
 _LIBRARIES = tuple(
     f"{Path(str(package.__file__)).resolve().parent}/"
@@ -22,7 +22,7 @@ def user_line() -> str:
 
     Code that AutoGraph has generated counts as the code it was generated from.
     """
-    for frame in reversed(list(tf_stack.extract_stack().get_user_frames())):
+    for frame in reversed(tf_internals.user_frames()):
         if is_of_the_user(frame.filename):
             return f"{shown(Path(frame.filename))}:{frame.lineno}"
     return "the program"
@@ -30,7 +30,7 @@ def user_line() -> str:
 
 def is_of_the_user(file: str) -> bool:
     """Whether code in ``file`` belongs neither to us nor to Keras or TensorFlow."""
-    generated = "__autograph_generated" in file or file.startswith("<")
+    generated = tf_internals.is_generated(file) or file.startswith("<")
     return not generated and not str(Path(file).resolve()).startswith(_LIBRARIES)
 
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable
+
+from tfcluster.runtime.keras import patches
 
 _READS = ("ReadVariableOp", "ResourceGather", "VariableShape")
 
@@ -38,19 +39,12 @@ def rows_at_once(distinct: Sequence[Any]) -> Iterator[dict[int, Addition]]:
     """
     known = {id(tensor) for tensor in distinct}
     done: dict[int, Addition] = {}
-    ways: list[tuple[str, Callable[[Any, Any], Any]]] = [
-        ("scatter_add", tf.add),
-        ("scatter_sub", tf.subtract),
-    ]
-    originals = {name: vars(BaseResourceVariable)[name] for name, _ in ways}
-    for name, combine in ways:
-        around = _around(originals[name], combine, known, done)
-        setattr(BaseResourceVariable, name, around)
-    try:
+    handlers = {
+        patches.SCATTER_ADD: _around(tf.add, known, done),
+        patches.SCATTER_SUB: _around(tf.subtract, known, done),
+    }
+    with patches.TABLE.replaced(handlers):
         yield done
-    finally:
-        for name, original in originals.items():
-            setattr(BaseResourceVariable, name, original)
 
 
 def new_rows(graph: Any, handle: Any, done: Mapping[int, Addition]) -> Any:
@@ -64,12 +58,17 @@ def new_rows(graph: Any, handle: Any, done: Mapping[int, Addition]) -> Any:
 
 
 def _around(
-    original: Callable[..., Any],
     combine: Callable[[Any, Any], Any],
     known: set[int],
     done: dict[int, Addition],
 ) -> Callable[..., Any]:
-    def scatter(variable: Any, sparse_delta: Any, *args: Any, **kwargs: Any) -> Any:
+    def scatter(
+        original: Callable[..., Any],
+        variable: Any,
+        sparse_delta: Any,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
         if not (
             isinstance(sparse_delta, tf.IndexedSlices)
             and isinstance(sparse_delta.values, tf.Tensor)

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
-from tensorflow.python.eager import context
 
+from tfcluster.runtime import tf_internals
 from tfcluster.runtime.collective.buffer_pool import ALIGNMENT
 from tfcluster.runtime.collective.sparse import Slices, are_distinct
 from tfcluster.runtime.parameter_server.fast_scatter import (
@@ -244,7 +244,7 @@ class Engine:
         rename_functions(graph, f"update_{next(_NUMBERS)}_")
         for function in graph.library.function:
             # Importing a graph does not register its functions with the runtime.
-            context.context().add_function_def(function)
+            tf_internals.context().add_function_def(function)
         arrays = []
         for name, shape in header["arrays"]:
             dtype = np.dtype(name)
@@ -311,7 +311,7 @@ class Engine:
         sparse = [g.indices for g in gradients if isinstance(g, Slices)]
         quick = (kinds, True) in self._updates and all(map(are_distinct, sparse))
         update = self._updates[kinds, quick]
-        with context.function_executor_type(update.executor):
+        with tf_internals.executor_type(update.executor):
             found = update.run(*flat)
         values, rows = found[: len(update.dense)], found[len(update.dense) :]
         self._fresh.update(zip(update.dense, values, strict=True))

@@ -1,7 +1,6 @@
-"""Restricts printing and ``tf.summary`` files to the chief.
+"""Restricts what a program prints to the chief.
 
-``runtime.chief_only`` selects which. Neither TensorFlow nor Keras is imported before it
-is needed.
+``runtime.chief_only`` selects it.
 """
 
 from __future__ import annotations
@@ -29,17 +28,3 @@ def silence_print(context: Context) -> None:
             original(*values, file=file, **kwargs)
 
     builtins.print = silent
-
-
-def without_summaries(context: Context) -> None:
-    """Make ``tf.summary`` write event files on the chief only."""
-    if context.is_chief or "summary" not in context.options.chief_only:
-        return
-    import tensorflow as tf
-
-    def no_writer(*args: Any, **kwargs: Any) -> Any:
-        return tf.summary.create_noop_writer()
-
-    original = tf.summary.create_file_writer
-    for module in (tf.summary, tf.compat.v2.summary):
-        module.create_file_writer = functools.wraps(original)(no_writer)

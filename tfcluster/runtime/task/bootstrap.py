@@ -105,6 +105,7 @@ def surround(program: Program, context: Context) -> None:
         events.listen()
         if not context.trains:
             return
+        injection.warn_of_unknown_versions(context)
         _install_tf1(context)
         if not tf1_script.claimed():
             injection.install(context)
@@ -121,9 +122,9 @@ def surround(program: Program, context: Context) -> None:
 def _install_tf1(context: Context) -> None:
     """Patch TensorFlow for a TensorFlow 1 script, once TensorFlow is imported."""
     if tf1_script.concerns(context) and "tensorflow" in sys.modules:
-        from tfcluster.runtime.tf1 import patches
+        from tfcluster.runtime.tf1 import script_hooks
 
-        patches.install(context)
+        script_hooks.install(context)
 
 
 def _warn_of_keras_2(name: str) -> None:

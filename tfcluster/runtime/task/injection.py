@@ -11,11 +11,13 @@ import random
 import sys
 from typing import TYPE_CHECKING
 
+from tfcluster import versions
 from tfcluster.model import Strategy
 from tfcluster.runtime.context import Context
 from tfcluster.runtime.scripts import chief_only_output, self_distributed
 from tfcluster.runtime.task.import_hook import around_import
 from tfcluster.runtime.telemetry import exit_status
+from tfcluster.runtime.telemetry.agent_channel import reporter
 
 if TYPE_CHECKING:
     from tfcluster.runtime.keras.session import Session
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 _SEED_BITS = 31
 _SERVED = (Strategy.PARAMETER_SERVER, Strategy.REPLICATED)
 """Strategies whose gradients are applied by ps tasks, even with one training task."""
+
+_told: set[str] = set()
 
 
 def begin(context: Context) -> None:
@@ -71,6 +75,10 @@ def install(context: Context) -> None:
         import keras
 
         refuse_other_backends(keras.backend.backend())
+        from tfcluster.runtime.keras import internals
+
+        warn_of_unknown_versions(context)
+        internals.check()
         # Imported here, because they import numpy and TensorFlow.
         from tfcluster.runtime.keras.checks.own_exchanges import OwnExchanges
         from tfcluster.runtime.keras.strategies import select
@@ -82,6 +90,20 @@ def install(context: Context) -> None:
     if "tensorflow" in sys.modules:
         into_tensorflow()
     around_import(("keras",), before=lambda name: None, after=into_keras)
+
+
+def warn_of_unknown_versions(context: Context) -> None:
+    """Tell of imported libraries that are newer than those that were tested; once.
+
+    The chief does, for all ranks.
+    """
+    found = [text for text in versions.imported_unknown() if text not in _told]
+    if not found or not context.is_chief or context.strategy is Strategy.NONE:
+        return
+    _told.update(found)
+    text = "; ".join(found)
+    reporter().warning(text)
+    sys.stderr.write(f"tfcluster: warning: {text}\n")
 
 
 def refuse_other_backends(backend: str) -> None:

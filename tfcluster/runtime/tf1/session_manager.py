@@ -6,14 +6,15 @@ managed sessions use.
 
 from __future__ import annotations
 
-import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
+from tfcluster.runtime import contract, tf_internals
 from tfcluster.runtime.errors import CollectiveTimeoutError
-from tfcluster.runtime.tf1 import model_check
+from tfcluster.runtime.tf1 import model_check, patches
 from tfcluster.runtime.tf1.cluster_members import Workers
 from tfcluster.runtime.tf1.wait_policy import patience
 
@@ -29,47 +30,56 @@ def guard(workers: Workers) -> None:
     watch()
 
 
-@functools.cache
 def watch() -> None:
     """From now on, for graphs that are to be compared."""
-    manager = tf1.train.SessionManager
-    prepare, wait = manager.prepare_session, manager.wait_for_session
+    patches.TABLE.install(
+        {patches.PREPARE_SESSION: _prepare, patches.WAIT_FOR_SESSION: _wait}
+    )
 
-    @functools.wraps(prepare)
-    def prepared(self: Any, master: str, *args: Any, **kwargs: Any) -> Any:
-        found = model_check.of(self._graph)
-        if found is not None and found.workers.attempt and _is_known(found, master):
-            # Others train on what it has initialised: it goes on with that.
-            return wait(self, master, kwargs.get("config"))
-        session = prepare(self, master, *args, **kwargs)
-        if found is not None and found.workers.is_chief:
-            session.run(found.leave)
-        return session
 
-    @functools.wraps(wait)
-    def waited(
-        self: Any, master: str, config: Any = None, max_wait_secs: float = math.inf
-    ) -> Any:
-        found = model_check.of(self._graph)
-        if found is None:
-            return wait(self, master, config, max_wait_secs)
-        chief = found.workers.tasks[0]
-        waiting = patience(f"waiting for {chief}, the chief, to initialise variables")
-        with tf1.Session(master, graph=self._graph, config=config) as session:
-            while not model_check.compare(found, session.run):
-                waiting.wait()
-        self._recovery_wait_secs = min(self._recovery_wait_secs, _RECOVERY_WAIT_S)
-        left_s = waiting.left_s
-        try:
-            # With the chief's list the variables are there: this returns at once.
-            return wait(
-                self, master, config, max_wait_secs if left_s is None else left_s
-            )
-        except tf.errors.DeadlineExceededError as error:
-            raise CollectiveTimeoutError(f"{waiting.what}: {error.message}") from error
+def _prepare(
+    original: Callable[..., Any],
+    manager: Any,
+    master: str,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    found = model_check.of(tf_internals.graph_of_manager(manager))
+    if found is not None and found.workers.attempt and _is_known(found, master):
+        # Others train on what it has initialised: it goes on with that.
+        wait = contract.original_of(patches.WAIT_FOR_SESSION)
+        return wait(manager, master, kwargs.get("config"))
+    session = original(manager, master, *args, **kwargs)
+    if found is not None and found.workers.is_chief:
+        session.run(found.leave)
+    return session
 
-    manager.prepare_session = prepared
-    manager.wait_for_session = waited
+
+def _wait(
+    original: Callable[..., Any],
+    manager: Any,
+    master: str,
+    config: Any = None,
+    max_wait_secs: float = math.inf,
+) -> Any:
+    graph = tf_internals.graph_of_manager(manager)
+    found = model_check.of(graph)
+    if found is None:
+        return original(manager, master, config, max_wait_secs)
+    chief = found.workers.tasks[0]
+    waiting = patience(f"waiting for {chief}, the chief, to initialise variables")
+    with tf1.Session(master, graph=graph, config=config) as session:
+        while not model_check.compare(found, session.run):
+            waiting.wait()
+    tf_internals.look_more_often(manager, _RECOVERY_WAIT_S)
+    left_s = waiting.left_s
+    try:
+        # With the chief's list the variables are there: this returns at once.
+        return original(
+            manager, master, config, max_wait_secs if left_s is None else left_s
+        )
+    except tf.errors.DeadlineExceededError as error:
+        raise CollectiveTimeoutError(f"{waiting.what}: {error.message}") from error
 
 
 def _is_known(found: model_check.VariableList, master: str) -> bool:

@@ -5,12 +5,14 @@ Its port is taken once. A script may make it, or a session that has no other tar
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
-from tfcluster.runtime import tf_server
+from tfcluster.runtime import tf_internals, tf_server
 from tfcluster.runtime.context import Context
+from tfcluster.runtime.tf1 import patches
 from tfcluster.runtime.tf1.cluster_members import cluster_of
 from tfcluster.runtime.tf1.server_join import until_gone
 
@@ -39,40 +41,40 @@ class SharedServer:
         return self._server is not None and target == self._server.target
 
     def install(self) -> None:
-        create, join = tf1.train.Server.__init__, tf1.train.Server.join
+        patches.TABLE.install(
+            {patches.SERVER_INIT: self.create, patches.SERVER_JOIN: self.join}
+        )
 
-        def created(
-            server: Any,
-            definition: Any,
-            job_name: str | None = None,
-            task_index: int | None = None,
-            protocol: str | None = None,
-            config: Any = None,
-            start: bool = True,  # TensorFlow's own signature
-        ) -> None:
-            if address_of(definition, job_name, task_index) != self._address:
-                create(
-                    server, definition, job_name, task_index, protocol, config, start
-                )
-            elif self._server is None:
-                options = self.config(config)
-                create(server, definition, job_name, task_index, protocol, options)
-                self._server = server
-            else:
-                # Its clients know it by these two alone.
-                server._server = self._server._server
-                server._server_def = self._server._server_def
+    def create(
+        self,
+        original: Callable[..., None],
+        server: Any,
+        definition: Any,
+        job_name: str | None = None,
+        task_index: int | None = None,
+        protocol: str | None = None,
+        config: Any = None,
+        start: bool = True,  # TensorFlow's own signature
+    ) -> None:
+        if address_of(definition, job_name, task_index) != self._address:
+            original(server, definition, job_name, task_index, protocol, config, start)
+        elif self._server is None:
+            options = self.config(config)
+            original(server, definition, job_name, task_index, protocol, options)
+            self._server = server
+        else:
+            # Its clients know it by these two alone.
+            tf_internals.share_server(server, self._server)
 
-        def joined(server: Any) -> None:
-            ours = self._server is not None and server._server is self._server._server
-            if ours and not self._context.is_chief:
-                # It serves as long as the chief needs it; by itself it never ends.
-                until_gone(self._context.addresses[0])
-            else:
-                join(server)
-
-        tf1.train.Server.__init__ = created
-        tf1.train.Server.join = joined
+    def join(self, original: Callable[..., None], server: Any) -> None:
+        ours = self._server is not None and tf_internals.is_same_server(
+            server, self._server
+        )
+        if ours and not self._context.is_chief:
+            # It serves as long as the chief needs it; by itself it never ends.
+            until_gone(self._context.addresses[0])
+        else:
+            original(server)
 
     def config(self, config: Any) -> Any:
         """A copy of ``config``, with the device filters where it has none."""

@@ -10,6 +10,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfcluster.runtime import tf_internals
+
 tf1 = tf.compat.v1
 
 STOP_GRACE_S = 2
@@ -32,7 +34,7 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     def begin(self) -> None:
         self._hook.begin()
         if self._is_chief:
-            self._close = self._optimizer._sync_token_queue.close()
+            self._close = tf_internals.token_queue(self._optimizer).close()
 
     def after_create_session(self, session: Any, coord: Any) -> None:
         self._hook.after_create_session(session, coord)

@@ -14,6 +14,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfcluster.runtime.keras import internals
 from tfcluster.runtime.keras.batches.batch_slicing import has_dense_rows, rows_in
 from tfcluster.runtime.keras.checks.known_objects import KnownObjects
 from tfcluster.runtime.keras.checks.loss_reduction import kind_of_loss
@@ -87,8 +88,8 @@ class AddLossCheck:
 
 def _adders(model: Any) -> list[str]:
     """The layers that have added to the loss, once for each time, in Keras's order."""
-    layers = [model, *model._flatten_layers(include_self=False)]
-    return [layer.name for layer in layers for _ in layer._get_own_losses()]
+    layers = [model, *internals.layers_of(model, include_self=False)]
+    return [layer.name for layer in layers for _ in internals.own_losses(layer)]
 
 
 def _added(model: Any, inputs: Any, names: Sequence[str], start: Any, stop: Any) -> Any:
@@ -102,10 +103,10 @@ def _added(model: Any, inputs: Any, names: Sequence[str], start: Any, stop: Any)
 
     rows = keras.tree.map_structure(cut, inputs)
     variables = model.trainable_variables, model.non_trainable_variables
-    penalties = len(model._get_regularization_losses())
+    penalties = len(internals.regularization_losses(model))
     # Rather not as in training: what is drawn at random would make the numbers others.
     ways = [{"training": False}, {"training": True}]
-    for training in ways if model._call_has_training_arg else [{}]:
+    for training in ways if internals.has_training_argument(model) else [{}]:
         try:
             *_, losses = model.stateless_call(
                 *variables, rows, return_losses=True, **training

@@ -18,11 +18,11 @@ import numpy as np
 import tensorflow as tf
 
 from tfcluster.runtime.collective.transports.base import Array
+from tfcluster.runtime.keras import patches
 from tfcluster.runtime.keras.batches.batch_slicing import has_dense_rows, rows_in
 from tfcluster.runtime.keras.checks.check_steps import RareSteps
 from tfcluster.runtime.keras.checks.rounding import TOLERANCES
 from tfcluster.runtime.keras.session import Session
-from tfcluster.runtime.patching import wrap
 
 
 class LossReductionCheck:
@@ -34,7 +34,7 @@ class LossReductionCheck:
         self._steps = RareSteps()
 
     def install(self) -> None:
-        wrap(keras.losses.Loss, "__call__", self._call)
+        patches.TABLE.install({patches.LOSS_CALL: self._call})
 
     def returned(self, values: Any) -> None:
         """What the loss that is being called has returned, before its reduction."""

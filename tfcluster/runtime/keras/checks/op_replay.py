@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import tensorflow as tf
-from tensorflow.python.eager import context, execute
-from tensorflow.python.framework import op_callbacks, op_def_registry
+
+from tfcluster.runtime import contract, tf_internals
 
 _T = TypeVar("_T")
 
@@ -73,7 +73,7 @@ class Holds:
 def attached(graph: Any, name: str, make: Callable[[], _T]) -> _T:
     """Something of ours that lives as long as a graph."""
     if not hasattr(graph, name):
-        setattr(graph, name, make())
+        contract.mark(graph, name, make())
     found: _T = getattr(graph, name)
     return found
 
@@ -103,12 +103,9 @@ class Recording:
         name = kind.decode() if isinstance(kind, bytes) else str(kind)
 
         def run(values: list[Any]) -> Sequence[Any]:
-            found: Sequence[Any] = execute.quick_execute(
-                name, len(outputs), values, attrs, context.context()
-            )
-            return found
+            return tf_internals.execute(name, len(outputs), values, attrs)
 
-        called = [] if op_def_registry.get(name) else [name]
+        called = [] if tf_internals.op_definition(name) else [name]
         named = zip(attrs[::2], attrs[1::2], strict=True)
         called += [str(value) for key, value in named if key in ("f", "cond", "body")]
         self.ops.append(Op(name, tuple(inputs), tuple(outputs), called, run))
@@ -118,11 +115,11 @@ class Recording:
 def recorded() -> Iterator[Recording]:
     """Record what this thread executes eagerly."""
     recording = Recording()
-    op_callbacks.add_op_callback(recording)
+    tf_internals.observe_ops(recording)
     try:
         yield recording
     finally:
-        op_callbacks.remove_op_callback(recording)
+        tf_internals.stop_observing_ops(recording)
 
 
 def ops_of(graph: Any) -> list[Op]:
@@ -210,18 +207,18 @@ def _is_random(kind: str) -> bool:
 
 
 def _is_repeatable(kind: str, functions: Sequence[str]) -> bool:
-    definition = op_def_registry.get(kind)
+    definition = tf_internals.op_definition(kind)
     if definition is not None and definition.is_stateful and kind not in _READS:
         return False
     return all(map(_changes_nothing, functions))
 
 
 def _changes_nothing(function: str) -> bool:
-    definition = context.context().get_function_def(function)
+    definition = tf_internals.context().get_function_def(function)
     for node in definition.node_def:
         called = [value.func.name for value in node.attr.values() if value.func.name]
         called += [f.name for value in node.attr.values() for f in value.list.func]
-        if op_def_registry.get(node.op) is None:
+        if tf_internals.op_definition(node.op) is None:
             called.append(node.op)
         if _is_held(node.name) or not _is_repeatable(node.op, called):
             return False

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import keras
 import tensorflow as tf
 
+from tfcluster.runtime import tf_internals
 from tfcluster.runtime.collective import CollectiveError
 from tfcluster.runtime.exchange.reduced_tensors import reduced
+from tfcluster.runtime.keras import patches
 from tfcluster.runtime.keras.session import Session
-from tfcluster.runtime.patching import defining_class, wrap
 from tfcluster.runtime.scripts import self_distributed
 
 
@@ -30,11 +30,15 @@ class OwnExchanges:
         """Whether the program's last loop is over a part of a dataset."""
 
     def install(self) -> None:
-        wrap(tf.GradientTape, "gradient", self._gradient)
-        wrap(keras.optimizers.Optimizer, "apply", self._apply)
-        wrap(keras.optimizers.LossScaleOptimizer, "apply", self._apply)
-        wrap(tf.data.Dataset, "__iter__", self._iter)
-        wrap(defining_class(keras.Model, "fit"), "fit", self._fit)
+        patches.TABLE.install(
+            {
+                patches.TAPE_GRADIENT: self._gradient,
+                patches.OPTIMIZER_APPLY: self._apply,
+                patches.LOSS_SCALE_APPLY: self._apply,
+                patches.DATASET_ITER: self._iter,
+                patches.MODEL_FIT: self._fit,
+            }
+        )
 
     def _gradient(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         found = original(*args, **kwargs)
@@ -80,12 +84,9 @@ class OwnExchanges:
         waiting = [dataset]
         while waiting:
             found = waiting.pop()
-            if type(found).__name__ == "_ShardDataset" and (
-                _number(found, "_num_shards"),
-                _number(found, "_index"),
-            ) == (size, rank):
+            if tf_internals.shard_of(found) == (size, rank):
                 return True
-            waiting.extend(found._inputs())
+            waiting.extend(tf_internals.inputs_of(found))
         return False
 
     def _refusal(self) -> CollectiveError:
@@ -96,9 +97,3 @@ class OwnExchanges:
             "would never be used. Leave out shard(), or set runtime.batch: per_worker "
             "to have each rank train on batches of its own"
         )
-
-
-def _number(dataset: Any, name: str) -> int | None:
-    """A tensor that a dataset of TensorFlow was made with; not public."""
-    value = tf.get_static_value(getattr(dataset, name, None))
-    return None if value is None else int(value)

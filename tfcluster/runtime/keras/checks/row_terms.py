@@ -22,6 +22,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfcluster.runtime.keras import patches
 from tfcluster.runtime.keras.batches.batch_slicing import has_dense_rows, has_rows
 from tfcluster.runtime.keras.checks.check_steps import RareSteps
 from tfcluster.runtime.keras.checks.op_replay import (
@@ -38,7 +39,6 @@ from tfcluster.runtime.keras.checks.op_replay import (
 from tfcluster.runtime.keras.checks.rounding import TOLERANCES
 from tfcluster.runtime.keras.program_lines import user_line
 from tfcluster.runtime.keras.session import Session
-from tfcluster.runtime.patching import wrap
 
 _MOST_RECORDED = 100_000
 """Operations of one step; a loop that ends in its midst is not recorded for ever."""
@@ -61,7 +61,7 @@ class RowTerms:
         self._batches: Counter[str] = Counter()
 
     def install(self) -> None:
-        wrap(tf.GradientTape, "gradient", self._gradient)
+        patches.TABLE.install({patches.TAPE_GRADIENT: self._gradient})
 
     def begin_batch(self, data: Any, loop: str) -> None:
         """The ``loop`` gets ``data``, rows of this rank, and runs eagerly."""

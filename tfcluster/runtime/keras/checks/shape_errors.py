@@ -16,6 +16,7 @@ from types import TracebackType
 
 import tensorflow as tf
 
+from tfcluster.runtime import tf_internals
 from tfcluster.runtime.collective import CollectiveError
 from tfcluster.runtime.keras.program_lines import is_of_the_user, is_ours, shown
 from tfcluster.runtime.keras.session import Session
@@ -89,8 +90,7 @@ class ShapeErrors:
 
 def is_about_shapes(error: BaseException) -> bool:
     """Whether TensorFlow or Keras complains about the shapes of tensors."""
-    staged = type(error).__name__ == "StagingError"
-    known = staged or isinstance(error, _KINDS)
+    known = tf_internals.is_of_autograph(error) or isinstance(error, _KINDS)
     return (
         known
         and not isinstance(error, CollectiveError)

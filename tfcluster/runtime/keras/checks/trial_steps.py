@@ -14,6 +14,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfcluster.runtime.keras import patches
 from tfcluster.runtime.keras.batches.batch_sharding import trial_bounds
 from tfcluster.runtime.keras.batches.batch_slicing import (
     Part,
@@ -29,7 +30,6 @@ from tfcluster.runtime.keras.session import (
     Share,
     Trials,
 )
-from tfcluster.runtime.patching import defining_class, wrap
 
 _OWN = ("train_step", "compute_loss")
 
@@ -57,8 +57,7 @@ class TrialSteps:
         self._trial: _Trial | None = None
 
     def install(self) -> None:
-        name = "make_train_function"
-        wrap(defining_class(keras.Model, name), name, self._make)
+        patches.TABLE.install({patches.MODEL_MAKE_TRAIN_FUNCTION: self._make})
 
     def part(self, data: Any, part: Part) -> Part:
         """This rank's ``part`` of ``data``; another one while there is a trial."""
@@ -83,7 +82,8 @@ class TrialSteps:
         if trials is None or after is before or not has_own_step(model):
             return found
         original(model, force=True)
-        model.train_function = self._function(trials, model.train_function, after)
+        function = self._function(trials, model.train_function, after)
+        patches.TABLE.replace(patches.ONE_MODEL_TRAIN_FUNCTION, model, function)
         return found
 
     def _function(

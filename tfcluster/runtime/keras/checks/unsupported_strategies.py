@@ -11,29 +11,19 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import tensorflow as tf
-
 from tfcluster.runtime.collective import CollectiveError
-from tfcluster.runtime.patching import wrap
+from tfcluster.runtime.keras import patches
 from tfcluster.runtime.telemetry.agent_channel import reporter
-
-_OF_CLUSTERS = (
-    "MultiWorkerMirroredStrategy",
-    "ParameterServerStrategy",
-    "TPUStrategy",
-)
-_OF_ONE_HOST = ("MirroredStrategy", "CentralStorageStrategy")
 
 
 def refuse_strategies() -> None:
     """Have TensorFlow's strategies raise CollectiveError when they are made."""
-    for name in _OF_CLUSTERS:
-        for cls in _classes(name):
-            # Before it is made: it would wait for others, at the ranks' own addresses.
-            wrap(cls, "__init__", partial(_refuse, name))
-    for name in _OF_ONE_HOST:
-        for cls in _classes(name):
-            wrap(cls, "__init__", _refuse_replicas)
+    for patch in patches.STRATEGIES_OF_CLUSTERS:
+        # Before it is made: it would wait for others, at the ranks' own addresses.
+        name = patch.target.rpartition(".")[2]
+        patches.TABLE.install({patch: partial(_refuse, name)})
+    for patch in patches.STRATEGIES_OF_ONE_HOST:
+        patches.TABLE.install({patch: _refuse_replicas})
 
 
 def refuse_replicas(strategy: Any) -> None:
@@ -63,8 +53,3 @@ def _refusal(name: str) -> CollectiveError:
         "already: take it out, or set 'runtime: {strategy: none}', which leaves the "
         "script alone"
     )
-
-
-def _classes(name: str) -> set[type]:
-    modules = (tf.distribute, tf.distribute.experimental)
-    return {getattr(module, name) for module in modules if hasattr(module, name)}

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
 
-from tfcluster.runtime.patching import wrap
+from tfcluster.runtime.keras import patches
 
 
 def install(rank: int) -> None:
@@ -19,22 +20,33 @@ def install(rank: int) -> None:
     if rank == 0:
         return
     ending = f".rank{rank}"
+    patches.TABLE.install(
+        {
+            patches.DATASET_CACHE: partial(_cache, ending),
+            patches.DATASET_SNAPSHOT: partial(_snapshot, ending),
+        }
+    )
 
-    def cache(
-        original: Callable[..., Any],
-        dataset: Any,
-        filename: Any = "",
-        name: str | None = None,
-    ) -> Any:
-        return original(dataset, _with(ending, filename), name=name)
 
-    def snapshot(
-        original: Callable[..., Any], dataset: Any, path: Any, *args: Any, **kwargs: Any
-    ) -> Any:
-        return original(dataset, _with(ending, path), *args, **kwargs)
+def _cache(
+    ending: str,
+    original: Callable[..., Any],
+    dataset: Any,
+    filename: Any = "",
+    name: str | None = None,
+) -> Any:
+    return original(dataset, _with(ending, filename), name=name)
 
-    wrap(tf.data.Dataset, "cache", cache)
-    wrap(tf.data.Dataset, "snapshot", snapshot)
+
+def _snapshot(
+    ending: str,
+    original: Callable[..., Any],
+    dataset: Any,
+    path: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    return original(dataset, _with(ending, path), *args, **kwargs)
 
 
 def _with(ending: str, path: Any) -> Any:

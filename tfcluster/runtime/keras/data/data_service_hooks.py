@@ -11,13 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-import keras
 import tensorflow as tf
-from keras.src.backend.tensorflow import trainer
-from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
 
 from tfcluster.model import Strategy
+from tfcluster.runtime import contract, tf_internals
 from tfcluster.runtime.context import Context
+from tfcluster.runtime.keras import internals, patches
 from tfcluster.runtime.keras.data.data_service_client import DataServiceClient
 from tfcluster.runtime.keras.data.dataset_graph import Pipeline
 from tfcluster.runtime.keras.data.dataset_iteration import (
@@ -25,7 +24,6 @@ from tfcluster.runtime.keras.data.dataset_iteration import (
     yields_batches,
 )
 from tfcluster.runtime.keras.session import Session
-from tfcluster.runtime.patching import defining_class, wrap
 
 _DEALT = "_tfcluster_dealt"
 """On an iterator of Keras's whose batches are this rank's alone."""
@@ -78,9 +76,13 @@ class DataServiceHooks:
         self._count = 0
 
     def install(self) -> None:
-        wrap(trainer.TFEpochIterator, "__init__", self._epochs)
-        wrap(defining_class(keras.Model, "predict"), "predict", self._predict)
-        wrap(tf.data.Dataset, "__iter__", self._iter)
+        patches.TABLE.install(
+            {
+                patches.EPOCH_ITERATOR: self._epochs,
+                patches.MODEL_PREDICT: self._predict,
+                patches.DATASET_ITER: self._iter,
+            }
+        )
 
     def _predict(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         # One rank may predict without the others.
@@ -91,18 +93,17 @@ class DataServiceHooks:
         self, original: Callable[..., Any], iterator: Any, *args: Any, **kwargs: Any
     ) -> None:
         original(iterator, *args, **kwargs)
-        if not isinstance(iterator.data_adapter, TFDatasetAdapter):
+        if not internals.reads_dataset(iterator):
             return
         if self._session.within("predicting"):
             return
         # The one that the program has, of which Keras makes others (class weights).
-        known = self._look(iterator._distributed_dataset)
+        dataset = internals.dataset_of(iterator)
+        known = self._look(dataset)
         if known.pipeline is None:
             return
-        iterator._distributed_dataset = Passes(
-            iterator._distributed_dataset, lambda: self._pass(known)
-        )
-        setattr(iterator, _DEALT, not self._desk.in_step)
+        internals.set_dataset(iterator, Passes(dataset, lambda: self._pass(known)))
+        contract.mark(iterator, _DEALT, not self._desk.in_step)
         if self._desk.tasks > 1 or not self._desk.in_step:
             _leave_uncounted(iterator)
 
@@ -146,7 +147,7 @@ class DataServiceHooks:
         source = known.pipeline.for_pass(known.passes, job)
         known.passes += 1
         made = self._desk.handed_out(source, job, known.pipeline.cardinality)
-        setattr(made, YIELDS_BATCHES, True)
+        contract.mark(made, YIELDS_BATCHES, True)
         return made
 
 
@@ -156,7 +157,7 @@ class Passes(tf.data.Dataset):  # type: ignore[misc]  # untyped
     def __init__(self, dataset: Any, begin: Callable[[], Any]) -> None:
         self._dataset = dataset
         self._begin = begin
-        super().__init__(dataset._variant_tensor)
+        super().__init__(tf_internals.variant_of(dataset))
 
     def __iter__(self) -> Any:
         return iter(self._begin())
@@ -173,7 +174,10 @@ def _leave_uncounted(iterator: Any) -> None:
     """Each pass ends where its data ends, however many batches the last one had."""
     kind = type(iterator)
     never = property(lambda self: None, lambda self, count: None)
-    iterator.__class__ = type(kind.__name__, (kind,), {"_num_batches": never})
+    uncounted = type(kind.__name__, (kind,), {internals.NUM_BATCHES: never})
+    patches.TABLE.replace(patches.ONE_EPOCH_ITERATOR_CLASS, iterator, uncounted)
     if iterator.steps_per_epoch is None:
         # To run out of data is how every pass ends, then.
-        iterator._interrupted_warning = lambda: None
+        patches.TABLE.replace(
+            patches.ONE_EPOCH_ITERATOR_WARNING, iterator, lambda: None
+        )

@@ -12,6 +12,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfcluster.runtime import tf_internals
+
 _PYTHON = ("EagerPyFunc", "PyFunc", "PyFuncStateless", "GeneratorDataset")
 _STATE = ("MutableDenseHashTableV2", "MutableHashTableV2", "VarHandleOp")
 """They may change while the data tasks go on with what they were."""
@@ -62,7 +64,7 @@ class Pipeline:
         self.spec = dataset.element_spec
         self.cardinality = int(dataset.cardinality())
         self._text: bytes = tf.raw_ops.DatasetToGraphV2(
-            input_dataset=dataset._variant_tensor,
+            input_dataset=tf_internals.variant_of(dataset),
             external_state_policy=1,  # to ignore it: seeds are seen to below
             strip_device_assignment=True,
         ).numpy()

@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfcluster.runtime import tf_internals
+from tfcluster.runtime.keras import patches
 from tfcluster.runtime.keras.batches.batch_sharding import bounds, trial_bounds
 from tfcluster.runtime.keras.batches.batch_slicing import (
     common_rows,
@@ -31,29 +33,7 @@ from tfcluster.runtime.keras.session import (
     Session,
     TakenBatch,
 )
-from tfcluster.runtime.patching import wrap
 from tfcluster.runtime.scripts import self_distributed
-
-_BATCHES = ("Batch", "PaddedBatch", "ParallelBatch", "Rebatch")
-_KEEPS_BATCHES = (
-    "AssertCardinality",
-    "Cache",
-    "Concatenate",
-    "Filter",
-    "IgnoreErrors",
-    "Map",
-    "Options",
-    "ParallelMap",
-    "Prefetch",
-    "Repeat",
-    "Shard",
-    "Shuffle",
-    "Skip",
-    "Take",
-    "TakeWhile",
-    "Zip",
-)
-"""Transformations whose elements are batches where those of their inputs are."""
 
 YIELDS_BATCHES = "_tfcluster_yields_batches"
 """On datasets of ours, whose class does not tell."""
@@ -96,7 +76,7 @@ class DatasetIteration:
         """Whether each row comes twice."""
 
     def install(self) -> None:
-        wrap(tf.data.Dataset, "__iter__", self._iter)
+        patches.TABLE.install({patches.DATASET_ITER: self._iter})
 
     def yields(
         self,
@@ -270,7 +250,8 @@ def _watched(iterator: Any, session: Session, row_terms: RowTerms) -> Any:
         return batch
 
     # Python looks for __next__ in the class; all else is to stay what it is.
-    iterator.__class__ = type(kind.__name__, (kind,), {"__next__": following})
+    watched = type(kind.__name__, (kind,), {"__next__": following})
+    patches.TABLE.replace(patches.ONE_ITERATOR_CLASS, iterator, watched)
     return iterator
 
 
@@ -278,12 +259,12 @@ def yields_batches(dataset: Any) -> bool:
     """Whether the elements of a dataset are batches for sure."""
     if getattr(dataset, YIELDS_BATCHES, False):
         return True
-    kind = type(dataset).__name__.removeprefix("_").removesuffix("Dataset")
-    if kind in _BATCHES:
+    kind = tf_internals.kind_of(dataset)
+    if kind in tf_internals.BATCHES:
         return True
-    inputs = dataset._inputs()
+    inputs = tf_internals.inputs_of(dataset)
     return (
-        kind in _KEEPS_BATCHES
+        kind in tf_internals.KEEPS_BATCHES
         and bool(inputs)
         and all(yields_batches(source) for source in inputs)
     )

@@ -15,7 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfcluster.runtime.patching import wrap
+from tfcluster.runtime.keras import patches
 
 
 def install() -> None:
@@ -23,7 +23,7 @@ def install() -> None:
 
     ``AUTOTUNE`` then means as many calls at a time as TensorFlow has threads.
     """
-    wrap(tf.data.Dataset, "__iter__", _iter)
+    patches.TABLE.install({patches.DATASET_ITER: _iter})
 
 
 def _iter(original: Callable[..., Any], dataset: Any) -> Any:

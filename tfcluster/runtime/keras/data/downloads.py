@@ -22,10 +22,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from keras.src.utils import file_utils
-
 from tfcluster.runtime.context import Context
-from tfcluster.runtime.patching import replace_everywhere, wrap
+from tfcluster.runtime.keras import internals, patches
 
 _SHARED_LOCK = ".tfcluster.lock"
 
@@ -45,9 +43,7 @@ class Downloads:
     def install(self) -> None:
         if self._context.size == 1:
             return
-        original = file_utils.get_file
-        wrap(file_utils, "get_file", self._get_file)
-        replace_everywhere("get_file", original, file_utils.get_file)
+        patches.TABLE.install({patches.GET_FILE: self._get_file})
         if self._context.local_rank == 0:
             atexit.register(self._answers.unlink, missing_ok=True)
 
@@ -79,7 +75,7 @@ class Downloads:
         if self._context.cross_size == 1:
             yield
             return
-        base = arguments.get("cache_dir") or file_utils.config.keras_home()
+        base = arguments.get("cache_dir") or internals.keras_home()
         with _locked(Path(str(base)) / _SHARED_LOCK):
             yield
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfcluster.runtime.patching import wrap
+from tfcluster.runtime.keras import patches
 
 STRIDE = 7_368_787
 """A prime, so that the seeds of one rank are not soon those of another."""
@@ -28,7 +28,7 @@ class SeedOffset:
         self._rank = rank
 
     def install(self) -> None:
-        wrap(tf.random, "set_seed", self._set_seed)
+        patches.TABLE.install({patches.SET_SEED: self._set_seed})
         seed = tf.compat.v1.get_seed(0)[0]
         if seed is not None:
             tf.random.set_seed(seed)

@@ -13,11 +13,10 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from keras.src.backend.tensorflow import trainer
 
+from tfcluster.runtime.keras import internals, patches
 from tfcluster.runtime.keras.data.dataset_iteration import yields_batches
 from tfcluster.runtime.keras.session import Session
-from tfcluster.runtime.patching import wrap
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +49,7 @@ class FitBatches:
         self._set_idle = set_idle
 
     def install(self) -> None:
-        wrap(trainer.TFEpochIterator, "__init__", self._begin)
+        patches.TABLE.install({patches.EPOCH_ITERATOR: self._begin})
 
     @contextmanager
     def next_is_dealt(self) -> Iterator[None]:
@@ -83,21 +82,21 @@ def _fewest(iterator: Any) -> int | None:
 
 
 def _deal(iterator: Any, hand: ShardSpec) -> None:
-    dealt = iterator._distributed_dataset.shard(hand.size, hand.rank)
-    iterator._distributed_dataset = dealt
+    dealt = internals.dataset_of(iterator).shard(hand.size, hand.rank)
+    internals.set_dataset(iterator, dealt)
     if iterator.steps_per_epoch:
         iterator.steps_per_epoch = hand.count(iterator.steps_per_epoch)
     reset = iterator.reset
 
     def count() -> None:
         whole = iterator.data_adapter.num_batches
-        iterator._num_batches = hand.count(whole) if whole else whole
+        internals.set_batches(iterator, hand.count(whole) if whole else whole)
 
     def reset_and_count() -> None:
         reset()
         count()
 
-    iterator.reset = reset_and_count
+    patches.TABLE.replace(patches.ONE_EPOCH_ITERATOR_RESET, iterator, reset_and_count)
     count()
 
 
@@ -114,7 +113,7 @@ class LoopBatches:
         self._trained: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def install(self) -> None:
-        wrap(tf.data.Dataset, "__iter__", self._iter)
+        patches.TABLE.install({patches.DATASET_ITER: self._iter})
 
     def _iter(self, original: Callable[..., Any], dataset: Any) -> Any:
         session = self._session

@@ -15,6 +15,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfcluster.runtime import contract
+from tfcluster.runtime.keras import internals, patches
 from tfcluster.runtime.keras.checks.endless_epochs import warn_of_endless_epochs
 from tfcluster.runtime.keras.checks.shape_errors import ShapeErrors
 from tfcluster.runtime.keras.checks.unsupported_strategies import (
@@ -42,7 +44,6 @@ from tfcluster.runtime.keras.train.injected_callbacks import (
 from tfcluster.runtime.keras.train.moving_statistics import MovingStatistics
 from tfcluster.runtime.keras.train.optimizer_hook import OptimizerHook
 from tfcluster.runtime.keras.train.xla_fallback import XlaFallback
-from tfcluster.runtime.patching import defining_class, wrap
 
 Logs = dict[str, Any] | None
 
@@ -129,15 +130,15 @@ class Epochs(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
     def _resume(self) -> None:
         model = self.model
         done = self._progress.epochs_done()
-        if done > (model._initial_epoch or 0):
-            model._initial_epoch = done
+        if done > (internals.initial_epoch(model) or 0):
+            internals.set_initial_epoch(model, done)
         optimizer = getattr(model, "optimizer", None)
         inner = getattr(optimizer, "inner_optimizer", optimizer)
         if done and model.built and isinstance(inner, keras.optimizers.Optimizer):
             if not inner.built:
                 model.optimizer.build(model.trainable_variables)
             # It may have nothing left to do but to evaluate.
-            self._masters.of(inner, "-" * len(inner._trainable_variables))
+            self._masters.of(inner, "-" * len(internals.trained_variables(inner)))
 
 
 class FreshWeights(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
@@ -170,15 +171,16 @@ class AsyncModelMethods:
         self._calls = 0
 
     def install(self) -> None:
-        for name, around in (
-            ("fit", self._fit),
-            ("evaluate", self._evaluate),
-            ("predict", self._inside),
-            ("train_on_batch", self._train_on_batch),
-            ("test_on_batch", self._inside),
-            ("predict_on_batch", self._inside),
-        ):
-            wrap(defining_class(keras.Model, name), name, around)
+        patches.TABLE.install(
+            {
+                patches.MODEL_FIT: self._fit,
+                patches.MODEL_EVALUATE: self._evaluate,
+                patches.MODEL_PREDICT: self._inside,
+                patches.MODEL_TRAIN_ON_BATCH: self._train_on_batch,
+                patches.MODEL_TEST_ON_BATCH: self._inside,
+                patches.MODEL_PREDICT_ON_BATCH: self._inside,
+            }
+        )
 
     def _fit(
         self, original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
@@ -236,7 +238,7 @@ class AsyncModelMethods:
             return last
         with self._entering(model):
             logs = original(model, *args, **kwargs)
-        vars(model)["_tfcluster_last_logs"] = logs
+        contract.mark(model, "_tfcluster_last_logs", logs)
         return logs
 
     @contextmanager
@@ -245,7 +247,8 @@ class AsyncModelMethods:
         if model.compiled and model.jit_compile:
             # A push cannot be compiled; Keras does the same under tf.distribute.
             model.jit_compile = False
-            model.train_function = model.test_function = None
+            patches.TABLE.replace(patches.ONE_MODEL_TRAIN_FUNCTION, model, None)
+            patches.TABLE.replace(patches.ONE_MODEL_TEST_FUNCTION, model, None)
         try:
             with self._session.entering():
                 yield

@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfcluster.runtime.collective import CollectiveError
+from tfcluster.runtime.keras import internals
 from tfcluster.runtime.keras.strategies.optimizer_slots import (
     Slot,
     path_in_shadow,
@@ -43,15 +44,6 @@ _ELEMENTWISE = tuple(
 )
 """These classes, and none derived from them, treat each element by itself."""
 
-_LOOK_AT_ALL = (
-    "apply",
-    "apply_gradients",
-    "_clip_gradients",
-    "_backend_apply_gradients",
-    "_backend_update_step",
-)
-"""A class with one of these of its own may need all gradients at once."""
-
 _PLAIN = (bool, int, float, str, type(None))
 
 
@@ -73,7 +65,7 @@ def traits_of(optimizer: Any, *, clips_here: bool) -> Traits:
     clips = bool(optimizer.clipnorm) and not clips_here
     constrained = any(
         getattr(variable, "constraint", None) is not None
-        for variable in optimizer._trainable_variables
+        for variable in internals.trained_variables(optimizer)
     )
     return Traits(
         splittable=cls in _ELEMENTWISE and not clips and not constrained,
@@ -84,8 +76,9 @@ def traits_of(optimizer: Any, *, clips_here: bool) -> Traits:
 
 
 def _looks_at_all(cls: type) -> bool:
-    own = [base for base in cls.__mro__ if not base.__module__.startswith("keras.src.")]
-    return any(name in vars(base) for base in own[:-1] for name in _LOOK_AT_ALL)
+    own = [base for base in cls.__mro__ if not internals.is_of_keras(base)]
+    names = internals.UPDATE_METHODS
+    return any(name in vars(base) for base in own[:-1] for name in names)
 
 
 def _changes_rows_only(optimizer: Any) -> bool:
@@ -136,7 +129,7 @@ class _OptimizerReplica:
     def __init__(
         self, optimizer: Any, pieces: Sequence[Piece], *, clips_here: bool
     ) -> None:
-        originals = list(optimizer._trainable_variables)
+        originals = internals.trained_variables(optimizer)
         self._variables = [
             _piece_of(originals[piece.variable], piece) for piece in pieces
         ]
@@ -161,7 +154,7 @@ class _OptimizerReplica:
             own, variables = zip(*given, strict=True)
             self._optimizer.apply(list(own), list(variables))
         else:
-            self._optimizer._iterations.assign_add(1)
+            internals.iterations_of(self._optimizer).assign_add(1)
 
 
 def _piece_of(original: Any, piece: Piece) -> Any:
@@ -175,17 +168,18 @@ def _piece_of(original: Any, piece: Piece) -> Any:
         # What Keras derives its slots' names from: they say whose they are.
         name=original.name.replace("/", "_").replace(":", "_"),
     )
-    variable._path = path_in_shadow(piece.variable)
-    for name in ("constraint", "overwrite_with_gradient"):
-        if getattr(original, name, None):
-            setattr(variable, name, getattr(original, name))
+    internals.set_path(variable, path_in_shadow(piece.variable))
+    if getattr(original, "constraint", None):
+        variable.constraint = original.constraint
+    if getattr(original, "overwrite_with_gradient", None):
+        variable.overwrite_with_gradient = original.overwrite_with_gradient
     return variable
 
 
 def _like(optimizer: Any, *, clips_here: bool) -> Any:
     """A new optimizer of the same class, with the same settings."""
     config = dict(optimizer.get_config())
-    rate = optimizer._learning_rate
+    rate = internals.rate_of(optimizer)
     if "learning_rate" in config:
         # A schedule or a function as it is: its class may not be known to Keras.
         fixed = isinstance(rate, keras.Variable)
@@ -223,13 +217,14 @@ def _exclude_alike(
     """Spare the same variables from weight decay."""
     if not optimizer.weight_decay:
         return
-    shadow._exclude_from_weight_decay_cache = {}
-    shadow._exclude_from_weight_decay = {
-        shadow._var_key(variable)
-        for piece, variable in zip(pieces, variables, strict=True)
-        if not optimizer._use_weight_decay(raw(originals[piece.variable]))
-    }
-    shadow._exclude_from_weight_decay_pattern = None
+    internals.exclude_from_decay(
+        shadow,
+        [
+            variable
+            for piece, variable in zip(pieces, variables, strict=True)
+            if not internals.decays(optimizer, raw(originals[piece.variable]))
+        ],
+    )
 
 
 def _begin_alike(optimizer: Any, slots: Sequence[Slot]) -> None:

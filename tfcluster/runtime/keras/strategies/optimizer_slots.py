@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tfcluster.runtime.keras import internals
 from tfcluster.runtime.parameter_server.placement import Piece
 from tfcluster.runtime.tensors import name_of
 
@@ -53,7 +54,7 @@ def slots_of_shadow(optimizer: Any, shadow: Any, pieces: Sequence[Piece]) -> lis
     by_name: dict[str, list[str]] = defaultdict(list)
     for path, variable in zip(paths, originals, strict=True):
         by_name[_last(variable)].append(path)
-    trained = list(optimizer._trainable_variables)
+    trained = internals.trained_variables(optimizer)
     stems = [_stem(variable) for variable in trained]
     place = {piece.variable: piece for piece in pieces}
     alike = Counter(_last(variable) for variable in shadow.variables)

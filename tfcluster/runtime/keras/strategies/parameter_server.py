@@ -15,6 +15,7 @@ from tfcluster.runtime.collective.collectives import (
     reduce_arrays,
 )
 from tfcluster.runtime.exchange.tensor_list import Kind, TensorList
+from tfcluster.runtime.keras import internals
 from tfcluster.runtime.keras.checks.divergence_check import DivergenceCheck
 from tfcluster.runtime.keras.graph_order import exchange_in_order
 from tfcluster.runtime.keras.session import Session
@@ -69,7 +70,7 @@ class PsUpdate:
         variables: Sequence[Any],
         state: Sequence[Any],
     ) -> list[Any] | None:
-        optimizer._check_variables_are_known(variables)
+        internals.require_known(optimizer, variables)
         alike = False
         if self._tape_gradients is not None and self._collective is not None:
             own = self._tape_gradients.still_to_exchange(
@@ -79,10 +80,10 @@ class PsUpdate:
             if alike:
                 found = self._collective.before(optimizer, gradients, variables, [])
                 gradients = found or gradients
-        ordered: list[Any] = [None] * len(optimizer._trainable_variables)
+        ordered: list[Any] = [None] * len(internals.trained_variables(optimizer))
         for gradient, variable in zip(gradients, variables, strict=True):
             if gradient is not None:
-                place = optimizer._get_variable_index(variable)
+                place = internals.index_of(optimizer, variable)
                 ordered[place] = _as_of(variable, gradient)
         if all(gradient is None for gradient in ordered):
             return list(gradients)  # Keras has the words for it.
@@ -96,7 +97,7 @@ class PsUpdate:
         answered = self._push(master, optimizer.name, given, alike=alike)
         # Until it is pushed, what is here is compared with what the ps tasks have.
         with tf.control_dependencies(answered):
-            raw(optimizer._iterations).assign_add(1)
+            raw(internals.iterations_of(optimizer)).assign_add(1)
         return None
 
     def after(
@@ -195,7 +196,7 @@ class PsUpdate:
         if not self._masters.clips_here(optimizer):
             return ordered
         given = [g for g in ordered if g is not None]
-        clipped = iter(optimizer._clip_gradients(given))
+        clipped = iter(internals.clipped(optimizer, given))
         return [None if g is None else next(clipped) for g in ordered]
 
     def _average(self, state: Sequence[Any]) -> None:

@@ -15,10 +15,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
+from tfcluster.runtime.keras import internals, patches
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.strategies.optimizer_replica import (
     described,
@@ -33,8 +33,6 @@ from tfcluster.runtime.parameter_server.client import (
     Rows,
 )
 from tfcluster.runtime.parameter_server.update_graph import tensor_of
-from tfcluster.runtime.patching import defining_class, wrap
-from tfcluster.runtime.scripts import self_distributed
 
 
 @dataclass
@@ -99,22 +97,21 @@ class ServerModels:
 
     def install(self) -> None:
         """Watch what the program assigns, and who wants to see an optimizer's slots."""
-        wrap(defining_class(keras.Variable, "assign"), "assign", self._assign)
-        optimizers = keras.optimizers.Optimizer
-        wrap(optimizers, "save_own_variables", self._with_slots)
-        wrap(optimizers, "finalize_variable_values", self._finalize)
-        _wrap_property(defining_class(optimizers, "variables"), self._variables)
-        if hasattr(keras.callbacks, "SwapEMAWeights"):
-            wrap(keras.callbacks.SwapEMAWeights, "_swap_variables", self._swap)
-        for owner, name in (
-            (tf.train.Checkpoint, "write"),
-            (tf.train.Checkpoint, "save"),
-            (tf.train.Checkpoint, "read"),
-            (tf.train.Checkpoint, "restore"),
-            (tf.train.CheckpointManager, "save"),
-            (tf.saved_model, "save"),
-        ):
-            wrap(owner, name, self._with_all_slots)
+        patches.TABLE.install(
+            {
+                patches.VARIABLE_ASSIGN: self._assign,
+                patches.OPTIMIZER_SAVE: self._with_slots,
+                patches.OPTIMIZER_FINALIZE: self._finalize,
+                patches.OPTIMIZER_VARIABLES: self._variables,
+                patches.SWAP_EMA: self._swap,
+                patches.CHECKPOINT_WRITE: self._with_all_slots,
+                patches.CHECKPOINT_SAVE: self._with_all_slots,
+                patches.CHECKPOINT_READ: self._with_all_slots,
+                patches.CHECKPOINT_RESTORE: self._with_all_slots,
+                patches.MANAGER_SAVE: self._with_all_slots,
+                patches.SAVED_MODEL_SAVE: self._with_all_slots,
+            }
+        )
 
     def clips_here(self, optimizer: Any) -> bool:
         """Whether each task clips its own gradients: where they are never averaged.
@@ -139,7 +136,7 @@ class ServerModels:
         self._names[optimizer.name] += 1
         number = self._names[optimizer.name]
         key = optimizer.name if number == 1 else f"{optimizer.name}#{number}"
-        variables = list(optimizer._trainable_variables)
+        variables = internals.trained_variables(optimizer)
         clips_here = self.clips_here(optimizer)
         traits = traits_of(optimizer, clips_here=clips_here)
         values = [np.asarray(variable.numpy()) for variable in variables]
@@ -287,7 +284,7 @@ class ServerModels:
         """Weights and their averages change places, and back again."""
         optimizer = callback.model.optimizer
         optimizer = getattr(optimizer, "inner_optimizer", optimizer)
-        swaps_in = not callback._ema_weights_in_model
+        swaps_in = not internals.averages_are_in_model(callback)
         for each in getattr(optimizer, "optimizers", [optimizer]):
             if swaps_in:
                 self.pull_slots(each)
@@ -318,16 +315,6 @@ class ServerModels:
             if (optimizer := master.optimizer()) is not None:
                 self.pull_slots(optimizer)
         return original(*args, **kwargs)
-
-
-def _wrap_property(owner: Any, around: Callable[..., Any]) -> None:
-    """Have reading ``owner.variables`` call ``around(getter, self)``."""
-    getter = vars(owner)["variables"].fget
-
-    def get(self: Any) -> Any:
-        return getter(self) if self_distributed.claimed() else around(getter, self)
-
-    owner.variables = property(get)
 
 
 def _are_others(opened: OpenResult, values: Sequence[Any]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tfcluster.runtime.contract import Around
 from tfcluster.runtime.keras.checks.batch_numbers import BatchNumbers
 from tfcluster.runtime.keras.checks.loss_reduction import LossReductionCheck
 from tfcluster.runtime.keras.checks.op_replay import Holds
@@ -25,7 +26,6 @@ from tfcluster.runtime.keras.train.per_rank_seeds import PerRankSeeds
 from tfcluster.runtime.keras.train.sync_batch_norm import SyncBatchNorm
 from tfcluster.runtime.keras.train.tape_gradients import TapeGradients
 from tfcluster.runtime.keras.train.xla_fallback import XlaFallback
-from tfcluster.runtime.patching import Around
 
 
 def install(

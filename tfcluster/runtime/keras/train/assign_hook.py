@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import keras
 import tensorflow as tf
 
+from tfcluster.runtime.keras import patches
 from tfcluster.runtime.keras.data.dataset_iteration import DatasetIteration
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.train.metric_state import MetricState
 from tfcluster.runtime.keras.train.moving_statistics import MovingStatistics
-from tfcluster.runtime.patching import defining_class, wrap
 
 
 class AssignHook:
@@ -35,7 +34,7 @@ class AssignHook:
         self._loops = loops
 
     def install(self) -> None:
-        wrap(defining_class(keras.Variable, "assign"), "assign", self._assign)
+        patches.TABLE.install({patches.VARIABLE_ASSIGN: self._assign})
 
     def _assign(self, original: Callable[..., Any], variable: Any, value: Any) -> Any:
         if not self._session.within("update_state"):

@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import keras
 import tensorflow as tf
-from keras.src.saving import saving_api
-from keras.src.utils import file_utils, io_utils
 
+from tfcluster.runtime import tf_internals
 from tfcluster.runtime.collective import Signature
 from tfcluster.runtime.collective.collectives import allgather_bytes, broadcast_bytes
+from tfcluster.runtime.contract import Around
+from tfcluster.runtime.keras import patches
 from tfcluster.runtime.keras.data import cache_files
 from tfcluster.runtime.keras.data.downloads import Downloads
 from tfcluster.runtime.keras.session import Session
@@ -35,11 +35,7 @@ from tfcluster.runtime.keras.train.saved_copies import (
     packed,
     unpack,
 )
-from tfcluster.runtime.patching import Around, replace_everywhere, wrap
 from tfcluster.runtime.process_group import context
-from tfcluster.runtime.scripts import chief_only_output
-
-_SAVERS = ("save_model", "save_weights")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,22 +59,32 @@ class ChiefOnlySaving:
         self._session = session
 
     def install(self) -> None:
-        for name in _SAVERS:
-            original = getattr(saving_api, name)
-            wrap(saving_api, name, self._saved_as("filepath"))
-            replace_everywhere(name, original, getattr(saving_api, name))
-        wrap(keras.Model, "export", self._saved_as("filepath"))
-        wrap(tf.train.Checkpoint, "write", self._saved_as("file_prefix", prefix=True))
-        wrap(tf.train.Checkpoint, "save", self._saved_as("file_prefix", prefix=True))
-        wrap(tf.train.CheckpointManager, "save", self._save_of_manager)
-        wrap(tf.saved_model, "save", self._saved_as("export_dir"))
-        wrap(tf.data.Dataset, "save", self._saved_as("path"))
-        chief_only_output.without_summaries(context())
+        file = self._saved_as("filepath")
+        prefix = self._saved_as("file_prefix", prefix=True)
+        patches.TABLE.install(
+            {
+                patches.SAVE_MODEL: file,
+                patches.SAVE_WEIGHTS: file,
+                patches.MODEL_EXPORT: file,
+                patches.CHECKPOINT_WRITE: prefix,
+                patches.CHECKPOINT_SAVE: prefix,
+                patches.MANAGER_SAVE: self._save_of_manager,
+                patches.SAVED_MODEL_SAVE: self._saved_as("export_dir"),
+                patches.DATASET_SAVE: self._saved_as("path"),
+                patches.MAKEDIRS: _make_once,
+            }
+        )
+        if not context().is_chief and "summary" in context().options.chief_only:
+            patches.TABLE.install(
+                {
+                    patches.SUMMARY_WRITER: _no_writer,
+                    patches.SUMMARY_WRITER_2: _no_writer,
+                }
+            )
         cache_files.install(context().rank)
         Downloads(context()).install()
-        wrap(file_utils, "makedirs", _make_once)
         if not self._session.chief:
-            wrap(io_utils, "print_msg", _say_nothing)
+            patches.TABLE.install({patches.PRINT_MSG: _say_nothing})
 
     def chief_only(
         self, act: Callable[[], Any], what: str, name: Name | None = None
@@ -169,15 +175,14 @@ class ChiefOnlySaving:
     def _save_of_manager(
         self, original: Callable[..., Any], manager: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        given = manager._prefix  # Folder and name.
+        given = tf_internals.prefix_of(manager)  # Folder and name.
         name = Name(given, prefix=True) if _is_local(given) else None
         saved = self.chief_only(
             lambda: original(manager, *args, **kwargs), "end of save", name
         )
         if saved and not self._session.chief and not self._session.within("saving"):
             # What it would know if it had saved that itself.
-            manager._latest_checkpoint = saved
-            manager._maybe_delete[saved] = time.time()
+            tf_internals.note_checkpoint(manager, saved, time.time())
         return saved
 
 
@@ -203,6 +208,11 @@ def _make_once(original: Callable[..., Any], path: Any) -> Any:
         if not Path(path).is_dir():
             raise
     return None
+
+
+def _no_writer(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Event files are for the chief to write."""
+    return tf.summary.create_noop_writer()
 
 
 def _say_nothing(original: Callable[..., Any], *args: Any, **kwargs: Any) -> None:

@@ -13,6 +13,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfcluster.runtime import tf_internals
+
 _MOST_OPS = 200
 """More than these make no number of other numbers: it is a model."""
 
@@ -48,7 +50,7 @@ def ancestry(tensor: Any, given: Mapping[int, Any]) -> Ancestry:
                 sees_data = sees_data or op.outputs[0].dtype != tf.resource
             elif not hasattr(outer, "numpy"):
                 waiting.append(outer.op)
-        elif op._is_stateful or _calls_functions(op):  # no public name says so
+        elif tf_internals.is_stateful(op) or _calls_functions(op):
             closed = False
         for source in op.inputs:
             if id(source) in given and source is not tensor:

@@ -14,6 +14,7 @@ from tfcluster.runtime.collective import (
     Signature,
 )
 from tfcluster.runtime.collective.collectives import reduce_arrays
+from tfcluster.runtime.keras import internals, patches
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.train.chief_only_saving import ChiefOnlySaving
 from tfcluster.runtime.keras.train.initial_broadcast import (
@@ -96,8 +97,9 @@ class Agreement(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
         self._applies = 0
 
     def on_train_begin(self, logs: Logs = None) -> None:
-        first = self._session.agreed(str(self.model._initial_epoch or 0), "first epoch")
-        self.model._initial_epoch = int(first) or None
+        first = str(internals.initial_epoch(self.model) or 0)
+        first = self._session.agreed(first, "first epoch")
+        internals.set_initial_epoch(self.model, int(first) or None)
         if self.model.built:
             self._synchroniser.force(training_state(self.model))
         prove_first_step(self._session, self.model)
@@ -134,10 +136,10 @@ class ByTheChief(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
         self._inner = inner
         self._session = session
         self._files = files
-        # Not setattr on the class: what it saves in the midst of an epoch is for this
-        # one to see.
-        self._saves = inner._save_model
-        vars(inner)["_save_model"] = self._save_alone
+        # Not on the class: what it saves in the midst of an epoch is for this one to
+        # see.
+        self._saves = internals.save_of(inner)
+        patches.TABLE.replace(patches.ONE_BACKUP_SAVE, inner, self._save_alone)
 
     def set_params(self, params: Any) -> None:
         self._inner.set_params(params)
@@ -267,17 +269,17 @@ def _has_own(callback: Any, name: str) -> bool:
 
 def prove_first_step(session: Session, model: Any) -> None:
     """After the first step, see that its gradient went to the other ranks."""
-    train_function = model.train_function
+    patch, train_function = patches.ONE_MODEL_TRAIN_FUNCTION, model.train_function
 
     def first_step(iterator: Any) -> Any:
-        model.train_function = train_function
+        patches.TABLE.replace(patch, model, train_function)
         applies = session.applies
         logs = train_function(iterator)
         if not has_exchanged(session, model, applies):
             raise not_distributed(f"the first step of {model.name}")
         return logs
 
-    model.train_function = first_step
+    patches.TABLE.replace(patch, model, first_step)
 
 
 def has_exchanged(session: Session, model: Any, applies: int) -> bool:

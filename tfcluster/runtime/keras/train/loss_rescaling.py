@@ -12,17 +12,16 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from keras.src.losses import loss as keras_losses
 
 from tfcluster.runtime.collective import ReduceOp, Signature
 from tfcluster.runtime.collective.collectives import reduce_arrays
 from tfcluster.runtime.collective.transports.base import Array
+from tfcluster.runtime.keras import internals, patches
 from tfcluster.runtime.keras.checks.loss_reduction import LossReductionCheck
 from tfcluster.runtime.keras.checks.op_replay import Holds
 from tfcluster.runtime.keras.graph_order import exchange_in_order
 from tfcluster.runtime.keras.session import Session, Share
 from tfcluster.runtime.keras.step_rows import StepRows
-from tfcluster.runtime.patching import wrap
 
 _BY_WEIGHTS = "mean_with_sample_weight"
 
@@ -38,8 +37,12 @@ class LossRescaling:
         self._whole_batch = whole_batch
 
     def install(self) -> None:
-        wrap(keras_losses, "reduce_weighted_values", self._reduce)
-        wrap(tf.nn, "compute_average_loss", self._average)
+        patches.TABLE.install(
+            {
+                patches.REDUCE_WEIGHTED_VALUES: self._reduce,
+                patches.COMPUTE_AVERAGE_LOSS: self._average,
+            }
+        )
 
     def _reduce(
         self,
@@ -61,9 +64,7 @@ class LossRescaling:
         if reduction == _BY_WEIGHTS and (mask is not None or sample_weight is not None):
             if sample_weight is not None:
                 sample_weight = tf.convert_to_tensor(sample_weight, loss.dtype)
-            weights = keras_losses.apply_mask(
-                sample_weight, mask, loss.dtype, reduction
-            )
+            weights = internals.apply_mask(sample_weight, mask, loss.dtype, reduction)
             return self._scaled(loss, self._by_divisor(weights))
         if mask is not None:
             return self._scaled(loss, self._by_divisor(mask))

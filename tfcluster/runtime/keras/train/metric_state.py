@@ -20,6 +20,7 @@ import tensorflow as tf
 from tfcluster.runtime.collective import ReduceOp, Signature, tensor_words
 from tfcluster.runtime.collective.collectives import allgather_bytes, reduce_arrays
 from tfcluster.runtime.collective.transports.base import Array
+from tfcluster.runtime.keras import internals
 from tfcluster.runtime.keras.data.dataset_iteration import DatasetIteration
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.train.state_trials import Trials
@@ -100,7 +101,11 @@ class MetricState:
         def judge(trials: Sequence[Trial]) -> list[bool]:
             for one, trial in zip(chosen, trials, strict=True):
                 one.kind = one.kind or kind_of(trial)
-                if hasattr(metric, "_fn") and one.kind and one.kind.how == "other":
+                if (
+                    internals.function_of(metric) is not None
+                    and one.kind
+                    and one.kind.how == "other"
+                ):
                     one.kind = _MEANS
                     self._session.warn(
                         f"the metric {metric.name} is no mean over the rows of a "

@@ -15,6 +15,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfcluster.runtime.keras import internals, patches
 from tfcluster.runtime.keras.checks.batch_numbers import BatchNumbers
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.train.merged_logs import MergedLogs
@@ -27,9 +28,8 @@ from tfcluster.runtime.keras.train.step_logs import (
     leaves,
     with_leaves,
 )
-from tfcluster.runtime.patching import defining_class, wrap
 
-STEPS = ("train_step", "test_step")
+_STEP_PATCHES = (patches.ONE_MODEL_TRAIN_STEP, patches.ONE_MODEL_TEST_STEP)
 _UNKNOWN = StepLogs(None)
 _MARK = "tells_what_it_returns"
 
@@ -58,40 +58,22 @@ class Metrics:
         """Of the last step that was traced or run: see ``StepLogs``."""
 
     def install(self) -> None:
-        wrap(keras.metrics.Mean, "update_state", self._update_mean)
-        wrap(keras.metrics.Sum, "update_state", self._update_sum)
-        for cls in _with_subclasses(keras.metrics.Metric):
-            self._hook(cls)
-        hook = self._hook
-
-        # Metrics that the program defines later.
-        def init_subclass(cls: Any, /, **kwargs: Any) -> None:
-            super(keras.metrics.Metric, cls).__init_subclass__(**kwargs)
-            hook(cls)
-
-        keras.metrics.Metric.__init_subclass__ = classmethod(init_subclass)
-        wrap(
-            defining_class(keras.Model, "get_metrics_result"),
-            "get_metrics_result",
-            self._model_result,
+        patches.TABLE.install(
+            {
+                patches.MEAN_UPDATE: (self._update_state, self._update_mean),
+                patches.SUM_UPDATE: (self._update_state, self._update_sum),
+                patches.METRIC_UPDATE: self._update_state,
+                patches.METRIC_RESULT: self._result,
+                patches.MODEL_METRICS_RESULT: self._model_result,
+                patches.MODEL_RESULT_OR_LOGS: self._result_or_logs,
+            }
         )
-        wrap(
-            defining_class(keras.Model, "_get_metrics_result_or_logs"),
-            "_get_metrics_result_or_logs",
-            self._result_or_logs,
-        )
-
-    def _hook(self, cls: type) -> None:
-        if "update_state" in vars(cls):
-            wrap(cls, "update_state", self._update_state)
-        if "result" in vars(cls):
-            wrap(cls, "result", self._result)
 
     def _update_state(
         self, original: Callable[..., Any], metric: Any, *args: Any, **kwargs: Any
     ) -> Any:
         this = f"update of {id(metric)}"
-        own = _is_own(type(metric)) or _is_own(getattr(metric, "_fn", None))
+        own = _is_own(type(metric)) or _is_own(internals.function_of(metric))
         with self._session.once("update_state"):
             # Not again where a class calls that which it is derived from.
             if own and not self._session.within(this) and not self._state.trying:
@@ -194,14 +176,14 @@ class Metrics:
 
     def watch_steps(self, model: Any) -> None:
         """Note what the steps of this one model return."""
-        for name in STEPS:
+        for patch in _STEP_PATCHES:
+            name = patch.attribute
             step = getattr(model, name)
             if not hasattr(step, _MARK):
                 # A tf.function would keep what it has captured of an earlier trace.
                 if hasattr(step, "python_function"):
                     step = tf.autograph.to_graph(step.python_function)
-                # Not setattr: Keras's tracking of attributes has no business with them.
-                vars(model)[name] = self._watched(model, name, step)
+                patches.TABLE.replace(patch, model, self._watched(model, name, step))
 
     def _watched(
         self, model: Any, name: str, step: Callable[[Any], Any]
@@ -293,12 +275,6 @@ class Metrics:
         finally:
             for variable, value in zip(variables, local, strict=True):
                 variable.assign(value)
-
-
-def _with_subclasses(cls: Any) -> Iterator[Any]:
-    yield cls
-    for subclass in cls.__subclasses__():
-        yield from _with_subclasses(subclass)
 
 
 def _is_own(written: Any) -> bool:

@@ -11,6 +11,7 @@ import keras
 import tensorflow as tf
 
 from tfcluster.runtime.collective import CollectiveError
+from tfcluster.runtime.keras import internals, patches
 from tfcluster.runtime.keras.checks.add_loss_check import AddLossCheck
 from tfcluster.runtime.keras.checks.endless_epochs import warn_of_endless_epochs
 from tfcluster.runtime.keras.checks.input_consistency import InputConsistency
@@ -29,7 +30,6 @@ from tfcluster.runtime.keras.train.injected_callbacks import (
 )
 from tfcluster.runtime.keras.train.metrics import Metrics
 from tfcluster.runtime.keras.train.sharded_steps import Looks, divide_steps
-from tfcluster.runtime.patching import defining_class, wrap
 
 
 class ModelMethods:
@@ -58,17 +58,18 @@ class ModelMethods:
         )
 
     def install(self) -> None:
-        for name, around in (
-            ("fit", self._fit),
-            ("evaluate", self._evaluate),
-            ("predict", self._predict),
-            ("train_on_batch", self._on_batch),
-            ("test_on_batch", self._test_on_batch),
-            ("predict_on_batch", self._predict),
-        ):
-            wrap(defining_class(keras.Model, name), name, around)
-        wrap(keras.Layer, "get_weights", self._get_weights)
-        wrap(defining_class(keras.Model, "compile"), "compile", self._compile)
+        patches.TABLE.install(
+            {
+                patches.MODEL_FIT: self._fit,
+                patches.MODEL_EVALUATE: self._evaluate,
+                patches.MODEL_PREDICT: self._predict,
+                patches.MODEL_TRAIN_ON_BATCH: self._on_batch,
+                patches.MODEL_TEST_ON_BATCH: self._test_on_batch,
+                patches.MODEL_PREDICT_ON_BATCH: self._predict,
+                patches.LAYER_GET_WEIGHTS: self._get_weights,
+                patches.MODEL_COMPILE: self._compile,
+            }
+        )
         self._trial_steps.install()
 
     def _fit(
@@ -117,7 +118,7 @@ class ModelMethods:
         with self._entering(model):
             logs = original(*call.args, **call.kwargs)
             logs = self._metrics.of_step(model, logs)
-            return logs if as_dict else model._flatten_metrics_in_order(logs)
+            return logs if as_dict else internals.flat_metrics(model, logs)
 
     def _test_on_batch(self, *args: Any, **kwargs: Any) -> Any:
         with self._metrics.testing():
@@ -148,7 +149,7 @@ class ModelMethods:
         """A stateful RNN keeps a state for each row, and each rank gets fewer."""
         if not self._session.divides:
             return
-        for layer in model._flatten_layers():
+        for layer in internals.layers_of(model):
             if isinstance(layer, keras.layers.RNN) and layer.stateful:
                 raise CollectiveError(
                     f"the layer {layer.name} is stateful: it keeps a state for each "
@@ -170,4 +171,5 @@ class ModelMethods:
         if not model.compiled or not model.jit_compile:
             return
         model.jit_compile = False
-        model.train_function = model.test_function = None
+        patches.TABLE.replace(patches.ONE_MODEL_TRAIN_FUNCTION, model, None)
+        patches.TABLE.replace(patches.ONE_MODEL_TEST_FUNCTION, model, None)

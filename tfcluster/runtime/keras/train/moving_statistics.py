@@ -16,11 +16,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.backend.common import global_state
-from keras.src.backend.common.stateless_scope import in_stateless_scope
 
 from tfcluster.runtime.collective import (
     ReduceOp,
@@ -29,6 +26,7 @@ from tfcluster.runtime.collective import (
 )
 from tfcluster.runtime.collective.collectives import allgather_bytes, reduce_arrays
 from tfcluster.runtime.collective.transports.base import Array
+from tfcluster.runtime.keras import internals, patches
 from tfcluster.runtime.keras.checks.output_rows import OutputsByRow
 from tfcluster.runtime.keras.graph_order import exchange_in_order
 from tfcluster.runtime.keras.session import Session
@@ -37,7 +35,6 @@ from tfcluster.runtime.keras.tf_variables import raw
 from tfcluster.runtime.keras.train.derived_values import ancestry
 from tfcluster.runtime.keras.train.state_trials import Trials
 from tfcluster.runtime.keras.train.state_updates import Kind, Trial, agreed, kind_of
-from tfcluster.runtime.patching import defining_class, wrap
 from tfcluster.runtime.tensors import name_of
 
 _DECLARED = {
@@ -93,7 +90,7 @@ class MovingStatistics:
 
     def install(self) -> None:
         """Know which layer is being called. For ranks that are in step."""
-        wrap(defining_class(keras.Layer, "__call__"), "__call__", self._call)
+        patches.TABLE.install({patches.LAYER_CALL: self._call})
 
     def among(self, variables: Iterable[Any]) -> list[Any]:
         """Those of ``variables`` that Keras's layers update, in the given order."""
@@ -109,9 +106,9 @@ class MovingStatistics:
         """``variable`` is about to be assigned to."""
         if variable.trainable or getattr(self._local, "trying", False):
             return
-        if in_stateless_scope():
+        if internals.in_stateless_scope():
             return
-        context = global_state.get_global_attribute("current_call_ctx")
+        context = internals.call_context()
         if context is None:
             if self._session.share is not None:
                 self._assigned_in_step(variable, value)
@@ -121,9 +118,9 @@ class MovingStatistics:
             if tf.as_dtype(variable.dtype).is_floating:
                 self._averaged.setdefault(id(variable), weakref.ref(variable))
             return
-        if variable.name == "seed_generator_state":
+        if variable.name == internals.SEED_STATE:
             return
-        calls[-1].training = context.get_value("training")
+        calls[-1].training = internals.training_of(context)
         own = self._state_of(variable)
         if own.kind is None:
             calls[-1].untried.append(variable)
@@ -214,7 +211,7 @@ class MovingStatistics:
             if any(variable is untried for untried in call.untried)
             and tf.as_dtype(variable.dtype) != tf.bool
         ]
-        if not layer._call_has_training_arg:
+        if not internals.has_training_argument(layer):
             # A model gives it to every layer; ``__call__`` leaves it out.
             kwargs.pop("training", None)
         elif call.training is not None:

@@ -15,6 +15,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfcluster.runtime.contract import Around
+from tfcluster.runtime.keras import internals, patches
 from tfcluster.runtime.keras.program_lines import user_line
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.train.gradient_update import GradientUpdate
@@ -23,7 +25,6 @@ from tfcluster.runtime.keras.train.initial_broadcast import (
     related_variables,
 )
 from tfcluster.runtime.keras.train.moving_statistics import MovingStatistics
-from tfcluster.runtime.patching import Around, wrap
 
 
 class OptimizerHook:
@@ -45,10 +46,14 @@ class OptimizerHook:
 
     def install(self, loss_scaled: Around | None = None) -> None:
         """``loss_scaled`` stands around the optimizer that scales losses."""
-        wrap(keras.optimizers.Optimizer, "apply", self._apply)
-        # It checks its gradients before it calls the other: ranks would disagree.
-        around = loss_scaled or self._apply
-        wrap(keras.optimizers.LossScaleOptimizer, "apply", around)
+        patches.TABLE.install(
+            {
+                patches.OPTIMIZER_APPLY: self._apply,
+                # It checks its gradients before it calls the other: ranks would
+                # disagree.
+                patches.LOSS_SCALE_APPLY: loss_scaled or self._apply,
+            }
+        )
 
     def _apply(
         self,
@@ -118,7 +123,7 @@ def built(
     None where the original has to say what is missing.
     """
     if trainable_variables is None:
-        return list(optimizer._trainable_variables) if optimizer.built else None
+        return internals.trained_variables(optimizer) if optimizer.built else None
     variables = list(trainable_variables)
     if not optimizer.built:
         # Now, also where a step is only being traced: its values are looked at.

@@ -11,14 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import keras
 import tensorflow as tf
-from keras.src.backend.tensorflow import random
 
+from tfcluster.runtime.keras import patches
 from tfcluster.runtime.keras.data.dataset_iteration import DatasetIteration
 from tfcluster.runtime.keras.data.per_rank_shuffle import STRIDE
 from tfcluster.runtime.keras.session import DOUBLING_RANK, Session
-from tfcluster.runtime.patching import wrap
 
 
 class PerRankSeeds:
@@ -29,8 +27,12 @@ class PerRankSeeds:
         self._loops = loops
 
     def install(self) -> None:
-        wrap(keras.random.SeedGenerator, "next", self._next)
-        wrap(random, "dropout", self._dropout)
+        patches.TABLE.install(
+            {
+                patches.SEED_GENERATOR_NEXT: self._next,
+                patches.DROPOUT: self._dropout,
+            }
+        )
 
     def _next(
         self, original: Callable[..., Any], generator: Any, *args: Any, **kwargs: Any

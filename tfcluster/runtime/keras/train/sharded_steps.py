@@ -11,6 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfcluster.runtime.keras import internals, patches
 from tfcluster.runtime.keras.batches.batch_slicing import Part, has_rows, take_part
 from tfcluster.runtime.keras.checks.add_loss_check import AddLossCheck
 from tfcluster.runtime.keras.checks.input_consistency import InputConsistency
@@ -18,7 +19,7 @@ from tfcluster.runtime.keras.checks.row_terms import RowTerms
 from tfcluster.runtime.keras.checks.trial_steps import TrialSteps, has_own_step
 from tfcluster.runtime.keras.session import Session, Share
 
-_STEPS = ("train_step", "test_step")
+_STEPS = (patches.ONE_MODEL_TRAIN_STEP, patches.ONE_MODEL_TEST_STEP)
 _MARK = "divides_batches"
 
 
@@ -34,12 +35,13 @@ class Looks:
 
 def divide_steps(session: Session, model: Any, looks: Looks) -> None:
     """Set them on this one model: so a subclass with steps of its own is served too."""
-    for name in _STEPS:
+    for patch in _STEPS:
+        name = patch.attribute
         step = getattr(model, name)
         if not hasattr(step, _MARK):
-            # Not setattr: Keras's tracking of attributes has no business with them.
             trains = name == "train_step"
-            vars(model)[name] = _divided(session, model, step, looks, trains=trains)
+            divided = _divided(session, model, step, looks, trains=trains)
+            patches.TABLE.replace(patch, model, divided)
 
 
 def _divided(
@@ -90,7 +92,7 @@ def _has_own_layers(model: Any) -> bool:
     return any(
         type(layer).__module__.partition(".")[0] != keras.__name__
         or isinstance(layer, keras.layers.Lambda)
-        for layer in model._flatten_layers()
+        for layer in internals.layers_of(model)
     )
 
 

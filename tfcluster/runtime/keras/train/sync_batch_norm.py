@@ -14,10 +14,10 @@ import tensorflow as tf
 
 from tfcluster.runtime.collective import ReduceOp, Signature
 from tfcluster.runtime.collective.collectives import reduce_arrays
+from tfcluster.runtime.keras import internals, patches
 from tfcluster.runtime.keras.checks.op_replay import Holds
 from tfcluster.runtime.keras.graph_order import exchange_in_order
 from tfcluster.runtime.keras.session import Session, Share
-from tfcluster.runtime.patching import wrap
 
 
 class SyncBatchNorm:
@@ -28,7 +28,7 @@ class SyncBatchNorm:
         self._holds = holds
 
     def install(self) -> None:
-        wrap(keras.layers.BatchNormalization, "_moments", self._moments)
+        patches.TABLE.install({patches.NORMALIZATION_MOMENTS: self._moments})
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def _moments(
@@ -44,7 +44,7 @@ class SyncBatchNorm:
         share = self._session.share
         if not layer.synchronized or share is None or share.alone:
             return original(layer, inputs, mask)
-        axes = layer._reduction_axes
+        axes = internals.reduction_axes(layer)
         rows = tf.cast(share.rows, inputs.dtype)
         each = tf.cast(tf.shape(inputs)[0], inputs.dtype)
         weights, epsilon = tf.ones_like(inputs), 0.0

@@ -21,14 +21,14 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from tensorflow.python.eager.record import should_record_backprop
 
+from tfcluster.runtime import tf_internals
+from tfcluster.runtime.keras import patches
 from tfcluster.runtime.keras.checks.divergence_check import DivergenceCheck
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.tf_variables import raw
 from tfcluster.runtime.keras.train.gradient_allreduce import Target, Watch, exchange
 from tfcluster.runtime.keras.train.gradient_update import OptimizerNames
-from tfcluster.runtime.patching import wrap
 from tfcluster.runtime.tensors import is_sparse, name_of
 
 _BY_ROWS = "gradients by rows"
@@ -86,13 +86,17 @@ class TapeGradients:
     def install(self, state_of: Callable[[list[Any]], list[Any]]) -> None:
         """``state_of`` has variables begin alike, and finds their layers' state."""
         self._state_of = state_of
-        wrap(keras.optimizers.Optimizer, "build", self._build)
-        wrap(tf.GradientTape, "gradient", self._gradient)
-        wrap(tf.GradientTape, "jacobian", self._jacobian)
-        for module in (tf, tf.compat.v1):
-            wrap(module, "gradients", self._gradients)
-        wrap(tf, "map_fn", self._by_rows)
-        wrap(tf, "vectorized_map", self._by_rows)
+        patches.TABLE.install(
+            {
+                patches.OPTIMIZER_BUILD: self._build,
+                patches.TAPE_GRADIENT: self._gradient,
+                patches.TAPE_JACOBIAN: self._jacobian,
+                patches.GRADIENTS: self._gradients,
+                patches.GRADIENTS_1: self._gradients,
+                patches.MAP_FN: self._by_rows,
+                patches.VECTORIZED_MAP: self._by_rows,
+            }
+        )
 
     # --- at the tape ----------------------------------------------------------------
 
@@ -192,7 +196,7 @@ class TapeGradients:
         if session.within(_BY_ROWS):
             return True
         tensors = [_tensor_of(g) for g in gradients if g is not None]
-        if tensors and not should_record_backprop(tensors):
+        if tensors and not tf_internals.should_record_backprop(tensors):
             return False
         if tensors and session.divides and session.size > 1:
             session.warn(

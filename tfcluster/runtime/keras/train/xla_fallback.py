@@ -10,13 +10,11 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-import keras
-import tensorflow as tf
-
+from tfcluster.runtime import tf_internals
+from tfcluster.runtime.keras import patches
 from tfcluster.runtime.keras.checks.shape_errors import ShapeErrors
 from tfcluster.runtime.keras.graph_order import refuse_xla, take_refusal
 from tfcluster.runtime.keras.session import Session
-from tfcluster.runtime.patching import wrap
 
 
 class XlaFallback:
@@ -28,9 +26,13 @@ class XlaFallback:
         self._plain: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
     def install(self) -> None:
-        wrap(type(tf.function(lambda: None)), "__call__", self._call)
-        wrap(keras.optimizers.Optimizer, "apply", self._apply)
-        wrap(keras.optimizers.LossScaleOptimizer, "apply", self._apply)
+        patches.TABLE.install(
+            {
+                patches.FUNCTION_CALL: self._call,
+                patches.OPTIMIZER_APPLY: self._apply,
+                patches.LOSS_SCALE_APPLY: self._apply,
+            }
+        )
 
     def _apply(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         refuse_xla()
@@ -45,7 +47,7 @@ class XlaFallback:
     def _with_or_without_xla(
         self, original: Callable[..., Any], function: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        if not function._jit_compile:
+        if not tf_internals.is_for_xla(function):
             return original(function, *args, **kwargs)
         plain = self._plain.get(function)
         if plain is None:
@@ -58,11 +60,6 @@ class XlaFallback:
                 f"tf.function {function.name} applies gradients: it runs without "
                 "jit_compile=True, as an exchange cannot be compiled by XLA"
             )
-            plain = self._plain[function] = _without_xla(function)
+            plain = tf_internals.without_xla(function)
+            self._plain[function] = plain
         return plain(*args, **kwargs)
-
-
-def _without_xla(function: Any) -> Any:
-    plain = function._clone(None)
-    plain._jit_compile = None
-    return plain

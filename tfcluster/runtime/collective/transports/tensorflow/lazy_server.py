@@ -1,9 +1,9 @@
 """Starts TensorFlow's server for collective ops at the first op, not earlier.
 
 So a program can still configure threads, devices and memory growth after its imports.
-All private TensorFlow names that the transport needs are in this module. It calls
-``configure_collective_ops`` and ``enable_collective_ops`` of the eager context as
-MultiWorkerMirroredStrategy does, with the performance settings of DTensor.
+The transport calls ``configure_collective_ops`` and ``enable_collective_ops`` of the
+eager context as MultiWorkerMirroredStrategy does, with the performance settings of
+DTensor.
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ import os
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import tensorflow as tf
-from tensorflow.core.protobuf import tensorflow_server_pb2
-from tensorflow.python.eager import context as eager
 
+from tfcluster.runtime import tf_internals
 from tfcluster.runtime.errors import CollectiveError
+from tfcluster.runtime.keras import patches
 
 _CHUNK_BYTES = 1 << 16
 """recv_buf_max_chunk: a buffer is cut into fields of this size, not of 4 KiB. A whole
@@ -65,8 +64,8 @@ def arrange(task: Task, before: Callable[[], None]) -> None:
 
     Raises CollectiveError if TensorFlow has already executed an op.
     """
-    context = eager.context()
-    if _is_running(context):
+    context = tf_internals.context()
+    if tf_internals.is_running(context):
         raise CollectiveError(
             "TensorFlow is in use already: transport 'tensorflow' has to be set up "
             "before any TensorFlow op. Call tfcluster.runtime.init() right after the "
@@ -79,19 +78,19 @@ def arrange(task: Task, before: Callable[[], None]) -> None:
     def start_with_server() -> None:
         with lock:
             # A forked child is not a rank.
-            if os.getpid() == pid and not _is_running(context):
+            if os.getpid() == pid and not tf_internals.is_running(context):
                 before()
                 _configure(context, task)
             # Delete the instance attribute, which uncovers the method of the class.
             vars(context).pop("ensure_initialized", None)
             start()
 
-    context.ensure_initialized = start_with_server
+    patches.TABLE.replace(patches.ONE_CONTEXT_INITIALIZED, context, start_with_server)
 
 
 def started() -> None:
     """Initialise TensorFlow's context, and with it the server, if not done already."""
-    eager.context().ensure_initialized()
+    tf_internals.context().ensure_initialized()
 
 
 def abort(reason: str, status: int = tf.errors.CANCELLED) -> None:
@@ -99,21 +98,17 @@ def abort(reason: str, status: int = tf.errors.CANCELLED) -> None:
 
     TensorFlow executes no more collective ops in this process after that.
     """
-    context = eager.context()
-    if _is_running(context):
+    context = tf_internals.context()
+    if tf_internals.is_running(context):
         context.abort_collective_ops(status, reason)
 
 
-def _is_running(context: Any) -> bool:
-    return context._context_handle is not None
-
-
-def _configure(context: Any, task: Task) -> None:
+def _configure(context: tf_internals.Context, task: Task) -> None:
     own = f"/job:{task.job}/task:{task.index}"
     context.configure_collective_ops(
         collective_leader=task.leader, device_filters=(own,)
     )
-    server = tensorflow_server_pb2.ServerDef(
+    server = tf.train.ServerDef(
         job_name=task.job, task_index=task.index, protocol="grpc"
     )
     for name, addresses in task.cluster.items():

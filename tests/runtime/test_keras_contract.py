@@ -1,0 +1,236 @@
+"""What the runtime takes for granted of Keras and TensorFlow, and what it patches."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from tests.runtime.ranks import ROOT, Job, Ranks, run_jobs
+from tfcluster import versions
+from tfcluster.runtime import contract
+from tfcluster.runtime.contract import Handler, Name, Patch, Table
+from tfcluster.runtime.errors import CollectiveError
+
+LIBRARY = "library_of_the_contract"
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Ranks]:
+    jobs = [Job("keras_contract", 1, "keras_contract.py")]
+    return run_jobs(tmp_path_factory.mktemp("contract"), jobs, timeout_s=100)
+
+
+@pytest.mark.tensorflow
+@pytest.mark.timeout(120)
+def test_keras_and_tensorflow_are_as_the_runtime_takes_them(
+    jobs: Mapping[str, Ranks],
+) -> None:
+    output = jobs["keras_contract"].outputs[0]
+    *_, last = [line for line in output.splitlines() if line.startswith("{")]
+    found = json.loads(last)
+    assert len(found) > 30
+    assert not {name: text for name, text in found.items() if text != "ok"}
+
+
+@pytest.mark.parametrize("room", ["keras", "tf1"])
+def test_the_tables_are_printed_without_the_libraries(room: str) -> None:
+    program = (
+        f"import runpy, sys; runpy.run_module('tfcluster.runtime.{room}.patches', "
+        "run_name='__main__'); assert not {'tensorflow', 'numpy'} & {*sys.modules}"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert "1. " in done.stdout
+    assert "every strategy" in done.stdout or "scripts of TensorFlow 1" in done.stdout
+
+
+# --- the machinery, on a library of its own -------------------------------------------
+
+
+class Base:
+    def fit(self, number: int) -> str:
+        return f"fit {number}"
+
+    @property
+    def size(self) -> str:
+        return "size"
+
+
+class Model(Base):
+    def step(self) -> str:
+        return "step"
+
+
+def save(name: str) -> str:
+    return f"save {name}"
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A package with two modules that offer the same function."""
+    module, other = ModuleType(LIBRARY), ModuleType(f"{LIBRARY}.other")
+    base = type("Base", (), {"fit": Base.fit, "size": Base.size})
+    model = type("Model", (base,), {"step": Model.step})
+    vars(module).update(Base=base, Model=model, save=save, other=other)
+    vars(other)["save"] = save
+    monkeypatch.setitem(sys.modules, LIBRARY, module)
+    monkeypatch.setitem(sys.modules, f"{LIBRARY}.other", other)
+    return module
+
+
+def outer(original: Callable[..., str], *args: Any) -> str:
+    return f"outer({original(*args)})"
+
+
+def middle(original: Callable[..., str], *args: Any) -> str:
+    return f"middle({original(*args)})"
+
+
+def inner(original: Callable[..., str], *args: Any) -> str:
+    return f"inner({original(*args)})"
+
+
+def patch_of(target: str, attribute: str, how: contract.How = "attribute") -> Patch:
+    here = __name__
+    chain = tuple(
+        Handler(f"{here}.{name}", "always", name == "inner")
+        for name in ("outer", "middle", "inner")
+    )
+    return Patch(f"{LIBRARY}{target}", attribute, chain, "tests", how)
+
+
+def table(*patches: Patch, aside: bool = False) -> Table:
+    return Table(patches, lambda: aside)
+
+
+@pytest.mark.parametrize(
+    "order", [(outer, middle, inner), (inner, middle, outer), (middle, outer, inner)]
+)
+def test_the_order_is_that_of_the_table(library: Any, order: Any) -> None:
+    patch = patch_of(".Model", "step")
+    found = table(patch)
+    for handler in order:
+        found.install({patch: handler})
+    assert library.Model().step() == "outer(middle(inner(step)))"
+    assert contract.original_of(patch)(library.Model()) == "step"
+
+
+def test_an_attribute_is_wrapped_once(library: Any) -> None:
+    patch = patch_of(".Model", "step")
+    found = table(patch)
+    found.install({patch: inner})
+    wrapper = library.Model.step
+    found.install({patch: (outer, inner)})
+    assert library.Model.step is wrapper
+    assert wrapper.__name__ == "step"
+    assert library.Model().step() == "outer(inner(step))"
+
+
+def test_handlers_stand_aside_but_those_that_are_always_there(library: Any) -> None:
+    patch = patch_of(".Model", "step")
+    table(patch, aside=True).install({patch: (outer, middle, inner)})
+    assert library.Model().step() == "inner(step)"
+
+
+def test_an_inherited_method_is_wrapped_where_it_is_defined(library: Any) -> None:
+    patch = patch_of(".Model", "fit", "inherited")
+    table(patch).install({patch: outer})
+    assert library.Base().fit(3) == "outer(fit 3)"
+    assert "fit" not in vars(library.Model)
+
+
+def test_the_getter_of_a_property_is_wrapped(library: Any) -> None:
+    patch = patch_of(".Base", "size", "property")
+    found = table(patch)
+    found.install({patch: inner})
+    found.install({patch: outer})
+    assert library.Model().size == "outer(inner(size))"
+
+
+def test_a_function_is_replaced_wherever_its_package_offers_it(library: Any) -> None:
+    patch = patch_of("", "save", "function")
+    table(patch).install({patch: outer})
+    assert library.save("x") == library.other.save("x") == "outer(save x)"
+
+
+def test_each_class_is_wrapped_once_those_to_come_as_well(library: Any) -> None:
+    fit = patch_of(".Base", "fit", "each class")
+    step = patch_of(".Base", "step", "each class")
+    found = table(fit, step)
+    found.install({fit: outer, step: middle})
+    later = type("Later", (library.Model,), {"step": lambda self: "later"})
+    assert later().step() == "middle(later)"
+    assert later().fit(1) == "outer(fit 1)"
+    assert library.Model().step() == "middle(step)"
+
+
+def test_one_object_is_changed_and_restored(library: Any) -> None:
+    patch = patch_of(".Model", "step", "object's dict")
+    found, one = table(patch), library.Model()
+    found.replace(patch, one, lambda: "own")
+    assert (one.step(), library.Model().step()) == ("own", "step")
+    found.restore(patch, one)
+    assert one.step() == "step"
+
+
+def test_what_is_wrapped_for_a_while_is_as_before(library: Any) -> None:
+    patch = patch_of(".Model", "step", "for a while")
+    before = library.Model.step
+    with suppress(KeyError), table(patch).replaced({patch: outer}):
+        assert library.Model().step() == "outer(step)"
+        raise KeyError
+    assert library.Model.step is before
+
+
+def test_only_what_stands_in_the_table_is_patched(library: Any) -> None:
+    patch, other = patch_of(".Model", "step"), patch_of(".Model", "fit")
+    found = table(patch)
+    with pytest.raises(LookupError, match="another table"):
+        found.install({other: outer})
+    with pytest.raises(LookupError, match=r"no .*elsewhere on .*Model\.step"):
+        found.install({patch: elsewhere})
+    with pytest.raises(ValueError, match="one patch"):
+        table(patch, patch)
+
+
+def elsewhere(original: Callable[..., str]) -> str:
+    return original()
+
+
+def test_all_that_is_missing_is_one_error(
+    library: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library.__version__ = "9.9"
+    monkeypatch.setitem(versions.OLDEST, LIBRARY, (1, 2))
+    monkeypatch.setitem(versions.NEWEST, LIBRARY, (3, 4))
+    monkeypatch.setitem(versions._TITLES, LIBRARY, "The library")
+    there = Name(f"{LIBRARY}.Model", "fit", "tests", "nothing")
+    word = Name(f"{LIBRARY}.save", "save ", "tests", "nothing")
+    contract.check([there, word])
+    gone = Name(f"{LIBRARY}.Model", "_gone", "tests of names", "no test")
+    unsaid = Name(f"{LIBRARY}.save", "unsaid", "tests of words", "no word")
+    nowhere = Name(f"{LIBRARY}.nowhere.Model", "", "tests of modules", "no module")
+    patch = patch_of(".Model", "_step")
+    with pytest.raises(CollectiveError) as raised:
+        contract.check([there, gone, word, unsaid, nowhere, patch])
+    text = str(raised.value)
+    assert f"{LIBRARY} 9.9, known to work are 1.2 to 3.4" in text
+    assert f"  {LIBRARY}.Model._gone: for tests of names; without it: no test" in text
+    assert f"  {LIBRARY}.save.unsaid: for tests of words; without it: no word" in text
+    assert f"  {LIBRARY}.nowhere.Model: for tests of modules" in text
+    assert f"  {LIBRARY}.Model._step: for {__name__}.outer" in text
+    assert f"pip install '{LIBRARY}>=1.2,<3.5'" in text
+    assert len(text.splitlines()) == 6

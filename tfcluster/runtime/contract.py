@@ -1,0 +1,480 @@
+"""What the runtime takes for granted of a library, and what it puts around its parts.
+
+A ``Name`` is something that the library does not promise to keep; ``check`` looks for
+all of them, and raises one error that lists those that are gone. A ``Patch`` is an
+attribute of the library that the runtime replaces. A table of patches says for each who
+is called and in which order; ``Table.install`` wraps the attribute once, however many
+handlers come, and whenever they come. This module knows no library.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import CodeType, FunctionType, ModuleType
+from typing import Any, Literal, Protocol
+
+from tfcluster import versions
+from tfcluster.runtime.errors import CollectiveError
+
+Around = Callable[..., Any]
+"""A handler is called as ``handler(original, *args, **kwargs)``."""
+
+How = Literal[
+    "attribute",
+    "inherited",
+    "function",
+    "property",
+    "each class",
+    "object",
+    "object's dict",
+    "for a while",
+]
+"""How an attribute is replaced.
+
+attribute        on the target itself
+inherited        on the class, the target or a base of it, that defines it
+function         in the target, a module, and in all of its package that has it
+property         its getter is wrapped
+each class       on the target and each class derived from it, now or later: its
+                 ``__init_subclass__`` is replaced as well
+object           on one object of that class
+object's dict    the same, past a ``__setattr__`` that would take note of it
+for a while      on the target itself, within a ``with`` statement
+"""
+
+_PACKAGE = "tfcluster.runtime."
+_TITLES = {"keras": "Keras", "tensorflow": "TensorFlow"}
+_SEAM = "_tfcluster_seam"
+
+
+class Named(Protocol):
+    """A place in a library that has to be there."""
+
+    @property
+    def path(self) -> str:
+        """The dotted name."""
+        ...
+
+    @property
+    def needed_by(self) -> str: ...
+
+    @property
+    def without(self) -> str:
+        """What breaks where it is missing."""
+        ...
+
+    def is_there(self) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """A name that a library keeps to itself, and may change without a word."""
+
+    where: str
+    """The dotted name of a module, a class or a function."""
+    name: str
+    """An attribute of ``where``; a word that the code of the function ``where`` has, as
+    a name or as a text; or "" for ``where`` itself."""
+    needed_by: str
+    without: str
+
+    @property
+    def path(self) -> str:
+        return f"{self.where}.{self.name}" if self.name else self.where
+
+    def is_there(self) -> bool:
+        """Whether the imported library has it.
+
+        What a method sets on its object is found as a word of that method's code.
+        """
+        try:
+            owner = resolve(self.where)
+        except AttributeError:
+            return False
+        if not self.name or hasattr(owner, self.name):
+            return True
+        return any(self.name in _words_of(each) for each in _functions_of(self.where))
+
+
+@dataclass(frozen=True, slots=True)
+class Handler:
+    """A function of the runtime that stands around one of a library."""
+
+    function: str
+    """Its dotted name below ``tfcluster.runtime``."""
+    when: str
+    """In which runs: a strategy, or what the program has to do."""
+    always: bool = False
+    """Also where the program distributes its training by itself."""
+
+
+@dataclass(frozen=True)
+class Patch:
+    """An attribute of a library that the runtime replaces."""
+
+    target: str
+    """The dotted name of a module or class."""
+    attribute: str
+    handlers: tuple[Handler, ...]
+    """The outermost first: it is called first, and calls the next one."""
+    why: str
+    how: How = "attribute"
+    optional: bool = False
+    """Not every version that is supported has it."""
+    but: tuple[str, ...] = ()
+    """Classes with a patch of their own, where this is one of each class."""
+
+    @property
+    def path(self) -> str:
+        return f"{self.target}.{self.attribute}"
+
+    @property
+    def needed_by(self) -> str:
+        return ", ".join(handler.function for handler in self.handlers)
+
+    @property
+    def without(self) -> str:
+        return f"no {self.why}"
+
+    def is_there(self) -> bool:
+        """Whether there is such an attribute, or need not be any."""
+        if self.optional or self.how in ("object", "object's dict"):
+            return True
+        try:
+            return hasattr(self.owner(), self.attribute)
+        except AttributeError:
+            return False
+
+    def owner(self) -> Any:
+        """Where the attribute is set. Raises AttributeError where nothing has it."""
+        found = resolve(self.target)
+        if self.how in ("inherited", "property"):
+            return defining_class(found, self.attribute)
+        return found
+
+    def place(self, function: str) -> int:
+        """The place of a handler. Raises LookupError for one that the table lacks."""
+        for place, handler in enumerate(self.handlers):
+            if handler.function == function:
+                return place
+        raise LookupError(f"the table of patches has no {function} on {self.path}")
+
+
+@dataclass
+class _Seam:
+    """One attribute of one module or class that has been wrapped."""
+
+    owner: Any
+    patch: Patch
+    original: Any
+    """What the library has there."""
+    stands_aside: Callable[[], bool]
+    found: dict[int, Around] = field(default_factory=dict)
+    """Handlers by their places."""
+    call: Any = None
+    """All handlers around the original."""
+
+    def add(self, handler: Around) -> None:
+        self.found[self.patch.place(name_of(handler))] = handler
+        call = self.original
+        for place in sorted(self.found, reverse=True):
+            always = self.patch.handlers[place].always
+            call = _around(self.found[place], call, None if always else self._aside)
+        self.call = call
+
+    def _aside(self) -> bool:
+        return self.stands_aside()
+
+    def wrapper(self) -> Any:
+        """What stands in the attribute's place from now on."""
+
+        @functools.wraps(self.original)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            return self.call(*args, **kwargs)
+
+        setattr(wrapper, _SEAM, self)
+        return wrapper
+
+
+class Table:
+    """All patches of some libraries.
+
+    While ``stands_aside()``, originals are called past all handlers but those that are
+    there ``always``.
+    """
+
+    def __init__(
+        self, patches: Iterable[Patch], stands_aside: Callable[[], bool]
+    ) -> None:
+        self.patches = tuple(patches)
+        self._stands_aside = stands_aside
+        paths = [(patch.path, patch.how) for patch in self.patches]
+        if len({*paths}) != len(paths):
+            raise ValueError("a table has one patch for each attribute")
+
+    def install(self, handlers: Mapping[Patch, Around | Sequence[Around]]) -> None:
+        """Put handlers around the attributes, each in its place in the patch.
+
+        Raises LookupError for a handler that the patch does not name, AttributeError
+        where the library has no such attribute.
+        """
+        for patch, given in handlers.items():
+            several = [given] if callable(given) else list(given)
+            for handler in several:
+                self._put(patch, handler)
+
+    def _put(self, patch: Patch, handler: Around) -> None:
+        if patch not in self.patches:
+            raise LookupError(f"{patch.path} is in another table")
+        if patch.how == "each class":
+            self._put_on_each_class(patch, handler)
+            return
+        try:
+            owner = patch.owner()
+        except AttributeError:
+            if patch.optional:
+                return
+            raise
+        self._wrap(owner, patch, handler)
+
+    def _wrap(self, owner: Any, patch: Patch, handler: Around) -> None:
+        name, original = patch.attribute, getattr(owner, patch.attribute)
+        if patch.how == "property":
+            original = original.fget
+        seam = getattr(original, _SEAM, None)
+        if isinstance(seam, _Seam) and seam.owner is owner:
+            seam.add(handler)
+            return
+        seam = _Seam(owner, patch, original, self._stands_aside)
+        seam.add(handler)
+        wrapper = seam.wrapper()
+        if patch.how == "property":
+            setattr(owner, name, property(wrapper))
+            return
+        setattr(owner, name, wrapper)
+        if patch.how == "function":
+            _replace_everywhere(patch, original, wrapper)
+
+    def _put_on_each_class(self, patch: Patch, handler: Around) -> None:
+        owner = patch.owner()
+        but = [resolve(path) for path in patch.but]
+
+        def put(cls: Any) -> None:
+            if patch.attribute in vars(cls) and cls not in but:
+                self._wrap(cls, patch, handler)
+
+        for cls in _with_subclasses(owner):
+            put(cls)
+        own = vars(owner).get("__init_subclass__")
+        followers = getattr(getattr(own, "__func__", None), _SEAM, None)
+        if followers is not None:
+            followers.append(put)
+            return
+        followers = [put]
+
+        # Classes that the program defines later.
+        def init_subclass(cls: Any, /, **kwargs: Any) -> None:
+            if own is None:
+                super(owner, cls).__init_subclass__(**kwargs)
+            else:
+                own.__func__(cls, **kwargs)
+            for follower in followers:
+                follower(cls)
+
+        setattr(init_subclass, _SEAM, followers)
+        owner.__init_subclass__ = classmethod(init_subclass)
+
+    def replace(self, patch: Patch, one: Any, value: Any) -> None:
+        """Have ``one`` object, of the patch's class, have another attribute."""
+        if patch not in self.patches:
+            raise LookupError(f"{patch.path} is in another table")
+        if patch.how == "object":
+            setattr(one, patch.attribute, value)
+        elif patch.how == "object's dict":
+            vars(one)[patch.attribute] = value
+        else:
+            raise LookupError(f"{patch.path} is not of one object")
+
+    def restore(self, patch: Patch, one: Any) -> None:
+        """Have ``one`` object have the attribute of its class again."""
+        del vars(one)[patch.attribute]
+
+    @contextmanager
+    def replaced(self, handlers: Mapping[Patch, Around]) -> Iterator[None]:
+        """Have the attributes wrapped only inside."""
+        before = []
+        try:
+            for patch, handler in handlers.items():
+                owner = patch.owner()
+                before.append((owner, patch.attribute, vars(owner)[patch.attribute]))
+                self._wrap(owner, patch, handler)
+            yield
+        finally:
+            for owner, name, original in reversed(before):
+                setattr(owner, name, original)
+
+    def text(self) -> str:
+        """The table for people."""
+        return "".join(map(_described, self.patches))
+
+
+def original_of(patch: Patch) -> Any:
+    """What the library itself has at the place of a patch, wrapped or not."""
+    found = getattr(patch.owner(), patch.attribute)
+    seam = getattr(found, _SEAM, None)
+    return seam.original if isinstance(seam, _Seam) else found
+
+
+def mark(one: Any, name: str, value: Any) -> None:
+    """Set an attribute of our own, ``tfcluster_...``, on an object of a library."""
+    if not name.lstrip("_").startswith("tfcluster_"):
+        raise ValueError(f"{name} is no name of ours")
+    if hasattr(one, "__dict__"):
+        # Not setattr: Keras's tracking of attributes has no business with it.
+        vars(one)[name] = value
+    else:
+        setattr(one, name, value)
+
+
+def check(names: Iterable[Named]) -> None:
+    """Raise one CollectiveError for all names that the imported libraries lack."""
+    lacking = [name for name in names if not name.is_there()]
+    if not lacking:
+        return
+    packages = {name.path.partition(".")[0]: None for name in lacking}
+    lines = [
+        "tfcluster needs parts of a library that it does not have: "
+        + "; ".join(map(_versions_of, packages))
+    ]
+    lines += [
+        f"  {name.path}: for {name.needed_by}; without it: {name.without}"
+        for name in lacking
+    ]
+    pins = " ".join(f"'{versions.requirement(package)}'" for package in packages)
+    lines.append(
+        f"Install versions that are known to work (pip install {pins}), or a newer "
+        "tfcluster. With runtime: {strategy: none} the program is left alone, and is "
+        "not distributed"
+    )
+    raise CollectiveError("\n".join(lines))
+
+
+def resolve(path: str) -> Any:
+    """The object of a dotted name. Raises AttributeError where there is none."""
+    parts = path.split(".")
+    end = len(parts)
+    while end > 1 and ".".join(parts[:end]) not in sys.modules:
+        end -= 1
+    name = ".".join(parts[:end])
+    found: Any = sys.modules.get(name) or _imported(name)
+    for part in parts[end:]:
+        if isinstance(found, ModuleType) and not hasattr(found, part):
+            found = _imported(f"{found.__name__}.{part}")
+        else:
+            found = getattr(found, part)
+    return found
+
+
+def _imported(name: str) -> ModuleType:
+    """A part of a library that is imported by what needs it."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise AttributeError(f"there is no {name}") from error
+
+
+def defining_class(cls: type, name: str) -> type:
+    """The class, ``cls`` or a base of it, that has ``name`` in its own body.
+
+    Raises AttributeError where there is none.
+    """
+    for base in cls.__mro__:
+        if name in vars(base):
+            return base
+    raise AttributeError(f"{cls.__name__} has no {name}")
+
+
+def name_of(handler: Around) -> str:
+    """A handler as tables name it: the function that it is, or that has made it."""
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    name = handler.__qualname__.partition(".<locals>")[0]
+    return f"{handler.__module__}.{name}".removeprefix(_PACKAGE)
+
+
+def _around(
+    handler: Around, inner: Any, stands_aside: Callable[[], bool] | None
+) -> Any:
+    if stands_aside is None:
+
+        @functools.wraps(inner)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return handler(inner, *args, **kwargs)
+    else:
+
+        @functools.wraps(inner)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if stands_aside():
+                return inner(*args, **kwargs)
+            return handler(inner, *args, **kwargs)
+
+    return call
+
+
+def _replace_everywhere(patch: Patch, original: Any, wrapper: Any) -> None:
+    """A library offers one function in many modules."""
+    package = patch.target.partition(".")[0]
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] != package or not hasattr(module, "__dict__"):
+            continue
+        if vars(module).get(patch.attribute) is original:
+            setattr(module, patch.attribute, wrapper)
+
+
+def _with_subclasses(cls: Any) -> Iterator[Any]:
+    yield cls
+    for subclass in cls.__subclasses__():
+        yield from _with_subclasses(subclass)
+
+
+def _functions_of(path: str) -> Iterator[FunctionType]:
+    """A function, and what it overrides where it is a method."""
+    owner, name = resolve(path.rpartition(".")[0]), path.rpartition(".")[2]
+    for each in getattr(owner, "__mro__", (owner,)):
+        found = vars(each).get(name)
+        if isinstance(found, FunctionType):
+            yield found
+
+
+def _words_of(function: FunctionType) -> set[str]:
+    """All names and texts in the code of a function, and of those within it."""
+    while hasattr(function, "__wrapped__"):
+        function = function.__wrapped__
+    words: set[str] = set()
+    waiting: list[CodeType] = [function.__code__]
+    while waiting:
+        code = waiting.pop()
+        words.update(code.co_names)
+        words.update(each for each in code.co_consts if isinstance(each, str))
+        waiting += [each for each in code.co_consts if isinstance(each, CodeType)]
+    return words
+
+
+def _versions_of(package: str) -> str:
+    title = _TITLES.get(package, package)
+    found = versions.imported(package) or "(of unknown version)"
+    return f"this is {title} {found}, known to work are {versions.known(package)}"
+
+
+def _described(patch: Patch) -> str:
+    how = "" if patch.how == "attribute" else f" ({patch.how})"
+    lines = [f"{patch.path}{how}", f"    for {patch.why}"]
+    for number, handler in enumerate(patch.handlers, 1):
+        always = ", always" if handler.always else ""
+        lines.append(f"    {number}. {handler.function} [{handler.when}{always}]")
+    return "\n".join(lines) + "\n"

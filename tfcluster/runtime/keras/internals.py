@@ -1,0 +1,476 @@
+"""All that the runtime touches of Keras and that Keras does not promise to keep.
+
+``NAMES`` says for each name who needs it; the functions are the only way to it. Other
+modules have no import of ``keras.src`` and no private attribute of Keras's objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Protocol
+
+from tfcluster.runtime import contract, tf_internals
+from tfcluster.runtime.contract import Name
+from tfcluster.runtime.keras import patches
+
+_OPTIMIZER = "keras.optimizers.Optimizer"
+_LAYER = "keras.Layer"
+_MODEL = "keras.Model"
+_BATCH_NORM = "keras.layers.BatchNormalization"
+_ITERATOR = "keras.src.backend.tensorflow.trainer.TFEpochIterator"
+_BASE_ITERATOR = "keras.src.trainers.epoch_iterator.EpochIterator"
+_METRIC = "keras.metrics.MeanMetricWrapper"
+
+_SERVERS = "parameter servers"
+_STATE = "state of layers"
+_DEALT = "batches that are dealt out"
+_DATA = "data tasks"
+_ADDED = "the check of add_loss"
+_DECAY = "weight decay on ps tasks"
+
+NAMES = (
+    # Optimizers.
+    Name(
+        f"{_OPTIMIZER}.__init__",
+        "_trainable_variables",
+        "the exchange of gradients",
+        "optimizers have no variables",
+    ),
+    Name(f"{_OPTIMIZER}.__init__", "_iterations", _SERVERS, "steps are not counted"),
+    Name(f"{_OPTIMIZER}.__init__", "_learning_rate", _SERVERS, "no learning rate"),
+    Name(_OPTIMIZER, "_check_variables_are_known", _SERVERS, "no error for others"),
+    Name(_OPTIMIZER, "_get_variable_index", _SERVERS, "no place for a gradient"),
+    Name(_OPTIMIZER, "_clip_gradients", _SERVERS, "gradients are not clipped"),
+    Name(
+        f"{_OPTIMIZER}.apply",
+        "_backend_apply_gradients",
+        _SERVERS,
+        "variables are split that an optimizer wants whole",
+    ),
+    Name(
+        f"{_OPTIMIZER}._backend_apply_gradients",
+        "_backend_update_step",
+        _SERVERS,
+        "variables are split that an optimizer wants whole",
+    ),
+    Name(_OPTIMIZER, "_use_weight_decay", _DECAY, "other variables decay"),
+    *(
+        Name(f"{_OPTIMIZER}._use_weight_decay", name, _DECAY, "other variables decay")
+        for name in (
+            "_exclude_from_weight_decay",
+            "_exclude_from_weight_decay_cache",
+            "_exclude_from_weight_decay_pattern",
+            "_var_key",
+        )
+    ),
+    Name(
+        "keras.Variable.__init__",
+        "_path",
+        _SERVERS,
+        "slots have other names: a restored optimizer does not reach the ps tasks",
+    ),
+    Name(
+        "keras.Variable.path",
+        "",
+        _SERVERS,
+        "slots have other names: a restored optimizer does not reach the ps tasks",
+    ),
+    # Layers and models.
+    Name(_LAYER, "_flatten_layers", "checks of models", "layers are not found"),
+    Name(_LAYER, "_get_own_losses", _ADDED, "sums are not refused"),
+    Name(_LAYER, "_get_regularization_losses", _ADDED, "sums are not refused"),
+    Name(f"{_LAYER}.__init__", "_call_has_training_arg", _STATE, "no trial of a layer"),
+    Name(
+        f"{_LAYER}._get_call_context",
+        "current_call_ctx",
+        _STATE,
+        "moving averages are not averaged: ranks drift apart",
+    ),
+    Name(
+        "keras.src.backend.common.global_state",
+        "get_global_attribute",
+        _STATE,
+        "moving averages are not averaged: ranks drift apart",
+    ),
+    Name(
+        "keras.src.backend.common.stateless_scope",
+        "in_stateless_scope",
+        _STATE,
+        "trials change variables",
+    ),
+    Name(
+        "keras.random.SeedGenerator.__init__",
+        "seed_generator_state",
+        _STATE,
+        "states of seeds are averaged",
+    ),
+    Name(
+        f"{_BATCH_NORM}.call",
+        "_moments",
+        "BatchNormalization(synchronized=True)",
+        "each rank normalizes by its own rows",
+    ),
+    Name(
+        f"{_BATCH_NORM}.build",
+        "_reduction_axes",
+        "BatchNormalization(synchronized=True)",
+        "each rank normalizes by its own rows",
+    ),
+    Name(
+        f"{_MODEL}.fit",
+        "_initial_epoch",
+        "restored callbacks",
+        "ranks begin with different epochs",
+    ),
+    Name(_MODEL, "_flatten_metrics_in_order", "train_on_batch", "no list of metrics"),
+    # Losses, metrics and random numbers.
+    Name(
+        "keras.losses.Loss.__call__",
+        "reduce_weighted_values",
+        "losses that are sums",
+        "they are scaled by a rank's rows instead of all",
+    ),
+    Name("keras.src.losses.loss", "apply_mask", "masked losses", "no weights of masks"),
+    Name(f"{_METRIC}.__init__", "_fn", "metrics", "own functions are not tried"),
+    # The epochs of fit.
+    Name(_ITERATOR, "", _DEALT, "every rank trains on all batches"),
+    Name(_ITERATOR, "reset", _DEALT, "epochs end too late"),
+    Name(
+        f"{_ITERATOR}.__init__",
+        "_distributed_dataset",
+        _DEALT,
+        "every rank trains on all batches",
+    ),
+    Name(
+        f"{_ITERATOR}._get_iterator",
+        "_distributed_dataset",
+        _DEALT,
+        "every rank trains on all batches",
+    ),
+    Name(f"{_BASE_ITERATOR}.__init__", "_num_batches", _DEALT, "epochs end too late"),
+    Name(f"{_BASE_ITERATOR}.reset", "_num_batches", _DEALT, "epochs end too late"),
+    Name(_ITERATOR, "_interrupted_warning", _DATA, "warnings that data ran out"),
+    Name(
+        "keras.src.trainers.data_adapters.tf_dataset_adapter",
+        "TFDatasetAdapter",
+        _DATA,
+        "no pipeline is shipped",
+    ),
+    # Callbacks and files.
+    Name(
+        "keras.callbacks.BackupAndRestore.on_epoch_end",
+        "_save_model",
+        "BackupAndRestore",
+        "each rank writes",
+    ),
+    Name(
+        "keras.callbacks.ModelCheckpoint.on_epoch_end",
+        "_save_model",
+        "BestModelCheckpoint",
+        "each rank writes",
+    ),
+    Name(
+        "keras.callbacks.SwapEMAWeights.__init__",
+        "_ema_weights_in_model",
+        "SwapEMAWeights on parameter servers",
+        "averages are not fetched",
+    ),
+    Name("keras.src.backend.config", "keras_home", "downloads", "no lock on a folder"),
+)
+
+SEED_STATE = "seed_generator_state"
+"""The name of the variable of a seed generator."""
+
+NUM_BATCHES = "_num_batches"
+"""What an iterator of ``fit`` calls the number of its batches."""
+
+UPDATE_METHODS = (
+    "apply",
+    "apply_gradients",
+    "_clip_gradients",
+    "_backend_apply_gradients",
+    "_backend_update_step",
+)
+"""An optimizer with one of these of its own may need all gradients at once."""
+
+
+class Variable(Protocol):
+    _path: str
+
+
+class Optimizer(Protocol):
+    _trainable_variables: Sequence[Any]
+    _iterations: Any
+    _learning_rate: Any
+    _exclude_from_weight_decay: set[str]
+    _exclude_from_weight_decay_cache: dict[str, bool]
+    _exclude_from_weight_decay_pattern: Any
+
+    def _check_variables_are_known(self, variables: Sequence[Any]) -> None: ...
+
+    def _get_variable_index(self, variable: Any) -> int: ...
+
+    def _clip_gradients(self, grads: Sequence[Any]) -> list[Any]: ...
+
+    def _use_weight_decay(self, variable: Any) -> bool: ...
+
+    def _var_key(self, variable: Any) -> str: ...
+
+
+class Layer(Protocol):
+    _call_has_training_arg: bool
+
+    def _flatten_layers(
+        self, include_self: bool = True, recursive: bool = True
+    ) -> Iterator[Layer]: ...
+
+    def _get_own_losses(self) -> Sequence[Any]: ...
+
+    def _get_regularization_losses(self) -> Sequence[Any]: ...
+
+
+class Normalization(Protocol):
+    """A ``BatchNormalization``."""
+
+    _reduction_axes: Sequence[int]
+
+    def _moments(self, inputs: Any, mask: Any) -> tuple[Any, Any]: ...
+
+
+class Model(Protocol):
+    _initial_epoch: int | None
+
+    def _flatten_metrics_in_order(self, logs: Any) -> Any: ...
+
+
+class CallContext(Protocol):
+    """What the call of an outermost layer is given."""
+
+    training: Any
+    """Up to Keras 3.9."""
+
+    def get_value(self, arg_name: str, default: Any = None) -> Any:
+        """Of Keras 3.10 and newer."""
+        ...
+
+
+class EpochIterator(Protocol):
+    """What ``fit`` takes its batches from."""
+
+    data_adapter: Any
+    _distributed_dataset: Any
+    _num_batches: int | None
+
+
+class SwapEMAWeights(Protocol):
+    _ema_weights_in_model: bool
+
+
+class BackupAndRestore(Protocol):
+    def _save_model(self) -> None: ...
+
+
+class ModelCheckpoint(Protocol):
+    def _save_model(self, epoch: int, batch: int | None, logs: Any) -> None: ...
+
+
+def check() -> None:
+    """Raise one CollectiveError for all that the imported Keras and TensorFlow lack."""
+    contract.check([*NAMES, *tf_internals.NAMES, *patches.PATCHES])
+
+
+# --- optimizers -----------------------------------------------------------------------
+
+
+def trained_variables(optimizer: Optimizer) -> list[Any]:
+    """What an optimizer was built for, in its order."""
+    return list(optimizer._trainable_variables)
+
+
+def iterations_of(optimizer: Optimizer) -> Any:
+    """The variable that counts gradients, those that are accumulated too."""
+    return optimizer._iterations
+
+
+def rate_of(optimizer: Optimizer) -> Any:
+    """The learning rate as it was given: a variable, a schedule or a function."""
+    return optimizer._learning_rate
+
+
+def require_known(optimizer: Optimizer, variables: Sequence[Any]) -> None:
+    """Raise ValueError, in Keras's words, where it was not built for ``variables``."""
+    optimizer._check_variables_are_known(variables)
+
+
+def index_of(optimizer: Optimizer, variable: Any) -> int:
+    """The place of a variable among those that the optimizer was built for."""
+    return optimizer._get_variable_index(variable)
+
+
+def clipped(optimizer: Optimizer, gradients: Sequence[Any]) -> list[Any]:
+    """The gradients, clipped as the optimizer was told to."""
+    return optimizer._clip_gradients(gradients)
+
+
+def decays(optimizer: Optimizer, variable: Any) -> bool:
+    """Whether the optimizer has the weights of a variable decay."""
+    return optimizer._use_weight_decay(variable)
+
+
+def exclude_from_decay(optimizer: Optimizer, variables: Iterable[Any]) -> None:
+    """Have an optimizer spare these variables, and no others.
+
+    Also one that is built: the public ``exclude_from_weight_decay`` raises there.
+    """
+    optimizer._exclude_from_weight_decay_cache = {}
+    optimizer._exclude_from_weight_decay = {
+        optimizer._var_key(variable) for variable in variables
+    }
+    optimizer._exclude_from_weight_decay_pattern = None
+
+
+def set_path(variable: Variable, path: str) -> None:
+    """Give a variable a path, from which optimizers take the names of its slots."""
+    variable._path = path
+
+
+def is_of_keras(cls: type) -> bool:
+    """Whether a class is one of Keras's own."""
+    return cls.__module__.startswith("keras.src.")
+
+
+# --- layers and models ----------------------------------------------------------------
+
+
+def layers_of(layer: Layer, *, include_self: bool = True) -> Iterator[Any]:
+    """A layer and all layers within it."""
+    return layer._flatten_layers(include_self=include_self)
+
+
+def own_losses(layer: Layer) -> Sequence[Any]:
+    """What a layer has been given by ``add_loss`` in its last call."""
+    return layer._get_own_losses()
+
+
+def regularization_losses(layer: Layer) -> Sequence[Any]:
+    """The penalties of a layer's weights, those of the layers within it too."""
+    return layer._get_regularization_losses()
+
+
+def has_training_argument(layer: Layer) -> bool:
+    """Whether the layer's ``call`` has an argument ``training``."""
+    return layer._call_has_training_arg
+
+
+def call_context() -> CallContext | None:
+    """The call of a layer that is going on; None outside of one."""
+    from keras.src.backend.common import global_state
+
+    found: CallContext | None = global_state.get_global_attribute("current_call_ctx")
+    return found
+
+
+def training_of(context: CallContext) -> Any:
+    """The argument ``training`` of the call of an outermost layer."""
+    if hasattr(context, "get_value"):
+        return context.get_value("training")
+    return context.training
+
+
+def in_stateless_scope() -> bool:
+    """Whether variables that are assigned stay what they are."""
+    from keras.src.backend.common import stateless_scope
+
+    return bool(stateless_scope.in_stateless_scope())
+
+
+def moments(layer: Normalization, inputs: Any, mask: Any) -> tuple[Any, Any]:
+    """The mean and the variance that a ``BatchNormalization`` computes by itself."""
+    return layer._moments(inputs, mask)
+
+
+def reduction_axes(layer: Normalization) -> Sequence[int]:
+    """The dimensions that a ``BatchNormalization`` has statistics over."""
+    return layer._reduction_axes
+
+
+def initial_epoch(model: Model) -> int | None:
+    """The epoch that ``fit`` begins with where a callback has set one."""
+    return model._initial_epoch
+
+
+def set_initial_epoch(model: Model, epoch: int | None) -> None:
+    """Have ``fit`` begin with an epoch; None: with that of its argument."""
+    model._initial_epoch = epoch
+
+
+def flat_metrics(model: Model, logs: Any) -> Any:
+    """Logs as ``train_on_batch`` returns them: a list, or one number."""
+    return model._flatten_metrics_in_order(logs)
+
+
+# --- losses and metrics ---------------------------------------------------------------
+
+
+def apply_mask(sample_weight: Any, mask: Any, dtype: Any, reduction: Any) -> Any:
+    """The weights of a loss with those of a mask in them."""
+    from keras.src.losses import loss
+
+    return loss.apply_mask(sample_weight, mask, dtype, reduction)
+
+
+def function_of(metric: Any) -> Any:
+    """The function that a metric averages; None of metrics that have none."""
+    return getattr(metric, "_fn", None)
+
+
+# --- the epochs of fit ----------------------------------------------------------------
+
+
+def dataset_of(iterator: EpochIterator) -> Any:
+    """The dataset that ``fit`` goes over."""
+    return iterator._distributed_dataset
+
+
+def set_dataset(iterator: EpochIterator, dataset: Any) -> None:
+    """Have ``fit`` go over another dataset."""
+    iterator._distributed_dataset = dataset
+
+
+def set_batches(iterator: EpochIterator, count: int | None) -> None:
+    """Have an epoch be that many batches; None: as many as there are."""
+    iterator._num_batches = count
+
+
+def reads_dataset(iterator: EpochIterator) -> bool:
+    """Whether the program has given ``fit`` a ``tf.data.Dataset``."""
+    from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
+
+    return isinstance(iterator.data_adapter, TFDatasetAdapter)
+
+
+# --- callbacks and files --------------------------------------------------------------
+
+
+def averages_are_in_model(callback: SwapEMAWeights) -> bool:
+    """Whether weights and their averages have changed places."""
+    return callback._ema_weights_in_model
+
+
+def save_of(callback: BackupAndRestore) -> Any:
+    """The method by which a ``BackupAndRestore`` saves."""
+    return callback._save_model
+
+
+def save_checkpoint(
+    callback: ModelCheckpoint, epoch: int, batch: int | None, logs: Any
+) -> None:
+    """Save as a ``ModelCheckpoint`` does by itself."""
+    callback._save_model(epoch, batch, logs)
+
+
+def keras_home() -> str:
+    """The folder that Keras downloads to."""
+    from keras.src.backend import config
+
+    return str(config.keras_home())

@@ -1,0 +1,464 @@
+"""All that the runtime touches of TensorFlow and that it does not promise to keep.
+
+``NAMES`` says for each name who needs it; the functions are the only way to it. Other
+modules have no import of ``tensorflow.python`` and no private attribute of its objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from tfcluster.runtime.contract import Name
+
+_CONTEXT = "tensorflow.python.eager.context.Context"
+_DATASET = "tensorflow.data.Dataset"
+_DATASETS = "tensorflow.python.data.ops"
+_FUNCTION = "tensorflow.python.eager.polymorphic_function.polymorphic_function.Function"
+_MANAGER = "tensorflow.train.CheckpointManager"
+_TRAIN_1 = "tensorflow.compat.v1.train"
+
+_LOOPS = "the batches of loops"
+_OWN_LOSSES = "the check of losses of a program's own"
+_TRANSPORT = "transport: tensorflow"
+_SERVERS = "parameter servers"
+
+NAMES = (
+    Name(_DATASET, "_inputs", _LOOPS, "batches are not told from rows"),
+    Name(
+        _DATASET,
+        "_variant_tensor",
+        "data tasks",
+        "no pipeline is shipped",
+    ),
+    *(
+        Name(f"{_DATASETS}.{where}", "", _LOOPS, "its batches are not divided")
+        for where in (
+            "batch_op._BatchDataset",
+            "cache_op.CacheDataset",
+            "concatenate_op._ConcatenateDataset",
+            "dataset_ops._OptionsDataset",
+            "filter_op._FilterDataset",
+            "ignore_errors_op._IgnoreErrorsDataset",
+            "map_op._MapDataset",
+            "padded_batch_op._PaddedBatchDataset",
+            "prefetch_op._PrefetchDataset",
+            "repeat_op._RepeatDataset",
+            "shuffle_op._ShuffleDataset",
+            "skip_op._SkipDataset",
+            "take_op._TakeDataset",
+            "take_while_op._TakeWhileDataset",
+            "zip_op._ZipDataset",
+        )
+    ),
+    *(
+        Name(
+            f"{_DATASETS}.shard_op._ShardDataset.__init__",
+            name,
+            "the check of shard()",
+            "data that is divided twice is not refused",
+        )
+        for name in ("_num_shards", "_index")
+    ),
+    Name(
+        f"{_FUNCTION}.__init__", "_jit_compile", "tf.function", "XLA stays switched on"
+    ),
+    Name(_FUNCTION, "_clone", "tf.function", "XLA cannot be switched off"),
+    Name(
+        "tensorflow.python.ops.control_flow_util",
+        "GraphOrParentsInXlaContext",
+        "exchanges in graphs",
+        "XLA is not refused",
+    ),
+    Name(
+        "tensorflow.python.eager.record",
+        "should_record_backprop",
+        "gradients at a tape",
+        "gradients of gradients are wrong",
+    ),
+    Name(
+        "tensorflow.Operation", "_is_stateful", "state of layers", "its kind is unknown"
+    ),
+    Name(
+        "tensorflow.python.util.tf_stack",
+        "extract_stack",
+        "messages",
+        "no line of the program is named",
+    ),
+    *(
+        Name("tensorflow.python.framework.op_callbacks", name, _OWN_LOSSES, "no check")
+        for name in ("add_op_callback", "remove_op_callback")
+    ),
+    Name("tensorflow.python.framework.op_def_registry", "get", _OWN_LOSSES, "no check"),
+    Name("tensorflow.python.eager.execute", "quick_execute", _OWN_LOSSES, "no check"),
+    Name("tensorflow.python.eager.context", "context", _TRANSPORT, "no server"),
+    Name(
+        "tensorflow.python.eager.context",
+        "function_executor_type",
+        _SERVERS,
+        "updates run on one core",
+    ),
+    Name(f"{_CONTEXT}.__init__", "_context_handle", _TRANSPORT, "no server"),
+    *(
+        Name(_CONTEXT, name, _TRANSPORT, "no server")
+        for name in (
+            "abort_collective_ops",
+            "config",
+            "configure_collective_ops",
+            "enable_collective_ops",
+            "ensure_initialized",
+        )
+    ),
+    Name(_CONTEXT, "add_function_def", _SERVERS, "no update of gradients"),
+    Name(_CONTEXT, "get_function_def", _OWN_LOSSES, "no check"),
+    Name(_MANAGER, "_prefix", "CheckpointManager", "the files have no name"),
+    *(
+        Name(
+            f"{_MANAGER}.__init__",
+            name,
+            "CheckpointManager",
+            "ranks other than the chief do not know the latest checkpoint",
+        )
+        for name in ("_latest_checkpoint", "_maybe_delete")
+    ),
+    Name(
+        "tensorflow.python.autograph.impl.api",
+        "StagingError",
+        "errors of an exchange",
+        "they arrive as a text",
+    ),
+    Name(
+        "tensorflow.python.autograph.pyct.loader.load_source",
+        "__autograph_generated_file",
+        "messages",
+        "lines of generated code are named",
+    ),
+)
+
+NAMES_OF_TF1 = (
+    Name(f"{_TRAIN_1}.Server.__init__", "_server", "TensorFlow 1", "two servers"),
+    Name(f"{_TRAIN_1}.Server.__init__", "_server_def", "TensorFlow 1", "two servers"),
+    Name(
+        f"{_TRAIN_1}.SyncReplicasOptimizer.__init__",
+        "_sync_token_queue",
+        "SyncReplicasOptimizer",
+        "workers do not end",
+    ),
+    *(
+        Name(f"{_TRAIN_1}.SessionManager.__init__", name, "TensorFlow 1", "no waiting")
+        for name in ("_graph", "_recovery_wait_secs")
+    ),
+)
+
+NAMES_OF_OPTIMIZER_1 = tuple(
+    Name(
+        f"{_TRAIN_1}.Optimizer", name, "DistributedOptimizer", "an optimizer's own one"
+    )
+    for name in (
+        "_apply_dense",
+        "_apply_sparse",
+        "_apply_sparse_duplicate_indices",
+        "_create_slots",
+        "_finish",
+        "_prepare",
+        "_resource_apply_dense",
+        "_resource_apply_sparse",
+        "_resource_apply_sparse_duplicate_indices",
+        "_valid_dtypes",
+    )
+)
+"""What the classes of TensorFlow's optimizers call of each other."""
+
+BATCHES = ("Batch", "PaddedBatch", "ParallelBatch", "Rebatch")
+"""Kinds of datasets whose elements are batches."""
+
+KEEPS_BATCHES = (
+    "AssertCardinality",
+    "Cache",
+    "Concatenate",
+    "Filter",
+    "IgnoreErrors",
+    "Map",
+    "Options",
+    "ParallelMap",
+    "Prefetch",
+    "Repeat",
+    "Shard",
+    "Shuffle",
+    "Skip",
+    "Take",
+    "TakeWhile",
+    "Zip",
+)
+"""Kinds whose elements are batches where those of their inputs are."""
+
+
+class Dataset(Protocol):
+    _variant_tensor: Any
+
+    def _inputs(self) -> Sequence[Dataset]: ...
+
+
+class Function(Protocol):
+    """A ``tf.function``."""
+
+    _jit_compile: bool | None
+
+    def _clone(self, python_function: Callable[..., Any] | None) -> Function: ...
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+
+class Operation(Protocol):
+    @property
+    def _is_stateful(self) -> bool: ...
+
+
+class CheckpointManager(Protocol):
+    _latest_checkpoint: str | None
+    _maybe_delete: dict[str, float]
+
+    @property
+    def _prefix(self) -> str: ...
+
+
+class Server(Protocol):
+    """``tf.compat.v1.train.Server``."""
+
+    _server: Any
+    _server_def: Any
+
+
+class SessionManager(Protocol):
+    _graph: Any
+    _recovery_wait_secs: float
+
+
+class SyncReplicasOptimizer(Protocol):
+    _sync_token_queue: Any
+
+
+class Context(Protocol):
+    """The eager context of a process."""
+
+    _context_handle: Any
+    config: Any
+
+    def ensure_initialized(self) -> None: ...
+
+    def abort_collective_ops(self, code: int, message: str) -> None: ...
+
+    def configure_collective_ops(
+        self, *, collective_leader: str, device_filters: Sequence[str]
+    ) -> None: ...
+
+    def enable_collective_ops(self, server_def: Any) -> None: ...
+
+    def add_function_def(self, fdef: Any) -> None: ...
+
+    def get_function_def(self, name: str) -> Any: ...
+
+
+class Frame(Protocol):
+    """A line of a program that is being executed."""
+
+    filename: str
+    lineno: int
+
+
+# --- datasets -------------------------------------------------------------------------
+
+
+def inputs_of(dataset: Dataset) -> Sequence[Dataset]:
+    """The datasets that one is made of."""
+    return dataset._inputs()
+
+
+def variant_of(dataset: Dataset) -> Any:
+    """The tensor that a dataset is for TensorFlow's ops."""
+    return dataset._variant_tensor
+
+
+def kind_of(dataset: Dataset) -> str:
+    """What has made a dataset: ``Batch`` or ``Map``, from the name of its class."""
+    return type(dataset).__name__.removeprefix("_").removesuffix("Dataset")
+
+
+def shard_of(dataset: Dataset) -> tuple[int | None, int | None] | None:
+    """The arguments of ``dataset.shard``, as far as they are known; None of others."""
+    if kind_of(dataset) != "Shard":
+        return None
+    return _number(dataset, "_num_shards"), _number(dataset, "_index")
+
+
+def _number(dataset: Dataset, name: str) -> int | None:
+    """A tensor that a dataset was made with."""
+    import tensorflow as tf
+
+    value = tf.get_static_value(getattr(dataset, name, None))
+    return None if value is None else int(value)
+
+
+# --- functions and graphs -------------------------------------------------------------
+
+
+def is_for_xla(function: Function) -> bool:
+    """Whether a ``tf.function`` has ``jit_compile=True``."""
+    return bool(function._jit_compile)
+
+
+def without_xla(function: Function) -> Function:
+    """The same function, not compiled by XLA."""
+    plain = function._clone(None)
+    plain._jit_compile = None
+    return plain
+
+
+def is_in_xla(graph: Any) -> bool:
+    """Whether XLA is to compile a graph, or one that it is part of."""
+    from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
+
+    return bool(GraphOrParentsInXlaContext(graph))
+
+
+def is_stateful(op: Operation) -> bool:
+    """Whether an operation may give another result for the same inputs."""
+    return op._is_stateful
+
+
+def user_frames() -> list[Frame]:
+    """Where the program is, the innermost last; generated code as its source."""
+    from tensorflow.python.util import tf_stack
+
+    return list(tf_stack.extract_stack().get_user_frames())
+
+
+def is_generated(file: str) -> bool:
+    """Whether a file is one that AutoGraph has written."""
+    return "__autograph_generated" in file
+
+
+def is_of_autograph(error: BaseException) -> bool:
+    """Whether AutoGraph has made a text of what was raised while it traced."""
+    return type(error).__name__ == "StagingError"
+
+
+# --- tapes ----------------------------------------------------------------------------
+
+
+def should_record_backprop(tensors: Sequence[Any]) -> bool:
+    """Whether a tape records what is done with any of these tensors."""
+    from tensorflow.python.eager import record
+
+    return bool(record.should_record_backprop(tensors))
+
+
+def could_record() -> bool:
+    """Whether there is a tape. True where that cannot be known."""
+    try:
+        # One is always ready for a tape where this name is gone: it has no check.
+        from tensorflow.python.eager import record
+    except ImportError:
+        return True
+    return bool(getattr(record, "could_possibly_record", lambda: True)())
+
+
+# --- eager operations -----------------------------------------------------------------
+
+
+def context() -> Context:
+    """The eager context of this process."""
+    from tensorflow.python.eager import context as eager
+
+    found: Context = eager.context()
+    return found
+
+
+def is_running(context: Context) -> bool:
+    """Whether TensorFlow has been used: its devices are fixed."""
+    return context._context_handle is not None
+
+
+def executor_type(name: str | None) -> AbstractContextManager[None]:
+    """Have functions that are called inside run by that executor; None: the usual."""
+    from tensorflow.python.eager import context as eager
+
+    found: AbstractContextManager[None] = eager.function_executor_type(name)
+    return found
+
+
+def execute(
+    kind: str, outputs: int, inputs: Sequence[Any], attrs: Sequence[Any]
+) -> Sequence[Any]:
+    """Execute an operation eagerly."""
+    from tensorflow.python.eager import execute as eager
+
+    found: Sequence[Any] = eager.quick_execute(
+        kind, outputs, list(inputs), attrs, context()
+    )
+    return found
+
+
+def op_definition(kind: str) -> Any:
+    """The OpDef of a kind of operation; None where there is no such kind."""
+    from tensorflow.python.framework import op_def_registry
+
+    return op_def_registry.get(kind)
+
+
+def observe_ops(callback: Callable[..., None]) -> None:
+    """Have ``callback`` called with each operation that this thread executes."""
+    from tensorflow.python.framework import op_callbacks
+
+    op_callbacks.add_op_callback(callback)
+
+
+def stop_observing_ops(callback: Callable[..., None]) -> None:
+    """The end of ``observe_ops``."""
+    from tensorflow.python.framework import op_callbacks
+
+    op_callbacks.remove_op_callback(callback)
+
+
+# --- checkpoints ----------------------------------------------------------------------
+
+
+def prefix_of(manager: CheckpointManager) -> str:
+    """The folder of a manager's checkpoints and the beginning of their names."""
+    return manager._prefix
+
+
+def note_checkpoint(manager: CheckpointManager, path: str, time_s: float) -> None:
+    """Have a manager know a checkpoint as if it had written it."""
+    manager._latest_checkpoint = path
+    manager._maybe_delete[path] = time_s
+
+
+# --- TensorFlow 1 ---------------------------------------------------------------------
+
+
+def share_server(server: Server, other: Server) -> None:
+    """Have ``server`` be ``other``."""
+    server._server = other._server
+    server._server_def = other._server_def
+
+
+def is_same_server(server: Server, other: Server) -> bool:
+    """Whether both are one server."""
+    return server._server is other._server
+
+
+def graph_of_manager(manager: SessionManager) -> Any:
+    """The graph of a manager's sessions."""
+    return manager._graph
+
+
+def look_more_often(manager: SessionManager, seconds: float) -> None:
+    """Have a manager look for the chief's variables at least that often."""
+    manager._recovery_wait_secs = min(manager._recovery_wait_secs, seconds)
+
+
+def token_queue(optimizer: SyncReplicasOptimizer) -> Any:
+    """The queue that workers take the permission for their next step from."""
+    return optimizer._sync_token_queue
