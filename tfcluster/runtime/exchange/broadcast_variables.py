@@ -20,11 +20,12 @@ def broadcast_variables(
     process_set: ProcessSet = global_process_set,
     inplace: bool = False,
 ) -> Any:
-    """Set variables of TensorFlow or Keras to the values of rank ``root_rank``.
+    """Set TensorFlow or Keras variables to the values of rank ``root_rank``.
 
-    All in one exchange; order, names, shapes and dtypes are the same on all ranks. In a
-    graph of TensorFlow 1 it returns the op that does it. ``inplace`` is how Horovod
-    sends them, and makes no difference. Raises what ``broadcast`` raises.
+    They are sent in one exchange. Order, names, shapes and dtypes must be the same on
+    all ranks. Returns None, or in a TensorFlow 1 graph the op that assigns them.
+    ``inplace`` is an argument of Horovod's and has no effect. Raises what ``broadcast``
+    raises.
     """
     chosen = list(variables)
     values = broadcast_tensors(
@@ -47,9 +48,9 @@ def broadcast_(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
-    """``broadcast_variables``, which returns the variables.
+    """``broadcast_variables`` that returns the variables.
 
-    In a graph of TensorFlow 1 they are tensors, with the new values.
+    In a TensorFlow 1 graph it returns tensors with the new values instead.
     """
     chosen = list(variables)
     done = broadcast_variables(chosen, root_rank, process_set)
@@ -60,10 +61,9 @@ def broadcast_(
 
 
 def broadcast_global_variables(root_rank: int) -> Any:
-    """``broadcast_variables`` of all global variables of a graph of TensorFlow 1.
+    """``broadcast_variables`` of all global variables of a TensorFlow 1 graph.
 
-    Raises RuntimeError where variables are not in such a graph: TensorFlow 2 keeps no
-    list of them.
+    Raises RuntimeError in TensorFlow 2, which keeps no list of all variables.
     """
     if tf.compat.v1.executing_eagerly_outside_functions():
         raise RuntimeError(

@@ -1,4 +1,4 @@
-"""Gradients in fewer bytes: what ranks send is rounded, what they sum up is float32."""
+"""Gradient compression: ranks send rounded values, but sum them in float32."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import tensorflow as tf
 
 
 class Compressor(Protocol):
-    """Makes a tensor smaller before it is exchanged, and as it was afterwards."""
+    """Makes a tensor smaller before an exchange and restores its dtype afterwards."""
 
     def compress(self, tensor: Any) -> tuple[Any, Any]:
-        """The tensor to be sent, and what ``decompress`` needs to know."""
+        """Return the tensor to send, and the context that ``decompress`` needs."""
         ...
 
     def decompress(self, tensor: Any, context: Any) -> Any: ...
@@ -30,7 +30,7 @@ class NoCompression:
 
 
 class _Rounded:
-    """Sends floating point tensors in another, smaller dtype."""
+    """Casts floating-point tensors to a smaller dtype."""
 
     dtype: Any = None
 
@@ -59,7 +59,7 @@ class BF16Compression(_Rounded):
 
 
 class Compression:
-    """The compressors that there are, by name."""
+    """The available compressors, by name."""
 
     none = NoCompression
     fp16 = FP16Compression
@@ -67,5 +67,5 @@ class Compression:
 
 
 def compression_named(name: str) -> Any:
-    """The compressor that ``runtime.compression`` names: none, fp16 or bf16."""
+    """The compressor for the option ``runtime.compression``: none, fp16 or bf16."""
     return getattr(Compression, name)

@@ -1,4 +1,4 @@
-"""Errors of an exchange within an op: TensorFlow makes text of what Python raises."""
+"""TensorFlow turns Python errors inside an op into text; get ours back as raised."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tfcluster.runtime.process_group import group, is_initialized
 
 @functools.cache
 def raise_our_errors() -> None:
-    """Have every ``tf.function`` raise the error of an exchange in it as it is."""
+    """Patch ``tf.function`` so that errors of exchanges arrive as raised."""
     patches.TABLE.install({patches.FUNCTION_CALL: _call})
 
 
@@ -27,11 +27,11 @@ def _call(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Raise the error of an exchange where TensorFlow has made text of it."""
+    """Raise the original error of an exchange in place of TensorFlow's text of it."""
     try:
         yield
     except Exception as error:
-        # AutoGraph does so with what is raised while it traces a function.
+        # AutoGraph turns errors into text while it traces a function.
         as_text = isinstance(error, tf.errors.OpError) or tf_internals.is_of_autograph(
             error
         )
@@ -42,6 +42,5 @@ def translated() -> Iterator[None]:
         raise found from error
 
 
-# Before any tf.function is called that has an exchange in it: a call that has begun is
-# not changed any more.
+# Before any tf.function with an exchange is called: a call in progress is not affected.
 raise_our_errors()

@@ -1,4 +1,4 @@
-"""allgather, broadcast and alltoall: what is moved is not computed with."""
+"""allgather, broadcast and alltoall: they move values and compute nothing."""
 
 from __future__ import annotations
 
@@ -30,12 +30,13 @@ def allgather(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """The ranks' tensors, one after the other along ``axis``, in rank order.
+    """Concatenate the ranks' tensors along ``axis``, in rank order.
 
-    Only their sizes along ``axis`` may differ. The gradient is this rank's part of the
-    mean of the ranks' gradients, as Horovod defines it. ``axis`` may be the name, as
-    the second argument of Horovod's is. Raises ValueError for scalars, TypeError for
-    strings, CollectiveMismatchError on all ranks where they differ in more.
+    Their shapes may differ only along ``axis``. The gradient is this rank's part of the
+    mean of the ranks' gradients, as in Horovod. A string given as ``axis`` is taken as
+    the name, because ``name`` is Horovod's second argument. Raises ValueError for
+    scalars and for an axis that does not exist, TypeError for tensors that are neither
+    numbers nor booleans, CollectiveMismatchError on all ranks if they differ otherwise.
     """
     if isinstance(axis, str):
         name = axis
@@ -57,7 +58,7 @@ def grouped_allgather(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
-    """A list of tensors gathered as ``allgather`` does, all in one exchange."""
+    """``allgather`` each tensor of a list, all in one exchange."""
     what = f"grouped allgather of {name}" if name else "grouped allgather"
     return gather_tensors(tensors, what, process_set)
 
@@ -65,7 +66,7 @@ def grouped_allgather(
 def gather_tensors(
     tensors: Sequence[Any], what: str, among: ProcessSet = global_process_set
 ) -> list[Any]:
-    """Tensors gathered along their first dimension, in one exchange."""
+    """Concatenate the ranks' tensors along the first dimension, in one exchange."""
     tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
     for tensor in tensors:
         require_numbers(tensor, what)
@@ -94,7 +95,7 @@ def gather_tensors(
 def _gathered(
     tensors: Sequence[Any], what: str, among: ProcessSet
 ) -> tuple[list[Any], Any]:
-    """The results, and of each tensor how many rows each rank has."""
+    """The results, and the ranks' row counts (int64, tensors x ranks)."""
     dtypes = [tensor.dtype for tensor in tensors]
 
     def act(*arrays: Array) -> list[Array]:
@@ -122,12 +123,12 @@ def broadcast(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """The tensor of rank ``root_rank``; shapes and dtypes are the same on all ranks.
+    """The tensor of rank ``root_rank``; shapes and dtypes must be equal on all ranks.
 
-    The gradient is the mean of the ranks' gradients at the root, and zero elsewhere,
-    as Horovod defines it.
-    Raises ValueError where there is no such rank, TypeError for strings,
-    CollectiveMismatchError on all ranks where they differ.
+    At the root the gradient is the mean of the ranks' gradients, elsewhere it is zero,
+    as in Horovod.
+    Raises ValueError if there is no such rank, TypeError for tensors that are neither
+    numbers nor booleans, CollectiveMismatchError on all ranks if they differ.
     """
     what = f"broadcast of {name}" if name else "broadcast"
     return broadcast_tensors([tensor], root_rank, what, ["tensor"], process_set)[0]
@@ -140,7 +141,7 @@ def broadcast_tensors(
     names: Sequence[str],
     among: ProcessSet = global_process_set,
 ) -> list[Any]:
-    """The tensors of rank ``root_rank``, in one exchange."""
+    """The tensors of rank ``root_rank``, sent in one exchange."""
     if root_rank not in among.ranks:
         there = among.size() if among.process_set_id == 0 else among
         raise ValueError(f"there is no rank {root_rank} among {there}")
@@ -204,15 +205,16 @@ def alltoall(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Rows for every rank: the next ``splits[r]`` rows go to rank r.
+    """Send rows to every rank: the next ``splits[r]`` rows go to rank r.
 
-    ``splits`` are as many integers as there are ranks; rows beyond their sum stay.
-    Without them the rows are divided evenly. Returns the rows that have come in, in
-    rank order, and where ``splits`` were given also how many came from each rank
-    (int32). The gradient takes the same way back.
+    ``splits`` has one integer per rank; rows beyond their sum are not sent. Without it
+    the rows are divided evenly. Returns the received rows in rank order, and if
+    ``splits`` was given also how many came from each rank (int32). The gradient is sent
+    back the same way; it is zero for rows that were not sent.
 
-    Raises ValueError on all ranks for splits that don't fit, TypeError for strings,
-    CollectiveMismatchError on all ranks where they differ in more than rows.
+    Raises ValueError if the splits do not fit the rows, but CollectiveMismatchError on
+    all ranks if that is not so on every rank or if tensors differ in more than their
+    rows. Raises TypeError for tensors that are neither numbers nor booleans.
     """
     what = f"alltoall of {name}" if name else "alltoall"
     tensor = tf.convert_to_tensor(tensor)
@@ -247,14 +249,14 @@ def alltoall(
 def _swapped_rows(
     tensor: Any, splits: Any, what: str, among: ProcessSet, *, even: bool
 ) -> tuple[Any, Any, Any]:
-    """What came in, rows by their rank, and rows that were sent by their rank."""
+    """The received rows, then how many were received from and sent to each rank."""
     dtype = tensor.dtype
 
     def act(array: Array, splits: Array) -> list[Array]:
         ranks = among.group()
         sent, wrong = _checked(splits, len(array), ranks.size, even=even)
         words = tensor_words("rows of", dtype.name, array.shape[1:])
-        # A rank whose splits are wrong says so, and nobody waits for its rows.
+        # A rank with wrong splits says so in its signature: no other rank waits for it.
         with ranks.exchange(
             Signature(what, (words, wrong or "splits that fit"))
         ) as turn:
@@ -276,7 +278,7 @@ def _swapped_rows(
 def _checked(
     splits: Array, rows: int, size: int, *, even: bool
 ) -> tuple[list[int], str | None]:
-    """Rows for each rank, and what is wrong with them."""
+    """The number of rows for each rank, and what is wrong with it, if anything."""
     if even:
         fits = rows % size == 0
         return [rows // size] * size, (
@@ -290,7 +292,7 @@ def _checked(
 def _averaged(
     upstream: Sequence[Any], results: Sequence[Any], what: str, among: ProcessSet
 ) -> list[Any]:
-    """The means of the ranks' gradients; None for what has none."""
+    """The means of the ranks' gradients; None for results of integer dtype."""
     wanted = [i for i, result in enumerate(results) if is_inexact(result)]
     given = [
         tf.zeros_like(results[i]) if upstream[i] is None else upstream[i]
@@ -303,7 +305,7 @@ def _averaged(
 
 
 def _zeros_after(tensor: Any) -> Any:
-    """Zeros like ``tensor``, which is computed nevertheless: on other ranks it is."""
+    """Zeros like ``tensor``. Forces its computation: other ranks take part in it."""
     with tf.control_dependencies([tensor]):
         return tf.zeros_like(tensor)
 

@@ -1,8 +1,8 @@
-"""Exchanges as ops of TensorFlow. Knows nothing of what is exchanged.
+"""Run exchanges as TensorFlow ops. Knows nothing of what is exchanged.
 
-Eagerly they are calls. In a ``tf.function`` they are stateful ops, which TensorFlow
-keeps in the order in which they were written. In a graph of TensorFlow 1 ops have no
-order: there the ranks agree on one while it runs.
+In eager mode an exchange is a plain call. In a ``tf.function`` it is a stateful op, and
+TensorFlow runs these in program order. A TensorFlow 1 graph does not order its ops, so
+the ranks negotiate an order while it runs.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def unconverted(function: F) -> F:
-    """A function that autograph leaves as it is, called from a ``tf.function``."""
+    """Keep AutoGraph from converting a function that a ``tf.function`` calls."""
     return tf.autograph.experimental.do_not_convert(function)  # type: ignore[no-any-return]
 
 
 def require_numbers(tensor: Any, what: str) -> None:
-    """Raise TypeError for a tensor that is neither of numbers nor of booleans."""
+    """Raise TypeError unless the tensor holds numbers or booleans."""
     if tensor.dtype not in NUMBERS:
         raise TypeError(f"{what} takes numbers, not {tensor.dtype.name}")
 
@@ -54,11 +54,12 @@ def exchange_op(
     *,
     combines: bool = True,
 ) -> list[Any]:
-    """The tensors that ``exchange`` returns, given those of ``tensors`` as arrays.
+    """The results of ``exchange``, which is called with the tensors as numpy arrays.
 
-    ``what`` is what messages call it, such as ``allreduce of weights``. In a graph of
-    TensorFlow 1 ranks know by it, or by the name in it, which op is which.
-    ``combines``: something of every rank is in them.
+    ``what`` names the operation in messages, such as ``allreduce of weights``. In a
+    TensorFlow 1 graph, ranks match their ops by it, or by the name in it.
+    ``dtypes`` are those of the results. ``combines``: the results depend on the data of
+    every rank.
     """
 
     def act(*arrays: Array) -> Sequence[Array]:
@@ -76,9 +77,9 @@ def exchange_op(
 
 
 def may_be_differentiated() -> bool:
-    """Whether what is called now may have to say later what its gradients are.
+    """Whether a gradient of the current call may be asked for later.
 
-    Eagerly and without a tape it has not, and to be ready for it takes as long as
+    False in eager mode without a tape. Recording one nevertheless takes as long as
     exchanging a megabyte.
     """
     if not tf.executing_eagerly():

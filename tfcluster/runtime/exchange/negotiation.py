@@ -1,8 +1,8 @@
-"""A common order for exchanges that ranks come to in different orders.
+"""Negotiate a common order of exchanges that ranks reach in different orders.
 
-A graph of TensorFlow 1 runs its ops when it likes. Threads put down which exchange they
-are at; the ranks compare their lists, and hold those that all of them are at, in the
-order of rank 0's list.
+A TensorFlow 1 graph runs its ops in any order. Each thread records which exchange it
+has reached. The ranks compare these lists and run the exchanges that all of them have
+reached, in the order of rank 0's list. Horovod's coordinator does the same.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PAUSE_S = 0.002
 
 @dataclass(eq=False, slots=True)
 class _PendingOp:
-    """A thread's wish for one exchange, and what became of it."""
+    """A thread's request for one exchange, and its outcome."""
 
     key: str
     act: Callable[[], Any]
@@ -45,7 +45,7 @@ class _PendingOp:
 
 
 class Coordinator:
-    """The wishes of this rank's threads. One of them speaks for all at a time."""
+    """The pending requests of this rank's threads. One thread at a time negotiates."""
 
     def __init__(
         self,
@@ -63,14 +63,14 @@ class Coordinator:
         self._fruitless_since: float | None = None
         self._runs = 0
         self._broken: CollectiveError | None = None
-        """Why the runs that are under way cannot go on."""
+        """Why the graph runs in progress cannot continue."""
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """A run of the graph is under way.
+        """Mark that a run of the graph is in progress.
 
-        Where the ranks did not agree on an exchange of a run, all others of it fail as
-        well: some ranks may never come to them. The next run begins anew.
+        If the ranks disagree on one exchange of a run, all others of that run fail too,
+        because some ranks may never reach them. The next run starts afresh.
         """
         with self._changed:
             if not self._runs:
@@ -83,11 +83,11 @@ class Coordinator:
                 self._runs -= 1
 
     def run(self, key: str, act: Callable[[], Any]) -> Any:
-        """What ``act`` returns, called when all ranks are at ``key``.
+        """Call ``act`` once all ranks have reached ``key``, and return its result.
 
-        ``act`` exchanges through the group. Raises what it raises, and
-        CollectiveTimeoutError on every rank where for some time there was no exchange
-        that all of them were at.
+        ``act`` exchanges through the group. Raises what ``act`` raises, and
+        CollectiveTimeoutError on every rank if for ``deadline_s`` there was no exchange
+        that all of them had reached.
         """
         if self._group.size == 1:
             return act()
@@ -109,7 +109,7 @@ class Coordinator:
         return wish.result
 
     def _next_speech(self, wish: _PendingOp) -> list[_PendingOp] | None:
-        """The wishes to speak of, once it is our turn; None when ours is done."""
+        """Wait for our turn; return the requests to negotiate, None if ours is done."""
         with self._changed:
             self._changed.wait_for(lambda: wish.done or not self._speaking)
             if wish.done:
@@ -118,19 +118,20 @@ class Coordinator:
             return list(self._wishes)
 
     def _speak(self, known: list[_PendingOp]) -> None:
-        """Compare lists with the other ranks, and hold what all are at."""
+        """Compare lists with the other ranks; run what all have reached."""
         fruitful = False
         try:
             common = self._common([wish.key for wish in known])
             for key in common:
                 self._fulfil(next(w for w in known if w.key == key and not w.done))
                 if self._broken is not None:
-                    break  # On all ranks: they have all got the same error.
+                    break  # All ranks do: they have all got the same error.
             fruitful = bool(common)
         finally:
             with self._changed:
                 if not fruitful:
-                    # Another thread of ours may come to what the others wait for.
+                    # Another thread of this rank may reach what the other ranks wait
+                    # for.
                     self._changed.wait_for(
                         lambda: len(self._wishes) > len(known), _PAUSE_S
                     )
@@ -153,7 +154,7 @@ class Coordinator:
         self._wishes.clear()
 
     def _common(self, keys: Sequence[str]) -> list[str]:
-        """What all ranks are at. They give up together, by rank 0's clock."""
+        """The exchanges all ranks have reached. Rank 0's clock decides on a timeout."""
         now = self._clock()
         if self._fruitless_since is None:
             self._fruitless_since = now

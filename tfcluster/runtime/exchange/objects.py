@@ -1,7 +1,7 @@
-"""Send Python data between ranks, as text: nothing that is received is executed.
+"""Send Python objects between ranks, as JSON: received data is never executed.
 
-What can be sent: None, booleans, numbers, strings, bytes, lists, tuples, dictionaries
-whose keys are such things, and numpy arrays and scalars of numbers and booleans.
+Supported are None, booleans, numbers, strings, bytes, lists, tuples, dictionaries whose
+keys are supported, and numpy arrays and scalars of numbers and booleans.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ def broadcast_object(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """The object of rank ``root_rank``; the others' are ignored.
+    """The object of rank ``root_rank``; the other ranks' objects are ignored.
 
-    ``session`` is not needed. Raises TypeError on all ranks where the object cannot be
-    sent, ValueError where there is no such rank.
+    ``session`` is ignored. Raises TypeError on all ranks if the object cannot be sent,
+    ValueError if there is no such rank.
     """
     if root_rank not in process_set.ranks:
         there = size() if process_set.process_set_id == 0 else process_set
@@ -51,7 +51,7 @@ def broadcast_object_fn(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Callable[[Any], Any]:
-    """``broadcast_object`` as a function of the object."""
+    """Return a function that broadcasts its argument; see ``broadcast_object``."""
 
     def broadcast(obj: Any) -> Any:
         return broadcast_object(obj, root_rank, session, name, process_set)
@@ -65,7 +65,7 @@ def allgather_object(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
-    """The ranks' objects, in rank order. Raises as ``broadcast_object`` does."""
+    """The ranks' objects, in rank order. Raises TypeError if one cannot be sent."""
     signature = Signature(f"allgather of object {name or ''}".rstrip())
     parts = allgather_bytes(process_set.group(), _encoded(obj), signature)
     exchanged(combined=True)
@@ -73,7 +73,7 @@ def allgather_object(
 
 
 def _encoded(obj: Any) -> bytes:
-    """``[null, data]``, or ``[complaint, null]``: so that all ranks can raise it."""
+    """``[null, data]`` or ``[complaint, null]``, for every rank to raise."""
     try:
         return json.dumps([None, to_json(obj)]).encode()
     except (TypeError, RecursionError) as error:
@@ -88,7 +88,7 @@ def _decoded(data: bytes, sender: int) -> Any:
 
 
 def to_json(value: Any) -> Any:
-    """``value`` in JSON's own types. Raises TypeError for what cannot be sent."""
+    """Convert to JSON's types. Raises TypeError for values that cannot be sent."""
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, list):
@@ -124,7 +124,7 @@ def _array_to_json(value: Any) -> Any:
 
 
 def from_json(found: Any) -> Any:
-    """What ``to_json`` was given. Subclasses have become what they are made of."""
+    """Undo ``to_json``. Instances of subclasses come back as their base class."""
     if isinstance(found, list):
         return [from_json(item) for item in found]
     if not isinstance(found, dict):

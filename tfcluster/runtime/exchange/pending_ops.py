@@ -1,9 +1,9 @@
-"""Ops of a graph of TensorFlow 1 that wait for other ranks.
+"""TensorFlow 1 graph ops that wait for other ranks.
 
-A session has few threads, and an op that calls Python keeps one of them while it waits:
-with as many exchanges in flight as there are threads, the session stands still. So the
-call becomes the only element of a dataset, which TensorFlow computes on a thread that
-belongs to the op.
+A session has few threads, and an op that calls Python occupies one while it waits. With
+as many exchanges in flight as there are threads, the session would hang. So the call is
+made the only element of a dataset, which TensorFlow computes on a thread that belongs
+to the op.
 """
 
 from __future__ import annotations
@@ -41,11 +41,10 @@ def waiting_op(
     what: str,
     among: ProcessSet,
 ) -> list[Any]:
-    """The tensors that ``act`` returns once all ranks are at this op.
+    """The tensors that ``act`` returns, called once all ranks have reached this op.
 
-    ``what`` may have a name, as in ``allreduce of NAME``: it is the same op on all
-    ranks then, in whatever order they make their ops. Those without are told apart by
-    the order in which they are made.
+    ``what`` may contain a name, as in ``allreduce of NAME``. Ranks match named ops by
+    name, whatever order they create them in, and unnamed ones by the order of creation.
     """
     _see_runs()
     key = _key(what)
@@ -87,7 +86,7 @@ def waiting_op(
 
 
 def order_among(ranks: Group) -> Coordinator:
-    """What agrees with other ranks on the order of the exchanges in flight."""
+    """The group's coordinator, which orders its exchanges; created on first use."""
     found = _orders.get(ranks)
     if found is None:
         found = _orders.setdefault(ranks, Coordinator(ranks))
@@ -107,23 +106,23 @@ def _key(what: str) -> str:
 
 
 def _in_this_graph(function: Any) -> Any:
-    """The function as an attribute of an op, which the graph has to hold."""
+    """The function as an op's attribute, which must be in the graph's library."""
     concrete = function.get_concrete_function()
     graph = tf.compat.v1.get_default_graph()
     concrete.add_to_graph(graph)
-    # What Python it calls lives as long as the graph.
+    # Keep the Python functions that it calls alive as long as the graph.
     _functions.setdefault(graph, []).append(concrete)
     return concrete
 
 
 def _op_name(what: str) -> str:
-    """What TensorFlow calls the op: its own messages name it, too."""
+    """The op's name, which TensorFlow's own messages show."""
     return re.sub(r"[^A-Za-z0-9_.\\-]+", "_", what).strip("_.-\\") or "exchange"
 
 
 @functools.cache
 def _see_runs() -> None:
-    """Have every session tell the order when it runs, and raise errors of ours."""
+    """Patch Session.run: report runs to the negotiation, and raise our own errors."""
     patches.TABLE.install({patches.SESSION_RUN: _run, patches.INTERACTIVE_RUN: _run})
 
 

@@ -1,4 +1,4 @@
-"""Who this rank is, as tensors."""
+"""Rank and size as tensors."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from tfcluster.runtime.process_sets import process_set_of
 
 
 def size_op(process_set_id: int | str = 0, name: str | None = None) -> Any:
-    """``size()`` of a process set as a scalar int32 tensor."""
+    """``size()`` of a process set as an int32 scalar tensor."""
     if isinstance(process_set_id, str):
         return size_op(0, process_set_id)
     return tf.constant(process_set_of(process_set_id).size(), tf.int32, name=name)
 
 
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> Any:
-    """1 where this process is in a process set, else 0: a scalar int32 tensor."""
+    """1 if this process is in the process set, else 0, as an int32 scalar tensor."""
     included = process_set_of(process_set_id).included()
     return tf.constant(int(included), tf.int32, name=name)
 
 
 def rank_op(name: str | None = None) -> Any:
-    """``rank()`` as a scalar int32 tensor."""
+    """``rank()`` as an int32 scalar tensor."""
     return tf.constant(process_group.rank(), tf.int32, name=name)
 
 
 def local_size_op(name: str | None = None) -> Any:
-    """``local_size()`` as a scalar int32 tensor."""
+    """``local_size()`` as an int32 scalar tensor."""
     return tf.constant(process_group.local_size(), tf.int32, name=name)
 
 
 def local_rank_op(name: str | None = None) -> Any:
-    """``local_rank()`` as a scalar int32 tensor."""
+    """``local_rank()`` as an int32 scalar tensor."""
     return tf.constant(process_group.local_rank(), tf.int32, name=name)

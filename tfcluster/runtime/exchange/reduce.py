@@ -48,20 +48,20 @@ def allreduce(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """A tensor, variable or IndexedSlices combined over all ranks; the average if
-    nothing else is said.
+    """Combine a tensor, variable or IndexedSlices over all ranks, by default averaging.
 
-    Shapes and dtypes are the same on all ranks (for IndexedSlices the numbers of rows
-    may differ), and so is the result, bit by bit. Half precision is summed up in
-    float32; the average of integers is rounded down; for booleans Sum and Max are
-    "or", Min and Product "and". Values are multiplied by ``prescale_factor`` before and
-    by ``postscale_factor`` afterwards. ``sparse_as_dense`` makes a tensor of
-    IndexedSlices first. The gradient of an average or sum is the same operation on the
-    gradients.
+    Shapes and dtypes must be the same on all ranks; only the number of rows of
+    IndexedSlices may differ. The result is bitwise identical on all ranks. Half
+    precision is summed in float32; the average of integers is rounded down; for
+    booleans Sum and Max are "or", Min and Product "and". Values are multiplied by
+    ``prescale_factor`` before and by ``postscale_factor`` afterwards.
+    ``sparse_as_dense`` converts IndexedSlices to a tensor first. The gradient of an
+    average or sum is the same operation on the gradients. The ``device`` arguments and
+    ``ignore_name_scope`` are Horovod's and have no effect.
 
-    Raises ValueError for ``average`` together with ``op``, TypeError for tensors that
-    are no numbers and for averages of booleans, CollectiveMismatchError on all ranks
-    where they differ.
+    Raises ValueError if both ``average`` and ``op`` are given, TypeError for tensors
+    that are neither numbers nor booleans and for averages of booleans,
+    CollectiveMismatchError on all ranks if they differ.
     """
     what = f"allreduce of {name}" if name else "allreduce"
     return _reduced(
@@ -94,7 +94,7 @@ def grouped_allreduce(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
-    """A list of tensors combined as ``allreduce`` does, all in one exchange."""
+    """``allreduce`` each tensor of a list, all in one exchange."""
     what = f"grouped allreduce of {name}" if name else "grouped allreduce"
     return _reduced(
         tensors,
@@ -143,15 +143,15 @@ def reducescatter(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """This rank's rows of the ranks' tensors combined; by default averaged.
+    """Combine the ranks' tensors, by default averaging, and return this rank's rows.
 
-    Shapes and dtypes are the same on all ranks. The first dimension, of d rows, is
-    divided: each rank gets ``d // size`` rows in rank order, the first ``d % size``
-    ranks one more. Dtypes and factors are treated as by ``allreduce``. The gradient is
-    made of the ranks' gradients, one after the other; those of a sum are multiplied by
-    the number of ranks, as Horovod defines it.
+    Shapes and dtypes must be the same on all ranks. The d rows are divided in rank
+    order: each rank gets ``d // size`` rows, the first ``d % size`` ranks one more.
+    Dtypes and factors are treated as in ``allreduce``. The gradient is the all-gather
+    of the ranks' gradients; for a sum it is multiplied by the number of ranks, as in
+    Horovod.
 
-    Raises ValueError for scalars, and what ``allreduce`` raises.
+    Raises ValueError for scalars and for Adasum, and what ``allreduce`` raises.
     """
     what = f"reducescatter of {name}" if name else "reducescatter"
     reduction = _scattering(op, compression, prescale_factor, postscale_factor)
@@ -170,7 +170,7 @@ def grouped_reducescatter(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
-    """A list of tensors as ``reducescatter`` treats each, all in one exchange."""
+    """``reducescatter`` each tensor of a list, all in one exchange."""
     what = f"grouped reducescatter of {name}" if name else "grouped reducescatter"
     reduction = _scattering(op, compression, prescale_factor, postscale_factor)
     return _reduced_parts(tensors, what, reduction, process_set)

@@ -1,8 +1,8 @@
 """Combine tensors over all ranks, many in one exchange.
 
-Everything that reduces gradients comes through ``exchange_list``: the hooks on Keras
-(``keras.train.gradient_allreduce``) with a mean weighted by rows, the Horovod-like API
-with ``reduce_tensors``.
+Everything that reduces gradients calls ``exchange_list``: the Keras hooks
+(``keras.train.gradient_allreduce``) with a mean weighted by rows, and the Horovod-like
+API through ``reduce_tensors``.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _LINEAR = (ReduceOp.AVERAGE, ReduceOp.SUM)
 
 
 class Combine(Protocol):
-    """What the ranks do with their arrays, in the midst of an exchange."""
+    """The collective operation that ranks run on their arrays in an exchange."""
 
     def __call__(
         self, context: Sequence[Array], dense: Sequence[Array], sparse: list[Slices]
     ) -> tuple[Sequence[Array], Sequence[Slices], Sequence[Array]]:
-        """The reduced arrays, the gathered slices, and whatever else is wanted."""
+        """Return the reduced arrays, the gathered slices, and any further arrays."""
         ...
 
 
@@ -46,13 +46,13 @@ def exchange_list(
     context: Sequence[Any] = (),
     others: Sequence[Any] = (),
 ) -> tuple[TensorList, list[Any]]:
-    """What ``combine`` makes of the arrays of ``tensors``, as tensors again.
+    """Apply ``combine`` to the arrays of ``tensors``; return a list of the same kinds.
 
-    ``carriers`` say how the dense tensors and the slices' values travel. ``call`` is
-    given a function of arrays, tensors and the dtypes of its results, and makes an op
-    of them, or calls the function. The values of the tensors in ``context`` are handed
-    to ``combine``. Its further arrays, which have the dtypes ``others``, are returned
-    beside the list.
+    ``carriers`` define how the dense tensors and the slices' values are sent. ``call``
+    gets a function of arrays, its input tensors and the dtypes of its results; it makes
+    an op of them or calls the function. ``combine`` also gets the values of the tensors
+    in ``context``. The further arrays that it returns, of dtypes ``others``, are
+    returned beside the list.
     """
 
     def run(*arrays: Array) -> list[Array]:
@@ -75,24 +75,24 @@ def exchange_list(
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """What is done with several tensors at once, and how messages call it."""
+    """A reduction of several tensors at once; ``what`` names it in messages."""
 
     what: str
     reduction: Reduction
     differentiable: bool = True
     among: ProcessSet = global_process_set
     done: Callable[[], None] = lambda: None
-    """Called on every rank each time that it has taken place."""
+    """Called on every rank after each time that the exchange has run."""
 
 
 def reduce_tensors(
     exchange: Exchange, tensors: Sequence[Any], names: Sequence[str]
 ) -> list[Any]:
-    """Tensors, IndexedSlices or None, combined over the ranks.
+    """Combine tensors, IndexedSlices or None over the ranks.
 
-    None stays None, on all ranks or none. Slices are gathered, which makes their sum,
-    and divided by the number of ranks where the average is wanted. Raises TypeError and
-    ValueError for what cannot be combined.
+    An entry must be None on all ranks or on none; it stays None. Slices are summed by
+    gathering them, and divided by the number of ranks for an average. Raises TypeError
+    and ValueError for tensors that the operation cannot combine.
     """
     given = TensorList.of(tensors)
     for values in given.flat[given.dense_count : given.summed_count]:
@@ -110,7 +110,7 @@ def _require_summable(values: Any, exchange: Exchange) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """An exchange of entries with these names, in the program's order."""
+    """An exchange of a list with these names, in the program's order."""
 
     exchange: Exchange
     names: tuple[str, ...]
@@ -133,7 +133,7 @@ class _Plan:
         return given.with_flat(flat)
 
     def _exchanged(self, given: TensorList) -> tuple[TensorList, Any]:
-        """The results, and of each slices, if any, how many rows each rank has."""
+        """The results, and the ranks' row counts (slices x ranks) or None."""
         exchange = self.exchange
         carriers = [
             carrier(tensor, exchange.reduction, exchange.what)
@@ -156,7 +156,7 @@ class _Plan:
         return found.with_flat(flat), counts[0] if counts else None
 
     def _shared(self, values: Any) -> Any:
-        """Values of slices, which have only been gathered, as the operation wants."""
+        """Gathered slice values, divided by the number of ranks for an average."""
         if self.exchange.reduction.op is ReduceOp.SUM:
             return values
         return values / tf.cast(self.exchange.among.size(), values.dtype)
@@ -205,7 +205,7 @@ class _Plan:
         counts: Any,
         upstream: Sequence[Any],
     ) -> list[Any]:
-        """Of the sum over all ranks of what is made of the results."""
+        """Gradients of the sum, over all ranks, of what each makes of the results."""
         reduction, among = self.exchange.reduction, self.exchange.among
         if reduction.op not in _LINEAR:
             what = reduction.words(self.exchange.what)
@@ -238,6 +238,6 @@ def _nothing() -> None:
 
 
 def _own_rows(gathered: Any, counts: Any, rank: int) -> Any:
-    """The rank's part of what the ranks' rows have been put together to."""
+    """The part of the gathered rows that belongs to ``rank``."""
     start = tf.reduce_sum(counts[:rank])
     return gathered[start : start + counts[rank]]

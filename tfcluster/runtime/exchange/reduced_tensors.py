@@ -1,4 +1,4 @@
-"""Which tensors the program itself has combined over the ranks.
+"""Track which tensors the program itself has combined over the ranks.
 
 A program that applies such tensors as gradients distributes its training by itself.
 """
@@ -16,7 +16,7 @@ from tfcluster.runtime.scripts import self_distributed
 
 
 class ReducedTensors:
-    """What was combined, in graphs and since the last gradient was applied."""
+    """Tensors that were combined: in graphs, and eagerly since the last ``applied``."""
 
     def __init__(self) -> None:
         self._ops: weakref.WeakKeyDictionary[Any, set[str]] = (
@@ -29,7 +29,7 @@ class ReducedTensors:
         self._shapes: Counter[tuple[int, ...]] = Counter()
 
     def note(self, tensors: Iterable[Any]) -> None:
-        """The program has these from a reduction."""
+        """Record tensors that the program has got from a reduction."""
         if self_distributed.claimed():
             return
         for tensor in map(_values, tensors):
@@ -40,7 +40,7 @@ class ReducedTensors:
                 self._ops.setdefault(tensor.graph, set()).add(tensor.op.name)
 
     def gradients(self, found: Any) -> None:
-        """A tape has given these: what they were made of says nothing."""
+        """Record a tape's gradients: a search back through the graph ends there."""
         for tensor in map(_values, tf.nest.flatten(found)):
             if tensor is not None and not isinstance(
                 tensor, tf.__internal__.EagerTensor
@@ -48,7 +48,7 @@ class ReducedTensors:
                 self._gradients.setdefault(tensor.graph, set()).add(tensor.op.name)
 
     def applied(self, gradients: Sequence[Any]) -> bool:
-        """Whether gradients that are applied now are made of such tensors."""
+        """Whether the gradients being applied were computed from recorded tensors."""
         found = [_values(gradient) for gradient in gradients if gradient is not None]
         eager = [t for t in found if isinstance(t, tf.__internal__.EagerTensor)]
         others = [t for t in found if not isinstance(t, tf.__internal__.EagerTensor)]
@@ -62,7 +62,8 @@ class ReducedTensors:
             known = self._eager.get(id(gradient))
             if known is not None and known() is gradient:
                 return True
-        # They may have been clipped or cast since. A scalar may be anything.
+        # They may have been clipped or cast since. A scalar's shape would prove
+        # nothing.
         shapes = Counter(tuple(gradient.shape) for gradient in gradients)
         return any(shapes) and shapes <= self._shapes
 
@@ -90,4 +91,4 @@ def _values(tensor: Any) -> Any:
 
 
 reduced = ReducedTensors()
-"""The one of this process."""
+"""This process's record."""

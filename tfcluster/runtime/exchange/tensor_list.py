@@ -1,7 +1,7 @@
 """Sort the tensors, IndexedSlices and Nones of a list, and put them back in order.
 
-All exchanges of gradients use this. Of Nones there is nothing to send. The others
-travel as one flat list: the dense tensors, the slices' values, the slices' indices.
+All exchanges of gradients use this. Nones are not sent. The others are sent as one flat
+list: the dense tensors, the slices' values, the slices' indices.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ S = TypeVar("S")
 
 
 class Kind(enum.Enum):
-    """What an entry of a list is; the values tell lists apart in messages."""
+    """The kind of a list's entry; the values distinguish lists in messages."""
 
     NONE = "-"
     DENSE = "d"
@@ -37,7 +37,7 @@ class Kind(enum.Enum):
         return cls.SPARSE if is_sparse(value) else cls.DENSE
 
     def words(self, name: str, dtype: str, shape: Sequence[int | None]) -> str:
-        """The entry as ranks compare it, such as ``rows of table float32 [3, 4]``."""
+        """The entry in a signature, such as ``rows of table float32 [3, 4]``."""
         if self is Kind.NONE:
             return f"{name} without gradient"
         words = tensor_words(name, dtype, shape)
@@ -49,11 +49,11 @@ class TensorList:
     """The entries of a list by kind."""
 
     kinds: tuple[Kind, ...]
-    """Of each entry, in the program's order."""
+    """The kind of each entry, in the program's order."""
     flat: tuple[Any, ...]
     """The dense tensors, the slices' values, the slices' indices."""
     shapes: tuple[Any, ...]
-    """Each slices' ``dense_shape``, a tensor or None."""
+    """The ``dense_shape`` of each IndexedSlices, a tensor or None."""
 
     @classmethod
     def of(cls, values: Sequence[Any]) -> TensorList:
@@ -79,7 +79,7 @@ class TensorList:
 
     @property
     def summed_count(self) -> int:
-        """How many of ``flat`` are added up: all but the indices."""
+        """How many tensors of ``flat`` are summed: all but the indices."""
         return len(self.flat) - len(self.shapes)
 
     @property
@@ -87,19 +87,19 @@ class TensorList:
         return self.flat[self.summed_count :]
 
     def with_flat(self, flat: Sequence[Any]) -> TensorList:
-        """A list of the same kinds with other tensors, given as in ``flat``."""
+        """A list of the same kinds with other tensors, in the order of ``flat``."""
         return replace(self, flat=tuple(flat))
 
     def unflattened(
         self, arrays: Sequence[Array]
     ) -> tuple[Sequence[Array], list[Slices]]:
-        """The dense arrays and the slices among ``arrays``, which are as ``flat``."""
+        """The dense arrays and the slices, from arrays in the order of ``flat``."""
         dense, summed = self.dense_count, self.summed_count
         pairs = zip(arrays[dense:summed], arrays[summed:], strict=True)
         return arrays[:dense], [Slices(*pair) for pair in pairs]
 
     def in_order(self, dense: Sequence[D], sparse: Sequence[S]) -> list[D | S | None]:
-        """These in the program's order, None for each entry that was None."""
+        """The values in the program's order, with None for each entry that was None."""
         found: dict[Kind, Iterator[Any]] = {
             Kind.DENSE: iter(dense),
             Kind.SPARSE: iter(sparse),
@@ -108,7 +108,7 @@ class TensorList:
         return [next(found[kind]) for kind in self.kinds]
 
     def tensors(self) -> list[Any]:
-        """The entries: tensors, IndexedSlices and None."""
+        """The entries in the program's order: tensors, IndexedSlices and None."""
         dense, summed = self.dense_count, self.summed_count
         values, indices = self.flat[dense:summed], self.flat[summed:]
         slices = [

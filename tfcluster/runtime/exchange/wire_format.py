@@ -1,4 +1,4 @@
-"""How tensors travel: scaled, compressed, and in dtypes that can be combined."""
+"""How tensors are sent: scaled, compressed, and in dtypes that can be combined."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Reduction:
     compression: Compressor = Compression.none
 
     def words(self, what: str) -> str:
-        """As ranks compare it: ``allreduce (sum) of weights``."""
+        """The operation in a signature: ``allreduce (sum) of weights``."""
         factors = (self.prescale, self.postscale)
         scaled = "" if factors == (1.0, 1.0) else f", scaled by {factors}"
         verb, of, name = what.partition(" of ")
@@ -33,9 +33,9 @@ class Reduction:
 
 
 def chosen_op(average: bool | None, op: ReduceOp | None) -> ReduceOp:
-    """What ``average`` or ``op`` asks for; the average where neither is given.
+    """The operation for Horovod's arguments ``average`` and ``op``; default: average.
 
-    Raises ValueError where both are.
+    Raises ValueError if both are given.
     """
     if average is not None and op is not None:
         raise ValueError("give either average or op, not both")
@@ -50,21 +50,21 @@ def chosen_op(average: bool | None, op: ReduceOp | None) -> ReduceOp:
 
 @dataclass(frozen=True, slots=True)
 class Carrier:
-    """A tensor as it is sent, and how what comes back is made of the same kind."""
+    """A tensor as it is sent; ``restored`` undoes the change on the result."""
 
     tensor: Any
     restored: Callable[[Any], Any]
     words: str
-    """The dtype, as ranks compare it."""
+    """The dtype in a signature."""
 
 
 def uncompressed(tensor: Any) -> Carrier:
-    """``tensor`` as it is."""
+    """Send ``tensor`` as it is."""
     return Carrier(tensor, lambda result: result, tensor.dtype.name)
 
 
 def widened(tensor: Any) -> Carrier:
-    """``tensor``; half precision travels as float32, which sums need."""
+    """Send ``tensor`` as it is, but half precision as float32, as sums need it."""
     dtype = tensor.dtype
     if dtype not in _HALVES:
         return uncompressed(tensor)
@@ -74,14 +74,14 @@ def widened(tensor: Any) -> Carrier:
 
 
 def carrier(tensor: Any, reduction: Reduction, what: str) -> Carrier:
-    """``tensor`` on its way through ``reduction``.
+    """Prepare ``tensor`` for ``reduction``: scale and compress it.
 
-    Raises TypeError where its dtype does not go with the operation.
+    Raises TypeError if the operation does not support its dtype.
     """
     _require(tensor, reduction, what)
     dtype = tensor.dtype
     if dtype == tf.bool:
-        # Sums are counts: an or.
+        # A sum counts the true values; cast back to bool, it is an "or".
         sent = tf.int32 if reduction.op is ReduceOp.SUM else tf.uint8
         return Carrier(
             tf.cast(tensor, sent), lambda result: tf.cast(result, tf.bool), dtype.name
@@ -99,7 +99,7 @@ def carrier(tensor: Any, reduction: Reduction, what: str) -> Carrier:
 
 
 def scaled_by(tensor: Any, factor: float) -> Any:
-    """``tensor`` times ``factor``, in its own dtype; integers are cut towards zero."""
+    """``tensor`` times ``factor`` in its own dtype; integers round towards zero."""
     if factor == 1.0:
         return tensor
     dtype = tensor.dtype
@@ -108,7 +108,7 @@ def scaled_by(tensor: Any, factor: float) -> Any:
     if dtype.is_integer:
         exact = tf.constant(factor, tf.float64)
         return tf.cast(tf.cast(tensor, tf.float64) * exact, dtype)
-    # Not tf.cast: it would make a float32 of the factor first.
+    # Not tf.cast, which would first round the factor to float32.
     return tensor * tf.constant(factor, dtype)
 
 
