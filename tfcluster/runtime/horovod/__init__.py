@@ -1,5 +1,5 @@
-"""Training that the program itself distributes: its optimizer or tape exchanges.
+"""Horovod-like training: the program's own optimizer or tape exchanges the gradients.
 
-Nothing else is done for such a program (see ``scripts.self_distributed``): it gives
-each rank its data, sends the first weights and lets rank 0 write.
+tfcluster does nothing else for such a program (see ``scripts.self_distributed``). The
+program gives each rank its data, broadcasts the initial weights and writes on rank 0.
 """

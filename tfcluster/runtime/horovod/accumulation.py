@@ -1,4 +1,4 @@
-"""Sums up the gradients of several passes on this rank, before they are exchanged."""
+"""Gradient accumulation: sum the gradients of several passes before one exchange."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import tensorflow as tf
 
 
 class Accumulation:
-    """Every ``passes`` gradients become one."""
+    """Sums the gradients of ``passes`` calls of ``add``, or averages them."""
 
     def __init__(self, passes: int, *, average: bool) -> None:
         self._passes = passes
@@ -18,9 +18,11 @@ class Accumulation:
         self._count: Any = None
 
     def add(self, gradients: Sequence[Any], act: Callable[[list[Any]], object]) -> None:
-        """Take one pass's gradients (None stays None); ``act`` on the last one's sums.
+        """Add one pass's gradients; on every ``passes``-th call, ``act`` on the sums.
 
-        Slices become tensors. The shapes of all are known.
+        A None stays None. IndexedSlices become tensors. All shapes must be known.
+        Raises ValueError if a variable has a gradient in some passes and none in
+        others.
         """
         dense = [
             None if gradient is None else tf.convert_to_tensor(gradient)
@@ -54,7 +56,7 @@ class Accumulation:
             tf.cond(full, finish, lambda: False)
 
     def _prepared(self, dense: Sequence[Any]) -> tuple[list[Any], Any]:
-        """The sums and their count, made at the first pass."""
+        """The sums and the number of passes; both are created at the first pass."""
         if self._sums is None:
             with tf.init_scope():
                 self._sums = [

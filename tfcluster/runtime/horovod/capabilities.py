@@ -1,7 +1,7 @@
-"""What the exchange is built on, asked as Horovod's scripts ask.
+"""Horovod's queries about the communication library.
 
-tfcluster exchanges over TCP and shared memory by itself, as Horovod does with Gloo: so
-that is what scripts and tests that look for a way to exchange are told they have.
+tfcluster communicates over TCP and shared memory itself, as Horovod does with Gloo. So
+it answers that Gloo is available, for scripts and tests that require some library.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ def gloo_built(verbose: bool = False) -> bool:
 
 
 def gloo_enabled() -> bool:
-    """Whether ranks exchange without MPI in this run."""
+    """Whether this run communicates without MPI."""
     return not mpi_enabled()
 
 
 def mpi_built(verbose: bool = False) -> bool:
-    """Whether ``transport: mpi`` is chosen; without it nothing of MPI is looked at."""
+    """Whether this run uses ``transport: mpi``; otherwise MPI is not looked for."""
     return mpi_enabled()
 
 
 def mpi_enabled() -> bool:
-    """Whether ranks exchange by MPI in this run."""
+    """Whether this run communicates by MPI."""
     return context().options.transport == "mpi"
 
 
 def mpi_threads_supported() -> bool:
-    """False: a program of several threads must not call MPI beside tfcluster."""
+    """False: a multithreaded program must not call MPI beside tfcluster."""
     return False
 
 
 def nccl_built(verbose: bool = False) -> int:
-    """0: exchanges are on the host's processor, but for ``transport: tensorflow``."""
+    """0: the host's CPU combines the tensors, except with ``transport: tensorflow``."""
     return 0
 
 
@@ -52,25 +52,25 @@ def ccl_built(verbose: bool = False) -> bool:
 
 
 def cuda_built(verbose: bool = False) -> bool:
-    """False: tensors on GPUs are exchanged by way of the host."""
+    """False: tensors on GPUs are copied to the host to be exchanged."""
     return False
 
 
 def rocm_built(verbose: bool = False) -> bool:
-    """False: tensors on GPUs are exchanged by way of the host."""
+    """False: tensors on GPUs are copied to the host to be exchanged."""
     return False
 
 
 def is_homogeneous() -> bool:
-    """Whether every host has as many ranks."""
+    """Whether all hosts have the same number of ranks."""
     hosts = Counter(address.rpartition(":")[0] for address in context().addresses)
     return len(set(hosts.values())) <= 1
 
 
 def check_extension(*args: object, **kwargs: object) -> None:
-    """Nothing: there is nothing to be built."""
+    """Does nothing: there is no extension to build."""
 
 
 def check_num_rank_power_of_2(num_rank: int) -> bool:
-    """Whether Adasum can combine so many ranks."""
+    """Whether Adasum can combine this many ranks."""
     return num_rank > 0 and not num_rank & (num_rank - 1)

@@ -1,4 +1,4 @@
-"""``join``: the end of the data of all ranks."""
+"""``join``: wait until all ranks have used up their data."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _TIME = struct.Struct(">d")
 
 
 def join(device: object = None) -> int:
-    """Wait until all ranks have called it; the rank that came last.
+    """Wait until all ranks have called it; return the rank that called it last.
 
-    Raises CollectiveMismatchError on all ranks where others still train: Horovod would
-    have a rank without data add zeros to what the others exchange, which makes another
-    result of the last batches than one process gets.
+    Raises CollectiveMismatchError on all ranks if some of them still train. Horovod
+    would let a rank without data contribute zeros to the others' exchanges, so that the
+    last batches would give other results than in a single process.
     """
     came = _TIME.pack(time.time())
     try:

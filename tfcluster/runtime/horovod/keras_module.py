@@ -1,6 +1,6 @@
-"""The API under the names of ``horovod.keras``, where some have other arguments.
+"""The API of ``horovod.keras``: functions whose arguments differ from the others.
 
-What it moves is a value: a tensor, an array or a number becomes a numpy array.
+They exchange values: a tensor, an array or a number becomes a numpy array.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def allreduce(
     compression: Any = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """The ranks' values combined; the average if nothing else is said."""
+    """Combine the ranks' values, by default averaging."""
     return _value(
         runtime.allreduce(
             tf.convert_to_tensor(value),
@@ -51,7 +51,7 @@ def allgather(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """The ranks' values, one after the other along the first dimension."""
+    """Concatenate the ranks' values along the first dimension."""
     return _value(runtime.allgather(value, 0, name, process_set=process_set))
 
 
@@ -71,7 +71,7 @@ def reducescatter(
     op: ReduceOp | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """This rank's rows of the ranks' values combined."""
+    """Combine the ranks' values and return this rank's rows."""
     return _value(runtime.reducescatter(value, op, name, process_set=process_set))
 
 

@@ -1,7 +1,7 @@
-"""Keras optimizers that the program has had made distributed.
+"""Turn a Keras optimizer into a distributed one.
 
-The hook is on the one optimizer, not on its class: so its class, its config and what is
-saved of it are Keras's own.
+The hook is on the instance, not on its class. So its class, its config and its saved
+form remain Keras's own.
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ def _apply(
 def _built(
     optimizer: Any, trainable_variables: Sequence[Any] | None, count: int
 ) -> list[Any]:
-    """What the gradients are for; the optimizer then has its own variables.
+    """The variables of the gradients. Builds the optimizer if necessary.
 
-    They cannot be made within a branch of a graph.
+    Its variables cannot be created inside a branch of a graph.
     """
     if trainable_variables is None:
-        # Without names where the original has to say what is missing.
+        # Without names if the original has to report what is missing.
         known = internals.trained_variables(optimizer) if optimizer.built else []
         return known if len(known) == count else list(range(count))
     variables = list(trainable_variables)
@@ -98,11 +98,11 @@ def _compile(
 
 
 def _adapt(model: Any) -> None:
-    """What Keras makes of a model whose optimizer is distributed, put right."""
+    """Correct what Keras has set up for a model with a distributed optimizer."""
     outer = getattr(model, "optimizer", None)
     inner = getattr(outer, "inner_optimizer", None)
     if is_distributed(inner):
-        # It looks for infinities first: the ranks would not agree on what it finds.
+        # The outer one checks for infinities first; ranks might disagree on the result.
         settings = vars(inner).pop(_SETTINGS)
         patches.TABLE.restore(patches.ONE_OPTIMIZER_APPLY, inner)
         patches.TABLE.restore(patches.ONE_OPTIMIZER_LOCAL, inner)

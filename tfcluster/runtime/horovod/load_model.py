@@ -1,4 +1,4 @@
-"""Load a Keras model whose optimizer is to be distributed."""
+"""Load a Keras model and distribute its optimizer."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ def load_model(
     compression: Compressor | None = None,
     **loading: Any,
 ) -> Any:
-    """``keras.models.load_model``, with the optimizer made distributed.
+    """``keras.models.load_model`` that makes the optimizer a distributed one.
 
-    ``custom_optimizers`` are classes of the program's own. What was saved with a
-    distributed optimizer has the optimizer's own class.
+    ``custom_optimizers`` are the program's own optimizer classes. A distributed
+    optimizer was saved under its original class.
     """
     known = {kind.__name__: kind for kind in custom_optimizers or ()}
     known |= custom_objects or {}
     model = keras.models.load_model(filepath, custom_objects=known, **loading)
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None:
-        # An optimizer that scales losses looks for infinities after the exchange.
+        # A LossScaleOptimizer thus checks for infinities after the exchange.
         DistributedOptimizer(optimizer, compression=compression)
         patches.TABLE.replace(patches.ONE_MODEL_TRAIN_FUNCTION, model, None)
         if model.jit_compile:

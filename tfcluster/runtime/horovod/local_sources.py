@@ -1,4 +1,4 @@
-"""Variables that each rank trains by itself, beside those that all train together."""
+"""Local variables: each rank trains its own, and their gradients are not exchanged."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import tensorflow as tf
 
 
 class LocalSources:
-    """Known by what TensorFlow keeps of them: a Keras variable is the same as its own.
+    """A set of variables. A Keras variable and its TensorFlow variable are the same.
 
-    ``scale`` divides their gradients by the number of ranks, as if the others had none.
+    With ``scale``, their gradients are divided by the number of ranks, as if the other
+    ranks' gradients were zero.
     """
 
     def __init__(self, *, scale: bool = True) -> None:
@@ -24,7 +25,7 @@ class LocalSources:
         return bool(self._known) and _key(source) in self._known
 
     def scaled(self, gradient: Any, size: int) -> Any:
-        """The gradient of a local source, as it is applied."""
+        """The gradient of a local variable as it is to be applied."""
         if gradient is None or not self._scale or size == 1:
             return gradient
         if isinstance(gradient, tf.IndexedSlices):
@@ -34,9 +35,9 @@ class LocalSources:
 
 
 def weights_of(layers: Any) -> list[Any]:
-    """The trainable weights of a layer, or of several.
+    """The trainable weights of one layer or of several.
 
-    Raises ValueError for a layer that has none yet.
+    Raises ValueError if a layer is not built.
     """
     chosen = [] if layers is None else layers
     found = []

@@ -1,7 +1,7 @@
-"""``import horovod`` finds tfcluster's API in a task where no horovod is installed.
+"""Make ``import horovod`` find tfcluster's API in a task without Horovod installed.
 
-So scripts that were written for Horovod run as they are. Importing one of the modules
-says that the program distributes its training by itself. Knows no TensorFlow.
+So scripts written for Horovod run unchanged. Importing one of these modules declares
+that the program distributes its training itself. Does not import TensorFlow.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from tfcluster.runtime.scripts import self_distributed
 
 VERSION = "0.28.1"
-"""Of Horovod, whose names these are: some scripts compare it."""
+"""The version of Horovod that these modules imitate; some scripts compare it."""
 
 _ERRORS = "tfcluster.runtime.errors"
 _KERAS = "tfcluster.runtime.horovod.keras_module"
@@ -42,7 +42,7 @@ _HOMES = {
         "tfcluster.runtime.horovod.sync_batch_normalization"
     ),
 }
-"""Where the names of a module are."""
+"""The module that has the names of each Horovod module."""
 
 _CLAIMING = ("horovod.keras", "horovod.tensorflow")
 _OTHER_NAMES = {
@@ -53,12 +53,12 @@ _OTHER_NAMES = {
 
 
 def install(tell: Callable[[str], None]) -> None:
-    """Have ``horovod`` found where nothing else finds it; ``tell`` says so, once."""
+    """Make ``horovod`` importable if it is not installed; ``tell`` reports it once."""
     sys.meta_path.append(_Finder(tell))
 
 
 class _Finder(MetaPathFinder):
-    """The last one that is asked."""
+    """Must be the last finder, so that an installed Horovod is preferred."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         self._tell = tell

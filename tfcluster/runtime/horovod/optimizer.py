@@ -1,4 +1,4 @@
-"""DistributedOptimizer, for optimizers of Keras 3 and of TensorFlow 1."""
+"""DistributedOptimizer for optimizers of Keras 3 and of TensorFlow 1."""
 
 from __future__ import annotations
 
@@ -31,26 +31,27 @@ def DistributedOptimizer(
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """An optimizer that combines the ranks' gradients before it applies them.
+    """Return an optimizer that combines the ranks' gradients before it applies them.
 
-    A Keras optimizer is returned itself, of its own class and with its own config, so
-    that models are saved and loaded as without it; what is loaded is not distributed.
-    A ``tf.compat.v1`` optimizer is wrapped: ``compute_gradients`` returns the combined
-    gradients, all else is the wrapped one's. ``name`` is "Distributed" and its type if
-    not given; ``use_locking`` is for the latter kind.
+    A Keras optimizer is modified and returned; its class and config stay, so that
+    models are saved and loaded as usual. A loaded optimizer is not distributed. A
+    ``tf.compat.v1`` optimizer is wrapped: ``compute_gradients`` returns the combined
+    gradients, and everything else is delegated. ``name`` defaults to "Distributed" and
+    the optimizer's type; ``use_locking`` is for TensorFlow 1 optimizers.
 
-    Gradients are averaged, or summed up with ``op=Sum``, all in one exchange; each rank
-    counts the same. Variables without gradient are left out, on all ranks or none.
-    ``compression`` is that of the run's configuration if not given. ``sparse_as_dense``
-    makes tensors of IndexedSlices. With ``backward_passes_per_step`` of n, gradients of
-    n calls are summed up on each rank (or averaged: ``average_aggregated_gradients``)
-    and every n-th call exchanges and applies them. ``gradient_predivide_factor`` f
-    multiplies by 1/f before summing up and by f/size afterwards. Variables that
-    ``register_local_var`` of the result is given are not exchanged; their gradients are
-    divided by the number of ranks unless ``scale_local_gradients`` is false. Devices
-    and groups are ignored: all gradients are exchanged at once, on the host.
+    Gradients are averaged, or summed with ``op=Sum``, all in one exchange; all ranks
+    have equal weight. A variable without a gradient is skipped, and must have none on
+    any rank. ``compression`` defaults to that of the run's configuration.
+    ``sparse_as_dense`` converts IndexedSlices to tensors. With
+    ``backward_passes_per_step`` of n, the gradients of n calls are summed on each rank
+    (or averaged: ``average_aggregated_gradients``), and every n-th call exchanges and
+    applies them. ``gradient_predivide_factor`` f multiplies by 1/f before the sum and
+    by f/size after it. Variables passed to the result's ``register_local_var`` are not
+    exchanged; their gradients are divided by the number of ranks unless
+    ``scale_local_gradients`` is false. Devices and groups are ignored: all gradients
+    are exchanged at once, on the host.
 
-    Raises TypeError for other optimizers, ValueError for settings that make no sense.
+    Raises TypeError for other optimizers, ValueError for invalid settings.
     """
     del device_dense, device_sparse, num_groups, groups
     label = name or f"Distributed{type(optimizer).__name__}"
@@ -92,10 +93,11 @@ def PartialDistributedOptimizer(
     local_layers: Any = None,
     **settings: Any,
 ) -> Any:
-    """A ``DistributedOptimizer`` without the layers that each rank trains alone.
+    """A ``DistributedOptimizer`` except for the layers that each rank trains alone.
 
-    ``local_layers`` is a layer or a list of layers, whose weights are there already;
-    other arguments are those of ``DistributedOptimizer``.
+    ``local_layers`` is a layer or a list of layers, which must be built. The other
+    arguments are those of ``DistributedOptimizer``. Raises ValueError if a layer is not
+    built.
     """
     local = weights_of(local_layers)
     found = DistributedOptimizer(optimizer, name, **settings)
@@ -105,7 +107,7 @@ def PartialDistributedOptimizer(
 
 
 def _require_keras(optimizer: Any) -> None:
-    # Only now: programs of TensorFlow 1 need no Keras.
+    # Imported here because TensorFlow 1 programs do not need Keras.
     import keras
 
     if not isinstance(optimizer, keras.optimizers.Optimizer):

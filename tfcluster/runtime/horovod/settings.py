@@ -26,25 +26,25 @@ _pace: tuple[Group, StepRate] | None = None
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What is done with the gradients of ``label``."""
+    """How the gradients of ``label``, an optimizer or a tape, are exchanged."""
 
     label: str
     reduction: Reduction
     sparse_as_dense: bool = False
     passes: int = 1
-    """Gradients that are summed up on each rank before one exchange."""
+    """How many gradients each rank sums before one exchange."""
     average_passes: bool = False
     among: ProcessSet = global_process_set
     local: LocalSources = field(default_factory=LocalSources)
-    """Variables whose gradients are each rank's own."""
+    """Variables whose gradients are not exchanged."""
 
     def exchanged(
         self, gradients: Sequence[Any], variables: Sequence[Any]
     ) -> list[Any]:
-        """The gradients (None, tensors or IndexedSlices) combined over the ranks.
+        """Combine gradients (None, tensors or IndexedSlices) over the ranks.
 
-        None stays None. Raises CollectiveMismatchError on all ranks where not all of
-        them have the same gradients, or some have none for a variable.
+        None stays None. Raises CollectiveMismatchError on all ranks if their gradients
+        differ in kind, dtype or shape, or if only some ranks have one for a variable.
         """
         chosen = [
             tf.convert_to_tensor(gradient)
@@ -77,7 +77,7 @@ class Settings:
         ]
 
     def _count(self) -> None:
-        """Each exchange is a step, as those who watch the run count them."""
+        """Report a training step to the agent after each exchange."""
         global _pace
         ranks = group()
         if _pace is None or _pace[0] is not ranks:
@@ -97,9 +97,9 @@ def settings(
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> Settings:
-    """The settings that a program asks for; it now counts as distributing itself.
+    """The settings of a program, which from now on counts as distributing itself.
 
-    Raises ValueError for what makes no sense.
+    Raises ValueError for invalid settings.
     """
     op = op or ReduceOp.AVERAGE
     if op not in (ReduceOp.AVERAGE, ReduceOp.SUM, ReduceOp.ADASUM):

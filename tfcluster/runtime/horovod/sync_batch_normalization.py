@@ -1,4 +1,4 @@
-"""``SyncBatchNormalization`` of programs that distribute their training themselves."""
+"""``SyncBatchNormalization`` for programs that distribute their training themselves."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from tfcluster.runtime.process_group import size
 class SyncBatchNormalization(
     keras.layers.BatchNormalization  # type: ignore[misc]  # untyped
 ):
-    """A ``BatchNormalization`` by the rows of all ranks, each of which has its own.
+    """A ``BatchNormalization`` over the rows of all ranks, each with its own batch.
 
-    Saved models need this class to be loaded. Masks are not supported. In a program
-    whose batches tfcluster divides, ``BatchNormalization(synchronized=True)`` does it.
+    Loading a saved model requires this class. Masks are not supported. If tfcluster
+    divides the batches, use ``BatchNormalization(synchronized=True)`` instead.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -43,6 +43,6 @@ class SyncBatchNormalization(
         )
         total = allreduce(sums, op=Sum, name=f"moments of {self.name}")
         mean = total[0] / total[2]
-        # Rounding could make it negative.
+        # Rounding errors could make it negative.
         variance = tf.maximum(total[1] / total[2] - mean * mean, 0.0)
         return mean, variance

@@ -31,12 +31,12 @@ def DistributedGradientTape(
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """A tape like ``gradtape``, whose ``gradient`` combines the ranks' gradients.
+    """A copy of ``gradtape`` whose ``gradient`` combines the ranks' gradients.
 
-    It can be entered, or made of a tape that has recorded already; ``gradtape`` itself
-    stays as it is. The arguments are those of ``DistributedOptimizer``, and so are the
-    errors that they raise. Sources without a gradient (None) are left out, on all ranks
-    or none. Sources that ``register_local_source`` is given are not exchanged.
+    ``gradtape`` may have recorded already or not, and is not changed. The arguments and
+    the errors that they raise are those of ``DistributedOptimizer``. A source without a
+    gradient (None) is skipped, and must have none on any rank. Sources passed to
+    ``register_local_source`` are not exchanged.
     """
     del device_dense, device_sparse, num_groups, groups
     chosen = settings(
@@ -69,9 +69,9 @@ def PartialDistributedGradientTape(
     local_layers: Any = None,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """A ``DistributedGradientTape`` without the layers that each rank trains alone.
+    """A ``DistributedGradientTape`` except for the layers that each rank trains alone.
 
-    ``local_layers`` is a layer or a list of layers, whose weights are there already.
+    ``local_layers`` is a layer or a list of layers, which must be built.
     """
     tape = DistributedGradientTape(
         gradtape,
@@ -100,7 +100,7 @@ def _gradient_by(chosen: Settings) -> Any:
         output_gradients: Any = None,
         unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
     ) -> Any:
-        """``tf.GradientTape.gradient``, combined over the ranks."""
+        """``tf.GradientTape.gradient``, with the result combined over the ranks."""
         local = type(self).gradient(
             self, target, sources, output_gradients, unconnected_gradients
         )

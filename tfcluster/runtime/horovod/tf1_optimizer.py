@@ -1,4 +1,4 @@
-"""Optimizers of TensorFlow 1 whose gradients are combined over the ranks."""
+"""TensorFlow 1 optimizers whose gradients are combined over the ranks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DELEGATED = (
 
 
 class V1Optimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]  # untyped
-    """Another optimizer, which gets the combined gradients and does all else."""
+    """Wraps an optimizer: combines its gradients and delegates everything else."""
 
     def __init__(
         self, optimizer: Any, settings: Settings, *, use_locking: bool
@@ -33,7 +33,7 @@ class V1Optimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]  # untype
 
     @unconverted
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
-        """As the optimizer's own, but combined over the ranks; None stays None."""
+        """The wrapped optimizer's, combined over the ranks; None stays None."""
         pairs = self._optimizer.compute_gradients(*args, **kwargs)
         variables = [variable for _, variable in pairs]
         gradients = self._settings.exchanged([g for g, _ in pairs], variables)

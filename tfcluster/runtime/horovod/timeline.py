@@ -1,7 +1,7 @@
-"""What the ranks exchange and when, as a file that Chrome's trace viewer shows.
+"""Record the exchanges and their times in a file for Chrome's trace viewer.
 
-``start_timeline`` and ``stop_timeline`` are Horovod's: they are called on every rank,
-and rank 0 writes.
+``start_timeline`` and ``stop_timeline`` are Horovod's. They are called on every rank,
+but only rank 0 writes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tfcluster.runtime import process_group
 
 
 class Timeline:
-    """The exchanges of this rank, until it is written."""
+    """The exchanges of this rank that have not been written yet."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -43,10 +43,10 @@ _timeline: Timeline | None = None
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
-    """Write the exchanges from now on to a file, by ``stop_timeline`` or at the end.
+    """Record exchanges from now on; ``stop_timeline`` or the exit writes the file.
 
-    ``mark_cycles`` is ignored: there are no cycles. Raises ValueError where one is
-    being written already, OSError where it cannot be.
+    ``mark_cycles`` is ignored: there are no cycles. Raises ValueError if a timeline is
+    already being recorded, OSError if the file cannot be written.
     """
     global _timeline
     if _timeline is not None:
@@ -60,7 +60,7 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
 
 
 def stop_timeline() -> None:
-    """Write the file. Without a timeline it does nothing."""
+    """Write the file and stop recording. Does nothing without a timeline."""
     global _timeline
     if _timeline is None:
         return
