@@ -1,7 +1,7 @@
-"""For programs of TensorFlow 1: clusters, servers, sessions, graphs. Needs no Keras.
+"""For TensorFlow 1 programs: clusters, servers, sessions, graphs. Does not need Keras.
 
-``docs/v1.md`` shows them. Importing it costs nothing: TensorFlow comes with the first
-name that needs it.
+``docs/v1.md`` has examples. Importing this package is cheap: TensorFlow is imported
+with the first name that needs it.
 """
 
 from __future__ import annotations

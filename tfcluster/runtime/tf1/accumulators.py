@@ -1,7 +1,7 @@
-"""The mean of all workers' gradients, made on the parameter servers.
+"""Average all workers' gradients on the parameter servers.
 
-Each worker adds its gradients to accumulators there; the chief takes the means out and
-applies them once.
+Each worker adds its gradients to conditional accumulators there; the chief takes the
+means and applies them once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tfcluster.runtime.tf1.towers import Gradients
 tf1 = tf.compat.v1
 
 _NEVER_STALE = tf.int64.max
-"""Barriers see to it that no gradient is late: none must be dropped in silence."""
+"""Never drop a gradient as stale: the barriers ensure that none is late."""
 
 
 def applied_mean(
@@ -27,10 +27,10 @@ def applied_mean(
     workers: Workers,
     barriers: Barriers,
 ) -> tuple[Any, Any]:
-    """The op that applies the mean over all workers, and whether any has left.
+    """The op that applies the workers' mean gradient, and whether any worker has left.
 
-    On workers other than the chief it only takes part. After a worker has left, the
-    mean is that of those that are there.
+    On workers other than the chief the op only contributes. After a worker has left,
+    the mean is that of the remaining ones.
     """
     pairs = [
         (gradient, variable) for gradient, variable in pairs if gradient is not None
@@ -47,8 +47,8 @@ def applied_mean(
             )
         ],
     )
-    # All workers build it, so that the optimizer's variables are the same on all; only
-    # the chief runs it.
+    # All workers build it, so that all have the same optimizer variables; only the
+    # chief runs it.
     with tf1.control_dependencies([pushed.op]):
         means = [
             _taken(accumulator, gradient, variable)
@@ -87,7 +87,7 @@ def _pushed(accumulator: Any, gradient: Any, variable: Any) -> Any:
 
 
 def _taken(accumulator: Any, gradient: Any, variable: Any) -> Any:
-    """The mean of all that are there: after the barrier those of all workers."""
+    """The mean of all gradients received so far: after the barrier, all workers'."""
     with tf1.device(variable.device):
         if isinstance(gradient, tf.IndexedSlices):
             return accumulator.take_indexed_slices_grad(1)

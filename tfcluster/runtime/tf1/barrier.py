@@ -1,10 +1,11 @@
-"""Workers wait for each other, by way of queues on the parameter servers.
+"""Barriers between workers, made of queues on the parameter servers.
 
-Each has a queue there. To pass, a worker puts a token into the queue of every other one
-and takes as many out of its own as there are others. Whoever passes the k-th time has k
-tokens of each other worker, so nobody is ever more than one step ahead.
+Each worker has a queue there. To pass, it puts a token into every other worker's queue
+and takes as many tokens out of its own as there are other workers. When it passes for
+the k-th time, it has received k tokens from each of them. So no worker is ever more
+than one step ahead.
 
-A token says whether its sender has left for good, so that nobody waits for it again.
+A token says whether its sender has left for good; then no worker waits for it again.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from tfcluster.runtime.tf1.cluster_members import Workers
 tf1 = tf.compat.v1
 
 _TOKENS_A_WORKER = 4
-"""At most so many of one sender are in a queue: two steps, and its farewell."""
+"""The most tokens of one sender in a queue: those of two steps, and its farewell."""
 
 
 @dataclass(frozen=True, slots=True)
 class Barrier:
-    """``op`` is what the next thing depends on."""
+    """``op`` is what later ops should depend on."""
 
     op: Any
     left: Any
@@ -33,10 +34,10 @@ class Barrier:
 
 
 class Barriers:
-    """The barriers of one graph: the n-th has its queues on the n-th ps, in turn.
+    """The barriers of one graph. They are spread over the ps tasks in turn.
 
-    All workers have to make the same ones in the same order. ``scope`` tells them from
-    those of another graph of the same run.
+    All workers must create the same barriers in the same order. ``scope`` separates
+    them from those of another graph in the same run.
     """
 
     def __init__(self, workers: Workers, scope: str = "") -> None:
@@ -48,11 +49,11 @@ class Barriers:
         return len(self._made)
 
     def after(self, name: str, dependencies: Sequence[Any]) -> Barrier:
-        """A barrier that a worker comes to when ``dependencies`` are done.
+        """A barrier that a worker reaches when ``dependencies`` are done.
 
-        It can be run again at every step. ``name`` is known to the whole cluster: what
-        has the same one, in whichever session, is the same barrier. Raises ValueError
-        where this graph has it already.
+        It can be run again in every step. ``name`` identifies it in the whole cluster:
+        equal names denote the same barrier, in whichever session. Raises ValueError if
+        this graph already has a barrier of that name.
         """
         if name in self._made:
             raise ValueError(f"there is a barrier {name!r} in this graph already")
@@ -61,7 +62,7 @@ class Barriers:
             self._made[name] = []
             with tf1.control_dependencies(dependencies):
                 return Barrier(tf1.no_op(name=name), tf1.constant(False))
-        # Not within what the caller has open: the op may be run without it.
+        # Outside the caller's control dependencies: the op may be run without them.
         with tf1.control_dependencies(None), tf1.device(self._next_device()):
             queues = [self._queue(name, rank) for rank in range(workers.num_worker)]
         self._made[name] = queues
@@ -73,9 +74,9 @@ class Barriers:
         return Barrier(tf1.group(*here, tokens, name=name), left)
 
     def farewell(self) -> Any:
-        """An op that tells all others that this worker has left for good.
+        """An op that tells all other workers that this one has left for good.
 
-        They pass each of the barriers once more, and then know.
+        They pass each barrier once more, and then know.
         """
         puts = [
             put
@@ -89,7 +90,7 @@ class Barriers:
         return devices[len(self._made) % len(devices)]
 
     def _queue(self, name: str, rank: int) -> Any:
-        """That of the worker of this rank: the same one in all sessions."""
+        """The queue of the worker with this rank; it is shared by all sessions."""
         return tf1.FIFOQueue(
             _TOKENS_A_WORKER * self._workers.num_worker,
             [tf.bool],

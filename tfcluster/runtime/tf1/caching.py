@@ -1,4 +1,4 @@
-"""Where a worker keeps what it has read of a variable: once for each step."""
+"""Which device caches the variables that a worker reads once per step."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 import tensorflow as tf
 
 THRESHOLD_BYTES = 64 * 1024
-"""What is smaller stays on one device: spreading it gains nothing."""
+"""Smaller variables stay on one device: spreading them gains nothing."""
 
 
 class Caches:
-    """The devices that hold copies: the first of them all small variables, and each
-    large one is held by the device that has the fewest bytes then."""
+    """Choose caching devices: all small variables go to one, each large one to the
+    device with the fewest bytes so far."""
 
     def __init__(
         self,
@@ -28,7 +28,7 @@ class Caches:
 
     @property
     def bytes_held(self) -> dict[str, int]:
-        """Of large variables, by device."""
+        """Bytes of large variables, by device."""
         return dict(self._bytes)
 
     def device_for(self, size: int) -> str:
@@ -39,8 +39,8 @@ class Caches:
         return device
 
     def cached(self, getter: Callable[..., Any], name: str, **options: Any) -> Any:
-        """A ``custom_getter`` of variable scopes: trained variables are cached."""
-        # None stands for the default, which is to train it.
+        """A ``custom_getter`` for variable scopes that caches trainable variables."""
+        # None means the default, which is trainable.
         trained = options.get("trainable") is not False
         if not trained or options.get("caching_device"):
             return getter(name, **options)
@@ -51,7 +51,10 @@ class Caches:
 
 
 def caches(kind: str, cpu: str, towers: Sequence[str], threshold_bytes: int) -> Caches:
-    """Raise ValueError unless ``kind`` is 'cpu' or 'gpu'."""
+    """The ``Caches`` on the CPU or on the towers.
+
+    Raises ValueError unless ``kind`` is 'cpu' or 'gpu'.
+    """
     if kind not in ("cpu", "gpu"):
         raise ValueError(
             f"caching={kind!r}: variables are cached on 'cpu' or on 'gpu' (the devices "

@@ -1,4 +1,4 @@
-"""TF_CONFIG's cluster for programs of TensorFlow 1: its spec, a server, a config."""
+"""The cluster in TF_CONFIG for TensorFlow 1: its spec, a server, a session config."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from tfcluster.runtime.tf1.cluster_formats import jobs_of
 tf1 = tf.compat.v1
 
 _THREADS = 64
-"""Exchanges of a graph that wait for other ranks each hold a thread."""
+"""Each exchange that waits for other ranks holds a thread."""
 
 
 def cluster_spec(cluster: Any = None) -> Any:
-    """TF_CONFIG's cluster as a ``tf.train.ClusterSpec``; empty without one.
+    """The cluster in TF_CONFIG as a ``tf.train.ClusterSpec``; empty without TF_CONFIG.
 
-    The evaluator stands outside of it. Or ``cluster``: a dict, another ClusterSpec, a
-    ClusterDef. Raises ContextError where TF_CONFIG or that is wrong.
+    The evaluator is not part of it. Alternatively converts ``cluster``: a dict, another
+    ClusterSpec or a ClusterDef. Raises ContextError if TF_CONFIG or ``cluster`` is
+    invalid.
     """
     if cluster is not None:
         return tf.train.ClusterSpec(jobs_of(cluster))
@@ -30,25 +31,25 @@ def cluster_spec(cluster: Any = None) -> Any:
 def server() -> Any:
     """A new, running ``tf.distribute.Server`` for this task, on its own address.
 
-    Raises ContextError where TF_CONFIG has no address for it.
+    Raises ContextError if TF_CONFIG has no address for it.
     """
     return tf_server.start(process_group.context())
 
 
 def device_filters() -> list[str]:
-    """The devices that this task's sessions on a server see; empty: all of them.
+    """The devices that sessions of this task see; an empty list means all.
 
-    Beside parameter servers that is they and this task: so nobody waits for a worker
-    that is missing.
+    If there are parameter servers, only these and this task are visible. So no session
+    waits for a missing worker.
     """
     return list(tf_server.filters_of(process_group.context()))
 
 
 def session_config(config: Any = None) -> Any:
-    """A copy of a ``tf.compat.v1.ConfigProto`` with what sessions of a rank need.
+    """A copy of a ``tf.compat.v1.ConfigProto`` with what a rank's sessions need.
 
-    What ``config`` says itself stays. Added are the device filters, the one GPU of this
-    local rank where several are visible, and threads enough for exchanges that wait.
+    Values set in ``config`` are kept. Added are the device filters, this local rank's
+    GPU if several are visible, and enough threads for exchanges that wait.
     """
     made = tf1.ConfigProto()
     if config is not None:
@@ -60,6 +61,6 @@ def session_config(config: Any = None) -> Any:
         number = process_group.local_rank() % gpus
         made.gpu_options.visible_device_list = str(number)
     if not made.inter_op_parallelism_threads:
-        # Local sessions of a process share as many as the first of them asks for.
+        # The first local session decides the number of threads for the whole process.
         made.inter_op_parallelism_threads = _THREADS
     return made

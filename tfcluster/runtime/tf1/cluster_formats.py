@@ -1,6 +1,6 @@
-"""A cluster in the forms that TensorFlow has for it: dict, ClusterSpec, ClusterDef.
+"""Convert TensorFlow's forms of a cluster: dict, ClusterSpec, ClusterDef.
 
-Needs no TensorFlow: its objects are known by what they can do.
+Does not import TensorFlow: it recognises the objects by their attributes.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ Jobs = dict[str, dict[int, str]]
 
 
 def jobs_of(cluster: Any) -> Jobs:
-    """Addresses by job and index, of any of the forms, or of a ServerDef.
+    """Addresses by job and index, from any of these forms or from a ServerDef.
 
-    A dict has for each job a list of addresses, one address, or addresses by index.
+    In a dict, a job has a list of addresses, one address, or addresses by index.
     Raises ContextError for anything else.
     """
     if hasattr(cluster, "cluster") and hasattr(cluster, "job_name"):
@@ -39,9 +39,9 @@ def jobs_of(cluster: Any) -> Jobs:
 
 
 def tasks_of(cluster: Any) -> dict[str, int]:
-    """The ``tasks:`` section of a cluster.yaml that has as many of each type.
+    """The ``tasks:`` section of a cluster.yaml with as many tasks of each type.
 
-    Raises ContextError for a job that no task type is called like.
+    Raises ContextError if a job is not a task type.
     """
     found = {job: len(tasks) for job, tasks in jobs_of(cluster).items() if tasks}
     unknown = [job for job in found if job not in TASK_TYPES]

@@ -1,4 +1,4 @@
-"""Who works together in a cluster of TensorFlow 1, and which of them this task is."""
+"""The tasks that train together in a TensorFlow 1 cluster, and which one this is."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ tf1 = tf.compat.v1
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """The tasks that train, chief first, and the parameter servers beside them."""
+    """The tasks that train, chief first, and their parameter servers."""
 
     cluster: Mapping[str, tuple[str, ...]]
     """Addresses by job."""
     task_type: str
     task_index: int
     attempt: int = 0
-    """How often this task was started before; the parameter servers are the same."""
+    """How often this task was started before. The parameter servers did not restart."""
 
     def __post_init__(self) -> None:
         if self.task_type not in RANKED_TYPES:
@@ -40,7 +40,7 @@ class Workers:
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """As messages name them, in rank order: ``chief:0``, ``worker:0``, ..."""
+        """Their names in rank order: ``chief:0``, ``worker:0``, ..."""
         return tuple(
             f"{job}:{index}"
             for job in RANKED_TYPES
@@ -49,7 +49,7 @@ class Workers:
 
     @property
     def num_worker(self) -> int:
-        """How many train, the chief among them."""
+        """The number of tasks that train, including the chief."""
         return len(self.tasks)
 
     @property
@@ -66,12 +66,12 @@ class Workers:
 
     @property
     def device(self) -> str:
-        """This task's, for what runs on it: ``/job:worker/task:1``."""
+        """This task's device: ``/job:worker/task:1``."""
         return f"/job:{self.task_type}/task:{self.task_index}"
 
     @property
     def ps_devices(self) -> tuple[str, ...]:
-        """Raises ContextError where there is no parameter server."""
+        """The CPU of each ps task. Raises ContextError if there is none."""
         if not self.num_ps:
             raise ContextError(
                 "the cluster has no parameter server: give it one with tasks.ps (or "
@@ -83,10 +83,10 @@ class Workers:
 
 
 def workers(server: Any = None) -> Workers:
-    """Those of TF_CONFIG; of ``server``, if one is given.
+    """The workers in TF_CONFIG, or those of ``server`` if given.
 
-    It may be a ``tf.distribute.Server`` or a ``ServerDef``. Raises ContextError where
-    this task does not train.
+    ``server`` may be a ``tf.distribute.Server`` or a ``ServerDef``. Raises ContextError
+    if this task does not train.
     """
     if server is None:
         context = process_group.context()
@@ -107,11 +107,11 @@ def workers(server: Any = None) -> Workers:
 
 
 def cluster_of(cluster: Any) -> dict[str, tuple[str, ...]]:
-    """Addresses by job, of a ``ClusterSpec``, a ``ClusterDef`` or a dictionary."""
+    """Addresses by job, from a ``ClusterSpec``, a ``ClusterDef`` or a dictionary."""
     found = tf1.train.ClusterSpec(cluster)
     return {job: tuple(found.job_tasks(job)) for job in found.jobs}
 
 
 def _modern(job: str) -> str:
-    """TensorFlow 1 called the chief "master"."""
+    """TensorFlow 1 used to call the chief "master"."""
     return "chief" if job == "master" else job

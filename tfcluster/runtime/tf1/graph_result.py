@@ -1,4 +1,4 @@
-"""What building a graph gives: ops, and the hook of a session that trains with them."""
+"""The result of building a graph: its ops, and a hook for the session that trains."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ tf1 = tf.compat.v1
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """``train_op`` is one step, up to and with the last barrier."""
+    """``train_op`` is one step, including its last barrier."""
 
     train_op: Any
     loss: Any
     """The mean over this worker's towers."""
     global_step: Any
     barriers: int
-    """How many times the workers wait for each other in a step."""
+    """The number of barriers in a step."""
     hook: Any
     """For ``MonitoredTrainingSession(hooks=[...])``: see ``Together``."""
     sync_initial: Any = None
-    """Sets this worker's copies to what the parameter servers hold."""
+    """Sets this worker's copies to the values on the parameter servers."""
     sync_model_variables: Any = None
-    """The chief's variables that are not trained go to the parameter servers; None on
-    the others, and where there are none."""
+    """Copies the chief's non-trainable variables to the parameter servers. None on
+    other workers, and if there are none."""
     bytes_held: tuple[int, ...] = ()
-    """Of the variables that were placed, by ps task, without the optimizer's own."""
+    """Bytes of the placed variables by ps task, without the optimizer's slots."""
     masters: tuple[Any, ...] = field(default=(), repr=False)
     """The variables on the parameter servers."""
 
 
 class Together(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]  # untyped
-    """Workers begin with the same weights, and end in the same step.
+    """Workers start with the same weights and end in the same step.
 
-    When one of them ends, the others do so after their next step, in which they still
-    find its last tokens: nobody waits for it.
+    When one of them ends, the others end after their next step. Its last tokens let
+    them through that step, so no worker waits for it.
     """
 
     def __init__(self, *, left: Any, farewell: Any, initial: Any = None) -> None:
@@ -51,7 +51,7 @@ class Together(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]  # unty
             session.run(self._initial)
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
-        # By a call of its own: in the same one, it could be read before it is written.
+        # In a separate call: within the same one it could be read before it is written.
         if run_context.session.run(self._left):
             run_context.request_stop()
 
@@ -60,7 +60,7 @@ class Together(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]  # unty
 
 
 def remembered(left: Any, device: str) -> tuple[Any, Any]:
-    """A local variable for whether any worker has left, and the op that sets it."""
+    """A local variable that records whether a worker left, and the op to set it."""
     with tf1.device(device):
         variable = tf1.get_variable(
             "tfcluster/left",

@@ -1,4 +1,4 @@
-"""Master copies on the parameter servers of a worker's own variables, by name."""
+"""Master copies, on the parameter servers, of variables that each worker has itself."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def scope_of(tower: int) -> str:
 
 
 def local(getter: Any, name: str, **options: Any) -> Any:
-    """A ``custom_getter`` of variable scopes: variables are this worker's own."""
+    """A ``custom_getter`` for variable scopes: makes variables local to the worker."""
     wanted = list(options.get("collections") or [tf1.GraphKeys.GLOBAL_VARIABLES])
     options["collections"] = [
         tf1.GraphKeys.LOCAL_VARIABLES if key == tf1.GraphKeys.GLOBAL_VARIABLES else key
@@ -28,9 +28,9 @@ def local(getter: Any, name: str, **options: Any) -> Any:
 
 
 def require_own(before: Sequence[Any]) -> None:
-    """Raise CollectiveMismatchError where a tower has made variables of all workers.
+    """Raise CollectiveMismatchError if a tower has created global variables.
 
-    ``before`` are those that were there before.
+    ``before`` are the global variables that existed before.
     """
     known = {variable.name for variable in before}
     strange = [v.name for v in tf1.global_variables() if v.name not in known]
@@ -42,7 +42,7 @@ def require_own(before: Sequence[Any]) -> None:
 
 
 class MasterCopies:
-    """The variables that a collection has in each tower, by their common name."""
+    """Each tower's variables in a collection, by their common name."""
 
     def __init__(self, collection: str, towers: int) -> None:
         self._towers = [
@@ -57,11 +57,11 @@ class MasterCopies:
 
     @property
     def names(self) -> list[str]:
-        """In the order in which they were made."""
+        """The names in the order of creation."""
         return list(self._towers[0])
 
     def of(self, name: str) -> list[Any]:
-        """One in each tower."""
+        """The variable of that name in each tower."""
         return [found[name] for found in self._towers]
 
     def in_tower(self, tower: int) -> list[Any]:
@@ -69,7 +69,7 @@ class MasterCopies:
 
 
 def shadow(copy: Any, name: str, *, trainable: bool) -> Any:
-    """The master copy of ``copy``, which begins with the value that it begins with."""
+    """Create the master copy of ``copy``, with the same initial value."""
     return tf1.get_variable(
         name,
         dtype=copy.dtype.base_dtype,
@@ -81,7 +81,8 @@ def shadow(copy: Any, name: str, *, trainable: bool) -> Any:
 def read(master: Any) -> Any:
     """Its value at this point of the graph.
 
-    Read where it is: otherwise it may be sent off before what this depends on.
+    Read on its own device: otherwise the value may be sent before the ops that this
+    depends on have run.
     """
     with tf1.device(master.device):
         return tf1.identity(master.read_value())

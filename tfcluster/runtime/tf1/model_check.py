@@ -1,8 +1,8 @@
-"""All workers have variables of the same names and shapes, or learn which differ.
+"""Check that all workers have variables of the same names and shapes.
 
-A worker whose variables have other names than the chief's would wait for them to be
-initialised for ever. So the chief leaves a list of its variables on a parameter server,
-and the others compare it with theirs.
+A worker whose variables have other names than the chief's would wait forever for their
+initialisation. So the chief leaves a list of its variables on a parameter server, and
+the other workers compare it with their own.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _KEY = "tfcluster_layout"
 
 @dataclass(frozen=True, slots=True)
 class VariableList:
-    """The ops of one graph that leave the list, and find it."""
+    """The ops of one graph that write the list and read it."""
 
     workers: Workers
     text: str
@@ -34,7 +34,7 @@ class VariableList:
 
 
 def add(workers: Workers) -> None:
-    """Add them to the default graph, for the variables that it has by now."""
+    """Add the ops to the default graph, for the variables that it has now."""
     graph = tf1.get_default_graph()
     tf1.get_collection_ref(_KEY).clear()
     text = json.dumps(_described())
@@ -45,7 +45,7 @@ def add(workers: Workers) -> None:
     ):
         variable = tf1.Variable(
             "",
-            # In no collection: nobody saves it, nor waits for it.
+            # In no collection, so that it is neither saved nor waited for.
             collections=[],
             trainable=False,
             use_resource=True,
@@ -67,7 +67,10 @@ def of(graph: Any) -> VariableList | None:
 
 
 def compare(layout: VariableList, run: Callable[[Any], Any]) -> bool:
-    """Whether the chief has left its list. Raises CollectiveMismatchError."""
+    """Whether the chief has written its list.
+
+    Raises CollectiveMismatchError if this worker's list differs.
+    """
     if not run(layout.there):
         return False
     text = run(layout.found).decode()
@@ -83,7 +86,7 @@ def compare(layout: VariableList, run: Callable[[Any], Any]) -> bool:
 
 
 def difference(chief: Mapping[str, str], own: Mapping[str, str]) -> str:
-    """What is missing, extra and different, in one sentence."""
+    """One sentence that says which variables are missing, extra or different."""
     missing = [f"{name} {chief[name]}" for name in chief if name not in own]
     extra = [f"{name} {own[name]}" for name in own if name not in chief]
     other = [
@@ -104,7 +107,7 @@ def difference(chief: Mapping[str, str], own: Mapping[str, str]) -> str:
 
 
 def _described() -> dict[str, str]:
-    """Dtype, shape and place of each global variable, by name."""
+    """Dtype, shape and device of each global variable, by name."""
     return {
         variable.op.name: (
             f"{variable.dtype.base_dtype.name} {variable.shape} on "

@@ -1,7 +1,7 @@
-"""One copy of the variables on the parameter servers, which every worker reads.
+"""One copy of the variables, on the parameter servers; every worker reads it.
 
-Each worker runs the model on its towers, averages their gradients and applies them
-there; then all wait for each other.
+Each worker runs the model on its towers, averages their gradients and applies the mean
+on the parameter servers. Then all workers wait for each other.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ def parameter_server_graph(
     """Build a graph whose variables live on the parameter servers.
 
     ``loss(tower)`` builds the model with ``get_variable`` and returns the mean loss of
-    that tower's rows. Its variables go where the fewest bytes are, and a worker reads
-    them once for each step, into its memory (``caching='cpu'``) or its towers'
+    that tower's rows. Each variable goes to the ps with the fewest bytes. A worker
+    reads it once per step, into host memory (``caching='cpu'``) or that of its towers
     (``'gpu'``).
 
-    Each worker's gradients are the mean over its towers. They are applied as they come,
-    so that N workers take N steps at once; with ``mean=True`` their mean is applied,
-    as one step. ``barrier=False`` lets workers go on without the others, which only
-    the former allows.
+    Each worker's gradient is the mean over its towers. It is applied on its own, so
+    that N workers make N updates per step. With ``mean=True`` the mean over all workers
+    is applied as one update. ``barrier=False`` lets a worker continue without waiting
+    for the others; it cannot be combined with ``mean=True``, which raises ValueError.
 
-    A second graph of the same run needs another ``name``: what a barrier of the first
-    has left on the parameter servers is not for it.
+    A second graph in the same run needs another ``name``, because tokens of the first
+    graph's barriers may remain on the parameter servers.
     """
     if mean and not barrier:
         raise ValueError("mean=True makes workers wait for each other: barrier=True")

@@ -1,7 +1,7 @@
-"""Which parameter server a variable goes to: the one that holds the fewest bytes.
+"""Place each variable on the parameter server that holds the fewest bytes.
 
-The order in which variables are made decides, and every worker makes them in the same
-one: so all of them find the same places without a word.
+Only the order of creation decides, and it is the same on every worker. So all workers
+find the same places without communication.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any
 from tfcluster.runtime.tf1.shapes import dtype_and_shape
 
 _SHARE_SLACK = 1.1
-"""As even as bytes are promised to be: within a tenth."""
+"""The balance that is promised: within a tenth of an even share."""
 
 _MIN_SAID_BYTES = 1 << 20
-"""Of less, nobody notices where it is."""
+"""Warn only of larger variables: smaller ones do not matter."""
 
 
 def byte_size(op: Any) -> int:
-    """The bytes of the variable that ``op`` makes; 0 where that is not known yet."""
+    """The bytes of the variable that ``op`` creates; 0 if its shape is unknown."""
     dtype, shape = dtype_and_shape(op)
     if dtype is None or shape is None:
         return 0
@@ -28,10 +28,10 @@ def byte_size(op: Any) -> int:
 
 
 class ByBytes:
-    """For ``replica_device_setter(ps_strategy=...)``: the task with the fewest bytes.
+    """For ``replica_device_setter(ps_strategy=...)``: the ps with the fewest bytes.
 
-    ``size`` says what an op weighs. Of equals the first is taken, so what weighs
-    nothing goes round with what has come before it.
+    ``size`` returns the bytes of an op's variable. Ties go to the ps with the fewest
+    variables, so variables of unknown size are spread round-robin.
     """
 
     def __init__(self, num_ps: int, size: Callable[[Any], int] = byte_size) -> None:
@@ -53,24 +53,24 @@ class ByBytes:
 
     @property
     def bytes_held(self) -> tuple[int, ...]:
-        """By ps task."""
+        """Bytes by ps task."""
         return tuple(self._bytes)
 
     @property
     def warning(self) -> str | None:
-        """That one variable is more than a parameter server's share, where it is."""
+        """A warning if one variable is larger than a parameter server's share."""
         return overweight(self._largest[0], self._largest[1], self._bytes)
 
 
 def least(bytes_held: Sequence[int], counts: Sequence[int]) -> int:
-    """The task with the fewest bytes; of equals, with the fewest variables."""
+    """The task with the fewest bytes; among equals, with the fewest variables."""
     return min(
         range(len(bytes_held)), key=lambda task: (bytes_held[task], counts[task], task)
     )
 
 
 def overweight(name: str, size: int, bytes_held: Sequence[int]) -> str | None:
-    """What to say of a variable that no placement of whole ones can make up for."""
+    """A warning if a variable is larger than a server's share, else None."""
     total, servers = sum(bytes_held), len(bytes_held)
     if size < _MIN_SAID_BYTES or size * servers <= total * _SHARE_SLACK:
         return None

@@ -1,6 +1,6 @@
-"""Parameter servers are there before a session is made on them, or are gone.
+"""Wait until the parameter servers listen before a session uses them; notice a loss.
 
-TensorFlow waits for a server without end, whether it is late or dead.
+TensorFlow itself waits forever for a server, be it late or dead.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _ANSWER_S = 5.0
 
 
 class PsReachability:
-    """What is known of the parameter servers of ``cluster``."""
+    """Which parameter servers of ``cluster`` have been reached so far."""
 
     def __init__(self, cluster: Mapping[str, Sequence[str]]) -> None:
         self._addresses = {
@@ -28,8 +28,8 @@ class PsReachability:
     def require(self) -> None:
         """Return when all of them listen.
 
-        Raises PeerLostError for one that was there before, CollectiveTimeoutError for
-        one that never came.
+        Raises PeerLostError for one that was reached before and is gone,
+        CollectiveTimeoutError for one that does not come in time.
         """
         for task, address in self._addresses.items():
             waiting = patience(f"waiting for {task} ({address}) to listen")
@@ -44,12 +44,12 @@ class PsReachability:
             self._met.add(task)
 
     def lost(self) -> bool:
-        """Whether one of them was there before and does not answer now."""
+        """Whether one that was reached before does not answer now."""
         return any(ask(self._addresses[task]) is not Answer.THERE for task in self._met)
 
 
 class Answer(enum.Enum):
-    """What a server does when somebody connects."""
+    """How a server responds to a connection."""
 
     THERE = enum.auto()
     SILENT = enum.auto()
@@ -60,9 +60,9 @@ class Answer(enum.Enum):
 def ask(address: str) -> Answer:
     """Connect to the gRPC server at ``host:port`` and wait for its first bytes.
 
-    A connection alone proves nothing: the kernel still accepts some for a process that
-    has been killed and whose sockets it is closing. A gRPC server sends its settings
-    first (RFC 9113, section 3.4).
+    A connection alone proves nothing: the kernel still accepts some for a killed
+    process whose sockets it is closing. A gRPC server first sends its HTTP/2 settings
+    (RFC 9113, section 3.4).
     """
     host, _, port = address.rpartition(":")
     where = (host.strip("[]"), int(port))

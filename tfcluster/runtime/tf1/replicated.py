@@ -1,7 +1,7 @@
-"""A copy of the model on each tower of each worker; the master on parameter servers.
+"""A copy of the model on each tower, and the master copy on the parameter servers.
 
 Gradients are averaged over a worker's towers and applied to the master copy. When all
-workers have done so, each copies it back.
+workers have done so, each of them copies it back.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ def replicated_graph(
     mean: bool = False,
     name: str = "training",
 ) -> Training:
-    """Build a graph whose variables each tower has for itself.
+    """Build a graph in which each tower has its own copy of the variables.
 
     ``loss(tower)`` builds the model with ``get_variable`` and returns the mean loss of
     that tower's rows. After each step all copies on all workers equal the master copy.
-    The optimizer's own variables are on the parameter servers.
+    The optimizer's slot variables are on the parameter servers.
 
-    Variables of ``tf.GraphKeys.MODEL_VARIABLES`` that are not trained, such as moving
-    averages, stay as each tower has them; ``sync_model_variables`` brings the chief's
-    to the parameter servers, as often as the caller runs it.
+    Non-trainable variables in ``tf.GraphKeys.MODEL_VARIABLES``, such as moving
+    averages, stay different in each tower. ``sync_model_variables`` copies the chief's
+    to the parameter servers whenever the caller runs it.
 
-    ``mean=True`` applies the mean of all workers' gradients in one step; else each
-    worker's are applied for themselves. A second graph of the same run needs another
-    ``name``, as for ``parameter_server_graph``.
+    ``mean=True`` applies the mean of all workers' gradients as one update; otherwise
+    each worker's gradient is applied on its own. A second graph in the same run needs
+    another ``name``, as for ``parameter_server_graph``.
     """
     workers = workers or all_workers()
     cpu = device_of(workers.device, "cpu:0")
@@ -101,7 +101,8 @@ def replicated_graph(
             )
         else:
             applied = optimizer.apply_gradients(pairs, global_step=global_step)
-        # One barrier for all variables: none is read before all workers have applied.
+        # One barrier for all variables: none is read before all workers have applied
+        # theirs.
         all_applied = barriers.after("gradients_applied", [applied])
         with tf1.control_dependencies([all_applied.op]):
             copies = [
@@ -109,7 +110,7 @@ def replicated_graph(
                 for name, master in masters.items()
                 for op in copied(master, trained.of(name))
             ]
-        # And none applies its next gradients before all have read.
+        # And no worker applies its next gradients before all have read.
         all_copied = barriers.after("post_copy_barrier", copies)
         left = tf1.reduce_any([left, all_applied.left, all_copied.left])
         known, noted = remembered(left, cpu)
@@ -143,7 +144,7 @@ def replicated_graph(
 
 
 def _model_masters(towers: int, masters: dict[str, Any]) -> list[tuple[Any, list[Any]]]:
-    """Master copies of the model's other variables, each with the towers' own."""
+    """Master copies of non-trainable model variables, each with the towers' copies."""
     found = MasterCopies(tf1.GraphKeys.MODEL_VARIABLES, towers)
     return [
         (shadow(found.of(name)[0], name, trainable=False), found.of(name))

@@ -1,4 +1,4 @@
-"""Stay until another task has ended: seen by its port, which nobody listens on then."""
+"""Wait for the end of another task: when its port no longer accepts connections."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from tfcluster.runtime.tf1.ps_reachability import Answer, ask
 from tfcluster.runtime.tf1.wait_policy import patience
 
 _LOOK_S = 5.0
-"""So often a connection that says nothing is made anew."""
+"""A connection that stays silent is reopened after this time."""
 
 
 def until_gone(address: str) -> None:
-    """Return when ``host:port`` was there and is there no longer.
+    """Return when the server at ``host:port`` has come and gone.
 
-    Raises CollectiveTimeoutError where it never comes.
+    Raises CollectiveTimeoutError if it never comes.
     """
     waiting = patience(f"waiting for the chief ({address}) to listen")
     while ask(address) is Answer.GONE:
@@ -25,7 +25,7 @@ def until_gone(address: str) -> None:
 
 
 def _stays(address: str) -> bool:
-    """Whether it was there; returns after a while, or as soon as it hangs up."""
+    """Whether it was reachable. Returns after silence, or as soon as it hangs up."""
     host, _, port = address.rpartition(":")
     try:
         connection = socket.create_connection((host.strip("[]"), int(port)), _LOOK_S)

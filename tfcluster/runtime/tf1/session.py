@@ -1,4 +1,4 @@
-"""Sessions of TensorFlow 1 that are ready to exchange with other ranks."""
+"""TensorFlow 1 sessions that can exchange with other ranks."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ tf1 = tf.compat.v1
 
 
 class Session(tf.compat.v1.Session):  # type: ignore[misc]  # untyped
-    """A ``tf.compat.v1.Session`` that is ready to exchange, and has its variables.
+    """A ``tf.compat.v1.Session`` that can exchange and initialises its variables.
 
-    Its config is ``session_config(config)``. In a session of this process alone (no
-    ``target``) the graph's variables and tables are initialised at once; a server's
-    variables may be others' too, and stay as they are. What an exchange raises, ``run``
-    raises.
+    Its config is ``session_config(config)``. Without a ``target`` the session belongs
+    to this process alone, and the graph's variables and tables are initialised at once.
+    A server's variables may be shared with other workers and are not touched. ``run``
+    raises the errors of exchanges unchanged.
     """
 
     def __init__(self, target: str = "", graph: Any = None, config: Any = None) -> None:
         process_group.init()
         options = session_config(config)
         if not target:
-            # They name devices of a cluster, which this session has no part in.
+            # The filters name devices of a cluster that this session is not part of.
             del options.device_filters[:]
             options.use_per_session_threads = True
         super().__init__(target, graph, config=options)
@@ -35,7 +35,7 @@ class Session(tf.compat.v1.Session):  # type: ignore[misc]  # untyped
             self._initialise()
 
     def run(self, fetches: Any, *args: Any, **kwargs: Any) -> Any:
-        """As TensorFlow's own; numbers, such as ``rank()``, are what they are."""
+        """Like TensorFlow's; integers such as ``rank()`` are returned as they are."""
         flat = tf.nest.flatten(fetches)
         if not any(map(_is_number, flat)):
             with translated():
@@ -47,7 +47,8 @@ class Session(tf.compat.v1.Session):  # type: ignore[misc]  # untyped
 
     def _initialise(self) -> None:
         with self.graph.as_default():
-            # Not the functions of that name: each call adds ops to the graph.
+            # Not global_variables_initializer and the like: each call adds ops to the
+            # graph.
             initialisers = [
                 *(v.initializer for v in tf1.global_variables()),
                 *(v.initializer for v in tf1.local_variables()),
@@ -64,7 +65,7 @@ def _is_number(fetch: Any) -> bool:
 class BroadcastGlobalVariablesHook(
     tf.compat.v1.train.SessionRunHook  # type: ignore[misc]  # untyped
 ):
-    """Sets the global variables to rank ``root_rank``'s when a session begins."""
+    """Sets the global variables to rank ``root_rank``'s when a session starts."""
 
     def __init__(self, root_rank: int, device: str = "") -> None:
         super().__init__()

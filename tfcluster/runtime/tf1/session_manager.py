@@ -1,7 +1,7 @@
-"""Workers wait for the chief to initialise the variables, but not for ever.
+"""Workers wait for the chief to initialise the variables, but not forever.
 
-Stands before the methods of ``SessionManager`` that do so, which all of TensorFlow 1's
-managed sessions use.
+Patches the methods of ``SessionManager`` that do this; all managed sessions of
+TensorFlow 1 use them.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from tfcluster.runtime.tf1.wait_policy import patience
 tf1 = tf.compat.v1
 
 _RECOVERY_WAIT_S = 1.0
-"""TensorFlow looks every 30 s."""
+"""TensorFlow polls every 30 s."""
 
 
 def guard(workers: Workers) -> None:
-    """Compare the default graph, as it is by now, in sessions that are managed."""
+    """Compare the variables that the default graph has now, in its managed sessions."""
     model_check.add(workers)
     watch()
 
 
 def watch() -> None:
-    """From now on, for graphs that are to be compared."""
+    """Patch ``SessionManager`` for graphs with a list of variables to compare."""
     patches.TABLE.install(
         {patches.PREPARE_SESSION: _prepare, patches.WAIT_FOR_SESSION: _wait}
     )
@@ -83,6 +83,6 @@ def _wait(
 
 
 def _is_known(found: model_check.VariableList, master: str) -> bool:
-    """Whether the chief has left its list before this task was started again."""
+    """Whether the chief left its list before this task was restarted."""
     with tf1.Session(master, graph=found.there.graph) as session:
         return model_check.compare(found, session.run)

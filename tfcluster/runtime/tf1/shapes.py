@@ -1,4 +1,4 @@
-"""What an op that makes a variable says of it."""
+"""Dtype and shape of a variable, from the op that creates it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import tensorflow as tf
 
 
 def dtype_and_shape(op: Any) -> tuple[Any, tuple[int, ...] | None]:
-    """A variable op's dtype and shape; None for what it does not say.
+    """A variable op's dtype and shape, each None if unknown.
 
     ``op`` is an operation or its ``NodeDef``.
     """

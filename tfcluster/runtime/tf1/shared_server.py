@@ -1,6 +1,7 @@
-"""The one TensorFlow server of this task: whoever asks for it again gets it again.
+"""The one TensorFlow server of this task; asking for it again returns the same one.
 
-Its port is taken once. A script may make it, or a session that has no other target.
+Its port can be opened only once. Either the script creates the server, or a session
+without another target does.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ tf1 = tf.compat.v1
 
 
 class SharedServer:
-    """Stands before the constructor and ``join`` of ``tf.distribute.Server``."""
+    """Replaces the constructor and ``join`` of ``tf.distribute.Server``."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -28,13 +29,13 @@ class SharedServer:
         self._server: Any = None
 
     def start(self) -> Any:
-        """The server; it runs from the first call on."""
+        """The server, which the first call starts."""
         if self._server is None:
             tf_server.start(self._context)
         return self._server
 
     def is_target(self, target: str) -> bool:
-        """Whether a session with this target is on our server."""
+        """Whether a session with this target runs on our server."""
         if target == f"grpc://{self._address}":
             self.start()
             return True
@@ -77,7 +78,7 @@ class SharedServer:
             original(server)
 
     def config(self, config: Any) -> Any:
-        """A copy of ``config``, with the device filters where it has none."""
+        """A copy of ``config`` with this task's device filters, unless it has some."""
         made = tf1.ConfigProto()
         if config is not None:
             made.CopyFrom(config)
@@ -89,9 +90,9 @@ class SharedServer:
 def address_of(
     definition: Any, job_name: str | None, task_index: int | None
 ) -> str | None:
-    """The address that a server of this definition takes; None where it is unclear.
+    """The address that a server of this definition would use; None if it is unclear.
 
-    ``definition`` is a ``ServerDef``, or one of the forms of a cluster.
+    ``definition`` is a ``ServerDef``, or a cluster in one of its forms.
     """
     if isinstance(definition, tf1.train.ServerDef):
         cluster = cluster_of(definition.cluster)

@@ -1,4 +1,4 @@
-"""Tells the agent how many steps a session of TensorFlow 1 has done."""
+"""Report the steps of a TensorFlow 1 session to the agent."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _WINDOW_S = 1.0
 
 
 class StepCounterHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]  # untyped
-    """A step is one call of ``run``: that it trains is the session's purpose."""
+    """Counts each ``run`` as a step, since the session's purpose is to train."""
 
     def __init__(self, reporter: Reporter) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""``SyncReplicasOptimizer`` ends: with the chief, and soon.
+"""Let training with ``SyncReplicasOptimizer`` end with the chief, and soon.
 
-TensorFlow's own leaves workers without a token for their next step, and the chief with
-a thread that waits for their gradients.
+TensorFlow's own hook leaves workers without a token for their next step, and the chief
+with a thread that waits for their gradients.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from tfcluster.runtime import tf_internals
 tf1 = tf.compat.v1
 
 STOP_GRACE_S = 2
-"""For threads of the chief's session, which is all that ends them; otherwise 120."""
+"""Seconds given to the chief session's threads, which do not end; default: 120."""
 
 
 class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]  # untyped
-    """The optimizer's own hook, and: who waits for a token after the chief's end ends.
+    """The optimizer's own hook; also ends workers that wait for a token in vain.
 
-    What is taken from a closed queue is OutOfRangeError, a managed session's end.
+    When the chief ends, it closes the token queue. Taking from it then raises
+    OutOfRangeError, which ends a managed session.
     """
 
     def __init__(self, optimizer: Any, hook: Any, *, is_chief: bool) -> None:

@@ -1,4 +1,4 @@
-"""A worker's towers: the same model on each of its devices, and the mean of them."""
+"""A worker's towers: one copy of the model per device, and the mean over them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Gradients = list[tuple[Any, Any]]
 
 
 def device_of(worker: str, tower: str) -> str:
-    """``/job:worker/task:1/device:GPU:0`` of ``gpu:0``."""
+    """``/job:worker/task:1/device:GPU:0`` for ``gpu:0``; else raises ValueError."""
     kind, _, number = tower.strip("/").removeprefix("device:").partition(":")
     if kind.lower() not in ("cpu", "gpu") or not number.isdecimal():
         raise ValueError(f"a tower is 'cpu:0', 'gpu:1' or the like; found {tower!r}")
@@ -24,7 +24,7 @@ def device_of(worker: str, tower: str) -> str:
 
 
 def require_same(names: Sequence[Sequence[str]]) -> None:
-    """Raise CollectiveMismatchError unless all towers have variables of these names."""
+    """Raise CollectiveMismatchError unless all towers have the same variables."""
     for tower, found in enumerate(names):
         if text := differences(names[0], found):
             raise CollectiveMismatchError(
@@ -34,7 +34,7 @@ def require_same(names: Sequence[Sequence[str]]) -> None:
 
 
 def differences(expected: Sequence[str], found: Sequence[str]) -> str:
-    """What ``found`` misses and has extra; empty where it is the same names."""
+    """The names that are missing from ``found`` and extra in it; empty if none."""
     missing = sorted(set(expected) - set(found))
     extra = sorted(set(found) - set(expected))
     parts = []
@@ -46,9 +46,9 @@ def differences(expected: Sequence[str], found: Sequence[str]) -> str:
 
 
 def mean_gradients(towers: Sequence[Gradients], device: str) -> list[Any]:
-    """The mean of each variable's gradients over the towers; None where none has one.
+    """The mean of each variable's gradients over the towers; None if no tower has one.
 
-    Raises CollectiveMismatchError where only some towers have one.
+    Raises CollectiveMismatchError if only some towers have one.
     """
     with tf1.device(device):
         return [

@@ -1,4 +1,4 @@
-"""Waiting for another task: told after a while, given up in the end."""
+"""Wait for another task: warn after a while, and give up in the end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LONGEST_PAUSE_S = 0.5
 
 @dataclass
 class WaitPolicy:
-    """How long it has been, and what is said then. ``what`` it is that we wait for."""
+    """How long to wait for ``what``, and when to warn."""
 
     what: str
     warning_s: float | None
@@ -34,13 +34,13 @@ class WaitPolicy:
 
     @property
     def left_s(self) -> float | None:
-        """None: it has no end."""
+        """Seconds left; None if there is no timeout."""
         if self.timeout_s is None:
             return None
         return max(0.0, self.timeout_s - (self.clock() - self._began_s))
 
     def wait(self) -> None:
-        """Pause before the next attempt. Raises CollectiveTimeoutError in the end."""
+        """Pause before a new attempt. Raises CollectiveTimeoutError when time is up."""
         waited_s = self.clock() - self._began_s
         if self.left_s == 0.0:
             raise CollectiveTimeoutError(
@@ -55,6 +55,6 @@ class WaitPolicy:
 
 
 def patience(what: str) -> WaitPolicy:
-    """As the run's ``runtime.stall_warning`` and ``stall_timeout`` say."""
+    """The policy of ``runtime.stall_warning`` and ``runtime.stall_timeout``."""
     options = process_group.context().options
     return WaitPolicy(what, options.stall_warning_s, options.stall_timeout_s)
