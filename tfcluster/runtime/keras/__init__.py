@@ -1,5 +1,5 @@
-"""Makes Keras train on all ranks, without a word in the program.
+"""Hooks that make an unmodified Keras program train on all ranks.
 
-The only package that touches Keras's internals; ``strategies.select.begin`` puts the
-hooks in place. Importing the package costs nothing: some of its modules are pure.
+Only this package touches Keras's internals; ``strategies.select.begin`` installs the
+hooks. Importing the package itself is cheap: some of its modules do not need Keras.
 """

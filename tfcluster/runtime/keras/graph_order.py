@@ -1,11 +1,11 @@
-"""Keep the exchanges of a graph in the order in which the program has written them.
+"""Keep the exchanges of a graph in program order.
 
-TensorFlow runs two stateful ops of a graph in a fixed order only where both touch the
-same resource, or neither touches any. A conditional or a loop touches the variables
-that its branches use, so an exchange inside of it had no fixed place among the others,
-and ranks could begin different ones. Therefore each exchange reads one variable before
-it begins, and writes that variable when it has ended: TensorFlow then orders them, and
-everything that contains them, on all ranks alike.
+TensorFlow runs two stateful ops of a graph in a fixed order only if both touch the same
+resource, or if neither touches any. A conditional or a loop touches the variables that
+its branches use. So an exchange inside it would have no fixed place among the others,
+and ranks could begin different exchanges. Therefore each exchange reads one common
+variable before it begins and writes it when it has ended. TensorFlow then orders the
+exchanges, and everything that contains them, in the same way on all ranks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ from tfcluster.runtime.collective import CollectiveError
 def exchange_in_order(
     run: Callable[..., Any], inputs: Sequence[Any], types: Any
 ) -> Any:
-    """``tf.numpy_function`` for a ``run`` that communicates with the other ranks."""
+    """``tf.numpy_function`` for a ``run`` that communicates with the other ranks.
+
+    Raises CollectiveError if XLA would compile it.
+    """
     if tf.executing_eagerly():
         return tf.numpy_function(run, inputs, types)
     refuse_xla()
@@ -37,11 +40,11 @@ def exchange_in_order(
 
 
 _refused = threading.local()
-"""The exception that arrives may be another one: AutoGraph makes new ones."""
+"""Set per thread, because AutoGraph replaces the exception by one of its own."""
 
 
 def refuse_xla() -> None:
-    """Raise CollectiveError while XLA is to compile what is traced."""
+    """Raise CollectiveError if the graph being traced is to be compiled by XLA."""
     graph = tf.compat.v1.get_default_graph
     if not tf.executing_eagerly() and tf_internals.is_in_xla(graph()):
         _refused.lately = True
@@ -49,7 +52,7 @@ def refuse_xla() -> None:
 
 
 def take_refusal() -> bool:
-    """Whether ``refuse_xla`` has raised since the last call of this."""
+    """Whether ``refuse_xla`` has raised since the last call of this function."""
     lately = getattr(_refused, "lately", False)
     _refused.lately = False
     return lately
@@ -57,6 +60,6 @@ def take_refusal() -> bool:
 
 @functools.cache
 def _variable() -> tf.Variable:
-    """One for the process: functions that call each other share it."""
+    """One variable per process: functions that call each other must share it."""
     with tf.init_scope(), tf.device("CPU:0"):
         return tf.Variable(False, trainable=False, name="exchange_order")

@@ -1,6 +1,6 @@
-"""What the hooks of one training process know in common.
+"""The state that the hooks of one training process share.
 
-The hooks themselves stand in the other modules of this package; here is no Keras.
+The hooks themselves are in the other modules of this package. Does not use Keras.
 """
 
 from __future__ import annotations
@@ -24,133 +24,133 @@ from tfcluster.runtime.telemetry.agent_channel import Reporter
 from tfcluster.runtime.telemetry.step_rate import StepRate
 
 _SUSPICIOUS_APPLIES = 3
-"""A loop's first batch is never divided; more in a row mean that none will be."""
+"""Warn after this many undivided batches in a row. A loop's first one is always so."""
 
 DOUBLING_RANK = 1
-"""The one that has the chief's rows in a trial, each twice."""
+"""The rank that gets the chief's rows in a trial, each of them twice."""
 
 MOST_TRIALS = 100
-"""Batches without a gradient, after which there will be none: a trial costs time."""
+"""Stop after this many trial batches, since each costs time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """How this rank's part of a batch counts.
+    """The weight of this rank's part of a batch.
 
-    Both may be tensors: a step that is traced once serves batches of many sizes.
+    The fields may be tensors: a step that is traced once serves batches of many sizes.
     """
 
     rows: Any
-    """Weight of this rank's gradients."""
+    """The weight of this rank's gradients."""
     counts: Any
-    """Whether metrics take this rank's rows into account."""
+    """Whether metrics include this rank's rows."""
     total: Any = None
-    """The weights of all ranks' parts together, where that is known beforehand."""
+    """The sum of all ranks' weights, if known in advance."""
     alone: bool = False
-    """The other ranks may not be in a step of theirs: nothing can be exchanged."""
+    """The other ranks may not be running a step: nothing may be exchanged."""
     trial: Any = False
-    """One rank has the chief's rows, each twice: see ``loss_scaling_probe``."""
+    """One rank has the chief's rows, each twice; see ``loss_scaling_probe``."""
     present: Any = None
-    """How many rows there are, where they are not ``rows``."""
+    """The number of rows that this rank computes, if it is not ``rows``."""
     data: Any = None
-    """This rank's rows, where code of the program's own takes part in the loss."""
+    """This rank's rows, set if the program's own code takes part in the loss."""
     undivided: Any = False
-    """Whether every rank has all of the batch: a bool, or a boolean tensor."""
+    """Whether every rank has the whole batch; a bool or a boolean tensor."""
 
 
 @dataclass(frozen=True, slots=True)
 class TakenBatch:
-    """A batch that a hand-written loop has got."""
+    """A batch that a custom training loop has got."""
 
     passage: int
-    """Which pass over a dataset has yielded it."""
+    """The pass over a dataset that yielded it."""
     fractions: tuple[Fraction, ...] | None
-    """Each rank's part of it; None where every rank has got all of it."""
+    """Each rank's fraction of it; None if every rank got the whole batch."""
 
 
 @dataclass(slots=True)
 class LoopShare:
-    """The share of hand-written loops, as the last batch of a dataset left it."""
+    """The share of the last batch that a dataset yielded to a custom training loop."""
 
     counts: bool
     rows: float = 1.0
     total: float = 1.0
-    """Rows of the whole batch."""
+    """The number of rows of the whole batch."""
     divided: bool = False
     trial: bool = False
     present: float | None = None
     """See ``Share``."""
     unjudged: set[str] = field(default_factory=set)
-    """Optimizers that have applied gradients, none of which was in a trial."""
+    """Optimizers that have applied gradients, but never one of a trial."""
     trials: int = 0
-    """Batches in trials so far."""
+    """The number of trial batches so far."""
     batches: int = 0
-    """How many have been yielded since a gradient was applied."""
+    """The number of batches since the last gradient was applied."""
     window: int = 1
-    """How many there were before that one: some loops add up gradients by hand."""
+    """The number of batches for the last gradient: some loops accumulate gradients."""
     taken: list[TakenBatch] = field(default_factory=list)
     """The batches since a gradient was exchanged."""
     several: bool = False
-    """The last gradient was of batches from several passes over datasets."""
+    """Whether the last gradient came from batches of several passes over datasets."""
     applies: int = 0
-    """Gradients that such loops have exchanged so far."""
+    """The number of gradients that custom loops have exchanged so far."""
     undivided_applies: Counter[str] = field(default_factory=Counter)
-    """How many of the last ones were the same on all ranks, by kind."""
+    """How many of the latest gradients were the same on all ranks, by kind."""
 
     applied_at: str = "the program"
-    """Where the program has applied the last gradient."""
+    """Where the program applied the last gradient."""
 
     def present_rows(self) -> int | None:
-        """The rows of the last batch that the program got, if it was divided."""
+        """The rows of the last batch that the program got; None if it was undivided."""
         if not self.divided:
             return None
         return int(self.rows if self.present is None else self.present)
 
 
 class Trials(Protocol):
-    """Looks for gradients that grow with the number of rows; called by all ranks."""
+    """Detects gradients that grow with the number of rows; called by all ranks."""
 
     judged: int
-    """How many gradients have been judged so far."""
+    """The number of gradients judged so far."""
 
     def allowed(self) -> bool:
-        """Whether one of the next batches may be that of a trial; the same on all."""
+        """Whether one of the next batches may be a trial; the same on all ranks."""
         ...
 
     def judge(self, optimizer: str, ours: Sequence[Array]) -> bool:
-        """Look at this rank's gradients of a trial; whether they have said anything.
+        """Judge this rank's gradients of a trial; return whether they were conclusive.
 
-        Raises CollectiveError on all ranks where they are those of a sum.
+        Raises CollectiveError on all ranks if they are those of a sum over the rows.
         """
         ...
 
 
 @dataclass
 class Session:
-    """One rank in training."""
+    """The state of one rank in training."""
 
     group: Group
     reporter: Reporter
     divides: bool = True
-    """The user's batch is the global one; False where the program divides its data."""
+    """True: tfcluster divides the global batch. False: the program divides its data."""
     bucket_bytes: int = DEFAULT_BYTES
-    """Gradients are exchanged in portions of about so many."""
+    """The approximate number of bytes per bucket in which gradients are exchanged."""
     applies: int = 0
-    """Gradients that have been exchanged so far."""
+    """The number of gradients exchanged so far."""
     hooked: dict[int, weakref.ref[Any]] = field(default_factory=dict)
-    """Variables, by id, whose gradients are seen to pass through our hook."""
+    """Variables, by id, whose gradients pass through our hook."""
     last_rows: float = 1.0
-    """Weight of this rank's last gradient."""
+    """The weight of this rank's last gradient."""
     draws: int = 0
-    """Random numbers that steps draw, others on each rank: how many in the program."""
+    """The number of calls so far that draw other random numbers on each rank."""
     waited_for_servers_s: Callable[[], float] = lambda: 0.0
     """Seconds spent waiting for ps tasks since the start."""
     trials: Trials | None = None
-    """Set where several ranks divide batches and average their gradients in step."""
+    """Set if several ranks divide batches and average their gradients synchronously."""
     has_divided: bool = False
-    """Whether a step of this call of ``fit`` has got a part of its batch."""
+    """Whether a step of this call of ``fit`` got only a part of its batch."""
     settle: Callable[[str], None] = lambda what: None
-    """What the strategy does before the weights are looked at; see ``Update``."""
+    """The strategy's ``settle``: makes the weights equal before they are used."""
 
     undivided = (
         "every rank computed the same gradient: the data is not divided. The result is "
@@ -170,7 +170,8 @@ class Session:
         self._plain_step: ContextVar[bool] = ContextVar("plain_step", default=False)
         self.pace = StepRate(self.reporter, self)
         self.group.steps = lambda: self.pace.steps
-        # Without a divided batch every rank computes the same: one of them counts.
+        # With an undivided batch every rank computes the same, so only the chief
+        # counts.
         self.loop = LoopShare(counts=not self.divides or self.chief)
 
     @property
@@ -187,12 +188,12 @@ class Session:
 
     @property
     def waited_s(self) -> float:
-        """Seconds spent waiting for others since the start."""
+        """Seconds spent waiting for other tasks since the start."""
         return self.group.waited_s + self.waited_for_servers_s()
 
     @property
     def inside_keras(self) -> bool:
-        """Keras's own training, evaluation or prediction is going on, in any thread."""
+        """Whether Keras's own training, evaluation or prediction runs in any thread."""
         return self._entered > 0
 
     @contextmanager
@@ -207,12 +208,12 @@ class Session:
 
     @property
     def share(self) -> Share | None:
-        """The share of the Keras step that is being traced or executed, if any."""
+        """The share of the Keras step that is being traced or run, if any."""
         return self._share.get()
 
     @contextmanager
     def stepping(self, share: Share, *, plain: bool = False) -> Iterator[None]:
-        """``plain``: the step is Keras's own, and so is how its optimizer is called."""
+        """Set the share of a step. ``plain``: Keras's own step calls the optimizer."""
         token = self._share.set(share)
         plain_token = self._plain_step.set(plain)
         try:
@@ -223,7 +224,7 @@ class Session:
 
     @property
     def plain_step(self) -> bool:
-        """Whether gradients of this step reach the optimizer as the tape gives them."""
+        """Whether the optimizer gets this step's gradients as the tape returns them."""
         return self._plain_step.get()
 
     def within(self, what: str) -> bool:
@@ -232,7 +233,7 @@ class Session:
 
     @contextmanager
     def once(self, what: str) -> Iterator[None]:
-        """Mark this thread, so that a hook is not taken again within itself."""
+        """Mark this thread, so that a hook does not run again within itself."""
         before = self.within(what)
         setattr(self._local, what, True)
         try:
@@ -241,7 +242,7 @@ class Session:
             setattr(self._local, what, before)
 
     def take(self, what: str) -> bool:
-        """Whether this thread is inside ``once(what)``; not any more, then."""
+        """Whether this thread is inside ``once(what)``. Removes the mark."""
         inside = self.within(what)
         setattr(self._local, what, False)
         return inside
@@ -255,9 +256,10 @@ class Session:
         exchanged: bool = True,
         step: str | None = None,
     ) -> None:
-        """``optimizer`` gets a gradient; ``exchanged``: of all ranks' making.
+        """Record that ``optimizer`` gets a gradient.
 
-        ``step`` is the same for all gradients that come once in a step.
+        ``exchanged``: it is combined from all ranks. ``step`` defaults to
+        ``optimizer``; it is the same for gradients of which each step has one.
         """
         self.applies += 1
         if exchanged:
@@ -268,7 +270,7 @@ class Session:
             self._applied_in_loop(optimizer, judged, step)
 
     def hook(self, variables: Sequence[Any]) -> None:
-        """Gradients for these variables pass through our hook."""
+        """Record that gradients for these variables pass through our hook."""
         for variable in variables:
             if id(variable) not in self.hooked:
                 self.hooked[id(variable)] = weakref.ref(variable)
@@ -276,12 +278,12 @@ class Session:
     def hooks(self, variables: Sequence[Any]) -> bool:
         """Whether gradients for any of these variables pass through our hook."""
         known = (self.hooked.get(id(variable)) for variable in variables)
-        # The id may be that of another variable, which is gone.
+        # The id may now be that of another variable, since the first one is gone.
         found = zip(variables, known, strict=True)
         return any(ref is not None and ref() is variable for variable, ref in found)
 
     def exchanged(self) -> None:
-        """What is trained has gone to the other ranks, or has come from them."""
+        """Report that weights or gradients have been exchanged with the other ranks."""
         self.reporter.exchanged()
 
     def _applied_in_loop(self, optimizer: str, judged: bool, step: str) -> None:
@@ -309,7 +311,7 @@ class Session:
             self.warn(f"{loop.applied_at}: {self.undivided}")
 
     def warn(self, text: str) -> None:
-        """Tell the person at the console, once."""
+        """Warn the user on the console, once per text."""
         if text not in self._warned:
             self._warned.add(text)
             self.reporter.warning(text)
@@ -326,5 +328,5 @@ class Session:
         raise self.group.refusal
 
     def agreed(self, value: str, what: str) -> str:
-        """The chief's value, on all ranks."""
+        """Broadcast the chief's value to all ranks."""
         return broadcast_bytes(self.group, value.encode(), 0, Signature(what)).decode()

@@ -1,4 +1,4 @@
-"""Keras's variables and TensorFlow's, seen alike."""
+"""Treat variables of Keras and of TensorFlow alike."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ import keras
 
 
 def raw(variable: Any) -> Any:
-    """The tf.Variable of a Keras variable."""
+    """The tf.Variable of a Keras variable; others are returned as they are."""
     return variable.value if isinstance(variable, keras.Variable) else variable

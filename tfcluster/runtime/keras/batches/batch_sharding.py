@@ -9,5 +9,5 @@ def bounds(batch: int, rank: int, size: int) -> tuple[int, int]:
 
 
 def trial_bounds(batch: int, rank: int, size: int) -> tuple[int, int]:
-    """As ``bounds``, where rank 1 has the rows of rank 0, and all others the rest."""
+    """Like ``bounds``, but rank 1 gets the rows of rank 0, and all others the rest."""
     return bounds(batch, max(0, rank - 1), size - 1)

@@ -1,7 +1,7 @@
-"""Slices a batch into the ranks' parts, without any state.
+"""Slice a batch into the ranks' parts. Stateless.
 
-Rank ``r`` of ``N`` takes rows ``[r*B//N, (r+1)*B//N)`` of B. Works on eager and
-symbolic tensors, ragged and sparse tensors and numpy arrays, in any nested structure.
+Rank ``r`` of ``N`` gets rows ``[r*B//N, (r+1)*B//N)`` of B. Works on eager and symbolic
+tensors, ragged and sparse tensors and numpy arrays, in any nested structure.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tfcluster.runtime.keras.session import Share
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What a rank takes of a batch."""
+    """A rank's part of a batch and its share."""
 
     data: Any
     share: Share
@@ -28,8 +28,8 @@ class Part:
 def take_part(data: Any, rank: int, size: int) -> Part:
     """This rank's rows of a global batch.
 
-    A rank without rows takes the first one, and weighs nothing. Where the tensors don't
-    have one common number of rows, there is nothing to divide: every rank takes all.
+    A rank without rows gets the first row, with weight 0. If the tensors do not all
+    have the same number of rows, they cannot be divided, and every rank gets all rows.
     """
     leaves = [leaf for leaf in tf.nest.flatten(data) if has_rows(leaf)]
     if not leaves:
@@ -48,11 +48,11 @@ def take_part(data: Any, rank: int, size: int) -> Part:
 
 
 def common_rows(leaves: Sequence[Any]) -> tuple[Any, Any]:
-    """The rows of the first of some tensors, and whether they are rows of all.
+    """The number of rows of the first tensor, and whether all tensors have the same.
 
-    An int and a bool where that is known, else scalar tensors. A matrix of as many
-    columns as rows beside other tensors may be the adjacency of a graph. Then the batch
-    is one graph, and its nodes are no rows.
+    Returns an int and a bool if these are known, else scalar tensors. A square matrix
+    beside other tensors may be the adjacency matrix of a graph. Then the batch is one
+    graph and must not be divided by its nodes, so the second result is false.
     """
     counts = [rows_in(leaf) for leaf in leaves]
     common: Any
@@ -72,11 +72,11 @@ def common_rows(leaves: Sequence[Any]) -> tuple[Any, Any]:
 
 
 _SMALLEST_GRAPH = 4
-"""Smaller matrices are often symmetric by chance."""
+"""The smallest adjacency matrix; smaller matrices are often symmetric by chance."""
 
 
 def _is_adjacency(leaf: Any) -> Any:
-    """Whether a matrix says which nodes are neighbours: False, or a boolean tensor."""
+    """Whether a tensor is an adjacency matrix: False, or a boolean tensor."""
     if isinstance(leaf, tf.RaggedTensor) or leaf.shape is None:
         return False
     shape = tuple(leaf.shape) if isinstance(leaf, np.ndarray) else leaf.shape.as_list()
@@ -95,7 +95,8 @@ def _is_adjacency(leaf: Any) -> Any:
         there = tf.cast(matrix, tf.bool)
         alike = tf.reduce_all(tf.equal(there, tf.transpose(there)))
         equal = tf.reduce_all(tf.equal(matrix, tf.transpose(matrix)))
-        # Without any zero the values decide; a normalized adjacency has others.
+        # A matrix without zeros must equal its transpose: a normalised adjacency has
+        # zeros.
         return alike & (equal | ~tf.reduce_all(there))
 
     square = tf.equal(lengths[0], lengths[1]) & (lengths[0] >= _SMALLEST_GRAPH)
@@ -129,9 +130,10 @@ def _dynamic_part(
 
 
 def _of_the_chief(rank: int) -> Share:
-    """All ranks compute the same, and only the chief's counts.
+    """The share if all ranks compute the same, so that only the chief counts.
 
-    Not their mean: an optimizer would find each row of sparse gradients N times.
+    This is not the mean over the ranks: with sparse gradients an optimizer would get
+    each row N times.
     """
     return Share(rows=float(rank == 0), counts=rank == 0, total=1.0)
 
@@ -153,14 +155,14 @@ def cut(leaf: Any, start: Any, stop: Any) -> Any:
 
 
 def twice(leaf: Any) -> Any:
-    """All rows of one tensor, and once more."""
+    """All rows of a tensor, followed by all of them again."""
     if isinstance(leaf, tf.SparseTensor):
         return tf.sparse.concat(0, [leaf, leaf])
     return tf.concat([leaf, leaf], 0)
 
 
 def has_rows(leaf: Any) -> bool:
-    """Whether a part of a batch has a first dimension."""
+    """Whether this leaf of a batch has a first dimension."""
     if isinstance(leaf, np.ndarray):
         return leaf.ndim > 0
     if isinstance(leaf, tf.Tensor | tf.RaggedTensor | tf.SparseTensor):
@@ -169,12 +171,12 @@ def has_rows(leaf: Any) -> bool:
 
 
 def has_dense_rows(leaf: Any) -> bool:
-    """Whether it has, and is no ragged or sparse tensor."""
+    """Whether it has rows and is neither ragged nor sparse."""
     return isinstance(leaf, tf.Tensor | np.ndarray) and has_rows(leaf)
 
 
 def rows_in(leaf: Any) -> Any:
-    """The number of rows: an int where it is known, else a scalar tensor."""
+    """The number of rows: an int if it is known, else a scalar tensor."""
     if isinstance(leaf, np.ndarray):
         return leaf.shape[0]
     known = leaf.shape[0] if leaf.shape.rank is not None else None

@@ -1,4 +1,4 @@
-"""What datasets write: a cache of its own for each rank, and ``save`` once."""
+"""Files that datasets write: each rank gets its own cache and snapshot files."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from tfcluster.runtime.keras import patches
 
 
 def install(rank: int) -> None:
-    """Caches and snapshots of other ranks than the chief are beside its own.
+    """Make ranks other than the chief put caches and snapshots beside the chief's.
 
-    Two processes that write one of them would be in each other's way.
+    Two processes writing the same file would disturb each other.
     """
     if rank == 0:
         return
@@ -52,7 +52,7 @@ def _snapshot(
 def _with(ending: str, path: Any) -> Any:
     if isinstance(path, str | os.PathLike):
         text = os.fspath(path)
-        # No name: the cache is in memory.
+        # Without a name the cache is in memory.
         return f"{text.rstrip('/')}{ending}" if text else path
     if path is None:
         return path

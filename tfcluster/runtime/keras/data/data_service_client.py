@@ -1,8 +1,9 @@
-"""Have the data tasks compute a pipeline, and take this rank's part of what they make.
+"""Compute a dataset on the data tasks, and receive this rank's elements.
 
-Ranks in step all get the same sequence of elements, each of which is computed once:
-the service deals in rounds, and every round is N copies of one element. A stream of
-rounds has no end, as the service wants it, but its elements say where the pass is over.
+Ranks that train synchronously all get the same sequence of elements, each of which is
+computed once: tf.data service works in rounds (coordinated reads), and each round is N
+copies of one element. Coordinated reads require an infinite stream of rounds, so
+elements mark where the pass ends.
 """
 
 from __future__ import annotations
@@ -15,21 +16,21 @@ import tensorflow as tf
 
 @dataclass(frozen=True, slots=True)
 class DataServiceClient:
-    """Where elements are handed out, and who this rank is there."""
+    """A consumer of tf.data service; knows the dispatcher and this rank's number."""
 
     service: str
     """``grpc://host:port`` of the dispatcher."""
     tasks: int
-    """How many data tasks compute."""
+    """The number of data tasks."""
     rank: int
     size: int
     in_step: bool
-    """All ranks get every element; else each goes to the first that asks."""
+    """True: all ranks get every element. False: each goes to the first that asks."""
 
     def handed_out(self, source: Any, job: str, cardinality: int) -> Any:
-        """``source``, computed by the data tasks.
+        """``source``, but computed by the data tasks.
 
-        Ranks that take part in one pass have the same name for it, ``job``.
+        ``job`` must be the same on all ranks that take part in one pass.
         """
         spec = source.element_spec
         packed = source.map(_packed)
@@ -41,14 +42,15 @@ class DataServiceClient:
             self._distributed(job, consumer_index=self.rank, num_consumers=self.size)
         )
         whole = _until_the_end(stream, self.tasks).map(_unpacking(spec))
-        # Several tasks have a last, smaller batch each.
+        # With several tasks, each has its own last, smaller batch.
         if self.tasks == 1 and cardinality != tf.data.UNKNOWN_CARDINALITY:
             whole = whole.apply(tf.data.experimental.assert_cardinality(cardinality))
         return whole.prefetch(1)
 
     def _distributed(self, job: str, **consumer: int) -> Any:
         service = tf.data.experimental.service
-        # One task computes all, in order. Several divide the source among them.
+        # A single task computes everything in order. Several divide the source among
+        # them.
         alone, shared = service.ShardingPolicy.OFF, service.ShardingPolicy.DYNAMIC
         return service.distribute(
             processing_mode=alone if self.tasks == 1 else shared,
@@ -64,21 +66,21 @@ class DataServiceClient:
 
 
 def _until_the_end(stream: Any, tasks: int) -> Any:
-    """Without what comes after the end.
+    """Cut off the stream after the end of the data.
 
-    Rounds are taken from the tasks in turn, the same for all ranks, and tasks come to
-    their ends one by one; one that is lost is not waited for.
+    Rounds come from the tasks in turn, in the same order on all ranks, and the tasks
+    reach their ends one by one. A lost task is not waited for.
     """
     if tasks == 1:
         return stream.take_while(_is_real).map(_element)
     counted = stream.scan(0, _counted)
-    # In each turn around the tasks every one of them is asked.
+    # Each turn around the tasks asks every one of them.
     return counted.take_while(_before(2 * tasks)).filter(_is_real).map(_element)
 
 
 @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
 def _counted(ends: Any, found: tuple[Any, Any]) -> tuple[Any, Any]:
-    """The ends in a row, before each element of a stream."""
+    """Pair each element with the number of consecutive end marks up to it."""
     real, element = found
     ends = tf.where(real, 0, ends + 1)
     return ends, (ends, real, element)
@@ -104,7 +106,7 @@ def _element(*found: Any) -> Any:
 
 @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
 def _packed(*element: Any) -> tuple[Any, Any]:
-    """An element of whatever structure as one tensor, and that it is one."""
+    """Compress an element of any structure to one tensor, and mark it as no end."""
     leaves = tf.nest.flatten(element, expand_composites=True)
     return True, tf.raw_ops.CompressElement(components=leaves)
 

@@ -1,7 +1,7 @@
-"""Pipelines of the program are computed by the run's data tasks.
+"""Let the run's data tasks compute the program's datasets.
 
-Those that ``fit`` and ``evaluate`` are given, and those that loops of the program's own
-go over. What follows (which rows of a batch are this rank's) stays what it is.
+This concerns the datasets of ``fit`` and ``evaluate`` and those that custom loops
+iterate over. It does not change which rows of a batch belong to which rank.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from tfcluster.runtime.keras.data.dataset_iteration import (
 from tfcluster.runtime.keras.session import Session
 
 _DEALT = "_tfcluster_dealt"
-"""On an iterator of Keras's whose batches are this rank's alone."""
+"""Set on a Keras iterator whose batches go to this rank alone."""
 
 
 @dataclass
 class _Known:
-    """A dataset that the data tasks compute, and how many passes there have been."""
+    """A dataset that the data tasks compute, and how many passes have begun."""
 
     number: int
     pipeline: Pipeline | None
@@ -39,9 +39,9 @@ class _Known:
 
 
 def desk_of(context: Context) -> tuple[DataServiceClient, str] | None:
-    """Where the run's data tasks hand out, and what its jobs there begin with.
+    """The run's tf.data service client, and the prefix of its job names there.
 
-    None where nothing is to be had there.
+    None if there is no data service, or if this task cannot join it any more.
     """
     if context.data_service is None:
         return None
@@ -57,14 +57,14 @@ def desk_of(context: Context) -> tuple[DataServiceClient, str] | None:
         in_step=in_step,
     )
     if not options.divides:
-        # Each rank has a pipeline of its own.
+        # Each rank has its own pipeline.
         return replace(desk, rank=0, size=1, in_step=True), f"{run}/{context.rank}"
-    # One that is started again beside others does not know how far they are.
+    # A task that restarts while others run does not know how far they are.
     return None if context.attempt and not in_step else (desk, run)
 
 
 class DataServiceHooks:
-    """The hooks on what iterates over datasets."""
+    """The hooks on everything that iterates over datasets."""
 
     def __init__(self, session: Session, desk: DataServiceClient, run: str) -> None:
         self._session = session
@@ -97,7 +97,7 @@ class DataServiceHooks:
             return
         if self._session.within("predicting"):
             return
-        # The one that the program has, of which Keras makes others (class weights).
+        # The program's dataset; Keras derives others from it (class weights).
         dataset = internals.dataset_of(iterator)
         known = self._look(dataset)
         if known.pipeline is None:
@@ -152,7 +152,7 @@ class DataServiceHooks:
 
 
 class Passes(tf.data.Dataset):  # type: ignore[misc]  # untyped
-    """A dataset, each pass over which comes from elsewhere."""
+    """A dataset whose every iteration gets its elements from elsewhere."""
 
     def __init__(self, dataset: Any, begin: Callable[[], Any]) -> None:
         self._dataset = dataset
@@ -171,13 +171,13 @@ class Passes(tf.data.Dataset):  # type: ignore[misc]  # untyped
 
 
 def _leave_uncounted(iterator: Any) -> None:
-    """Each pass ends where its data ends, however many batches the last one had."""
+    """Let each epoch end where its data ends, however many batches the last one had."""
     kind = type(iterator)
     never = property(lambda self: None, lambda self, count: None)
     uncounted = type(kind.__name__, (kind,), {internals.NUM_BATCHES: never})
     patches.TABLE.replace(patches.ONE_EPOCH_ITERATOR_CLASS, iterator, uncounted)
     if iterator.steps_per_epoch is None:
-        # To run out of data is how every pass ends, then.
+        # Then every pass ends by running out of data, which is no reason to warn.
         patches.TABLE.replace(
             patches.ONE_EPOCH_ITERATOR_WARNING, iterator, lambda: None
         )

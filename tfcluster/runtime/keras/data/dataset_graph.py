@@ -1,8 +1,8 @@
-"""A ``tf.data`` pipeline as a graph: what is in it, and its seeds for a certain pass.
+"""A ``tf.data`` pipeline as a graph: what it contains, and its seeds for one pass.
 
-The data tasks begin each pass over a dataset anew, from its graph. A shuffle would
-then come to the same order every time, where in one process it goes on drawing: so it
-gets the seeds that it would have drawn by then.
+The data tasks restart the dataset from its graph for each pass. A shuffle would then
+repeat the same order, whereas in one process it continues its random sequence. So it is
+given the seeds that it would have drawn by then.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from tfcluster.runtime import tf_internals
 
 _PYTHON = ("EagerPyFunc", "PyFunc", "PyFuncStateless", "GeneratorDataset")
 _STATE = ("MutableDenseHashTableV2", "MutableHashTableV2", "VarHandleOp")
-"""They may change while the data tasks go on with what they were."""
+"""Ops with state in this process; the data tasks would keep on using its old value."""
 
 _SHUFFLE = "ShuffleDatasetV3"
 _SEED, _SEED2, _GENERATOR = 2, 3, 4
-"""Places among a shuffle's inputs."""
+"""Positions among a shuffle's inputs."""
 
 _DIVISIBLE = (
     "AssertNext",
@@ -46,15 +46,15 @@ _DIVISIBLE = (
     "TensorSlice",
     "Unbatch",
 )
-"""Of these, the parts that several tasks make are the whole, in another order. Not of
-``take`` or ``skip``: each task would take as many."""
+"""Datasets whose parts, computed by several tasks, make up the whole in another order.
+``take`` and ``skip`` are excluded: each task would take or skip that many."""
 
 _REMAINDER = {
     "BatchDatasetV2": 2,
     "PaddedBatchDatasetV2": -1,
     "ParallelBatchDataset": 3,
 }
-"""Where among the inputs it stands whether a last, smaller batch is dropped."""
+"""The position of ``drop_remainder`` among the inputs."""
 
 
 class Pipeline:
@@ -70,7 +70,7 @@ class Pipeline:
         ).numpy()
 
     def why_here(self, tasks: int) -> str | None:
-        """Why ``tasks`` data tasks cannot compute it; None where they can."""
+        """Why ``tasks`` data tasks cannot compute it; None if they can."""
         graph = self._graph()
         for node in _nodes(graph):
             if node.op in _PYTHON:
@@ -81,13 +81,13 @@ class Pipeline:
         return None if tasks == 1 else _why_undivided(graph)
 
     def for_pass(self, number: int, name: str) -> Any:
-        """The dataset as it is in pass ``number`` (from 0 on) over it.
+        """The dataset as it is in pass ``number``, counted from 0.
 
-        ``name`` belongs to this pass alone.
+        ``name`` must be unique to this pass.
         """
         graph = self._graph()
         by_name = {node.name: node for node in graph.node}
-        # A shuffle within a repetition goes on drawing, with other seeds.
+        # A shuffle inside a repeat continues its sequence, with other seeds.
         repeats = any(node.op.startswith("Repeat") for node in graph.node)
         for index, node in enumerate(filter(_reshuffles, graph.node)):
             inputs = [by_name[each] for each in node.input]
@@ -97,7 +97,7 @@ class Pipeline:
                 continue
             drawn = _drawn(_value(inputs[_SEED]), _value(inputs[_SEED2]), number)
             for place, seed in zip((_SEED, _SEED2), drawn, strict=True):
-                # Nodes may share a constant.
+                # Nodes may share a constant, so give this one its own.
                 fresh = graph.node.add()
                 fresh.CopyFrom(inputs[place])
                 fresh.name = f"{node.name}/seed{place}"
@@ -116,19 +116,19 @@ class Pipeline:
 
 
 def _nodes(graph: Any) -> Iterator[Any]:
-    """Also those of the functions that a pipeline calls."""
+    """All nodes, including those of the functions that a pipeline calls."""
     yield from graph.node
     for function in graph.library.function:
         yield from function.node_def
 
 
 def _reshuffles(node: Any) -> bool:
-    # To ask an attribute that is not there is to make one.
+    # Reading a missing attribute would create it.
     return node.op == _SHUFFLE and bool(node.attr["reshuffle_each_iteration"].b)
 
 
 def _draws(node: Any) -> bool:
-    """A random op that has been given a seed, of the program's or a common one."""
+    """Whether this is a random op with a seed of its own or a global one."""
     if "seed" not in node.attr or "seed2" not in node.attr or "Dataset" in node.op:
         return False
     return bool(node.attr["seed"].i or node.attr["seed2"].i)
@@ -144,7 +144,7 @@ def _value(node: Any) -> int:
 
 
 def _drawn(seed: int, seed2: int, number: int) -> tuple[int, int]:
-    """The seeds that a shuffle's generator gives to pass ``number``."""
+    """The seeds that a shuffle's generator draws for pass ``number``."""
     variant = tf.raw_ops.RandomDataset(
         seed=seed, seed2=seed2, output_types=[tf.int64], output_shapes=[[]]
     )

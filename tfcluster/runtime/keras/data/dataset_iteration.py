@@ -1,8 +1,8 @@
-"""Divides the batches of hand-written training loops over a ``tf.data.Dataset``.
+"""Divide the batches of custom training loops over a ``tf.data.Dataset``.
 
-A loop is a training loop once a gradient has been applied between two of its batches:
-from then on the iterator yields this rank's rows. So its first batch is computed alike
-by every rank, and loops that only look at data or predict see all of it.
+A loop counts as a training loop once a gradient has been applied between two of its
+batches. From then on the iterator yields only this rank's rows. So every rank computes
+the whole first batch, and loops that only inspect data or predict see all of it.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from tfcluster.runtime.keras.session import (
 from tfcluster.runtime.scripts import self_distributed
 
 YIELDS_BATCHES = "_tfcluster_yields_batches"
-"""On datasets of ours, whose class does not tell."""
+"""Set on our own datasets, whose class name does not tell."""
 
 
 class GraphMirroredValue:
-    """A value of Python's that graphs read as of when they run."""
+    """A Python value that graphs read when they run, not when they are traced."""
 
     def __init__(self, value: Any, dtype: Any) -> None:
         self._value, self._dtype = value, dtype
@@ -63,7 +63,7 @@ class GraphMirroredValue:
 
 
 class DatasetIteration:
-    """The hook on ``Dataset.__iter__``, and the share of what it has yielded last."""
+    """The hook on ``Dataset.__iter__``, and the share of the last batch it yielded."""
 
     def __init__(self, session: Session, row_terms: RowTerms) -> None:
         self._session = session
@@ -71,7 +71,7 @@ class DatasetIteration:
         self.counts = GraphMirroredValue(session.loop.counts, tf.bool)
         """Whether metrics count this rank's rows."""
         self.fraction = GraphMirroredValue(1.0, tf.float64)
-        """This rank's part of the rows."""
+        """This rank's fraction of the rows."""
         self.doubles = GraphMirroredValue(False, tf.bool)
         """Whether each row comes twice."""
 
@@ -88,7 +88,7 @@ class DatasetIteration:
         present: float | None = None,
         trial: bool = False,
     ) -> None:
-        """Note the share of the batch that the program gets now."""
+        """Record the share of the batch that the program gets now."""
         loop = self._session.loop
         loop.trials += trial
         loop.rows, loop.total = rows, total
@@ -113,7 +113,7 @@ class DatasetIteration:
 
 
 class DatasetPass:
-    """One pass over a dataset by the program's own loop."""
+    """One pass over a dataset by a custom loop of the program."""
 
     def __init__(
         self, session: Session, loops: DatasetIteration, batches: float
@@ -124,12 +124,12 @@ class DatasetPass:
         self._applies: int | None = None
         self._trains = False
         self._looks = False
-        """It has yielded batches between which nothing was trained."""
+        """Whether it has yielded batches between which nothing was trained."""
 
     def next_bounds(self, batch: int) -> tuple[int, int, int]:
-        """Which rows of the next batch are yielded, of ``batch`` rows, how many times.
+        """Choose the rows of the next batch: start, stop, and how many times they come.
 
-        A negative ``batch`` cannot be divided.
+        ``batch`` is its number of rows; a negative one means that it cannot be divided.
         """
         if self_distributed.claimed():
             return 0, max(batch, 0), 1
@@ -188,24 +188,25 @@ class DatasetPass:
         *,
         trial: bool,
     ) -> bool:
-        """Whether a batch can be divided beside those that make one gradient with it.
+        """Whether a batch can be divided, given those that share a gradient with it.
 
-        A gradient has one weight on each rank. It is right for several batches where a
-        rank has the same part of each.
+        A gradient has one weight per rank. It is correct for several batches only if a
+        rank has the same fraction of each of them.
         """
         if beside or not self._session.loop.several:
             return all(other == fractions for other in beside)
-        # Others will come: parts that are all the same fit most of them.
+        # Other batches will follow: equal fractions for all ranks fit most of them.
         counted = fractions[:DOUBLING_RANK] + fractions[DOUBLING_RANK + trial :]
         return len(set(counted)) == 1
 
     def _whole_beside(self, batch: int) -> None:
-        """Every rank gets all of a batch, beside its part of another one.
+        """Yield a whole batch to every rank, beside the rank's part of another batch.
 
-        The weight stays that of the part: of equal terms it gives that one term.
+        The weight remains that of the part. The whole batch's term is equal on all
+        ranks, so any weighted mean reproduces it.
         """
         if not self._trains:
-            # The program looks at data in the midst of a step.
+            # The program looks at data in the middle of a step.
             self._loops.counts.set(self._session.chief)
             return
         self._session.warn(
@@ -217,24 +218,25 @@ class DatasetPass:
         )
 
     def _tries(self, batch: int) -> bool:
-        """Whether the next batch is in a trial: all that make one gradient have to."""
+        """Whether the next batch is a trial. All batches of one gradient have to be."""
         loop = self._session.loop
         if not loop.unjudged or loop.trials >= MOST_TRIALS:
             return False
         if loop.trial and loop.batches:
             return True
-        # The first batch of the next pass could not be.
+        # Otherwise the first batch of the next pass, which is whole, would be part of
+        # it.
         return batch >= self._session.size and loop.window <= max(self._left, 0) + 1
 
 
 def _batches_in(dataset: Any) -> float:
-    """How many batches of the dataset will come for sure."""
+    """How many batches of the dataset are certain to come (infinite: ``math.inf``)."""
     found = int(dataset.cardinality())
     return math.inf if found == tf.data.INFINITE_CARDINALITY else max(found, 0)
 
 
 def _watched(iterator: Any, session: Session, row_terms: RowTerms) -> Any:
-    """Look at the batches of ``iterator``, and settle the weights when it ends."""
+    """Observe the batches of ``iterator``, and settle the weights when it ends."""
     kind = type(iterator)
     loop = user_line()
 
@@ -249,14 +251,14 @@ def _watched(iterator: Any, session: Session, row_terms: RowTerms) -> Any:
             row_terms.begin_batch(batch, loop)
         return batch
 
-    # Python looks for __next__ in the class; all else is to stay what it is.
+    # Python looks up __next__ in the class; everything else must stay the same.
     watched = type(kind.__name__, (kind,), {"__next__": following})
     patches.TABLE.replace(patches.ONE_ITERATOR_CLASS, iterator, watched)
     return iterator
 
 
 def yields_batches(dataset: Any) -> bool:
-    """Whether the elements of a dataset are batches for sure."""
+    """Whether the elements of a dataset are certainly batches."""
     if getattr(dataset, YIELDS_BATCHES, False):
         return True
     kind = tf_internals.kind_of(dataset)
@@ -271,7 +273,7 @@ def yields_batches(dataset: Any) -> bool:
 
 
 def _divided(dataset: Any, passage: DatasetPass) -> Any:
-    """``dataset`` with each batch cut as ``passage`` says at that moment."""
+    """``dataset`` with each batch sliced as ``passage`` decides at that moment."""
 
     def next_bounds(batch: Any) -> list[Any]:
         return [np.int64(number) for number in passage.next_bounds(int(batch))]
@@ -296,14 +298,14 @@ def _divided(dataset: Any, passage: DatasetPass) -> Any:
         return tf.nest.map_structure(piece, _as_spec(element, dataset.element_spec))
 
     options = tf.data.Options()
-    # Rows are noted when a batch is produced: that must be when it is asked for.
+    # The share is recorded when a batch is produced; that must be when it is asked for.
     options.experimental_optimization.inject_prefetch = False
     options.experimental_optimization.map_parallelization = False
     return dataset.map(part).with_options(options)
 
 
 def _as_spec(element: tuple[Any, ...], spec: Any) -> Any:
-    """The arguments of a mapped function as the one element that they are."""
+    """Join the arguments of a mapped function to the one element that they are."""
     if not isinstance(spec, tuple):
         return element[0]
     return type(spec)(*element) if hasattr(spec, "_fields") else element

@@ -1,8 +1,8 @@
-"""``keras.utils.get_file`` downloads once on each host; its other ranks wait for that.
+"""``keras.utils.get_file`` downloads once per host; the host's other ranks wait.
 
-The ranks of a host share a small file of their run, which also is their lock. It says
-which calls have been answered, and how: so an archive is not unpacked a second time
-either, while another rank reads what came out of it.
+The ranks of a host share a small file, which is also their lock. It records which calls
+have been answered and with what result. So an archive is not unpacked a second time
+either while another rank reads the extracted files.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Downloads:
             answers = _read(descriptor)
             known = answers.get(key)
             if known is not None and Path(known).exists():
-                # A path, as Keras itself would return it.
+                # A string, as Keras itself returns it.
                 return known
             with self._alone_among_hosts(call.arguments):
                 found = original(*args, **kwargs)
@@ -63,7 +63,7 @@ class Downloads:
             return found
 
     def _key(self, arguments: dict[str, Any]) -> str:
-        """The same for the same call on another rank, and new for each of this one."""
+        """A key for a call: equal on all ranks, and new for each repetition."""
         text = repr(sorted((name, str(value)) for name, value in arguments.items()))
         digest = hashlib.sha256(text.encode()).hexdigest()
         self._calls[digest] += 1
@@ -71,7 +71,7 @@ class Downloads:
 
     @contextmanager
     def _alone_among_hosts(self, arguments: dict[str, Any]) -> Iterator[None]:
-        """Hosts may share the folder, where their file system locks for all of them."""
+        """Lock a folder that hosts may share, if its file system supports that."""
         if self._context.cross_size == 1:
             yield
             return
@@ -82,7 +82,7 @@ class Downloads:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[int | None]:
-    """A descriptor of the file, locked; None where that cannot be."""
+    """Lock the file and yield its descriptor; None if it cannot be opened."""
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

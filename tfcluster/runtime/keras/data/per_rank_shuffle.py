@@ -1,9 +1,9 @@
-"""Each rank shuffles the data in an order of its own, instead of dividing one.
+"""Each rank shuffles the data in its own order, instead of dividing a common one.
 
-TensorFlow's global seed, which the shuffles of ``tf.data`` and of Keras's arrays depend
-on, is moved by the rank. Python's and NumPy's stay common: what scripts do with them,
-such as to hold data out for validation, has to be the same everywhere. So do initial
-weights, which are sent to all in any case.
+The rank is added to TensorFlow's global seed, on which shuffles by ``tf.data`` and of
+Keras's arrays depend. Python's and NumPy's seeds stay common: what scripts do with
+them, such as holding out validation data, must be the same everywhere. So must initial
+weights, but these are broadcast anyway.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import tensorflow as tf
 from tfcluster.runtime.keras import patches
 
 STRIDE = 7_368_787
-"""A prime, so that the seeds of one rank are not soon those of another."""
+"""A prime, so that the seeds of different ranks rarely coincide."""
 
 _SEEDS = 1 << 31
 

@@ -1,6 +1,6 @@
-"""Whole batches, dealt to the ranks in turn: rank r of N takes r, r+N, r+2N, ...
+"""Round-robin sharding by batches: rank r of N gets batches r, r+N, r+2N, ...
 
-For ranks that don't wait for each other. All read the data in the same order.
+For ranks that do not wait for each other. All ranks read the data in the same order.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from tfcluster.runtime.keras.session import Session
 
 @dataclass(frozen=True, slots=True)
 class ShardSpec:
-    """Which batches are one rank's."""
+    """Which batches belong to one rank."""
 
     rank: int
     size: int
 
     def count(self, batches: int) -> int:
-        """How many of so many."""
+        """How many of ``batches`` batches belong to this rank."""
         return max(0, -(-(batches - self.rank) // self.size))
 
     def takes(self, number: int) -> bool:
         return number % self.size == self.rank
 
     def stand_in(self, batches: int) -> ShardSpec:
-        """Of a rank that none of so few is left for: it looks on at another's."""
+        """The spec of another rank, for a rank that gets none of so few batches."""
         return ShardSpec(self.rank % batches, batches)
 
 
 class FitBatches:
-    """Deals the batches of ``fit``."""
+    """Shards the batches of ``fit``."""
 
     def __init__(
         self, session: Session, hand: ShardSpec, set_idle: Callable[[bool], None]
@@ -53,7 +53,7 @@ class FitBatches:
 
     @contextmanager
     def next_is_dealt(self) -> Iterator[None]:
-        """The first iterator that this thread makes is that of the training data."""
+        """Shard the next iterator that this thread creates: the training data's."""
         with self._session.once("dealing"):
             try:
                 yield
@@ -76,7 +76,7 @@ class FitBatches:
 
 
 def _fewest(iterator: Any) -> int | None:
-    """How many batches an epoch has, where that is known."""
+    """The number of batches per epoch, or None if unknown."""
     found = iterator.steps_per_epoch or iterator.data_adapter.num_batches
     return int(found) if found else None
 
@@ -101,10 +101,10 @@ def _deal(iterator: Any, hand: ShardSpec) -> None:
 
 
 class LoopBatches:
-    """Deals the batches of hand-written loops over a ``tf.data.Dataset``.
+    """Shards the batches of custom loops over a ``tf.data.Dataset``.
 
-    A dataset is one to train with once a gradient has been applied between two of its
-    batches: the first of them goes to every rank, and in later passes to one.
+    A dataset is used for training once a gradient has been applied between two of its
+    batches. Its first batch goes to every rank, in later passes to one rank only.
     """
 
     def __init__(self, session: Session, hand: ShardSpec) -> None:
@@ -142,7 +142,7 @@ class LoopBatches:
 
 
 def _dealt(dataset: Any, takes: Callable[[Any], Any]) -> Any:
-    """Those batches of ``dataset`` that ``takes`` wants, asked one after the other."""
+    """The batches of ``dataset`` that ``takes`` accepts; it is asked in their order."""
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def is_taken(number: Any, *element: Any) -> Any:
@@ -155,7 +155,7 @@ def _dealt(dataset: Any, takes: Callable[[Any], Any]) -> Any:
         return element
 
     options = tf.data.Options()
-    # It is decided when a batch is asked for, not before.
+    # The decision must be made when a batch is asked for, not earlier.
     options.experimental_optimization.inject_prefetch = False
     options.experimental_optimization.map_parallelization = False
     numbered = dataset.enumerate().filter(is_taken)
