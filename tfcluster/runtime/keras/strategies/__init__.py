@@ -1,1 +1,1 @@
-"""What becomes of a gradient: all-reduce, parameter servers, or local SGD."""
+"""What happens to a gradient: all-reduce, parameter servers, or local SGD."""

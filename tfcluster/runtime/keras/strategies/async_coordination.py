@@ -1,7 +1,7 @@
-"""What ranks that don't wait for each other leave for one another, as notes on a ps.
+"""How ranks that train asynchronously inform each other: notes on a ps task.
 
-How many epochs each has done, that the chief has stopped or ended a ``fit``, and what
-it has written. A program that is restarted finds its own notes.
+The notes say how many epochs each rank has done, whether the chief has stopped or ended
+a ``fit``, and what it has saved. A restarted program finds its own notes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _FOREVER_S = 20 * 86400.0
 
 
 class Progress:
-    """The notes of one rank. ``warn`` tells whoever waits for long why."""
+    """The notes of one rank. ``warn`` is called when a wait exceeds ``warning_s``."""
 
     def __init__(
         self,
@@ -51,18 +51,18 @@ class Progress:
         self._looked = self._clock()
 
     def epochs_done(self) -> int:
-        """Of this ``fit``, by this rank, in a life before this one."""
+        """Epochs of this ``fit`` that this rank completed before it was restarted."""
         return int(self._servers().get(self._key("epochs", self._rank)) or 0)
 
     def epoch_done(self, epochs: int) -> None:
         self._servers().put(self._key("epochs", self._rank), str(epochs))
 
     def stop(self) -> None:
-        """The chief's callbacks have had enough."""
+        """Note that the chief's callbacks have stopped training."""
         self._servers().put(self._key("stop"), "stop")
 
     def chief_has_stopped(self, *, at_once: bool) -> bool:
-        """Whether it has; asked again only now and then, where not ``at_once``."""
+        """Whether the chief has stopped. Unless ``at_once``, asks only now and then."""
         now = self._clock()
         if not self._stopped and (at_once or now - self._looked >= _LOOK_EVERY_S):
             self._looked = now
@@ -70,20 +70,26 @@ class Progress:
         return self._stopped
 
     def end_fit(self) -> None:
-        """The chief says so; the others wait for that, so that its files are there."""
+        """Note the chief's end of ``fit``; other ranks wait for it, and thus its files.
+
+        Raises CollectiveTimeoutError if the chief does not come in time.
+        """
         if self._rank == 0:
             self._servers().put(self._key("end"), "end")
         else:
             self._wait(self._key("end"), f"end of its fit number {self._fits}")
 
     def written(self, result: str, error: str = "") -> None:
-        """The chief has saved something, outside of ``fit``."""
+        """Note that the chief has saved something outside of ``fit``."""
         self._writings += 1
         text = json.dumps([result, error])
         self._servers().put(f"written/{self._writings}", text)
 
     def wait_for_writing(self) -> str | None:
-        """Until the chief has saved as many times as this rank would have."""
+        """Wait until the chief has saved as often as this rank would have.
+
+        Returns the chief's result. Raises CollectiveError if the chief could not save.
+        """
         self._writings += 1
         key = f"written/{self._writings}"
         result, error = json.loads(self._wait(key, f"saving number {self._writings}"))

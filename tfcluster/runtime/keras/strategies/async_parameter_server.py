@@ -1,7 +1,7 @@
-"""Training tasks that don't wait for each other, and meet only at the ps tasks.
+"""Asynchronous training: ranks do not wait for each other and share only the ps tasks.
 
-Each computes whole batches; the chief prints and writes. What one has to know of
-another it finds in notes on the ps tasks.
+Each rank computes whole batches; the chief prints and saves. What ranks must know of
+each other is in notes on the ps tasks.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Logs = dict[str, Any] | None
 
 
 def install(session: AsyncSession, masters: ServerModels, progress: Progress) -> None:
-    """Hook into the imported Keras, once for each process."""
+    """Install the hooks in Keras, once per process."""
     update = PsUpdate(session, masters)
     session.settle = update.settle
     masters.install()
@@ -68,7 +68,7 @@ def install(session: AsyncSession, masters: ServerModels, progress: Progress) ->
 
 @dataclass
 class AsyncSession(Session):
-    """A rank in training; its group is its own."""
+    """The state of a rank in training. Its process group contains only itself."""
 
     hand: ShardSpec = field(kw_only=True)
 
@@ -84,7 +84,7 @@ class AsyncSession(Session):
 
 
 class Epochs(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
-    """Follows the chief, and skips what this rank had done before it was restarted."""
+    """Stops with the chief, and after a restart skips the epochs already done."""
 
     def __init__(
         self, session: Session, masters: ServerModels, progress: Progress
@@ -111,14 +111,15 @@ class Epochs(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         if not has_exchanged(self._session, self.model, self._applies):
             raise not_distributed(f"epoch {epoch + 1} of {self.model.name}")
-        # What callbacks have set, the others should not have to wait for.
+        # Pass on what callbacks have assigned now: other ranks should not wait for it.
         self._masters.tell_all()
         self._progress.epoch_done(epoch + 1)
         if self._session.chief:
             if self.model.stop_training:
                 self._progress.stop()
         else:
-            # Its own metrics are those of its own batches: the chief decides.
+            # This rank's metrics are only those of its own batches, so the chief
+            # decides.
             stopped = self._progress.chief_has_stopped(at_once=True)
             self.model.stop_training = stopped
 
@@ -137,12 +138,13 @@ class Epochs(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
         if done and model.built and isinstance(inner, keras.optimizers.Optimizer):
             if not inner.built:
                 model.optimizer.build(model.trainable_variables)
-            # It may have nothing left to do but to evaluate.
+            # Perhaps only an evaluation is left, and then no gradient would open the
+            # model.
             self._masters.of(inner, "-" * len(internals.trained_variables(inner)))
 
 
 class FreshWeights(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
-    """Validates, and shows callbacks, what all ranks have trained so far."""
+    """Fetches the newest weights before a validation and for callbacks."""
 
     def __init__(self, masters: ServerModels) -> None:
         super().__init__()
@@ -153,7 +155,7 @@ class FreshWeights(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
 
 
 class AsyncModelMethods:
-    """The hooks on ``fit``, ``evaluate`` and the other ways into a Keras model."""
+    """The hooks on ``fit``, ``evaluate`` and the model's other entry points."""
 
     def __init__(
         self,
@@ -230,7 +232,7 @@ class AsyncModelMethods:
     def _train_on_batch(
         self, original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        """Every N-th call is this rank's; the others give what the last one gave."""
+        """Run every N-th call on this rank; other calls return its last result."""
         number, self._calls = self._calls, self._calls + 1
         last = vars(model).get("_tfcluster_last_logs")
         divides = self._session.divides and not self._session.loop.divided
@@ -245,7 +247,7 @@ class AsyncModelMethods:
     def _entering(self, model: Any) -> Iterator[None]:
         refuse_replicas(model.distribute_strategy)
         if model.compiled and model.jit_compile:
-            # A push cannot be compiled; Keras does the same under tf.distribute.
+            # XLA cannot compile a push; Keras does the same under tf.distribute.
             model.jit_compile = False
             patches.TABLE.replace(patches.ONE_MODEL_TRAIN_FUNCTION, model, None)
             patches.TABLE.replace(patches.ONE_MODEL_TEST_FUNCTION, model, None)
@@ -253,14 +255,14 @@ class AsyncModelMethods:
             with self._session.entering():
                 yield
         except tf.errors.OpError as error:
-            # What our own code raised within an op, TensorFlow has made text of.
+            # TensorFlow has turned the error of our code inside an op into text.
             if (reason := self._session.group.refusal) is not None:
                 raise reason from error
             raise
 
 
 class AsyncSaving(ChiefOnlySaving):
-    """Only the chief writes. Outside of ``fit`` the others wait until it has."""
+    """Only the chief saves. Outside of ``fit`` the other ranks wait until it has."""
 
     def __init__(self, session: Session, progress: Progress) -> None:
         super().__init__(session)
@@ -269,8 +271,8 @@ class AsyncSaving(ChiefOnlySaving):
     def chief_only(
         self, act: Callable[[], Any], what: str, name: Name | None = None
     ) -> Any:
-        """Those that have another ``name`` for it do not find it there: nobody waits
-        for all others here."""
+        """Call ``act`` on the chief. ``name`` is ignored: the ranks do not compare it,
+        since they do not wait for each other here."""
         session = self._session
         if session.within("saving"):
             return act()

@@ -1,4 +1,4 @@
-"""Every rank applies the average of all ranks' gradients."""
+"""Synchronous training: every rank applies the average of all ranks' gradients."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tfcluster.runtime.keras.train.tape_gradients import TapeGradients
 
 
 class CollectiveUpdate:
-    """See ``Update``."""
+    """The ``GradientUpdate`` that all-reduces gradients."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class CollectiveUpdate:
             return exchange(self._session, target, gradients, variables, state, watch)
         found = list(gradients)
         if tapes.drawn_since(gradients, variables):
-            # All ranks go on with the same random numbers: the chief's.
+            # Continue with the same random numbers on all ranks, those of the chief.
             chosen = [i for i, is_own in enumerate(own) if not is_own]
             self._replace(found, variables, chosen, target, chiefs_count=True)
         if any(own):
@@ -82,7 +82,7 @@ class CollectiveUpdate:
     def after(
         self, optimizer: Any, variables: Sequence[Any], state: Sequence[Any]
     ) -> None:
-        """Nothing is left to be done."""
+        """Does nothing."""
 
     def settle(self, what: str) -> None:
-        """They are so after every step."""
+        """Does nothing: the weights are identical on all ranks after every step."""

@@ -1,10 +1,10 @@
-"""Training by itself on every rank, with the parameters averaged now and then.
+"""Local SGD: ranks train on their own, and their parameters are averaged periodically.
 
-A rank applies its own gradients to its own weights. Every so many steps, and whenever
-the weights are about to be looked at, all ranks take the mean, weighted by the rows
-that each has trained on since the last time. The optimizers' own variables stay each
-rank's: moments are estimates of one and the same gradient, and to send them as well
-would double or treble the bytes.
+A rank applies its own gradients to its own weights. Every so many steps, and before
+weights are saved or evaluated, all ranks take the mean, weighted by the rows that each
+has trained on since the last averaging. The optimizers' slot variables are not
+averaged: moments estimate the same gradient on every rank, and sending them would
+double or treble the bytes.
 """
 
 from __future__ import annotations
@@ -30,30 +30,30 @@ from tfcluster.runtime.keras.strategies.local_sgd_schedule import Drift, Schedul
 from tfcluster.runtime.tensors import is_sparse, name_of
 
 _WORD = struct.Struct(">dQ")
-"""A replica's squared relative distance from the mean, and a proposed interval."""
+"""A replica's squared relative distance from the mean, and its proposed interval."""
 
 _LEAST_ROWS = 1e-12
-"""A rank without rows; not zero, for where none of them has any."""
+"""Weight of a rank without rows; not zero, in case no rank has any."""
 
 
 @dataclass
 class Replica:
-    """What one optimizer trains on this rank, and how it has gone on."""
+    """What one optimizer trains on this rank, and its progress since an averaging."""
 
     name: str
     schedule: Schedule
     optimizer: weakref.ref[Any]
     variables: dict[int, Any] = field(default_factory=dict)
-    """By id: the parameters, and what layers set from their data."""
+    """By id: the parameters, and the variables that layers update from their data."""
     steps: int = 0
-    """Since the last averaging, as are the rest."""
+    """Since the last averaging, like the following two."""
     rows: float = 0.0
     since_s: float = 0.0
     drift: Drift = field(default_factory=Drift)
 
 
 class LocalSgdUpdate:
-    """See ``Update``."""
+    """The ``GradientUpdate`` of local SGD."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class LocalSgdUpdate:
         variables: Sequence[Any],
         state: Sequence[Any],
     ) -> list[Any] | None:
-        """The rank's own gradients; zeros, where it has no rows of this batch."""
+        """The rank's own gradients; zeros if it has no rows of this batch."""
         return _unless(self._has_rows(), gradients)
 
     def after(
@@ -103,7 +103,7 @@ class LocalSgdUpdate:
         )
 
     def settle(self, what: str) -> None:
-        """Average what has trained since the last time."""
+        """Average everything that has been trained since the last averaging."""
         for replica in self._replicas:
             if replica.steps:
                 chosen = list(replica.variables.values())
@@ -115,7 +115,8 @@ class LocalSgdUpdate:
         if known is None or known[0]() is not optimizer:
             schedule = Schedule(every=self._every, seconds=self._seconds)
             name = f"{optimizer.name} {len(self._replicas) + 1}"
-            # Named before it is made: it is called once the optimizer is gone.
+            # Declared before it exists: the callback runs only when the optimizer is
+            # gone.
             replica: Replica
             ref = weakref.ref(optimizer, lambda _: self._forget(replica))
             replica = Replica(name, schedule, ref, since_s=self._clock())
@@ -124,12 +125,12 @@ class LocalSgdUpdate:
         return known[1]
 
     def _forget(self, replica: Replica) -> None:
-        """Its optimizer is gone: nobody goes on training these variables by it."""
+        """Forget the variables of a lost optimizer, unless they need averaging."""
         if not replica.steps:
             replica.variables.clear()
 
     def _has_rows(self) -> Any:
-        """Whether this step's rows are this rank's: True, False or a tensor."""
+        """Whether this rank has rows in this step: True, False or a boolean tensor."""
         share = self._session.share
         if share is not None:
             known = share.rows
@@ -140,7 +141,7 @@ class LocalSgdUpdate:
         return _scalar(tf.numpy_function(lambda: np.bool_(loop.rows > 0), [], tf.bool))
 
     def _stepped(self, replica: Replica, rows: float, in_loop: bool) -> bool:
-        """Count a step; whether the average is to be taken now."""
+        """Count a step; return whether it is time to average."""
         session = self._session
         replica.steps += 1
         replica.rows += rows
@@ -200,7 +201,7 @@ class LocalSgdUpdate:
 
 
 def _squared_distance(arrays: Sequence[Array], means: Sequence[Array]) -> float:
-    """Between this rank's arrays and the means, in lengths of the means."""
+    """Squared distance of this rank's arrays from the means, relative to the means."""
     away = length = 0.0
     for array, mean in zip(arrays, means, strict=True):
         middle = np.asarray(mean).reshape(-1).astype(np.float32, copy=False)
@@ -211,7 +212,7 @@ def _squared_distance(arrays: Sequence[Array], means: Sequence[Array]) -> float:
 
 
 def _unless(has_rows: Any, gradients: Sequence[Any]) -> list[Any]:
-    """The gradients, or zeros where ``has_rows`` is not so."""
+    """The gradients, or zeros if ``has_rows`` is false."""
     if has_rows is True:
         return list(gradients)
     given = [gradient for gradient in gradients if gradient is not None]
@@ -222,7 +223,7 @@ def _unless(has_rows: Any, gradients: Sequence[Any]) -> list[Any]:
         tf.cond(
             tf.convert_to_tensor(has_rows),
             lambda: [tf.identity(tensor) for tensor in tensors],
-            # Not 0 * x: that could be NaN.
+            # Not 0 * x, which would be NaN for infinite x.
             lambda: [tf.zeros_like(tensor) for tensor in tensors],
         )
     )

@@ -1,6 +1,6 @@
-"""When replicas that train by themselves are averaged, and how far they drift. Pure.
+"""When local SGD averages the replicas, and how far they drift apart. Pure.
 
-Nothing here asks a clock or another rank: what they say is handed in.
+Clock readings and other ranks' values are passed in as arguments.
 """
 
 from __future__ import annotations
@@ -9,28 +9,28 @@ import math
 from dataclasses import dataclass, field
 
 DEFAULT_STEPS = 100
-"""Between averagings, where neither steps nor seconds are given."""
+"""Steps between averagings if neither steps nor seconds are configured."""
 
 _GROWTH = 10
-"""The first steps trace and compile: their pace says little about those to come."""
+"""Limits an interval's growth: the first steps include tracing and compilation."""
 _FAR = 0.1
-"""Replicas this close to their mean (relative) are no matter, however that grows."""
+"""Relative distance from the mean below which replicas do not count as drifting."""
 _GROWN = 4.0
-"""So many times as far as in the beginning, and they drift."""
+"""Replicas drift if they are this many times as far away as at the beginning."""
 _BEGINNING = 5
-"""Averagings: weights move quickly then, and show what is usual."""
+"""The first averagings, which define the usual distance: weights move fastest then."""
 
 
 @dataclass
 class Schedule:
-    """After how many steps of a rank the next averaging comes.
+    """After how many of a rank's steps the next averaging is due.
 
-    All ranks have the same number: the chief's ``proposal``, told at every averaging.
+    All ranks use the chief's ``proposal``, which is exchanged at every averaging.
     """
 
     every: int | None = None
     seconds: float | None = None
-    """Instead of steps."""
+    """Seconds between averagings; replaces ``every``."""
     interval: int = field(init=False)
     """Steps from one averaging to the next."""
 
@@ -38,7 +38,7 @@ class Schedule:
         if self.seconds is None:
             self.interval = self.every or DEFAULT_STEPS
         else:
-            # The pace is unknown: one step measures it.
+            # The step rate is unknown: one step measures it.
             self.interval = 1
 
     def is_due(self, steps: int) -> bool:
@@ -46,31 +46,31 @@ class Schedule:
         return steps >= self.interval
 
     def proposal(self, steps: int, elapsed_s: float) -> int:
-        """The next interval, where the last ``steps`` took ``elapsed_s``."""
+        """The next interval in steps, if the last ``steps`` took ``elapsed_s``."""
         if self.seconds is None or steps < 1:
             return self.interval
         pace = self.seconds * steps / max(elapsed_s, 1e-9)
         return int(min(max(1.0, pace), self.interval * _GROWTH))
 
     def agreed(self, interval: int) -> None:
-        """All ranks have been told the chief's proposal."""
+        """Adopt the chief's proposal, as all ranks do."""
         self.interval = max(1, interval)
 
 
 @dataclass
 class Drift:
-    """How far replicas are from their mean, averaging by averaging."""
+    """The distance of replicas from their mean over time."""
 
     usual: float = 0.0
-    """The farthest that they were in the beginning."""
+    """The largest distance at the beginning."""
     seen: int = 0
     warned: bool = False
 
     def saw(self, distance: float, steps: int) -> str | None:
-        """A warning, once, when replicas move away from each other.
+        """Return a warning, once, if the replicas move away from each other.
 
-        ``distance``: of the parameters from their mean, relative to its length, before
-        an averaging after ``steps`` steps.
+        ``distance`` is that of the parameters from their mean, relative to the norm of
+        the mean. It was measured before an averaging after ``steps`` steps.
         """
         self.seen += 1
         if self.warned:

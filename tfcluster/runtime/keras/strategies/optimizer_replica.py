@@ -1,7 +1,7 @@
 """An optimizer's update, traced for the part of the variables that one ps keeps.
 
-The program's optimizer stays as it is. One of the same class and settings is built on
-variables of the pieces' shapes, and what it does to them becomes a graph.
+The program's optimizer is not changed. A replica of the same class and settings is
+built on variables of the pieces' shapes, and its update is traced into a graph.
 """
 
 from __future__ import annotations
@@ -42,25 +42,25 @@ _ELEMENTWISE = tuple(
     )
     if hasattr(keras.optimizers, name)
 )
-"""These classes, and none derived from them, treat each element by itself."""
+"""Exactly these classes, without subclasses, update each element independently."""
 
 _PLAIN = (bool, int, float, str, type(None))
 
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """How far an optimizer's work can be divided among ps tasks."""
+    """How far an optimizer's update can be divided among ps tasks."""
 
     splittable: bool
-    """Rows of a variable may live on different ps."""
+    """Whether rows of one variable may be on different ps tasks."""
     together: bool
-    """One ps needs all of the gradients."""
+    """Whether one ps task needs all gradients."""
     rows_only: bool
-    """A sparse gradient changes the rows that it names, and no others."""
+    """Whether a sparse gradient changes only the rows that it names."""
 
 
 def traits_of(optimizer: Any, *, clips_here: bool) -> Traits:
-    """``clips_here``: gradients are clipped before they are pushed."""
+    """An optimizer's traits. ``clips_here``: gradients are clipped before a push."""
     cls = type(optimizer)
     clips = bool(optimizer.clipnorm) and not clips_here
     constrained = any(
@@ -82,7 +82,7 @@ def _looks_at_all(cls: type) -> bool:
 
 
 def _changes_rows_only(optimizer: Any) -> bool:
-    """Plain SGD and Adagrad: no momentum that goes on, nothing done to all rows."""
+    """Plain SGD and Adagrad: no lasting momentum, and no change to other rows."""
     if (
         optimizer.weight_decay
         or optimizer.use_ema
@@ -96,7 +96,7 @@ def _changes_rows_only(optimizer: Any) -> bool:
 
 
 def described(variables: Sequence[Any], *, rows_only: bool) -> list[Variable]:
-    """The variables as the ps tasks know them, by paths that differ."""
+    """The variables as the ps tasks know them, with unique paths."""
     return [
         Variable(
             path,
@@ -112,8 +112,8 @@ def described(variables: Sequence[Any], *, rows_only: bool) -> list[Variable]:
 def packer(
     optimizer: Any, tracing: Callable[[], Any], *, clips_here: bool
 ) -> Callable[[Sequence[Piece], str], bytes]:
-    """What traces ``optimizer``'s update for some pieces; called whenever one is
-    wanted. ``tracing()`` is a context in which ``apply`` is Keras's own."""
+    """Return a function that traces ``optimizer``'s update for some pieces and
+    serialises it. In the context ``tracing()``, ``apply`` is Keras's own."""
 
     def pack(pieces: Sequence[Piece], kinds: str) -> bytes:
         with tf.init_scope(), tf.device("CPU:0"), tracing():
@@ -124,7 +124,7 @@ def packer(
 
 
 class _OptimizerReplica:
-    """An optimizer like another, for pieces of that one's variables."""
+    """A replica of an optimizer, for pieces of that optimizer's variables."""
 
     def __init__(
         self, optimizer: Any, pieces: Sequence[Piece], *, clips_here: bool
@@ -144,7 +144,7 @@ class _OptimizerReplica:
         self.slots = {slot.path: raw(slot.variable) for slot in slots}
 
     def apply(self, gradients: list[Any]) -> None:
-        """Update the pieces that have a gradient; a step is one for all ps alike."""
+        """Update the pieces that have a gradient; always count the step."""
         given = [
             (gradient, variable)
             for gradient, variable in zip(gradients, self._variables, strict=True)
@@ -158,14 +158,14 @@ class _OptimizerReplica:
 
 
 def _piece_of(original: Any, piece: Piece) -> Any:
-    """A Keras variable for some rows of another."""
+    """A Keras variable for some rows of another one."""
     shape = tuple(original.shape)
     if not piece.whole:
         shape = (piece.end - piece.start, *shape[1:])
     variable = keras.Variable(
         np.zeros(shape, tf.as_dtype(original.dtype).as_numpy_dtype),
         dtype=tf.as_dtype(original.dtype).name,
-        # What Keras derives its slots' names from: they say whose they are.
+        # Keras derives the slots' names from it, and we derive their owner from those.
         name=original.name.replace("/", "_").replace(":", "_"),
     )
     internals.set_path(variable, path_in_shadow(piece.variable))
@@ -177,11 +177,11 @@ def _piece_of(original: Any, piece: Piece) -> Any:
 
 
 def _like(optimizer: Any, *, clips_here: bool) -> Any:
-    """A new optimizer of the same class, with the same settings."""
+    """A new optimizer of the same class with the same settings."""
     config = dict(optimizer.get_config())
     rate = internals.rate_of(optimizer)
     if "learning_rate" in config:
-        # A schedule or a function as it is: its class may not be known to Keras.
+        # Keep a schedule or function as it is: Keras may not know its class.
         fixed = isinstance(rate, keras.Variable)
         config["learning_rate"] = float(rate.numpy()) if fixed else rate
     try:
@@ -193,14 +193,14 @@ def _like(optimizer: Any, *, clips_here: bool) -> Any:
             "__init__ needs"
         ) from error
     for name, value in vars(optimizer).items():
-        # What a class of the program's own keeps, and does not tell in its config.
+        # Settings of a program's own class that its config does not contain.
         if isinstance(value, _PLAIN) and isinstance(
             vars(shadow).get(name, value), _PLAIN
         ):
             vars(shadow)[name] = value
     vars(shadow)["built"] = False
     shadow.name = optimizer.name
-    # Those who push divide by it.
+    # The ranks divide by it before they push.
     shadow.loss_scale_factor = None
     if clips_here:
         shadow.clipnorm = shadow.clipvalue = shadow.global_clipnorm = None
@@ -214,7 +214,7 @@ def _exclude_alike(
     pieces: Sequence[Piece],
     variables: Sequence[Any],
 ) -> None:
-    """Spare the same variables from weight decay."""
+    """Exclude the same variables from weight decay."""
     if not optimizer.weight_decay:
         return
     internals.exclude_from_decay(
@@ -228,7 +228,7 @@ def _exclude_alike(
 
 
 def _begin_alike(optimizer: Any, slots: Sequence[Slot]) -> None:
-    """Slots begin with what the program's optimizer has: it may have been loaded."""
+    """Copy the slots of the program's optimizer, which may have been loaded."""
     originals = optimizer.variables
     known = dict(zip(unique(originals), originals, strict=True))
     for slot in slots:

@@ -1,7 +1,7 @@
-"""An optimizer's own variables, and which of them a shadow's are.
+"""An optimizer's slot variables, matched with those of its replica.
 
-By name, as Keras derives it from that of the trained variable; where two variables have
-the same path, by order.
+They are matched by name, as Keras derives it from that of the trained variable, and by
+order if several variables have the same path.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ _IN_SHADOW = re.compile(r"tfcluster(\d+)_(.+)")
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One of a shadow's variables."""
+    """One of a replica's variables."""
 
     path: str
-    """That of the program's optimizer's variable that it stands for."""
+    """The path of the corresponding variable of the program's optimizer."""
     variable: Any
     piece: Piece | None
-    """Whose it is; None: it belongs to no trained variable."""
+    """The piece that it belongs to; None if it belongs to no trained variable."""
 
 
 def path_in_shadow(index: int) -> str:
-    """What a shadow calls its piece of the variable of that place."""
+    """The path of a replica's piece of the variable at this index."""
     return f"tfcluster{index}"
 
 
 def unique(variables: Iterable[Any]) -> list[str]:
-    """Their paths, with a number where one comes again."""
+    """The variables' paths; repeated paths get a number."""
     seen: Counter[str] = Counter()
     paths = []
     for variable in variables:
@@ -48,7 +48,7 @@ def unique(variables: Iterable[Any]) -> list[str]:
 
 
 def slots_of_shadow(optimizer: Any, shadow: Any, pieces: Sequence[Piece]) -> list[Slot]:
-    """What each of ``shadow``'s variables is in ``optimizer``, whose shadow it is."""
+    """Match each of the replica ``shadow``'s variables with one of ``optimizer``'s."""
     originals = optimizer.variables
     paths = unique(originals)
     by_name: dict[str, list[str]] = defaultdict(list)
@@ -72,7 +72,7 @@ def slots_of_shadow(optimizer: Any, shadow: Any, pieces: Sequence[Piece]) -> lis
         else:
             candidates = by_name[name]
             if alike[name] == len(pieces) and len(candidates) == len(trained) > 1:
-                # One for each trained variable, all of the same name.
+                # One per trained variable, all with the same name.
                 piece = pieces[number]
                 number = piece.variable
         path = candidates[number] if number < len(candidates) else f"{name}#own{number}"
@@ -82,12 +82,12 @@ def slots_of_shadow(optimizer: Any, shadow: Any, pieces: Sequence[Piece]) -> lis
 
 def _last(variable: Any) -> str:
     name = name_of(variable).rpartition("/")[2]
-    # Keras numbers those that were given no name (Nadam's) as they come.
+    # Keras numbers nameless variables (Nadam's) consecutively.
     return "variable" if _NAMELESS.fullmatch(name) else name
 
 
 def _stem(variable: Any) -> str:
-    """The beginning of the names that Keras gives a variable's slots."""
+    """The prefix that Keras gives to the names of a variable's slots."""
     if hasattr(variable, "path"):
         return str(variable.path).replace("/", "_")
     return str(variable.name).replace("/", "_").replace(":", "_")

@@ -1,4 +1,4 @@
-"""Gradients go to the ps tasks, which apply them; the weights come back from there."""
+"""Parameter servers: push gradients to the ps tasks, and receive the new weights."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ _NOTHING, _ROWS, _WHOLE = range(3)
 
 
 class PsUpdate:
-    """``Optimizer.apply`` becomes a push, whose answer are the new weights.
+    """The ``GradientUpdate`` that pushes gradients; the answer has the new weights.
 
-    ``drift`` compares what the ranks tell their optimizers, where they are in step.
-    ``model_variables`` shares what layers set from the data that they see (moving
-    averages). Without, it is averaged over the ranks of the group at every step.
-    ``tape_gradients`` have been exchanged already where tapes give them.
+    ``drift`` compares the optimizers' settings of synchronous ranks.
+    ``model_variables`` shares the variables that layers update from their data, such as
+    moving averages; without it they are averaged over the group's ranks in every step.
+    ``tape_gradients`` knows which gradients the tapes have exchanged already.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class PsUpdate:
                 place = internals.index_of(optimizer, variable)
                 ordered[place] = _as_of(variable, gradient)
         if all(gradient is None for gradient in ordered):
-            return list(gradients)  # Keras has the words for it.
+            return list(gradients)  # Keras reports it.
         ordered = self._unscaled_and_clipped(optimizer, ordered)
         given = TensorList.of(ordered)
         master = self._masters.of(optimizer, "".join(k.value for k in given.kinds))
@@ -95,7 +95,7 @@ class PsUpdate:
         elif state and self._session.size > 1:
             self._average(state)
         answered = self._push(master, optimizer.name, given, alike=alike)
-        # Until it is pushed, what is here is compared with what the ps tasks have.
+        # Until the push, variables here are compared with those on the ps tasks.
         with tf.control_dependencies(answered):
             raw(internals.iterations_of(optimizer)).assign_add(1)
         return None
@@ -103,14 +103,14 @@ class PsUpdate:
     def after(
         self, optimizer: Any, variables: Sequence[Any], state: Sequence[Any]
     ) -> None:
-        """Nothing is left to be done."""
+        """Does nothing."""
 
     def set_idle(self, idle: bool) -> None:
-        """This rank's batches are others' as well: only the weights are fetched."""
+        """Only fetch weights: this rank's batches also belong to another rank."""
         self._idle = idle
 
     def settle(self, what: str) -> None:
-        """In step the weights are what the last answer has brought."""
+        """Pass on assignments, and get the latest weights if ranks are asynchronous."""
         self._masters.tell_all()
         if not self._masters.synchronous:
             self._masters.pull()
@@ -119,9 +119,9 @@ class PsUpdate:
         self._compare()
 
     def _compare(self) -> None:
-        """See that all ranks have told their optimizers the same: the chief's counts.
+        """Check that all ranks have the same optimizer settings; the chief's are used.
 
-        The weights are those that all ranks had in the last answer.
+        The weights need no check: all ranks got the same in the last answer.
         """
         session = self._session
         if self._drift is None or session.size == 1:
@@ -141,9 +141,9 @@ class PsUpdate:
         grads: Sequence[Any],
         trainable_variables: Sequence[Any] | None = None,
     ) -> Any:
-        """``LossScaleOptimizer.apply``: its inner optimizer is the one that is served.
+        """Wrap ``LossScaleOptimizer.apply``; its inner optimizer does the push.
 
-        What is not finite never comes to that.
+        Non-finite gradients never reach the inner optimizer.
         """
         grads = list(grads)
         if grads and not self._session.within("apply"):
@@ -153,9 +153,9 @@ class PsUpdate:
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def _agreed_on_infinities(self, gradients: Sequence[Any]) -> list[Any]:
-        """The gradients, one of them not finite where any rank's are not.
+        """The gradients, made non-finite if those of any rank are.
 
-        So all ranks leave out the same steps, where they wait for each other.
+        So synchronous ranks skip the same steps.
         """
         if not self._masters.synchronous or self._session.size == 1:
             return list(gradients)
@@ -183,7 +183,7 @@ class PsUpdate:
         votes = reduce_arrays(self._session.group, [vote], ReduceOp.MIN, signature)
         if votes[0][0]:
             return np.float32(0.0)
-        # It is left out, but all ranks have been at it.
+        # The step is skipped, but it counts as an exchange of all ranks.
         self._session.applies += 1
         self._session.exchanged()
         return np.float32(np.nan)
@@ -225,7 +225,7 @@ class PsUpdate:
     def _push(
         self, master: ServerModel, name: str, gradients: TensorList, *, alike: bool
     ) -> list[Any]:
-        """``alike``: all ranks have the same gradients, and those of one count."""
+        """``alike``: all ranks have the same gradients, so only the chief's count."""
         rows = StepRows(self._session)
         known = len(rows.inputs)
         inputs = [*rows.inputs, *gradients.flat]
@@ -243,7 +243,7 @@ class PsUpdate:
                     master, name, given, weight, in_loop=rows.in_loop, alike=alike
                 )
             except CollectiveError as error:
-                # TensorFlow will make text of it.
+                # Keep the error: TensorFlow turns it into text.
                 self._session.group.refusal = error
                 raise
             return _flat(master, plain, fresh)
@@ -286,7 +286,7 @@ class PsUpdate:
 
 
 def _as_of(variable: Any, gradient: Any) -> Any:
-    """A gradient of the variable's dtype, as the ps tasks expect it."""
+    """Convert a gradient to the variable's dtype, as the ps tasks expect it."""
     dtype = tf.as_dtype(variable.dtype)
     if is_sparse(gradient):
         values = tf.cast(gradient.values, dtype)
@@ -298,7 +298,7 @@ def _as_of(variable: Any, gradient: Any) -> Any:
 def _flat(
     master: ServerModel, plain: Sequence[bool], fresh: Sequence[Any]
 ) -> list[Any]:
-    """What has come for each variable, in the form that the graph waits for."""
+    """The ps tasks' answer for each variable, as arrays for the graph."""
     flat: list[Any] = []
     for variable, whole, value in zip(master.variables, plain, fresh, strict=True):
         dtype = tf.as_dtype(variable.dtype).as_numpy_dtype

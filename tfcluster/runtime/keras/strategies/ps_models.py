@@ -1,7 +1,7 @@
-"""The models that the ps tasks keep for this process: one for each optimizer.
+"""The models that the ps tasks keep for this process, one per optimizer.
 
-A master copy is opened with the first gradient. From then on the ps tasks say what its
-variables are; what the program assigns to them itself, the chief passes on.
+A model is opened with the first gradient. From then on the ps tasks' values of its
+variables are the valid ones; the chief passes on values that the program assigns.
 """
 
 from __future__ import annotations
@@ -43,23 +43,24 @@ class ServerModel:
     optimizer: weakref.ref[Any]
     variables: list[Any]
     rows_only: bool
-    """Of sparse gradients only rows come back."""
+    """Whether only the changed rows come back for sparse gradients."""
     begun_elsewhere: bool = False
-    """Others had trained before us: a gradient on our own first values is no good."""
+    """The ps tasks had trained weights already; a gradient of our own initial values
+    must be discarded."""
     changed: dict[str, Any] = field(default_factory=dict)
-    """What the program has assigned to, by path, and the ps tasks don't know yet."""
+    """Variables by path whose assigned values the ps tasks do not have yet."""
     stale: bool = True
-    """The optimizer's own variables have changed on the ps tasks since the last time
-    that they were fetched."""
+    """Whether the optimizer's slots have changed on the ps tasks since they were last
+    fetched."""
     shown: dict[str, tuple[Any, Any]] = field(default_factory=dict)
-    """Variables by path, each with the value that the program could see of it last.
+    """Variables by path, each with the value that the program could last see.
 
-    Checkpoints and callbacks set variables without Keras, so they are compared before
-    the next gradient.
+    Checkpoints and callbacks set variables without Keras's ``assign``, so the variables
+    are compared with these values before the next push.
     """
 
     def set(self, values: Sequence[Any]) -> None:
-        """Take over what the ps tasks have; None: nothing new."""
+        """Assign values from the ps tasks; None means unchanged."""
         for variable, value in zip(self.variables, values, strict=True):
             if isinstance(value, Rows):
                 slices = tf.IndexedSlices(value.values, value.indices)
@@ -69,9 +70,9 @@ class ServerModel:
 
 
 class ServerModels:
-    """Opens, refreshes, and tells the ps tasks what the program has assigned.
+    """Opens models on the ps tasks, refreshes them, and passes on assignments.
 
-    ``leads``: this task's own assignments count for all.
+    ``leads``: the assignments of this task are passed on to the ps tasks.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class ServerModels:
         return self._connect()
 
     def install(self) -> None:
-        """Watch what the program assigns, and who wants to see an optimizer's slots."""
+        """Watch for the program's assignments and for reads of optimizer slots."""
         patches.TABLE.install(
             {
                 patches.VARIABLE_ASSIGN: self._assign,
@@ -114,21 +115,21 @@ class ServerModels:
         )
 
     def clips_here(self, optimizer: Any) -> bool:
-        """Whether each task clips its own gradients: where they are never averaged.
+        """Whether ranks clip their own gradients: they do if these are never averaged.
 
-        What is accumulated first is clipped where that is done.
+        Accumulated gradients are clipped on the ps tasks, after the accumulation.
         """
         return not self.synchronous and not optimizer.gradient_accumulation_steps
 
     def of(self, optimizer: Any, kinds: str) -> ServerModel:
-        """The master copy for ``optimizer``, opened where it is not yet."""
+        """The model of ``optimizer``; opens it if necessary."""
         for master in self._living():
             if master.optimizer() is optimizer:
                 return master
         in_step = tf.executing_eagerly()
         with self._lock, tf.init_scope():
             master, others = self._open(optimizer, kinds)
-        # A step that is only traced now will run with the right values.
+        # A step that is only being traced will run with the right values.
         master.begun_elsewhere = others and in_step
         return master
 
@@ -159,14 +160,14 @@ class ServerModels:
 
     @contextmanager
     def _tracing(self) -> Iterator[None]:
-        """A shadow's gradients are applied by Keras, not pushed again."""
+        """In this context Keras applies a replica's gradients; nothing is pushed."""
         with self._session.once("apply"):
             yield
 
     # --- to the ps tasks ------------------------------------------------------------
 
     def pushing(self, master: ServerModel) -> None:
-        """A gradient is about to be pushed: all that it meets there is as here."""
+        """Before a push: pass on all changes of the program to this model."""
         for path, (variable, before) in master.shown.items():
             if not np.array_equal(raw(variable).numpy(), before, equal_nan=True):
                 master.changed[path] = variable
@@ -175,12 +176,12 @@ class ServerModels:
         master.stale = True
 
     def tell(self, master: ServerModel) -> None:
-        """Pass on what the program has assigned to since the last time."""
+        """Pass on what the program has assigned since the last time."""
         while master.changed:
             path, variable = master.changed.popitem()
             if self._leads:
                 value = np.asarray(raw(variable).numpy())
-                with contextlib.suppress(KeyError):  # one that is kept here only
+                with contextlib.suppress(KeyError):  # for a variable that is only here
                     self.servers.assign(master.key, path, value)
 
     def tell_all(self) -> None:
@@ -209,10 +210,10 @@ class ServerModels:
     # --- from the ps tasks ----------------------------------------------------------
 
     def pull(self) -> None:
-        """Have the newest weights of all models.
+        """Fetch the newest weights of all models.
 
-        What the program itself has assigned just now stays: the chief passes it on, but
-        maybe later.
+        Values that the program has just assigned are kept: the chief passes them on,
+        but perhaps later.
         """
         for master in self._living():
             if self._leads:
@@ -221,7 +222,7 @@ class ServerModels:
                 master.set(self.servers.pull(master.key))
 
     def _living(self) -> list[ServerModel]:
-        """Forget the models whose optimizers are no more."""
+        """The models whose optimizers still exist; forgets the others."""
         self._masters = [m for m in self._masters if m.optimizer() is not None]
         self._watched = {
             key: found
@@ -231,14 +232,14 @@ class ServerModels:
         return self._masters
 
     def optimizers(self) -> list[tuple[str, Any]]:
-        """With their keys; None for those that are gone."""
+        """The optimizers with their models' keys; None for those that are gone."""
         return [(master.key, master.optimizer()) for master in self._masters]
 
     def pull_slots(self, optimizer: Any) -> None:
-        """Have the optimizer's own variables as they are where it is applied.
+        """Fetch the optimizer's slots from the ps tasks.
 
-        In step nobody changes them there until this rank's next gradient, and what the
-        program makes of them meanwhile is to stay.
+        Synchronous ranks fetch only after a push: until this rank's next gradient
+        nothing changes the slots there, and the program's changes here must be kept.
         """
         own = [master for master in self._masters if master.optimizer() is optimizer]
         for master in own:
@@ -265,7 +266,7 @@ class ServerModels:
             }
 
     def _variables(self, original: Callable[..., Any], optimizer: Any) -> Any:
-        """The program, or who saves for it, may look at what an optimizer has."""
+        """Fetch the slots before the program, or code that saves for it, reads them."""
         if self._may_look() and not self._session.within("slots"):
             self.pull_slots(optimizer)
         return original(optimizer)
@@ -281,7 +282,7 @@ class ServerModels:
         return original(optimizer, *args)
 
     def _swap(self, original: Callable[..., Any], callback: Any) -> Any:
-        """Weights and their averages change places, and back again."""
+        """Fetch the moving averages before they are swapped with the weights."""
         optimizer = callback.model.optimizer
         optimizer = getattr(optimizer, "inner_optimizer", optimizer)
         swaps_in = not internals.averages_are_in_model(callback)
@@ -290,14 +291,14 @@ class ServerModels:
                 self.pull_slots(each)
         result = original(callback)
         if not swaps_in and not self.synchronous:
-            # Others have gone on training meanwhile.
+            # Other ranks have trained on meanwhile.
             self.pull()
         return result
 
     def _finalize(
         self, original: Callable[..., Any], optimizer: Any, *args: Any
     ) -> Any:
-        """Weights may be replaced by their averages, which the ps tasks have."""
+        """Fetch the moving averages before they replace the weights."""
         if not optimizer.use_ema:
             return original(optimizer, *args)
         self.pull_slots(optimizer)
@@ -318,7 +319,7 @@ class ServerModels:
 
 
 def _are_others(opened: OpenResult, values: Sequence[Any]) -> bool:
-    """Whether the ps tasks have other values than this task has begun with."""
+    """Whether the ps tasks have other values than this task's initial ones."""
     return not opened.defined and not all(
         np.array_equal(theirs, ours)
         for theirs, ours in zip(opened.values, values, strict=True)

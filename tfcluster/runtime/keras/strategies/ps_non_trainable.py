@@ -1,7 +1,7 @@
-"""Variables that are not trained: moving averages of ``BatchNormalization`` mostly.
+"""Non-trainable variables: mostly moving averages of ``BatchNormalization``.
 
-Under ``strategy: replicated`` the chief's are the valid ones. They are kept on the ps
-tasks, and copied to all ranks before anybody looks at them.
+Under ``strategy: replicated`` the chief's are the valid ones. They are stored on the ps
+tasks, and copied to all ranks before they are saved or evaluated.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tfcluster.runtime.parameter_server.update_graph import serialised
 
 
 class ModelVariables:
-    """Knows the variables that layers set from their data, and shares the chief's."""
+    """Tracks variables that layers update from their data; shares the chief's."""
 
     def __init__(
         self, session: Session, servers: Callable[[], ParameterServerClient]
@@ -34,12 +34,12 @@ class ModelVariables:
         self._applies = 0
 
     def seen(self, variables: Sequence[Any]) -> None:
-        """Layers set these."""
+        """Register variables that layers update."""
         for variable in variables:
             self._known.setdefault(id(variable), variable)
 
     def sync_model_variables(self) -> None:
-        """Have the chief's, on the ps tasks and on all ranks; called by all of them."""
+        """Copy the chief's to the ps tasks and all ranks; every rank must call it."""
         session = self._session
         if not self._known or self._applies == session.applies:
             return

@@ -1,4 +1,4 @@
-"""Which hooks a strategy needs, and what becomes of gradients under it."""
+"""Install the hooks of the configured strategy."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from tfcluster.runtime.telemetry.rank_claim import require_first
 
 
 def begin(context: Context) -> Session:
-    """Hook into the imported Keras, once for each process."""
+    """Install the hooks in Keras, once per process, and return the session."""
     disable_autotune.install()
     raise_our_errors()
     if (
@@ -84,7 +84,7 @@ def _replicated(context: Context) -> Session:
 
 
 def _served_in_step(context: Context, *, averages_state: bool) -> Session:
-    """Ranks in step, whose gradients a ps averages and applies."""
+    """Synchronous ranks; the ps tasks average their gradients and apply the mean."""
     session = _session(context)
     servers = _servers(context, session)
     masters = ServerModels(session, servers, synchronous=True, leads=session.chief)
@@ -127,7 +127,7 @@ def _independent(context: Context) -> Session:
         warning_s=context.options.stall_warning_s,
         warn=session.reporter.warning,
     )
-    # Before batches are dealt: what comes from data tasks has been.
+    # Before batches are sharded: those from data tasks have been sharded already.
     _with_data_tasks(context, session)
     async_parameter_server.install(session, masters, progress)
     return session
@@ -150,7 +150,10 @@ def _session(context: Context) -> Session:
 
 
 def _servers(context: Context, session: Session) -> Callable[[], ParameterServerClient]:
-    """The connections to the ps tasks, made when they are needed first."""
+    """Return a function that connects to the ps tasks on its first call.
+
+    Raises CollectiveError if the run has no ps tasks.
+    """
     if not context.parameter_servers:
         raise CollectiveError(
             f"strategy {context.strategy} keeps the variables on ps tasks, and there "

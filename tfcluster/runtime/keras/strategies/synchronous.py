@@ -1,4 +1,4 @@
-"""The hooks for ranks that are in step: each takes its rows of every batch."""
+"""The hooks for synchronous ranks: each computes its rows of every batch."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def install(
     loss_scaled: Around | None = None,
     tape_gradients: TapeGradients | None = None,
 ) -> None:
-    """Hook into the imported Keras, once for each process.
+    """Install the hooks in Keras, once per process.
 
-    ``loss_scaled`` stands around ``LossScaleOptimizer.apply``.
+    ``loss_scaled`` wraps ``LossScaleOptimizer.apply``.
     """
     synchroniser = InitialBroadcast(session)
     layer_state = MovingStatistics(session)
