@@ -1,7 +1,7 @@
-"""Watches assignments to Keras variables.
+"""Intercept assignments to Keras variables.
 
-Metrics take no notice of rows that don't count on this rank, and what layers update
-from their data is remembered.
+Metrics ignore rows that do not count on this rank, and the variables that layers update
+from their data are recorded.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class AssignHook:
         return original(variable, value)
 
     def _counts(self) -> Any:
-        """Whether the metric's rows count here: True, False or a boolean tensor."""
+        """Whether metrics count this rank's rows: True, False or a boolean tensor."""
         if (share := self._session.share) is not None:
             return share.counts
         return True if self._session.inside_keras else self._loops.counts.read()

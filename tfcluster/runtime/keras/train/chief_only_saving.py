@@ -1,7 +1,7 @@
-"""Only the chief writes files; the others wait until it has.
+"""Only the chief writes files; the other ranks wait for it.
 
-So that a later load finds a finished file on every rank, and so that an error while
-writing is an error on all of them.
+So every rank that loads a file later finds it complete, and an error while writing is
+raised on all ranks.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from tfcluster.runtime.process_group import context
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """What a rank calls that which is saved."""
+    """A rank's own path for what is saved."""
 
     given: str
-    """As the program has it, which may be relative."""
+    """The path as the program gives it; may be relative."""
     prefix: bool = False
-    """All files that begin so, and not one file or folder."""
+    """Whether it means all files that begin with it, not one file or folder."""
 
     @property
     def path(self) -> str:
@@ -53,7 +53,7 @@ class Name:
 
 
 class ChiefOnlySaving:
-    """The hooks on everything of Keras's that saves."""
+    """The hooks on everything in Keras that saves."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -89,10 +89,11 @@ class ChiefOnlySaving:
     def chief_only(
         self, act: Callable[[], Any], what: str, name: Name | None = None
     ) -> Any:
-        """Have the chief ``act``; all ranks return what it returned, if it is text.
+        """Call ``act`` on the chief; all ranks return its result, if that is a string.
 
-        Raises on every rank what it raised, or what is nearest to it. Those that have
-        another ``name`` for what is saved find it there.
+        If it raises, every other rank raises an exception of the same built-in class,
+        or a RuntimeError. Ranks whose ``name`` differs find the files under their own
+        name.
         """
         session = self._session
         if session.within("saving"):
@@ -125,7 +126,7 @@ class ChiefOnlySaving:
         return result if session.chief else text
 
     def _share(self, name: Name, chiefs: str, began: float, what: str) -> None:
-        """Have what the chief has saved under every rank's own name for it."""
+        """Make the chief's files available under every rank's own name."""
         session = self._session
         found = None
         if session.chief:
@@ -156,13 +157,13 @@ class ChiefOnlySaving:
             unpack(files, data, name.path)
 
     def _saved_as(self, argument: str, *, prefix: bool = False) -> Around:
-        """Around a function whose ``argument`` is the path that it saves to."""
+        """Wrap a function whose ``argument`` is the path that it saves to."""
 
         def saved(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             try:
                 call = inspect.signature(original).bind(*args, **kwargs)
             except TypeError:
-                return original(*args, **kwargs)  # It has the words for it.
+                return original(*args, **kwargs)  # It reports the wrong arguments.
             path: Any = call.arguments.get(argument)
             return self.chief_only(
                 lambda: original(*args, **kwargs),
@@ -181,18 +182,18 @@ class ChiefOnlySaving:
             lambda: original(manager, *args, **kwargs), "end of save", name
         )
         if saved and not self._session.chief and not self._session.within("saving"):
-            # What it would know if it had saved that itself.
+            # The manager's state as if it had saved the checkpoint itself.
             tf_internals.note_checkpoint(manager, saved, time.time())
         return saved
 
 
 def _is_local(path: Any) -> bool:
-    """A path of this machine's files, and no open file or URL."""
+    """Whether ``path`` is a path of this machine, not an open file or a URL."""
     return isinstance(path, str | os.PathLike) and "://" not in str(os.fspath(path))
 
 
 def _likeness(kind: str, text: str) -> Exception:
-    """An exception of the same built-in class, so that the same handler takes it."""
+    """An exception of the same built-in class, so that the same handler catches it."""
     cls = getattr(builtins, kind, None)
     if isinstance(cls, type) and issubclass(cls, Exception):
         with contextlib.suppress(TypeError):
@@ -201,7 +202,7 @@ def _likeness(kind: str, text: str) -> Exception:
 
 
 def _make_once(original: Callable[..., Any], path: Any) -> Any:
-    """Several ranks may make the same folder at the same time."""
+    """Create a folder that another rank may be creating at the same time."""
     try:
         return original(path)
     except FileExistsError:
@@ -216,4 +217,4 @@ def _no_writer(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def _say_nothing(original: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-    """The chief says it already."""
+    """Print nothing: the chief prints it already."""

@@ -1,7 +1,7 @@
-"""Numbers that a traced step makes of other numbers, made once more of other values.
+"""Recompute numbers that a traced step derives from other numbers.
 
 A step may log the exponential of a metric's result. The mean of the ranks' exponentials
-is not the exponential of the mean, so what has been merged over the ranks has to pass
+is not the exponential of the mean. So values that were merged over the ranks must pass
 through the same ops again.
 """
 
@@ -16,24 +16,24 @@ import tensorflow as tf
 from tfcluster.runtime import tf_internals
 
 _MOST_OPS = 200
-"""More than these make no number of other numbers: it is a model."""
+"""With more ops it is not a derived number but a model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ancestry:
-    """What a tensor of a graph is computed from, up to the tensors that are given."""
+    """The ops and tensors that a graph tensor is computed from."""
 
     ops: tuple[Any, ...]
     sources: tuple[Any, ...]
-    """Those of the given tensors that it needs."""
+    """The given tensors that it depends on."""
     closed: bool
-    """Whether it needs nothing else: no data, no variable, no random number."""
+    """Whether it depends on nothing else: no data, no variable, no random number."""
     sees_data: bool
-    """Whether it needs an input of the graph that is no variable."""
+    """Whether it depends on an input of the graph other than a variable."""
 
 
 def ancestry(tensor: Any, given: Mapping[int, Any]) -> Ancestry:
-    """Look from ``tensor`` back to the ``given`` tensors (by id) and beyond."""
+    """Search from ``tensor`` back to the ``given`` tensors (by id) and beyond."""
     ops: dict[int, Any] = {}
     sources: dict[int, Any] = {}
     closed, sees_data = True, False
@@ -66,7 +66,7 @@ def ancestry(tensor: Any, given: Mapping[int, Any]) -> Ancestry:
 
 
 def _captured(placeholder: Any) -> Any:
-    """What a function's graph has taken from outside, which this stands for."""
+    """The outer tensor that a function captured as this placeholder, or None."""
     for outer, inner in getattr(placeholder.graph, "captures", ()):
         if inner is placeholder.outputs[0]:
             return outer
@@ -74,7 +74,7 @@ def _captured(placeholder: Any) -> Any:
 
 
 class Derived:
-    """The ops between some tensors of a graph and one that is made of them."""
+    """The ops that lead from some tensors of a graph to one derived from them."""
 
     def __init__(self, tensor: Any, found: Ancestry) -> None:
         self.sources = found.sources
@@ -82,7 +82,7 @@ class Derived:
         self._function = _function(tensor, found)
 
     def of(self, values: Sequence[Any]) -> Any:
-        """What becomes of ``values`` in place of the sources."""
+        """Compute the derived tensor with ``values`` in place of the sources."""
         given = [
             tf.constant(value, source.dtype, source.shape)
             for value, source in zip(values, self.sources, strict=True)

@@ -1,9 +1,8 @@
-"""Exchange gradients inside TensorFlow, eagerly and in graphs.
+"""All-reduce gradients inside TensorFlow, eagerly and in graphs.
 
-``reduce_engine`` does so for all. Here the mean is weighted by each rank's rows, the
-variables of layers travel with the gradients, and checks compare the ranks.
-``graph_order`` keeps the exchanges of a graph in the order in which the program wrote
-them, the same on every rank.
+``reduce_engine`` does the work. This module weights the mean by each rank's rows, sends
+the layers' variables along with the gradients, and lets checks compare the ranks.
+``graph_order`` keeps the exchanges of a graph in program order, the same on every rank.
 """
 
 from __future__ import annotations
@@ -37,27 +36,27 @@ from tfcluster.runtime.tensors import name_of
 
 
 class Watch(Protocol):
-    """Compares what the ranks train, beside the exchanges of a trace."""
+    """Compares the ranks' state during the exchanges of a trace."""
 
     def inputs(self) -> list[Any]:
         """Tensors whose values ``look`` needs."""
         ...
 
     def look(self, *inputs: Array) -> Check:
-        """At what this rank has; called once for each exchange, right before it."""
+        """Look at this rank's state. Called right before each exchange."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What gradients are for."""
+    """The optimizer or tape that gradients are computed for."""
 
     name: Callable[[], str]
-    """How messages call it, the same on all ranks; asked when the exchange runs."""
+    """Its name in messages, equal on all ranks; called when the exchange runs."""
     step: str
-    """The same for the gradients that come once in each step."""
+    """Equal for gradients that come exactly once per step."""
     names: set[str] = field(default_factory=set)
-    """Those that it has had: of the optimizers that are known by then."""
+    """The names it has had so far: an optimizer may become known only later."""
 
     @classmethod
     def of(cls, optimizer: str) -> Target:
@@ -74,11 +73,11 @@ def exchange(
     *,
     chiefs_count: bool = False,
 ) -> list[Any]:
-    """The gradients (None, tensors or IndexedSlices), averaged over the ranks by rows.
+    """Average gradients (None, tensors or IndexedSlices) over the ranks, by rows.
 
-    The variables in ``state``, which layers update from the data that they see, are set
-    to their average. None stays None, on all ranks or none. With ``chiefs_count`` the
-    chief's gradients are those of all. ``watch`` compares what the ranks train.
+    The variables in ``state``, which layers update from their data, are set to their
+    average. An entry must be None on all ranks or on none, and stays None. With
+    ``chiefs_count`` the result is the chief's gradients. ``watch`` compares the ranks.
     """
     if all(gradient is None for gradient in gradients):
         return list(gradients)
@@ -109,13 +108,13 @@ def exchange(
     )
     found = means.tensors()
     for variable, mean in zip(state, found[len(gradients) :], strict=True):
-        # Not by Keras's method: that would look like an assignment of the program.
+        # Not by Keras's assign, which would look like an assignment of the program.
         raw(variable).assign(mean)
     return found[: len(gradients)]
 
 
 class _Step:
-    """The exchange of a trace; it runs in each step."""
+    """The exchange of one trace; it runs in every step."""
 
     def __init__(
         self,
@@ -131,14 +130,14 @@ class _Step:
         self._target = target
         self._words = words
         self._dense = dense
-        """Of the dense tensors, so many are gradients; layers' variables follow."""
+        """The number of gradients among the dense tensors; layers' variables follow."""
         self._watch = watch
         self._chiefs_count = chiefs_count
         self._rows = StepRows(session)
         self._signatures: dict[str, Signature] = {}
 
     def carriers(self, tensors: TensorList) -> list[Carrier]:
-        """Dense gradients are compressed. Slices and layers' variables are not."""
+        """Compress dense gradients, but neither slices nor layers' variables."""
         compressed = Reduction(
             ReduceOp.AVERAGE,
             compression=compression_named(context().options.compression),
@@ -182,7 +181,7 @@ class _Step:
         session.last_rows = weight
         judged = False
         if session.trials and (session.loop.trial if in_loop else trial):
-            # Of rows that come twice the places do so, too: their sum is the same.
+            # Repeated rows also repeat the slices' indices, so judge their sums.
             sums = [each.values.sum(axis=0, keepdims=True) for each in sparse]
             judged = session.trials.judge(name, [*dense[: self._dense], *sums])
         target = self._target
@@ -202,11 +201,11 @@ class _Step:
 
 
 def _as_on_one_machine(session: Session, slices: Slices) -> Slices:
-    """Slices whose rows an optimizer finds as often as it would on one machine.
+    """Slices in which an optimizer finds each row as often as on one machine.
 
-    Keras's Adam squares each of them by itself. So those that come more than once are
-    not added up (the number of rows of the whole stays untold), and of those that all
-    ranks have alike, the chief's count for all.
+    Keras's Adam squares the values of each slice separately. So repeated indices are
+    not summed, and of slices that all ranks have in common only the chief's are kept,
+    times the number of ranks.
     """
     if session.divides and not session.loop.divided:
         values, indices = slices.values, slices.indices

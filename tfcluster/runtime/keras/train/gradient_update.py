@@ -1,4 +1,4 @@
-"""What a strategy makes of a rank's gradients."""
+"""The protocol of a strategy: what it does with a rank's gradients."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any, Protocol
 
 
 class GradientUpdate(Protocol):
-    """Stands around ``Optimizer.apply``, eagerly and while a step is traced.
+    """Runs before and after ``Optimizer.apply``, eagerly and while a step is traced.
 
-    ``state`` are those variables that layers set from the data that they see.
+    ``state`` has the variables that layers update from their data.
     """
 
     def before(
@@ -21,29 +21,29 @@ class GradientUpdate(Protocol):
         variables: Sequence[Any],
         state: Sequence[Any],
     ) -> list[Any] | None:
-        """What the optimizer of this rank is to apply, in place of ``gradients``.
+        """Return what this rank's optimizer applies instead of ``gradients``.
 
-        Each is None, a tensor or IndexedSlices, for one of ``variables``. None for all:
-        the variables have their new values, the optimizer has nothing left to do.
+        Each is None, a tensor or IndexedSlices, one per variable. Returns None if the
+        variables have their new values already and the optimizer must not run.
         """
         ...
 
     def after(
         self, optimizer: Any, variables: Sequence[Any], state: Sequence[Any]
     ) -> None:
-        """The optimizer has applied what ``before`` gave it."""
+        """Called after the optimizer has applied the result of ``before``."""
         ...
 
     def settle(self, what: str) -> None:
-        """The weights are about to be looked at: make them those of all ranks.
+        """Make the weights equal on all ranks before they are saved or evaluated.
 
-        Called outside of steps, by all ranks at the same place; ``what`` names it.
+        Called outside of steps by all ranks at the same place, which ``what`` names.
         """
         ...
 
 
 class OptimizerNames:
-    """Of optimizers, on all ranks alike: the second of one name is ``adam (2)``."""
+    """Names of optimizers, equal on all ranks; the second ``adam`` is ``adam (2)``."""
 
     def __init__(self) -> None:
         self._names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()

@@ -1,7 +1,7 @@
-"""All ranks begin with the same variables: the chief's.
+"""Broadcast the chief's initial variables to all ranks.
 
-Before they are sent, the ranks compare paths, shapes and dtypes; a difference is an
-error that names it. Every variable is sent once, except where a new ``fit`` begins.
+Before that the ranks compare paths, shapes and dtypes; an error names a difference.
+Every variable is broadcast once, and again when a new ``fit`` begins.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from tfcluster.runtime.tensors import name_of
 
 
 class InitialBroadcast:
-    """Knows which variables are the same on all ranks already."""
+    """Tracks which variables are equal on all ranks already."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._synchronised: dict[int, weakref.ref[Any]] = {}
 
     def ensure(self, variables: Iterable[Any]) -> None:
-        """Make those equal that never have been."""
+        """Broadcast those variables that have never been."""
         fresh = [v for v in _unique(variables) if not self._is_synchronised(v)]
         if fresh:
             self.force(fresh)
 
     def force(self, variables: Iterable[Any]) -> None:
-        """Set ``variables`` to the chief's values, from within a trace too."""
+        """Set ``variables`` to the chief's values, even from within a trace."""
         chosen = _unique(variables)
         with tf.init_scope():
             _share_values(self._session, chosen)
@@ -70,7 +70,7 @@ def _share_values(session: Session, variables: Sequence[Any]) -> None:
 
 
 def training_state(model: Any) -> list[Any]:
-    """A model's variables and its optimizer's; metrics are each rank's own."""
+    """The variables of a model and its optimizer, except the metrics' own variables."""
     own = {id(variable) for variable in getattr(model, "metrics_variables", ())}
     variables = [v for v in model.variables if id(v) not in own]
     optimizer = getattr(model, "optimizer", None)
@@ -80,7 +80,7 @@ def training_state(model: Any) -> list[Any]:
 
 
 def related_variables(trained: Sequence[Any]) -> list[Any]:
-    """The variables of all layers that have one of ``trained``: theirs and others.
+    """All variables of the layers that contain one of ``trained``.
 
     The widest layer, normally the model, comes first, so that the order is the same on
     all ranks.
@@ -88,7 +88,8 @@ def related_variables(trained: Sequence[Any]) -> list[Any]:
     wanted = {id(variable) for variable in trained}
     found = []
     for thing in gc.get_objects():
-        # Not isinstance: that asks proxies for their class, which may be dead.
+        # Not isinstance, which asks a proxy for its class; the proxied object may be
+        # gone.
         if not issubclass(type(thing), keras.layers.Layer):
             continue
         variables = training_state(thing)

@@ -1,4 +1,4 @@
-"""Keras callbacks of ours, and what becomes of the program's own."""
+"""Our own Keras callbacks, and changes to those of the program."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _BATCH_METHODS = (
 
 
 class Settling(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
-    """Has callbacks after it, and who calls ``fit``, see the weights of all ranks."""
+    """Settles the weights before later callbacks and the caller of ``fit`` see them."""
 
     def __init__(self, session: Session, *, every_epoch: bool) -> None:
         super().__init__()
@@ -67,9 +67,9 @@ class Settling(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
 
 
 class BatchLogs(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
-    """Gives the callbacks after it the logs of all ranks, batch by batch.
+    """Gives later callbacks the logs merged over all ranks after every batch.
 
-    Only where one of them looks: it costs an exchange for every batch.
+    Used only if one of them reads these logs, since it costs an exchange per batch.
     """
 
     def __init__(self, metrics: Metrics, *, trains: bool, tests: bool) -> None:
@@ -79,7 +79,7 @@ class BatchLogs(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         if logs and self._trains:
-            # CallbackList hands one dictionary to all callbacks, in order.
+            # CallbackList passes the same dictionary to all callbacks, in order.
             logs.update(self._metrics.of_step(self.model, logs))
 
     def on_test_batch_end(self, batch: int, logs: Logs = None) -> None:
@@ -88,7 +88,7 @@ class BatchLogs(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
 
 
 class Agreement(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
-    """Begins with equal variables, and ends training on all ranks together."""
+    """Starts with equal variables, and stops training on all ranks at the same time."""
 
     def __init__(self, session: Session, synchroniser: InitialBroadcast) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ class Agreement(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
         self.agree_on_stopping()
 
     def agree_on_stopping(self) -> None:
-        """Stop where any rank wants to."""
+        """Stop on all ranks if any rank wants to stop."""
         wish = np.array([bool(self.model.stop_training)], np.int64)
         wishes = reduce_arrays(
             self._session.group, [wish], ReduceOp.MAX, Signature("whether to stop")
@@ -122,14 +122,14 @@ class Agreement(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
 
 
 class BatchAgreement(Agreement):
-    """The same after every batch, where a callback may stop there."""
+    """Also agrees after every batch, if a callback may stop there."""
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         self.agree_on_stopping()
 
 
 class ByTheChief(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
-    """A callback that keeps state in files: all ranks read it, the chief writes it."""
+    """Wraps a callback with state in files: all ranks read, the chief writes."""
 
     def __init__(self, inner: Any, session: Session, files: ChiefOnlySaving) -> None:
         super().__init__()
@@ -154,7 +154,7 @@ class ByTheChief(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
         self._inner.on_train_batch_end(batch, logs)
 
     def _save_alone(self) -> None:
-        """In the midst of an epoch nobody waits for the chief."""
+        """Save in the middle of an epoch: no rank waits for the chief."""
         if not self._session.within("saving"):
             self._session.settle("backup")
         if self._session.chief:
@@ -175,7 +175,7 @@ class ByTheChief(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
 
 
 class InjectedCallbacks:
-    """Makes the list of callbacks for one call of ``fit``."""
+    """Builds the list of callbacks for one call of ``fit``."""
 
     def __init__(
         self,
@@ -190,7 +190,7 @@ class InjectedCallbacks:
         self._files = files
 
     def around(self, callbacks: Any, model: Any) -> Any:
-        """The program's callbacks, with ours before and after them."""
+        """The program's callbacks with ours before and after them."""
         if isinstance(callbacks, keras.callbacks.CallbackList):
             theirs = callbacks.callbacks
         else:
@@ -219,7 +219,7 @@ class InjectedCallbacks:
 def served(
     callbacks: Iterable[Any], session: Session, files: ChiefOnlySaving
 ) -> list[Any]:
-    """Callbacks of ``fit``; those that write do so for the chief alone."""
+    """The callbacks of ``fit``; those that write files write only on the chief."""
     ours: list[Any] = []
     for callback in callbacks:
         if isinstance(callback, keras.callbacks.BackupAndRestore):
@@ -232,9 +232,9 @@ def served(
 def for_evaluation(
     callbacks: Any, session: Session, metrics: Metrics | None = None
 ) -> Any:
-    """The program's callbacks of ``evaluate`` and ``predict``.
+    """The program's callbacks for ``evaluate`` and ``predict``.
 
-    With ``metrics``, those that look at batches see the logs of all ranks.
+    With ``metrics``, callbacks that read batch logs get those merged over all ranks.
     """
     if isinstance(callbacks, keras.callbacks.CallbackList):
         return callbacks
@@ -247,7 +247,7 @@ def for_evaluation(
 
 
 def _looks_at_batches(callback: Any) -> bool:
-    """Whether a callback may decide something in the midst of an epoch."""
+    """Whether a callback may decide something in the middle of an epoch."""
     if isinstance(callback, _DECIDES_NOTHING_IN_BATCHES):
         return False
     if isinstance(callback, keras.callbacks.ModelCheckpoint):
@@ -256,7 +256,7 @@ def _looks_at_batches(callback: Any) -> bool:
 
 
 def _looks_at_test_batches(callback: Any) -> bool:
-    """Whether a callback may make anything of the logs of a batch in validation."""
+    """Whether a callback may use the logs of a validation batch."""
     if isinstance(callback, _DECIDES_NOTHING_IN_BATCHES):
         return False
     return _has_own(callback, "on_test_batch_end")
@@ -268,7 +268,7 @@ def _has_own(callback: Any, name: str) -> bool:
 
 
 def prove_first_step(session: Session, model: Any) -> None:
-    """After the first step, see that its gradient went to the other ranks."""
+    """After the first step, check that its gradient was exchanged."""
     patch, train_function = patches.ONE_MODEL_TRAIN_FUNCTION, model.train_function
 
     def first_step(iterator: Any) -> Any:
@@ -283,10 +283,11 @@ def prove_first_step(session: Session, model: Any) -> None:
 
 
 def has_exchanged(session: Session, model: Any, applies: int) -> bool:
-    """Whether what ``model`` trains goes to the others; it had ``applies`` before.
+    """Whether gradients of ``model`` have been exchanged since ``applies`` of them.
 
-    Its own variables count, not those of models that were trained before it. An
-    optimizer that has none of them may still train what the model does not know of.
+    Also true if gradients of the model's own variables pass through our hook, but not
+    for those of models trained before it. A model without trainable variables passes,
+    since its optimizer may train variables unknown to the model.
     """
     variables = model.trainable_variables
     return not variables or session.applies > applies or session.hooks(variables)

@@ -1,8 +1,8 @@
-"""Losses that do not divide by the rows of the batch come out as on one machine.
+"""Rescale losses that do not divide by the rows of the batch.
 
-Gradients are averaged over the ranks by rows, right for means over rows. A loss
-that is a sum, or that divides by the sum of its weights or by the entries that a mask
-leaves, is scaled here, so that this average is what the whole batch would have given.
+Gradients are averaged over the ranks by rows, which is correct for a mean over rows. A
+loss that is a sum, or that divides by the sum of its weights or by the unmasked
+entries, is scaled here so that this average equals the gradient of the whole batch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _BY_WEIGHTS = "mean_with_sample_weight"
 
 
 class LossRescaling:
-    """The hooks on the reduction of losses, Keras's and TensorFlow's."""
+    """The hooks on the reduction of losses in Keras and TensorFlow."""
 
     def __init__(
         self, session: Session, whole_batch: LossReductionCheck, holds: Holds
@@ -85,11 +85,11 @@ class LossRescaling:
     def _scaled(self, loss: Any, factor: Any) -> Any:
         if factor is None:
             return loss
-        # Its divisor is that of all ranks: nothing about it is left to be found.
+        # It now has the divisor of all ranks: checks need not examine it any more.
         return self._holds.hold(loss * tf.cast(factor, loss.dtype))
 
     def _whole(self) -> Any:
-        """The rows of the whole batch, per row of this rank's; None where that is 1."""
+        """Rows of the whole batch per row of this rank; None if that is 1."""
         session, share = self._session, self._session.share
         if share is not None and share.total is not None:
             rows = share.rows if share.present is None else share.present
@@ -117,13 +117,13 @@ class LossRescaling:
         return self._exchanged(divisor)
 
     def _is_divided(self, share: Share | None) -> bool:
-        """Whether other ranks have other parts of the batch, and are asked for them."""
+        """Whether other ranks have other parts of the batch and can be asked."""
         if share is not None:
             return not share.alone
         return self._session.divides and not self._session.inside_keras
 
     def _exchanged(self, divisor: Any) -> Any:
-        """What makes the average by rows divide by the sum of all ranks' divisors."""
+        """The factor that makes a mean by rows divide by all ranks' divisors."""
         session, in_step = self._session, StepRows(self._session)
 
         def run(divisor: Any, *counted: Array) -> Any:
@@ -148,7 +148,7 @@ def _float(number: Any) -> Any:
 
 
 def _called(run: Callable[..., Any], inputs: list[Any]) -> Any:
-    """A number that plain Python gives when the step runs."""
+    """Call ``run`` when the step runs, and return its number as a scalar tensor."""
     factor = exchange_in_order(run, inputs, tf.float64)
     factor.set_shape([])
     return factor

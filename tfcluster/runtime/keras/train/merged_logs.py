@@ -1,9 +1,9 @@
-"""The logs of a step as of all ranks, value by value.
+"""Merge the logs of a step over all ranks, value by value.
 
-Three kinds of values are told apart, by all ranks alike. What is a result of a metric
-comes from the metric's merged state. What the step makes of such results, or of other
-logs, is made again of the merged ones. Anything else is a mean over the rows of the
-step's batch, as a loss is.
+There are three kinds of values, and all ranks agree on the kind. A metric's result is
+computed from the metric's merged state. A value derived from such results or from other
+logs is recomputed from the merged ones. Anything else is averaged over the rows of the
+step's batch, like a loss.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from tfcluster.runtime.keras.train.step_logs import (
 
 
 class Merges(Protocol):
-    """Lets metrics hold what all ranks have counted, for a while."""
+    """Makes metrics temporarily hold the counts of all ranks."""
 
     def merged(self, metrics: list[Any], name: str) -> AbstractContextManager[None]: ...
 
 
 class MergedLogs:
-    """One merging of the logs of ``model``'s last step; a call is done by all ranks."""
+    """Merges the logs of ``model``'s last step once. All ranks must call it."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class MergedLogs:
         self._own = {path: as_number(value) for path, value in self._logs.items()}
 
     def values(self) -> dict[Path, Any]:
-        """A value for each of the logs, the same on all ranks."""
+        """A value for each log, equal on all ranks."""
         session = self._session
         candidates = self._candidates()
         with session.once("result"):
@@ -96,7 +96,7 @@ class MergedLogs:
     # --- results of metrics ---------------------------------------------------------
 
     def _candidates(self) -> list[Origin]:
-        """All that a value of the logs may be, in an order that all ranks have."""
+        """All metric results that a log may be, in the same order on all ranks."""
         known = self._known
         metrics = list(self._model.metrics)
         if known is not None:
@@ -113,9 +113,10 @@ class MergedLogs:
     def _chosen(
         self, candidates: Sequence[Origin], fits: Sequence[Any]
     ) -> dict[Path, int]:
-        """Which result each value is: the state may have changed since it was asked.
+        """Which metric result each log value is.
 
-        So it counts only where this rank's state, and every other's, gives the value.
+        The state may have changed since the result was computed. So a result is chosen
+        only if it equals the value on this rank and on every other.
         """
         chosen = {}
         for place, path in enumerate(self._own):
@@ -141,7 +142,7 @@ class MergedLogs:
     # --- what is made of others -----------------------------------------------------
 
     def _is_remade(self, path: Path) -> bool:
-        """Whether the step would make the same of this rank's values now."""
+        """Whether recomputing the value from this rank's sources reproduces it."""
         if self._known is None or path not in self._known.derived:
             return False
         derived, sources = self._known.derived[path]
@@ -201,7 +202,7 @@ class MergedLogs:
         array = np.asarray(values)
         if known is not None and path in known.integers:
             array = array.astype(np.int64)
-        # A batch of known length makes its number of rows a constant.
+        # If the batch size is known, the number of rows is a constant of the trace.
         rows = array.dtype.kind in "iu" and array.tolist() == list(weights)
         counted = rows or (known is not None and path in known.counts)
         number = combined(array, weights, count=counted)
@@ -213,7 +214,7 @@ class MergedLogs:
         return number
 
     def _as_before(self, path: Path, value: Any) -> Any:
-        """As the logs had it: a Python number, or one of numpy's of the same type."""
+        """Convert to the type of the original log: Python number or numpy dtype."""
         own, old = self._own[path], self._logs[path]
         if own is None:
             return value
@@ -231,17 +232,17 @@ def _name(origin: Origin) -> str:
 
 
 def _with_inner(metrics: Sequence[Any]) -> Iterator[Any]:
-    """Metrics, and those that they are made of."""
+    """The metrics and those that they consist of."""
     for metric in metrics:
         yield metric
         yield from _with_inner(getattr(metric, "metrics", ()))
 
 
 def _result_or_none(metric: Any) -> Any:
-    """None where there is none yet: nothing has been counted."""
+    """The metric's result; an empty dictionary if it has none yet."""
     try:
         return metric.result()
-    except Exception:  # whatever a metric of the program's own may raise
+    except Exception:  # A metric of the program's own may raise anything.
         return {}
 
 

@@ -1,7 +1,8 @@
-"""What metrics of the program's own keep, and how the ranks' values are combined.
+"""The state of the program's own metrics, and how the ranks' values are combined.
 
-Keras's metrics add up. One of the program's own may keep a maximum, or add the mean of
-each batch. That is tried out in its first update: see ``state_updates``.
+Keras's metrics accumulate sums. A metric of the program's own may keep a maximum, or
+add up the mean of each batch. The first update tests which it does; see
+``state_updates``.
 """
 
 from __future__ import annotations
@@ -29,23 +30,23 @@ from tfcluster.runtime.tensors import name_of
 
 _PLAIN = Kind("sum", 1.0)
 _MEANS = Kind("mean", 1.0)
-"""The mean of each batch is added."""
+"""The mean of each batch is added to the variable."""
 
 
 @dataclass
 class _Kept:
-    """A variable of a metric of the program's own."""
+    """A variable of one of the program's own metrics."""
 
     variable: weakref.ref[Any]
     weighs: Any
-    """A variable: whether a change is that of a mean, and weighs as its rows do."""
+    """A tf.Variable: whether changes are means, to be weighted by this rank's rows."""
     kind: Kind | None = None
     settled: bool = False
-    """Whether all ranks know its kind, and the same."""
+    """Whether all ranks know its kind and agree."""
 
 
 class MetricState:
-    """Knows the variables of metrics, and merges their values."""
+    """Tracks the variables of metrics, and merges their values over the ranks."""
 
     def __init__(self, session: Session, loops: DatasetIteration) -> None:
         self._session = session
@@ -55,7 +56,7 @@ class MetricState:
         self._local = threading.local()
 
     def fraction(self) -> Any:
-        """This rank's part of the rows of the batch; None where it cannot be told."""
+        """This rank's fraction of the batch's rows; None if unknown."""
         if (share := self._session.share) is None:
             return None if self._session.inside_keras else self._loops.fraction.read()
         if share.total is None:
@@ -69,9 +70,9 @@ class MetricState:
         return bool(getattr(self._local, "trying", False))
 
     def known(self, metric: Any) -> Any:
-        """A boolean: whether all is known about a metric that ``look`` was given.
+        """A boolean or boolean tensor: whether the kind of a metric's state is known.
 
-        None about others.
+        None for metrics that ``look`` has not been given.
         """
         kept = [self._kept.get(id(variable)) for variable in metric.variables]
         looked_at = [one for one in kept if one is not None]
@@ -83,7 +84,10 @@ class MetricState:
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def look(self, metric: Any, args: Any, kwargs: Any) -> None:
-        """``metric``, of the program's own or with its function, is to be updated."""
+        """Find out how ``metric``, which is about to be updated, changes its state.
+
+        It is one of the program's own, or wraps a function of the program's own.
+        """
         variables = list(metric.variables)
         kept = [self._of(variable) for variable in variables]
         if all(one.kind is not None for one in kept):
@@ -116,7 +120,7 @@ class MetricState:
             return [known, *(one.kind == _MEANS for one in chosen)]
 
         self._local.trying = True
-        # A metric may not bear to be called so: it is taken to add up.
+        # A metric may not support this kind of call. Then assume that it sums.
         with contextlib.suppress(Exception):
             given = args, kwargs
             flags = [one.weighs for one in chosen]
@@ -124,7 +128,7 @@ class MetricState:
         self._local.trying = False
 
     def weighed(self, variable: Any, value: Any, current: Any) -> Any:
-        """What a variable is set to: of a mean over rows only this rank's part."""
+        """The value to assign: of a mean over rows, only this rank's part."""
         one = self._kept.get(id(variable))
         if one is None or one.variable() is not variable or self.trying:
             return value
@@ -147,7 +151,7 @@ class MetricState:
     def merged(
         self, variables: Sequence[Any], local: Sequence[Array], what: str, weight: float
     ) -> list[Array]:
-        """The values of all ranks together; ``weight`` is that of the last batch."""
+        """The values merged over all ranks; ``weight`` is that of the last batch."""
         session = self._session
         ways = [str(variable.aggregation) for variable in variables]
         signature = Signature(
@@ -193,7 +197,7 @@ class MetricState:
         return merged
 
     def _settle(self, kept: Sequence[_Kept], signature: Signature) -> None:
-        """Agree on the kinds, until all ranks know all of them."""
+        """Agree on the kinds with the other ranks, until all ranks know all of them."""
         if all(one.settled for one in kept):
             return
         ours = [None if one.kind is None else asdict(one.kind) for one in kept]
@@ -216,7 +220,7 @@ class MetricState:
         if kind.how in ("max", "min"):
             return kind.how
         if kind == _MEANS:
-            # Of all floats a part was added; integers are the same on all ranks.
+            # Floats are sums of the ranks' parts; integers are the same on all ranks.
             return "max" if value.dtype.kind in "iu" else "sum"
         if kind.how == "mean":
             return "rows"

@@ -1,6 +1,6 @@
-"""Metrics of all ranks' rows: the sums that they keep are summed up before a result.
+"""Metrics over all ranks' rows: their state is merged before a result is computed.
 
-The local ones are put back afterwards, so that asking twice gives the same answer.
+The local state is restored afterwards, so asking twice gives the same result.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MARK = "tells_what_it_returns"
 
 
 class Metrics:
-    """The hooks on ``Metric`` and on what models make of their metrics."""
+    """The hooks on ``Metric`` and on the models' methods for metrics."""
 
     def __init__(
         self,
@@ -49,13 +49,13 @@ class Metrics:
         self._layer_state = layer_state
         self._numbers = numbers
         self._recorded: list[Recorded] = []
-        """Of the steps that are being called, the innermost last."""
+        """One per step that is being called, the innermost last."""
         self._steps: weakref.WeakKeyDictionary[Any, dict[str, StepLogs]] = (
             weakref.WeakKeyDictionary()
         )
         self._step = "train_step"
         self._rows: Any = None
-        """Of the last step that was traced or run: see ``StepLogs``."""
+        """The weight of the last step that was traced or run; see ``StepLogs``."""
 
     def install(self) -> None:
         patches.TABLE.install(
@@ -75,7 +75,7 @@ class Metrics:
         this = f"update of {id(metric)}"
         own = _is_own(type(metric)) or _is_own(internals.function_of(metric))
         with self._session.once("update_state"):
-            # Not again where a class calls that which it is derived from.
+            # Not again if a class calls the method of its base class.
             if own and not self._session.within(this) and not self._state.trying:
                 with self._session.once(this):
                     self._state.look(metric, args, kwargs)
@@ -89,14 +89,14 @@ class Metrics:
         values: Any,
         sample_weight: Any = None,
     ) -> Any:
-        """One number for a whole batch: that of a part weighs as much as its rows."""
+        """Weight a scalar, which stands for a whole batch, by this rank's fraction."""
         if sample_weight is not None or not _is_scalar(values) or self._state.trying:
             return original(metric, values, sample_weight)
         fraction = self._state.fraction()
         if fraction is None:
             return original(metric, values)
         fraction = tf.cast(fraction, metric.dtype)
-        # Once its kind is known, ``weighed`` does this where it is right.
+        # Once the kind is known, ``weighed`` does this where it is correct.
         known = self._state.known(metric)
         if known is not None:
             one = tf.ones_like(fraction)
@@ -114,7 +114,7 @@ class Metrics:
         values: Any,
         sample_weight: Any = None,
     ) -> Any:
-        """Of a number that is the same for all ranks' parts, a part is added up."""
+        """Add only a fraction of a scalar that is a mean over the batch."""
         if sample_weight is not None or not _is_scalar(values) or self._state.trying:
             return original(metric, values, sample_weight)
         fraction = self._state.fraction()
@@ -143,7 +143,7 @@ class Metrics:
         return result
 
     def _merges_at_once(self) -> bool:
-        """Whether the program, or an eager step, may do anything with a result.
+        """Whether a result must be merged now, since the program may use it.
 
         In a graph that would cost an exchange in every step, for one result of many.
         """
@@ -167,7 +167,7 @@ class Metrics:
 
     @property
     def _weight(self) -> float:
-        """This rank's, in the last step of the kind that is going on."""
+        """This rank's weight in the last training or test step."""
         if self._rows is None or not self._session.inside_keras:
             return self._session.last_rows
         return float(self._rows.numpy())
@@ -175,12 +175,12 @@ class Metrics:
     # --- logs of steps --------------------------------------------------------------
 
     def watch_steps(self, model: Any) -> None:
-        """Note what the steps of this one model return."""
+        """Record what the steps of this model return."""
         for patch in _STEP_PATCHES:
             name = patch.attribute
             step = getattr(model, name)
             if not hasattr(step, _MARK):
-                # A tf.function would keep what it has captured of an earlier trace.
+                # A tf.function would keep tensors captured in an earlier trace.
                 if hasattr(step, "python_function"):
                     step = tf.autograph.to_graph(step.python_function)
                 patches.TABLE.replace(patch, model, self._watched(model, name, step))
@@ -222,7 +222,7 @@ class Metrics:
 
     @contextmanager
     def testing(self) -> Iterator[None]:
-        """The logs to come are those of ``test_step``."""
+        """Within this context, logs are those of ``test_step``."""
         before, self._step = self._step, "test_step"
         try:
             yield
@@ -242,7 +242,7 @@ class Metrics:
         return self._of_all_ranks(model, logs)
 
     def of_step(self, model: Any, logs: Mapping[str, Any]) -> dict[str, Any]:
-        """The logs that a step has returned, as of all ranks."""
+        """The logs that a step has returned, merged over all ranks."""
         self._rows = self._steps.get(model, {}).get(self._step, _UNKNOWN).rows
         if not logs or _has_own_logs(model, self._step):
             return self._of_all_ranks(model, logs) if logs else {}
@@ -258,7 +258,7 @@ class Metrics:
 
     @contextmanager
     def merged(self, metrics: list[Any], name: str) -> Iterator[None]:
-        """The metrics hold what all ranks have counted, for a while."""
+        """Within this context the metrics hold the counts of all ranks."""
         variables = list(
             {id(v): v for metric in metrics for v in metric.variables}.values()
         )
@@ -278,7 +278,7 @@ class Metrics:
 
 
 def _is_own(written: Any) -> bool:
-    """Whether the program has written a class or a function."""
+    """Whether a class or function is the program's own."""
     module = getattr(written, "__module__", None)
     return module is not None and module.partition(".")[0] != keras.__name__
 
@@ -289,7 +289,7 @@ def _is_scalar(values: Any) -> bool:
 
 
 def _as_they_are(result: Any) -> Any:
-    """A result whose variables, which are about to be put back, are values."""
+    """A result with variables replaced by their values, as they are about to change."""
     values = {
         path: tf.convert_to_tensor(value)
         if isinstance(value, keras.Variable | tf.Variable)
@@ -300,7 +300,7 @@ def _as_they_are(result: Any) -> Any:
 
 
 def _has_own_logs(model: Any, step: str) -> bool:
-    """Whether it, or its class, says by itself what its steps return."""
+    """Whether the model or its class overrides what its steps return."""
     return any(
         getattr(model, name).__module__.partition(".")[0] != keras.__name__
         for name in (step, "compute_metrics", "get_metrics_result")
@@ -308,6 +308,6 @@ def _has_own_logs(model: Any, step: str) -> bool:
 
 
 def _as_before(new: Any, old: Any) -> Any:
-    """A number of the kind that the logs had in its place."""
+    """A number of the same type as the log that it replaces."""
     number = as_number(new)
     return float(number) if isinstance(old, float) and np.ndim(number) == 0 else number

@@ -1,4 +1,4 @@
-"""The hooks on ``fit``, ``evaluate`` and the other ways into a Keras model."""
+"""The hooks on ``fit``, ``evaluate`` and the other entry points of a Keras model."""
 
 from __future__ import annotations
 
@@ -139,14 +139,14 @@ class ModelMethods:
             with self._shape_errors.in_fit(), self._session.entering():
                 yield
         except tf.errors.OpError as error:
-            # What our own code raised within an op, TensorFlow has made text of.
+            # TensorFlow has turned the error of our code inside an op into text.
             reason = self._session.group.error_in(str(error))
             if reason is not None:
                 raise reason from error
             raise
 
     def _refuse_states_of_rows(self, model: Any) -> None:
-        """A stateful RNN keeps a state for each row, and each rank gets fewer."""
+        """Raise CollectiveError for a stateful RNN: it keeps a state for each row."""
         if not self._session.divides:
             return
         for layer in internals.layers_of(model):
@@ -167,7 +167,7 @@ class ModelMethods:
         return original(model, *args, **kwargs)
 
     def _without_xla(self, model: Any) -> None:
-        """An exchange cannot be compiled; Keras does the same under tf.distribute."""
+        """Disable XLA, as under tf.distribute: it cannot compile an exchange."""
         if not model.compiled or not model.jit_compile:
             return
         model.jit_compile = False

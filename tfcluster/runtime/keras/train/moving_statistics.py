@@ -1,9 +1,10 @@
-"""Which variables layers update from the data that they see, and what becomes of them.
+"""Variables that layers update from their data, and how the ranks' values are combined.
 
-They are found by watching: assigned within a layer's call, not trained. Each rank sees
-other rows. What Keras's own layers keep are moving averages: they are averaged together
-with the gradients. What a layer of the program's own does is tried out in its first
-step (see ``state_updates``), unless the variable's ``aggregation`` says it.
+They are found by observation: non-trainable variables assigned within a layer's call.
+Each rank sees different rows. Keras's own layers keep moving averages, which are
+averaged over the ranks together with the gradients. What a layer of the program's own
+does is tested in its first step (see ``state_updates``), unless the variable's
+``aggregation`` declares it.
 """
 
 from __future__ import annotations
@@ -51,24 +52,24 @@ _HOW_TO = (
 
 @dataclass
 class OwnState:
-    """A variable that a layer of the program's own sets."""
+    """A variable that a layer of the program's own updates."""
 
     variable: weakref.ref[Any]
     before: Any
-    """A variable: the value that all ranks had before their batches."""
+    """A tf.Variable: the value that all ranks had before their batches."""
     changed: Any
-    """A variable: whether ``before`` is older than the value."""
+    """A tf.Variable: whether the variable has changed since ``before`` was set."""
     kind: Kind | None = None
     settled: bool = False
-    """Whether all ranks know its kind, and the same."""
+    """Whether all ranks know its kind and agree."""
     tried: Any = None
-    """A variable that is written where the kind is found out: a graph runs what reads
-    it after that."""
+    """A tf.Variable that is written when the kind is determined; in a graph, ops that
+    read it run after that."""
 
 
 @dataclass
 class _Call:
-    """A layer that is being called."""
+    """A layer's call in progress."""
 
     layer: Any
     untried: list[Any] = field(default_factory=list)
@@ -76,7 +77,7 @@ class _Call:
 
 
 class MovingStatistics:
-    """Variables that have been assigned while a layer was called."""
+    """Tracks variables that are assigned while a layer is called."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -86,10 +87,10 @@ class MovingStatistics:
         self._trials = Trials()
         self._by_row = OutputsByRow(session)
         self._of_step: list[Any] = []
-        """What the step that is going on has set by itself."""
+        """Variables that the current step itself has updated."""
 
     def install(self) -> None:
-        """Know which layer is being called. For ranks that are in step."""
+        """Track which layer is being called. For synchronous ranks."""
         patches.TABLE.install({patches.LAYER_CALL: self._call})
 
     def among(self, variables: Iterable[Any]) -> list[Any]:
@@ -103,7 +104,7 @@ class MovingStatistics:
     # --- in the call of a layer -----------------------------------------------------
 
     def assigned(self, variable: Any, value: Any) -> None:
-        """``variable`` is about to be assigned to."""
+        """Record that ``variable`` is about to be assigned."""
         if variable.trainable or getattr(self._local, "trying", False):
             return
         if internals.in_stateless_scope():
@@ -127,9 +128,9 @@ class MovingStatistics:
         self._remember(own)
 
     def _assigned_in_step(self, variable: Any, value: Any) -> None:
-        """By a step of the program's own, which cannot be tried."""
+        """Record an assignment by the program's own step, which cannot be tested."""
         if getattr(variable, "synchronization", None) == "on_read":
-            return  # A metric's: it is reset, and merged when it is read.
+            return  # A metric's variable: it is reset, and merged when it is read.
         if str(variable.aggregation) in _DECLARED:
             self._remember(self._state_of(variable))
             self._of_step.append(variable)
@@ -145,14 +146,14 @@ class MovingStatistics:
             )
 
     def end_of_step(self) -> None:
-        """Have what the step has set by itself be of all rows."""
+        """Merge the variables that the step itself has updated over all ranks."""
         chosen, self._of_step = self._of_step, []
         share = self._session.share
         if chosen and share is not None and not share.alone:
             self.merge({id(variable): variable for variable in chosen}.values())
 
     def _remember(self, own: OwnState) -> None:
-        """The value that all ranks have, before the first of several assignments."""
+        """Save the value common to all ranks, before the first of several changes."""
         value = tf.convert_to_tensor(raw(own.variable()))
         own.before.assign(tf.where(own.changed, own.before, value))
         own.changed.assign(True)
@@ -202,7 +203,7 @@ class MovingStatistics:
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def _try(self, call: _Call, args: Any, kwargs: dict[str, Any]) -> None:
-        """Find out what the call of a layer makes of its variables; once."""
+        """Test, until it is known, how a layer's call changes its variables."""
         layer = call.layer
         variables = list(layer.non_trainable_variables)
         places = [
@@ -212,14 +213,15 @@ class MovingStatistics:
             and tf.as_dtype(variable.dtype) != tf.bool
         ]
         if not internals.has_training_argument(layer):
-            # A model gives it to every layer; ``__call__`` leaves it out.
+            # A model passes it to every layer; ``__call__`` drops it.
             kwargs.pop("training", None)
         elif call.training is not None:
             kwargs.setdefault("training", call.training)
         trained = [variable.value for variable in layer.trainable_variables]
         current = [tf.convert_to_tensor(raw(variable)) for variable in variables]
         for place in places:
-            # Where a maximum has been reached, the same rows change nothing any more.
+            # Use the old value: once a maximum is reached, the same rows change
+            # nothing.
             before = self._own[id(variables[place])].before
             current[place] = tf.convert_to_tensor(before)
 
@@ -239,7 +241,7 @@ class MovingStatistics:
             return layer.stateless_call(trained, current, *args, **kwargs)[0]
 
         self._local.trying = True
-        # A layer may not bear to be called so: its state stays unknown.
+        # A layer may not support this kind of call; then its state remains unknown.
         with contextlib.suppress(Exception):
             self._trials.look(layer, update, current, places, (args, kwargs), judge)
         with contextlib.suppress(Exception):
@@ -253,9 +255,9 @@ class MovingStatistics:
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def merge(self, variables: Iterable[Any]) -> None:
-        """Have those of ``variables`` that the program's own layers set be of all rows.
+        """Merge over all ranks those of ``variables`` that the program's layers update.
 
-        Called by all ranks at the same place of a step.
+        All ranks must call it at the same point of a step.
         """
         found = [
             own
@@ -279,11 +281,12 @@ class MovingStatistics:
             news, olds = arrays[:count], arrays[count : 2 * count]
             if not changed.any():
                 return list(news)
-            # Without a divided loop all ranks have computed the same: the chief counts.
+            # In an undivided loop all ranks have computed the same, so only the chief
+            # counts.
             alike = rows.in_loop and not self._session.loop.divided
             weight = float(self._session.chief) if alike else rows.of(counted)
             merged = self._merged(found, weight, news, olds, changed)
-            # What has been merged, and not set since, is so already.
+            # A variable that has not changed since the last merge is merged already.
             return [
                 result if its else new
                 for result, its, new in zip(merged, changed, news, strict=True)
@@ -367,7 +370,7 @@ class MovingStatistics:
     def _settle(
         self, found: Sequence[OwnState], names: Sequence[str], signature: Signature
     ) -> None:
-        """Agree on the kinds, until all ranks know all of them."""
+        """Agree on the kinds with the other ranks, until all ranks know all of them."""
         if all(own.settled for own in found):
             return
         ours = [None if own.kind is None else asdict(own.kind) for own in found]
@@ -385,7 +388,7 @@ class MovingStatistics:
             own.settled = None not in kinds
 
     def _unknown(self, name: str, own: OwnState, *, same: bool, changed: bool) -> None:
-        """Nobody knows what the ranks' values have to be together."""
+        """Warn of a variable of unknown kind, or raise if it differs between ranks."""
         how_to = f"Declare what it is where it is made: {_HOW_TO}"
         if same:
             if changed and own.kind is None:
@@ -417,7 +420,7 @@ def _is_kerass(layer: Any) -> bool:
 
 
 def _draws(layer: Any) -> bool:
-    """Whether random numbers may make its output another one every time."""
+    """Whether random numbers may change the layer's output from call to call."""
     return any(
         "seed_generator" in variable.path for variable in layer.non_trainable_variables
     )

@@ -1,9 +1,8 @@
 """The hook on ``Optimizer.apply``, where gradients become new weights.
 
-``fit`` and hand-written loops both pass through it, and everything that an optimizer
-does to gradients (clipping, accumulation, averages) comes after it: so it does what it
-would on one machine. What becomes of the gradients is for the strategy to say: see
-``gradient_update``.
+``fit`` and custom loops both call it. Everything that an optimizer does to gradients
+(clipping, accumulation, averages) comes after the hook, and therefore works as on one
+machine. The strategy decides what happens to the gradients; see ``gradient_update``.
 """
 
 from __future__ import annotations
@@ -42,10 +41,10 @@ class OptimizerHook:
         self._layer_state = layer_state
         self._update = update
         self._related: dict[int, tuple[weakref.ref[Any], list[int], list[Any]]] = {}
-        """By the first of the variables that are trained."""
+        """By the first trained variable."""
 
     def install(self, loss_scaled: Around | None = None) -> None:
-        """``loss_scaled`` stands around the optimizer that scales losses."""
+        """Install the hook. ``loss_scaled`` wraps ``LossScaleOptimizer.apply``."""
         patches.TABLE.install(
             {
                 patches.OPTIMIZER_APPLY: self._apply,
@@ -79,7 +78,7 @@ class OptimizerHook:
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def _state(self, optimizer: Any, variables: list[Any]) -> list[Any]:
-        """What layers update by themselves; all of it, and all else, begins alike."""
+        """The state that layers update, made equal on all ranks like all variables."""
         if not self._session.inside_keras and not self._session.loop.divided:
             self._session.loop.applied_at = user_line()
         self._session.hook(variables)
@@ -89,7 +88,7 @@ class OptimizerHook:
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def state_of(self, variables: list[Any]) -> list[Any]:
-        """What the layers of ``variables`` update by themselves; all begin alike."""
+        """The state that layers of ``variables`` update, made equal on all ranks."""
         related = self._related_to(variables)
         self._layer_state.merge(related)
         self._synchroniser.ensure([*variables, *related])
@@ -104,7 +103,7 @@ class OptimizerHook:
         self._update.after(*found)
 
     def _related_to(self, variables: list[Any]) -> list[Any]:
-        """Other variables of the layers that are trained; looked up once."""
+        """All variables of the layers that contain ``variables``; looked up once."""
         first = variables[0]
         ids = [id(variable) for variable in variables]
         known = self._related.get(id(first))
@@ -118,15 +117,15 @@ class OptimizerHook:
 def built(
     optimizer: Any, trainable_variables: Sequence[Any] | None
 ) -> list[Any] | None:
-    """The variables that gradients are for; the optimizer then has its own.
+    """The variables of the gradients; builds the optimizer if necessary.
 
-    None where the original has to say what is missing.
+    None if the original has to report what is missing.
     """
     if trainable_variables is None:
         return internals.trained_variables(optimizer) if optimizer.built else None
     variables = list(trainable_variables)
     if not optimizer.built:
-        # Now, also where a step is only being traced: its values are looked at.
+        # Not later, even if a step is only being traced: its values will be read.
         with tf.init_scope(), keras.name_scope(optimizer.name, caller=optimizer):
             optimizer.build(variables)
         optimizer.built = True

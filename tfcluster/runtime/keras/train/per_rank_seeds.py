@@ -1,8 +1,8 @@
-"""Dropout and augmentation draw other numbers on each rank, as they do for each row.
+"""Dropout and augmentation draw different numbers on each rank, as for different rows.
 
-The states of the seed generators stay the same on all ranks; only what is drawn in a
-training step is moved by the rank. In a trial (see ``loss_scaling_probe``) the rank
-that has the chief's rows draws the chief's numbers, and dropout takes them for both
+The states of the seed generators stay equal on all ranks; only the seeds drawn in a
+training step are offset by the rank. In a trial (see ``loss_scaling_probe``) the rank
+that has the chief's rows also draws the chief's numbers, and dropout uses them for both
 copies of a row.
 """
 
@@ -63,7 +63,7 @@ class PerRankSeeds:
 
         def alike() -> Any:
             rows = tf.shape(inputs)[0]
-            # Where this dimension is not that of the rows, another one is as good.
+            # If this dimension is not that of the rows, any other mask is as good.
             half = tf.ones_like(inputs[: (rows + 1) // 2])
             kept = original(half, rate, _of_all_rows(noise_shape), seed)
             return inputs * tf.concat([kept, kept], 0)[:rows]
@@ -75,7 +75,7 @@ class PerRankSeeds:
         return tf.cond(doubles, alike, plain)
 
     def _doubles(self) -> Any:
-        """Whether each row comes twice in this step: False, or a tensor, or True."""
+        """Whether each row comes twice in this step: a bool or a boolean tensor."""
         session = self._session
         if session.trials is None or session.rank != DOUBLING_RANK:
             return False
@@ -85,7 +85,7 @@ class PerRankSeeds:
 
 
 def _of_all_rows(noise_shape: Sequence[Any] | None) -> Sequence[Any] | None:
-    """``noise_shape`` for any number of rows, unless one mask is for all of them."""
+    """``noise_shape`` for any number of rows, unless all rows share one mask."""
     if noise_shape is None or (isinstance(noise_shape[0], int) and noise_shape[0] == 1):
         return noise_shape
     return [None, *noise_shape[1:]]

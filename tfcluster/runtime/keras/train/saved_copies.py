@@ -1,8 +1,8 @@
-"""What the chief has saved, under the names that other ranks have for it.
+"""Copies of what the chief has saved, under the other ranks' names for it.
 
-A folder that a program names by the time, by chance, or as a temporary one has another
-name on every rank. Names are paths; what they stand for is a file, a folder, or all
-files that begin so (checkpoints).
+A folder that a program names after the time, at random or as a temporary folder has a
+different name on every rank. Names are paths of a file, of a folder, or the common
+prefix of files (checkpoints).
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from pathlib import Path
 from typing import Any
 
 MAX_BYTES = 1 << 30
-"""What is sent to a host that does not see the chief's files."""
+"""The most that is sent to a host that does not see the chief's files."""
 
 _CHECKPOINT = re.compile(r"(-\d+)?\.(index|data-\d+-of-\d+)")
 _CLOCK_S = 2.0
-"""So much may file systems be behind."""
+"""How far a file system's clock may be behind."""
 
 INDEX = "checkpoint"
-"""TensorFlow's list of a folder's checkpoints; its paths are relative."""
+"""TensorFlow's list of the checkpoints in a folder; its paths are relative."""
 
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What a chief's path stands for."""
+    """The files that a path of the chief's stands for."""
 
     path: str
     kind: str
     """file | folder | prefix"""
     endings: tuple[str, ...]
-    """Each file's path without ``path``; empty for a file."""
+    """Each file's path without the prefix ``path``; empty for a single file."""
     sizes: tuple[int, ...]
 
     @property
@@ -45,14 +45,14 @@ class Saved:
 
     @classmethod
     def of_words(cls, words: Any) -> Saved:
-        """Raises ValueError for an ending that would lead elsewhere."""
+        """Undo ``as_words``. Raises ValueError for an ending that leads elsewhere."""
         path, kind, endings, sizes = words
         if any(".." in Path(ending).parts for ending in endings):
             raise ValueError(f"{path}: {endings}")
         return cls(path, kind, tuple(endings), tuple(sizes))
 
     def is_here(self) -> bool:
-        """This host sees these very files."""
+        """Whether this host sees these very files."""
         try:
             found = [Path(self.path + end).stat().st_size for end in self.endings]
         except OSError:
@@ -61,9 +61,9 @@ class Saved:
 
 
 def described(path: str, *, prefix: bool, since: float = 0.0) -> Saved | None:
-    """What has been saved as ``path``, by a save that began at a time; None: nothing.
+    """The files saved as ``path`` since the time ``since``; None if there are none.
 
-    Programs may have other files in the same folder: those are not meant.
+    Other files of the program in the same folder are not included.
     """
     whole = Path(path)
     if prefix:
@@ -91,7 +91,7 @@ def _saved(path: str, kind: str, endings: Iterable[str]) -> Saved | None:
 
 
 def link(saved: Saved, path: str) -> None:
-    """Have the chief's files as ``path``, too; they outlive the chief's own names."""
+    """Link or copy the chief's files to ``path``; they outlive the chief's names."""
     _clear(saved, path)
     for ending in saved.endings:
         _link_file(saved.path + ending, path + ending)
@@ -103,7 +103,7 @@ def link(saved: Saved, path: str) -> None:
 
 
 def packed(saved: Saved) -> bytes:
-    """The contents of all files, one after the other; the index comes last."""
+    """The contents of all files, concatenated; the checkpoint list comes last."""
     parts = [Path(saved.path + ending).read_bytes() for ending in saved.endings]
     index = Path(saved.path).parent / INDEX
     if saved.kind == "prefix" and index.is_file():
@@ -112,7 +112,7 @@ def packed(saved: Saved) -> bytes:
 
 
 def unpack(saved: Saved, data: bytes, path: str) -> None:
-    """Write what ``packed`` has read as ``path``."""
+    """Write the data of ``packed`` to ``path``."""
     _clear(saved, path)
     start = 0
     for ending, size in zip(saved.endings, saved.sizes, strict=True):
@@ -143,12 +143,12 @@ def _link_file(source: str, path: str) -> None:
     except OSError:
         shutil.copyfile(source, temporary)
     temporary.replace(target)
-    # Nothing is replaced where both are names of one file already.
+    # replace() does nothing if both are names of the same file already.
     temporary.unlink(missing_ok=True)
 
 
 def _renamed(index: str, chiefs: str, ours: str) -> str:
-    """The list of checkpoints, for prefixes of another name."""
+    """The checkpoint list, with prefixes renamed."""
     names = Path(chiefs).name, Path(ours).name
     folders = str(Path(chiefs).parent), str(Path(ours).parent)
     return index.replace(f'"{folders[0]}/', f'"{folders[1]}/').replace(

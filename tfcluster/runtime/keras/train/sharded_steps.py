@@ -1,4 +1,4 @@
-"""A model's ``train_step`` and ``test_step`` get this rank's rows of every batch."""
+"""Give a model's ``train_step`` and ``test_step`` this rank's rows of every batch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MARK = "divides_batches"
 
 @dataclass(frozen=True, slots=True)
 class Looks:
-    """What is looked at: before a batch is divided in training, and after each step."""
+    """The checks before a training batch is divided and after each step."""
 
     same_data: InputConsistency
     added_losses: AddLossCheck
@@ -34,7 +34,7 @@ class Looks:
 
 
 def divide_steps(session: Session, model: Any, looks: Looks) -> None:
-    """Set them on this one model: so a subclass with steps of its own is served too."""
+    """Wrap the steps of this instance, so that overridden steps are wrapped too."""
     for patch in _STEPS:
         name = patch.attribute
         step = getattr(model, name)
@@ -54,7 +54,7 @@ def _divided(
 ) -> Callable[[Any], Any]:
     @functools.wraps(step)
     def divided_step(data: Any) -> Any:
-        # Called by a loop of the user's own, its data has been divided already.
+        # Called from a custom loop: the data has been divided already.
         if not session.inside_keras or session.share is not None:
             return step(data)
         if trains and session.divides:
@@ -81,14 +81,14 @@ def _divided(
 
 
 def _computes_numbers(model: Any, step: Callable[[Any], Any], *, trains: bool) -> bool:
-    """Whether code of the program's own computes a loss, or a number for a metric."""
+    """Whether the program's own code computes a loss or a number for a metric."""
     if not trains:
         return step.__module__.split(".")[0] != str(keras.__name__)
     return has_own_step(model) or _has_own_layers(model)
 
 
 def _has_own_layers(model: Any) -> bool:
-    """Whether its output for a row may depend on other rows, for all that we know."""
+    """Whether the output for a row may depend on other rows, as far as we know."""
     return any(
         type(layer).__module__.partition(".")[0] != keras.__name__
         or isinstance(layer, keras.layers.Lambda)
@@ -97,7 +97,7 @@ def _has_own_layers(model: Any) -> bool:
 
 
 def _is_plain(model: Any, step: Callable[[Any], Any]) -> bool:
-    """Whether the gradients of a step reach the optimizer unchanged, for sure."""
+    """Whether a step's gradients certainly reach the optimizer unchanged."""
     optimizer = model.optimizer
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     return all(
@@ -115,7 +115,7 @@ def _is_plain(model: Any, step: Callable[[Any], Any]) -> bool:
 def _part(session: Session, data: Any, *, trains: bool) -> Part:
     if session.divides:
         return take_part(data, session.rank, session.size)
-    # The ranks train together, but may have other numbers of batches to test with.
+    # The ranks train in step, but may have different numbers of test batches.
     return Part(data, Share(rows=_rows(data), counts=True, alone=not trains))
 
 

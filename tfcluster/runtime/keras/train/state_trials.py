@@ -1,6 +1,6 @@
-"""Tries an update of variables with other old values and with halves of the rows.
+"""Test an update of variables with other old values and with halves of the rows.
 
-What comes out tells how the ranks' values are to be combined: see ``state_updates``.
+The results tell how the ranks' values must be combined; see ``state_updates``.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from tfcluster.runtime.keras.graph_order import exchange_in_order
 from tfcluster.runtime.keras.train.state_updates import SHIFT, Trial
 
 _MOST_VARIABLES = 8
-"""The update is traced twice for each of them."""
+"""The update is traced twice for each variable."""
 _NUMBERS = 7
-"""Arrays of a ``Trial``."""
+"""The number of arrays in a ``Trial``."""
 
 Update = Callable[[Sequence[Any], Any], Sequence[Any]]
-"""The new values of variables, from old ones and the arguments of a call."""
+"""Computes new values of variables from old ones and the arguments of a call."""
 
 
 class Trials:
-    """Tries what has not been tried, in the first step that has two rows."""
+    """Tests each update once, in the first step that has at least two rows."""
 
     def __init__(self) -> None:
         self._judged = KnownObjects()
 
     def known(self, owner: Any) -> Any:
-        """A boolean variable: whether all is known about ``owner``."""
+        """A boolean tf.Variable: whether everything is known about ``owner``."""
         return self._judged.of(owner)
 
     def look(
@@ -46,11 +46,12 @@ class Trials:
         judge: Callable[[Sequence[Trial]], Sequence[bool]],
         flags: Sequence[Any] = (),
     ) -> None:
-        """Call ``judge``, as the step runs, until it has said True for ``owner``.
+        """Call ``judge`` while the step runs, until it has returned True for ``owner``.
 
-        It is told about the variables at ``places``; ``given`` are the arguments that
-        ``update`` gets, with this rank's rows. What else it says is assigned to
-        ``flags``: a step sees at once what is assigned in its graph.
+        ``judge`` gets a ``Trial`` for each of the variables at ``places``. ``given``
+        are the arguments of ``update``, with this rank's rows. Further results of
+        ``judge`` are assigned to ``flags``, so that the same step can already read
+        them.
         """
         leaves = [leaf for leaf in tf.nest.flatten(given) if has_dense_rows(leaf)]
         if not places or not leaves or len(places) > _MOST_VARIABLES:
@@ -86,7 +87,7 @@ def _numbers(
     leaves: Sequence[Any],
     rows: Any,
 ) -> list[Any]:
-    """For each of the variables the arrays of a ``Trial``, in its order."""
+    """The arrays of a ``Trial`` for each variable, in the order of its fields."""
 
     shifts = {place: _shift(current[place]) for place in places}
 

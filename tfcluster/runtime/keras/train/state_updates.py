@@ -1,8 +1,8 @@
-"""What an update makes of a variable's old value and of a batch: plain functions.
+"""How an update depends on a variable's old value and on the batch. Pure functions.
 
-A layer of the program's own may count rows, add up, keep a maximum, or follow a mean.
-The ranks' values are combined in another way for each. Which it is shows when the
-update is tried with other old values, and with the two halves of a batch.
+A layer of the program's own may count rows, sum, keep a maximum, or follow a mean. For
+each of these the ranks' values are combined in another way. To find out which it is,
+the update is tested with other old values and with the two halves of a batch.
 """
 
 from __future__ import annotations
@@ -16,36 +16,36 @@ from tfcluster.runtime.collective.transports.base import Array
 
 _CLOSE = 1e-3
 SHIFT = 1000.0
-"""Added to an old value, of floats relative to it: more than a batch changes."""
+"""Added to an old value, for floats relative to it: more than a batch changes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """``new = slope * old + rest``, where ``how`` combines the ranks' rests."""
+    """``new = slope * old + rest``; ``how`` combines the ranks' rests."""
 
     how: str
-    """mean (by rows), sum, max, min, chief; or other: it is none of these."""
+    """mean (by rows), sum, max, min or chief; other: none of these."""
     slope: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """New values of one variable, each from an old value and some rows."""
+    """New values of one variable, each computed from an old value and some rows."""
 
     rows: int
     shift: Array
     old: Array
     new: Array
     above: Array
-    """From an old value that is larger by the shift, and one that is smaller."""
+    """From an old value increased by ``shift``; ``below``: decreased by it."""
     below: Array
     first: Array
-    """From the old value and the first half of the rows."""
+    """From the old value and the first half of the rows; ``second``: the other half."""
     second: Array
 
 
 def kind_of(trial: Trial) -> Kind | None:
-    """None where the batch does not tell: nothing has changed, or it has one row."""
+    """The kind of an update; None if nothing has changed or there is only one row."""
     old, new, above, below = (
         np.asarray(array, np.float64)
         for array in (trial.old, trial.new, trial.above, trial.below)
@@ -73,7 +73,7 @@ def kind_of(trial: Trial) -> Kind | None:
 
 
 def _of_rests(rests: Sequence[Array], trial: Trial) -> str:
-    """How the rest of a batch comes from those of its halves."""
+    """How the rest of a batch is computed from those of its halves."""
     whole, first, second = rests
     if np.array_equal(whole, np.zeros_like(whole)):
         return "mean"
@@ -96,7 +96,7 @@ def _is(found: Array, expected: float) -> bool:
 
 
 def _equal(one: Array, other: Array) -> bool:
-    """Up to rounding in float32."""
+    """Equal up to rounding in float32."""
     return bool(np.allclose(one, other, rtol=1e-6, atol=0.0))
 
 
@@ -105,7 +105,7 @@ def _differ(one: Array, other: Array) -> bool:
 
 
 def agreed(kinds: Sequence[Kind | None]) -> Kind | None:
-    """What the ranks have found out together; one of them may see more than others."""
+    """The kind that the ranks agree on; some may have found out more than others."""
     known = [kind for kind in kinds if kind is not None]
     ways = {kind.how for kind in known}
     if not known:

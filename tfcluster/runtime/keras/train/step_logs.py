@@ -1,9 +1,9 @@
-"""What a model's step returns as its logs, and how that becomes a number of all ranks.
+"""The logs that a model's step returns, and their merging to numbers of all ranks.
 
-A step of the program's own may return anything under any name: results of metrics, all
-or some of them, what it has made of these, losses that no metric keeps. While it is
-traced or run, it is noted which metric's ``result()`` each value is, and how many rows
-it was made of.
+A step of the program's own may return anything under any name: all or some results of
+metrics, values derived from these, losses that no metric keeps. While the step is
+traced or run, this records which metric's ``result()`` each value is, and the number of
+rows that it was computed from.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import tensorflow as tf
 from tfcluster.runtime.keras.train.derived_values import Derived, ancestry
 
 Path = tuple[str, ...]
-"""The keys that lead to a value through nested dictionaries."""
+"""The keys that lead to a value in nested dictionaries."""
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """A value is this one of those that a metric's ``result()`` has returned."""
+    """The metric, and the path in its ``result()``, that a value comes from."""
 
     metric: Any
     path: Path = ()
@@ -31,16 +31,16 @@ class Origin:
 
 @dataclass(slots=True)
 class Recorded:
-    """What ``result()`` has returned during one call of a step."""
+    """The values that ``result()`` has returned during one call of a step."""
 
     origins: dict[int, Origin] = field(default_factory=dict)
     """By the id of the value."""
     values: list[Any] = field(default_factory=list)
-    """Keeps the ids valid."""
+    """Keeps the values alive, so that their ids remain valid."""
 
     def add(self, metric: Any, result: Any) -> None:
         for path, value in leaves(result):
-            # Within a metric that calls others, the innermost comes first.
+            # If a metric calls others, the innermost is recorded first.
             if isinstance(value, tf.Tensor | tf.Variable) or hasattr(value, "path"):
                 self.origins.setdefault(id(value), Origin(metric, path))
                 self.values.append(value)
@@ -48,22 +48,22 @@ class Recorded:
 
 @dataclass(slots=True)
 class StepLogs:
-    """What is known of the logs of one model's ``train_step`` or ``test_step``."""
+    """What is known about the logs of one model's ``train_step`` or ``test_step``."""
 
     rows: Any
-    """A variable: the weight of this rank's part of the last batch."""
+    """A tf.Variable: the weight of this rank's part of the last batch."""
     origins: dict[Path, Origin] = field(default_factory=dict)
     derived: dict[Path, tuple[Derived, tuple[Origin | Path, ...]]] = field(
         default_factory=dict
     )
-    """What the step makes of other values, and where these come from."""
+    """Values derived from other values, and the sources of each."""
     counts: set[Path] = field(default_factory=set)
-    """Integers that are made of the data."""
+    """Integers computed from the data."""
     integers: set[Path] = field(default_factory=set)
-    """All of them: what Keras makes of logs are floats."""
+    """All integers; Keras converts logs to floats."""
 
     def note(self, logs: Mapping[str, Any], recorded: Recorded) -> None:
-        """The step has returned ``logs``."""
+        """Record that the step has returned ``logs``."""
         self.origins.clear()
         self.derived.clear()
         self.counts.clear()
@@ -95,7 +95,7 @@ class StepLogs:
 
 
 def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """What nested dictionaries hold, with the way there."""
+    """The values in nested dictionaries, each with its path."""
     if not isinstance(value, Mapping):
         yield path, value
         return
@@ -104,7 +104,7 @@ def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
 
 
 def with_leaves(value: Any, new: Mapping[Path, Any], path: Path = ()) -> Any:
-    """The same nested dictionaries, with other values."""
+    """The same nested dictionaries with other values."""
     if not isinstance(value, Mapping):
         return new[path]
     return {
@@ -113,7 +113,7 @@ def with_leaves(value: Any, new: Mapping[Path, Any], path: Path = ()) -> Any:
 
 
 def as_number(value: Any) -> Any:
-    """A number, or an array of them, as numpy has it; None for anything else."""
+    """A number or an array of numbers as numpy values; None for anything else."""
     if hasattr(value, "numpy"):
         value = value.numpy()
     try:
@@ -122,12 +122,12 @@ def as_number(value: Any) -> Any:
         return None
     if array.dtype.kind in "fiub":
         return array[()]
-    # Such as bfloat16, which numpy knows by its items only.
+    # Such as bfloat16, which numpy stores as raw bytes.
     return array.astype(np.float32)[()] if array.dtype.kind == "V" else None
 
 
 def is_same(one: Any, other: Any) -> bool:
-    """Whether two numbers are equal to the last bit; NaN is the same as NaN."""
+    """Whether two numbers are exactly equal; NaN equals NaN."""
     if one is None or other is None or np.shape(one) != np.shape(other):
         return False
     pair = np.asarray(one, np.float64), np.asarray(other, np.float64)
@@ -135,9 +135,9 @@ def is_same(one: Any, other: Any) -> bool:
 
 
 def combined(values: Any, weights: Sequence[float], *, count: bool) -> Any:
-    """A number of all ranks; what no metric keeps is a mean over rows.
+    """Combine the ranks' values of a number that no metric keeps: a mean over rows.
 
-    ``count``: it is made of the data and an integer.
+    ``count``: an integer computed from the data, which is summed instead.
     """
     present = [
         (value, weight)
@@ -158,5 +158,5 @@ def _all_same(values: Any) -> bool:
 
 
 def unique(things: Iterable[Any]) -> list[Any]:
-    """Each thing once."""
+    """Each object once, in order."""
     return list({id(thing): thing for thing in things}.values())

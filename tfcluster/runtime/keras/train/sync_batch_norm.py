@@ -1,7 +1,7 @@
-"""``BatchNormalization(synchronized=True)`` normalises by the rows of all ranks.
+"""``BatchNormalization(synchronized=True)`` normalises over the rows of all ranks.
 
-Keras asks ``tf.distribute`` for that, which knows of one replica only. Without it each
-rank normalises by its own rows.
+Keras asks ``tf.distribute`` to do that, which knows of only one replica. Without this
+hook each rank would normalise over its own rows.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class SyncBatchNorm:
         self, original: Callable[..., Any], layer: Any, inputs: Any, mask: Any
     ) -> Any:
         moments = self._of_the_ranks(original, layer, inputs, mask)
-        # Where a rank's own rows are normalized is documented, and no matter of a loss.
+        # That each rank normalises over its own rows is documented; loss checks ignore
+        # it.
         return tuple(map(self._holds.hold, moments))
 
     def _of_the_ranks(
@@ -49,11 +50,12 @@ class SyncBatchNorm:
         each = tf.cast(tf.shape(inputs)[0], inputs.dtype)
         weights, epsilon = tf.ones_like(inputs), 0.0
         if mask is not None:
-            # Keras adds it to the number of entries that the mask leaves.
+            # Keras adds it to the number of unmasked entries.
             epsilon = keras.config.epsilon() / self._rows_of_all(share, each)
             weights = tf.cast(tf.expand_dims(mask, -1), inputs.dtype)
             weights = tf.broadcast_to(weights, tf.shape(inputs))
-        # Means over the rows of sums within them: so a mask may leave some rows less.
+        # Means over rows of sums within a row, since a mask may leave less of some
+        # rows.
 
         def mean_of_sums(values: Any) -> Any:
             local = tf.reduce_sum(values * weights, axes, keepdims=True) / each
@@ -70,10 +72,11 @@ class SyncBatchNorm:
         return tf.cast(share.total, own.dtype)
 
     def _averaged(self, local: Any, rows: Any, name: str) -> Any:
-        """The ranks' tensors averaged by rows, with the gradient of all their losses.
+        """Average the ranks' tensors by rows, with the gradient of all ranks' losses.
 
-        The loss is the average by rows of the ranks' losses, so that a rank whose own
-        loss has the gradient ``g`` adds its part of ``g`` to that of every rank.
+        The total loss is the average of the ranks' losses by rows. So a rank whose own
+        loss has the gradient ``g`` adds its fraction of ``g`` to the gradient on every
+        rank.
         """
 
         def total(tensor: Any, what: str) -> Any:
@@ -89,7 +92,8 @@ class SyncBatchNorm:
 
         @tf.custom_gradient  # type: ignore[untyped-decorator]
         def averaged(local: Any) -> tuple[Any, Callable[[Any], Any]]:
-            # A rank without rows has one, which does not count: it may be anything.
+            # A rank without rows computes one that must not count; its values may be
+            # NaN.
             part = tf.where(rows > 0, local * rows, tf.zeros_like(local))
             packed = tf.concat([tf.reshape(part, [-1]), [rows]], 0)
             sums = total(packed, "moments")

@@ -1,14 +1,14 @@
-"""Exchange gradients where a tape gives them, before the program can change them.
+"""Exchange gradients where a tape returns them, before the program can change them.
 
-A program that clips gradients by their norm, adds noise, or adds up the gradients of
-several batches needs those of the whole batch, not this rank's. So ``tape.gradient``
-itself gives the average over the ranks, for sources that are trained variables. What
-such a gradient becomes is then the same on all ranks, and the optimizer does not
+A program that clips gradients by their norm, adds noise, or accumulates the gradients
+of several batches needs those of the whole batch, not this rank's. So ``tape.gradient``
+itself returns the average over the ranks, for sources that are trainable variables.
+What the program makes of it is then the same on all ranks, and the optimizer does not
 exchange it again.
 
-Some gradients stay local, and are exchanged at the optimizer: those of Keras's own
+Some gradients stay local and are exchanged at the optimizer: those of Keras's own
 ``train_step``, which are known to arrive there unchanged; those that another tape
-records, as their own gradient is exchanged; those of single rows (``tf.map_fn``,
+records, because their own gradient is exchanged; those of single rows (``tf.map_fn``,
 ``tape.jacobian``).
 """
 
@@ -32,10 +32,10 @@ from tfcluster.runtime.keras.train.gradient_update import OptimizerNames
 from tfcluster.runtime.tensors import is_sparse, name_of
 
 _BY_ROWS = "gradients by rows"
-"""Marks a thread that computes the gradients of single rows."""
+"""Marks a thread that computes gradients of single rows."""
 
 _MANY_CALLS = 3
-"""Two gradients for the same weights are common in one step."""
+"""Warn from this many calls per step; two gradients of the same weights are common."""
 
 _ADVICE = (
     "Call optimizer.build(variables) before the training loop, compute the gradient "
@@ -46,24 +46,24 @@ _ADVICE = (
 
 @dataclass(slots=True)
 class _Origin:
-    """Where the last gradient of a variable has come from."""
+    """The origin of a variable's last gradient."""
 
     variable: weakref.ref[Any]
     gradient: weakref.ref[Any] | None
-    """What the program got from the tape."""
+    """The gradient that the tape returned to the program."""
     graph: int | None
-    """The graph in which it got it; None: eagerly."""
+    """The graph in which it was returned; None: eagerly."""
     exchanged: bool
     by_rows: bool
     draws: int
-    """Random numbers that this rank had drawn for itself by then."""
+    """The value of ``Session.draws`` at that time."""
 
 
 class TapeGradients:
-    """The hooks on ``GradientTape``, and what becomes of its gradients at ``apply``.
+    """The hooks on ``GradientTape``, and the handling of its gradients at ``apply``.
 
-    Without ``averages_state`` what layers update by themselves is left alone. ``drift``
-    compares what the ranks train whenever gradients are exchanged at a tape.
+    Without ``averages_state`` the variables that layers update are left alone.
+    ``drift`` compares the ranks whenever a tape's gradients are exchanged.
     """
 
     def __init__(
@@ -84,7 +84,10 @@ class TapeGradients:
         self._state_of: Callable[[list[Any]], list[Any]] = lambda variables: []
 
     def install(self, state_of: Callable[[list[Any]], list[Any]]) -> None:
-        """``state_of`` has variables begin alike, and finds their layers' state."""
+        """Install the hooks.
+
+        ``state_of`` makes variables equal on all ranks and returns their layers' state.
+        """
         self._state_of = state_of
         patches.TABLE.install(
             {
@@ -136,9 +139,10 @@ class TapeGradients:
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        """``tf.gradients``: the optimizer exchanges what it gives.
+        """``tf.gradients``: the result is exchanged at the optimizer.
 
-        TensorFlow could not differentiate the exchange, as some programs need here.
+        Some programs differentiate the result, and TensorFlow cannot differentiate the
+        exchange.
         """
         result = original(targets, sources, *args, **kwargs)
         pairs = zip(tf.nest.flatten(sources), tf.nest.flatten(result), strict=True)
@@ -173,7 +177,7 @@ class TapeGradients:
         return original(optimizer, variables)
 
     def owns(self, optimizer: Any, variables: Sequence[Any]) -> None:
-        """``optimizer`` applies the gradients of ``variables``."""
+        """Record that ``optimizer`` applies the gradients of ``variables``."""
         for variable in variables:
             found = weakref.ref(raw(variable)), weakref.ref(optimizer)
             self._owners[id(raw(variable))] = found
@@ -182,7 +186,7 @@ class TapeGradients:
         return isinstance(source, keras.Variable | tf.Variable) and source.trainable
 
     def _is_registered(self, variable: Any) -> bool:
-        """Whether it is a weight for sure: some programs keep inputs in variables."""
+        """Whether it is certainly a weight: some programs keep inputs in variables."""
         if isinstance(variable, keras.Variable):
             return True
         found = self._owners.get(id(variable))
@@ -208,8 +212,8 @@ class TapeGradients:
 
     def _exchanged(self, variables: list[Any], gradients: Sequence[Any]) -> list[Any]:
         key, names = self._group(variables)
-        # How many gradients of theirs have come since one was applied: a step that
-        # computes two of them, say, is still one step.
+        # How many gradients of these variables were computed since the last was
+        # applied. For example, a step that computes two of them is still one step.
         first = id(raw(variables[0]))
         number = self._calls[first] = self._calls.get(first, 0) + 1
 
@@ -226,7 +230,7 @@ class TapeGradients:
     def _watch(
         self, key: str, variables: list[Any], gradients: Sequence[Any]
     ) -> Watch | None:
-        """Compares what the ranks train."""
+        """The comparison of what the ranks train, if there is one."""
         if self._drift is None:
             return None
         refs = [weakref.ref(raw(variable)) for variable in variables]
@@ -245,7 +249,7 @@ class TapeGradients:
         return found[1]() if found and found[0]() is raw(variable) else None
 
     def _name(self, variables: Sequence[Any]) -> str:
-        """Of the optimizers that are known to apply the gradients of ``variables``."""
+        """The names of the optimizers known to apply gradients of ``variables``."""
         names: dict[str, None] = {}
         for variable in variables:
             found = self._owners.get(id(raw(variable)))
@@ -256,9 +260,9 @@ class TapeGradients:
         return ", ".join(names)
 
     def _group(self, variables: Sequence[Any]) -> tuple[str, set[str]]:
-        """A name for ``variables`` that no others have, the same on all ranks.
+        """A unique name for ``variables``, equal on all ranks.
 
-        And the names that their gradients have had.
+        Also returns the names that their gradients have had.
         """
         first = raw(variables[0])
         known = self._groups.get(id(first))
@@ -293,9 +297,9 @@ class TapeGradients:
     def still_to_exchange(
         self, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]
     ) -> list[bool]:
-        """Which of ``gradients`` are this rank's own.
+        """Whether each gradient is still this rank's own, so that it must be exchanged.
 
-        Raises CollectiveError where the program has changed those.
+        Raises CollectiveError if the program has changed such a gradient.
         """
         own = []
         self._warn_of_gradients_by_row(optimizer, variables)
@@ -327,7 +331,7 @@ class TapeGradients:
         )
 
     def drawn_since(self, gradients: Sequence[Any], variables: Sequence[Any]) -> bool:
-        """Whether random numbers, others on each rank, may have changed gradients."""
+        """Whether random numbers that differ by rank may have changed gradients."""
         for gradient, variable in zip(gradients, variables, strict=True):
             origin = self._origin(variable)
             if (
@@ -354,7 +358,7 @@ class TapeGradients:
             return
         in_loop = tf.executing_eagerly() and session.share is None
         if in_loop and not session.loop.divided:
-            return  # All ranks have the same.
+            return  # All ranks have the same gradient.
         name, path = self.names.of(optimizer), name_of(variable)
         if origin.graph != _graph():
             session.warn(

@@ -1,7 +1,7 @@
-"""Functions that XLA was to compile, and in which gradients are applied.
+"""Run functions without XLA if gradients are applied in them.
 
 An exchange is plain Python and cannot be compiled. ``tf.function(jit_compile=True)`` is
-traced as usual; where that comes upon an optimizer, the function runs without XLA.
+traced as usual; if the trace reaches an optimizer, the function runs without XLA.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tfcluster.runtime.keras.session import Session
 
 
 class XlaFallback:
-    """The hooks on ``tf.function`` and, before that of the exchange, on ``apply``."""
+    """The hooks on ``tf.function`` and, outside the exchange, on ``apply``."""
 
     def __init__(self, session: Session, shape_errors: ShapeErrors) -> None:
         self._session = session
