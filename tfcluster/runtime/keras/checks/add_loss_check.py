@@ -25,7 +25,7 @@ _TOLERANCE = 0.02
 
 
 class AddLossCheck:
-    """Looks at models one of whose steps has just been called."""
+    """Checks a model after one of its steps has been called."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -33,11 +33,11 @@ class AddLossCheck:
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def look(self, model: Any, data: Any, undivided: Any) -> None:
-        """Compare what is added for ``data``, a rank's rows, and for its halves; once.
+        """Compare what layers add to the loss for a rank's rows and for their halves.
 
-        Nothing is to be found where the batch is ``undivided``.
+        Runs until everything is known. Does nothing for an ``undivided`` batch.
 
-        Raises CollectiveError for a sum, when the step is run.
+        Raises CollectiveError, when the step runs, if a layer adds a sum over the rows.
         """
         names = _adders(model)
         inputs = keras.utils.unpack_x_y_sample_weight(data)[0]
@@ -63,7 +63,7 @@ class AddLossCheck:
         tf.cond(over, lambda: tf.no_op(), lambda: tf.group(look()))
 
     def _judge(self, names: Sequence[str], numbers: Any, rows: int) -> bool:
-        """Whether that was all there is to know, of numbers of a batch and its halves.
+        """Judge the numbers of a batch and of its halves; return whether all are known.
 
         Raises CollectiveError for a sum.
         """
@@ -87,15 +87,15 @@ class AddLossCheck:
 
 
 def _adders(model: Any) -> list[str]:
-    """The layers that have added to the loss, once for each time, in Keras's order."""
+    """The layers that added to the loss, one entry per number, in Keras's order."""
     layers = [model, *internals.layers_of(model, include_self=False)]
     return [layer.name for layer in layers for _ in internals.own_losses(layer)]
 
 
 def _added(model: Any, inputs: Any, names: Sequence[str], start: Any, stop: Any) -> Any:
-    """What layers add to the loss for some rows; nothing of the model is changed.
+    """The numbers that layers add to the loss for some rows, without any side effect.
 
-    None where that is not what ``names`` have added in the step.
+    None if there are not as many as ``names``, those of the step.
     """
 
     def cut(leaf: Any) -> Any:
@@ -104,14 +104,14 @@ def _added(model: Any, inputs: Any, names: Sequence[str], start: Any, stop: Any)
     rows = keras.tree.map_structure(cut, inputs)
     variables = model.trainable_variables, model.non_trainable_variables
     penalties = len(internals.regularization_losses(model))
-    # Rather not as in training: what is drawn at random would make the numbers others.
+    # Preferably not as in training, where random numbers would change the results.
     ways = [{"training": False}, {"training": True}]
     for training in ways if internals.has_training_argument(model) else [{}]:
         try:
             *_, losses = model.stateless_call(
                 *variables, rows, return_losses=True, **training
             )
-        except Exception:  # the step may call its model in any other way
+        except Exception:  # The step may call its model in some other way.
             return None
         added = losses[: len(losses) - penalties]
         if len(added) == len(names):

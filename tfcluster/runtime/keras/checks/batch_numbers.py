@@ -18,7 +18,7 @@ from tfcluster.runtime.keras.checks.row_terms import RowTerms
 
 
 class BatchNumbers:
-    """What is known about the numbers that each metric gets."""
+    """Remembers the kind of number that each metric gets."""
 
     def __init__(self, row_terms: RowTerms) -> None:
         self._row_terms = row_terms
@@ -26,9 +26,9 @@ class BatchNumbers:
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def kind(self, metric: Any, number: Any) -> str:
-        """Of ``number``, which ``metric`` gets: sum, mean, or unknown.
+        """The kind of ``number``, which ``metric`` gets: sum, mean, or unknown.
 
-        An eager step is not always looked at. Then the kind is that of before.
+        Not every eager step is analysed. In the others the last known kind is returned.
         """
         found = self._of(number)
         if found is not None:

@@ -19,9 +19,9 @@ class RareSteps:
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def due(self, checked: Any) -> Any:
-        """Count a step of ``checked``; a boolean, whether to check it in this step."""
+        """Count a step of ``checked``; return whether to check it, a boolean tensor."""
         count = self._count(checked)
-        # An ended count stays where it is: a check that is over is never due again.
+        # An ended count is not increased: a check that is over is never due again.
         step = count.assign_add(tf.cast(count >= 0, tf.int64))
         return (step > 0) & tf.equal(tf.bitwise.bitwise_and(step, step - 1), 0)
 
@@ -34,7 +34,7 @@ class RareSteps:
     def _count(self, checked: Any) -> tf.Variable:
         entry = self._known.get(id(checked))
         if entry is None or entry[0]() is not checked:
-            # In a thread of its own: a tf.function that is traced once more allows no
+            # In a separate thread: a tf.function that is traced again does not allow
             # new variables in the thread that traces it.
             with ThreadPoolExecutor(1) as thread:
                 variable = thread.submit(_new_count).result()

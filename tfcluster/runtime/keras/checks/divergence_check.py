@@ -31,36 +31,36 @@ from tfcluster.runtime.keras.checks.weight_digests import (
 from tfcluster.runtime.keras.session import Session
 
 _DIGEST_BYTES = 4
-"""A note has two digests: of hyperparameters and of weights."""
+"""A note consists of two digests: of the hyperparameters and of the weights."""
 _NOTHING = bytes(_DIGEST_BYTES)
 _FIRST_STEPS, _EVERY = (1, 2, 4), 8
-"""Weights are looked at in these steps, and then in every eighth."""
+"""Weights are compared in these steps, and then in every eighth."""
 _EVERY_AFTER_ROUNDING = 64
 
 Owner = Callable[[], tuple[str, Any] | None]
-"""The name of the optimizer that applies some gradients, the same on all ranks, and the
-optimizer; None as long as nobody knows. It is asked when an exchange runs: the ranks
-may have traced their graphs at other times."""
+"""Returns the name and the optimizer that applies some gradients, or None as long as it
+is not known. The name is equal on all ranks. Called when an exchange runs, because the
+ranks may have traced their graphs at different times."""
 
 
 @dataclass
 class _Training:
-    """How far the comparison of what one optimizer trains has come."""
+    """The state of the comparison for one optimizer."""
 
     name: str
     optimizer: Callable[[], Any]
-    """None, once it is gone."""
+    """Returns None when the optimizer is gone."""
     weights: Weights | None = None
     hyperparameters: Hyperparameters | None = None
     steps: int = 0
     position: Chunk = field(default_factory=lambda: Chunk(0, 0, 0))
     every: int = _EVERY
     equal: dict[str, int] = field(default_factory=dict)
-    """The last step in which each was the same on all ranks, by label."""
+    """By label: the last step in which the value was equal on all ranks."""
 
 
 class DivergenceCheck:
-    """Of all optimizers whose gradients this process exchanges."""
+    """Compares the ranks for all optimizers whose gradients this process exchanges."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -69,7 +69,7 @@ class DivergenceCheck:
         """By the names of gradients whose optimizer is not known yet."""
         self._told_of = _Training("", lambda: None)
         self._left_behind: dict[str, str] = {}
-        """By optimizers that are gone."""
+        """The final state of optimizers that are gone, by label."""
         self._ended = False
 
     def watch(
@@ -79,10 +79,10 @@ class DivergenceCheck:
         variables: Sequence[Any],
         gradients: Sequence[Any],
     ) -> Watch:
-        """Called for every trace, eagerly for every step.
+        """Create the watch of one trace, or of one eager step.
 
-        ``what`` names the gradients, the same on all ranks. Only variables with a
-        gradient are compared.
+        ``what`` names the gradients, equal on all ranks. Only variables with a gradient
+        are compared.
         """
         chosen = [
             variable
@@ -92,16 +92,16 @@ class DivergenceCheck:
         known = owner()
         training = self.training(*known) if known else self.without_owner(what)
         weights = training.weights
-        # An eager step comes here every time, with the same variables.
+        # Eager steps call this every time, with the same variables.
         if weights is None or not weights.are(chosen):
             weights = training.weights = Weights(chosen)
         hyperparameters = training.hyperparameters
         return Watch(self, owner, what, weights, hyperparameters, self._session)
 
     def look_at(self, optimizers: Sequence[tuple[str, Any]], steps: int) -> Look:
-        """At what optimizers were told, for strategies that average no gradients.
+        """Compare hyperparameters, for strategies that average no gradients.
 
-        Of those that are gone (None) on a rank, nothing is compared.
+        Optimizers that are gone (None) on a rank are not compared.
         """
         told: dict[str, str] = {}
         for name, optimizer in optimizers:
@@ -115,7 +115,7 @@ class DivergenceCheck:
         return Look(self._session, self._told_of, told, {})
 
     def last_state(self) -> dict[str, str]:
-        """What the programs of all ranks have in common as they end; asked once."""
+        """The state to compare when the programs end; must be called only once."""
         if self._session.group.failure is None:
             for name in list(self._trainings):
                 self._leave_behind(name)
@@ -123,7 +123,7 @@ class DivergenceCheck:
         return dict(list(self._left_behind.items())[-MAX_LABELS:])
 
     def last_equal(self) -> dict[str, int]:
-        """The last step in which each was seen to be the same, by label."""
+        """By label: the last step in which the value was seen to be equal."""
         return {
             label: step
             for training in (*self._unowned.values(), *self._trainings.values())
@@ -131,7 +131,7 @@ class DivergenceCheck:
         }
 
     def training(self, name: str, optimizer: Any) -> _Training:
-        """Of ``optimizer``, which has this name on all ranks."""
+        """The state for ``optimizer``, which has this name on all ranks."""
         training = self._trainings.get(name)
         if training is None or training.optimizer() is not optimizer:
             ref = weakref.ref(optimizer, lambda _: self._leave_behind(name))
@@ -141,11 +141,11 @@ class DivergenceCheck:
         return training
 
     def without_owner(self, what: str) -> _Training:
-        """Of gradients that no optimizer has applied yet."""
+        """The state for gradients that no optimizer has applied yet."""
         return self._unowned.setdefault(what, _Training(what, lambda: None))
 
     def _leave_behind(self, name: str) -> None:
-        """Note what there is at the end of a training, or of its optimizer."""
+        """Record the final state of a training or of its optimizer."""
         training = self._trainings[name]
         if self._ended or not training.steps:
             return
@@ -159,7 +159,7 @@ class DivergenceCheck:
 
 
 class Watch:
-    """Stands beside the exchanges of one trace."""
+    """Compares the ranks in the exchanges of one trace."""
 
     def __init__(
         self,
@@ -177,22 +177,23 @@ class Watch:
         self._hyperparameters = hyperparameters
         self._session = session
         self._scalars = 0
-        # In a graph, weights may be assigned to during the exchange, as weight decay
-        # does. So their values are read before, in the graph, and handed on. Values
-        # that a GPU would have to copy for that are compared when the program ends.
+        # In a graph, weights may be assigned during the exchange, for example by weight
+        # decay. So their values are read before it, in the graph, and passed in.
+        # Weights that would have to be copied from a GPU are compared only when the
+        # program ends.
         in_graph = bool(tf.inside_function())
         self._carries = in_graph and weights.on_cpu
         self._compares_weights = self._carries or not in_graph
 
     def inputs(self) -> list[Any]:
-        """What ``look`` is to be given, as tensors."""
+        """The tensors whose values ``look`` needs."""
         found = self._hyperparameters
         scalars = [] if found is None else found.read()
         self._scalars = len(scalars)
         return scalars + (self._weights.read() if self._carries else [])
 
     def look(self, *inputs: Any) -> Look:
-        """At what this rank has, right before an exchange."""
+        """Look at this rank's state right before an exchange."""
         training = self._training()
         training.weights = self._weights
         training.steps += 1
@@ -212,7 +213,7 @@ class Watch:
         return Look(self._session, training, told, parts)
 
     def _training(self) -> _Training:
-        """The steps are counted by what is known as they run, not by the trace."""
+        """The state for this watch: its owner may become known only after the trace."""
         known = self._owner()
         if known is None:
             return self._drift.without_owner(self._what)
@@ -220,7 +221,7 @@ class Watch:
 
 
 class Look:
-    """What is compared with one exchange; see ``operations.Check``."""
+    """What one exchange compares; see ``collectives.Check``."""
 
     def __init__(
         self,
@@ -237,10 +238,10 @@ class Look:
         self.note = _digest(told) + _digest(sums)
 
     def compared(self, notes: Sequence[bytes]) -> None:
-        """Raises CollectiveError on all ranks where they have drifted apart.
+        """Compare the ranks' notes. Raises CollectiveError on all ranks on divergence.
 
-        A rank whose graph is older than its optimizer knows no hyperparameters. The
-        others compare theirs.
+        A rank whose graph is older than its optimizer knows no hyperparameters; then
+        only the others are compared.
         """
         kinds = [
             {note[start : start + _DIGEST_BYTES] for note in notes} - {_NOTHING}
@@ -278,7 +279,7 @@ class Look:
         )
 
     def _farthest(self, part: Array, signature: Signature) -> tuple[float, int]:
-        """How far the ranks' arrays are from the chief's, and the farthest rank."""
+        """The largest distance of a rank's array from the chief's, and that rank."""
         sent = allgather_bytes(self._session.group, part.tobytes(), signature)
         arrays = [np.frombuffer(data, part.dtype) for data in sent]
         away = [rank_divergence.distance(arrays[0], array) for array in arrays]

@@ -11,7 +11,10 @@ from tfcluster.runtime.keras.session import Session
 
 
 def warn_of_endless_epochs(session: Session, arguments: Mapping[str, Any]) -> None:
-    """``arguments``: of ``fit``, by name."""
+    """Warn if an infinite dataset has no ``steps_per_epoch``.
+
+    ``arguments`` are those of ``fit``, by name.
+    """
     data = arguments.get("x")
     if not isinstance(data, tf.data.Dataset) or arguments.get("steps_per_epoch"):
         return

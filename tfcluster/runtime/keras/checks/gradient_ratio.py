@@ -12,20 +12,20 @@ from tfcluster.runtime.collective.transports.base import Array
 
 
 class GradientRatio(NamedTuple):
-    """What has become of a gradient; zeros where nobody can say."""
+    """A gradient compared with a reference; zeros if they cannot be compared."""
 
     times: float
-    """By which it comes closest to what it was."""
+    """The least-squares factor s that minimises ``|ours - s * reference|``."""
     cosine: float
-    """Of the angle between the two: 1 if they have one direction, less for chance."""
+    """The cosine similarity; below 1 if random numbers differ."""
 
 
 def growth(ours: Sequence[Array], chiefs: Sequence[Array]) -> GradientRatio:
-    """How much of the gradient ``chiefs`` there is in ``ours``."""
+    """Compare the gradient ``ours`` with the reference ``chiefs``."""
     length = along = own = 0.0
     with np.errstate(all="ignore"):
         for one, other in zip(ours, chiefs, strict=True):
-            # One array at a time: they are large.
+            # One array at a time, because they are large.
             found = one.astype(np.float64).ravel()
             wide = other.astype(np.float64).ravel()
             own += float(found @ found)

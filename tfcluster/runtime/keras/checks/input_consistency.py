@@ -19,11 +19,11 @@ from tfcluster.runtime.keras.graph_order import exchange_in_order
 from tfcluster.runtime.keras.session import Session
 
 _SAMPLE = 256
-"""Numbers at either end of a tensor."""
+"""How many numbers at each end of a tensor are compared."""
 
 
 class InputConsistency:
-    """Counts training steps, and looks at the data of some."""
+    """Counts training steps, and compares the batches of some."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -31,7 +31,7 @@ class InputConsistency:
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def look(self, data: Any) -> None:
-        """Compare this rank's batch with that of the others, eagerly or in a graph."""
+        """Compare this rank's batch with the other ranks', eagerly or in a graph."""
         samples = [_sample(leaf) for leaf in tf.nest.flatten(data)]
         samples = [sample for sample in samples if sample is not None]
         if not samples:
@@ -62,7 +62,7 @@ class InputConsistency:
 
 
 def digest(arrays: tuple[Array, ...]) -> bytes:
-    """Four bytes that are others, most likely, for other numbers or texts."""
+    """A checksum (CRC-32, 4 bytes) of numbers or strings."""
     code = 0
     for array in arrays:
         if array.dtype == object:

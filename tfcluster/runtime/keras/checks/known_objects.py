@@ -9,13 +9,13 @@ import tensorflow as tf
 
 
 class KnownObjects:
-    """The objects about which a check has found out everything."""
+    """The objects that a check has finished with."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[weakref.ref[Any], tf.Variable]] = {}
 
     def of(self, judged: Any) -> tf.Variable:
-        """A boolean, False at first."""
+        """The flag of ``judged``, a boolean tf.Variable that is False at first."""
         entry = self._known.get(id(judged))
         if entry is None or entry[0]() is not judged:
             with tf.init_scope():

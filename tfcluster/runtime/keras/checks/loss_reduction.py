@@ -37,7 +37,7 @@ class LossReductionCheck:
         patches.TABLE.install({patches.LOSS_CALL: self._call})
 
     def returned(self, values: Any) -> None:
-        """What the loss that is being called has returned, before its reduction."""
+        """Record what the loss being called has returned, before its reduction."""
         self._local.values = values
 
     def _call(
@@ -95,7 +95,7 @@ class LossReductionCheck:
         tf.cond(due & (rows >= 2), lambda: tf.group(look()), lambda: tf.no_op())
 
     def _judge(self, name: str, kind: str) -> bool:
-        """Whether that is all there is to know.
+        """Report the kind of a loss; return whether the check is over.
 
         Raises CollectiveError for a sum.
         """
@@ -117,9 +117,10 @@ class LossReductionCheck:
 def kind_of_loss(
     whole: float, halves: tuple[float, float], rows: int, tolerance: float
 ) -> str:
-    """What a loss is by its values for a batch, and for the two halves of its rows.
+    """The kind of a loss, from its values for a batch and for the batch's halves.
 
-    The first half has ``rows // 2`` of them. 'mean', 'sum', 'whole batch' or 'unknown'.
+    The first half has ``rows // 2`` rows. Returns 'mean', 'sum', 'whole batch' or
+    'unknown'.
     """
     first, second = halves
     size = max(map(abs, (whole, *halves)))
@@ -135,7 +136,7 @@ def kind_of_loss(
 
 
 def same_rows(whole: Array, parts: Array, tolerance: float) -> bool:
-    """Whether the values for the rows of two parts are those for the whole batch."""
+    """Whether the rows' values computed in two parts equal those of the whole batch."""
     if whole.shape != parts.shape:
         return False
     with np.errstate(all="ignore"):
@@ -145,7 +146,7 @@ def same_rows(whole: Array, parts: Array, tolerance: float) -> bool:
 
 
 def _is_by_row(loss: Any) -> bool:
-    """Whether it is one of Keras's, whose value for a row depends on no other row."""
+    """Whether it is a Keras loss in which a row's value depends on that row only."""
     pairs = getattr(keras.losses, "Circle", None)
     if pairs is not None and isinstance(loss, pairs):
         return False

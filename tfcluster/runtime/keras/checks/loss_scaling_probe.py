@@ -22,21 +22,22 @@ from tfcluster.runtime.keras.checks.gradient_ratio import GradientRatio, growth
 from tfcluster.runtime.keras.session import DOUBLING_RANK, Session
 
 _SUM, _DOUBTFUL = 1.75, 1.25
-"""From where on a gradient that has grown so much is of a sum, or in part."""
+"""A gradient that grows by these factors belongs to a sum, wholly or in part."""
 _CERTAIN, _LIKELY = 0.95, 0.5
-"""Cosines: chance (dropout, the noise of a GAN) changes more than a length."""
+"""Cosines. Random effects (dropout, the noise of a GAN) change more than the length."""
 _GROWTH = struct.Struct("dd")
 
 
 class LossScalingProbe:
-    """See ``session.Trials``."""
+    """The implementation of ``session.Trials``."""
 
     def __init__(self, session: Session) -> None:
         self.judged = 0
         self._session = session
 
     def allowed(self) -> bool:
-        # A rank has up to four times as many rows as else: a GPU may have no room.
+        # A rank gets up to four times its usual rows, too many perhaps for a GPU's
+        # memory.
         ours = b"" if tf.config.list_logical_devices("GPU") else b"1"
         signature = Signature("whether rows may come twice")
         return all(allgather_bytes(self._session.group, ours, signature))
@@ -73,7 +74,7 @@ class LossScalingProbe:
 
 
 def _like(arrays: Sequence[Array], data: bytes) -> list[Array]:
-    """Arrays of the same shapes and dtypes, one after the other in ``data``."""
+    """Split ``data`` into arrays of the same shapes and dtypes as ``arrays``."""
     found, offset = [], 0
     for array in arrays:
         flat = np.frombuffer(data, array.dtype, array.size, offset)

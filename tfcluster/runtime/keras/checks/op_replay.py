@@ -45,9 +45,9 @@ class Op:
     inputs: Sequence[Any]
     outputs: Sequence[Any]
     functions: Sequence[str]
-    """Functions that it calls."""
+    """The names of functions that it calls."""
     run: Callable[[list[Any]], Sequence[Any]]
-    """Computes it from other inputs."""
+    """Computes the outputs from other inputs."""
     held: bool = False
     """Whether its results keep their values."""
 
@@ -57,12 +57,12 @@ class Holds:
 
     def __init__(self) -> None:
         self.recording = False
-        """Whether eager tensors matter."""
+        """Whether to record eager tensors."""
         self.eager: dict[Any, Any] = {}
-        """The eager ones that are held, by their keys."""
+        """The held eager tensors, by their keys."""
 
     def hold(self, tensor: Any) -> Any:
-        """``tensor``, to be used in its place."""
+        """Mark ``tensor`` as held; use the returned tensor instead of it."""
         if not tf.executing_eagerly():
             return tf.identity(tensor, name=_HELD)
         if self.recording:
@@ -71,7 +71,7 @@ class Holds:
 
 
 def attached(graph: Any, name: str, make: Callable[[], _T]) -> _T:
-    """Something of ours that lives as long as a graph."""
+    """An object of ours that lives as long as ``graph``; made if it does not exist."""
     if not hasattr(graph, name):
         contract.mark(graph, name, make())
     found: _T = getattr(graph, name)
@@ -79,7 +79,7 @@ def attached(graph: Any, name: str, make: Callable[[], _T]) -> _T:
 
 
 def key_of(tensor: Any) -> Any:
-    """Names a tensor: those of a graph may be other objects each time."""
+    """A tensor's identity: in a graph its name, since its Python object may vary."""
     return id(tensor) if hasattr(tensor, "numpy") else tensor.name
 
 
@@ -113,7 +113,7 @@ class Recording:
 
 @contextmanager
 def recorded() -> Iterator[Recording]:
-    """Record what this thread executes eagerly."""
+    """Record the operations that this thread executes eagerly."""
     recording = Recording()
     tf_internals.observe_ops(recording)
     try:
@@ -167,8 +167,8 @@ def path_between(
 ) -> list[Op] | None:
     """The operations that compute ``target`` from ``inputs``, in order.
 
-    ``held`` are the keys of tensors that keep their values. None where they cannot be
-    computed again without changing anything else.
+    ``held`` are the keys of tensors that keep their values. None if the operations
+    cannot be repeated without side effects.
     """
     moved = {key_of(tensor) for tensor in inputs}
     dependent = []
@@ -189,7 +189,7 @@ def path_between(
 
 
 def replay(path: Iterable[Op], inputs: dict[Any, Any], target: Any) -> Any:
-    """``target`` where ``inputs`` (by their keys) have other values."""
+    """The value of ``target`` for other values of ``inputs``, given by their keys."""
     values = dict(inputs)
     for op in path:
         found = op.run([values.get(key_of(i), i) for i in op.inputs])

@@ -28,7 +28,7 @@ class OutputsByRow:
         self._judged = KnownObjects()
 
     def look(self, layer: Any, outputs: Callable[[Any], Any], given: Any) -> None:
-        """``outputs`` computes them from ``given``, arguments with this rank's rows."""
+        """Check ``layer``; ``outputs`` computes its outputs, given its arguments."""
         leaves = [leaf for leaf in tf.nest.flatten(given) if has_dense_rows(leaf)]
         if not leaves:
             return

@@ -21,13 +21,13 @@ from tfcluster.runtime.scripts import self_distributed
 
 
 class OwnExchanges:
-    """The outermost hooks: what they find ends all others."""
+    """The outermost hooks: if they find something, no other hook runs."""
 
     def __init__(self, session: Session, rank: int, size: int) -> None:
         self._session = session
         self._place = size, rank
         self._parted = False
-        """Whether the program's last loop is over a part of a dataset."""
+        """Whether the program's last loop iterates over a shard of a dataset."""
 
     def install(self) -> None:
         patches.TABLE.install(
@@ -74,9 +74,9 @@ class OwnExchanges:
         return original(model, *args, **kwargs)
 
     def _takes_a_part(self, dataset: Any) -> bool:
-        """Whether a dataset is this rank's, by ``shard(size, rank)``.
+        """Whether the program has sharded a dataset by ``shard(size, rank)``.
 
-        On rank 0 that may as well be the first part of a dataset for all.
+        Not detected on rank 0, where it might be the first shard of a dataset for all.
         """
         size, rank = self._place
         if not self._session.divides or rank == 0:

@@ -32,17 +32,17 @@ _MULTIPLIES = {"Mul", "MulNoNan"}
 _DIVIDES = {"DivNoNan", "RealDiv"}
 _POWERS = {"Rsqrt": -0.5, "Sqrt": 0.5, "Square": 2.0}
 _REDUCES = {"Max": 0, "Mean": 0, "Min": 0, "Sum": 1}
-"""By how much the degree grows where the axis of the rows is reduced."""
+"""How much the degree grows if the axis of the rows is reduced."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Growth:
     degree: float | None
-    """None: not known."""
+    """None if it is unknown."""
     by_row: bool
-    """The first axis is that of the rows."""
+    """Whether the first axis is that of the rows."""
     is_shape: bool = False
-    """It is the shape of something that has rows."""
+    """Whether it is the shape of a tensor that has rows."""
 
 
 _UNKNOWN = _Growth(None, by_row=False)
@@ -51,10 +51,10 @@ _UNKNOWN = _Growth(None, by_row=False)
 def degree(
     ops: Iterable[Op], leaves: Sequence[Any], number: Any, rows: int | None
 ) -> float | None:
-    """Of ``number``, computed by ``ops`` from ``leaves``, which have the batch's rows.
+    """The degree of ``number``, computed by ``ops`` from ``leaves``, tensors with rows.
 
-    ``rows``: how many, where that is a constant of the graph. None where the degree is
-    not known. Raises KeyError where the number does not depend on them.
+    ``rows`` is their number if it is a constant of the graph. Returns None if the
+    degree is unknown. Raises KeyError if the number does not depend on ``leaves``.
     """
     grown = {key_of(leaf): _Growth(0.0, by_row=True) for leaf in leaves}
     for op in ops:
@@ -69,7 +69,7 @@ def degree(
 def _of(
     op: Op, inputs: Sequence[_Growth | None], output: Any, rows: int | None
 ) -> _Growth:
-    """``inputs``: None for those that do not depend on the batch."""
+    """The degree of an output; None in ``inputs``: independent of the batch."""
     dependent = [found for found in inputs if found is not None]
     first = inputs[0]
     rank = output.shape.rank
@@ -103,12 +103,12 @@ def _of(
     elif op.kind in _POWERS and first is not None and first.degree is not None:
         found = first.degree * _POWERS[op.kind]
     elif set(degrees) == {0.0} and by_row:
-        found = 0.0  # A number for each row, as far as one can tell.
+        found = 0.0  # One number per row, as far as one can tell.
     return _Growth(found, by_row=by_row)
 
 
 def _moves_rows(op: Op, dependent: Sequence[_Growth]) -> bool:
-    """Whether the first axis may be another one than that of the rows."""
+    """Whether the first axis may no longer be that of the rows."""
     if op.kind == "Transpose":
         order = _constant(op.inputs[1])
         return order is None or order[0] != 0
@@ -116,9 +116,9 @@ def _moves_rows(op: Op, dependent: Sequence[_Growth]) -> bool:
 
 
 def _of_factor(tensor: Any, rows: int | None, power: int) -> float | None:
-    """The degree of a factor that is the same for any batch of so many ``rows``.
+    """The degree of a factor that is the same for all batches with ``rows`` rows.
 
-    Where their number is a constant of the graph, so is what a program makes of it.
+    If the number of rows is a constant of the graph, so is everything computed from it.
     ``power`` is -1 for a divisor.
     """
     if rows is None:
@@ -135,7 +135,7 @@ def _of_factor(tensor: Any, rows: int | None, power: int) -> float | None:
 
 
 def _of_shape(op: Op, rank: int | None) -> _Growth:
-    """Of a shape only its first number, the rows, is known to grow."""
+    """The degree of an element of a shape: only the first, the rows, grows."""
     if op.kind == "StridedSlice" and rank == 0:
         begin = _constant(op.inputs[1])
         if begin is not None:

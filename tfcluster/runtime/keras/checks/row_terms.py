@@ -41,7 +41,7 @@ from tfcluster.runtime.keras.program_lines import user_line
 from tfcluster.runtime.keras.session import Session
 
 _MOST_RECORDED = 100_000
-"""Operations of one step; a loop that ends in its midst is not recorded for ever."""
+"""The most operations per step: a loop left in mid-step must not record forever."""
 
 
 class _Check:
@@ -64,19 +64,19 @@ class RowTerms:
         patches.TABLE.install({patches.TAPE_GRADIENT: self._gradient})
 
     def begin_batch(self, data: Any, loop: str) -> None:
-        """The ``loop`` gets ``data``, rows of this rank, and runs eagerly."""
+        """Record the eager step in which ``loop`` uses ``data``, this rank's rows."""
         self.end_batch()
         self._batches[loop] += 1
         leaves = [leaf for leaf in tf.nest.flatten(data) if has_rows(leaf)]
         rare = self._batches[loop] & (self._batches[loop] - 1) == 0
-        # What is computed from a numpy array cannot be told from a constant.
+        # Computations on a numpy array look like constants.
         if rare and leaves and all(map(_is_dense_tensor, leaves)):
             self._leaves = leaves
             self._recording = self._end.enter_context(recorded())
             self._holds.recording = True
 
     def end_batch(self) -> None:
-        """The program is done with the data of ``begin_batch``."""
+        """Stop recording: the program has finished with the data of ``begin_batch``."""
         self._end.close()
         self._recording, self._leaves = None, []
         self._holds.recording = False
@@ -127,7 +127,7 @@ class RowTerms:
             return
         where, dtype = user_line(), _coarsest(paths)
         checked = _Check()
-        # The steps are counted as long as the graph lives.
+        # The graph keeps the object alive, and with it the count of its steps.
         attached(graph, "_tfcluster_checks", list[_Check]).append(checked)
 
         def judge(numbers: Any) -> Any:
@@ -144,9 +144,9 @@ class RowTerms:
         tf.cond(due, lambda: tf.group(look()), lambda: tf.no_op())
 
     def known_ops(self, number: Any) -> tuple[Sequence[Op], Sequence[Any]] | None:
-        """The operations that have led to ``number``, and the tensors of the batch.
+        """The operations that led to ``number``, and the batch's tensors.
 
-        None where they are not known.
+        None if they are not known.
         """
         if tf.executing_eagerly():
             recording, leaves = self._recording, self._leaves
@@ -160,7 +160,7 @@ class RowTerms:
         return (ops_of(graph), leaves) if leaves else None
 
     def _leaves_in(self, graph: Any) -> list[Any]:
-        """The tensors of a graph whose rows are those of the batch, as far as known."""
+        """The tensors of a graph whose rows are the batch's, as far as known."""
         share = self._session.share
         if share is not None:
             known = {id(leaf): leaf for leaf in _flat(share.data) if has_rows(leaf)}
@@ -175,14 +175,14 @@ class RowTerms:
     def _paths(
         self, ops: Sequence[Op], targets: Sequence[Any], leaves: Sequence[Any]
     ) -> list[list[Op]] | None:
-        """How each target is computed from the batch; None where nobody can say."""
+        """How each target is computed from the batch; None if that is unknown."""
         held = self._holds.eager
         paths = [path_between(ops, leaves, target, held) for target in targets]
         known = [path for path in paths if path is not None]
         return known if len(known) == len(paths) and any(known) else None
 
     def _judge(self, where: str, dtype: str, numbers: Any) -> bool:
-        """Whether nothing is left to find out, of a loss for rows in four orders."""
+        """Judge a loss by its values for four orders; return whether the check ends."""
         session = self._session
         if not session.inside_keras and not session.loop.divided:
             return False
@@ -201,7 +201,7 @@ class RowTerms:
 def has_row_terms(
     both: float, swapped: float, first: float, second: float, *, tolerance: float
 ) -> bool:
-    """Whether a loss may be a sum over rows: its values for AB, BA, AA and BB."""
+    """Whether a loss may be a sum over rows, from its values for AB, BA, AA and BB."""
     numbers = both, swapped, first, second
     if not all(map(math.isfinite, numbers)):
         return True
@@ -212,7 +212,7 @@ def has_row_terms(
 def _in_orders(
     paths: Sequence[list[Op]], targets: Sequence[Any], leaves: Sequence[Any]
 ) -> Any:
-    """The sum of the targets for the rows as they are, and in three other orders."""
+    """The sum of the targets for the rows as they are and in three other orders."""
     whole = [
         _total(
             [
@@ -253,7 +253,7 @@ def _second_twice(half: Any) -> Any:
 
 
 def _coarsest(paths: Sequence[list[Op]]) -> str:
-    """The least precise floating type of what is computed."""
+    """The least precise floating-point type among the results of the operations."""
     found = {
         output.dtype.name for path in paths for op in path for output in op.outputs
     }
@@ -261,9 +261,9 @@ def _coarsest(paths: Sequence[list[Op]]) -> str:
 
 
 def _arguments_with_rows(graph: Any, rows: int | None) -> list[Any]:
-    """The arguments of a function that is being traced whose rows are of the batch.
+    """The arguments of the function being traced whose rows are the batch's.
 
-    Those are arguments with ``rows`` rows, or with a number that is not known.
+    These are arguments with ``rows`` rows or an unknown number of rows.
     """
     signature = getattr(graph, "structured_input_signature", None)
     if signature is None:

@@ -40,14 +40,14 @@ _ADVICE = (
 
 
 class ShapeErrors:
-    """Watches what divides batches for errors about shapes."""
+    """Explains errors about shapes that occur after batches have been divided."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._divides = session.divides and session.size > 1
 
     def install(self) -> None:
-        """Explain an error that ends the program in the midst of a loop."""
+        """Explain an error that ends the program in the middle of a loop."""
         if not self._divides:
             return
         shows = sys.excepthook
@@ -65,14 +65,14 @@ class ShapeErrors:
 
     @contextmanager
     def in_fit(self) -> Iterator[None]:
-        """Keras trains or evaluates; its steps get parts of batches."""
+        """A context in which Keras trains or evaluates on parts of batches."""
         self._session.has_divided = False
         with self._explaining(lambda: self._session.has_divided):
             yield
 
     @contextmanager
     def in_function(self) -> Iterator[None]:
-        """A ``tf.function`` is called."""
+        """A context in which a ``tf.function`` is called."""
         session = self._session
         outermost = tf.executing_eagerly() and not session.inside_keras
         with self._explaining(lambda: outermost and session.loop.divided):
@@ -100,13 +100,13 @@ def is_about_shapes(error: BaseException) -> bool:
 
 
 def _is_of_ours(error: BaseException) -> bool:
-    """Whether an operation that we have added has failed, not one of the program."""
+    """Whether an operation added by tfcluster failed, not one of the program."""
     frames = [name for name, _ in _FRAME.findall(str(error))]
     return bool(frames) and is_ours(frames[-1])
 
 
 def explained(error: BaseException) -> str:
-    """What has happened, where, and what to write."""
+    """A message that says what failed, where, and how to change the program."""
     where = _line_of(error)
     place = f"{where}: " if where else ""
     return f"{place}this fails on a part of a batch: {_said(error)}. {_ADVICE}"
@@ -124,12 +124,12 @@ def _said(error: BaseException) -> str:
 
 
 def _line_of(error: BaseException) -> str:
-    """``FILE:LINE`` of the innermost line of the program that has a part in it."""
+    """``FILE:LINE`` of the innermost line of the program that led to the error."""
     frames = [
         (frame.filename, frame.lineno)
         for frame in traceback.extract_tb(error.__traceback__)
     ]
-    # Of a function, AutoGraph and TensorFlow have put the lines into the text.
+    # For functions, AutoGraph and TensorFlow put the lines into the text.
     frames += [(name, int(line)) for name, line in _FRAME.findall(str(error))]
     for name, line in reversed(frames):
         if Path(name).is_file() and is_of_the_user(name):

@@ -36,10 +36,10 @@ _OWN = ("train_step", "compute_loss")
 
 @dataclass(slots=True)
 class _Trial:
-    """What becomes of the trial of one function."""
+    """The state of the trial of one train function."""
 
     allowed: bool | None = None
-    """Not asked yet if None."""
+    """None: not asked yet."""
     steps: int = 0
 
     def is_over(self) -> bool:
@@ -60,7 +60,7 @@ class TrialSteps:
         patches.TABLE.install({patches.MODEL_MAKE_TRAIN_FUNCTION: self._make})
 
     def part(self, data: Any, part: Part) -> Part:
-        """This rank's ``part`` of ``data``; another one while there is a trial."""
+        """This rank's ``part`` of ``data``, or another part during a trial."""
         if self._trial is None:
             return part
         tried = _trial_part(data, self._session.rank, self._session.size)
@@ -92,7 +92,7 @@ class TrialSteps:
         tried: Callable[[Any], Any],
         plain: Callable[[Any], Any],
     ) -> Callable[[Any], Any]:
-        """First ``tried``, in a trial, then ``plain``."""
+        """A train function: ``tried`` during the trial, ``plain`` afterwards."""
         trial = _Trial()
 
         def train_function(iterator: Any) -> Any:
@@ -100,7 +100,7 @@ class TrialSteps:
             if trial.allowed is None:
                 trial.allowed = trials.allowed()
             if trial.is_over():
-                tried = plain  # Its graph is needed no more.
+                tried = plain  # Releases its graph, which is no longer needed.
                 return plain(iterator)
             trial.steps += 1
             judged = trials.judged
@@ -116,7 +116,7 @@ class TrialSteps:
 
 
 def has_own_step(model: Any) -> bool:
-    """Whether it, or its class, says by itself what a step, or the loss, is."""
+    """Whether the model or its class overrides the step or the loss."""
     return any(
         getattr(model, name).__module__.partition(".")[0] != keras.__name__
         for name in _OWN
@@ -124,9 +124,9 @@ def has_own_step(model: Any) -> bool:
 
 
 def _trial_part(data: Any, rank: int, size: int) -> tuple[Any, Part] | None:
-    """A rank's part in a trial, and whether there can be one: a tensor where rows are.
+    """Whether a batch can be a trial (a bool or tensor), and a rank's part in it.
 
-    None where there never can be.
+    None if a trial is impossible.
     """
     leaves = [leaf for leaf in tf.nest.flatten(data) if has_rows(leaf)]
     if not leaves:
@@ -159,7 +159,7 @@ def _trial_part(data: Any, rank: int, size: int) -> tuple[Any, Part] | None:
 
 
 def _either(possible: Any, one: Part, other: Part) -> Part:
-    """``one`` if ``possible``, a tensor."""
+    """``one`` if ``possible``, a tensor, is true, else ``other``."""
 
     def chosen(one: Any, other: Any) -> Any:
         if not has_rows(other):

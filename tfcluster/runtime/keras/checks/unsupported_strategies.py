@@ -17,7 +17,7 @@ from tfcluster.runtime.telemetry.agent_channel import reporter
 
 
 def refuse_strategies() -> None:
-    """Have TensorFlow's strategies raise CollectiveError when they are made."""
+    """Make the constructors of TensorFlow's strategies raise CollectiveError."""
     for patch in patches.STRATEGIES_OF_CLUSTERS:
         # Before it is made: it would wait for others, at the ranks' own addresses.
         name = patch.target.rpartition(".")[2]
@@ -27,7 +27,7 @@ def refuse_strategies() -> None:
 
 
 def refuse_replicas(strategy: Any) -> None:
-    """Raise CollectiveError where a strategy has several replicas."""
+    """Raise CollectiveError if a strategy has several replicas."""
     if strategy.num_replicas_in_sync > 1:
         raise _refusal(type(strategy).__name__)
 

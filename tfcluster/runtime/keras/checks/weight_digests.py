@@ -20,7 +20,7 @@ from tfcluster.runtime.keras.tf_variables import raw
 from tfcluster.runtime.tensors import name_of
 
 MAX_LABELS = 200
-"""At the end of its program a rank sends so many summaries: one small message."""
+"""The most summaries that a rank sends at the end of its program."""
 _MAX_SCALARS = 8
 _MAX_LABEL = 100
 
@@ -41,7 +41,7 @@ class Weights:
         self._widths = [tf.as_dtype(v.dtype).size for v in readable.values()]
 
     def are(self, variables: Sequence[Any]) -> bool:
-        """Whether they are those of ``variables``."""
+        """Whether they are exactly ``variables``."""
         return len(self._all) == len(variables) and all(
             ref() is raw(variable)
             for ref, variable in zip(self._all, variables, strict=True)
@@ -49,12 +49,12 @@ class Weights:
 
     @property
     def on_cpu(self) -> bool:
-        """Whether reading all weights copies none of them."""
+        """Whether all weights can be read without a copy."""
         found = (ref() for ref in self._refs)
         return all("GPU" not in v.device for v in found if v is not None)
 
     def read(self) -> list[Any]:
-        """A tensor for each of them that is still there."""
+        """A tensor for each of them that still exists."""
         found = (ref() for ref in self._refs)
         return [_read(variable) for variable in found if variable is not None]
 
@@ -62,7 +62,7 @@ class Weights:
         return rank_divergence.next_chunks(self._sizes, self._widths, begin)
 
     def part(self, chunk: Chunk, values: Sequence[Any]) -> Array | None:
-        """Of ``values``, those of all weights, if they were read before."""
+        """A chunk of a weight: from ``values`` if these are complete, else read now."""
         if len(values) == len(self._refs):
             value = np.asarray(values[chunk.place])
             return value.reshape(-1)[chunk.start : chunk.stop]
@@ -70,7 +70,7 @@ class Weights:
         return None if variable is None else _value(variable, chunk.start, chunk.stop)
 
     def summaries(self) -> dict[str, str]:
-        """A summary of each; of several together where there are very many."""
+        """A summary of each weight, or of groups of weights if there are very many."""
         found = {}
         each = -(-len(self.labels) // MAX_LABELS) or 1
         for start in range(0, len(self.labels), each):
@@ -85,7 +85,7 @@ class Weights:
 
 
 class Hyperparameters:
-    """Numbers that an optimizer was told: its learning rate, its momentum, ..."""
+    """An optimizer's hyperparameters: learning rate, momentum, ..."""
 
     def __init__(self, name: str, optimizer: Any) -> None:
         self._name = name
@@ -98,12 +98,12 @@ class Hyperparameters:
         }
 
     def read(self) -> list[Any]:
-        """Tensors of those that are variables."""
+        """Tensors of the hyperparameters that are variables."""
         found = (ref() for ref in self._scalars.values())
         return [_read(variable) for variable in found if variable is not None]
 
     def texts(self, scalars: Sequence[Any]) -> dict[str, str]:
-        """By label; ``scalars`` are the values of ``read``."""
+        """Hyperparameters as text, by label; ``scalars`` are the values of ``read``."""
         told = {}
         if len(scalars) == len(self._scalars):
             values = [rank_divergence.text_of(np.asarray(value)) for value in scalars]
@@ -118,13 +118,13 @@ class Hyperparameters:
 
 
 def _numbers(optimizer: Any) -> list[tuple[str | None, str]]:
-    """Plain numbers that its constructor was given: (attribute of it or None, key)."""
+    """Its constructor's plain numbers: (attribute that holds them or None, key)."""
     found: list[tuple[str | None, str]] = []
     inner = getattr(optimizer, "inner_optimizer", None)
     for owner, holder in ((None, optimizer), ("inner_optimizer", inner)):
         if holder is None:
             continue
-        # It reads variables. Of a class of the program's own it may fail.
+        # get_config reads variables, and may fail in a class of the program's own.
         with contextlib.suppress(Exception), tf.init_scope():
             found += [(owner, k) for k in holder.get_config() if k in vars(holder)]
     return found
@@ -136,7 +136,7 @@ def _scalar_label(name: str, optimizer: Any, variable: Any) -> str:
 
 
 def _is_scalar(variable: Any) -> bool:
-    # Not by the truth of a TensorShape: that tells whether it is known.
+    # Not by the truth value of a TensorShape, which says whether it is known.
     return len(variable.shape) == 0 and _is_readable(variable)
 
 
@@ -155,7 +155,7 @@ def _read(variable: Any) -> Any:
 
 
 def _value(variable: Any, start: int = 0, stop: int | None = None) -> Array:
-    """The elements of a variable from ``start`` on: not a copy, on a CPU."""
+    """The elements of a variable from ``start`` to ``stop``; on a CPU not a copy."""
     tensor = _read(variable)
     if "CPU" in tensor.device:
         return np.asarray(tensor).reshape(-1)[start:stop]
