@@ -1,7 +1,8 @@
-"""All that the runtime touches of Keras and that Keras does not promise to keep.
+"""All of Keras's non-public parts that the runtime uses.
 
-``NAMES`` says for each name who needs it; the functions are the only way to it. Other
-modules have no import of ``keras.src`` and no private attribute of Keras's objects.
+``NAMES`` says for each name which feature needs it; other modules use only the
+functions here. They neither import ``keras.src`` nor use private attributes of Keras's
+objects.
 """
 
 from __future__ import annotations
@@ -179,10 +180,10 @@ NAMES = (
 )
 
 SEED_STATE = "seed_generator_state"
-"""The name of the variable of a seed generator."""
+"""The name of a seed generator's variable."""
 
 NUM_BATCHES = "_num_batches"
-"""What an iterator of ``fit`` calls the number of its batches."""
+"""The attribute of ``fit``'s iterator that holds its number of batches."""
 
 UPDATE_METHODS = (
     "apply",
@@ -191,7 +192,7 @@ UPDATE_METHODS = (
     "_backend_apply_gradients",
     "_backend_update_step",
 )
-"""An optimizer with one of these of its own may need all gradients at once."""
+"""Methods that see all gradients; a class that overrides one may need all at once."""
 
 
 class Variable(Protocol):
@@ -244,18 +245,18 @@ class Model(Protocol):
 
 
 class CallContext(Protocol):
-    """What the call of an outermost layer is given."""
+    """The context of an outermost layer's call."""
 
     training: Any
-    """Up to Keras 3.9."""
+    """In Keras up to 3.9."""
 
     def get_value(self, arg_name: str, default: Any = None) -> Any:
-        """Of Keras 3.10 and newer."""
+        """In Keras 3.10 and later."""
         ...
 
 
 class EpochIterator(Protocol):
-    """What ``fit`` takes its batches from."""
+    """The iterator from which ``fit`` gets its batches."""
 
     data_adapter: Any
     _distributed_dataset: Any
@@ -275,7 +276,7 @@ class ModelCheckpoint(Protocol):
 
 
 def check() -> None:
-    """Raise one CollectiveError for all that the imported Keras and TensorFlow lack."""
+    """Raise one CollectiveError that names all that Keras and TensorFlow lack."""
     contract.check([*NAMES, *tf_internals.NAMES, *patches.PATCHES])
 
 
@@ -283,44 +284,44 @@ def check() -> None:
 
 
 def trained_variables(optimizer: Optimizer) -> list[Any]:
-    """What an optimizer was built for, in its order."""
+    """The variables that an optimizer was built for, in its order."""
     return list(optimizer._trainable_variables)
 
 
 def iterations_of(optimizer: Optimizer) -> Any:
-    """The variable that counts gradients, those that are accumulated too."""
+    """The variable that counts gradients, including accumulated ones."""
     return optimizer._iterations
 
 
 def rate_of(optimizer: Optimizer) -> Any:
-    """The learning rate as it was given: a variable, a schedule or a function."""
+    """The learning rate as given: a variable, a schedule or a function."""
     return optimizer._learning_rate
 
 
 def require_known(optimizer: Optimizer, variables: Sequence[Any]) -> None:
-    """Raise ValueError, in Keras's words, where it was not built for ``variables``."""
+    """Raise Keras's ValueError if the optimizer was not built for ``variables``."""
     optimizer._check_variables_are_known(variables)
 
 
 def index_of(optimizer: Optimizer, variable: Any) -> int:
-    """The place of a variable among those that the optimizer was built for."""
+    """The index of a variable among those that the optimizer was built for."""
     return optimizer._get_variable_index(variable)
 
 
 def clipped(optimizer: Optimizer, gradients: Sequence[Any]) -> list[Any]:
-    """The gradients, clipped as the optimizer was told to."""
+    """The gradients, clipped according to the optimizer's settings."""
     return optimizer._clip_gradients(gradients)
 
 
 def decays(optimizer: Optimizer, variable: Any) -> bool:
-    """Whether the optimizer has the weights of a variable decay."""
+    """Whether the optimizer applies weight decay to a variable."""
     return optimizer._use_weight_decay(variable)
 
 
 def exclude_from_decay(optimizer: Optimizer, variables: Iterable[Any]) -> None:
-    """Have an optimizer spare these variables, and no others.
+    """Exclude exactly these variables from weight decay.
 
-    Also one that is built: the public ``exclude_from_weight_decay`` raises there.
+    Unlike the public ``exclude_from_weight_decay`` it also works after ``build``.
     """
     optimizer._exclude_from_weight_decay_cache = {}
     optimizer._exclude_from_weight_decay = {
@@ -330,7 +331,7 @@ def exclude_from_decay(optimizer: Optimizer, variables: Iterable[Any]) -> None:
 
 
 def set_path(variable: Variable, path: str) -> None:
-    """Give a variable a path, from which optimizers take the names of its slots."""
+    """Set a variable's path, from which optimizers derive the names of its slots."""
     variable._path = path
 
 
@@ -343,27 +344,27 @@ def is_of_keras(cls: type) -> bool:
 
 
 def layers_of(layer: Layer, *, include_self: bool = True) -> Iterator[Any]:
-    """A layer and all layers within it."""
+    """All layers within a layer, and the layer itself if ``include_self``."""
     return layer._flatten_layers(include_self=include_self)
 
 
 def own_losses(layer: Layer) -> Sequence[Any]:
-    """What a layer has been given by ``add_loss`` in its last call."""
+    """The losses that a layer got by ``add_loss`` in its last call."""
     return layer._get_own_losses()
 
 
 def regularization_losses(layer: Layer) -> Sequence[Any]:
-    """The penalties of a layer's weights, those of the layers within it too."""
+    """The regularization losses of a layer's weights, including nested layers'."""
     return layer._get_regularization_losses()
 
 
 def has_training_argument(layer: Layer) -> bool:
-    """Whether the layer's ``call`` has an argument ``training``."""
+    """Whether the layer's ``call`` has a ``training`` argument."""
     return layer._call_has_training_arg
 
 
 def call_context() -> CallContext | None:
-    """The call of a layer that is going on; None outside of one."""
+    """The context of the layer call in progress, or None."""
     from keras.src.backend.common import global_state
 
     found: CallContext | None = global_state.get_global_attribute("current_call_ctx")
@@ -371,41 +372,41 @@ def call_context() -> CallContext | None:
 
 
 def training_of(context: CallContext) -> Any:
-    """The argument ``training`` of the call of an outermost layer."""
+    """The ``training`` argument of the outermost layer's call."""
     if hasattr(context, "get_value"):
         return context.get_value("training")
     return context.training
 
 
 def in_stateless_scope() -> bool:
-    """Whether variables that are assigned stay what they are."""
+    """Whether assignments are redirected, so that variables keep their values."""
     from keras.src.backend.common import stateless_scope
 
     return bool(stateless_scope.in_stateless_scope())
 
 
 def moments(layer: Normalization, inputs: Any, mask: Any) -> tuple[Any, Any]:
-    """The mean and the variance that a ``BatchNormalization`` computes by itself."""
+    """The mean and variance as ``BatchNormalization`` itself computes them."""
     return layer._moments(inputs, mask)
 
 
 def reduction_axes(layer: Normalization) -> Sequence[int]:
-    """The dimensions that a ``BatchNormalization`` has statistics over."""
+    """The axes that a ``BatchNormalization`` reduces."""
     return layer._reduction_axes
 
 
 def initial_epoch(model: Model) -> int | None:
-    """The epoch that ``fit`` begins with where a callback has set one."""
+    """The first epoch of ``fit`` if a callback has set one, else None."""
     return model._initial_epoch
 
 
 def set_initial_epoch(model: Model, epoch: int | None) -> None:
-    """Have ``fit`` begin with an epoch; None: with that of its argument."""
+    """Set the first epoch of ``fit``; None: that of its argument."""
     model._initial_epoch = epoch
 
 
 def flat_metrics(model: Model, logs: Any) -> Any:
-    """Logs as ``train_on_batch`` returns them: a list, or one number."""
+    """The logs as ``train_on_batch`` returns them: a list or one number."""
     return model._flatten_metrics_in_order(logs)
 
 
@@ -413,14 +414,14 @@ def flat_metrics(model: Model, logs: Any) -> Any:
 
 
 def apply_mask(sample_weight: Any, mask: Any, dtype: Any, reduction: Any) -> Any:
-    """The weights of a loss with those of a mask in them."""
+    """The sample weights of a loss, combined with a mask."""
     from keras.src.losses import loss
 
     return loss.apply_mask(sample_weight, mask, dtype, reduction)
 
 
 def function_of(metric: Any) -> Any:
-    """The function that a metric averages; None of metrics that have none."""
+    """The function that a metric wraps, or None."""
     return getattr(metric, "_fn", None)
 
 
@@ -428,17 +429,17 @@ def function_of(metric: Any) -> Any:
 
 
 def dataset_of(iterator: EpochIterator) -> Any:
-    """The dataset that ``fit`` goes over."""
+    """The dataset that ``fit`` iterates over."""
     return iterator._distributed_dataset
 
 
 def set_dataset(iterator: EpochIterator, dataset: Any) -> None:
-    """Have ``fit`` go over another dataset."""
+    """Make ``fit`` iterate over another dataset."""
     iterator._distributed_dataset = dataset
 
 
 def set_batches(iterator: EpochIterator, count: int | None) -> None:
-    """Have an epoch be that many batches; None: as many as there are."""
+    """Set the number of batches per epoch; None: unknown."""
     iterator._num_batches = count
 
 
@@ -453,12 +454,12 @@ def reads_dataset(iterator: EpochIterator) -> bool:
 
 
 def averages_are_in_model(callback: SwapEMAWeights) -> bool:
-    """Whether weights and their averages have changed places."""
+    """Whether the weights are currently swapped with their averages."""
     return callback._ema_weights_in_model
 
 
 def save_of(callback: BackupAndRestore) -> Any:
-    """The method by which a ``BackupAndRestore`` saves."""
+    """The bound method with which a ``BackupAndRestore`` saves."""
     return callback._save_model
 
 

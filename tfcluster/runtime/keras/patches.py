@@ -1,7 +1,7 @@
 """Every attribute of Keras and TensorFlow 2 that the runtime replaces.
 
 ``python -m tfcluster.runtime.keras.patches`` prints the table. Neither library is
-imported here. The handlers of an attribute are called in the order of the table.
+imported here. An attribute's handlers are called in the order of the table.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ MODEL_PREDICT = Patch(
     "keras.Model",
     "predict",
     (
-        # Of those that are asynchronous; for ranks in step it is the innermost.
+        # The asynchronous handler is the outermost, the synchronous one the innermost.
         _in_keras(f"{_ALONE}._inside", _ASYNC),
         _in_keras("data.data_service_hooks.DataServiceHooks._predict", _DATA),
         _in_keras(f"{_ENTRY}._predict", _IN_STEP),

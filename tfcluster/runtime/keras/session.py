@@ -24,7 +24,7 @@ from tfcluster.runtime.telemetry.agent_channel import Reporter
 from tfcluster.runtime.telemetry.step_rate import StepRate
 
 _SUSPICIOUS_APPLIES = 3
-"""Warn after this many undivided batches in a row. A loop's first one is always so."""
+"""Warn after this many undivided batches in a row: a loop's first is never divided."""
 
 DOUBLING_RANK = 1
 """The rank that gets the chief's rows in a trial, each of them twice."""
@@ -320,8 +320,8 @@ class Session:
 
     def refuse(self, text: str) -> NoReturn:
         """Raise CollectiveError; called by all ranks at the same place.
-
-        TensorFlow makes text of an error that is raised within an op. The group keeps
+TensorFlow turns errors inside an op into text. The group keeps the original for the
+program.
         the error, so that the program gets it as it was.
         """
         self.group.refusal = CollectiveError(text)

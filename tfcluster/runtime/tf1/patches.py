@@ -1,7 +1,7 @@
 """Every attribute of TensorFlow 1 (``tf.compat.v1``) that the runtime replaces.
 
 ``python -m tfcluster.runtime.tf1.patches`` prints the table. TensorFlow is not imported
-here. The handlers of an attribute are called in the order of the table.
+here. An attribute's handlers are called in the order of the table.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Put a cluster around a script of TensorFlow 1 that is written for one.
+"""Hooks that give a TensorFlow 1 script written for a cluster the run's cluster.
 
-What the script says itself counts; what it leaves out it gets: the cluster and this
-task's device for ``replica_device_setter``, a running server, whether it is the chief,
-device filters. Who comes late is waited for, who is gone is named.
+What the script specifies is kept. What it omits is added: the cluster and this task's
+device for ``replica_device_setter``, a running server, whether it is the chief, device
+filters. Sessions wait for late tasks, and errors name lost tasks.
 """
 
 from __future__ import annotations
@@ -38,11 +38,14 @@ tf1 = tf.compat.v1
 _EXCHANGES = "tfcluster_exchanges"
 _TIMEOUT_MS = "tfcluster_timeout_ms"
 _GRACE_AT = 5
-"""Where ``stop_grace_period_secs`` stands behind ``hooks``."""
+"""The position of ``stop_grace_period_secs`` after ``hooks``."""
 
 
 def install(context: Context) -> None:
-    """Do so for the rest of this process. Opens nothing before the script does."""
+    """Install the hooks in this process. Opens no port before the script does.
+
+    Raises CollectiveError if TensorFlow lacks something that the hooks need.
+    """
     contract.check([*tf_internals.NAMES_OF_TF1, *patches.PATCHES])
     hooks = ScriptHooks(context)
     hooks.server.install()
@@ -64,7 +67,7 @@ def install(context: Context) -> None:
 
 @dataclass
 class ScriptHooks:
-    """What a script calls, with what this run says in place of what it leaves out."""
+    """Wraps the functions that a script calls, and adds what the script omits."""
 
     context: Context
     server: SharedServer = field(init=False)
@@ -73,9 +76,9 @@ class ScriptHooks:
     placed: weakref.WeakKeyDictionary[Any, ByBytes] = field(
         default_factory=weakref.WeakKeyDictionary
     )
-    """One for each graph, however many device setters it has."""
+    """One per graph, however many device setters it has."""
     synchronised: bool = False
-    """The script has a SyncReplicasOptimizer."""
+    """Whether the script has a SyncReplicasOptimizer."""
 
     def __post_init__(self) -> None:
         context = self.context
@@ -190,7 +193,7 @@ class ScriptHooks:
     def close(self, original: Callable[..., None], session: Any) -> None:
         on_cluster = hasattr(session, _TIMEOUT_MS)
         if on_cluster and not sys.is_finalizing() and self.reach.lost():
-            # TensorFlow would wait without end for the server that is gone.
+            # TensorFlow would wait forever for the lost server.
             return
         original(session)
 
@@ -216,11 +219,11 @@ class ScriptHooks:
         graph = bound.arguments.get("graph") or tf1.get_default_graph()
         with graph.as_default():
             session_manager.guard(self.workers)
-        # It is the last that may add to the graph.
+        # Only now, since the original finalises the graph.
         original(*bound.args, **bound.kwargs)
 
     def _note_exchange(self, session: Any) -> None:
-        """A session on our servers has run a graph that has variables on a ps."""
+        """Report that a session on our servers ran a graph with variables on a ps."""
         if getattr(session, _EXCHANGES, False):
             variables = session.graph.get_collection(tf1.GraphKeys.GLOBAL_VARIABLES)
             if any("/job:ps" in variable.device for variable in variables):
@@ -241,7 +244,7 @@ class ScriptHooks:
         return made
 
     def _is_chief(self, said: Any) -> bool:
-        """Two chiefs would initialise twice, and none never."""
+        """Whether this is the chief, whatever the script says: there must be one."""
         if said is not None and bool(said) != self.workers.is_chief:
             self._say(
                 f"the script takes {self.context.task} for "

@@ -46,7 +46,7 @@ def _prepare(
 ) -> Any:
     found = model_check.of(tf_internals.graph_of_manager(manager))
     if found is not None and found.workers.attempt and _is_known(found, master):
-        # Others train on what it has initialised: it goes on with that.
+        # This task was restarted: its peers train on the variables, so keep them.
         wait = contract.original_of(patches.WAIT_FOR_SESSION)
         return wait(manager, master, kwargs.get("config"))
     session = original(manager, master, *args, **kwargs)
@@ -74,7 +74,7 @@ def _wait(
     tf_internals.look_more_often(manager, _RECOVERY_WAIT_S)
     left_s = waiting.left_s
     try:
-        # With the chief's list the variables are there: this returns at once.
+        # The chief writes its list after the variables, so this returns at once.
         return original(
             manager, master, config, max_wait_secs if left_s is None else left_s
         )

@@ -64,7 +64,7 @@ class SharedServer:
             original(server, definition, job_name, task_index, protocol, options)
             self._server = server
         else:
-            # Its clients know it by these two alone.
+            # These two attributes are all that its clients use.
             tf_internals.share_server(server, self._server)
 
     def join(self, original: Callable[..., None], server: Any) -> None:
@@ -72,7 +72,8 @@ class SharedServer:
             server, self._server
         )
         if ours and not self._context.is_chief:
-            # It serves as long as the chief needs it; by itself it never ends.
+            # Serve as long as the chief needs it: a TensorFlow server never ends by
+            # itself.
             until_gone(self._context.addresses[0])
         else:
             original(server)

@@ -19,7 +19,7 @@ from tfcluster.runtime.telemetry.agent_channel import reporter
 def refuse_strategies() -> None:
     """Make the constructors of TensorFlow's strategies raise CollectiveError."""
     for patch in patches.STRATEGIES_OF_CLUSTERS:
-        # Before it is made: it would wait for others, at the ranks' own addresses.
+        # Refuse it before it waits for other tasks at the ranks' own addresses.
         name = patch.target.rpartition(".")[2]
         patches.TABLE.install({patch: partial(_refuse, name)})
     for patch in patches.STRATEGIES_OF_ONE_HOST:

@@ -176,7 +176,7 @@ class ChiefOnlySaving:
     def _save_of_manager(
         self, original: Callable[..., Any], manager: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        given = tf_internals.prefix_of(manager)  # Folder and name.
+        given = tf_internals.prefix_of(manager)  # Folder and file name.
         name = Name(given, prefix=True) if _is_local(given) else None
         saved = self.chief_only(
             lambda: original(manager, *args, **kwargs), "end of save", name
@@ -212,7 +212,7 @@ def _make_once(original: Callable[..., Any], path: Any) -> Any:
 
 
 def _no_writer(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Event files are for the chief to write."""
+    """Write no event files: only the chief does."""
     return tf.summary.create_noop_writer()
 
 

@@ -136,8 +136,8 @@ class ByTheChief(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
         self._inner = inner
         self._session = session
         self._files = files
-        # Not on the class: what it saves in the midst of an epoch is for this one to
-        # see.
+        # Patch the instance, not the class, so that only this wrapper intercepts saves
+        # in the middle of an epoch.
         self._saves = internals.save_of(inner)
         patches.TABLE.replace(patches.ONE_BACKUP_SAVE, inner, self._save_alone)
 

@@ -48,7 +48,7 @@ class OptimizerHook:
         patches.TABLE.install(
             {
                 patches.OPTIMIZER_APPLY: self._apply,
-                # It checks its gradients before it calls the other: ranks would
+                # It checks its gradients before it calls the inner one; ranks might
                 # disagree.
                 patches.LOSS_SCALE_APPLY: loss_scaled or self._apply,
             }
