@@ -38,6 +38,7 @@ class _PendingOp:
     error: BaseException | None = None
 
     def fulfil(self) -> None:
+        """Run the exchange and keep its result or error."""
         try:
             self.result = self.act()
         except BaseException as error:

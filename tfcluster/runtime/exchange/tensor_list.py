@@ -32,6 +32,7 @@ class Kind(enum.Enum):
 
     @classmethod
     def of(cls, value: Any) -> Kind:
+        """The kind of ``value``."""
         if value is None:
             return cls.NONE
         return cls.SPARSE if is_sparse(value) else cls.DENSE
@@ -75,6 +76,7 @@ class TensorList:
 
     @property
     def dense_count(self) -> int:
+        """The number of dense tensors."""
         return len(self.flat) - 2 * len(self.shapes)
 
     @property
@@ -84,6 +86,7 @@ class TensorList:
 
     @property
     def indices(self) -> tuple[Any, ...]:
+        """The slices' indices."""
         return self.flat[self.summed_count :]
 
     def with_flat(self, flat: Sequence[Any]) -> TensorList:

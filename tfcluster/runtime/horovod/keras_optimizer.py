@@ -35,6 +35,7 @@ def distribute(optimizer: Any, settings: Settings) -> Any:
 
 
 def is_distributed(optimizer: Any) -> bool:
+    """Whether ``distribute`` has modified this optimizer."""
     return _SETTINGS in getattr(optimizer, "__dict__", {})
 
 

@@ -19,9 +19,11 @@ class LocalSources:
         self._known: dict[Any, Any] = {}
 
     def add(self, source: Any) -> None:
+        """Make ``source`` a local variable."""
         self._known[_key(source)] = source
 
     def has(self, source: Any) -> bool:
+        """Whether ``source`` is a local variable."""
         return bool(self._known) and _key(source) in self._known
 
     def scaled(self, gradient: Any, size: int) -> Any:

@@ -22,6 +22,7 @@ class Timeline:
         self._events: list[dict[str, object]] = []
 
     def add(self, what: str, start_s: float, end_s: float) -> None:
+        """Record the exchange ``what``; start and end are in seconds."""
         verb, _, name = what.partition(" of ")
         self._events.append(
             {
@@ -36,6 +37,7 @@ class Timeline:
         )
 
     def write(self) -> None:
+        """Write all events as JSON in Chrome's trace event format."""
         self._path.write_text(json.dumps(self._events), encoding="utf-8")
 
 

@@ -198,6 +198,7 @@ class Session:
 
     @contextmanager
     def entering(self) -> Iterator[None]:
+        """A context in which Keras's own training, evaluation or prediction runs."""
         with self._lock:
             self._entered += 1
         try:
@@ -319,10 +320,10 @@ class Session:
                 sys.stderr.write(f"tfcluster: warning: {text}\n")
 
     def refuse(self, text: str) -> NoReturn:
-        """Raise CollectiveError; called by all ranks at the same place.
-TensorFlow turns errors inside an op into text. The group keeps the original for the
-program.
-        the error, so that the program gets it as it was.
+        """Raise CollectiveError. All ranks must call it at the same point.
+
+        TensorFlow turns errors inside an op into text. The group keeps the original for
+        the program.
         """
         self.group.refusal = CollectiveError(text)
         raise self.group.refusal

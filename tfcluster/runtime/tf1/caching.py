@@ -32,6 +32,7 @@ class Caches:
         return dict(self._bytes)
 
     def device_for(self, size: int) -> str:
+        """Choose the device that caches a variable of ``size`` bytes."""
         if size < self._threshold_bytes:
             return self._small
         device = min(self._bytes, key=lambda name: self._bytes[name])

@@ -54,6 +54,7 @@ class Workers:
 
     @property
     def num_ps(self) -> int:
+        """The number of parameter servers."""
         return len(self.cluster.get("ps", ()))
 
     @property

@@ -14,6 +14,7 @@ tf1 = tf.compat.v1
 
 
 def scope_of(tower: int) -> str:
+    """The name of a tower's variable scope."""
     return f"tower{tower}"
 
 
@@ -65,6 +66,7 @@ class MasterCopies:
         return [found[name] for found in self._towers]
 
     def in_tower(self, tower: int) -> list[Any]:
+        """One tower's variables, in the order of ``names``."""
         return [self._towers[tower][name] for name in self.names]
 
 

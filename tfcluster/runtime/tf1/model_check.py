@@ -62,6 +62,7 @@ def add(workers: Workers) -> None:
 
 
 def of(graph: Any) -> VariableList | None:
+    """The list of a graph that ``add`` was called for, or None."""
     found = graph.get_collection(_KEY)
     return found[-1] if found else None
 

@@ -102,6 +102,7 @@ class ScriptHooks:
         ps_ops: Any = None,
         ps_strategy: Any = None,
     ) -> Any:
+        """``replica_device_setter`` with this run's cluster and balanced bytes."""
         if cluster is None and not ps_tasks:
             jobs = self.context.cluster.items()
             cluster = tf1.train.ClusterSpec({job: list(at) for job, at in jobs})
@@ -130,6 +131,7 @@ class ScriptHooks:
         *args: Any,
         **kwargs: Any,
     ) -> Any:
+        """``MonitoredTrainingSession`` on this task's server."""
         master = master or self.server.start().target
         if not self.server.is_target(master):
             chief = True if is_chief is None else is_chief
@@ -163,6 +165,7 @@ class ScriptHooks:
         graph: Any = None,
         config: Any = None,
     ) -> None:
+        """``Session.__init__``: a session on our server first waits for the ps."""
         if target and self.server.is_target(target):
             claim(self.context.task)
             tf1_script.claim()
@@ -176,6 +179,7 @@ class ScriptHooks:
     def run(
         self, original: Callable[..., Any], session: Any, *args: Any, **kwargs: Any
     ) -> Any:
+        """``Session.run`` that raises CollectiveTimeoutError after a stall."""
         try:
             result = original(session, *args, **kwargs)
             self._note_exchange(session)
@@ -191,6 +195,7 @@ class ScriptHooks:
             ) from error
 
     def close(self, original: Callable[..., None], session: Any) -> None:
+        """``Session.close`` that does not wait for lost parameter servers."""
         on_cluster = hasattr(session, _TIMEOUT_MS)
         if on_cluster and not sys.is_finalizing() and self.reach.lost():
             # TensorFlow would wait forever for the lost server.
@@ -205,6 +210,7 @@ class ScriptHooks:
         *args: Any,
         **kwargs: Any,
     ) -> Any:
+        """``SyncReplicasOptimizer.make_session_run_hook`` with the run's chief."""
         chief = self._is_chief(is_chief)
         self.synchronised = True
         inner = original(optimizer, chief, *args, **kwargs)
@@ -213,6 +219,7 @@ class ScriptHooks:
     def supervisor(
         self, original: Callable[..., None], *args: Any, **kwargs: Any
     ) -> None:
+        """``Supervisor.__init__`` with the run's chief."""
         bound = inspect.signature(original).bind(*args, **kwargs)
         said = bound.arguments.get("is_chief")
         bound.arguments["is_chief"] = self._is_chief(said)

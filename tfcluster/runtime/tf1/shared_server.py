@@ -57,6 +57,7 @@ class SharedServer:
         config: Any = None,
         start: bool = True,  # TensorFlow's own signature
     ) -> None:
+        """``Server.__init__``: all objects for this task's address share one server."""
         if address_of(definition, job_name, task_index) != self._address:
             original(server, definition, job_name, task_index, protocol, config, start)
         elif self._server is None:
@@ -68,6 +69,7 @@ class SharedServer:
             tf_internals.share_server(server, self._server)
 
     def join(self, original: Callable[..., None], server: Any) -> None:
+        """``Server.join``: except on the chief, returns when the chief is gone."""
         ours = self._server is not None and tf_internals.is_same_server(
             server, self._server
         )

@@ -58,6 +58,7 @@ def mean_gradients(towers: Sequence[Gradients], device: str) -> list[Any]:
 
 
 def mean_loss(losses: Sequence[Any], device: str) -> Any:
+    """The mean of the towers' losses, computed on ``device``."""
     with tf1.device(device):
         return tf1.add_n(list(losses)) / len(losses)
 

@@ -59,6 +59,7 @@ class Weights:
         return [_read(variable) for variable in found if variable is not None]
 
     def next_chunks(self, begin: Chunk) -> rank_divergence.Chunks:
+        """The chunks to compare next, from position ``begin`` on."""
         return rank_divergence.next_chunks(self._sizes, self._widths, begin)
 
     def part(self, chunk: Chunk, values: Sequence[Any]) -> Array | None:

@@ -47,6 +47,7 @@ class GraphMirroredValue:
         self._variable: tf.Variable | None = None
 
     def read(self) -> Any:
+        """The value; in a graph, a tensor that is read when the graph runs."""
         if tf.executing_eagerly():
             return self._value
         if self._variable is None:
@@ -57,6 +58,7 @@ class GraphMirroredValue:
         return self._variable.read_value()
 
     def set(self, value: Any) -> None:
+        """Change the value, also for graphs that are traced already."""
         if value != self._value and self._variable is not None:
             self._variable.assign(value)
         self._value = value

@@ -31,6 +31,7 @@ class ShardSpec:
         return max(0, -(-(batches - self.rank) // self.size))
 
     def takes(self, number: int) -> bool:
+        """Whether batch ``number``, counted from 0, belongs to this rank."""
         return number % self.size == self.rank
 
     def stand_in(self, batches: int) -> ShardSpec:

@@ -46,6 +46,7 @@ class Progress:
         self._stopped = False
 
     def begin_fit(self) -> None:
+        """Begin a new ``fit``; its notes are separate from those of earlier ones."""
         self._fits += 1
         self._stopped = False
         self._looked = self._clock()
@@ -55,6 +56,7 @@ class Progress:
         return int(self._servers().get(self._key("epochs", self._rank)) or 0)
 
     def epoch_done(self, epochs: int) -> None:
+        """Note that this rank has completed ``epochs`` epochs of this ``fit``."""
         self._servers().put(self._key("epochs", self._rank), str(epochs))
 
     def stop(self) -> None:

@@ -32,6 +32,7 @@ class CollectiveUpdate:
         variables: Sequence[Any],
         state: Sequence[Any],
     ) -> list[Any] | None:
+        """Return the averaged gradients; averages those that no tape has averaged."""
         tapes = self._tape_gradients
         name = tapes.names.of(optimizer)
         target = Target.of(name)

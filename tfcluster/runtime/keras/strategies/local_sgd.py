@@ -85,6 +85,7 @@ class LocalSgdUpdate:
     def after(
         self, optimizer: Any, variables: Sequence[Any], state: Sequence[Any]
     ) -> None:
+        """Count the step, and average if an averaging is due."""
         replica = self._replica(optimizer)
         for variable in (*variables, *state):
             if tf.as_dtype(variable.dtype).is_floating:

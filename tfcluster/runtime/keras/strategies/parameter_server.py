@@ -70,6 +70,7 @@ class PsUpdate:
         variables: Sequence[Any],
         state: Sequence[Any],
     ) -> list[Any] | None:
+        """Push the gradients and set the variables to the new weights."""
         internals.require_known(optimizer, variables)
         alike = False
         if self._tape_gradients is not None and self._collective is not None:

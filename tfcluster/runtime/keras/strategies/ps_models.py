@@ -185,6 +185,7 @@ class ServerModels:
                     self.servers.assign(master.key, path, value)
 
     def tell_all(self) -> None:
+        """``tell`` for all models."""
         for master in self._masters:
             self.tell(master)
 

@@ -49,6 +49,7 @@ class Name:
 
     @property
     def path(self) -> str:
+        """The absolute path."""
         return str(Path(self.given).absolute())
 
 

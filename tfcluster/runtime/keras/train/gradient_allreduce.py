@@ -60,6 +60,7 @@ class Target:
 
     @classmethod
     def of(cls, optimizer: str) -> Target:
+        """The target for an optimizer of this name."""
         return cls(lambda: optimizer, optimizer)
 
 

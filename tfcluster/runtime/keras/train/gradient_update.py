@@ -50,6 +50,7 @@ class OptimizerNames:
         self._counts: Counter[str] = Counter()
 
     def of(self, optimizer: Any) -> str:
+        """The name of ``optimizer``; the first call determines it."""
         if optimizer not in self._names:
             name = optimizer.name
             self._counts[name] += 1

@@ -294,6 +294,7 @@ def has_exchanged(session: Session, model: Any, applies: int) -> bool:
 
 
 def not_distributed(when: str) -> NotDistributedError:
+    """The error for a program whose gradients were not exchanged."""
     return NotDistributedError(
         f"the script was not distributed: in {when} no gradient passed through "
         "Optimizer.apply of a Keras optimizer, where the ranks exchange them. Does a "

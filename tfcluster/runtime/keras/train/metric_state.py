@@ -67,6 +67,7 @@ class MetricState:
 
     @property
     def trying(self) -> bool:
+        """Whether this thread is testing an update, which must not change anything."""
         return bool(getattr(self._local, "trying", False))
 
     def known(self, metric: Any) -> Any:

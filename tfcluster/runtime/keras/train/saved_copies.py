@@ -38,9 +38,11 @@ class Saved:
 
     @property
     def bytes(self) -> int:
+        """The total size of the files."""
         return sum(self.sizes)
 
     def as_words(self) -> list[Any]:
+        """The fields as JSON values."""
         return [self.path, self.kind, list(self.endings), list(self.sizes)]
 
     @classmethod

@@ -39,6 +39,7 @@ class Recorded:
     """Keeps the values alive, so that their ids remain valid."""
 
     def add(self, metric: Any, result: Any) -> None:
+        """Record a metric's result, or each value of a result that is a dictionary."""
         for path, value in leaves(result):
             # If a metric calls others, the innermost is recorded first.
             if isinstance(value, tf.Tensor | tf.Variable) or hasattr(value, "path"):
