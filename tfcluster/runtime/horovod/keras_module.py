@@ -14,7 +14,7 @@ from tfcluster import runtime
 from tfcluster.runtime.collective import ReduceOp
 from tfcluster.runtime.process_sets import ProcessSet, global_process_set
 
-__all__ = list(runtime.__all__)  # most by __getattr__
+__all__ = list(runtime.__all__)  # Most of these come from __getattr__.
 
 
 def __getattr__(name: str) -> Any:

@@ -24,7 +24,7 @@ _ACCUMULATION = "_tfcluster_accumulation"
 
 
 def distribute(optimizer: Any, settings: Settings) -> Any:
-    """Have ``optimizer`` exchange gradients before it applies them."""
+    """Make ``optimizer`` exchange gradients before it applies them."""
     patches.TABLE.install({patches.MODEL_COMPILE: _compile})
     contract.mark(optimizer, _SETTINGS, settings)
     vars(optimizer).pop(_ACCUMULATION, None)
@@ -45,7 +45,7 @@ def _apply(
     grads: Sequence[Any],
     trainable_variables: Sequence[Any] | None = None,
 ) -> None:
-    """``Optimizer.apply``, with an exchange before it."""
+    """``Optimizer.apply`` preceded by an exchange."""
     grads = list(grads)
     settings: Settings = vars(optimizer)[_SETTINGS]
     apply = functools.partial(type(optimizer).apply, optimizer)
@@ -109,5 +109,5 @@ def _adapt(model: Any) -> None:
         patches.TABLE.restore(patches.ONE_OPTIMIZER_LOCAL, inner)
         distribute(outer, settings)
     if is_distributed(outer) and model.jit_compile:
-        # An exchange cannot be compiled; Keras does the same under tf.distribute.
+        # XLA cannot compile an exchange; Keras does the same under tf.distribute.
         model.jit_compile = False

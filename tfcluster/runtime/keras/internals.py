@@ -466,7 +466,7 @@ def save_of(callback: BackupAndRestore) -> Any:
 def save_checkpoint(
     callback: ModelCheckpoint, epoch: int, batch: int | None, logs: Any
 ) -> None:
-    """Save as a ``ModelCheckpoint`` does by itself."""
+    """Save as the ``ModelCheckpoint`` itself would."""
     callback._save_model(epoch, batch, logs)
 
 

@@ -149,7 +149,7 @@ class DivergenceCheck:
         training = self._trainings[name]
         if self._ended or not training.steps:
             return
-        # Not worth an error: an optimizer may go at any time.
+        # Not worth an error: an optimizer may be deleted at any time.
         with contextlib.suppress(Exception), tf.init_scope():
             if training.hyperparameters is not None:
                 found = training.hyperparameters

@@ -58,14 +58,14 @@ _REMAINDER = {
 
 
 class Pipeline:
-    """The graph of a dataset. Raises tf.errors.OpError where it has none."""
+    """The graph of a dataset. Raises tf.errors.OpError if the dataset has none."""
 
     def __init__(self, dataset: Any) -> None:
         self.spec = dataset.element_spec
         self.cardinality = int(dataset.cardinality())
         self._text: bytes = tf.raw_ops.DatasetToGraphV2(
             input_dataset=tf_internals.variant_of(dataset),
-            external_state_policy=1,  # to ignore it: seeds are seen to below
+            external_state_policy=1,  # ignore; for_pass sets the seeds
             strip_device_assignment=True,
         ).numpy()
 

@@ -1,11 +1,11 @@
-"""Iterators over ``tf.data`` that end at once: without TensorFlow's autotuning.
+"""Disable ``tf.data`` autotuning, so that iterators end at once.
 
-A thread of each iterator looks for better settings, at first after 10 ms and then after
-twice as long each time, up to a minute. An iterator that is deleted wakes this thread
-and waits for its end. But the thread may look before the word "cancelled" is written,
-which is after it was woken (``CancellationManager::StartCancel``), and sleep on. So the
-end of an epoch may take as long as the epoch took; on idle cores it mostly does, and
-for one rank all of them wait.
+In each iterator a thread looks for better settings, first after 10 ms and then after
+twice as long each time, up to a minute. Deleting an iterator wakes this thread and
+waits for its end. But "cancelled" is only set after the wake-up
+(``CancellationManager::StartCancel``): if the thread checks before that, it sleeps on.
+So the end of an epoch may take as long as the epoch did. On idle cores it usually does,
+and all ranks wait for the slowest.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from tfcluster.runtime.keras import patches
 
 
 def install() -> None:
-    """Switch autotuning off in every iterator whose script does not ask for it.
+    """Disable autotuning in every iterator unless the script asks for it.
 
-    ``AUTOTUNE`` then means as many calls at a time as TensorFlow has threads.
+    ``AUTOTUNE`` then means as many parallel calls as TensorFlow has threads.
     """
     patches.TABLE.install({patches.DATASET_ITER: _iter})
 

@@ -1,1 +1,1 @@
-"""The methods of Keras that train, evaluate and save, as the ranks share them."""
+"""Hooks on the Keras methods that train, evaluate and save."""
