@@ -124,8 +124,6 @@ class Patch:
     """The outermost first: it is called first, and calls the next one."""
     why: str
     how: How = "attribute"
-    optional: bool = False
-    """Not every version that is supported has it."""
     but: tuple[str, ...] = ()
     """Classes with a patch of their own, where this is one of each class."""
 
@@ -143,7 +141,7 @@ class Patch:
 
     def is_there(self) -> bool:
         """Whether there is such an attribute, or need not be any."""
-        if self.optional or self.how in ("object", "object's dict"):
+        if self.how in ("object", "object's dict"):
             return True
         try:
             return hasattr(self.owner(), self.attribute)
@@ -234,13 +232,7 @@ class Table:
         if patch.how == "each class":
             self._put_on_each_class(patch, handler)
             return
-        try:
-            owner = patch.owner()
-        except AttributeError:
-            if patch.optional:
-                return
-            raise
-        self._wrap(owner, patch, handler)
+        self._wrap(patch.owner(), patch, handler)
 
     def _wrap(self, owner: Any, patch: Patch, handler: Around) -> None:
         name, original = patch.attribute, getattr(owner, patch.attribute)
@@ -366,15 +358,14 @@ def check(names: Iterable[Named]) -> None:
 
 def resolve(path: str) -> Any:
     """The object of a dotted name. Raises AttributeError where there is none."""
-    parts = path.split(".")
-    end = len(parts)
-    while end > 1 and ".".join(parts[:end]) not in sys.modules:
-        end -= 1
-    name = ".".join(parts[:end])
-    found: Any = sys.modules.get(name) or _imported(name)
-    for part in parts[end:]:
+    package, *parts = path.split(".")
+    name = package
+    found: Any = _imported(package)
+    for part in parts:
+        name = f"{name}.{part}"
+        # Attributes first: the module tensorflow.distribute is not tf.distribute.
         if isinstance(found, ModuleType) and not hasattr(found, part):
-            found = _imported(f"{found.__name__}.{part}")
+            found = _imported(name)
         else:
             found = getattr(found, part)
     return found
