@@ -133,10 +133,12 @@ class Patch:
 
     @property
     def needed_by(self) -> str:
+        """See ``Named``."""
         return ", ".join(handler.function for handler in self.handlers)
 
     @property
     def without(self) -> str:
+        """See ``Named``."""
         return f"no {self.why}"
 
     def is_there(self) -> bool:
@@ -182,11 +184,9 @@ class _Seam:
         call = self.original
         for place in sorted(self.found, reverse=True):
             always = self.patch.handlers[place].always
-            call = _around(self.found[place], call, None if always else self._aside)
+            aside = None if always else self.stands_aside
+            call = _around(self.found[place], call, aside)
         self.call = call
-
-    def _aside(self) -> bool:
-        return self.stands_aside()
 
     def wrapper(self) -> Any:
         """What stands in the attribute's place from now on."""
@@ -302,9 +302,11 @@ class Table:
         before = []
         try:
             for patch, handler in handlers.items():
+                patch.place(name_of(handler))
                 owner = patch.owner()
-                before.append((owner, patch.attribute, vars(owner)[patch.attribute]))
-                self._wrap(owner, patch, handler)
+                original = vars(owner)[patch.attribute]
+                before.append((owner, patch.attribute, original))
+                setattr(owner, patch.attribute, _around(handler, original, None))
             yield
         finally:
             for owner, name, original in reversed(before):

@@ -175,8 +175,7 @@ def check_nobody_has_bound_a_patched_function_early() -> None:
         for name, module in list(sys.modules.items()):
             if name.startswith("keras.src") and module is not owner:
                 found = [key for key, value in vars(module).items() if value is own]
-                public = patch.attribute == "makedirs" and "api" in name
-                assert not found or public, (patch.path, name, found)
+                assert not found, (patch.path, name, found)
 
 
 def check_a_function_is_called_through_its_class() -> None:
