@@ -124,8 +124,6 @@ class Patch:
     """The outermost first: it is called first, and calls the next one."""
     why: str
     how: How = "attribute"
-    optional: bool = False
-    """Not every version that is supported has it."""
     but: tuple[str, ...] = ()
     """Classes with a patch of their own, where this is one of each class."""
 
@@ -135,15 +133,17 @@ class Patch:
 
     @property
     def needed_by(self) -> str:
+        """See ``Named``."""
         return ", ".join(handler.function for handler in self.handlers)
 
     @property
     def without(self) -> str:
+        """See ``Named``."""
         return f"no {self.why}"
 
     def is_there(self) -> bool:
         """Whether there is such an attribute, or need not be any."""
-        if self.optional or self.how in ("object", "object's dict"):
+        if self.how in ("object", "object's dict"):
             return True
         try:
             return hasattr(self.owner(), self.attribute)
@@ -184,11 +184,9 @@ class _Seam:
         call = self.original
         for place in sorted(self.found, reverse=True):
             always = self.patch.handlers[place].always
-            call = _around(self.found[place], call, None if always else self._aside)
+            aside = None if always else self.stands_aside
+            call = _around(self.found[place], call, aside)
         self.call = call
-
-    def _aside(self) -> bool:
-        return self.stands_aside()
 
     def wrapper(self) -> Any:
         """What stands in the attribute's place from now on."""
@@ -234,13 +232,7 @@ class Table:
         if patch.how == "each class":
             self._put_on_each_class(patch, handler)
             return
-        try:
-            owner = patch.owner()
-        except AttributeError:
-            if patch.optional:
-                return
-            raise
-        self._wrap(owner, patch, handler)
+        self._wrap(patch.owner(), patch, handler)
 
     def _wrap(self, owner: Any, patch: Patch, handler: Around) -> None:
         name, original = patch.attribute, getattr(owner, patch.attribute)
@@ -310,9 +302,11 @@ class Table:
         before = []
         try:
             for patch, handler in handlers.items():
+                patch.place(name_of(handler))
                 owner = patch.owner()
-                before.append((owner, patch.attribute, vars(owner)[patch.attribute]))
-                self._wrap(owner, patch, handler)
+                original = vars(owner)[patch.attribute]
+                before.append((owner, patch.attribute, original))
+                setattr(owner, patch.attribute, _around(handler, original, None))
             yield
         finally:
             for owner, name, original in reversed(before):
@@ -366,15 +360,14 @@ def check(names: Iterable[Named]) -> None:
 
 def resolve(path: str) -> Any:
     """The object of a dotted name. Raises AttributeError where there is none."""
-    parts = path.split(".")
-    end = len(parts)
-    while end > 1 and ".".join(parts[:end]) not in sys.modules:
-        end -= 1
-    name = ".".join(parts[:end])
-    found: Any = sys.modules.get(name) or _imported(name)
-    for part in parts[end:]:
+    package, *parts = path.split(".")
+    name = package
+    found: Any = _imported(package)
+    for part in parts:
+        name = f"{name}.{part}"
+        # Attributes first: the module tensorflow.distribute is not tf.distribute.
         if isinstance(found, ModuleType) and not hasattr(found, part):
-            found = _imported(f"{found.__name__}.{part}")
+            found = _imported(name)
         else:
             found = getattr(found, part)
     return found

@@ -158,8 +158,7 @@ def check_the_oldest_and_newest_versions() -> None:
 def check_every_patch_has_a_place_and_handlers() -> None:
     for patch in PATCHES:
         assert patch.is_there(), patch.path
-        if not patch.optional:
-            contract.resolve(patch.target)
+        contract.resolve(patch.target)
         for handler in patch.handlers:
             assert callable(_handler(handler.function)), handler.function
 
@@ -167,7 +166,7 @@ def check_every_patch_has_a_place_and_handlers() -> None:
 def check_nobody_has_bound_a_patched_function_early() -> None:
     """What is replaced in one module, Keras calls through that module."""
     for patch in PATCHES:
-        owner = contract.resolve(patch.target) if not patch.optional else None
+        owner = contract.resolve(patch.target)
         if patch.how != "attribute" or not isinstance(owner, ModuleType):
             continue
         if not owner.__name__.startswith("keras"):
@@ -176,12 +175,23 @@ def check_nobody_has_bound_a_patched_function_early() -> None:
         for name, module in list(sys.modules.items()):
             if name.startswith("keras.src") and module is not owner:
                 found = [key for key, value in vars(module).items() if value is own]
-                public = patch.attribute == "makedirs" and "api" in name
-                assert not found or public, (patch.path, name, found)
+                assert not found, (patch.path, name, found)
 
 
 def check_a_function_is_called_through_its_class() -> None:
     assert patches.FUNCTION_CALL.owner() is type(tf.function(lambda: None))
+
+
+def check_public_names_are_those_of_the_public_modules() -> None:
+    """There are other modules of the same names: tensorflow.distribute is one."""
+    for path, found in (
+        ("tensorflow.distribute.MirroredStrategy", tf.distribute.MirroredStrategy),
+        ("tensorflow.compat.v1.Session", tf.compat.v1.Session),
+        ("tensorflow.data.Dataset", tf.data.Dataset),
+        ("tensorflow.summary.create_file_writer", tf.summary.create_file_writer),
+        ("keras.optimizers.Optimizer", keras.optimizers.Optimizer),
+    ):
+        assert contract.resolve(path) is found, path
 
 
 def check_the_methods_are_where_they_are_looked_for() -> None:

@@ -602,18 +602,17 @@ ONE_CONTEXT_INITIALIZED = Patch(
 _REFUSE = "checks.unsupported_strategies._refuse"
 
 
-def _strategy(module: str, name: str, function: str) -> Patch:
+def _strategy(name: str, function: str) -> Patch:
     return Patch(
-        f"tensorflow.distribute.{module}{name}",
+        f"tensorflow.distribute.{name}",
         "__init__",
         (_in_keras(function, _EACH),),
         "refusal of a second division of batches",
-        optional=True,
     )
 
 
 STRATEGIES_OF_CLUSTERS = tuple(
-    _strategy(module, name, _REFUSE)
+    _strategy(f"{module}{name}", _REFUSE)
     for name in (
         "MultiWorkerMirroredStrategy",
         "ParameterServerStrategy",
@@ -622,9 +621,8 @@ STRATEGIES_OF_CLUSTERS = tuple(
     for module in ("", "experimental.")
 )
 STRATEGIES_OF_ONE_HOST = tuple(
-    _strategy(module, name, f"{_REFUSE}_replicas")
-    for name in ("MirroredStrategy", "CentralStorageStrategy")
-    for module in ("", "experimental.")
+    _strategy(name, f"{_REFUSE}_replicas")
+    for name in ("MirroredStrategy", "experimental.CentralStorageStrategy")
 )
 
 PATCHES = (
