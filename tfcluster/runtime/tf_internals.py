@@ -123,6 +123,12 @@ NAMES = (
         for name in ("_latest_checkpoint", "_maybe_delete")
     ),
     Name(
+        "tensorflow.python.ops.resource_variable_ops",
+        "ResourceVariable",
+        _SERVERS,
+        "models that are built in the first step cannot be trained",
+    ),
+    Name(
         "tensorflow.python.autograph.impl.api",
         "StagingError",
         "errors of an exchange",
@@ -320,6 +326,19 @@ def is_in_xla(graph: Any) -> bool:
     from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 
     return bool(GraphOrParentsInXlaContext(graph))
+
+
+def plain_variable(_: Callable[..., Any], **settings: Any) -> Any:
+    """A creator for ``tf.variable_creator_scope`` that uses no other creator.
+
+    A ``tf.function`` forbids new variables in its second trace, also where the trace
+    has been left by ``tf.init_scope``. Variables that are used outside of the function
+    only are none of its business.
+    """
+    from tensorflow.python.ops.resource_variable_ops import ResourceVariable
+
+    wanted = ("initial_value", "trainable", "name", "dtype", "shape")
+    return ResourceVariable(**{key: settings.get(key) for key in wanted})
 
 
 def is_stateful(op: Operation) -> bool:

@@ -14,6 +14,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfcluster.runtime import tf_internals
 from tfcluster.runtime.collective import CollectiveError
 from tfcluster.runtime.keras import internals
 from tfcluster.runtime.keras.strategies.optimizer_slots import (
@@ -116,7 +117,8 @@ def packer(
     serialises it. In the context ``tracing()``, ``apply`` is Keras's own."""
 
     def pack(pieces: Sequence[Piece], kinds: str) -> bytes:
-        with tf.init_scope(), tf.device("CPU:0"), tracing():
+        plain = tf.variable_creator_scope(tf_internals.plain_variable)
+        with tf.init_scope(), tf.device("CPU:0"), plain, tracing():
             shadow = _OptimizerReplica(optimizer, pieces, clips_here=clips_here)
             return serialised(shadow.apply, shadow.values, shadow.slots, kinds)
 

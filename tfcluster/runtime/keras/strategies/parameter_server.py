@@ -23,7 +23,7 @@ from tfcluster.runtime.keras.step_rows import StepRows
 from tfcluster.runtime.keras.strategies.collective import CollectiveUpdate
 from tfcluster.runtime.keras.strategies.ps_models import ServerModel, ServerModels
 from tfcluster.runtime.keras.strategies.ps_non_trainable import ModelVariables
-from tfcluster.runtime.keras.tf_variables import raw
+from tfcluster.runtime.keras.tf_variables import have_values, raw
 from tfcluster.runtime.keras.train.optimizer_hook import built
 from tfcluster.runtime.keras.train.tape_gradients import TapeGradients
 from tfcluster.runtime.parameter_server.client import Rows
@@ -72,6 +72,9 @@ class PsUpdate:
     ) -> list[Any] | None:
         """Push the gradients and set the variables to the new weights."""
         internals.require_known(optimizer, variables)
+        if not tf.executing_eagerly() and not have_values(variables):
+            self._refuse_to_run()
+            return list(gradients)
         alike = False
         if self._tape_gradients is not None and self._collective is not None:
             own = self._tape_gradients.still_to_exchange(
@@ -100,6 +103,23 @@ class PsUpdate:
         with tf.control_dependencies(answered):
             raw(internals.iterations_of(optimizer)).assign_add(1)
         return None
+
+    def _refuse_to_run(self) -> None:
+        """Add an op to the current trace that raises CollectiveError when it runs.
+
+        The trace creates the model's variables, so the ps tasks cannot have their
+        values. TensorFlow discards it and traces again, unless it cannot compute the
+        initial values outside of the function.
+        """
+
+        def run() -> Any:
+            self._session.refuse(
+                "the model's variables are created within a tf.function, and their "
+                "initial values depend on what the function computes: call the model "
+                "once before the training, or build it with model.build(input_shape)"
+            )
+
+        tf.numpy_function(run, [], tf.bool)
 
     def after(
         self, optimizer: Any, variables: Sequence[Any], state: Sequence[Any]

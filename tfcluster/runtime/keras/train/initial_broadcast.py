@@ -19,6 +19,7 @@ from tfcluster.runtime.collective import Signature, tensor_words
 from tfcluster.runtime.collective.collectives import broadcast_bytes
 from tfcluster.runtime.collective.transports.base import flat_bytes
 from tfcluster.runtime.keras.session import Session
+from tfcluster.runtime.keras.tf_variables import have_values
 from tfcluster.runtime.tensors import name_of
 
 
@@ -30,8 +31,14 @@ class InitialBroadcast:
         self._synchronised: dict[int, weakref.ref[Any]] = {}
 
     def ensure(self, variables: Iterable[Any]) -> None:
-        """Broadcast those variables that have never been."""
+        """Broadcast those variables that have never been.
+
+        Variables that the current trace creates have no values yet. They are broadcast
+        during the function's second trace.
+        """
         fresh = [v for v in _unique(variables) if not self._is_synchronised(v)]
+        if not tf.executing_eagerly():
+            fresh = [variable for variable in fresh if have_values([variable])]
         if fresh:
             self.force(fresh)
 
