@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Generator
 from pathlib import Path
@@ -9,6 +10,10 @@ from pathlib import Path
 import pytest
 
 pytest_plugins = ("tests.testbed.fixtures",)
+
+# Who sets it does not want .pyc files; without them each of the thousand programs that
+# tests start would compile all of tfcluster.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 _TESTS = Path(__file__).parent
 _LONGEST_FIRST = (
