@@ -40,11 +40,12 @@ def main(listening: socket.socket) -> None:
     served: dict[int, int] = {}
     while True:
         patience_s = None if served else FIRST_S
-        ready, _, _ = select.select([listening, *served], [], [], patience_s)
+        listener = listening.fileno()
+        ready, _, _ = select.select([listener, *served], [], [], patience_s)
         for descriptor in (d for d in ready if d in served):
             os.close(descriptor)
             os.waitpid(served.pop(descriptor), 0)
-        if listening in ready:
+        if listener in ready:
             channel, _ = listening.accept()
             pid = os.fork()
             if pid == 0:
