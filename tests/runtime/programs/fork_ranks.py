@@ -92,13 +92,20 @@ def run_ranks(channel: socket.socket, folder: Path, job: Job) -> None:
                 os.environ.update(_environment(rank, addresses, token) | env)
                 os._exit(_run(script, args))
             children[pid] = rank
+        watched = {os.pidfd_open(pid): pid for pid in (*children, *pids)}
         while children:
-            pid, status = os.wait()
-            if pid not in children:
-                raise RuntimeError("a parameter server has ended")
-            rank = children.pop(pid)
-            code = os.waitstatus_to_exitcode(status)
-            (folder / f"{rank}.exit").write_text(str(code))
+            ready, _, _ = select.select([channel.fileno(), *watched], [], [])
+            if channel.fileno() in ready:
+                os.killpg(0, signal.SIGKILL)  # Nobody waits for the job any more.
+            for descriptor in ready:
+                os.close(descriptor)
+                pid = watched.pop(descriptor)
+                if pid not in children:
+                    raise RuntimeError("a parameter server has ended")
+                code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+                (folder / f"{children.pop(pid)}.exit").write_text(str(code))
+        for descriptor in watched:
+            os.close(descriptor)
 
 
 def _serve(
