@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Generator
 from pathlib import Path
@@ -10,28 +11,40 @@ import pytest
 
 pytest_plugins = ("tests.testbed.fixtures",)
 
+# Who sets it does not want .pyc files; without them each of the thousand programs that
+# tests start would compile all of tfcluster.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 _TESTS = Path(__file__).parent
 _LONGEST_FIRST = (
     "submit/test_programs_rig.py",
-    "runtime/test_served.py",
-    "runtime/test_keras_loops.py",
-    "backends/ssh/test_collective_rig.py",
-    "runtime/test_keras_models.py",
     "runtime/test_api_collectives.py",
+    "runtime/test_served.py",
+    "backends/ssh/test_collective_rig.py",
+    "runtime/test_keras_loops.py",
+    "runtime/test_keras_models.py",
     "backends/ssh/test_served_rig.py",
     "runtime/test_keras_callbacks.py",
     "runtime/test_tf1_launched.py",
     "backends/ssh/test_rig.py",
+    "runtime/test_data_tasks.py",
+    "runtime/test_returnn.py",
+    "runtime/test_local_sgd.py",
     "runtime/test_horovod.py",
+    "runtime/test_keras_refused.py",
     "runtime/test_keras_inputs.py",
     "runtime/test_keras_losses.py",
     "runtime/test_keras_changed_gradients.py",
     "runtime/test_keras_step_metrics.py",
     "runtime/test_keras_optimizers.py",
+    "runtime/test_tensorflow_transport.py",
+    "runtime/test_tf1_graph_builders.py",
+    "runtime/test_bootstrap.py",
+    "launch/test_commands.py",
 )
-"""Files that take a minute or more in a tier. Where several processes share the files,
-none is to begin one of these when the others are nearly done. Those that put up hosts
-stand apart: each of them alone keeps a small machine busy."""
+"""Files that take half a minute or more in a tier. Where several processes share the
+files, none is to begin one of these when the others are nearly done. Those that put up
+hosts stand apart: each of them alone keeps a small machine busy."""
 _PLACES = {_TESTS / name: place for place, name in enumerate(_LONGEST_FIRST)}
 
 

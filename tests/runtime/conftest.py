@@ -12,7 +12,7 @@ import pytest
 from tests.launch.machine import title
 from tests.runtime.harness import WarmInterpreter, adopting_orphans, kill_leftovers
 from tests.runtime.keras_jobs import Compared, Outcomes, outcomes_in
-from tests.runtime.ranks import end_fork_server, keep_baselines_in
+from tests.runtime.ranks import end_fork_server, keep_baselines_in, share_fork_server_in
 
 
 @pytest.fixture(scope="package")
@@ -42,7 +42,12 @@ def _no_task_outlives_its_test() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _fork_server_and_baselines(request: pytest.FixtureRequest) -> Iterator[None]:
+def _fork_server_and_baselines(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[None]:
+    folder = tmp_path_factory.getbasetemp()
+    in_one_of_several = "PYTEST_XDIST_WORKER" in os.environ
+    share_fork_server_in(folder.parent if in_one_of_several else folder)
     cache: pytest.Cache | None = getattr(request.config, "cache", None)
     keep_baselines_in(cache.mkdir("baselines") if cache else None)
     yield

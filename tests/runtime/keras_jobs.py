@@ -57,15 +57,22 @@ IN_DEFAULT_TIER = {
     "inputs": ["fit", "batches_of_one", "cached_in_files"],
     "loops": [
         *("tape_graph", "tape_on_arrays", "on_batch", "tape_compiled_by_xla"),
-        "tape_accumulates",
     ],
     "losses": ["mean_by_weights", "masked_sum"],
     "metrics": ["metrics"],
     "models": [
-        *("embedding", "batch_normalization", "batch_normalization_synchronized"),
-        *("dropout", "several_steps_per_execution", "own_train_step"),
+        *("embedding", "batch_normalization", "batch_normalization_of_all_rows"),
+        *("dropout", "several_steps_per_execution"),
     ],
     "optimizers": ["clipped", "accumulated", "mixed_precision"],
+    "refused": [
+        *("strategies_of_clusters", "parameter_servers", "two_replicas"),
+        *("one_replica", "states_of_rows", "function_that_sums", "whole_batch"),
+        *("rate_by_its_own_loss", "added_sum"),
+        *("added_mean", "changed_gradients_of_a_graph", "spread_kept_by_a_layer"),
+        *("unlike_data", "counted_in_a_step", "divided_by_its_maximum"),
+        "endless_epoch",
+    ],
     "row_terms": [
         *("step_with_a_mask", "loop_with_a_selection_eagerly"),
         "no_step_with_a_mask_in_each_row_eagerly",
@@ -195,6 +202,10 @@ class Outcomes:
         if case in CASES:
             return self._compared(case, job_of(case, 1), job_of(case, size), size)
         return self._compared(case, f"per_worker-1-{size}", f"per_worker-{size}", size)
+
+    def alone(self, case: str) -> Values:
+        """What one process has found in a case."""
+        return self._values(job_of(case, 1), 0, case)
 
     def refused(self, case: str) -> list[Values]:
         job = refused_job_of(case)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -125,34 +126,24 @@ class Ranks:
 
 
 class ForkServer:
-    """``fork_ranks.py``: imports TensorFlow once, and forks the ranks of jobs."""
+    """A connection to ``fork_ranks.py``, which has imported TensorFlow and forks ranks.
 
-    def __init__(self) -> None:
-        env = {
-            name: value
-            for name, value in os.environ.items()
-            if not name.startswith(("TF_", "TFCLUSTER_"))
-        }
-        env |= {
-            "PYTHONPATH": str(ROOT),
-            "TF_CPP_MIN_LOG_LEVEL": "2",
-            # Several ranks on few cores: threads would only be in each other's way.
-            "TF_NUM_INTRAOP_THREADS": "1",
-        }
-        self._channel, theirs = socket.socketpair()
-        self._answers = self._channel.makefile("rb")
-        with theirs:
-            descriptor = theirs.fileno()
-            self._process = subprocess.Popen(
-                [sys.executable, str(PROGRAMS / "fork_ranks.py"), str(descriptor)],
-                env=env,
-                stdin=subprocess.DEVNULL,
-                pass_fds=[descriptor],
-                start_new_session=True,
-            )
+    There is one for all processes that run tests: the first that needs it starts it,
+    and it ends with its last connection.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        pid = b""
+        while not pid:  # Of one that was about to end there is none.
+            self._channel = _connected(folder)
+            self._channel.settimeout(DEADLINE_S)
+            self._answers = self._channel.makefile("rb")
+            with suppress(ConnectionResetError):
+                pid = self._answers.readline()
+        self._pid = int(pid)
 
     def run(self, folder: Path, job: Job, timeout_s: float) -> Ranks:
-        """Run a job to its end. Kills the server, and the ranks, at the timeout."""
+        """Run a job to its end. Kills the ranks, and who forks them, at the timeout."""
         described = (
             job.name,
             job.size,
@@ -170,45 +161,85 @@ class ForkServer:
             self.kill()
             raise
         if not answer:
-            code = self._process.wait(DEADLINE_S)
             self.kill()
-            raise AssertionError(f"fork_ranks.py ended with {code} in {job.name}")
+            raise AssertionError(f"fork_ranks.py has ended in {job.name}")
         return _left_behind(folder / job.name, job.size)
 
     @property
     def alive(self) -> bool:
-        return self._process.poll() is None
+        return self._channel.fileno() >= 0
 
-    def end(self) -> int:
+    def end(self) -> None:
         self._answers.close()
         self._channel.close()
-        return self._process.wait(DEADLINE_S)
 
     def kill(self) -> None:
         with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)  # The ranks, too.
+            os.killpg(self._pid, signal.SIGKILL)  # The ranks, too.
         self.end()
 
 
+def _connected(folder: Path) -> socket.socket:
+    """A connection to the server with a socket in a folder, which is started first."""
+    path = folder / "ranks"
+    with (folder / "ranks.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        channel = socket.socket(socket.AF_UNIX)
+        with suppress(FileNotFoundError, ConnectionRefusedError):
+            channel.connect(str(path))
+            return channel
+        path.unlink(missing_ok=True)
+        with socket.socket(socket.AF_UNIX) as listening:
+            listening.bind(str(path))
+            listening.listen()
+            _start(listening.fileno())
+        channel.connect(str(path))
+        return channel
+
+
+def _start(descriptor: int) -> None:
+    env = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("TF_", "TFCLUSTER_"))
+    }
+    env |= {
+        "PYTHONPATH": str(ROOT),
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+        # Several ranks on few cores: threads would only be in each other's way.
+        "TF_NUM_INTRAOP_THREADS": "1",
+    }
+    started = subprocess.Popen(
+        [sys.executable, str(PROGRAMS / "fork_ranks.py"), str(descriptor)],
+        env=env,
+        stdin=subprocess.DEVNULL,
+        pass_fds=[descriptor],
+        start_new_session=True,
+    )
+    # It ends with its connections; Popen's own bookkeeping would only warn.
+    started.returncode = 0
+
+
 _fork_servers: list[ForkServer] = []
-"""The one of this process, once a job has run: importing TensorFlow takes seconds."""
+"""The connection of this process, once a job has run."""
+_server_folder: list[Path] = []
+
+
+def share_fork_server_in(folder: Path) -> None:
+    _server_folder[:] = [folder]
 
 
 def _fork_server() -> ForkServer:
     if _fork_servers and not _fork_servers[0].alive:
-        _fork_servers.pop().kill()
+        _fork_servers.clear()
     if not _fork_servers:
-        _fork_servers.append(ForkServer())
+        _fork_servers.append(ForkServer(_server_folder[0]))
     return _fork_servers[0]
 
 
 def end_fork_server() -> None:
     while _fork_servers:
-        server = _fork_servers.pop()
-        if server.alive:
-            assert server.end() == 0
-        else:
-            server.kill()
+        _fork_servers.pop().end()
 
 
 _baselines: Baselines | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import py_compile
 import re
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -137,9 +139,10 @@ print(sorted(n.partition(':')[0] for n in found if not n.startswith('socket')))
 }
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Programs of every kind; some names are as awkward as users' are."""
+    tmp_path = tmp_path_factory.mktemp("programs")
     for name, text in SCRIPTS.items():
         data = text if isinstance(text, bytes) else text.encode()
         (tmp_path / f"{name}.py").write_bytes(data)
@@ -202,6 +205,17 @@ def plain(argv: list[str], cwd: Path, *options: str) -> Ended:
     return Ended(found.returncode, found.stdout.decode(errors="replace"))
 
 
+@pytest.fixture(scope="module")
+def by_python(folder: Path) -> Callable[[list[str]], Ended]:
+    """What Python itself makes of a program in the folder, which is run once."""
+
+    @functools.cache
+    def ended(*argv: str) -> Ended:
+        return plain([*argv], folder)
+
+    return lambda argv: ended(*argv)
+
+
 def comparable(output: str) -> str:
     """Without addresses and thread numbers."""
     output = re.sub(r"0x[0-9a-f]+", "0x", output)
@@ -213,8 +227,10 @@ def words(argv: list[str]) -> str:
 
 
 @pytest.mark.parametrize("argv", PROGRAMS, ids=words)
-def test_cold_is_like_python(argv: list[str], folder: Path) -> None:
-    expected = plain(argv, folder)
+def test_cold_is_like_python(
+    argv: list[str], folder: Path, by_python: Callable[[list[str]], Ended]
+) -> None:
+    expected = by_python(argv)
     found = start_cold(["run", *argv], folder, ENV).end()
     assert comparable(found.output) == comparable(expected.output)
     assert found.status == expected.status
@@ -223,9 +239,12 @@ def test_cold_is_like_python(argv: list[str], folder: Path) -> None:
 @pytest.mark.tensorflow
 @pytest.mark.parametrize("argv", PROGRAMS, ids=words)
 def test_warm_is_like_python(
-    argv: list[str], folder: Path, warm: WarmInterpreter
+    argv: list[str],
+    folder: Path,
+    by_python: Callable[[list[str]], Ended],
+    warm: WarmInterpreter,
 ) -> None:
-    expected = plain(argv, folder)
+    expected = by_python(argv)
     found = warm.start(["run", *argv], folder).end()
     assert comparable(found.output) == comparable(expected.output)
     assert found.status == expected.status

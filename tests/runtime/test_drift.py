@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 import pytest
 
-from tests.runtime.ranks import Job, Ranks, run_jobs
+from tests.runtime.ranks import Job, Jobs, Ranks
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(300)]
 
@@ -14,15 +15,17 @@ WHATS = ("ends early", "assigns last", "sets a rate last", "exits", "in a functi
 
 
 @pytest.fixture(scope="module")
-def jobs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ranks]:
+def jobs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Ranks]:
     jobs = [Job(what, 2, "drifting.py", (what,)) for what in WHATS]
     jobs.append(Job("three end early", 3, "drifting.py", ("ends early",)))
-    return run_jobs(tmp_path_factory.mktemp("drift"), jobs, timeout_s=290)
+    return Jobs(tmp_path_factory.mktemp("drift"), jobs, timeout_s=290)
 
 
-@pytest.mark.parametrize("what", ["ends early", "three end early"])
+@pytest.mark.parametrize(
+    "what", ["ends early", pytest.param("three end early", marks=pytest.mark.slow)]
+)
 def test_a_rank_that_takes_fewer_steps_is_named(
-    jobs: dict[str, Ranks], what: str
+    jobs: Mapping[str, Ranks], what: str
 ) -> None:
     *others, early = jobs[what].exit_codes
     assert early == 0, jobs[what].outputs
@@ -43,7 +46,7 @@ def test_a_rank_that_takes_fewer_steps_is_named(
     ],
 )
 def test_what_differs_at_the_end_is_an_error(
-    jobs: dict[str, Ranks], what: str, text: str
+    jobs: Mapping[str, Ranks], what: str, text: str
 ) -> None:
     """Of the later rank, where they do not end at the same moment."""
     assert 1 in jobs[what].exit_codes, jobs[what].outputs
@@ -54,5 +57,5 @@ def test_what_differs_at_the_end_is_an_error(
 
 
 @pytest.mark.parametrize("what", ["exits", "in a function"])
-def test_programs_that_end_alike_end_well(jobs: dict[str, Ranks], what: str) -> None:
+def test_programs_that_end_alike_end_well(jobs: Mapping[str, Ranks], what: str) -> None:
     assert jobs[what].exit_codes == [0, 0], jobs[what].outputs

@@ -8,9 +8,11 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from tests.runtime.ranks import ROOT, Job, Jobs, Ranks
 
@@ -22,6 +24,10 @@ EXAMPLES = {
 }
 COMPRESSED = {"TFCLUSTER_RUNTIME": '{"compression": "fp16"}'}
 DIGITS = (str(ROOT / "examples" / "digits.py"), "--epochs", "1")
+TRAININGS = {
+    "fit": ("cases/inputs.py", ("fit",)),
+    "digits": ("final_weights.py", DIGITS),
+}
 
 
 @pytest.fixture(scope="module")
@@ -36,12 +42,13 @@ def jobs(folder: Path) -> Mapping[str, Ranks]:
         for script, words in EXAMPLES.items()
         for size in (1, 2)
     ]
-    weights = [
-        Job("plain", 2, "final_weights.py", (str(folder / "plain"), *DIGITS)),
-        Job("fp16", 2, "final_weights.py", (str(folder / "fp16"), *DIGITS), COMPRESSED),
-        Job("late", 2, "late_claims.py"),
+    trainings = [
+        Job(f"{name}-{how}", 2, script, (str(folder / f"{name}-{how}"), *words), env)
+        for name, (script, words) in TRAININGS.items()
+        for how, env in (("plain", {}), ("fp16", COMPRESSED))
     ]
-    return Jobs(folder, [*examples, *weights], timeout_s=280)
+    late = Job("late", 2, "late_claims.py")
+    return Jobs(folder, [*examples, *trainings, late], timeout_s=280)
 
 
 def accuracy(output: str) -> float:
@@ -60,11 +67,14 @@ def test_examples_learn(jobs: Mapping[str, Ranks], script: str, size: int) -> No
 
 
 def test_steps_are_divided_by_the_script_alone(jobs: Mapping[str, Ranks]) -> None:
-    (alone,) = jobs["horovod_keras.py-1"].outputs
     chief, _ = jobs["horovod_keras.py-2"].outputs
-    assert "46/46" in alone
     assert "23/23" in chief
     assert "Epoch 2: the learning rate has warmed up to 0.002." in chief
+
+
+@pytest.mark.slow
+def test_one_process_takes_all_steps(jobs: Mapping[str, Ranks]) -> None:
+    assert "46/46" in jobs["horovod_keras.py-1"].outputs[0]
 
 
 def test_only_rank_0_has_written(jobs: Mapping[str, Ranks]) -> None:
@@ -91,18 +101,31 @@ def test_examples_run_under_the_launcher(script: str, tmp_path: Path) -> None:
     assert accuracy(done.stdout) > 0.8
 
 
+@pytest.mark.parametrize(
+    "training", ["fit", pytest.param("digits", marks=pytest.mark.slow)]
+)
 def test_gradients_are_compressed_where_the_run_says_so(
-    jobs: Mapping[str, Ranks], folder: Path
+    jobs: Mapping[str, Ranks], folder: Path, training: str
 ) -> None:
     """Without a word in the script: nearly the same weights, on all ranks alike."""
-    for name in ("plain", "fp16"):
-        assert jobs[name].exit_codes == [0, 0], jobs[name].outputs
-    plain, *_ = (dict(np.load(folder / f"plain-{rank}.npz")) for rank in range(2))
-    found = [dict(np.load(folder / f"fp16-{rank}.npz")) for rank in range(2)]
+    for how in ("plain", "fp16"):
+        ranks = jobs[f"{training}-{how}"]
+        assert ranks.exit_codes == [0, 0], ranks.outputs
+    plain = _weights(folder / f"{training}-plain-0.npz")
+    found = [_weights(folder / f"{training}-fp16-{rank}.npz") for rank in range(2)]
     for key, value in found[0].items():
         np.testing.assert_array_equal(found[1][key], value, err_msg=key)
     differences = [np.abs(found[0][key] - plain[key]).max() for key in plain]
     assert 0 < max(differences) < 0.1
+
+
+def _weights(path: Path) -> dict[str, NDArray[Any]]:
+    """Without what a case has found besides."""
+    return {
+        key: value
+        for key, value in np.load(path).items()
+        if not key.startswith("fit/") or key.startswith("fit/w")
+    }
 
 
 def test_claims_from_elsewhere_and_too_late(jobs: Mapping[str, Ranks]) -> None:

@@ -15,15 +15,15 @@ from tests.runtime.written import Values, Written
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(600)]
 
 
-COMPARED = ("embedding", "batch_normalization")
+COMPARED = ("embedding", pytest.param("batch_normalization", marks=pytest.mark.slow))
+SLOW = ("batch_normalization", "mixed_precision", "tape_graph")
+"""They are in jobs of their own."""
 OF_INTERVALS = (
     "fit",
     "looked_at",
     "validated",
     "tape_eager",
-    "tape_graph",
     "embedding",
-    "mixed_precision",
     "drift",
 )
 STEPS = 3
@@ -43,14 +43,21 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Written:
         return Job(name, 2, "local_sgd.py", args, env)
 
     jobs = [
-        job("collective", "collective", {}, "fit", *COMPARED),
-        job("every-step", "local_sgd", {"sync_every": 1}, *COMPARED),
+        job("collective", "collective", {}, "fit", "embedding"),
+        job("every-step", "local_sgd", {"sync_every": 1}, "embedding"),
         job("intervals", "local_sgd", {"sync_every": STEPS}, *OF_INTERVALS),
+        job("more-collective", "collective", {}, "batch_normalization"),
+        job("more-every-step", "local_sgd", {"sync_every": 1}, "batch_normalization"),
+        job("more-intervals", "local_sgd", {"sync_every": STEPS}, *SLOW[1:]),
         job("gradients-sent", "collective", {}, "many_weights"),
         job("weights-sent", "local_sgd", {"sync_every": STEPS}, "many_weights"),
         job("seconds", "local_sgd", {"sync_seconds": 0.05}, "fit"),
     ]
     return Written(folder, Jobs(folder, jobs, timeout_s=500))
+
+
+def _job_of(name: str, case: str) -> str:
+    return f"more-{name}" if case in SLOW else name
 
 
 def assert_alike(ranks: list[Values], *keys: str) -> None:
@@ -67,7 +74,9 @@ def differ(ranks: list[NDArray[Any]]) -> bool:
 def test_averaged_after_every_step_it_is_collective_training(
     found: Written, case: str
 ) -> None:
-    local, collective = (found.of(job, case) for job in ("every-step", "collective"))
+    local, collective = (
+        found.of(_job_of(job, case), case) for job in ("every-step", "collective")
+    )
     assert_alike(local)
     assert local[0].keys() == collective[0].keys()
     for key, value in collective[0].items():
@@ -127,11 +136,13 @@ def test_validation_is_of_the_average(found: Written) -> None:
     assert_alike(ranks)
 
 
-@pytest.mark.parametrize("case", ["tape_eager", "tape_graph"])
+@pytest.mark.parametrize(
+    "case", ["tape_eager", pytest.param("tape_graph", marks=pytest.mark.slow)]
+)
 def test_loops_are_averaged_on_the_way_and_at_the_end_of_a_pass(
     found: Written, case: str
 ) -> None:
-    ranks = found.of("intervals", case)
+    ranks = found.of(_job_of("intervals", case), case)
     # Ten batches and the end of each pass; the first batch is computed alike.
     for place, apart in [(1, True), (2, False), (3, True), (9, True), (10, False)]:
         weights = [values["steps"][place] for values in ranks]
@@ -147,8 +158,9 @@ def test_sparse_gradients_and_ranks_without_rows(found: Written) -> None:
     assert losses[-1] < losses[0]
 
 
+@pytest.mark.slow
 def test_mixed_precision_trains(found: Written) -> None:
-    ranks = found.of("intervals", "mixed_precision")
+    ranks = found.of("more-intervals", "mixed_precision")
     assert_alike(ranks)
     assert str(ranks[0]["scaled"]) == "loss_scale_optimizer"
     assert ranks[0]["history_loss"][-1] < ranks[0]["history_loss"][0]

@@ -23,8 +23,16 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize("reduced", ["grad", "param"])
+@pytest.mark.parametrize(
+    ("reduced", "size"),
+    [
+        ("grad", 2),
+        *(
+            pytest.param(*row, marks=pytest.mark.slow)
+            for row in [("grad", 3), ("param", 2), ("param", 3)]
+        ),
+    ],
+)
 def test_it_trains_on_all_ranks(reduced: str, size: int, tmp_path: Path) -> None:
     env = {k: v for k, v in os.environ.items() if not k.startswith("TFCLUSTER_")}
     env["TFCLUSTER_STATE_DIR"] = str(tmp_path / "state")

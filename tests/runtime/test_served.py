@@ -18,7 +18,7 @@ from tests.runtime.keras_checks import (
     assert_equal_on_all_ranks,
     assert_equal_to_one,
 )
-from tests.runtime.keras_jobs import CASES
+from tests.runtime.keras_jobs import CASES, Outcomes
 from tests.runtime.ranks import Job, Jobs
 from tests.runtime.written import Values, Written
 
@@ -49,7 +49,7 @@ COPIED = ["early_stopping", "fit", "schedule"]
 """Those of ``programs/cases`` that say most; TFCLUSTER_TEST_ALL_SIZES=1 runs all."""
 if os.environ.get("TFCLUSTER_TEST_ALL_SIZES") == "1":
     IN_STEP = COPIED = EQUAL
-IN_DEFAULT_TIER = {"embedding", "fit", "gan", "tape_graph"}
+IN_DEFAULT_TIER = {"embedding", "fit", "tape_graph"}
 """The others of these are in jobs of their own, which are slow."""
 HALF_PRECISION = {"mixed_precision": 0.02, "overflow": 0.02}
 OWN_ROWS = {"tape_eager", "tape_graph"}
@@ -63,15 +63,13 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Written:
         name: str, size: int, script: str, env: Mapping[str, str], *args: str
     ) -> Job:
         words = (str(folder / name), *args)
-        servers = 2 if env else 0
-        return Job(name, size, script, words, env, servers, keep=not env)
+        return Job(name, size, script, words, env, servers=2)
 
     jobs = [
         job("steps", 2, "served_in_step.py", REPLICATED),
         job("alone", 2, "served_alone.py", ALONE),
     ]
     for name, size, env, cases in (
-        ("one", 1, {}, {*IN_STEP, *COPIED}),
         ("synchronous", 2, SYNCHRONOUS, IN_STEP),
         ("replicated", 3, REPLICATED, COPIED),
     ):
@@ -105,18 +103,22 @@ def of_tiers(cases: list[str]) -> pytest.MarkDecorator:
 
 
 @of_tiers(IN_STEP)
-def test_in_step_it_is_as_on_one_machine(found: Written, case: str) -> None:
-    _compare(found, "synchronous", case)
+def test_in_step_it_is_as_on_one_machine(
+    found: Written, outcomes: Outcomes, case: str
+) -> None:
+    _compare(found, "synchronous", outcomes, case)
 
 
 @of_tiers(COPIED)
-def test_replicated_it_is_as_on_one_machine(found: Written, case: str) -> None:
-    _compare(found, "replicated", case)
+def test_replicated_it_is_as_on_one_machine(
+    found: Written, outcomes: Outcomes, case: str
+) -> None:
+    _compare(found, "replicated", outcomes, case)
 
 
-def _compare(found: Written, job: str, case: str) -> None:
+def _compare(found: Written, job: str, outcomes: Outcomes, case: str) -> None:
     ranks = found.of(_job_of(job, case), case)
-    (one,) = found.of(_job_of("one", case), case)
+    one = outcomes.alone(case)
     if case in OWN_ROWS:
         ranks, one = [_weights(values) for values in ranks], _weights(one)
     assert_equal_on_all_ranks(ranks)

@@ -40,6 +40,8 @@ WARNING = PATIENT | {
 Values = Mapping[str, NDArray[Any]]
 PROGRAM = "tensorflow_transport.py"
 TRAINING = "tensorflow_transport_training.py"
+WEIGHTS = "final_weights.py"
+DIGITS = (str(ROOT / "examples" / "digits.py"), "--epochs", "3")
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,6 @@ def _of_case(values: Values, name: str) -> Values:
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
     folder = tmp_path_factory.mktemp("items")
-    digits = str(ROOT / "examples" / "digits.py")
     pipe = folder / "pipe"
     os.mkfifo(pipe)
     jobs = [
@@ -100,8 +101,9 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
         Job("configured", 2, PROGRAM, ("configured",), TRANSPORT),
         Job("three", SIZE, TRAINING, (str(folder / "three"),), TRANSPORT),
         Job("one", 1, TRAINING, (str(folder / "one"),)),
-        Job("digits-2", 2, digits, ("--epochs", "2"), TRANSPORT),
-        Job("digits-1", 1, digits, ("--epochs", "2")),
+        Job("digits-2", 2, WEIGHTS, (str(folder / "digits-2"), *DIGITS), TRANSPORT),
+        # That of keras_jobs.py: one baseline for both.
+        Job("digits-1", 1, WEIGHTS, (str(folder / "digits-1"), *DIGITS), keep=True),
     ]
     return Outcomes(folder, Jobs(folder, jobs, timeout_s=280))
 

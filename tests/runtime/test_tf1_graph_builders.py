@@ -62,6 +62,14 @@ def old(warm: WarmInterpreter, tmp_path_factory: pytest.TempPathFactory) -> Foun
     return run(warm, tmp_path_factory.mktemp("references"), "references", OF_OLD)
 
 
+@pytest.fixture(params=["resources", pytest.param("old", marks=pytest.mark.slow)])
+def either(request: pytest.FixtureRequest) -> Found:
+    """With the one kind of variables, and with the other."""
+    name = "old" if request.param == "old" else "found"
+    found: Found = request.getfixturevalue(name)
+    return found
+
+
 def run(warm: WarmInterpreter, folder: Path, kind: str, cases: list[str]) -> Found:
     env = {"CUDA_VISIBLE_DEVICES": "", "TF_NUM_INTRAOP_THREADS": "1"}
     ended = warm.start(["run", str(PROGRAM), kind, *cases], folder, env).end(DEADLINE_S)
@@ -128,16 +136,14 @@ def test_a_variable_that_is_too_large_is_named(found: Found) -> None:
     assert "fixed_size_partitioner(2)" in warning
 
 
-def test_gradients_of_workers_are_applied_as_they_come(
-    found: Found, old: Found
-) -> None:
+def test_gradients_of_workers_are_applied_as_they_come(either: Found) -> None:
     # 1 - 0.5 * (1 + 2), and two steps.
-    for worker in (*found["accumulated_sums"], *old["accumulated_sums"]):
+    for worker in either["accumulated_sums"]:
         assert (worker["w"], worker["step"]) == (-0.5, 2)
 
 
-def test_the_mean_of_gradients_is_applied_once(found: Found, old: Found) -> None:
-    for worker in (*found["accumulated_mean"], *old["accumulated_mean"]):
+def test_the_mean_of_gradients_is_applied_once(either: Found) -> None:
+    for worker in either["accumulated_mean"]:
         assert (worker["w"], worker["step"]) == (0.25, 1)
 
 
@@ -147,10 +153,13 @@ def test_the_mean_of_rows(found: Found) -> None:
         assert rows == [-0.5, -0.5, -0.5, 0.0]
 
 
-def test_a_step_reads_a_variable_once(found: Found, old: Found) -> None:
+def test_a_step_reads_a_variable_once(found: Found) -> None:
     # Two towers, each of which uses it in the loss and in its gradient.
     assert found["variable_reads"] == {"cached": 1, "plain": 4}
-    # Those of old are fetched once for each tower.
+
+
+@pytest.mark.slow
+def test_a_step_reads_a_variable_of_old_once_for_each_tower(old: Found) -> None:
     assert old["variable_reads"] == {"cached": 1, "plain": 2}
 
 
@@ -161,9 +170,8 @@ def test_a_step_ends_with_all_workers(found: Found) -> None:
     assert most <= 2
 
 
-@pytest.mark.parametrize("kind", ["found", "old"])
-def test_copies_equal_the_master(kind: str, request: pytest.FixtureRequest) -> None:
-    workers = request.getfixturevalue(kind)["replicated"]
+def test_copies_equal_the_master(either: Found) -> None:
+    workers = either["replicated"]
     for worker in workers:
         assert worker["equal"] == [True] * 8
         assert worker["moved"] == [True] * 8
@@ -184,11 +192,8 @@ def test_copies_of_variables_are_found_by_name(found: Found) -> None:
     assert "tower0/stray" in strange
 
 
-@pytest.mark.parametrize("kind", ["found", "old"])
-def test_model_variables_are_the_chiefs(
-    kind: str, request: pytest.FixtureRequest
-) -> None:
-    result = request.getfixturevalue(kind)["model_variables"]
+def test_model_variables_are_the_chiefs(either: Found) -> None:
+    result = either["model_variables"]
     chief, *others = result
     assert chief["syncs"]
     assert not any(other["syncs"] for other in others)
@@ -200,9 +205,8 @@ def test_model_variables_are_the_chiefs(
     assert len({worker["own"] for worker in (chief, *others)}) == 3
 
 
-def test_who_comes_late_begins_with_what_is_there(found: Found, old: Found) -> None:
-    name = "model_variables"
-    for worker in (*found[name], *old[name]):
+def test_who_comes_late_begins_with_what_is_there(either: Found) -> None:
+    for worker in either["model_variables"]:
         assert worker["fresh"] == 0.0
         assert worker["late"] == [True, True]
 

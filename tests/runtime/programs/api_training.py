@@ -109,7 +109,7 @@ def check_optimizer_class_and_config_stay():
 def check_optimizer_is_saved():
     model = network()
     model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.01)), "mse")
-    model.fit(X, Y, epochs=1, verbose=0)
+    model.fit(X, Y, batch_size=16, epochs=1, verbose=0)
     model.save(f"by-rank-{RANK}.keras")
     again = keras.models.load_model(f"by-rank-{RANK}.keras")
     assert type(again.optimizer) is keras.optimizers.Adam

@@ -2,20 +2,24 @@
 
     fork_ranks.py FD
 
-FD is a socket. A line that comes on it is a job, in JSON: [FOLDER, [NAME, SIZE, SCRIPT,
-[ARG...], {VARIABLE: VALUE}, SERVERS]]. Beside the ranks there are SERVERS parameter
-servers. Output and exit status of rank R go to FOLDER/NAME/R.out and R.exit; the ranks
-run in FOLDER/NAME/work. The answer is a line, too, once all ranks have ended.
+FD is a socket that listens. Each connection to it has a process of its own, and its
+first line is that process's id, the id of its group, too. A line that comes on it is a
+job, in JSON: [FOLDER, [NAME, SIZE, SCRIPT, [ARG...], {VARIABLE: VALUE}, SERVERS]].
+Beside the ranks there are SERVERS parameter servers. Output and exit status of rank R
+go to FOLDER/NAME/R.out and R.exit; the ranks run in FOLDER/NAME/work. The answer is a
+line, too, once all ranks have ended. It all ends with the last connection.
 """
 
 from __future__ import annotations
 
 import atexit
 import ctypes
+import gc
 import json
 import os
 import runpy
 import secrets
+import select
 import signal
 import socket
 import sys
@@ -23,11 +27,43 @@ import traceback
 from contextlib import ExitStack
 from pathlib import Path
 
+FIRST_S = 30.0
+"""Longer than it takes to connect."""
+
 Job = tuple[str, int, str, list[str], dict[str, str], int]
 
 
-def main(channel: socket.socket) -> None:
+def main(listening: socket.socket) -> None:
     __import__("keras")
+    gc.collect()
+    gc.freeze()  # What the libraries hold is not looked at again, nor copied.
+    served: dict[int, int] = {}
+    while True:
+        patience_s = None if served else FIRST_S
+        listener = listening.fileno()
+        ready, _, _ = select.select([listener, *served], [], [], patience_s)
+        for descriptor in (d for d in ready if d in served):
+            os.close(descriptor)
+            os.waitpid(served.pop(descriptor), 0)
+        if listener in ready:
+            channel, _ = listening.accept()
+            pid = os.fork()
+            if pid == 0:
+                listening.close()
+                for descriptor in served:
+                    os.close(descriptor)
+                serve(channel)
+                os._exit(0)
+            channel.close()
+            served[os.pidfd_open(pid)] = pid
+        elif not served:
+            return
+
+
+def serve(channel: socket.socket) -> None:
+    """The jobs of one connection, one after the other."""
+    os.setsid()
+    channel.sendall(b"%d\n" % os.getpid())
     with channel, channel.makefile("rb") as requests:
         for line in requests:
             parent, job = json.loads(line)
@@ -56,13 +92,20 @@ def run_ranks(channel: socket.socket, folder: Path, job: Job) -> None:
                 os.environ.update(_environment(rank, addresses, token) | env)
                 os._exit(_run(script, args))
             children[pid] = rank
+        watched = {os.pidfd_open(pid): pid for pid in (*children, *pids)}
         while children:
-            pid, status = os.wait()
-            if pid not in children:
-                raise RuntimeError("a parameter server has ended")
-            rank = children.pop(pid)
-            code = os.waitstatus_to_exitcode(status)
-            (folder / f"{rank}.exit").write_text(str(code))
+            ready, _, _ = select.select([channel.fileno(), *watched], [], [])
+            if channel.fileno() in ready:
+                os.killpg(0, signal.SIGKILL)  # Nobody waits for the job any more.
+            for descriptor in ready:
+                os.close(descriptor)
+                pid = watched.pop(descriptor)
+                if pid not in children:
+                    raise RuntimeError("a parameter server has ended")
+                code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+                (folder / f"{children.pop(pid)}.exit").write_text(str(code))
+        for descriptor in watched:
+            os.close(descriptor)
 
 
 def _serve(

@@ -92,6 +92,16 @@ def case_batch_normalization_synchronized():
     return found
 
 
+def case_batch_normalization_of_all_rows():
+    x, y = data()
+    norm = keras.layers.BatchNormalization(synchronized=True)
+    model = compiled(classifier(norm), keras.optimizers.SGD(0.03))
+    history = model.fit(x, y, batch_size=16, epochs=2, shuffle=False, verbose=0)
+    found = results(model, history)
+    found["evaluate"] = np.array(model.evaluate(x, y, 11, verbose=0))
+    return found
+
+
 def case_dropout():
     x, y = data()
     model = compiled(classifier(keras.layers.Dropout(0.5)))
