@@ -62,7 +62,7 @@ IN_DEFAULT_TIER = {
     "metrics": ["metrics"],
     "models": [
         *("embedding", "batch_normalization", "batch_normalization_of_all_rows"),
-        *("dropout", "several_steps_per_execution"),
+        *("dropout", "several_steps_per_execution", "built_in_the_first_step"),
     ],
     "optimizers": ["clipped", "accumulated", "mixed_precision"],
     "refused": [

@@ -35,6 +35,7 @@ IN_STEP = [
     "averaged_weights",
     "averages_swapped_in",
     "averages_swapped_in_by_epochs",
+    "built_in_the_first_step",
     "clipped",
     "embedding",
     "frozen",
@@ -43,13 +44,14 @@ IN_STEP = [
     "overflow",
     "reduced_rate",
     "restored",
+    "tape_builds_its_model",
     "tape_graph",
 ]
 COPIED = ["early_stopping", "fit", "schedule"]
 """Those of ``programs/cases`` that say most; TFCLUSTER_TEST_ALL_SIZES=1 runs all."""
 if os.environ.get("TFCLUSTER_TEST_ALL_SIZES") == "1":
     IN_STEP = COPIED = EQUAL
-IN_DEFAULT_TIER = {"embedding", "fit", "tape_graph"}
+IN_DEFAULT_TIER = {"built_in_the_first_step", "fit", "tape_graph"}
 """The others of these are in jobs of their own, which are slow."""
 HALF_PRECISION = {"mixed_precision": 0.02, "overflow": 0.02}
 OWN_ROWS = {"tape_eager", "tape_graph"}

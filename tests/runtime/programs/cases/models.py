@@ -297,5 +297,21 @@ def case_compiled_by_xla():
     return results(model, model.fit(x, y, batch_size=16, epochs=2, verbose=0))
 
 
+def case_built_in_the_first_step():
+    """A model without an input shape: the first trace creates its variables."""
+    generator = np.random.default_rng(5)
+    x = generator.integers(0, 50, size=(45, 5))
+    y = generator.integers(0, 2, size=45)
+    model = keras.Sequential(
+        [
+            keras.layers.Embedding(50, 4),
+            keras.layers.GlobalAveragePooling1D(),
+            keras.layers.Dense(2, activation="softmax"),
+        ]
+    )
+    compiled(model, keras.optimizers.Adam(0.01, global_clipnorm=1.0))
+    return results(model, model.fit(x, y, batch_size=11, epochs=2, verbose=0))
+
+
 if __name__ == "__main__":
     main(globals())
