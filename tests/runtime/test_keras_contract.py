@@ -227,10 +227,16 @@ def test_all_that_is_missing_is_one_error(
     with pytest.raises(CollectiveError) as raised:
         contract.check([there, gone, word, unsaid, nowhere, patch])
     text = str(raised.value)
-    assert f"{LIBRARY} 9.9, known to work are 1.2 to 3.4" in text
-    assert f"  {LIBRARY}.Model._gone: for tests of names; without it: no test" in text
-    assert f"  {LIBRARY}.save.unsaid: for tests of words; without it: no word" in text
-    assert f"  {LIBRARY}.nowhere.Model: for tests of modules" in text
-    assert f"  {LIBRARY}.Model._step: for {__name__}.outer" in text
+    assert f"{LIBRARY} 9.9 is installed, 1.2 to 3.4 work" in text
+    assert (
+        f"  {LIBRARY}.Model._gone: needed by tests of names; without it: no test"
+        in text
+    )
+    assert (
+        f"  {LIBRARY}.save.unsaid: needed by tests of words; without it: no word"
+        in text
+    )
+    assert f"  {LIBRARY}.nowhere.Model: needed by tests of modules" in text
+    assert f"  {LIBRARY}.Model._step: needed by {__name__}.outer" in text
     assert f"pip install '{LIBRARY}>=1.2,<3.5'" in text
     assert len(text.splitlines()) == 6

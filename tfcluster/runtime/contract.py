@@ -1,10 +1,11 @@
-"""What the runtime takes for granted of a library, and what it puts around its parts.
+"""Private names of a library that the runtime uses, and attributes that it replaces.
 
-A ``Name`` is something that the library does not promise to keep; ``check`` looks for
-all of them, and raises one error that lists those that are gone. A ``Patch`` is an
-attribute of the library that the runtime replaces. A table of patches says for each who
-is called and in which order; ``Table.install`` wraps the attribute once, however many
-handlers come, and whenever they come. This module knows no library.
+A ``Name`` is a name that the library does not promise to keep. ``check`` looks for all
+names, and raises one error that lists the missing ones. A ``Patch`` is an attribute of
+the library that the runtime replaces. A table of patches lists the handlers of each
+attribute in the order in which they are called. ``Table.install`` wraps each attribute
+once, and puts each handler in its place, in whatever order the handlers are installed.
+This module depends on no library.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ _SEAM = "_tfcluster_seam"
 
 
 class Named(Protocol):
-    """A place in a library that has to be there."""
+    """An entry that ``check`` looks for."""
 
     @property
     def path(self) -> str:
@@ -65,7 +66,7 @@ class Named(Protocol):
 
     @property
     def without(self) -> str:
-        """What breaks where it is missing."""
+        """What breaks if the name is missing."""
         ...
 
     def is_there(self) -> bool: ...
@@ -73,13 +74,13 @@ class Named(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """A name that a library keeps to itself, and may change without a word."""
+    """A private name, which may change in any release of the library."""
 
     where: str
     """The dotted name of a module, a class or a function."""
     name: str
-    """An attribute of ``where``; a word that the code of the function ``where`` has, as
-    a name or as a text; or "" for ``where`` itself."""
+    """An attribute of ``where``; or, if ``where`` is a function, a name or a string in
+    its code; or "" for ``where`` itself."""
     needed_by: str
     without: str
 
@@ -88,9 +89,10 @@ class Name:
         return f"{self.where}.{self.name}" if self.name else self.where
 
     def is_there(self) -> bool:
-        """Whether the imported library has it.
+        """Whether the imported library has this name.
 
-        What a method sets on its object is found as a word of that method's code.
+        An attribute that a method sets on its object is found as a name in the method's
+        code.
         """
         try:
             owner = resolve(self.where)
@@ -103,14 +105,14 @@ class Name:
 
 @dataclass(frozen=True, slots=True)
 class Handler:
-    """A function of the runtime that stands around one of a library."""
+    """A function of the runtime that is called in place of a library's function."""
 
     function: str
     """Its dotted name below ``tfcluster.runtime``."""
     when: str
-    """In which runs: a strategy, or what the program has to do."""
+    """The strategy, or the condition, under which the handler is installed."""
     always: bool = False
-    """Also where the program distributes its training by itself."""
+    """Whether it is also called if the program distributes its training by itself."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,7 @@ class Patch:
     why: str
     how: How = "attribute"
     but: tuple[str, ...] = ()
-    """Classes with a patch of their own, where this is one of each class."""
+    """If ``how`` is "each class": classes that have a patch of their own."""
 
     @property
     def path(self) -> str:
@@ -142,7 +144,7 @@ class Patch:
         return f"no {self.why}"
 
     def is_there(self) -> bool:
-        """Whether there is such an attribute, or need not be any."""
+        """Whether the attribute exists; True if it need not exist."""
         if self.how in ("object", "object's dict"):
             return True
         try:
@@ -151,14 +153,14 @@ class Patch:
             return False
 
     def owner(self) -> Any:
-        """Where the attribute is set. Raises AttributeError where nothing has it."""
+        """The object on which to set the attribute. Raises AttributeError."""
         found = resolve(self.target)
         if self.how in ("inherited", "property"):
             return defining_class(found, self.attribute)
         return found
 
     def place(self, function: str) -> int:
-        """The place of a handler. Raises LookupError for one that the table lacks."""
+        """The index of a handler. Raises LookupError if the table lacks it."""
         for place, handler in enumerate(self.handlers):
             if handler.function == function:
                 return place
@@ -167,12 +169,12 @@ class Patch:
 
 @dataclass
 class _Seam:
-    """One attribute of one module or class that has been wrapped."""
+    """A wrapped attribute of a module or class."""
 
     owner: Any
     patch: Patch
     original: Any
-    """What the library has there."""
+    """The library's own function."""
     stands_aside: Callable[[], bool]
     found: dict[int, Around] = field(default_factory=dict)
     """Handlers by their places."""
@@ -189,7 +191,7 @@ class _Seam:
         self.call = call
 
     def wrapper(self) -> Any:
-        """What stands in the attribute's place from now on."""
+        """The function that replaces the attribute."""
 
         @functools.wraps(self.original)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -202,8 +204,7 @@ class _Seam:
 class Table:
     """All patches of some libraries.
 
-    While ``stands_aside()``, originals are called past all handlers but those that are
-    there ``always``.
+    While ``stands_aside()`` is true, only handlers with ``always`` are called.
     """
 
     def __init__(
@@ -216,10 +217,10 @@ class Table:
             raise ValueError("a table has one patch for each attribute")
 
     def install(self, handlers: Mapping[Patch, Around | Sequence[Around]]) -> None:
-        """Put handlers around the attributes, each in its place in the patch.
+        """Wrap the attributes with handlers, in the order of the table.
 
-        Raises LookupError for a handler that the patch does not name, AttributeError
-        where the library has no such attribute.
+        Raises LookupError for a handler that the patch does not list, and
+        AttributeError if the library has no such attribute.
         """
         for patch, given in handlers.items():
             several = [given] if callable(given) else list(given)
@@ -269,7 +270,7 @@ class Table:
             return
         followers = [put]
 
-        # Classes that the program defines later.
+        # For classes that the program defines later.
         def init_subclass(cls: Any, /, **kwargs: Any) -> None:
             if own is None:
                 super(owner, cls).__init_subclass__(**kwargs)
@@ -282,7 +283,7 @@ class Table:
         owner.__init_subclass__ = classmethod(init_subclass)
 
     def replace(self, patch: Patch, one: Any, value: Any) -> None:
-        """Have ``one`` object, of the patch's class, have another attribute."""
+        """Set the attribute of one object of the patch's class."""
         if patch not in self.patches:
             raise LookupError(f"{patch.path} is in another table")
         if patch.how == "object":
@@ -293,12 +294,12 @@ class Table:
             raise LookupError(f"{patch.path} is not of one object")
 
     def restore(self, patch: Patch, one: Any) -> None:
-        """Have ``one`` object have the attribute of its class again."""
+        """Undo ``replace``: the object has its class's attribute again."""
         del vars(one)[patch.attribute]
 
     @contextmanager
     def replaced(self, handlers: Mapping[Patch, Around]) -> Iterator[None]:
-        """Have the attributes wrapped only inside."""
+        """Wrap the attributes during the body."""
         before = []
         try:
             for patch, handler in handlers.items():
@@ -313,12 +314,12 @@ class Table:
                 setattr(owner, name, original)
 
     def text(self) -> str:
-        """The table for people."""
+        """The table as text."""
         return "".join(map(_described, self.patches))
 
 
 def original_of(patch: Patch) -> Any:
-    """What the library itself has at the place of a patch, wrapped or not."""
+    """The library's own function, whether it is wrapped or not."""
     found = getattr(patch.owner(), patch.attribute)
     seam = getattr(found, _SEAM, None)
     return seam.original if isinstance(seam, _Seam) else found
@@ -329,37 +330,37 @@ def mark(one: Any, name: str, value: Any) -> None:
     if not name.lstrip("_").startswith("tfcluster_"):
         raise ValueError(f"{name} is no name of ours")
     if hasattr(one, "__dict__"):
-        # Not setattr: Keras's tracking of attributes has no business with it.
+        # Not setattr: Keras tracks attributes that are set on its objects.
         vars(one)[name] = value
     else:
         setattr(one, name, value)
 
 
 def check(names: Iterable[Named]) -> None:
-    """Raise one CollectiveError for all names that the imported libraries lack."""
+    """Raise one CollectiveError that lists all names which the libraries lack."""
     lacking = [name for name in names if not name.is_there()]
     if not lacking:
         return
     packages = {name.path.partition(".")[0]: None for name in lacking}
     lines = [
-        "tfcluster needs parts of a library that it does not have: "
+        "tfcluster needs names that the installed libraries lack: "
         + "; ".join(map(_versions_of, packages))
     ]
     lines += [
-        f"  {name.path}: for {name.needed_by}; without it: {name.without}"
+        f"  {name.path}: needed by {name.needed_by}; without it: {name.without}"
         for name in lacking
     ]
     pins = " ".join(f"'{versions.requirement(package)}'" for package in packages)
     lines.append(
         f"Install versions that are known to work (pip install {pins}), or a newer "
-        "tfcluster. With runtime: {strategy: none} the program is left alone, and is "
-        "not distributed"
+        "tfcluster. With runtime: {strategy: none} the program runs without hooks, and "
+        "is not distributed"
     )
     raise CollectiveError("\n".join(lines))
 
 
 def resolve(path: str) -> Any:
-    """The object of a dotted name. Raises AttributeError where there is none."""
+    """The object with a dotted name. Raises AttributeError if there is none."""
     package, *parts = path.split(".")
     name = package
     found: Any = _imported(package)
@@ -374,7 +375,6 @@ def resolve(path: str) -> Any:
 
 
 def _imported(name: str) -> ModuleType:
-    """A part of a library that is imported by what needs it."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
@@ -393,7 +393,7 @@ def defining_class(cls: type, name: str) -> type:
 
 
 def name_of(handler: Around) -> str:
-    """A handler as tables name it: the function that it is, or that has made it."""
+    """The name of a handler in tables; of a closure, the function that made it."""
     while isinstance(handler, functools.partial):
         handler = handler.func
     name = handler.__qualname__.partition(".<locals>")[0]
@@ -420,7 +420,7 @@ def _around(
 
 
 def _replace_everywhere(patch: Patch, original: Any, wrapper: Any) -> None:
-    """A library offers one function in many modules."""
+    """Replace a function in all modules of its library that have imported it."""
     package = patch.target.partition(".")[0]
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] != package or not hasattr(module, "__dict__"):
@@ -436,7 +436,7 @@ def _with_subclasses(cls: Any) -> Iterator[Any]:
 
 
 def _functions_of(path: str) -> Iterator[FunctionType]:
-    """A function, and what it overrides where it is a method."""
+    """A function, or a method and the methods that it overrides."""
     owner, name = resolve(path.rpartition(".")[0]), path.rpartition(".")[2]
     for each in getattr(owner, "__mro__", (owner,)):
         found = vars(each).get(name)
@@ -445,7 +445,7 @@ def _functions_of(path: str) -> Iterator[FunctionType]:
 
 
 def _words_of(function: FunctionType) -> set[str]:
-    """All names and texts in the code of a function, and of those within it."""
+    """All names and strings in the code of a function and its inner functions."""
     while hasattr(function, "__wrapped__"):
         function = function.__wrapped__
     words: set[str] = set()
@@ -461,7 +461,7 @@ def _words_of(function: FunctionType) -> set[str]:
 def _versions_of(package: str) -> str:
     title = _TITLES.get(package, package)
     found = versions.imported(package) or "(of unknown version)"
-    return f"this is {title} {found}, known to work are {versions.known(package)}"
+    return f"{title} {found} is installed, {versions.known(package)} work"
 
 
 def _described(patch: Patch) -> str:

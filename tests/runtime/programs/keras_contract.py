@@ -98,11 +98,12 @@ def check_one_error_names_all_that_is_missing() -> None:
     model = contract.defining_class(keras.Model, "get_metrics_result")
     with instead(optimizer, "_clip_gradients"), instead(model, "get_metrics_result"):
         text = refusal()
-    version = f"Keras {keras.__version__}, known to work are 3.7 to "
+    version = f"Keras {keras.__version__} is installed, 3.7 to "
     assert version in text, text
     for part in (
-        "keras.optimizers.Optimizer._clip_gradients: for parameter servers",
-        "keras.Model.get_metrics_result: for keras.train.metrics.Metrics._model_result",
+        "keras.optimizers.Optimizer._clip_gradients: needed by parameter servers",
+        "keras.Model.get_metrics_result: needed by "
+        "keras.train.metrics.Metrics._model_result",
         "without it: gradients are not clipped",
         "pip install 'keras>=3.7,<3.",
         "strategy: none",
@@ -118,7 +119,7 @@ def check_a_word_that_keras_has_changed_is_missing() -> None:
 
     layer = contract.defining_class(keras.Layer, "_get_call_context")
     with instead(layer, "_get_call_context", other):
-        assert "current_call_ctx: for state of layers" in refusal()
+        assert "current_call_ctx: needed by state of layers" in refusal()
 
 
 def check_a_module_that_has_moved_is_missing() -> None:
@@ -131,7 +132,7 @@ def check_a_module_that_has_moved_is_missing() -> None:
             text = refusal()
     finally:
         sys.modules[name] = found
-    assert "TFEpochIterator: for batches that are dealt out" in text, text
+    assert "TFEpochIterator: needed by batches that are dealt out" in text, text
 
 
 def check_every_accessor_is_in_the_list() -> None:
