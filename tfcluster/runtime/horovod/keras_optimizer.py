@@ -18,6 +18,7 @@ from tfcluster.runtime import contract
 from tfcluster.runtime.horovod.accumulation import Accumulation
 from tfcluster.runtime.horovod.settings import Settings
 from tfcluster.runtime.keras import internals, patches
+from tfcluster.runtime.keras.train.xla_fallback import without_xla
 
 _SETTINGS = "_tfcluster_settings"
 _ACCUMULATION = "_tfcluster_accumulation"
@@ -108,6 +109,5 @@ def _adapt(model: Any) -> None:
         patches.TABLE.restore(patches.ONE_OPTIMIZER_APPLY, inner)
         patches.TABLE.restore(patches.ONE_OPTIMIZER_LOCAL, inner)
         distribute(outer, settings)
-    if is_distributed(outer) and model.jit_compile:
-        # XLA cannot compile an exchange; Keras does the same under tf.distribute.
-        model.jit_compile = False
+    if is_distributed(outer):
+        without_xla(model)

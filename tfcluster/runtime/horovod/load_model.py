@@ -10,6 +10,7 @@ import keras
 from tfcluster.runtime.exchange.compression import Compressor
 from tfcluster.runtime.horovod.optimizer import DistributedOptimizer
 from tfcluster.runtime.keras import patches
+from tfcluster.runtime.keras.train.xla_fallback import without_xla
 
 
 def load_model(
@@ -32,6 +33,5 @@ def load_model(
         # A LossScaleOptimizer thus checks for infinities after the exchange.
         DistributedOptimizer(optimizer, compression=compression)
         patches.TABLE.replace(patches.ONE_MODEL_TRAIN_FUNCTION, model, None)
-        if model.jit_compile:
-            model.jit_compile = False
+        without_xla(model)
     return model

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from tfcluster.runtime import contract
+from tfcluster.runtime.exchange.error_translation import translated
 from tfcluster.runtime.keras import internals, patches
 from tfcluster.runtime.keras.checks.endless_epochs import warn_of_endless_epochs
 from tfcluster.runtime.keras.checks.shape_errors import ShapeErrors
@@ -43,7 +43,7 @@ from tfcluster.runtime.keras.train.injected_callbacks import (
 )
 from tfcluster.runtime.keras.train.moving_statistics import MovingStatistics
 from tfcluster.runtime.keras.train.optimizer_hook import OptimizerHook
-from tfcluster.runtime.keras.train.xla_fallback import XlaFallback
+from tfcluster.runtime.keras.train.xla_fallback import XlaFallback, without_xla
 
 Logs = dict[str, Any] | None
 
@@ -246,19 +246,9 @@ class AsyncModelMethods:
     @contextmanager
     def _entering(self, model: Any) -> Iterator[None]:
         refuse_replicas(model.distribute_strategy)
-        if model.compiled and model.jit_compile:
-            # XLA cannot compile a push; Keras does the same under tf.distribute.
-            model.jit_compile = False
-            patches.TABLE.replace(patches.ONE_MODEL_TRAIN_FUNCTION, model, None)
-            patches.TABLE.replace(patches.ONE_MODEL_TEST_FUNCTION, model, None)
-        try:
-            with self._session.entering():
-                yield
-        except tf.errors.OpError as error:
-            # TensorFlow has turned the error of our code inside an op into text.
-            if (reason := self._session.group.refusal) is not None:
-                raise reason from error
-            raise
+        without_xla(model)
+        with translated(), self._session.entering():
+            yield
 
 
 class AsyncSaving(ChiefOnlySaving):

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from tfcluster.runtime.collective import CollectiveError
+from tfcluster.runtime.exchange.error_translation import translated
 from tfcluster.runtime.keras import internals, patches
 from tfcluster.runtime.keras.checks.add_loss_check import AddLossCheck
 from tfcluster.runtime.keras.checks.endless_epochs import warn_of_endless_epochs
@@ -30,6 +30,7 @@ from tfcluster.runtime.keras.train.injected_callbacks import (
 )
 from tfcluster.runtime.keras.train.metrics import Metrics
 from tfcluster.runtime.keras.train.sharded_steps import Looks, divide_steps
+from tfcluster.runtime.keras.train.xla_fallback import without_xla
 
 
 class ModelMethods:
@@ -134,16 +135,9 @@ class ModelMethods:
         refuse_replicas(model.distribute_strategy)
         self._metrics.watch_steps(model)
         divide_steps(self._session, model, self._looks)
-        self._without_xla(model)
-        try:
-            with self._shape_errors.in_fit(), self._session.entering():
-                yield
-        except tf.errors.OpError as error:
-            # TensorFlow has turned the error of our code inside an op into text.
-            reason = self._session.group.error_in(str(error))
-            if reason is not None:
-                raise reason from error
-            raise
+        without_xla(model)
+        with translated(), self._shape_errors.in_fit(), self._session.entering():
+            yield
 
     def _refuse_states_of_rows(self, model: Any) -> None:
         """Raise CollectiveError for a stateful RNN: it keeps a state for each row."""
@@ -165,11 +159,3 @@ class ModelMethods:
                 "between ranks cannot be compiled by XLA"
             )
         return original(model, *args, **kwargs)
-
-    def _without_xla(self, model: Any) -> None:
-        """Disable XLA, as under tf.distribute: it cannot compile an exchange."""
-        if not model.compiled or not model.jit_compile:
-            return
-        model.jit_compile = False
-        patches.TABLE.replace(patches.ONE_MODEL_TRAIN_FUNCTION, model, None)
-        patches.TABLE.replace(patches.ONE_MODEL_TEST_FUNCTION, model, None)

@@ -17,6 +17,18 @@ from tfcluster.runtime.keras.graph_order import refuse_xla, take_refusal
 from tfcluster.runtime.keras.session import Session
 
 
+def without_xla(model: Any) -> None:
+    """Disable XLA for a compiled model, as Keras does under ``tf.distribute``.
+
+    XLA cannot compile an exchange. Functions that Keras has traced are made again.
+    """
+    if not model.compiled or not model.jit_compile:
+        return
+    model.jit_compile = False
+    patches.TABLE.replace(patches.ONE_MODEL_TRAIN_FUNCTION, model, None)
+    patches.TABLE.replace(patches.ONE_MODEL_TEST_FUNCTION, model, None)
+
+
 class XlaFallback:
     """The hooks on ``tf.function`` and, outside the exchange, on ``apply``."""
 
