@@ -25,9 +25,9 @@ MISTAKES: dict[str, tuple[list[str], list[str]]] = {
     ),
     "no such file": (["launch", "missing.yaml"], ["missing.yaml", "No such file"]),
     "a folder": (["launch", "."], ["is a directory"]),
-    "nothing to launch": (["launch"], ["what is to be launched?"]),
-    "nothing to run": (["launch", "-n", "2"], ["what is to be launched?"]),
-    "nothing after --": (["launch", "-n", "2", "--"], ["what is to be launched?"]),
+    "nothing to launch": (["launch"], ["nothing to launch"]),
+    "nothing to run": (["launch", "-n", "2"], ["nothing to launch"]),
+    "nothing after --": (["launch", "-n", "2", "--"], ["nothing to launch"]),
     "no workers": (["launch", "-n", "0", "--", "true"], ["-n"]),
     "less than no workers": (["launch", "-n", "-1", "--", "true"], ["-n"]),
     "no number": (["launch", "-n", "two", "--", "true"], ["-n", "two"]),
@@ -208,7 +208,10 @@ def test_a_plan_warns_of_what_a_launch_would_not_find(cluster: Cluster) -> None:
         text = f"{elsewhere}command: python trian.py\ntasks: {{worker: 2}}\n"
         assert "trian.py" in cluster.command("plan", cluster.file(text)).stderr
     program = cluster.file("command: ./trian.sh\ntasks: {worker: 2}\n")
-    assert "'./trian.sh' is no program" in cluster.command("plan", program).stderr
+    assert (
+        "'./trian.sh' is not an executable program"
+        in cluster.command("plan", program).stderr
+    )
     well = cluster.file("command: python train.py\ntasks: {worker: 2}\n")
     assert cluster.command("plan", well).stderr == ""
 
@@ -268,7 +271,7 @@ def test_a_folder_that_was_deleted_is_said_to_be(cluster: Cluster) -> None:
     command = shlex.join([*COMMAND, "launch", "-n", "1", "--", "true"])
     done = cluster.bash_line(f"cd gone && rmdir ../gone && {command}")
     assert done.returncode == 2
-    assert "the current folder does not exist any more" in done.stderr
+    assert "the current directory no longer exists" in done.stderr
 
 
 def test_ctrl_c_within_the_imports_ends_without_a_traceback(cluster: Cluster) -> None:

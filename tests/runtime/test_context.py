@@ -239,9 +239,9 @@ def test_tf_config_overrules_the_scheduler() -> None:
 
 
 def test_numbers_that_cannot_be_are_refused() -> None:
-    with pytest.raises(ContextError, match="'5' is not a whole number, 0 to 4"):
+    with pytest.raises(ContextError, match="'5' is not an integer, 0 to 4"):
         place_from({"SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "5"})
-    with pytest.raises(ContextError, match="'0' is not a whole number, 1 or more"):
+    with pytest.raises(ContextError, match="'0' is not an integer, 1 or more"):
         place_from({"PMI_RANK": "0", "PMI_SIZE": "0"})
 
 

@@ -40,7 +40,7 @@ pytestmark = MARKS
             ("added_sum_in_training_only", "the layer penalty adds the sum"),
             ("added_sum_in_a_step_of_ones_own", "the layer penalty adds the sum"),
             ("changed_gradients_of_a_graph", "last/kernel before sgd"),
-            ("spread_kept_by_a_layer", "spread is set by a layer of the program's own"),
+            ("spread_kept_by_a_layer", "spread is set by a custom layer"),
         ]
     ),
 )
@@ -72,11 +72,11 @@ def test_what_a_step_says_of_its_counts_is_done(outcomes: Outcomes) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "dice is no mean over the rows",
-        "the layer root adds to the loss is no mean over the rows",
+        "dice is not a mean over the rows",
+        "the layer root adds to the loss is not a mean over the rows",
         "the ranks read different batches",
         "sets counts_in_its_step/seen from the rows of a batch",
-        "the dataset has no end and fit() has no steps_per_epoch",
+        "the dataset is infinite and fit() has no steps_per_epoch",
         "the output of the layer scaling for a row depends on the other rows",
     ],
 )

@@ -187,7 +187,7 @@ def _check_secrets(cluster: Cluster, findings: Findings) -> None:
         for name in filter(_SECRET.fullmatch, env):
             findings.warn(
                 (*where, name),
-                f"{name} looks like a secret, and what is under 'env:' is shown",
+                f"{name} looks like a secret, and values under 'env:' are shown",
                 "put it under 'secrets:' ({file: ...} or {env: NAME})",
             )
 

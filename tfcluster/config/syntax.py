@@ -105,7 +105,7 @@ def _colon(problem: str, at: _Place) -> Explained | None:
         return Explained(at.line, indent, message, hint)
     if "could not find expected ':'" in problem:
         # The mark is after the word that was meant as a key.
-        message = "a key without ':' stands before this line"
+        message = "there is a key without ':' before this line"
         return Explained(at.line, at.column, message, "write KEY: VALUE")
     if "entries are not allowed" in problem:
         message = "a list cannot begin on the line of its key"
@@ -131,7 +131,7 @@ def _brackets(context: str, begun: _Place, at: _Place) -> Explained | None:
         message = "a '[' or '{' is not closed"
         return Explained(at.line, at.column, message)
     if at.after[:1] in ("]", "}") and at.after:
-        message = f"{at.after[0]!r} closes nothing"
+        message = f"{at.after[0]!r} has no opening bracket"
         return Explained(at.line, at.column, message)
     return None
 

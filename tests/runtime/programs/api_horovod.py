@@ -225,7 +225,7 @@ def check_all_join():
     if SIZE > 1:
         refuses(
             hvd.CollectiveMismatchError,
-            "as many steps" if RANK == 0 else "join",
+            "the same number of steps" if RANK == 0 else "join",
             lambda: hvd.join() if RANK == 0 else hvd.allreduce(tf.constant(1.0)),
         )
     assert float(hvd.allreduce(tf.constant(1.0), op=hvd.Sum)) == SIZE

@@ -46,7 +46,7 @@ def refuse_xla() -> None:
         tf.compat.v1.get_default_graph()
     ):
         _refused.lately = True
-        raise CollectiveError("an exchange of gradients cannot be compiled by XLA")
+        raise CollectiveError("XLA cannot compile an exchange of gradients")
 
 
 def take_refusal() -> bool:

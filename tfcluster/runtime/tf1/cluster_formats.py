@@ -62,5 +62,5 @@ def _by_index(job: Any, tasks: Any) -> dict[int, str]:
     else:
         raise ContextError(f"job {job!r} is not a list of addresses")
     if not all(isinstance(i, int) and isinstance(a, str) for i, a in numbered):
-        raise ContextError(f"job {job!r} has something that is no address")
+        raise ContextError(f"job {job!r} has an entry that is not an address")
     return dict(numbered)

@@ -78,8 +78,8 @@ class Drift:
         if not math.isfinite(distance):
             self.warned = True
             return (
-                "the parameters of a replica are not finite any more, and so neither "
-                "is their average: try a lower learning rate"
+                "the parameters of a replica are no longer finite, and their average "
+                "is not finite either: try a lower learning rate"
             )
         if self.seen <= _BEGINNING:
             self.usual = max(self.usual, distance)

@@ -153,14 +153,14 @@ def _servers(context: Context, session: Session) -> Callable[[], ParameterServer
     """The connections to the ps tasks, made when they are needed first."""
     if not context.parameter_servers:
         raise CollectiveError(
-            f"strategy {context.strategy} keeps the variables on ps tasks, and there "
+            f"strategy {context.strategy} keeps the variables on ps tasks, but there "
             "are none: TFCLUSTER_PARAMETER_SERVERS is empty. tfcluster launch sets it"
         )
 
     @functools.cache
     def connect() -> ParameterServerClient:
         require_first(
-            context.task, "the ps tasks have the weights of that training by now"
+            context.task, "the ps tasks already hold the weights of that training"
         )
         servers = ParameterServerClient(
             context.parameter_servers,
