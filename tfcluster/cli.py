@@ -126,7 +126,7 @@ def launch(words: tuple[str, ...], **options: Any) -> int:
 def plan(config: str, overrides: tuple[str, ...], as_json: bool, full: bool) -> int:
     """Show every task as it would be started.
 
-    Its host, command, environment, TF_CONFIG, log, and where values came from.
+    With its host, command, environment, TF_CONFIG and log, and the source of each value.
     Inside a Slurm or Grid Engine job, the hosts are those of the job.
 
     \b
@@ -165,10 +165,10 @@ def submit(
 @_JSON
 @click.option("--watch", is_flag=True, help="Refresh as the run changes.")
 def status(run: str | None, as_json: bool, watch: bool) -> int:
-    """Show how a run stands.
+    """Show the state of a run.
 
-    RUN is an id, the beginning of one, or a name. Without it: the newest run, and a
-    line for each other one.
+    RUN is a run id, a unique prefix of one, or a name. Default: the newest run, and
+    one line for each other run.
 
     \b
     tfcluster status
@@ -190,12 +190,12 @@ def status(run: str | None, as_json: bool, watch: bool) -> int:
     show_default=True,
     type=click.IntRange(min=0),
     metavar="N",
-    help="Last lines of each task, out of the last 8 MiB of its log.",
+    help="Number of last lines per task, from the last 8 MiB of its log.",
 )
 def logs(words: tuple[str, ...], follow: bool, count: int) -> int:
     """Show what tasks have printed.
 
-    TASK is worker:0, or worker for all of them; without it all tasks.
+    TASK is a task (worker:0) or a type (worker). Default: all tasks.
 
     \b
     tfcluster logs                     the newest run
@@ -215,9 +215,9 @@ def logs(words: tuple[str, ...], follow: bool, count: int) -> int:
     help="Kill all tasks at once, and the launcher if it does not respond.",
 )
 def stop(run: str | None, now: bool) -> int:
-    """End a run and all that belongs to it.
+    """Stop a run and all its processes.
 
-    Without RUN the newest.
+    Default: the newest run.
 
     \b
     tfcluster stop
@@ -236,8 +236,8 @@ def stop(run: str | None, now: bool) -> int:
 def doctor(config: str, overrides: tuple[str, ...], as_json: bool, quick: bool) -> int:
     """Check all hosts for problems before a launch.
 
-    Exits with 3 where a host cannot be reached, with 4 where a launch would fail for
-    another reason.
+    Exits with 3 if a host cannot be reached, and with 4 if a launch would fail
+    for another reason.
 
     \b
     tfcluster doctor cluster.yaml

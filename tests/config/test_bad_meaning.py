@@ -34,7 +34,7 @@ BAD = [
     Bad(
         "command: a\ntasks: {worker: 1, ps: 2}\nruntime: {strategy: collective}\n",
         "2:24",
-        "ps tasks do nothing under collective (remove them, or set strategy: param",
+        "ps tasks are not used under collective (remove them, or set strategy: param",
     ),
     Bad(
         f"{SMALLEST}hosts: ['-oProxyCommand=touch X']\n",
@@ -146,7 +146,7 @@ BAD = [
     Bad(
         "command: a\ntasks: {worker: {count: 2, min: 1}}\n",
         "2:33",
-        "'min' does nothing without restarts",
+        "'min' has no effect without restarts",
     ),
     Bad(
         "command: a\ntasks: {worker: 1, chief: {min: 1}}\nrestart: {max: 1}\n",
@@ -408,7 +408,7 @@ def test_a_secret_under_env(tmp_path: Path) -> None:
 def test_what_does_nothing_under_the_strategy(key: str, tmp_path: Path) -> None:
     (problem,) = problems(tmp_path, f"{SMALLEST}runtime: {{{key}}}\n")
     assert problem.warning
-    assert "does nothing under collective" in problem.message
+    assert "has no effect under collective" in problem.message
 
 
 def test_weights_are_not_compressed(tmp_path: Path) -> None:

@@ -165,7 +165,7 @@ def test_servers_have_no_rank(env: dict[str, str]) -> None:
         (tf_config("worker") | {"TFCLUSTER_SIZE": "3"}, "TF_CONFIG has 4"),
         (tf_config("worker") | {"TFCLUSTER_RANK": "4"}, "TFCLUSTER_RANK='4'"),
         ({"TFCLUSTER_ATTEMPT": "x"}, "TFCLUSTER_ATTEMPT='x'"),
-        ({"TFCLUSTER_STRATEGY": "magic"}, "none of collective, "),
+        ({"TFCLUSTER_STRATEGY": "magic"}, "not one of collective, "),
         ({"TFCLUSTER_TOKEN": "secret"}, "^TFCLUSTER_TOKEN is not hexadecimal$"),
         ({"TFCLUSTER_RUNTIME": "1"}, "not a JSON object"),
         ({"TFCLUSTER_DEVICE_FILTERS": "[1]"}, "not a list of device filters"),

@@ -300,8 +300,8 @@ def test_another_model_is_refused(cluster: Tasks) -> None:
     assert worker.status == 1
     assert (
         "CollectiveMismatchError: worker:1 has a different model from worker:0, the "
-        "chief: different: w is float32 (4,) on /job:ps/task:0, on the chief float32 (3,) on "
-        "/job:ps/task:0. All tasks must build the same graph"
+        "chief: different: w is float32 (4,) on /job:ps/task:0, on the chief float32 "
+        "(3,) on /job:ps/task:0. All tasks must build the same graph"
     ) in worker.output
 
 

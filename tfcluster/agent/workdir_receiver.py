@@ -123,7 +123,10 @@ class WorkdirReceiver:
         assert self._request is not None  # set by listed()
         root = local_path(self._request.folder).expanduser()
         if not root.is_absolute():
-            raise SyncError(f"{self._request.folder} cannot be found: no home here")
+            raise SyncError(
+                f"{self._request.folder} cannot be expanded: the user has no home "
+                "folder there"
+            )
         wanted = {each.path: each.digest for each in self._files}
         for path in wanted:
             _check(path)

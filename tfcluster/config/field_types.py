@@ -253,7 +253,8 @@ Line = Annotated[str, AfterValidator(_one_line), Field(min_length=1)]
 Name = Annotated[
     str,
     Matching(
-        _NAME, "at most 64 letters, digits, '.', '_' and '-', and not begin with . or -"
+        _NAME,
+        "at most 64 letters, digits, '.', '_' and '-', and must not begin with . or -",
     ),
 ]
 User = Annotated[str, Matching(_USER, "a user name")]

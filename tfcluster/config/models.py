@@ -103,7 +103,8 @@ class Workdir(_Section):
         list[field_types.Line],
         Field(
             default=[],
-            description="What is not copied: names or paths, with * and ? (`*.ckpt`).",
+            description="Files that are not copied: names or paths, with * and ? "
+            "(`*.ckpt`).",
         ),
     ]
 
@@ -443,7 +444,7 @@ class Cluster(_Section):
     ]
     ports: Annotated[
         field_types.Ports,
-        Field(default="auto", description="auto, or a range to take ports from."),
+        Field(default="auto", description="auto, or the range of ports to use."),
     ]
     restart: Annotated[
         Restart, Field(default={}, description="What happens after a failure.")

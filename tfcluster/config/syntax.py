@@ -109,7 +109,7 @@ def _colon(problem: str, at: _Place) -> Explained | None:
         return Explained(at.line, at.column, message, "write KEY: VALUE")
     if "entries are not allowed" in problem:
         message = "a list cannot begin on the line of its key"
-        hint = "put each '- item' on a line of its own, or write [item, ...]"
+        hint = "put each '- item' on its own line, or write [item, ...]"
         return Explained(at.line, at.column, message, hint)
     return None
 
@@ -142,7 +142,7 @@ def _hostlist(at: _Place) -> Explained | None:
     if begun is None or rest is None:
         return None
     word = begun[0] + rest[0]
-    message = f"{word} has brackets, so it has to be quoted here"
+    message = f"{word} has brackets, so it must be quoted here"
     return Explained(at.line, begun.start() + 1, message, f'write "{word}"')
 
 
@@ -161,8 +161,8 @@ def _indentation(
     what = "'-'" if at.after.startswith("-") else "this line"
     if at.column == begun.column:
         wanted = "a key of the mapping" if kind == "mapping" else "'-' of the list"
-        message = f"{what} stands where {wanted} begun at {begun.where} is expected"
+        message = f"{what} is where {wanted} begun at {begun.where} is expected"
         return Explained(at.line, at.column, message, "check the indentation")
-    depth = "less" if at.column < begun.column else "otherwise"
-    message = f"{what} is indented {depth} than the {kind} begun at {begun.where}"
+    depth = "less than" if at.column < begun.column else "differently from"
+    message = f"{what} is indented {depth} the {kind} begun at {begun.where}"
     return Explained(at.line, at.column, message, "check the indentation")

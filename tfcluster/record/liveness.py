@@ -216,7 +216,7 @@ def judge(signs: Signs, *, known: bool, now_s: float) -> Verdict:
         # A moment passes between creating the folder and the first event.
         if fresh:
             return Verdict(Life.ALIVE, None, seen_s)
-        return Verdict(Life.DEAD, "the launcher died before it began", seen_s)
+        return Verdict(Life.DEAD, "the launcher died before the run started", seen_s)
     if signs.same_boot:
         return Verdict(Life.DEAD, "the launcher died", seen_s)
     if signs.same_host:

@@ -141,8 +141,8 @@ def changed_key(route: Route, key: HostKey, known: KnownKey) -> HostError:
     return HostError(
         f"{route.name}: POSSIBLE ATTACK: its host key is {key}, but {known.where} has "
         f"{old}; somebody may be intercepting the connection",
-        hint="ask whoever runs the host; only if the key was changed on purpose, "
-        f"remove the old one: ssh-keygen -R {shlex.quote(route.key_name)} "
+        hint="ask the administrator of the host; only if the key was changed on "
+        f"purpose, remove the old one: ssh-keygen -R {shlex.quote(route.key_name)} "
         f"-f {shlex.quote(known.file)}",
     )
 
@@ -151,7 +151,7 @@ def revoked_key(route: Route, key: HostKey, known: KnownKey) -> HostError:
     return HostError(
         f"{route.name}: POSSIBLE ATTACK: its host key {key} is revoked "
         f"in {known.where}",
-        hint="ask whoever runs the host",
+        hint="ask the administrator of the host",
     )
 
 

@@ -143,7 +143,7 @@ def broadcast_tensors(
     """The tensors of rank ``root_rank``, in one exchange."""
     if root_rank not in among.ranks:
         there = among.size() if among.process_set_id == 0 else among
-        raise ValueError(f"there is no rank {root_rank} among {there}")
+        raise ValueError(f"rank {root_rank} does not exist among {there}")
     root = among.ranks.index(root_rank)
     tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
     for tensor in tensors:

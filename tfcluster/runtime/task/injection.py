@@ -91,8 +91,8 @@ def refuse_other_backends(backend: str) -> None:
         from tfcluster.runtime.collective import CollectiveError
 
         raise CollectiveError(
-            f"KERAS_BACKEND is {backend!r}: only models on the 'tensorflow' backend "
-            "are trained on all ranks (strategy: none leaves the program alone)"
+            f"KERAS_BACKEND is {backend!r}: tfcluster can distribute only Keras's "
+            "'tensorflow' backend (strategy: none leaves the program alone)"
         )
 
 

@@ -47,7 +47,7 @@ def tasks_of(cluster: Any) -> dict[str, int]:
     unknown = [job for job in found if job not in TASK_TYPES]
     if unknown:
         raise ContextError(
-            f"there are no tasks of type {unknown[0]!r}: {', '.join(TASK_TYPES)}"
+            f"unknown task type {unknown[0]!r}; known types: {', '.join(TASK_TYPES)}"
         )
     return {kind: found[kind] for kind in TASK_TYPES if kind in found}
 

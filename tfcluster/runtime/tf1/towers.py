@@ -41,7 +41,7 @@ def differences(expected: Sequence[str], found: Sequence[str]) -> str:
     if missing:
         parts.append(f"misses {', '.join(missing)}")
     if extra:
-        parts.append(f"has {', '.join(extra)} besides")
+        parts.append(f"also has {', '.join(extra)}")
     return " and ".join(parts)
 
 

@@ -89,7 +89,7 @@ class Drift:
         self.warned = True
         return (
             f"the replicas drift: after {steps} steps their parameters were "
-            f"{distance:.1%} away from their average, and {self.usual:.1%} at most in "
-            "the beginning. Average more often (runtime.sync_every), or train with a "
-            "lower learning rate"
+            f"{distance:.1%} away from their average, compared with at most "
+            f"{self.usual:.1%} in the beginning. Average more often "
+            "(runtime.sync_every), or train with a lower learning rate"
         )
