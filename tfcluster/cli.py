@@ -126,7 +126,8 @@ def launch(words: tuple[str, ...], **options: Any) -> int:
 def plan(config: str, overrides: tuple[str, ...], as_json: bool, full: bool) -> int:
     """Show every task as it would be started.
 
-    With its host, command, environment, TF_CONFIG and log, and the source of each value.
+    With its host, command, environment, TF_CONFIG and log, and the source of each
+    value.
     Inside a Slurm or Grid Engine job, the hosts are those of the job.
 
     \b
