@@ -164,7 +164,7 @@ def _refuse_foreign_ways(path: Path) -> None:
             continue
         if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
             raise ResourceError(
-                f"anybody can replace {path}: {parent} is writable by others "
+                f"other users can replace {path}: {parent} is writable by others "
                 f"({stat.S_IMODE(found.st_mode):04o})",
                 hint=f"chmod o-w {parent}, or {ELSEWHERE}",
             )

@@ -30,13 +30,13 @@ _SWEEP_S = 20
 _PLAIN = re.compile(r"[A-Za-z0-9_./+@=,:%*-]+")
 _OPTION = re.compile(r"--[a-z][a-z0-9-]*(?:=.*)?|-[A-Za-z].*", re.DOTALL)
 _DENIED = {
-    "--wrap": "the script says what runs",
+    "--wrap": "the script defines what runs",
     "--uid": "a job runs as the user who submits it",
     "--gid": "a job runs as the user who submits it",
     "--parsable": "tfcluster reads sbatch's answer",
     "--wait": "tfcluster follows the job itself",
     "--test-only": "nothing would be submitted",
-    "--chdir": "'workdir' is where tasks run",
+    "--chdir": "'workdir' sets where tasks run",
     "--help": "nothing would be submitted",
     "--usage": "nothing would be submitted",
     "--version": "nothing would be submitted",

@@ -140,7 +140,7 @@ def changed_key(route: Route, key: HostKey, known: KnownKey) -> HostError:
     old = HostKey(known.type, known.blob)
     return HostError(
         f"{route.name}: POSSIBLE ATTACK: its host key is {key}, but {known.where} has "
-        f"{old}; somebody may be intercepting the connection",
+        f"{old}; someone may be intercepting the connection",
         hint="ask the administrator of the host; only if the key was changed on "
         f"purpose, remove the old one: ssh-keygen -R {shlex.quote(route.key_name)} "
         f"-f {shlex.quote(known.file)}",
