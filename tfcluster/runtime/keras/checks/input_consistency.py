@@ -55,8 +55,8 @@ class InputConsistency:
             self._session.warn(
                 "the ranks read different batches. Each rank takes its rows from a "
                 "different batch, so some rows are used more often than others. Set a "
-                "seed for the data, or use the global random generators of Python, NumPy, "
-                "TensorFlow or Keras, which have the same seed on all ranks"
+                "seed for the data, or use the global random generators of Python, "
+                "NumPy, TensorFlow or Keras, which have the same seed on all ranks"
             )
         return np.int64(0)
 
