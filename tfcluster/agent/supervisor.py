@@ -211,7 +211,7 @@ class Supervisor:
                 self._crew.reap()
         elif signum in FORWARDED:
             name = signal.Signals(signum).name
-            text = f"the agent was sent {name}"
+            text = f"the agent received {name}"
             self._channel.send("note", text=text, signal=name.removeprefix("SIG"))
             if signum == signal.SIGTERM and not self.closing:
                 self.close(self._grace_s, exit_codes.TERMINATED)
