@@ -81,12 +81,12 @@ def attach(pid: int, descriptor: int, nonce: bytes, members: int) -> ShmSegment:
     opened = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
     try:
         if os.fstat(opened).st_size != _size(members):
-            raise OSError("unexpected size")
+            raise OSError("it has another size")
         arena = ShmSegment(opened, members)
     finally:
         os.close(opened)
     if arena.nonce != nonce:
-        raise OSError("not the memory of this run")
+        raise OSError("it is not the memory of this run")
     return arena
 
 

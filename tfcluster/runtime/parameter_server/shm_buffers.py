@@ -112,18 +112,18 @@ def attach(offered: Mapping[str, Any]) -> ShmBuffers:
     sizes = [int(size) for size in offered["sizes"]]
     path = f"/proc/{int(offered['pid'])}/fd/{int(offered['descriptor'])}"
     if not str(Path(path).readlink()).startswith("/memfd:"):
-        raise OSError("not a memfd")
+        raise OSError("it is no memory")
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         sealed = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
         found = os.fstat(descriptor).st_size
         if not sealed or found != mmap.PAGESIZE + sum(map(_pages, sizes)):
-            raise OSError("unexpected size")
+            raise OSError("it has another size")
         rooms = ShmBuffers(descriptor, sizes)
     finally:
         os.close(descriptor)
     if rooms.nonce.hex() != offered["nonce"]:
-        raise OSError("not the memory of this run")
+        raise OSError("it is not the memory of this run")
     return rooms
 
 

@@ -177,8 +177,8 @@ class _Around:
                     raise
                 raise CollectiveTimeoutError(
                     f"{self.context.task} has waited {timeout_ms / 1000:g} s in one "
-                    "session.run: another task did not do its part, such as reach a "
-                    "barrier (runtime.stall_timeout sets how long it waits)"
+                    "session.run: another task did not do what it waits for, such as "
+                    "come to a barrier (runtime.stall_timeout is how long it waits)"
                 ) from error
 
         return run
@@ -245,9 +245,9 @@ class _Around:
         """Two chiefs would initialise twice, and none never."""
         if said is not None and bool(said) != self.workers.is_chief:
             self._say(
-                f"the script treats {self.context.task} as "
+                f"the script takes {self.context.task} for "
                 f"{'the chief' if said else 'no chief'}; the chief of this run is "
-                f"{self.workers.tasks[0]}, which is used"
+                f"{self.workers.tasks[0]}, and that counts"
             )
         return self.workers.is_chief
 
