@@ -140,7 +140,7 @@ def test_a_damaged_parcel_is_refused(tmp_path: Path) -> None:
     data = bytearray(parcel().data)
     data[-100] ^= 1
     done = ship(tmp_path, bytes(data))
-    assert b"damaged" in done.stderr
+    assert b"corrupted" in done.stderr
     assert not (tmp_path / ".cache").exists()
 
 

@@ -285,7 +285,7 @@ BAD = [
     Bad(
         f"{SMALLEST}restart: {{scope: task}}\n",
         "3:18",
-        "under collective one task alo",
+        "under collective a single task",
     ),
     Bad(
         f"{SMALLEST}runtime: {{strategy: local_sgd, sync_every: 5, sync_seconds: 2}}\n",

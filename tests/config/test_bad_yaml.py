@@ -27,7 +27,11 @@ BAD = [
     Bad("tasks:\n\tworker: 1\n", "2:1", "tab used for indentation (use spaces)"),
     Bad("tasks:\n  worker: 1\n  \tps: 1\n", "3:3", "tab used for indentation"),
     Bad("hosts:\n  - a\n - b\n", "3:2", "'-' is indented differently from"),
-    Bad("hosts:\n - a\n- b\n", "3:1", "'-' stands where a key of the mapping"),
+    Bad(
+        "hosts:\n - a\n- b\n",
+        "3:1",
+        "expected a key of the mapping begun at 1:1, found '-'",
+    ),
     Bad("hosts: [a,\nports: auto\n", "1:8", "'[' is not closed by ']'"),
     Bad("tasks: {worker: 1\n", "1:8", "'{' is not closed by '}'"),
     Bad("hosts: [a b: c: d]\n", "1:15", "expected ',' or ']' in the sequence"),

@@ -90,7 +90,7 @@ def test_ctrl_c_three_times_leaves(cluster: Cluster) -> None:
     guard, agent = machine.agent_of(running.process.pid)
     # An agent that does nothing is the one reason to press a third time.
     os.kill(agent, signal.SIGSTOP)
-    for word in ("interrupted", "killing all tasks now", "leaving"):
+    for word in ("interrupted", "killing all tasks now", "exiting now"):
         terminal.press(CTRL_C)
         terminal.wait_for(word)
     code, seconds = running.end_timed()

@@ -33,13 +33,13 @@ LATE = """
 if tfc.rank() == 2:
     reads_its_data()
 reduce_arrays(
-    process_group.group(), [np.ones(9)], ReduceOp.SUM, Layout("gradients of adam")
+    process_group.group(), [np.ones(9)], ReduceOp.SUM, Signature("gradients of adam")
 )
 print('through', flush=True)
 """
 ENDLESS = """
 while True:
-    layout = Layout('gradients')
+    layout = Signature('gradients')
     reduce_arrays(process_group.group(), [np.ones(9)], ReduceOp.SUM, layout)
 """
 FAILING = """

@@ -161,7 +161,8 @@ def _indentation(
     what = "'-'" if at.after.startswith("-") else "this line"
     if at.column == begun.column:
         wanted = "a key of the mapping" if kind == "mapping" else "'-' of the list"
-        message = f"{what} is where {wanted} begun at {begun.where} is expected"
+        found = ", found '-'" if at.after.startswith("-") else ""
+        message = f"expected {wanted} begun at {begun.where}{found}"
         return Explained(at.line, at.column, message, "check the indentation")
     depth = "less than" if at.column < begun.column else "differently from"
     message = f"{what} is indented {depth} the {kind} begun at {begun.where}"

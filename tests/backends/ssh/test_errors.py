@@ -93,7 +93,7 @@ def test_a_changed_key_has_no_way_around() -> None:
         (
             Tried(accepted=("password",), refused=("/k",)),
             "(password) as user ann",
-            "keys only",
+            "only with keys",
         ),
         (
             Tried(unusable=("/k cannot be used: x",)),

@@ -228,7 +228,7 @@ def test_the_training_goes_on_without_a_lost_host(site: Site) -> None:
         os.kill(process.pid, signal.SIGKILL)
     site.write("go", "")
     assert run.wait(180) == 0, site.said
-    assert "starting the training on the remaining hosts again" in site.said
+    assert "restarting the training on the remaining hosts" in site.said
     assert "epoch 0 of 2" not in site.said, "it goes on from its checkpoint"
     assert site.said.count("epoch 5 of 2 ranks") == 2
     code, shown = site.command(sys.executable, "-m", "tfcluster", "status")
