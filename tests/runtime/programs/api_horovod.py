@@ -136,7 +136,7 @@ def check_process_sets():
     everyone = hvd.global_process_set
     assert everyone.ranks == list(range(SIZE))
     assert (everyone.process_set_id, everyone.rank()) == (0, RANK)
-    refuses(ValueError, "no ranks", lambda: hvd.add_process_set([SIZE]))
+    refuses(ValueError, "do not exist", lambda: hvd.add_process_set([SIZE]))
     refuses(ValueError, "same ranks", lambda: hvd.add_process_set(range(SIZE)))
     if SIZE == 1:
         return
