@@ -179,7 +179,7 @@ def test_copies_train_with_the_mean_of_workers(found: Found) -> None:
 
 def test_copies_of_variables_are_found_by_name(found: Found) -> None:
     renamed, strange = found["copies_by_name"]
-    assert "tower 1 misses dense/kernel and has dense_1/kernel besides" in renamed
+    assert "tower 1 misses dense/kernel and also has dense_1/kernel" in renamed
     assert "get_variable" in strange
     assert "tower0/stray" in strange
 
