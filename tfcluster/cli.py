@@ -65,26 +65,26 @@ def cli() -> None:
     """Train an unmodified TensorFlow or Keras script on all your machines.
 
     \b
-    tfcluster launch cluster.yaml              train as the file says
+    tfcluster launch cluster.yaml              train as configured
     tfcluster launch -n 4 -- python train.py   4 workers on this machine
-    tfcluster status                           how far it is
+    tfcluster status                           show progress
 
-    Exit codes: 0 all well, 1 a task failed, 2 configuration or usage, 3 a host is not
+    Exit codes: 0 success, 1 a task failed, 2 configuration or usage, 3 a host is not
     reachable or not trusted, 4 start-up failed, 5 contact lost, 6 no progress, 7 the
     run is already active, 8 the launcher's own resources, 75 preempted, 124 time
-    limit, 129 hung up, 130 interrupted, 143 told to stop.
+    limit, 129 hung up, 130 interrupted, 143 terminated.
     """
 
 
 @cli.command(cls=_Launch)
 @click.argument("words", nargs=-1, metavar="CONFIG.yaml [-- ARG...]")
 @_SET
-@click.option("--name", help="Name of the run; one active run holds it.")
+@click.option("--name", help="Name of the run; only one active run can have it.")
 @click.option(
     "-d",
     "--detach",
     is_flag=True,
-    help="Return at once; the run goes on in the background.",
+    help="Return immediately; the run continues in the background.",
 )
 @click.option("--dry-run", is_flag=True, help="Show the plan and start nothing.")
 @click.option("-n", "count", type=int, metavar="N", help="Without a file: N workers.")
@@ -100,10 +100,10 @@ def cli() -> None:
 )
 @click.option("--submitted", metavar="FOLDER", hidden=True, help="For submit scripts.")
 def launch(words: tuple[str, ...], **options: Any) -> int:
-    """Start all tasks and stay until they have ended.
+    """Start all tasks and wait until they have ended.
 
-    With CONFIG, what follows it is appended to its command. With -n N instead, all
-    words are the command.
+    With CONFIG, the words after `--` are appended to its command. With -n N instead,
+    all words are the command.
 
     \b
     tfcluster launch cluster.yaml
@@ -126,8 +126,9 @@ def launch(words: tuple[str, ...], **options: Any) -> int:
 def plan(config: str, overrides: tuple[str, ...], as_json: bool, full: bool) -> int:
     """Show every task as it would be started.
 
-    Its host, command, environment, TF_CONFIG, log, and where values came from.
-    Within a job of Slurm or Grid Engine the hosts are those of the job.
+    With its host, command, environment, TF_CONFIG and log, and the source of each
+    value.
+    Inside a Slurm or Grid Engine job, the hosts are those of the job.
 
     \b
     tfcluster plan cluster.yaml
@@ -142,14 +143,14 @@ def plan(config: str, overrides: tuple[str, ...], as_json: bool, full: bool) -> 
 @cli.command()
 @click.argument("config", metavar="CONFIG.yaml")
 @_SET
-@click.option("--name", help="Name of the run; one active run holds it.")
+@click.option("--name", help="Name of the run; only one active run can have it.")
 @click.option("--dry-run", is_flag=True, help="Print the script and submit nothing.")
 def submit(
     config: str, overrides: tuple[str, ...], name: str | None, dry_run: bool
 ) -> int:
     """Queue a job that launches CONFIG, and print its id.
 
-    `launch` does that too where nothing is allocated, and stays until the end.
+    Outside an allocation `launch` also submits a job, and follows it to the end.
 
     \b
     tfcluster submit cluster.yaml --dry-run                the script
@@ -163,12 +164,12 @@ def submit(
 @cli.command()
 @_RUN
 @_JSON
-@click.option("--watch", is_flag=True, help="Show it again as it changes.")
+@click.option("--watch", is_flag=True, help="Refresh as the run changes.")
 def status(run: str | None, as_json: bool, watch: bool) -> int:
-    """Show how a run stands.
+    """Show the state of a run.
 
-    RUN is an id, the beginning of one, or a name. Without it: the newest run, and a
-    line for each other one.
+    RUN is a run id, a unique prefix of one, or a name. Default: the newest run, and
+    one line for each other run.
 
     \b
     tfcluster status
@@ -182,7 +183,7 @@ def status(run: str | None, as_json: bool, watch: bool) -> int:
 
 @cli.command()
 @click.argument("words", nargs=-1, metavar="[RUN] [TASK]...")
-@click.option("-f", "--follow", is_flag=True, help="Go on until the run is over.")
+@click.option("-f", "--follow", is_flag=True, help="Follow until the run is over.")
 @click.option(
     "-n",
     "count",
@@ -190,12 +191,12 @@ def status(run: str | None, as_json: bool, watch: bool) -> int:
     show_default=True,
     type=click.IntRange(min=0),
     metavar="N",
-    help="Last lines of each task, out of the last 8 MiB of its log.",
+    help="Number of last lines per task, from the last 8 MiB of its log.",
 )
 def logs(words: tuple[str, ...], follow: bool, count: int) -> int:
     """Show what tasks have printed.
 
-    TASK is worker:0, or worker for all of them; without it all tasks.
+    TASK is a task (worker:0) or a type (worker). Default: all tasks.
 
     \b
     tfcluster logs                     the newest run
@@ -212,12 +213,12 @@ def logs(words: tuple[str, ...], follow: bool, count: int) -> int:
 @click.option(
     "--now",
     is_flag=True,
-    help="Kill all tasks at once, and a launcher that does not react.",
+    help="Kill all tasks at once, and the launcher if it does not respond.",
 )
 def stop(run: str | None, now: bool) -> int:
-    """End a run and all that belongs to it.
+    """Stop a run and all its processes.
 
-    Without RUN the newest.
+    Default: the newest run.
 
     \b
     tfcluster stop
@@ -234,10 +235,10 @@ def stop(run: str | None, now: bool) -> int:
 @_JSON
 @click.option("--quick", is_flag=True, help="Do not import TensorFlow on the hosts.")
 def doctor(config: str, overrides: tuple[str, ...], as_json: bool, quick: bool) -> int:
-    """Look at all hosts for what would go wrong.
+    """Check all hosts for problems before a launch.
 
-    Exits with 3 where a host cannot be reached, with 4 where a launch would fail for
-    another reason.
+    Exits with 3 if a host cannot be reached, and with 4 if a launch would fail
+    for another reason.
 
     \b
     tfcluster doctor cluster.yaml
@@ -297,7 +298,7 @@ def _guarded(command: Callable[[], int | None]) -> int:
     except FileNotFoundError as error:
         if _has_folder():
             return _refused(_crashed(error).lines(), ExitCode.RESOURCES)
-        gone = "error: the current folder does not exist any more"
+        gone = "error: the current directory no longer exists"
         return _refused([gone, "  hint: cd to one that does"], ExitCode.USAGE)
     except Exception as error:
         return _refused(_crashed(error).lines(), ExitCode.RESOURCES)
@@ -316,7 +317,7 @@ def _hints(error: click.UsageError) -> list[str]:
     if error.ctx.info_name == "launch" and isinstance(error, click.NoSuchOption):
         return [
             f"  hint: if {error.option_name} belongs to your own command, write `--` "
-            "before that: `tfcluster launch -n 4 -- python train.py --epochs 3`"
+            "before the command: `tfcluster launch -n 4 -- python train.py --epochs 3`"
         ]
     return [f"  hint: {error.ctx.command_path} --help"]
 
@@ -336,5 +337,5 @@ def _crashed(error: Exception) -> TfclusterError:
     where = save_crash(error, os.environ)
     kept = f"; please report it with {where}" if where else ""
     return ResourceError(
-        f"tfcluster itself failed: {type(error).__name__}: {error}{kept}"
+        f"internal error in tfcluster: {type(error).__name__}: {error}{kept}"
     )

@@ -64,7 +64,7 @@ def split(text: str) -> list[tuple[str, int]]:
             column = start + text[start:end].index(item) + 1
             items.append((item, column))
         elif end < len(text) or not items:
-            message = "an empty item" if text.strip(" ") else "no host is named"
+            message = "an empty item" if text.strip(" ") else "no host is given"
             raise HostlistError(message, start + 1)
         start = end + 1
     return items

@@ -258,8 +258,7 @@ def _gpu_shares(
     if host.gpus is None:
         if needed:
             raise StartError(
-                f"{host.name}: its tasks need {needed} GPUs, but nothing says which "
-                "GPUs it has",
+                f"{host.name}: its tasks need {needed} GPUs, but its GPUs are unknown",
                 hint="give the host 'gpus: N' under 'hosts'",
             )
         return shares | dict.fromkeys(even, None)

@@ -207,7 +207,7 @@ def test_a_listener_beside_a_script_s_own_is_an_intruder(
         agent.start("w:0", *argv, port=port, watched=True)
         text = agent.wait("note", timeout_s=20)["text"]
         assert text == (
-            f"warning: pid {squatter.pid}, which w:0 has not started, listens on port "
+            f"warning: pid {squatter.pid}, which w:0 did not start, listens on port "
             f"{port} of that task"
         )
         assert not [f for f in agent.frames if f["type"] == "intruder"]

@@ -231,7 +231,7 @@ def test_one_task_of_a_name_at_a_time(agent: Agent) -> None:
     agent.start("twin", "sleep", "60")
     agent.wait("started", task="twin")
     agent.start("twin", "true", attempt=1)
-    assert "running already" in agent.wait("failed", task="twin", attempt=1)["cause"]
+    assert "already running" in agent.wait("failed", task="twin", attempt=1)["cause"]
     agent.stop("twin")
     assert agent.wait("exited", task="twin", attempt=0)["signal"] == "TERM"
 

@@ -172,7 +172,7 @@ def test_what_was_changed_on_both_sides_is_named_and_nothing_is_touched(
     (folders.mine / "c").write_text("here")
     said = folders.sync()
     assert said["type"] == "unsynced"
-    assert "changed both here and in" in said["cause"]
+    assert "changed both on this machine and in" in said["cause"]
     assert ": a, b (" in said["cause"]
     assert folders.there() == {"a": "there", "b": "there", "c": "1"}
 
@@ -199,7 +199,7 @@ def test_a_file_that_changes_while_it_is_sent_is_told(folders: Folders) -> None:
     (folders.mine / "a").write_text("2")
     assert folders.sync(files)["cause"] == "a changed while it was sent"
     (folders.mine / "a").unlink()
-    assert "cannot be read any more" in folders.sync(files)["cause"]
+    assert "can no longer be read" in folders.sync(files)["cause"]
     assert folders.there() == {}
 
 
@@ -229,4 +229,4 @@ def test_no_path_leads_out_of_the_folder(folders: Folders, path: str) -> None:
             files=[[path, 1, 0o644, "0" * 64]],
             last=True,
         )
-        assert "no path within a folder" in agent.wait("fault")["cause"]
+        assert "not a path within a folder" in agent.wait("fault")["cause"]

@@ -115,7 +115,7 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     done = ship(tmp_path, parcel().data)
     assert done.returncode == 1
     said = done.stderr.decode()
-    assert f"cannot keep the agent in {tmp_path}/.cache/tfcluster: Not a dir" in said
+    assert f"cannot store the agent in {tmp_path}/.cache/tfcluster: Not a dir" in said
     assert "XDG_CACHE_HOME" in said
 
 
@@ -140,7 +140,7 @@ def test_a_damaged_parcel_is_refused(tmp_path: Path) -> None:
     data = bytearray(parcel().data)
     data[-100] ^= 1
     done = ship(tmp_path, bytes(data))
-    assert b"damaged" in done.stderr
+    assert b"corrupted" in done.stderr
     assert not (tmp_path / ".cache").exists()
 
 
@@ -149,7 +149,7 @@ def test_a_cache_that_others_may_write_to_is_refused(tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     folder.chmod(0o777)
     done = ship(tmp_path, parcel().data)
-    assert b"others may write" in done.stderr
+    assert b"other users can write" in done.stderr
 
 
 def test_the_parcel_is_the_same_for_the_same_files() -> None:

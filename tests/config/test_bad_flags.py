@@ -47,7 +47,7 @@ def test_a_bad_override(setting: str, words: str, tmp_path: Path) -> None:
         ({"count": 0}, "-n: error: 'worker' must be a whole number of at least 1"),
         ({"ps": -1}, "--ps: error: 'ps' must be a whole number of at least 1"),
         ({"hosts": "a,,b"}, "--hosts: error: 'a,,b': an empty item"),
-        ({"hosts": ""}, "--hosts: error: '': no host is named"),
+        ({"hosts": ""}, "--hosts: error: '': no host is given"),
         (
             {"hosts": "a:0"},
             "--hosts: error: 'slots' must be a whole number of at least",

@@ -34,7 +34,7 @@ BAD = [
     Bad(
         "command: a\ntasks: {worker: 1, ps: 2}\nruntime: {strategy: collective}\n",
         "2:24",
-        "ps tasks do nothing under collective (remove them, or set strategy: param",
+        "ps tasks are not used under collective (remove them, or set strategy: param",
     ),
     Bad(
         f"{SMALLEST}hosts: ['-oProxyCommand=touch X']\n",
@@ -89,7 +89,7 @@ BAD = [
     Bad(
         "command: a\ntasks: {worker: {env: {CUDA_VISIBLE_DEVICES: '0'}}}\n",
         "2:24",
-        "CUDA_VISIBLE_DEVICES is set by tfcluster (say how many with gpus: under",
+        "CUDA_VISIBLE_DEVICES is set by tfcluster (set the number with 'gpus' under",
     ),
     Bad(
         f"{SMALLEST}env: {{A: {'x' * 140000}}}\n",
@@ -109,9 +109,13 @@ BAD = [
     Bad(
         f"{SMALLEST}env: {{A: $DATA}}\n",
         "3:10",
-        "$DATA is not filled in: only ${DATA",
+        "$DATA is not expanded: only ${DATA",
     ),
-    Bad(f"{SMALLEST}env: {{A: '${{A B}}'}}\n", "3:11", "${A B} is not a reference"),
+    Bad(
+        f"{SMALLEST}env: {{A: '${{A B}}'}}\n",
+        "3:11",
+        "${A B} is not a supported reference",
+    ),
     Bad(
         f"{SMALLEST}secrets: {{A: {{env: NOPE}}}}\n",
         "3:20",
@@ -132,7 +136,7 @@ BAD = [
     Bad(
         f"{SMALLEST}workdir: {{sync: '~'}}\n",
         "3:17",
-        "'~' is no folder of its own on the hosts",
+        "'~' is not a separate folder on the hosts",
     ),
     Bad(
         "command: a\ntasks: {worker: {count: 2, min: 3}}\nrestart: {max: 1}\n",
@@ -142,7 +146,7 @@ BAD = [
     Bad(
         "command: a\ntasks: {worker: {count: 2, min: 1}}\n",
         "2:33",
-        "'min' does nothing without restarts",
+        "'min' has no effect without restarts",
     ),
     Bad(
         "command: a\ntasks: {worker: 1, chief: {min: 1}}\nrestart: {max: 1}\n",
@@ -155,11 +159,19 @@ BAD = [
         "2:33",
         "'min' is for strategy collective, not for none",
     ),
-    Bad(f"{SMALLEST}workdir: {{sync: /}}\n", "3:17", "'/' is no folder of its own"),
-    Bad(f"{SMALLEST}workdir: {{sync: ../x}}\n", "3:17", "'../x' is no folder"),
-    Bad(f"{SMALLEST}workdir: {{sync: ~b/x}}\n", "3:17", "'~b/x' is no folder"),
+    Bad(f"{SMALLEST}workdir: {{sync: /}}\n", "3:17", "'/' is not a separate folder"),
+    Bad(
+        f"{SMALLEST}workdir: {{sync: ../x}}\n",
+        "3:17",
+        "'../x' is not a separate folder",
+    ),
+    Bad(
+        f"{SMALLEST}workdir: {{sync: ~b/x}}\n",
+        "3:17",
+        "'~b/x' is not a separate folder",
+    ),
     Bad(f"{SMALLEST}workdir: {{exclude: [a]}}\n", "3:20", "'exclude' is for 'sync'"),
-    Bad(f"{SMALLEST}workdir: ~b/x\n", "3:10", "'~user' is not filled in"),
+    Bad(f"{SMALLEST}workdir: ~b/x\n", "3:10", "'~user' is not expanded"),
     Bad(
         f"{SMALLEST}grace: 10\n",
         "3:8",
@@ -211,7 +223,7 @@ BAD = [
         "'|' needs a shell (no shell runs the co",
     ),
     Bad(f"{TASKS}command: cd a && b\n", "2:15", "'&&' needs a shell"),
-    Bad(f"{TASKS}command: a $X\n", "2:12", "$X is not filled in (write ${X}, or"),
+    Bad(f"{TASKS}command: a $X\n", "2:12", "$X is not expanded (write ${X}, or"),
     Bad(
         f"{TASKS}command: A=1 b\n",
         "2:10",
@@ -273,7 +285,7 @@ BAD = [
     Bad(
         f"{SMALLEST}restart: {{scope: task}}\n",
         "3:18",
-        "under collective one task alo",
+        "under collective a single task",
     ),
     Bad(
         f"{SMALLEST}runtime: {{strategy: local_sgd, sync_every: 5, sync_seconds: 2}}\n",
@@ -318,7 +330,7 @@ def test_one_machine_under_two_names(tmp_path: Path) -> None:
     (problem,) = problems(tmp_path, f"{SMALLEST}{hosts}backend: ssh\n")
     assert problem.warning
     assert problem.where == "cluster.yaml:3:39"
-    assert problem.message == "a and 10.9.0.1 are one machine: 10.9.0.1"
+    assert problem.message == "a and 10.9.0.1 are the same machine: 10.9.0.1"
 
 
 def test_hosts_without_a_backend_are_said_to_be_unused(tmp_path: Path) -> None:
@@ -387,7 +399,7 @@ def test_a_secret_under_env(tmp_path: Path) -> None:
     assert problem.warning
     assert problem.where == "cluster.yaml:3:22"
     assert problem.message == (
-        "WANDB_API_KEY looks like a secret, and what is under 'env:' is shown"
+        "WANDB_API_KEY looks like a secret, and values under 'env:' are shown"
     )
     assert "abc" not in str(problem)
 
@@ -396,7 +408,7 @@ def test_a_secret_under_env(tmp_path: Path) -> None:
 def test_what_does_nothing_under_the_strategy(key: str, tmp_path: Path) -> None:
     (problem,) = problems(tmp_path, f"{SMALLEST}runtime: {{{key}}}\n")
     assert problem.warning
-    assert "does nothing under collective" in problem.message
+    assert "has no effect under collective" in problem.message
 
 
 def test_weights_are_not_compressed(tmp_path: Path) -> None:

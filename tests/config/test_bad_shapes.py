@@ -124,7 +124,7 @@ BAD = [
     Bad(
         "command: a\ntasks: {worker: {count: 0}}\n",
         "2:25",
-        "'count' must be a whole number of at least 1; found 0 (for none leave the key",
+        "'count' must be a whole number of at least 1; found 0 (for none, omit the key",
     ),
     Bad(
         "command: a\ntasks: {worker: 1.5}\n",

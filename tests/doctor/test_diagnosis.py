@@ -100,7 +100,9 @@ def test_the_odd_one_out_is_named() -> None:
 def test_names_that_mean_something_else_on_one_host() -> None:
     wrong = report("h3", names={"h1": ["127.0.1.1"]})
     found = said(report("h1"), report("h2"), wrong)
-    assert found == ["h3: warning: h1 means 127.0.1.1 here, but 10.0.0.1 on most hosts"]
+    assert found == [
+        "h3: warning: h1 resolves to 127.0.1.1 here, but to 10.0.0.1 on most hosts"
+    ]
 
 
 def test_table_and_json_have_every_host() -> None:

@@ -73,7 +73,7 @@ def test_what_keeps_a_detached_run_from_beginning_is_told(cluster: Cluster) -> N
     first = detach(cluster, UP, "--name", "digits")
     second = cluster.start(*plain("-d", "--name", "digits", count=1), "--", "true")
     assert second.end() == 7
-    assert f"the run {first.run} has the name 'digits'" in second.err
+    assert f"the run {first.run} already uses the name 'digits'" in second.err
     assert second.out == ""
     assert cluster.command("stop", "digits").returncode == 0
     assert_nothing_left(first)
@@ -178,7 +178,7 @@ def test_a_launcher_that_does_not_react_is_killed(cluster: Cluster) -> None:
         assert done.returncode == 0, done.stderr
         assert not machine.carrying(f"TFCLUSTER_RUN={running.run}")
     first, *_, last = done.stdout.splitlines()
-    assert "does not react" in first
+    assert "does not respond" in first
     assert last == "lost"
     assert running.end() == -signal.SIGKILL
     assert_nothing_left(running, report=False)
@@ -202,7 +202,7 @@ def test_stop_of_what_is_over_or_unknown(cluster: Cluster) -> None:
     assert running.end() == 0
     over = cluster.command("stop", running.run)
     assert over.returncode == 0
-    assert "is over already (succeeded)" in over.stderr
+    assert "has already ended (succeeded)" in over.stderr
     unknown = cluster.command("stop", "nobody")
     assert unknown.returncode == 2
     assert "no such run" in unknown.stderr

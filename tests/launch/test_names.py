@@ -33,8 +33,8 @@ def test_of_many_launches_of_one_name_exactly_one_wins(cluster: Cluster) -> None
     (winner,) = [each for each in launches if each not in losers]
     winner.up()
     told = re.compile(
-        rf"error: the run {winner.run} has the name 'digits' since \d\d:\d\d:\d\d "
-        rf"\(pid {winner.process.pid} on .+\)\n  hint: .+\n"
+        rf"error: the run {winner.run} already uses the name 'digits' "
+        rf"since \d\d:\d\d:\d\d \(pid {winner.process.pid} on .+\)\n  hint: .+\n"
     )
     for loser in losers:
         assert loser.end() == 7

@@ -76,7 +76,7 @@ def test_a_script_that_shares_its_port_with_a_stranger_has_failed(
         stranger.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         stranger.bind(("127.0.0.1", port))
         stranger.listen()
-        stranger_s = f"pid {os.getpid()}, which worker:0 has not started, listens on"
+        stranger_s = f"pid {os.getpid()}, which worker:0 did not start, listens on"
         running.wait_for_err(f"\nwarning: localhost: {stranger_s} port {port}")
         (cluster.folder / "go").touch()
         assert running.end() == 4

@@ -30,7 +30,7 @@ def test_the_whole_group_starts_again_until_it_succeeds(cluster: Cluster) -> Non
             "---- attempt 2",
             "attempt 2",
         ]
-    assert "starting all tasks again (restart 2 of 2)" in running.err
+    assert "restarting all tasks (restart 2 of 2)" in running.err
     assert_nothing_left(running)
 
 

@@ -33,13 +33,13 @@ LATE = """
 if tfc.rank() == 2:
     reads_its_data()
 reduce_arrays(
-    process_group.group(), [np.ones(9)], ReduceOp.SUM, Layout("gradients of adam")
+    process_group.group(), [np.ones(9)], ReduceOp.SUM, Signature("gradients of adam")
 )
 print('through', flush=True)
 """
 ENDLESS = """
 while True:
-    layout = Layout('gradients')
+    layout = Signature('gradients')
     reduce_arrays(process_group.group(), [np.ones(9)], ReduceOp.SUM, layout)
 """
 FAILING = """
@@ -60,18 +60,18 @@ def started(cluster: Cluster, code: str, *options: str, count: int = 3) -> Runni
 def test_a_late_rank_is_named_and_shows_where_it_is(cluster: Cluster) -> None:
     running = started(cluster, LATE, "runtime.stall_warning=1s")
     running.wait_for_text("It is here:", "worker:2")
-    running.wait_for_text("rank 2 has not come", "worker:0")
+    running.wait_for_text("rank 2 has not entered", "worker:0")
     (cluster.folder / "go").touch()
     assert running.end() == 0
     assert re.search(
-        r"tfcluster: rank 2 has not come for \d s to exchange 2: gradients of adam; "
-        r"it last did exchange 1: barrier, \d s ago\n",
+        r"tfcluster: rank 2 has not entered exchange 2: gradients of adam "
+        r"\(waiting for \d s\); its last exchange was 1: barrier, \d s ago\n",
         running.text("worker:0"),
     )
     shown = running.text("worker:2")
     assert "in reads_its_data" in shown
     assert "tfcluster/runtime" not in shown
-    assert "has not come" not in running.text("worker:1")
+    assert "has not entered" not in running.text("worker:1")
     assert_nothing_left(running)
 
 
@@ -82,7 +82,7 @@ def test_a_rank_that_never_comes_fails_the_run(cluster: Cluster) -> None:
     first = running.report()["first_failure"]
     assert first["task"] in ("worker:0", "worker:1")
     assert "CollectiveTimeoutError" in "\n".join(first["log_tail"])
-    assert "rank 2 has sent nothing for 3 s; rank 2 has not come" in first["cause"]
+    assert "rank 2 has sent nothing for 3 s; rank 2 has not entered" in first["cause"]
     assert_nothing_left(running)
 
 

@@ -40,9 +40,9 @@ def test_status_and_stop_of_a_run_that_was_stopped_say_so_once(
     assert stopped.stderr.splitlines() == [f"{running.run}: stopped"]
     assert running.end() == 143
     said = cluster.command("status", running.run).stdout
-    assert said.count("told to stop") == 1
+    assert said.count("stop requested") == 1
     again = cluster.command("stop", running.run)
-    assert again.stderr.splitlines() == [f"{running.run} is over already (stopped)"]
+    assert again.stderr.splitlines() == [f"{running.run} has already ended (stopped)"]
     assert again.stdout == ""
     assert_nothing_left(running)
 
@@ -73,7 +73,7 @@ def test_a_python_without_tensorflow_is_named(cluster: Cluster) -> None:
     assert running.end() == 4
     assert f"{bare} cannot import TensorFlow" in running.err
     assert "No module named" in running.err
-    assert "name another interpreter with 'python'" in running.err
+    assert "set 'python' to another interpreter" in running.err
     assert_nothing_left(running)
 
 

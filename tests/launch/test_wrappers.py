@@ -103,7 +103,7 @@ def test_two_processes_that_train_at_one_time_are_named(cluster: Cluster) -> Non
     running = launched(cluster, "python", "twice.py")
     assert running.end() == 1
     cause = running.report()["first_failure"]["cause"]
-    assert "ranks.py) trains, but so does process" in cause
+    assert "ranks.py) cannot train: process" in cause
     assert "twice.py)" in cause
 
 

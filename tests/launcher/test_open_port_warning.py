@@ -20,7 +20,7 @@ def test_public_addresses_come_first_and_loopback_does_not_count() -> None:
 
 
 @pytest.mark.parametrize(
-    ("others", "word"), [(0, "orders from any client (see"), (3, "3")]
+    ("others", "word"), [(0, "commands from any client (see"), (3, "3")]
 )
 def test_the_warning_names_ports_addresses_and_users(others: int, word: str) -> None:
     text = describe([1, 2, 3, 4, 5, 6, 7], "localhost, 10.9.0.1", others)
@@ -39,4 +39,4 @@ def test_this_machine_has_what_it_takes() -> None:
 def test_ports_of_other_machines_are_said_to_be_there() -> None:
     said = exposure_warning([40001, 40000], {"node2", "node1"})
     assert said is not None
-    assert "port 40000, 40001 of node[1-2] and take" in said
+    assert "port 40000, 40001 of node[1-2] and accept" in said

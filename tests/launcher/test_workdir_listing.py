@@ -62,7 +62,7 @@ def test_too_much_is_refused_and_the_largest_are_named(
         file.truncate(workdir_listing.MAX_BYTES)
     with pytest.raises(StartError, match=r"256 MiB: huge \(256 MiB\), small") as told:
         listing(tmp_path, Sync("~/x", ()))
-    assert told.value.hint == "name what tasks do not need under workdir: exclude"
+    assert told.value.hint == "list what tasks do not need under 'workdir: exclude'"
     assert paths(tmp_path, "huge") == ["small"]
     monkeypatch.setattr(workdir_listing, "MAX_FILES", 1)
     with pytest.raises(StartError, match="over 1 files"):

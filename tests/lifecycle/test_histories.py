@@ -107,7 +107,7 @@ def test_a_server_that_ends_by_itself_is_a_failure_even_with_code_0() -> None:
     history.exits(PS)
     assert stopped(history.judged()) == [(W0, "TERM")]
     assert history.verdict is not None
-    assert history.verdict.cause == "ended before the training did"
+    assert history.verdict.cause == "exited before training ended"
 
 
 def test_the_evaluator_may_finish_after_the_training() -> None:
@@ -400,7 +400,7 @@ def test_what_a_lost_host_has_left_is_not_waited_for() -> None:
     [
         (ExitCode.TIME_LIMIT, "the time limit is near"),
         (ExitCode.HANGUP, "the terminal hung up"),
-        (ExitCode.TERMINATED, "told to stop"),
+        (ExitCode.TERMINATED, "stop requested"),
         (ExitCode.INTERRUPTED, "interrupted"),
     ],
 )

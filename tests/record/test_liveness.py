@@ -83,8 +83,8 @@ def _signs(**extra: Any) -> Signs:
         (_signs(same_host=True), "dead", "interrupted by a reboot"),
         (_signs(held=True), "alive", None),
         (_signs(heartbeat_s=NOW_S - SILENCE_S + 1), "alive", None),
-        (_signs(), "unknown", "the launcher has not been heard of"),
-        (_signs(held=None, heartbeat_s=None), "unknown", "the launcher has not been"),
+        (_signs(), "unknown", "no sign of life from the launcher"),
+        (_signs(held=None, heartbeat_s=None), "unknown", "no sign of life"),
     ],
 )
 def test_the_verdict(seen: Signs, life: str, reason: str | None) -> None:
@@ -133,7 +133,7 @@ def test_what_nobody_here_can_know_keeps_its_state_and_says_so() -> None:
     shown = judged(view, Verdict(Life.UNKNOWN, "not heard of", NOW_S))
     assert shown.state is RunState.RUNNING
     assert shown.to_json()["unknown_since"] == "2026-11-20T10:15:00Z"
-    assert "ask there" in (shown.reason or "")
+    assert "check there" in (shown.reason or "")
     assert "far" in (shown.reason or "")
 
 

@@ -42,10 +42,10 @@ def test_the_second_is_told_who_has_the_name_and_what_to_do(tmp_path: Path) -> N
     assert time.monotonic() - began_s < allow_s(2)  # told at once
     host = os.uname().nodename
     assert caught.value.message == (
-        f"the run {RUN} has the name 'digits' since 10:15:00 "
+        f"the run {RUN} already uses the name 'digits' since 10:15:00 "
         f"(pid {os.getpid()} on {host})"
     )
-    assert caught.value.hint == "--name OTHER, or `tfcluster stop digits` first"
+    assert caught.value.hint == "use --name OTHER, or run `tfcluster stop digits` first"
     assert caught.value.exit_code == 7
     hold_name(tmp_path, "letters", RUN, now_s=NOW_S).release()
     hold.release()
@@ -78,7 +78,9 @@ def test_of_twenty_at_once_exactly_one_wins_and_the_rest_know_who(
             answers = [line_of(rival) for rival in rivals]
             winner = answers.index("won")
             del answers[winner]
-            wanted = rf"lost: the run run-{winner} has .*\(pid {rivals[winner].pid} on "
+            wanted = (
+                rf"lost: the run run-{winner} already .*\(pid {rivals[winner].pid} on "
+            )
             for answer in answers:
                 assert re.match(wanted, answer), answer
             # All die by kill -9 here, and the name is free for the next trial.
@@ -94,7 +96,7 @@ def test_who_held_the_name_before_is_not_blamed(tmp_path: Path) -> None:
     assert lock
     writing = threading.Timer(0.05, lock.write, ({"run": "new", **me},))
     writing.start()
-    with pytest.raises(ActiveRunError, match="the run new has the name"):
+    with pytest.raises(ActiveRunError, match="the run new already uses the name"):
         hold_name(tmp_path, "digits", RUN, now_s=NOW_S)
     writing.join()
     lock.release()

@@ -255,7 +255,7 @@ def test_what_several_runs_are_is_ambiguous_or_nothing(
     said = str(caught.value)
     assert made[-1].run in said  # the newest are shown, not all
     assert made[0].run not in said
-    assert ("7 runs begin so" in said) == bool(text)
+    assert ("7 runs begin with this" in said) == bool(text)
 
 
 def test_an_unknown_run_gets_a_suggestion(tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ def test_a_dict_may_leave_tasks_out_and_use_old_names() -> None:
     for wrong in (None, "h0:1", {"ps": 7}, {"worker": [1]}):
         with pytest.raises(ContextError):
             jobs_of(wrong)
-    with pytest.raises(ContextError, match="no tasks of type 'wroker'"):
+    with pytest.raises(ContextError, match="unknown task type 'wroker'"):
         tasks_of({"wroker": ["h:1"]})
 
 

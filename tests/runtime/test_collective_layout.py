@@ -25,7 +25,7 @@ def test_only_equal_layouts_have_equal_digests(one: list[str], two: list[str]) -
 def test_different_deeds_are_listed_by_rank() -> None:
     signatures = [Signature("barrier"), Signature("metrics"), Signature("barrier")]
     assert difference(signatures) == (
-        "the ranks do different things: rank 0, 2: barrier; rank 1: metrics"
+        "the ranks called different operations: rank 0, 2: barrier; rank 1: metrics"
     )
 
 

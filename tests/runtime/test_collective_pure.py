@@ -206,7 +206,7 @@ def test_rows_of_a_rank_without_weight_do_not_count(rows: int | None) -> None:
 
 def test_a_row_that_is_not_there_is_an_error() -> None:
     for row in (-1, 4):
-        with pytest.raises(IndexError, match="beyond the 4 of its"):
+        with pytest.raises(IndexError, match="beyond its variable's 4"):
             densified(Slices(np.ones((1, 2)), np.array([row])), 4)
 
 
@@ -260,7 +260,7 @@ def test_a_bucket_closes_once_it_exceeds_its_size(
 
 def test_a_size_that_is_not_known_is_warned_of() -> None:
     items = [Item("float32", 9), Item("float32", None, "odd"), Item("float64", 9)]
-    with pytest.warns(RuntimeWarning, match="the shape of odd is not known"):
+    with pytest.warns(RuntimeWarning, match="the shape of odd is unknown"):
         assert by_size(items, 4) == [(0, 1), (2,)]
     assert by_size(items, 0) == [(0, 1), (2,)]
 

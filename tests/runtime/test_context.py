@@ -165,7 +165,7 @@ def test_servers_have_no_rank(env: dict[str, str]) -> None:
         (tf_config("worker") | {"TFCLUSTER_SIZE": "3"}, "TF_CONFIG has 4"),
         (tf_config("worker") | {"TFCLUSTER_RANK": "4"}, "TFCLUSTER_RANK='4'"),
         ({"TFCLUSTER_ATTEMPT": "x"}, "TFCLUSTER_ATTEMPT='x'"),
-        ({"TFCLUSTER_STRATEGY": "magic"}, "none of collective, "),
+        ({"TFCLUSTER_STRATEGY": "magic"}, "not one of collective, "),
         ({"TFCLUSTER_TOKEN": "secret"}, "^TFCLUSTER_TOKEN is not hexadecimal$"),
         ({"TFCLUSTER_RUNTIME": "1"}, "not a JSON object"),
         ({"TFCLUSTER_DEVICE_FILTERS": "[1]"}, "not a list of device filters"),
@@ -239,9 +239,9 @@ def test_tf_config_overrules_the_scheduler() -> None:
 
 
 def test_numbers_that_cannot_be_are_refused() -> None:
-    with pytest.raises(ContextError, match="'5' is not a whole number, 0 to 4"):
+    with pytest.raises(ContextError, match="'5' is not an integer, 0 to 4"):
         place_from({"SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "5"})
-    with pytest.raises(ContextError, match="'0' is not a whole number, 1 or more"):
+    with pytest.raises(ContextError, match="'0' is not an integer, 1 or more"):
         place_from({"PMI_RANK": "0", "PMI_SIZE": "0"})
 
 

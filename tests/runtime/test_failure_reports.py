@@ -27,18 +27,18 @@ AWAY = RankProgress(16, "gradients of adam", 61.3, inside=False)
     [
         (
             {1: CAME, 2: AWAY},
-            "rank 2 has not come for 60 s to exchange 17: gradients of adam; "
-            "it last did exchange 16: gradients of adam, 61 s ago",
+            "rank 2 has not entered exchange 17: gradients of adam (waiting for 60 s); "
+            "its last exchange was 16: gradients of adam, 61 s ago",
         ),
         (
             {1: None, 2: RankProgress(0, "", 99.0, inside=False)},
-            "rank 1 has not come for 60 s to exchange 17: gradients of adam; "
-            "it does not answer (stopped, or stuck outside Python?); "
-            "nor has rank 2; it has not exchanged anything yet",
+            "rank 1 has not entered exchange 17: gradients of adam (waiting for 60 s); "
+            "it does not answer (stopped, or stuck outside Python?); rank 2 has not "
+            "entered it either; it has not exchanged anything yet",
         ),
         (
             {1: RankProgress(16, "metrics", 70.0, inside=True), 2: CAME},
-            "rank 1 has not come for 60 s to exchange 17: gradients of adam; "
+            "rank 1 has not entered exchange 17: gradients of adam (waiting for 60 s); "
             "it has been in exchange 16: metrics for 70 s",
         ),
         (

@@ -86,7 +86,7 @@ def test_who_still_trains_learns_who_has_left(jobs: Mapping[str, Ranks]) -> None
     assert ranks.exit_codes == [1, 0, 1]
     for rank in (0, 2):
         assert "the ranks took different numbers of steps" in ranks.outputs[rank]
-        assert "rank 1 has ended its program" in ranks.outputs[rank]
+        assert "rank 1 ended its program" in ranks.outputs[rank]
 
 
 @pytest.mark.slow

@@ -40,7 +40,7 @@ pytestmark = MARKS
             ("added_sum_in_training_only", "the layer penalty adds the sum"),
             ("added_sum_in_a_step_of_ones_own", "the layer penalty adds the sum"),
             ("changed_gradients_of_a_graph", "last/kernel before sgd"),
-            ("spread_kept_by_a_layer", "spread is set by a layer of the program's own"),
+            ("spread_kept_by_a_layer", "spread is set by a custom layer"),
         ]
     ),
 )
@@ -73,8 +73,11 @@ def test_what_a_step_says_of_its_counts_is_done(outcomes: Outcomes) -> None:
     ("case", "text"),
     in_tiers(
         [
-            ("whole_batch", "dice is no mean over the rows"),
-            ("added_root", "the layer root adds to the loss is no mean over the rows"),
+            ("whole_batch", "dice is not a mean over the rows"),
+            (
+                "added_root",
+                "the layer root adds to the loss is not a mean over the rows",
+            ),
             ("unlike_data", "the ranks read different batches"),
             (
                 "counted_in_a_step",
@@ -82,7 +85,7 @@ def test_what_a_step_says_of_its_counts_is_done(outcomes: Outcomes) -> None:
             ),
             (
                 "endless_epoch",
-                "the dataset has no end and fit() has no steps_per_epoch",
+                "the dataset is infinite and fit() has no steps_per_epoch",
             ),
             (
                 "divided_by_its_maximum",

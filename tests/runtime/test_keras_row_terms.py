@@ -17,7 +17,7 @@ pytestmark = MARKS
 
 THEME = "row_terms"
 PROGRAM = PROGRAMS / "cases" / f"{THEME}.py"
-TEXT = "is no mean over the rows of a batch"
+TEXT = "is not a mean over the rows of a batch"
 
 
 @pytest.mark.parametrize("case", in_tiers(cases_of(THEME)))

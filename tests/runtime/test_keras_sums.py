@@ -1,4 +1,4 @@
-"""Gradients that grow with the rows of a batch are refused.
+"""Gradients that grow with the number of rows in a batch are refused.
 
 The cases are those of ``programs/cases/sums.py``.
 """
@@ -17,29 +17,50 @@ pytestmark = MARKS
     ("case", "text"),
     in_tiers(
         [
-            ("step_that_sums", "grow with the rows of a batch"),
-            ("step_that_sums_with_dropout", "grow with the rows of a batch"),
-            ("step_that_sums_eagerly", "grow with the rows of a batch"),
-            ("step_that_sums_eagerly_with_dropout", "grow with the rows of a batch"),
-            ("step_that_sums_equal_batches", "grow with the rows of a batch"),
+            ("step_that_sums", "grow with the number of rows in a batch"),
+            ("step_that_sums_with_dropout", "grow with the number of rows in a batch"),
+            ("step_that_sums_eagerly", "grow with the number of rows in a batch"),
+            (
+                "step_that_sums_eagerly_with_dropout",
+                "grow with the number of rows in a batch",
+            ),
+            ("step_that_sums_equal_batches", "grow with the number of rows in a batch"),
             (
                 "step_that_sums_equal_batches_with_dropout",
-                "grow with the rows of a batch",
+                "grow with the number of rows in a batch",
             ),
-            ("step_that_sums_in_every_other", "grow with the rows of a batch"),
-            ("step_that_sums_over_embeddings", "grow with the rows of a batch"),
-            ("step_that_sums_ragged", "grow with the rows of a batch"),
-            ("step_that_sums_sparse", "grow with the rows of a batch"),
-            ("step_that_sums_sparse_eagerly", "grow with the rows of a batch"),
-            ("step_whose_loss_sums", "grow with the rows of a batch"),
-            ("loop_that_sums", "grow with the rows of a batch"),
-            ("loop_that_sums_with_dropout", "grow with the rows of a batch"),
-            ("loop_that_sums_eagerly", "grow with the rows of a batch"),
-            ("loop_that_sums_eagerly_with_dropout", "grow with the rows of a batch"),
-            ("loop_that_sums_unknown_batches", "grow with the rows of a batch"),
-            ("loop_that_sums_ragged", "grow with the rows of a batch"),
-            ("loop_that_sums_sparse", "grow with the rows of a batch"),
-            ("second_loop_that_sums", "descent (2) grow with the rows of a batch"),
+            (
+                "step_that_sums_in_every_other",
+                "grow with the number of rows in a batch",
+            ),
+            (
+                "step_that_sums_over_embeddings",
+                "grow with the number of rows in a batch",
+            ),
+            ("step_that_sums_ragged", "grow with the number of rows in a batch"),
+            ("step_that_sums_sparse", "grow with the number of rows in a batch"),
+            (
+                "step_that_sums_sparse_eagerly",
+                "grow with the number of rows in a batch",
+            ),
+            ("step_whose_loss_sums", "grow with the number of rows in a batch"),
+            ("loop_that_sums", "grow with the number of rows in a batch"),
+            ("loop_that_sums_with_dropout", "grow with the number of rows in a batch"),
+            ("loop_that_sums_eagerly", "grow with the number of rows in a batch"),
+            (
+                "loop_that_sums_eagerly_with_dropout",
+                "grow with the number of rows in a batch",
+            ),
+            (
+                "loop_that_sums_unknown_batches",
+                "grow with the number of rows in a batch",
+            ),
+            ("loop_that_sums_ragged", "grow with the number of rows in a batch"),
+            ("loop_that_sums_sparse", "grow with the number of rows in a batch"),
+            (
+                "second_loop_that_sums",
+                "descent (2) grow with the number of rows in a batch",
+            ),
         ]
     ),
 )

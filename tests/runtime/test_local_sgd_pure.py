@@ -65,7 +65,7 @@ def test_replicas_that_stay_together_get_no_word() -> None:
 def test_replicas_that_drift_get_one_word_that_says_how_far() -> None:
     (word,) = words([0.02, 0.05, 0.03, 0.03, 0.03, 0.04, 0.19, 0.25, 0.5])
     assert "after 100 steps their parameters were 25.0% away" in word
-    assert "5.0% at most in the beginning" in word
+    assert "at most 5.0% in the beginning" in word
     assert "sync_every" in word
 
 

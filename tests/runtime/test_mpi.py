@@ -292,5 +292,5 @@ def test_a_stopped_rank_is_given_up() -> None:
         os.kill(ranks.ranks[1].pid, signal.SIGSTOP)
         _, text, said = ranks.failure(0)
     assert text.startswith("CollectiveTimeoutError: ")
-    assert "rank 1 has not come" in text
-    assert "rank 1 has not come" in said
+    assert "rank 1 has not entered" in text
+    assert "rank 1 has not entered" in said

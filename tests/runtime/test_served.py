@@ -302,12 +302,12 @@ _ALONE_AGAIN = "restart: {max: 1, scope: task}\n"
         pytest.param(
             "tasks: {worker: 2, ps: 1}\nruntime: {strategy: replicated}\n"
             + _ALONE_AGAIN,
-            "under replicated one task alone cannot rejoin the others",
+            "under replicated a single task cannot rejoin the others",
             id="replicated, one again",
         ),
         pytest.param(
             "tasks: {worker: 2, ps: 1}\nruntime: {synchronous: true}\n" + _ALONE_AGAIN,
-            "under parameter_server with 'synchronous' one task alone cannot rejoin",
+            "under parameter_server with 'synchronous' a single task cannot rejoin",
             id="in step, one again",
         ),
         pytest.param(

@@ -124,24 +124,24 @@ def test_a_rank_that_does_not_come_is_named_once_and_shows_its_stacks(
         meet(group, Signature("gradients of adam"))
 
     assert with_boards(size, act, said) == [None] * size
-    text = said.wait_for(0, "has not come")
+    text = said.wait_for(0, "has not entered")
     assert re.fullmatch(
-        rf"rank {last} has not come for 0 s to exchange 2: gradients of adam; "
-        r"it last did exchange 1: variables, 0 s ago",
+        rf"rank {last} has not entered exchange 2: gradients of adam "
+        r"\(waiting for 0 s\); its last exchange was 1: variables, 0 s ago",
         text,
     )
     shown = said.wait_for(last, "It is here")
     assert "busy_elsewhere" in shown
-    assert "for this rank to come to exchange 2: gradients of adam" in shown
+    assert "for this rank to enter exchange 2: gradients of adam" in shown
     # To connect may take longer than the warning waits, too: any rank says so.
-    late = f"rank {last} has not come"
+    late = f"rank {last} has not entered"
     assert {rank for rank, line in said.lines if line.startswith(late)} == {0}
     assert len([1 for _, line in said.lines if "It is here" in line]) == 1
 
 
 def busy_elsewhere(said: Said) -> None:
     """Until the others have complained, and we have shown where we are."""
-    said.wait_for(0, "has not come")
+    said.wait_for(0, "has not entered")
     ours = threading.Event()
     while not any("It is here" in line for _, line in said.lines):
         assert not ours.wait(0.01)
@@ -313,7 +313,7 @@ def test_what_breaks_an_exchange_off_ends_it_for_all(size: int) -> None:
     for rank in {*range(size)} - {1}:
         outcome = outcomes[rank]
         assert isinstance(outcome, PeerLostError)
-        assert "rank 1 has left: exchange 1: step broke off: MemoryError()" in str(
+        assert "rank 1 has left: exchange 1: step was aborted: MemoryError()" in str(
             outcome
         )
 
@@ -392,8 +392,9 @@ def test_a_stopped_rank_is_named_and_then_given_up(length: int) -> None:
         assert text.startswith("CollectiveTimeoutError: rank 1 has sent nothing for 4")
         assert "it does not answer" in text
     assert re.search(
-        r"tfcluster: rank 1 has not come for \d s to exchange \d+: gradients of sgd; "
-        r"it does not answer \(stopped, or stuck outside Python\?\)\n",
+        r"tfcluster: rank 1 has not entered exchange \d+: gradients of sgd "
+        r"\(waiting for \d s\); it does not answer "
+        r"\(stopped, or stuck outside Python\?\)\n",
         outcomes[0][2],
     )
     assert outcomes[1][2] == ""

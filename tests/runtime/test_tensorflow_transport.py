@@ -173,7 +173,7 @@ def test_a_rank_that_does_not_come_in_time(outcomes: Outcomes) -> None:
     # Whichever of the two connections between the ranks notices it first.
     assert text.startswith(
         (
-            "a rank did not come in time: rank 0 has waited 3 s",
+            "a rank did not respond in time: rank 0 has waited 3 s",
             "rank 0 has sent nothing for 3 s",
         )
     )
@@ -204,12 +204,12 @@ def test_a_rank_that_is_late_for_the_first_op_is_named(outcomes: Outcomes) -> No
     assert [rank["total"] for rank in outcomes.said("late_start")] == [4.0, 4.0]
     first, last = outcomes.ended("late_start").outputs
     assert re.search(
-        r"tfcluster: rank 1 has not come for \d+ s to exchange 1: TensorFlow's first "
-        "op; it has not exchanged anything yet\n",
+        r"tfcluster: rank 1 has not entered exchange 1: TensorFlow's first op "
+        r"\(waiting for \d+ s\); it has not exchanged anything yet\n",
         first,
     )
     assert re.search(
-        r"tfcluster: rank 0 has waited \d+ s for this rank to come to exchange 1: "
+        r"tfcluster: rank 0 has waited \d+ s for this rank to enter exchange 1: "
         r"TensorFlow's first op. It is here:\n(?s:.*)in late_start",
         last,
     )
@@ -247,7 +247,10 @@ def test_a_batch_of_two_dtypes_in_a_graph(outcomes: Outcomes, size: int) -> None
                 total = sum(r + number + 1 for r in range(SIZE))
                 np.testing.assert_array_equal(value, np.full(shape, total))
                 assert value.dtype == dtypes.get(name, "float32")
-        assert str(rank["batched/refused"]) == "the ops carry no string"
+        assert (
+            str(rank["batched/refused"])
+            == "TensorFlow's collective ops do not support string"
+        )
 
 
 def test_nccl_goes_one_bucket_after_the_other(outcomes: Outcomes) -> None:

@@ -117,7 +117,7 @@ def test_caching_device(found: Found) -> None:
     assert caching.startswith(
         "caching='tpu': variables are cached on 'cpu' or on 'gpu'"
     )
-    assert tower.startswith("a tower is 'cpu:0', 'gpu:1' or the like; found 'here'")
+    assert tower.startswith("a tower must be like 'cpu:0' or 'gpu:1'; found 'here'")
     assert result["gpu"] == "/job:worker/task:0/device:GPU:0"
 
 
@@ -187,7 +187,7 @@ def test_copies_train_with_the_mean_of_workers(found: Found) -> None:
 
 def test_copies_of_variables_are_found_by_name(found: Found) -> None:
     renamed, strange = found["copies_by_name"]
-    assert "tower 1 misses dense/kernel and has dense_1/kernel besides" in renamed
+    assert "tower 1 misses dense/kernel and also has dense_1/kernel" in renamed
     assert "get_variable" in strange
     assert "tower0/stray" in strange
 
@@ -219,7 +219,7 @@ def test_another_model_is_named_readably(found: Found) -> None:
     first, second, third = found["other_models"]
     assert (first, third) == ("trains", "trains")
     assert second.startswith(
-        "worker:1 has another model than worker:0, the chief: missing here: "
+        "worker:1 has a different model from worker:0, the chief: missing here: "
         "dense/kernel float32 (2, 3)"
     )
     assert "not on the chief: dense_1/kernel float32 (2, 3)" in second

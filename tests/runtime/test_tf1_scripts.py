@@ -263,7 +263,7 @@ def test_a_dead_ps_is_named(cluster: Tasks) -> None:
     address = cluster.jobs["ps"][0]
     assert f"PeerLostError: ps:0 ({address}) is gone" in ended.output
     (failure,) = ended.said("failure")
-    assert "start the job again from its last checkpoint" in failure["cause"]
+    assert "restart the job from its last checkpoint" in failure["cause"]
 
 
 @pytest.mark.tensorflow
@@ -299,9 +299,9 @@ def test_another_model_is_refused(cluster: Tasks) -> None:
     assert done(chief, "other_model")
     assert worker.status == 1
     assert (
-        "CollectiveMismatchError: worker:1 has another model than worker:0, the "
+        "CollectiveMismatchError: worker:1 has a different model from worker:0, the "
         "chief: different: w is float32 (4,) on /job:ps/task:0, on the chief float32 "
-        "(3,) on /job:ps/task:0. All tasks have to build the same graph"
+        "(3,) on /job:ps/task:0. All tasks must build the same graph"
     ) in worker.output
 
 

@@ -227,7 +227,7 @@ def test_an_exchange_does_not_begin_within_another() -> None:
 
     (outcome,) = as_threads(1, act)
     assert isinstance(outcome, CollectiveError)
-    assert "inner begins within" in str(outcome)
+    assert "inner was called within" in str(outcome)
 
 
 def test_who_waits_says_for_whom() -> None:

@@ -186,8 +186,8 @@ def test_an_interrupt_ends_a_task_by_the_signal(
     ("request_", "fds", "cause"),
     [
         ({"argv": [], "env": {}, "cwd": "/no/such"}, 2, "No such file or directory"),
-        ({"argv": [], "env": {}, "cwd": "/"}, 0, "takes 2 descriptors, not 0"),
-        ({"argv": [], "cwd": "/"}, 2, "takes 'argv', 'env' and 'cwd'"),
+        ({"argv": [], "env": {}, "cwd": "/"}, 0, "needs 2 descriptors, got 0"),
+        ({"argv": [], "cwd": "/"}, 2, "needs 'argv', 'env' and 'cwd'"),
     ],
 )
 def test_what_cannot_be_forked_is_told(
@@ -218,8 +218,8 @@ sys.exit('the end')
     [
         ({"PYTHONHASHSEED": "0"}, "x.py", "PYTHONHASHSEED is read only once"),
         ({"KERAS_BACKEND": "jax"}, "x.py", "KERAS_BACKEND is read only once"),
-        ({}, "rich.py", "the program's folder has a module 'rich' of its own"),
-        ({}, "keras/__init__.py", "folder has a module 'keras' of its own"),
+        ({}, "rich.py", "the program's folder contains its own module 'rich'"),
+        ({}, "keras/__init__.py", "folder contains its own module 'keras'"),
     ],
 )
 def test_a_task_that_would_notice_starts_cold(

@@ -120,7 +120,7 @@ def test_a_job_that_begins_again_on_other_hosts_is_followed(
     # What slurmctld finds out by itself some time later.
     down = ("scontrol", "update", f"nodename={lost.name}", "state=down", "reason=x")
     site.rig.host("head").output(down)
-    in_heard(site, "it will begin again")
+    in_heard(site, "it will start again")
     first = site.status()
     assert (first["state"], first["exit_code"]) == ("lost", 5)
     site.slurm("scontrol", "update", f"jobid={job}", "starttime=now+2")
@@ -147,7 +147,7 @@ def test_a_job_whose_host_is_lost_is_not_left_in_silence(
     code, said = site.finish(follower)
     assert code == 5, said
     assert "lost: " in said
-    assert f"still runs as far as Grid Engine knows; `qdel {job}` ends it" in said
+    assert f"is still running according to Grid Engine; `qdel {job}` ends it" in said
     wait_for(lambda: not site.leftovers(), "end of all processes")
 
 

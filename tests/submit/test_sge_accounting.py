@@ -79,7 +79,7 @@ def test_the_jobs_own_end(name: str) -> None:
     ("books", "told"),
     [
         (BOOKS["killed"][0], " (failed 100 : assumedly after job, exit status 137 "),
-        ("error: job id 12 not found\n", " before the launcher had told"),
+        ("error: job id 12 not found\n", " before the launcher recorded"),
     ],
 )
 def test_a_job_that_is_gone_is_looked_up(books: str, told: str) -> None:

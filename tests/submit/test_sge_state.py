@@ -19,7 +19,7 @@ STATES = {
         "waiting (qw)",
         'cannot run in PE "tf" because it only offers 10 slots',
     ),
-    "held": ("6", JobPhase.PENDING, "held (hqw)", "`qrls 6` lets it go"),
+    "held": ("6", JobPhase.PENDING, "held (hqw)", "`qrls 6` releases it"),
     "error": (
         "4",
         JobPhase.PENDING,

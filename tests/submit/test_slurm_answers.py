@@ -44,7 +44,7 @@ def test_the_job_s_id(said: str, job: str) -> None:
                 "configuration is not available\n",
             ),
             "Requested node configuration is not available",
-            "`sinfo -N -l` says what nodes have",
+            "`sinfo -N -l` shows what nodes have",
         ),
         (Answer(127, "", "sbatch is not on the PATH"), "not on the PATH", None),
         (Answer(0, "Submitted batch job\n"), "no answer", None),
@@ -76,7 +76,7 @@ def test_a_refusal_is_for_people(answer: Answer, said: str, hint: str | None) ->
             JobState(
                 JobPhase.PENDING,
                 "PENDING",
-                "PartitionConfig: the partition cannot fulfil it",
+                "PartitionConfig: the partition cannot satisfy its request",
             ),
         ),
         (

@@ -110,8 +110,8 @@ class Listening:
             return
         who = f"a process of uid {entry.uid}" if pid is None else f"pid {pid}"
         text = (
-            f"warning: {who}, which {watch.task.name} has not started, listens on "
-            f"port {watch.port} of that task"
+            f"warning: {who}, which {watch.task.name} did not start, listens on port "
+            f"{watch.port} of that task"
         )
         self._reports.send("note", text=text)
 

@@ -122,7 +122,7 @@ def _cause(program: Program, error: OSError) -> str:
         what = "is not a folder" if cwd.exists() else "does not exist"
         return f"workdir {program.cwd} {what}"
     if not os.access(cwd, os.X_OK):
-        return f"workdir {program.cwd} may not be entered"
+        return f"workdir {program.cwd} cannot be entered: permission denied"
     return _command_cause(command, cwd / local_path(command), error)
 
 

@@ -167,7 +167,9 @@ class Supervisor:
         )
         if not self._crew.adopts_orphans:
             self._channel.send(
-                "note", text="orphans cannot be adopted here; only marks find them"
+                "note",
+                text="orphaned processes cannot be adopted here; "
+                "they are found only by their marks",
             )
         self._beat()
 
@@ -209,7 +211,7 @@ class Supervisor:
                 self._crew.reap()
         elif signum in FORWARDED:
             name = signal.Signals(signum).name
-            text = f"the agent was sent {name}"
+            text = f"the agent received {name}"
             self._channel.send("note", text=text, signal=name.removeprefix("SIG"))
             if signum == signal.SIGTERM and not self.closing:
                 self.close(self._grace_s, exit_codes.TERMINATED)
@@ -221,8 +223,8 @@ class Supervisor:
             self._guardless = True
             self._channel.send(
                 "note",
-                text="the guard process died; if the agent is killed as well, "
-                "tasks may be left behind",
+                text="the guard process died; if the agent is also "
+                "killed, tasks may keep running",
                 guard=self._link.guard,
             )
 

@@ -121,7 +121,7 @@ class Tasks:
     def prepare(self, order: Start) -> tuple[Task, Ends] | None:
         """A task with a log file but no process yet. A failure is reported."""
         if any(t.name == order.task and not t.reported for t in self._tasks.values()):
-            self.refuse(order, "it is running already")
+            self.refuse(order, "it is already running")
             return None
         try:
             with ExitStack() as undo:

@@ -82,7 +82,7 @@ class WarmInterpreters:
         """Start an interpreter. A failure is reported as `cold`."""
         old = self._interpreters.get(order.key)
         if old is not None and old.status is None:
-            self._cold(order.key, "there is one under this key already", [])
+            self._cold(order.key, "a warm interpreter already has this key", [])
             return
         try:
             interpreter = self._spawn(order)
@@ -268,7 +268,7 @@ class WarmInterpreters:
         elif kind in ("forked", "fork_failed"):
             number, pid = frame.get("id"), frame.get("pid", 0)
             if not isinstance(number, int) or number not in interpreter.asked:
-                raise WireError(f"answered to a request {number!r} that was not made")
+                raise WireError(f"answered request {number!r}, which was not made")
             if not isinstance(pid, int) or (kind == "forked" and pid <= 1):
                 raise WireError(f"{pid!r} is not a pid")
             task = interpreter.asked.pop(number).task

@@ -123,7 +123,10 @@ class WorkdirReceiver:
         assert self._request is not None  # set by listed()
         root = local_path(self._request.folder).expanduser()
         if not root.is_absolute():
-            raise SyncError(f"{self._request.folder} cannot be found: no home here")
+            raise SyncError(
+                f"{self._request.folder} cannot be expanded: the user has no home "
+                "folder there"
+            )
         wanted = {each.path: each.digest for each in self._files}
         for path in wanted:
             _check(path)
@@ -136,8 +139,8 @@ class WorkdirReceiver:
             rest = len(plan.conflicts) - _SHOWN
             more = f" and {rest} more" if rest > 0 else ""
             raise SyncError(
-                f"changed both here and in {root} there: {shown}{more} "
-                "(move yours away there, or sync to another folder)"
+                f"changed both on this machine and in {root} on the host: "
+                f"{shown}{more} (move them away on the host, or sync to another folder)"
             )
         self._taking = _Taking(root, self._files, plan, known)
         self._ask()
@@ -203,10 +206,10 @@ class _Taking:
         """Append a part. Raises SyncError or WireError if it is unexpected."""
         asked = self._awaited.pop() if self._awaited else None
         if asked is None or asked[:2] != [part.index, part.offset]:
-            raise WireError("a part that nobody has asked for")
+            raise WireError("a part that was not requested")
         name = self._files[part.index].path
         if part.data is None:
-            raise SyncError(f"{name} cannot be read any more where it comes from")
+            raise SyncError(f"{name} can no longer be read at its source")
         try:
             data = base64.b64decode(part.data, validate=True)
         except binascii.Error as error:
@@ -271,7 +274,7 @@ class _Taking:
 def _check(path: str) -> None:
     parts = PurePosixPath(path).parts
     if path.startswith("/") or ".." in parts or not parts or "\0" in path:
-        raise WireError(f"{path!r} is no path within a folder")
+        raise WireError(f"{path!r} is not a path within a folder")
 
 
 def _same_files(inodes: Sequence[tuple[str, int]]) -> bool:

@@ -57,7 +57,8 @@ def starting(description: Description) -> Backend:
             [
                 Problem(
                     description.origins.get("launcher", description.source),
-                    f"launcher {launcher} starts nothing on hosts of backend {backend}",
+                    f"launcher {launcher} cannot start agents on hosts of backend "
+                    f"{backend}",
                     "launcher: auto",
                 )
             ]

@@ -55,13 +55,13 @@ data = bytearray()
 while len(data) < size:
     part = os.read(0, size - len(data))
     if not part:
-        sys.exit("tfcluster: the channel ended before the agent had come")
+        sys.exit("tfcluster: the channel closed before the agent arrived")
     data += part
 import zlib
 try:
     data = memoryview(zlib.decompress(data, 31))
 except zlib.error:
-    sys.exit("tfcluster: the agent was damaged on its way")
+    sys.exit("tfcluster: the agent was corrupted in transfer")
 os.umask(0o077)
 cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
 folder = os.path.join(cache, "tfcluster")
@@ -138,13 +138,13 @@ try:
     os.makedirs(folder, mode=0o700, exist_ok=True)
     status = os.stat(folder)
     if status.st_uid != os.geteuid() or status.st_mode & 0o022:
-        sys.exit("tfcluster: others may write to " + folder)
+        sys.exit("tfcluster: other users can write to " + folder)
     if not whole():
         unpack()
 except OSError as error:
     why = error.strerror or str(error)
-    hint = "make room there, or set XDG_CACHE_HOME for this host to another folder"
-    said = "tfcluster: cannot keep the agent in {{}}: {{}} ({{}})"
+    hint = "free some space there, or set XDG_CACHE_HOME on this host to another folder"
+    said = "tfcluster: cannot store the agent in {{}}: {{}} ({{}})"
     sys.exit(said.format(folder, why, hint))
 sys.path.insert(0, home)
 try:

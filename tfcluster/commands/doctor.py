@@ -81,8 +81,8 @@ def _examine_here(
         found.append(Finding(here.name, text))
     code = _answer(reports, found, environ, as_json=as_json)
     say(
-        f"this is no {scheduler.name} job: its nodes can be looked at from within one "
-        "only; this was the host that you are on"
+        f"not inside a {scheduler.name} job: its nodes can be checked only from inside "
+        "one; only this host was checked"
     )
     return code
 

@@ -84,8 +84,8 @@ def submit(
     scheduler = scheduler_of(description.backend)
     if scheduler is None:
         where = description.origins.get("backend", description.source)
-        problem = f"backend {description.backend} has no jobs to submit"
-        hint = "`tfcluster launch` starts it; --set backend=slurm is one that has"
+        problem = f"backend {description.backend} cannot submit jobs"
+        hint = "`tfcluster launch` starts the run; --set backend=slurm submits a job"
         raise ConfigError([Problem(where, problem, hint)])
     if dry_run:
         paths = _unborn(description, environ)
@@ -134,7 +134,7 @@ def _load(words: Sequence[str], options: Options, environ: Mapping[str, str]) ->
             [
                 Problem(
                     "launch",
-                    "what is to be launched?",
+                    "nothing to launch",
                     "`tfcluster launch cluster.yaml`, or "
                     "`tfcluster launch -n 4 -- python train.py`",
                 )
@@ -170,7 +170,7 @@ def _refuse_without_count(words: Sequence[str], options: Options) -> None:
     before = words[: len(words) - options.behind] if options.behind else words
     looks_like_command = words[0].endswith(".py") or words[0].startswith("python")
     problems = [
-        Problem(flag, "goes with -n N and a command, not with a file", hint)
+        Problem(flag, "is for -n N with a command, not for a file", hint)
         for flag, given, hint in (
             ("--ps", options.ps, "write `ps: N` under 'tasks', or --set tasks.ps=N"),
             ("--hosts", options.hosts, "write 'hosts:' in the file"),
@@ -183,8 +183,8 @@ def _refuse_without_count(words: Sequence[str], options: Options) -> None:
             Problem(
                 before[1],
                 f"does not belong to {words[0]}",
-                "what is to be appended to the command stands behind `--`: "
-                f"tfcluster launch {shlex.quote(words[0])} -- {rest}",
+                "put arguments for the command after `--`: tfcluster launch "
+                f"{shlex.quote(words[0])} -- {rest}",
             )
         )
     if looks_like_command and Path(words[0]).suffix not in (".yaml", ".yml"):
@@ -205,7 +205,7 @@ def _refuse_file(words: Sequence[str], count: int) -> None:
     """Refuse a cluster.yaml together with ``-n``, which takes a command."""
     path = Path(words[0])
     if path.suffix in (".yaml", ".yml") and path.is_file():
-        problem = "is a cluster.yaml, and -n goes with a command"
+        problem = "is a cluster.yaml, but -n is for a command"
         hint = f"tfcluster launch {shlex.quote(words[0])} --set tasks.worker={count}"
         raise ConfigError([Problem(words[0], problem, hint)])
 

@@ -58,7 +58,7 @@ def stop(
     paths = find(state_dir(environ), run)
     view = _read(paths)
     if view.state.final and view.state is not RunState.LOST:
-        say(f"{view.run} is over already ({view.state})")
+        say(f"{view.run} has already ended ({view.state})")
         return view
     view = _stopped(
         view, paths, environ, say, now=now, patience_s=patience_s or _NOW_PATIENCE_S
@@ -95,7 +95,7 @@ def _stopped(
         view = _await(paths, lambda _: False, patience_s)
     if view.state.final:
         return view
-    say(f"the launcher of {view.run} does not react: killing it (pid {launcher.pid})")
+    say(f"the launcher of {view.run} does not respond: killing it (pid {launcher.pid})")
     _kill(launcher)
     view = _await_end(paths, _HEARD_S)
     if view.state is RunState.LOST:
@@ -123,7 +123,7 @@ def _await_end(paths: RunPaths, patience_s: float) -> RunView:
     view = _await(paths, lambda _: False, patience_s)
     if not view.state.final:
         raise ContactLostError(
-            f"{view.run} was told to stop, but is still {view.state}",
+            f"{view.run} was asked to stop, but is still {view.state}",
             hint=f"tfcluster stop --now {view.run}",
         )
     return view
@@ -154,7 +154,7 @@ def _is_elsewhere(view: RunView) -> bool:
 def _within_reach(view: RunView) -> LauncherView:
     launcher = view.launcher
     if launcher is None:
-        raise ContactLostError(f"{view.run} has only just begun", hint="try again")
+        raise ContactLostError(f"{view.run} is still starting", hint="try again")
     if launcher.host != identity().host:
         raise ContactLostError(
             f"the launcher of {view.run} runs on {launcher.host}",
@@ -214,7 +214,9 @@ def _sweep(
         _sweep_hosts(starter, [h for h in hosts if h.name in used], view.run, say)
         return
     if view.backend != "local":
-        say("its agents end everything within their lease; look at the hosts yourself")
+        say(
+            "its agents stop everything when their lease ends; check the hosts yourself"
+        )
         return
     count = sweep(LocalBackend(), Host(name="localhost", address=""), view.run)
     if count is None:
@@ -233,5 +235,5 @@ def _sweep_hosts(starter: Starter, hosts: Sequence[Host], run: str, say: Say) ->
     if missed:
         raise ContactLostError(
             f"{fold(missed)} could not be swept",
-            hint="an agent that lives ends everything within its lease of 30 s",
+            hint="a live agent stops everything within its lease of 30 s",
         )

@@ -77,4 +77,4 @@ def _refuse_shell(text: str) -> None:
     single = _blanked(re.compile(rf"{_SINGLE.pattern}|\\.|\$\$"), text)
     if bare := re.search(r"\$([A-Za-z_][A-Za-z0-9_]*)", single):
         hint = f"write ${{{bare[1]}}}, or {_WITH_SHELL}"
-        raise CommandError(f"{bare[0]} is not filled in", hint, bare.start())
+        raise CommandError(f"{bare[0]} is not expanded", hint, bare.start())

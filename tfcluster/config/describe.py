@@ -160,7 +160,7 @@ class _Describer:
         workdir = self._cluster.workdir
         if workdir.sync is None:
             if workdir.exclude:
-                message = "'exclude' is for 'sync', which is not given"
+                message = "'exclude' is for 'sync', which is not set"
                 self._findings.error(("workdir", "exclude"), message)
             return None
         # '~' is not expanded: it is the home on each host.
@@ -170,7 +170,7 @@ class _Describer:
         if not parts or parts == ("/",) or ".." in parts or bare.startswith("~"):
             self._findings.error(
                 ("workdir", "sync"),
-                f"{workdir.sync!r} is no folder of its own on the hosts",
+                f"{workdir.sync!r} is not a separate folder on the hosts",
                 "for example ~/digits",
             )
         elif not bare.startswith("/"):

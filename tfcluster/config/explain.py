@@ -76,7 +76,9 @@ def _of_secret(kind: str, context: Mapping[str, Any], found: Found) -> _Words:
         what = "the name of a variable"
     inside = found.key is not None and found.name != "secrets"
     name = found.name if inside else "NAME"
-    hint = f"say where its value is: {name}: {{file: ~/.secret}}, or {{env: NAME}}"
+    hint = (
+        f"give the source of its value: {name}: {{file: ~/.secret}}, or {{env: NAME}}"
+    )
     if found.name in SecretSource.model_fields:
         hint = "its value is not shown here"
     return f"{printable(found.name)!r} must be {what or 'something else'}", hint
@@ -184,7 +186,7 @@ def _mismatch(
         what = f"a {noun} {words} {bound:g}" if noun == "number" else ""
         what = what or f"a {noun} {words} {bound}"
         if bound == 1 and shown(node) == "0":
-            hint = "for none leave the key out"
+            hint = "for none, omit the key"
     elif kind in ("too_short", "string_too_short"):
         return f"{found.name!r} {EMPTY.message}", EMPTY.hint
     else:
@@ -220,7 +222,7 @@ def _number_hint(node: Scalar) -> str | None:
         sign = "" if match[3][0] in "+-" else "+"
         return f"YAML reads it as text; write {match[1]}.0e{sign}{match[3]}"
     if not node.plain and re.fullmatch(r"[0-9.]+", node.raw):
-        return "take the quotes away"
+        return "remove the quotes"
     return None
 
 

@@ -222,10 +222,10 @@ def _env_name(name: str) -> str:
         hint = "letters, digits and '_', not a digit first"
         raise refused(f"{name!r} is not the name of a variable", hint)
     if name in _OURS or name.startswith("TFCLUSTER_"):
-        raise refused(f"{name} is set by tfcluster", "take it out")
+        raise refused(f"{name} is set by tfcluster", "remove it")
     if name == "CUDA_VISIBLE_DEVICES":
         message = "CUDA_VISIBLE_DEVICES is set by tfcluster"
-        raise refused(message, "say how many with gpus: under tasks")
+        raise refused(message, "set the number with 'gpus' under 'tasks'")
     return name
 
 
@@ -253,7 +253,8 @@ Line = Annotated[str, AfterValidator(_one_line), Field(min_length=1)]
 Name = Annotated[
     str,
     Matching(
-        _NAME, "at most 64 letters, digits, '.', '_' and '-', and not begin with . or -"
+        _NAME,
+        "at most 64 letters, digits, '.', '_' and '-', and must not begin with . or -",
     ),
 ]
 User = Annotated[str, Matching(_USER, "a user name")]
@@ -268,7 +269,7 @@ SlurmTime = Annotated[
     str,
     Matching(
         r"(?:[0-9]+-)?[0-9]+(?::[0-9]{1,2}){0,2}|UNLIMITED|INFINITE",
-        "a time as Slurm takes it",
+        "a time in Slurm's format",
         'minutes, or quoted: "HH:MM:SS", "D-HH:MM:SS"',
     ),
     BeforeValidator(_as_text),

@@ -106,5 +106,5 @@ def _check_repeats(
     address = (item.address or name, item.port)
     other = seen.addresses.setdefault(address, name)
     if other != name:
-        message = f"{other} and {name} are one machine: {address[0]}"
-        findings.report.warn(mark, message, "it gets the tasks of both")
+        message = f"{other} and {name} are the same machine: {address[0]}"
+        findings.report.warn(mark, message, "it runs the tasks of both")

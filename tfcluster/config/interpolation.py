@@ -61,9 +61,9 @@ def fill(text: str, environ: Mapping[str, str], *, keep_bare: bool = False) -> s
 def _refusal(match: re.Match[str]) -> FillError:
     shown = printable(match[0], 40)
     if bare := match["bare"]:
-        message = f"{shown} is not filled in: only ${{{bare[:39]}}} is"
+        message = f"{shown} is not expanded: only ${{{bare[:39]}}} is"
         hint = f"write ${{{bare[:39]}}}, or ${shown} for the text itself"
         return FillError(message, hint, match[0])
-    message = f"{shown} is not a reference that can be filled in"
-    hint = "${VAR} and ${VAR:-default} can; $$ stands for one $"
+    message = f"{shown} is not a supported reference"
+    hint = "use ${VAR} or ${VAR:-default}; write $$ for one $"
     return FillError(message, hint, match[0])

@@ -44,12 +44,15 @@ class Task(_Section):
         field_types.Gpus | None,
         Field(
             default=None,
-            description="GPUs for each task; left out, a share of what its host has.",
+            description="GPUs for each task. Default: a share of its host's GPUs.",
         ),
     ]
     env: Annotated[
         field_types.Env,
-        Field(default={}, description="Variables for these tasks, over those of all."),
+        Field(
+            default={},
+            description="Variables for these tasks; they override those of all tasks.",
+        ),
     ]
     command: Annotated[
         field_types.Command | None,
@@ -59,7 +62,7 @@ class Task(_Section):
         bool,
         Field(
             default=False,
-            description="A built-in TensorFlow server stands in for the command "
+            description="A built-in TensorFlow server runs instead of the command "
             "(chief and worker only).",
         ),
     ]
@@ -67,8 +70,8 @@ class Task(_Section):
         field_types.Count | None,
         Field(
             default=None,
-            description="worker: a restart after the loss of a host may go on with so "
-            "many. Left out, all are needed.",
+            description="worker: minimum number for a restart after a "
+            "host is lost. Default: all of them.",
         ),
     ]
 
@@ -100,13 +103,14 @@ class Workdir(_Section):
         list[field_types.Line],
         Field(
             default=[],
-            description="What is not copied: names or paths, with * and ? (`*.ckpt`).",
+            description="Files that are not copied: names or paths, with * and ? "
+            "(`*.ckpt`).",
         ),
     ]
 
 
 class Tasks(_Section):
-    """What the cluster consists of."""
+    """The tasks of the cluster."""
 
     chief: Annotated[
         Group | None,
@@ -123,7 +127,7 @@ class Tasks(_Section):
         Group | None,
         Field(
             default=None,
-            description="Runs the command, stands outside the training cluster.",
+            description="Runs the command outside the training cluster.",
         ),
     ]
     data: Annotated[
@@ -139,13 +143,13 @@ class Runtime(_Section):
         | None,
         Field(
             default=None,
-            description="Default: parameter_server where there are ps tasks, else "
-            "collective. none sets TF_CONFIG and leaves the script alone.",
+            description="Default: parameter_server with ps tasks, "
+            "else collective. none sets TF_CONFIG and leaves the script alone.",
         ),
     ]
     transport: Annotated[
         Literal["auto", "host", "tensorflow", "mpi"],
-        Field(default="auto", description="What carries the exchange between ranks."),
+        Field(default="auto", description="Transport of the exchanges between ranks."),
     ]
     bucket_mb: Annotated[
         float,
@@ -153,26 +157,27 @@ class Runtime(_Section):
             default=25.0,
             gt=0,
             le=4096,
-            description="Gradients are exchanged in portions of so many megabytes.",
+            description="Gradients are exchanged in buckets of this size (MB).",
         ),
     ]
     compression: Annotated[
         Literal["none", "fp16", "bf16"],
-        Field(default="none", description="What gradients are sent as."),
+        Field(default="none", description="Data type in which gradients are sent."),
     ]
     batch: Annotated[
         Literal["global", "per_worker"],
         Field(
             default="global",
-            description="Whether the script's batch is that of all tasks together.",
+            description="Whether the script's batch size is that of all tasks "
+            "together or of each.",
         ),
     ]
     data: Annotated[
         Literal["shared", "seed_offset"],
         Field(
             default="shared",
-            description="Whether the tasks divide one order of the data, or each "
-            "shuffles all of it by seeds of its own.",
+            description="Whether the tasks divide one shuffled order of the "
+            "data, or each shuffles all of it with its own seeds.",
         ),
     ]
     sync_every: Annotated[
@@ -204,8 +209,8 @@ class Runtime(_Section):
         list[Literal["print", "summary"]],
         Field(
             default=["summary"],
-            description="What other ranks than the chief leave undone: print() to the "
-            "console, event files of tf.summary.",
+            description="What only the chief does: print() to the console, event "
+            "files of tf.summary.",
         ),
     ]
     warm_start: Annotated[
@@ -219,23 +224,24 @@ class Runtime(_Section):
         field_types.DurationOrOff,
         Field(
             default="60s",
-            description="A rank that others wait for so long is named, and says where "
-            "it is.",
+            description="A rank that others wait for this long is named, with "
+            "its stack.",
         ),
     ]
     stall_timeout: Annotated[
         field_types.DurationOrOff,
         Field(
             default="30m",
-            description="Ranks that have waited for another so long end with an error.",
+            description="Ranks that have waited this long for another rank fail "
+            "with an error.",
         ),
     ]
     require_exchange: Annotated[
         bool,
         Field(
             default=True,
-            description="A training task that has exchanged nothing with the others is "
-            "no success; false: for scripts that train nothing.",
+            description="A training task that exchanges nothing with the others "
+            "counts as failed; false: for scripts that train nothing.",
         ),
     ]
 
@@ -248,15 +254,18 @@ class HostItem(_Section):
     ]
     slots: Annotated[
         field_types.Count | None,
-        Field(default=None, description="How many tasks it takes."),
+        Field(default=None, description="Number of tasks that run on it."),
     ]
     gpus: Annotated[
         field_types.Gpus | None,
-        Field(default=None, description="How many GPUs it has; left out, it is asked."),
+        Field(
+            default=None,
+            description="Number of its GPUs. Default: the host reports it.",
+        ),
     ]
     address: Annotated[
         field_types.Line | None,
-        Field(default=None, description="What the other hosts reach it by."),
+        Field(default=None, description="Address at which other hosts reach it."),
     ]
     user: Annotated[
         field_types.User | None, Field(default=None, description="User name for ssh.")
@@ -276,7 +285,7 @@ Host = Annotated[
 
 
 class Ssh(_Section):
-    """How hosts are reached over SSH. ~/.ssh/config has its say too."""
+    """How hosts are reached over SSH. ~/.ssh/config is also read."""
 
     user: Annotated[
         field_types.User | None,
@@ -302,7 +311,7 @@ class Ssh(_Section):
 
 
 class Slurm(_Section):
-    """What is asked of Slurm."""
+    """What is requested from Slurm."""
 
     nodes: Annotated[
         field_types.Count | None, Field(default=None, description="sbatch --nodes.")
@@ -324,12 +333,12 @@ class Slurm(_Section):
     ]
     options: Annotated[
         list[field_types.Line],
-        Field(default=[], description="More options of sbatch, one an item."),
+        Field(default=[], description="More options of sbatch, one per item."),
     ]
 
 
 class Sge(_Section):
-    """What is asked of Grid Engine."""
+    """What is requested from Grid Engine."""
 
     parallel_environment: Annotated[
         field_types.Word | None, Field(default=None, description="qsub -pe: its name.")
@@ -346,7 +355,7 @@ class Sge(_Section):
     ]
     options: Annotated[
         list[field_types.Line],
-        Field(default=[], description="More options of qsub, one word an item."),
+        Field(default=[], description="More options of qsub, one word per item."),
     ]
 
 
@@ -359,12 +368,15 @@ class Restart(_Section):
             default=0,
             ge=0,
             le=field_types.MAX_COUNT,
-            description="How often tasks are started again, in all.",
+            description="Maximum number of restarts.",
         ),
     ]
     scope: Annotated[
         Literal["auto", "job", "task"],
-        Field(default="auto", description="Whether all start again or the failed one."),
+        Field(
+            default="auto",
+            description="Whether all tasks restart or only the failed one.",
+        ),
     ]
 
 
@@ -375,8 +387,8 @@ class Cluster(_Section):
         field_types.Name | None,
         Field(
             default=None,
-            description="Held by one active run. Left out, the file's stem serves "
-            "and runs do not conflict.",
+            description="Only one active run can have it. Default: the file's "
+            "stem, which several runs can share.",
         ),
     ]
     backend: Annotated[
@@ -387,8 +399,8 @@ class Cluster(_Section):
         field_types.Command | None,
         Field(
             default=None,
-            description="What every task runs. A string is split as a POSIX shell "
-            "would, but no shell runs it; or a list.",
+            description="The command of every task: a list, or a string that is "
+            "split as a POSIX shell would, but no shell runs it.",
         ),
     ]
     workdir: Annotated[
@@ -403,7 +415,7 @@ class Cluster(_Section):
         field_types.Line | None,
         Field(
             default=None,
-            description="Interpreter on the hosts that a leading `python` means.",
+            description="Interpreter on the hosts for a leading `python`.",
         ),
     ]
     env: Annotated[
@@ -416,7 +428,7 @@ class Cluster(_Section):
             description="Variables that are never shown and never in an argument.",
         ),
     ]
-    tasks: Annotated[Tasks, Field(description="What the cluster consists of.")]
+    tasks: Annotated[Tasks, Field(description="The tasks of the cluster.")]
     runtime: Annotated[
         Runtime, Field(default={}, description="How the tasks work together.")
     ]
@@ -432,7 +444,7 @@ class Cluster(_Section):
     ]
     ports: Annotated[
         field_types.Ports,
-        Field(default="auto", description="auto, or a range to take ports from."),
+        Field(default="auto", description="auto, or the range of ports to use."),
     ]
     restart: Annotated[
         Restart, Field(default={}, description="What happens after a failure.")
@@ -446,8 +458,8 @@ class Cluster(_Section):
         Field(
             default=False,
             json_schema_extra={"default": "off"},
-            description="A training task without a step for so long ends the run "
-            "with exit code 6.",
+            description="If a training task makes no step for this long, the "
+            "run ends with exit code 6.",
         ),
     ]
     grace: Annotated[

@@ -117,8 +117,10 @@ def _host(item: str, mark: Mark, report: Report) -> Node:
     # Several colons without brackets are IPv6 without brackets, reported elsewhere.
     if slots and (":" not in slots[1] or slots[1].endswith("]")):
         if int(slots[2]) > _MANY_SLOTS:
-            message = f"{slots[2]} tasks on {slots[1]}: behind ':' stand slots"
-            report.warn(mark, message, "the port of an sshd goes into a file")
+            message = (
+                f"{slots[2]} tasks on {slots[1]}: the number after ':' means slots"
+            )
+            report.warn(mark, message, "write an sshd port in a file")
         nodes = {
             "host": text(slots[1], mark),
             "slots": Scalar(slots[2], mark, plain=True),

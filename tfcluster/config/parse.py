@@ -103,7 +103,7 @@ class _Builder:
             self._documents += 1
             if self._documents > 1:
                 hint = "remove the '---' and all that follows"
-                message = "a second document; a file holds one"
+                message = "a second document; only one is allowed"
                 raise self._report.failed(self._mark(event), message, hint)
 
     def _mark(self, event: Any) -> Mark:

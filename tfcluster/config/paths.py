@@ -26,10 +26,10 @@ def absolute(text: str, folder: Path, environ: Mapping[str, str]) -> Path:
     if text == "~" or text.startswith("~/"):
         home = environ.get("HOME")
         if not home:
-            raise PathError("'~' cannot be filled in: HOME is not set")
+            raise PathError("'~' cannot be expanded: HOME is not set")
         text = home + text[1:]
     elif text.startswith("~"):
-        raise PathError("'~user' is not filled in; write the path")
+        raise PathError("'~user' is not expanded; write the path")
     return Path(os.path.normpath(folder / text))
 
 

@@ -112,7 +112,7 @@ def _check_min(cluster: Cluster, findings: Findings) -> None:
             message = f"'min' is for strategy collective, not for {chosen}"
             findings.error(path, message)
         elif not cluster.restart.max:
-            message = "'min' does nothing without restarts"
+            message = "'min' has no effect without restarts"
             findings.error(path, message, "restart: {max: 3}")
 
 
@@ -133,7 +133,7 @@ def _check_strategy(cluster: Cluster, findings: Findings) -> None:
     chosen = strategy(cluster)
     has_ps = cluster.tasks.ps is not None
     if has_ps and chosen in _WITHOUT_PS:
-        message = f"ps tasks do nothing under {chosen}"
+        message = f"ps tasks are not used under {chosen}"
         hint = "remove them, or set strategy: parameter_server"
         findings.error(("tasks", "ps"), message, hint)
     if not has_ps and chosen in _NEEDS_PS:
@@ -152,10 +152,10 @@ def _check_runtime(cluster: Cluster, findings: Findings) -> None:
         ("synchronous", Strategy.PARAMETER_SERVER),
     ):
         if getattr(runtime, key) and chosen is not only_under:
-            message = f"{key!r} does nothing under {chosen}: it is for {only_under}"
+            message = f"{key!r} has no effect under {chosen}: it is for {only_under}"
             findings.warn(("runtime", key), message)
     if runtime.compression != "none" and chosen is Strategy.LOCAL_SGD:
-        message = "'compression' does nothing under local_sgd: weights are sent as is"
+        message = "'compression' has no effect under local_sgd: weights are sent as is"
         findings.warn(("runtime", "compression"), message)
 
 
@@ -166,7 +166,7 @@ def _check_restart(cluster: Cluster, findings: Findings) -> None:
     if chosen is Strategy.PARAMETER_SERVER and cluster.runtime.synchronous:
         waits, words = True, f"{chosen} with 'synchronous'"
     if cluster.restart.scope == "task" and waits:
-        message = f"under {words} one task alone cannot rejoin the others"
+        message = f"under {words} a single task cannot rejoin the others"
         findings.error(("restart", "scope"), message, "scope: auto restarts all")
 
 
@@ -187,7 +187,7 @@ def _check_secrets(cluster: Cluster, findings: Findings) -> None:
         for name in filter(_SECRET.fullmatch, env):
             findings.warn(
                 (*where, name),
-                f"{name} looks like a secret, and what is under 'env:' is shown",
+                f"{name} looks like a secret, and values under 'env:' are shown",
                 "put it under 'secrets:' ({file: ...} or {env: NAME})",
             )
 

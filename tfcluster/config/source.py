@@ -59,14 +59,14 @@ def _check(status: os.stat_result, mark: Mark, report: Report) -> None:
     mode = status.st_mode
     if not stat.S_ISREG(mode):
         kinds = (words for test, words in _KINDS if test(mode))
-        why = f"is {next(kinds, 'no plain file')}"
+        why = f"is {next(kinds, 'not a plain file')}"
         raise report.failed(mark, f"cannot read: {why}")
     if mode & stat.S_IWOTH:
         message = f"writable by others ({stat.S_IMODE(mode):04o})"
         report.error(mark, message, f"chmod o-w {shlex.quote(mark.source)}")
     if status.st_uid not in (0, os.geteuid()):
         message = f"belongs to another user (uid {status.st_uid})"
-        report.error(mark, message, "what it says would run as you; copy it")
+        report.error(mark, message, "its commands would run as you; copy it")
 
 
 def _decoded(data: bytes, mark: Mark, report: Report) -> str:

@@ -105,11 +105,11 @@ def _colon(problem: str, at: _Place) -> Explained | None:
         return Explained(at.line, indent, message, hint)
     if "could not find expected ':'" in problem:
         # The mark is after the word that was meant as a key.
-        message = "a key without ':' stands before this line"
+        message = "there is a key without ':' before this line"
         return Explained(at.line, at.column, message, "write KEY: VALUE")
     if "entries are not allowed" in problem:
         message = "a list cannot begin on the line of its key"
-        hint = "put each '- item' on a line of its own, or write [item, ...]"
+        hint = "put each '- item' on its own line, or write [item, ...]"
         return Explained(at.line, at.column, message, hint)
     return None
 
@@ -131,7 +131,7 @@ def _brackets(context: str, begun: _Place, at: _Place) -> Explained | None:
         message = "a '[' or '{' is not closed"
         return Explained(at.line, at.column, message)
     if at.after[:1] in ("]", "}") and at.after:
-        message = f"{at.after[0]!r} closes nothing"
+        message = f"{at.after[0]!r} has no opening bracket"
         return Explained(at.line, at.column, message)
     return None
 
@@ -142,7 +142,7 @@ def _hostlist(at: _Place) -> Explained | None:
     if begun is None or rest is None:
         return None
     word = begun[0] + rest[0]
-    message = f"{word} has brackets, so it has to be quoted here"
+    message = f"{word} has brackets, so it must be quoted here"
     return Explained(at.line, begun.start() + 1, message, f'write "{word}"')
 
 
@@ -161,8 +161,9 @@ def _indentation(
     what = "'-'" if at.after.startswith("-") else "this line"
     if at.column == begun.column:
         wanted = "a key of the mapping" if kind == "mapping" else "'-' of the list"
-        message = f"{what} stands where {wanted} begun at {begun.where} is expected"
+        found = ", found '-'" if at.after.startswith("-") else ""
+        message = f"expected {wanted} begun at {begun.where}{found}"
         return Explained(at.line, at.column, message, "check the indentation")
-    depth = "less" if at.column < begun.column else "otherwise"
-    message = f"{what} is indented {depth} than the {kind} begun at {begun.where}"
+    depth = "less than" if at.column < begun.column else "differently from"
+    message = f"{what} is indented {depth} the {kind} begun at {begun.where}"
     return Explained(at.line, at.column, message, "check the indentation")

@@ -23,8 +23,8 @@ _TAIL = """\
 #   strategy: collective         # parameter_server, replicated, local_sgd, none
 #   batch: global                # the script's batch is that of all workers together
 
-# restart: {max: 2}              # start again after a failure
-# progress_timeout: 10m          # end a run that makes no step for so long
+# restart: {max: 2}              # restart after a failure
+# progress_timeout: 10m          # end a run that makes no step for this long
 """
 
 _BODIES = {
@@ -35,7 +35,7 @@ tasks:
   worker: 2                      # rank 0 is worker 0, or a chief
   # worker: {count: 2, gpus: 1}
   # ps: 1                        # parameter servers, built in
-  # evaluator: 1                 # runs the command beside the training
+  # evaluator: 1                 # runs the command alongside the training
 """,
     "ssh": """\
 backend: ssh
@@ -46,10 +46,10 @@ tasks:
   worker: 2                      # rank 0 is worker 0, or a chief
   # worker: {count: 2, gpus: 1}
   # ps: 1                        # parameter servers, built in
-# ports: 40000-41000             # where a firewall leaves only these open
+# ports: 40000-41000             # if a firewall opens only these
 """,
     "slurm": """\
-backend: slurm                   # `tfcluster launch` submits, in a job it runs there
+backend: slurm                   # `tfcluster launch` submits a job, or uses its own
 slurm:
   nodes: 2
   tasks_per_node: 1
@@ -63,7 +63,7 @@ tasks:
   # ps: 1                        # parameter servers, built in
 """,
     "sge": """\
-backend: sge                     # `tfcluster launch` submits, in a job it runs there
+backend: sge                     # `tfcluster launch` submits a job, or uses its own
 sge:
   parallel_environment: mpi      # one of `qconf -spl`
   slots: 2

@@ -47,7 +47,7 @@ class Misread:
     hint: str
 
 
-EMPTY = Misread("is empty", "give it a value, or leave the key out")
+EMPTY = Misread("is empty", "give it a value, or omit the key")
 
 
 class Lossy(float):

@@ -43,7 +43,9 @@ def findings(reports: Mapping[str, Report], gpus: Mapping[str, int]) -> list[Fin
             found.append(Finding(name, report.error, unreachable=unreachable))
             continue
         if not report.address:
-            text = "no address that the others could reach it by; give it an 'address'"
+            text = (
+                "no address at which the other hosts can reach it; give it an 'address'"
+            )
             found.append(Finding(name, text))
         found += [Finding(name, *finding) for finding in _of_host(report)]
         found += [
@@ -59,7 +61,7 @@ def _of_host(report: Report) -> Iterator[tuple[str, bool]]:
     tensorflow = _package(report, "tensorflow")
     if tensorflow is None:
         which = facts.get("executable") or "this Python"
-        hint = "install it there, or name another interpreter with 'python'"
+        hint = "install it there, or set 'python' to another interpreter"
         yield f"TensorFlow is not installed for {which} ({hint})", True
     for package in OLDEST:
         if problem := too_old(package, _package(report, package)):
@@ -88,7 +90,7 @@ def _of_host(report: Report) -> Iterator[tuple[str, bool]]:
     proxies = _mapping(facts.get("proxies"))
     if set(proxies) - {"no_proxy"}:
         names = ", ".join(sorted(set(proxies) - {"no_proxy"}))
-        yield f"{names} set: gRPC may go there; name the hosts in no_proxy", False
+        yield f"{names} set: gRPC may use it; list the hosts in no_proxy", False
     if report.clock_error_s is not None and abs(report.clock_error_s) > CLOCK_S:
         yield f"its clock is {report.clock_error_s:+.0f} s off", False
 
@@ -128,7 +130,7 @@ def _differences(reports: Mapping[str, Report]) -> list[Finding]:
         for name, addresses in seen.items():
             if usual and addresses and " ".join(addresses) != usual:
                 said = " ".join(addresses)
-                text = f"{peer} means {said} here, but {usual} on most hosts"
+                text = f"{peer} resolves to {said} here, but to {usual} on most hosts"
                 found.append(Finding(name, text, False))
     return found
 

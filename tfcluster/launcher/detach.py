@@ -68,7 +68,7 @@ def _result(data: bytes) -> str:
     if run := message.get("run"):
         return str(run)
     raise _Relayed(
-        message.get("error") or ["error: the launcher ended before the run began"],
+        message.get("error") or ["error: the launcher exited before the run started"],
         ExitCode(message.get("code", ExitCode.RESOURCES)),
     )
 

@@ -129,8 +129,8 @@ class Driver:
         self._journal.progress(self._progress.snapshot())
         if unswept := self._hosts.finish():
             self._show.say(
-                f"warning: {fold(unswept)} could not be looked at after the loss; an "
-                f"agent that lives ends its tasks within {LEASE_S:g} s"
+                f"warning: {fold(unswept)} could not be swept after contact was lost; "
+                f"a live agent ends its tasks within {LEASE_S:g} s"
             )
         self._copies.close(COPIES_S)
         if self._copies.trouble is not None:
@@ -165,7 +165,7 @@ class Driver:
         where = save_crash(error, os.environ)
         kept = f" (see {where})" if where else ""
         said = f"{type(error).__name__}: {error}"
-        self._feed(LauncherFault(f"tfcluster itself failed: {said}{kept}"))
+        self._feed(LauncherFault(f"internal error in tfcluster: {said}{kept}"))
 
     # --- in -------------------------------------------------------------------------
 
@@ -201,7 +201,7 @@ class Driver:
             if events is None:
                 events = self._tasks.received(item.host, item.frame, time.monotonic())
         except WireError as error:
-            return [HostLost(item.host, f"its agent broke the protocol: {error}")]
+            return [HostLost(item.host, f"its agent violated the protocol: {error}")]
         if item.frame["type"] == "hello" and self._hosts.importing(item.host):
             self._importing(item.host)
         return events

@@ -171,7 +171,7 @@ class Hosts:
             side.closing = True
             if side.contact is None:
                 # Connecting may take long, and the agent is no longer needed.
-                self._post(Unopened(name, StartError(f"{name}: not needed any more")))
+                self._post(Unopened(name, StartError(f"{name}: no longer needed")))
             else:
                 self.send(name, {"type": "close", "grace_s": grace_s})
 
@@ -328,7 +328,7 @@ class Hosts:
         name = side.host.name
         if frame.get("version") != __version__ or frame.get("protocol") != PROTOCOL:
             theirs = frame.get("version")
-            cause = f"its tfcluster is {theirs}, this one is {__version__}"
+            cause = f"it runs tfcluster {theirs}, but this is {__version__}"
             return self._fail(name, cause)
         side.package = str(frame.get("package"))
         side.shares_files = frame.get("shared") is not False
@@ -346,7 +346,7 @@ class Hosts:
             alone=len(self._sides) == 1,
         )
         if not side.address:
-            cause = "it has no address that the other hosts could reach it by"
+            cause = "it has no address at which the other hosts can reach it"
             return self._fail(name, f"{cause} (give it an 'address' under 'hosts')")
         self.files.begin(name)
         if not self.files.busy(name):
@@ -366,7 +366,7 @@ class Hosts:
         what = "has" if frame.get("unfit") is True else "cannot import TensorFlow:"
         cause = (
             f"{which or 'Python '}{what} {frame.get('cause')} (install it there, or "
-            "name another interpreter with 'python')"
+            "set 'python' to another interpreter)"
         )
         return [HostFailed(side.host.name, cause, ExitCode.START, tail)]
 
@@ -452,7 +452,7 @@ def _too_few_ports(frame: Frame, job: Job) -> str:
     cause = frame.get("cause") or "too few ports are free"
     if job.description.ports is None:
         return f"{cause}"
-    return f"{cause} (end what uses them, or give 'ports' another range, or auto)"
+    return f"{cause} (stop what uses them, or set 'ports' to another range or auto)"
 
 
 def _key(frame: dict[str, Any]) -> str:

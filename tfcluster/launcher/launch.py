@@ -140,8 +140,8 @@ def _within_limits(
     if limit_s is None or description.grace_s <= limit_s:
         return description, None
     return replace(description, grace_s=limit_s), (
-        f"warning: grace is {limit_s:g} s, not {description.grace_s:g} s: after that "
-        f"{description.backend} would kill what it ends"
+        f"warning: grace is reduced from {description.grace_s:g} s to {limit_s:g} s: "
+        f"after that {description.backend} kills the job"
     )
 
 

@@ -11,7 +11,7 @@ def machine_warnings(machines: Mapping[str, str]) -> Iterator[str]:
         names = [name for name, its in machines.items() if its == first]
         listed = f"{', '.join(names[:-1])} and {names[-1]}"
         yield (
-            f"warning: {listed} are one machine, whose GPUs and local ranks are now "
-            f"shared out among all tasks there; list it once under 'hosts', as "
+            f"warning: {listed} are the same machine; its GPUs and local ranks are "
+            "divided among all tasks there; list it once under 'hosts', as "
             f"{{host: {first}, slots: N}}"
         )

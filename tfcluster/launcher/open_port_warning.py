@@ -51,6 +51,6 @@ def describe(ports: Sequence[int], where: str, others: int) -> str:
     shown = ", ".join(map(str, ports[:6])) + (", ..." if ports[6:] else "")
     users = f"; other users are logged in: {others}" if others else ""
     return (
-        f"warning: TensorFlow servers may listen on port {shown} of {where} and take "
-        f"orders from any client{users} (see SECURITY.md)"
+        f"warning: TensorFlow servers may listen on port {shown} of {where} and accept "
+        f"commands from any client{users} (see SECURITY.md)"
     )

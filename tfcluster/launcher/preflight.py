@@ -66,7 +66,7 @@ def require_open_files(specs: Iterable[TaskSpec]) -> None:
         raise ResourceError(
             f"{len(tasks)} tasks on this machine need about {needed} open files, but "
             f"the limit is {limit}",
-            hint=f"`ulimit -n {needed}` before the launch, or fewer tasks",
+            hint=f"run `ulimit -n {needed}` before the launch, or use fewer tasks",
         )
 
 
@@ -76,8 +76,8 @@ def require_scripts(specs: Iterable[TaskSpec]) -> None:
         script = _script(spec)
         if script is not None and Path(script).is_absolute():
             raise StartError(
-                f"{spec.task}: {script} is not where the files are copied to",
-                hint="write it as seen from workdir",
+                f"{spec.task}: {script} is outside workdir, so it is not copied",
+                hint="use a path relative to workdir",
             )
         _require_script(spec)
 
@@ -94,7 +94,7 @@ def require_keras_backend(
         if spec.trains and backend and backend != "tensorflow":
             raise StartError(
                 f"{spec.task}: KERAS_BACKEND is {backend!r} in its environment, but "
-                "only models on Keras's 'tensorflow' backend are trained on all ranks",
+                "tfcluster can distribute only Keras's 'tensorflow' backend",
                 hint="unset KERAS_BACKEND, or set 'runtime: {strategy: none}', which "
                 "leaves the program alone",
             )
@@ -113,7 +113,7 @@ def _require_program(spec: TaskSpec, environ: Mapping[str, str]) -> None:
     there = str(folder / program) if os.sep in program else program
     if shutil.which(there, path=path) is None:
         raise StartError(
-            f"{spec.task}: '{program}' is no program that can be executed here",
+            f"{spec.task}: '{program}' is not an executable program on this machine",
             hint=_hint(program, folder),
         )
 

@@ -154,5 +154,5 @@ def _silent(tasks: Iterable[TaskId], answers: Mapping[TaskId, Answer]) -> str:
     mute = [task for task in tasks if task not in answers]
     if not mute:
         return ""
-    why = "stopped, stuck outside Python, or without TensorFlow so far"
+    why = "stopped, stuck outside Python, or TensorFlow not imported yet"
     return f" ({_names(mute)} did not answer: {why})"

@@ -45,7 +45,7 @@ class RunOutput:
         """Show the run id, and warn if the user is root."""
         self._screen.say(f"run {job.run}")
         if os.geteuid() == 0:
-            self._screen.say("warning: running as root: so will the program")
+            self._screen.say("warning: running as root; your program will, too")
 
     def ports(self, job: Job, ports: Mapping[TaskId, int]) -> None:
         """Warn about TensorFlow's servers: they obey anybody who can reach them."""
@@ -63,13 +63,13 @@ class RunOutput:
         """Say where logs and workdir copies are on hosts that don't share our files."""
         if apart:
             self._screen.say(
-                f"logs stay on {fold(apart)}, which shares no files with this machine, "
-                f"under {job.logs}; here is a copy of what is shown"
+                f"logs are on {fold(apart)} under {job.logs}, which this machine "
+                "cannot see; displayed lines are copied here"
             )
         for folder, names in copies.items():
             self._screen.say(
-                f"files of the workdir were copied to {folder} on {fold(names)}; what "
-                "tasks write there stays there"
+                f"files of the workdir were copied to {folder} on {fold(names)}; files "
+                "that tasks write there are not copied back"
             )
 
     def log(self, task: str, lines: Sequence[str], skipped: int) -> None:

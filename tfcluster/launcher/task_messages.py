@@ -96,7 +96,10 @@ class TaskFrames:
                 return []
             case "unkillable":
                 pids = ", ".join(str(pid) for pid in frame.get("pids") or ())
-                self._note(f"{host}: pids {pids} ignore SIGKILL; it may need a reboot")
+                self._note(
+                    f"{host}: pids {pids} are still alive after SIGKILL; it may need a "
+                    "reboot"
+                )
                 return []
         if frame["type"] not in _OF_TASKS:
             return []  # from a newer agent
@@ -206,7 +209,7 @@ class TaskFrames:
         """Limit a task's events, because they all go into the record."""
         said = self._said_count[key] = self._said_count.get(key, 0) + 1
         if said == _MAX_SAID:
-            self._note(f"{key[0]} says too much; what else it says is not recorded")
+            self._note(f"{key[0]} sends too many events; further ones are not recorded")
         return said < _MAX_SAID
 
     def _log(self, host: str, task: TaskId, frame: Frame) -> None:

@@ -124,7 +124,7 @@ def listing(root: Path, sync: Sync) -> Listing:
     return Listing(root, sync.folder, entries, inodes)
 
 
-_HINT = "name what tasks do not need under workdir: exclude"
+_HINT = "list what tasks do not need under 'workdir: exclude'"
 
 
 def is_excluded(path: str, patterns: Sequence[str]) -> bool:

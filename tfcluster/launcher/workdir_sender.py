@@ -33,12 +33,12 @@ class WorkdirSender:
         """Send the parts that a host asks for. Raises WireError for invalid ones."""
         parts = frame.get("parts")
         if self._files is None or not isinstance(parts, list):
-            raise WireError("nothing is to be copied")
+            raise WireError("no files are to be copied")
         try:
             for index, offset, length in parts:
                 self._send(host, self._files.part(index, offset, length))
         except (IndexError, TypeError, ValueError) as error:
-            raise WireError(f"there are no such parts: {parts}") from error
+            raise WireError(f"these parts do not exist: {parts}") from error
 
     def synced(self, host: str, frame: Frame) -> None:
         """Note that a host has all files, and where."""

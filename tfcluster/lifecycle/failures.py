@@ -49,7 +49,8 @@ def judge(state: State) -> Result:
         return restart(state, cause)
     if _can_be_spared(state, (cause, *others)):
         named = ", ".join(str(failure.task) for failure in (cause, *others))
-        text = f"warning: {named} failed ({cause.cause}); the others go on without it"
+        them = "them" if others else "it"
+        text = f"warning: {named} failed ({cause.cause}); continuing without {them}"
         spared = [replace(each, secondary=True) for each in (cause, *others)]
         return replace(state, codes=frozenset()), [*spared, Say(text)]
     actions: list[Action] = [cause, *later]
@@ -135,10 +136,10 @@ def restart(state: State, cause: Failure) -> Result:
     state = replace(state, codes=frozenset())
     what = "it" if alone else "all tasks"
     if lost_hosts(state):
-        what = "the training on the hosts that are left"
+        what = "the training on the remaining hosts"
     text = (
-        f"{_what_happened(cause)}; starting {what} again "
-        f"(restart {number} of {state.plan.max_restarts})"
+        f"{_what_happened(cause)}; restarting {what} (restart {number} of "
+        f"{state.plan.max_restarts})"
     )
     state, actions = stop(state, Role.TRAINING, Role.SERVER, among=again)
     return state, [Say(text), *actions]

@@ -83,7 +83,7 @@ def replanned(event: Replanned, state: State) -> Result:
     ]
     for task in left_out:
         state, more = set_task(
-            state, task, TaskState.STOPPED, cause="left out, as a host was lost"
+            state, task, TaskState.STOPPED, cause="dropped because a host was lost"
         )
         actions += more
     state = replace(state, plan=event.plan, tasks=tasks, phase=Phase.TRAINING)

@@ -48,11 +48,11 @@ EVALUATOR_GRACE_S = 60.0
 def stop_gently(state: State, code: ExitCode) -> Result:
     by_hand = code is ExitCode.INTERRUPTED
     state = replace(state, signal="INT" if by_hand else "TERM")
-    word = _WORDS.get(code, "told to stop")
+    word = _WORDS.get(code, "stop requested")
     tip = " (press Ctrl-C again to kill them)" if by_hand else ""
     state, actions = end(state, reason=word)
     grace = f"{state.plan.grace_s:g} s"
-    text = f"{word}: stopping all tasks, which have {grace} to end{tip}"
+    text = f"{word}: stopping all tasks; they have {grace} to exit{tip}"
     return state, [Say(text), *actions]
 
 
@@ -104,7 +104,9 @@ def leave(state: State) -> Result:
     """The third interrupt: exit at once, and say which tasks may still run."""
     left = [str(task) for task, status in state.tasks.items() if alive(status)]
     hosts = tuple(h for h, s in state.hosts.items() if s is not HostState.GONE)
-    text = f"leaving; not known to have ended: {', '.join(left) or 'no task'}"
+    text = "exiting now"
+    if left:
+        text += f"; may still be running: {', '.join(left)}"
     state, lost = _give_up(state)
     code, word = outcome(state)
     state = replace(state, phase=Phase.OVER)
@@ -146,7 +148,10 @@ def start_expired(state: State) -> Result:
 
 
 def evaluator_expired(state: State) -> Result:
-    text = f"the evaluator had {EVALUATOR_GRACE_S:g} s after the training; stopping it"
+    text = (
+        f"the evaluator is still running {EVALUATOR_GRACE_S:g} s after training; "
+        "stopping it"
+    )
     state, actions = stop(state, Role.EVALUATOR)
     return state, [Say(text), *actions] if actions else []
 
@@ -156,7 +161,7 @@ def stop_expired(state: State) -> Result:
     left = [task for task, s in state.tasks.items() if s.state is TaskState.STOPPING]
     actions: list[Action] = []
     for task in left:
-        cause = "ignores SIGKILL; its host may need a reboot"
+        cause = "still alive after SIGKILL; its host may need a reboot"
         state, more = set_task(state, task, TaskState.LOST, cause=cause)
         actions += more
         failure = Failure(
@@ -179,7 +184,10 @@ def close_expired(state: State) -> Result:
     hosts = dict(state.hosts) | dict.fromkeys(left, HostState.GONE)
     state = replace(state, hosts=hosts)
     actions: list[Action] = [
-        Say(f"warning: no answer from {', '.join(left)}; its processes may be left"),
+        Say(
+            f"warning: no answer from {', '.join(left)}; its processes may still be "
+            "running"
+        ),
         DropHosts(left),
     ]
     if state.verdict is None:

@@ -86,10 +86,10 @@ from tfcluster.model import TaskId
 from tfcluster.states import RunState, TaskState
 
 NOTHING_EXCHANGED = (
-    "it has ended without exchanging anything with the other tasks: the training was "
-    "not distributed, each of them has done all the work by itself. If that is meant, "
-    "set 'runtime: {strategy: none}'; for a script that trains nothing (evaluation, "
-    "prediction), 'runtime: {require_exchange: false}'"
+    "it exited without exchanging anything with the other tasks, so the training was "
+    "not distributed: every task did all the work. If that is intended, set 'runtime: "
+    "{strategy: none}'; for a script that trains nothing (evaluation, prediction), "
+    "'runtime: {require_exchange: false}'"
 )
 """Why a task with exit code 0 counts as failed."""
 
@@ -229,7 +229,7 @@ def _(event: TaskExited, state: State) -> Result:
         word = TaskState.SUCCEEDED if good else TaskState.FAILED
     cause = event.cause
     if role is Role.SERVER and event.code == 0 and not event.stopped:
-        cause = "ended before the training did"
+        cause = "exited before training ended"
     elif in_vain:
         cause = NOTHING_EXCHANGED
     state, actions = set_task(
@@ -254,7 +254,7 @@ def _(event: TaskExited, state: State) -> Result:
         again=not in_vain,
     )
     if role is Role.EVALUATOR:
-        text = f"warning: {event.task} failed ({failure.cause}); the training goes on"
+        text = f"warning: {event.task} failed ({failure.cause}); training continues"
         return state, [*actions, replace(failure, secondary=True), Say(text)]
     if not event.victim:
         state = replace(state, codes=state.codes | {event.code})

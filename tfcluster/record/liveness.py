@@ -121,7 +121,7 @@ def acquire(paths: RunPaths) -> Lock:
     # A process that only checks the lock holds it for a moment itself.
     lock = try_lock(paths.lock, patience_s=_PROBE_S)
     if lock is None:
-        raise ActiveRunError(f"the run {paths.run} has a launcher already")
+        raise ActiveRunError(f"the run {paths.run} already has a launcher")
     lock.write(asdict(identity()))
     return lock
 
@@ -216,14 +216,14 @@ def judge(signs: Signs, *, known: bool, now_s: float) -> Verdict:
         # A moment passes between creating the folder and the first event.
         if fresh:
             return Verdict(Life.ALIVE, None, seen_s)
-        return Verdict(Life.DEAD, "the launcher died before it began", seen_s)
+        return Verdict(Life.DEAD, "the launcher died before the run started", seen_s)
     if signs.same_boot:
         return Verdict(Life.DEAD, "the launcher died", seen_s)
     if signs.same_host:
         return Verdict(Life.DEAD, "interrupted by a reboot", seen_s)
     if fresh:
         return Verdict(Life.ALIVE, None, seen_s)
-    return Verdict(Life.UNKNOWN, "the launcher has not been heard of", seen_s)
+    return Verdict(Life.UNKNOWN, "no sign of life from the launcher", seen_s)
 
 
 def judged(view: RunView, verdict: Verdict) -> RunView:
@@ -234,7 +234,7 @@ def judged(view: RunView, verdict: Verdict) -> RunView:
         host = view.launcher.host if view.launcher else "its host"
         return replace(
             view,
-            reason=f"{verdict.reason}; it runs on {host}: ask there",
+            reason=f"{verdict.reason}; it runs on {host}, check there",
             unknown_since_s=verdict.last_seen_s,
         )
     return replace(

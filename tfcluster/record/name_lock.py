@@ -81,6 +81,6 @@ def _taken(name: str, holder: Mapping[str, Any]) -> ActiveRunError:
     if holder.get("pid") and holder.get("host"):
         where = f" (pid {holder['pid']} on {holder['host']})"
     return ActiveRunError(
-        f"{who} has the name '{name}'{since}{where}",
-        hint=f"--name OTHER, or `tfcluster stop {name}` first",
+        f"{who} already uses the name '{name}'{since}{where}",
+        hint=f"use --name OTHER, or run `tfcluster stop {name}` first",
     )

@@ -23,7 +23,7 @@ FILE_MODE = 0o600
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _RUN_ID = re.compile(r"(?P<name>.+)-(?P<stamp>\d{8}-\d{6})-[0-9a-f]+")
-ELSEWHERE = "set TFCLUSTER_STATE_DIR to a folder of yours on another file system"
+ELSEWHERE = "set TFCLUSTER_STATE_DIR to your own folder on another file system"
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +164,7 @@ def _refuse_foreign_ways(path: Path) -> None:
             continue
         if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
             raise ResourceError(
-                f"anybody can replace {path}: {parent} is writable by others "
+                f"other users can replace {path}: {parent} is writable by others "
                 f"({stat.S_IMODE(found.st_mode):04o})",
                 hint=f"chmod o-w {parent}, or {ELSEWHERE}",
             )
@@ -285,7 +285,7 @@ def find(state: Path, text: str | None) -> RunPaths:
             return matches[0]
         if matches:
             shown = _listed([paths.run for paths in matches])
-            raise _usage(text, f"{len(matches)} runs begin so", shown)
+            raise _usage(text, f"{len(matches)} runs begin with this", shown)
     raise _usage(text, "no such run", _suggestion(text, known))
 
 

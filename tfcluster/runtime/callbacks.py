@@ -116,7 +116,7 @@ class LearningRateSchedule(keras.callbacks.Callback):  # type: ignore[misc]  # u
             self.steps_per_epoch = self.params.get("steps")
         if not self.staircase and not self.steps_per_epoch:
             raise ValueError(
-                "the number of steps in an epoch is not known: give steps_per_epoch"
+                "the number of steps in an epoch is unknown: pass steps_per_epoch"
             )
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:

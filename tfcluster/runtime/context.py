@@ -251,7 +251,9 @@ def _strategy(text: str) -> Strategy:
         return Strategy(text)
     except ValueError as error:
         names = ", ".join(map(str, Strategy))
-        raise ContextError(f"TFCLUSTER_STRATEGY={text!r} is none of {names}") from error
+        raise ContextError(
+            f"TFCLUSTER_STRATEGY={text!r} is not one of {names}"
+        ) from error
 
 
 def _options(text: str, strategy: Strategy) -> Runtime:

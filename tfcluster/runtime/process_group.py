@@ -187,13 +187,13 @@ def _group_of(context: Context) -> Group:
     name = context.options.transport
     if name not in _TRANSPORTS:
         raise CollectiveError(
-            f"transport {name!r} is not available; there is {', '.join(_TRANSPORTS)}"
+            f"unknown transport {name!r}; available: {', '.join(_TRANSPORTS)}"
         )
     if context.size > 1 and (not context.addresses or not context.token):
         raise CollectiveError(
-            f"rank {context.rank} of {context.size} has not been told how to reach the "
-            "others: TF_CONFIG and TFCLUSTER_TOKEN are missing. tfcluster launch sets "
-            "them"
+            f"rank {context.rank} of {context.size} does not know the addresses of the "
+            "other ranks: TF_CONFIG and TFCLUSTER_TOKEN are missing. tfcluster launch "
+            "sets them"
         )
     monitor = _monitor(context) if context.size > 1 else None
     host = _host(context)

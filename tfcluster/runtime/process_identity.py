@@ -155,9 +155,9 @@ def number(
     if text is None and default is not None:
         return default
     if text is None:
-        raise ContextError(f"{name} is not set, though its companions are")
+        raise ContextError(f"{name} is not set, although related variables are")
     found = int(text) if text.isascii() and text.isdecimal() else -1
     if found < at_least or (below is not None and found >= below):
         limit = f"{at_least} or more" if below is None else f"{at_least} to {below - 1}"
-        raise ContextError(f"{name}={text!r} is not a whole number, {limit}")
+        raise ContextError(f"{name}={text!r} is not an integer, {limit}")
     return found

@@ -51,7 +51,9 @@ class ProcessSet:
         if self.process_set_id == 0:
             return process_group.group()
         if self.process_set_id is None:
-            raise CollectiveError(f"{self} is not known: call add_process_set first")
+            raise CollectiveError(
+                f"{self} has not been added: call add_process_set first"
+            )
         self.rank()
         assert self._group is not None
         return self._group
@@ -137,7 +139,7 @@ def is_process_set_included(process_set: ProcessSet) -> bool:
 def process_set_of(number: int) -> ProcessSet:
     """The set with that id. Raises ValueError if there is none."""
     if number not in _added:
-        raise ValueError(f"there is no process set {number}")
+        raise ValueError(f"process set {number} does not exist")
     return _added[number]
 
 
@@ -155,12 +157,12 @@ def _check(added: ProcessSet) -> None:
     size = process_group.size()
     wrong = [rank for rank in added.ranks if not 0 <= rank < size]
     if wrong or not added.ranks:
-        raise ValueError(f"there are no ranks {wrong} among {size}")
+        raise ValueError(f"ranks {wrong} do not exist: there are {size} ranks")
     if added.process_set_id is not None:
-        raise ValueError(f"{added} has been added already")
+        raise ValueError(f"{added} has already been added")
     for other in _added.values():
         if other.ranks == added.ranks:
-            raise ValueError(f"{other} has the same ranks already")
+            raise ValueError(f"{other} already has the same ranks")
 
 
 def _connected(added: ProcessSet, number: int) -> Group:

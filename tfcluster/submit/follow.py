@@ -155,7 +155,7 @@ class _Watch:
                 return None
             if state is not None and state.phase is JobPhase.PENDING and not waits:
                 waits = True
-                _say(f"{waiting(self._job, state)}; it will begin again")
+                _say(f"{waiting(self._job, state)}; it will start again")
             if not waits and time.monotonic() - began >= SETTLING_S:
                 _say(still_there(self._job))
                 return None

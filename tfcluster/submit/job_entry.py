@@ -64,7 +64,7 @@ def _again(first: RunPaths, given: job_input.JobInput) -> RunPaths:
     if job := read_json(first.job):
         replace_json(paths.job, job)
     if _was_cut_off(latest):
-        why = f"its host was lost, and its job began again as {paths.run}"
+        why = f"its host was lost, and its job was restarted as {paths.run}"
         settle(latest, RunState.LOST, ExitCode.PREEMPTED, why)
     replace_json(latest.root / _NEXT, {"run": paths.run})
     say(f"the job was requeued: {paths.run} follows {latest.run}")

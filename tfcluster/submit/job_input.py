@@ -129,5 +129,5 @@ def _typed(kind: Any, value: Any) -> Any:
     if issubclass(kind, Enum | Path):
         return kind(value)
     if not isinstance(value, (float, int) if kind is float else kind):
-        raise TypeError(f"{value!r} is no {kind.__name__}")
+        raise TypeError(f"{value!r} is not of type {kind.__name__}")
     return value

@@ -61,7 +61,7 @@ def ask_state(job: Job, ask: Ask) -> JobState:
     """The job's state from the scheduler. Raises SchedulerError if it is unknown."""
     scheduler = scheduler_of(job.backend)
     if scheduler is None:
-        raise SchedulerError(f"{job.backend} is no scheduler")
+        raise SchedulerError(f"{job.backend} is not a scheduler")
     state = scheduler.parse_state(job.id, ask(scheduler.state_argv(job.id)))
     books = scheduler.books_argv(job.id) if state.phase is JobPhase.GONE else None
     if books is None:
@@ -85,7 +85,7 @@ def ended(job: Job, state: JobState) -> str:
     """One sentence: why the record has no end."""
     how = "is gone" if state.phase is JobPhase.GONE else f"ended as {state.word}"
     told = f" ({state.reason})" if state.reason else ""
-    return f"job {job.id} {how}{told} before the launcher had told how the run ended"
+    return f"job {job.id} {how}{told} before the launcher recorded how the run ended"
 
 
 def still_there(job: Job) -> str:
@@ -94,7 +94,7 @@ def still_there(job: Job) -> str:
     argvs = scheduler.cancel_argvs(job.id, now=True) if scheduler else ()
     ends = "".join(f"; `{shlex.join(argv)}` ends it" for argv in argvs[-1:])
     name = scheduler.name if scheduler else job.backend
-    return f"job {job.id} still runs as far as {name} knows{ends}"
+    return f"job {job.id} is still running according to {name}{ends}"
 
 
 def _lost(view: RunView, job: Job, state: JobState) -> RunView:

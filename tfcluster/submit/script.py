@@ -22,7 +22,11 @@ def require_plain(where: str, value: str) -> str:
     """``value`` if it is one line; ``where`` is its name. Raises ConfigError."""
     if _CONTROL.search(value):
         raise ConfigError(
-            [Problem(where, f"{value!r} cannot stand in a script: it is not one line")]
+            [
+                Problem(
+                    where, f"{value!r} cannot be used in a script: it is not one line"
+                )
+            ]
         )
     return value
 
@@ -55,8 +59,8 @@ def body(launcher: Launcher) -> list[str]:
         folder,
     )
     return [
-        "# What is to run was handed over in that folder, which only you can read.",
-        "# The launcher takes this shell's place, so that signals reach it.",
+        "# The run's settings are in that folder, which only you can read.",
+        "# The launcher replaces this shell, so that it receives the signals.",
         f"cd {shlex.quote(home)} || exit 4",
         f"exec {shlex.join(start)}",
     ]

@@ -24,27 +24,27 @@ _RESOURCE = re.compile(r"[A-Za-z0-9_.-]+=[A-Za-z0-9._:+/@%*|!&-]+")
 
 _DENIED = {
     "-@": "options come from this file only",
-    "-C": "it would change what is read as directives",
+    "-C": "it would change which lines are directives",
     "-S": "the script is written for bash",
-    "-V": "the environment would be for all to see; 'env:' and 'secrets:' are for that",
-    "-b": "what is submitted is a script",
-    "-clear": "it would undo what stands before it",
+    "-V": "other users could see the environment; use 'env:' and 'secrets:'",
+    "-b": "tfcluster submits a script",
+    "-clear": "it would undo the options before it",
     "-e": "standard error goes where standard output goes",
     "-help": "nothing would be submitted",
     "-i": "the launcher reads no input",
     "-inherit": "it is for tasks of a job, not for jobs",
     "-j": "standard error goes where standard output goes",
     "-now": "tfcluster follows the job itself",
-    "-o": "the launcher's words go into the run's folder",
-    "-r": "a run is not begun again by itself",
-    "-shell": "what is submitted is a script",
+    "-o": "the launcher's output goes to the run's folder",
+    "-r": "a run is not restarted by the scheduler",
+    "-shell": "tfcluster submits a script",
     "-sync": "tfcluster follows the job itself",
     "-t": "every element would be the same run; start one run for each",
-    "-tc": "there are no array jobs",
+    "-tc": "array jobs are not supported",
     "-terse": "tfcluster reads qsub's answer",
-    "-v": "values would be for all to see; 'env:' and 'secrets:' are for that",
+    "-v": "other users could see the values; use 'env:' and 'secrets:'",
     "-verify": "nothing would be submitted",
-    "-w": "tfcluster wants qsub to refuse what can never run",
+    "-w": "tfcluster needs qsub to refuse jobs that can never run",
 }
 
 _JOB_ID = re.compile(r"([1-9][0-9]*)")
@@ -54,11 +54,11 @@ _HINTS = {
     "parallel environment": "`qconf -spl` lists them; sge: {parallel_environment: ...}",
     "unknown queue": "`qconf -sql` lists the queues; sge: {queue: ...}",
     "unknown resource": "`qconf -sc` lists the resources; sge: {resources: {...}}",
-    "no suitable queues": "`qstat -g c` and `qhost -F` say what there is",
+    "no suitable queues": "`qstat -g c` and `qhost -F` show what is available",
     "is no submit host": "submit on another host: `qconf -ss` lists them",
-    "unable to contact qmaster": "`qping` and `qhost` ask it",
-    "unable to send message to qmaster": "`qping` and `qhost` ask it",
-    "cell directory": "SGE_ROOT and SGE_CELL say where Grid Engine lies",
+    "unable to contact qmaster": "`qping` and `qhost` check it",
+    "unable to send message to qmaster": "`qping` and `qhost` check it",
+    "cell directory": "SGE_ROOT and SGE_CELL must locate Grid Engine",
 }
 
 
@@ -123,7 +123,9 @@ def _asked(description: Description) -> Iterator[str]:
         where = _origin(description, f"sge.resources.{name}", "sge.resources")
         request = f"{name}={value}"
         if not _RESOURCE.fullmatch(require_plain(where, request)):
-            raise ConfigError([Problem(where, f"{request!r} is no resource request")])
+            raise ConfigError(
+                [Problem(where, f"{request!r} is not a resource request")]
+            )
         yield f"-l {request}"
     yield from _options(description)
 
@@ -152,19 +154,19 @@ def _fixed(launcher: Launcher) -> Iterator[str]:
             [
                 Problem(
                     "state folder",
-                    f"qsub cannot be given the path {log!r}",
-                    "choose one of letters, digits and . _ + @ = , % ~ / -, with "
-                    "TFCLUSTER_STATE_DIR",
+                    f"qsub does not accept the path {log!r}",
+                    "set TFCLUSTER_STATE_DIR to a path of letters, digits and . _ + @ "
+                    "= , % ~ / -",
                 )
             ]
         )
     yield "#$ -S /bin/bash"
-    yield "# The launcher's own words; what tasks say is in the folder logs beside."
+    yield "# The launcher's output; task output is in the folder logs."
     yield f"#$ -o {log}"
     yield "#$ -j y"
-    yield "# A word of warning to the launcher before the job is killed."
+    yield "# A warning signal to the launcher before the job is killed."
     yield "#$ -notify"
-    yield "# A lost host ends the run; it is not begun again behind your back."
+    yield "# A lost host ends the run; it is not restarted silently."
     yield "#$ -r n"
 
 
@@ -179,7 +181,7 @@ def _options(description: Description) -> Iterator[str]:
                 raise ConfigError([problem])
             lines.append([word])
         elif not lines or re.match(r"-(?![0-9])", word):
-            hint = "one word an item: -P, project"
+            hint = "one word per item: -P, project"
             raise ConfigError([Problem(where, f"{word!r} is not an option", hint)])
         else:
             lines[-1].append(_value(where, word))
@@ -189,7 +191,7 @@ def _options(description: Description) -> Iterator[str]:
 def _value(where: str, text: str) -> str:
     """``text`` if qsub reads it back from a directive unchanged. Raises ConfigError."""
     if not _PLAIN.fullmatch(require_plain(where, text)):
-        problem = f"{text!r} cannot stand in a directive of qsub"
+        problem = f"{text!r} cannot be used in a directive of qsub"
         raise ConfigError([Problem(where, problem)])
     return text
 

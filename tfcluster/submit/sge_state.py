@@ -24,11 +24,11 @@ def job_state(job: str, answer: Answer) -> JobState:
         root = ElementTree.fromstring(answer.stdout)
     except ElementTree.ParseError as error:
         said = " ".join((answer.stderr or answer.stdout).split())
-        raise SchedulerError(said[:300] or "qstat says nothing") from error
+        raise SchedulerError(said[:300] or "qstat prints nothing") from error
     if root.tag != "detailed_job_info":
         # qstat answers this, without an error code, if it cannot reach the qmaster.
         said = "; ".join(_texts(root.iter("AN_text")))
-        raise SchedulerError(said or f"qstat says nothing of job {job}")
+        raise SchedulerError(said or f"qstat does not list job {job}")
     if job not in (found.text for found in root.iter("JB_job_number")):
         return JobState(JobPhase.GONE, "gone")
     errors = _texts(root.iter("QIM_message"))
@@ -46,7 +46,7 @@ def job_state(job: str, answer: Answer) -> JobState:
     reasons = _reasons(root)
     held = any("hold state" in reason for reason in reasons)
     if held:
-        return JobState(JobPhase.PENDING, "held (hqw)", f"`qrls {job}` lets it go")
+        return JobState(JobPhase.PENDING, "held (hqw)", f"`qrls {job}` releases it")
     return JobState(JobPhase.PENDING, "waiting (qw)", _folded(reasons))
 
 

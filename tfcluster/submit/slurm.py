@@ -30,18 +30,18 @@ _SWEEP_S = 20
 _PLAIN = re.compile(r"[A-Za-z0-9_./+@=,:%*-]+")
 _OPTION = re.compile(r"--[a-z][a-z0-9-]*(?:=.*)?|-[A-Za-z].*", re.DOTALL)
 _DENIED = {
-    "--wrap": "the script says what runs",
-    "--uid": "a job runs as who submits it",
-    "--gid": "a job runs as who submits it",
+    "--wrap": "the script defines what runs",
+    "--uid": "a job runs as the user who submits it",
+    "--gid": "a job runs as the user who submits it",
     "--parsable": "tfcluster reads sbatch's answer",
     "--wait": "tfcluster follows the job itself",
     "--test-only": "nothing would be submitted",
-    "--chdir": "'workdir' is where tasks run",
+    "--chdir": "'workdir' sets where tasks run",
     "--help": "nothing would be submitted",
     "--usage": "nothing would be submitted",
     "--version": "nothing would be submitted",
     "--array": "every element would be the same run; start one run for each",
-    "--clusters": "the run's record would not be found there",
+    "--clusters": "the run's record could not be found there",
 }
 _DENIED_LETTERS = {"W": "--wait", "D": "--chdir", "h": "--help", "V": "--version"} | {
     "a": "--array",
@@ -55,22 +55,22 @@ _PENDING = ("PENDING", "CONFIGURING", "REQUEUE", "RESV_DEL_HOLD", "SPECIAL_EXIT"
 _REASONS = {
     "Resources": "waits until enough nodes are free",
     "Priority": "jobs of higher priority come first",
-    "BeginTime": "its begin time has not come",
+    "BeginTime": "its start time has not been reached",
     "Dependency": "waits for another job",
-    "JobHeldUser": "held by its owner; `scontrol release` lets it go",
+    "JobHeldUser": "held by its owner; `scontrol release` releases it",
     "JobHeldAdmin": "held by an administrator",
     "Licenses": "waits for a licence",
     "NodeDown": "a node that it needs is down",
-    "PartitionConfig": "the partition cannot fulfil it",
+    "PartitionConfig": "the partition cannot satisfy its request",
     "PartitionNodeLimit": "it asks for more nodes than the partition has or allows",
     "PartitionTimeLimit": "it asks for more time than the partition allows",
     "PartitionDown": "the partition is down",
     "PartitionInactive": "the partition is inactive",
     "ReqNodeNotAvail": "a node that it needs is not available",
-    "BadConstraints": "no nodes are as it asks",
+    "BadConstraints": "no nodes match its request",
     "InvalidAccount": "its account is not valid",
     "InvalidQOS": "its quality of service is not valid",
-    "AssocMaxJobsLimit": "you have as many jobs as your account may have",
+    "AssocMaxJobsLimit": "you have reached your account's limit of jobs",
     "JobLaunchFailure": "it could not be started on its node",
     "launch failed requeued held": "it could not be started on its node",
     "None": None,
@@ -158,13 +158,13 @@ def _fixed(description: Description, launcher: Launcher) -> Iterator[str]:
     """The directives that every job has, unless its options set them."""
     options = description.slurm.options
     if not _given(options, "--export"):
-        yield "# Nothing of the shell that submits; 'env:' and 'secrets:' are for that."
+        yield "# Pass nothing from the submitting shell; use 'env:' and 'secrets:'."
         yield "#SBATCH --export=NONE"
     if not _given(options, "--signal"):
-        yield "# A word of warning to the launcher, which ends the run with code 124."
+        yield "# A warning signal to the launcher, which ends the run with code 124."
         yield f"#SBATCH --signal=B:USR1@{_warning_s(description)}"
     if not _given(options, "--output", "o"):
-        yield "# The launcher's own words; what tasks say is in the folder logs beside."
+        yield "# The launcher's output; task output is in the folder logs."
         log = str(launcher.log).replace("%", "%%")
         yield f"#SBATCH --output={_value('state folder', log)}"
     yield "#SBATCH --open-mode=append"
@@ -202,7 +202,7 @@ def _value(where: str, text: str) -> str:
     if _PLAIN.fullmatch(text):
         return text
     if '"' in text or "\\" in text:
-        problem = f"{text!r} cannot stand in a directive of sbatch"
+        problem = f"{text!r} cannot be used in a directive of sbatch"
         raise ConfigError([Problem(where, problem)])
     return f'"{text}"'
 
@@ -269,9 +269,9 @@ def _refusal(answer: Answer) -> SchedulerError:
     hints = {
         "Invalid partition": "`sinfo` lists the partitions",
         "Invalid account": "slurm: {options: [--account=...]}",
-        "node configuration is not available": "`sinfo -N -l` says what nodes have",
+        "node configuration is not available": "`sinfo -N -l` shows what nodes have",
         "time limit": "slurm: {time: ...}",
-        "contact slurm controller": "`scontrol ping` asks it",
+        "contact slurm controller": "`scontrol ping` checks it",
         "configuration source": "is this a login node of the cluster?",
     }
     hint = next((text for word, text in hints.items() if word in said), None)

@@ -58,7 +58,7 @@ def stop_job(
             settle(job.paths, RunState.STOPPED, ExitCode.TERMINATED, why)
         time.sleep(_POLL_S)  # a scheduler must not be asked too often
     raise ContactLostError(
-        f"job {job.id} was told to end, but has not",
+        f"job {job.id} was cancelled but has not ended",
         hint=f"tfcluster stop --now {job.paths.run}",
     )
 

@@ -51,13 +51,13 @@ def test_the_backend_is_registered() -> None:
 def test_outside_a_job_there_are_no_hosts(tmp_path: Path) -> None:
     env = job(tmp_path)
     del env["JOB_ID"]
-    with pytest.raises(StartError, match="no job of Grid Engine") as caught:
+    with pytest.raises(StartError, match="not inside a Grid Engine job") as caught:
         BACKEND.allocate(describe({"worker": 2}), env)
     assert "tfcluster submit" in str(caught.value.hint)
 
 
 def test_variables_of_another_scheduler_make_no_job() -> None:
-    with pytest.raises(StartError, match="no job of Grid Engine"):
+    with pytest.raises(StartError, match="not inside a Grid Engine job"):
         BACKEND.allocate(describe({"worker": 2}), {"JOB_ID": "12"})
 
 
@@ -66,7 +66,7 @@ def test_a_hostfile_that_is_elsewhere_is_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="No such file") as caught:
         BACKEND.allocate(describe({"worker": 2}), env)
     assert f"PE_HOSTFILE={env['PE_HOSTFILE']!r}: error: " in caught.value.message
-    assert "where the job's script runs" in caught.value.message
+    assert "on the host of its script" in caught.value.message
 
 
 def test_a_hostfile_that_is_none_is_told_with_its_line(tmp_path: Path) -> None:

@@ -75,11 +75,11 @@ def test_what_would_shape_the_step_is_left_out_and_nothing_else() -> None:
         (
             "srun: Job 9 step creation temporarily disabled, retrying (Requested nodes "
             "are busy)",
-            "Slurm does not let a step begin",
+            "Slurm does not start the job step",
         ),
         (
             "srun: error: Unable to create step for job 9: Requested nodes are busy",
-            "Slurm does not let a step begin",
+            "Slurm does not start the job step",
         ),
         (
             "srun: error: Task launch for StepId=9.0 failed on node node3: "
@@ -89,7 +89,7 @@ def test_what_would_shape_the_step_is_left_out_and_nothing_else() -> None:
         (
             "slurmstepd-node1: error: execve(): /nope/python: No such file or directory"
             "\nsrun: error: node1: task 0: Exited with exit code 2",
-            "the interpreter is not there",
+            "the interpreter does not exist",
         ),
         (
             "srun: error: Unable to allocate resources: Invalid account or "

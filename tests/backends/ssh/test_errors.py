@@ -88,12 +88,12 @@ def test_a_changed_key_has_no_way_around() -> None:
             "Permission denied (publickey) as user ann; tried /k",
             "authorized_keys",
         ),
-        (Tried(), "there was no key to try", "ssh-keygen"),
+        (Tried(), "no key was available", "ssh-keygen"),
         (Tried(locked=("/k",)), "/k needs a passphrase", "ssh-add /k"),
         (
             Tried(accepted=("password",), refused=("/k",)),
             "(password) as user ann",
-            "keys only",
+            "only with keys",
         ),
         (
             Tried(unusable=("/k cannot be used: x",)),
@@ -111,9 +111,13 @@ def test_denied(tried: Tried, said: str, hint: str) -> None:
 @pytest.mark.parametrize(
     ("status", "words", "said"),
     [
-        (127, "bash: line 1: /p: No such file or directory", "there is no /p: bash: "),
-        (1, "/p: Command not found.", "there is no /p"),
-        (127, "", "there is no /p"),
+        (
+            127,
+            "bash: line 1: /p: No such file or directory",
+            "/p does not exist: bash: ",
+        ),
+        (1, "/p: Command not found.", "/p does not exist"),
+        (127, "", "/p does not exist"),
         (126, "sh: /p: Permission denied", "/p cannot be executed"),
         (2, "Unknown option: -I\nusage: ...", "too old"),
         (1, "Traceback", None),

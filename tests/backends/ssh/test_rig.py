@@ -133,7 +133,7 @@ def test_a_host_that_shares_no_files_gets_a_copy_of_them(site: Site) -> None:
     site.write("project/helper.py", "import pathlib, socket\nWORD = 'third'\n")
     code, said = site.command(*launch)
     assert code == 4, said
-    assert f"changed both here and in {copy} there: helper.py" in said
+    assert f"changed both on this machine and in {copy} on the host: helper.py" in said
     assert "ran node3" not in said
 
 
@@ -228,7 +228,7 @@ def test_the_training_goes_on_without_a_lost_host(site: Site) -> None:
         os.kill(process.pid, signal.SIGKILL)
     site.write("go", "")
     assert run.wait(180) == 0, site.said
-    assert "starting the training on the hosts that are left again" in site.said
+    assert "restarting the training on the remaining hosts" in site.said
     assert "epoch 0 of 2" not in site.said, "it goes on from its checkpoint"
     assert site.said.count("epoch 5 of 2 ranks") == 2
     code, shown = site.command(sys.executable, "-m", "tfcluster", "status")
@@ -257,7 +257,7 @@ def test_a_cable_may_be_loose_for_a_moment(site: Site) -> None:
 def test_a_host_with_a_home_of_its_own(site: Site) -> None:
     run = site.start("node3,node4", 2, "echo up on $(hostname)")
     assert run.wait(60) == 0, site.said
-    assert "logs stay on node4, which shares no files" in site.said
+    assert "logs are on node4 under " in site.said
     code, logs = site.command(sys.executable, "-m", "tfcluster", "logs")
     assert code == 0, logs
     assert "up on node3" in logs

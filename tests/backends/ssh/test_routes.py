@@ -167,8 +167,8 @@ def test_final_looks_again() -> None:
         ("User $(id)", "is not a user name"),
         ("ProxyJump -x", "begins with '-'"),
         ("ProxyJump a;b", "is not a host name"),
-        ("ProxyJump h", "more than 8 hosts to jump over"),
-        ("ProxyCommand nc %q", "%q in 'nc %q' cannot be filled in"),
+        ("ProxyJump h", "more than 8 jump hosts"),
+        ("ProxyCommand nc %q", "%q in 'nc %q' cannot be expanded"),
         ("ConnectTimeout soon", "is not a time"),
     ],
 )

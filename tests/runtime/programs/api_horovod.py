@@ -136,7 +136,7 @@ def check_process_sets():
     everyone = hvd.global_process_set
     assert everyone.ranks == list(range(SIZE))
     assert (everyone.process_set_id, everyone.rank()) == (0, RANK)
-    refuses(ValueError, "no ranks", lambda: hvd.add_process_set([SIZE]))
+    refuses(ValueError, "do not exist", lambda: hvd.add_process_set([SIZE]))
     refuses(ValueError, "same ranks", lambda: hvd.add_process_set(range(SIZE)))
     if SIZE == 1:
         return
@@ -165,7 +165,9 @@ def check_process_sets():
             assert act(ops["root"]).numpy().tolist() == [tail.ranks[-1]]
         assert ops["objects"]() == tail.ranks
         refuses(
-            ValueError, "no rank 0", lambda: hvd.broadcast(own, 0, process_set=tail)
+            ValueError,
+            "rank 0 is not among",
+            lambda: hvd.broadcast(own, 0, process_set=tail),
         )
         with tf.Graph().as_default():
             sums = [hvd.allreduce(tf.constant(1.0), op=hvd.Sum, process_set=tail)] * 3
@@ -225,7 +227,7 @@ def check_all_join():
     if SIZE > 1:
         refuses(
             hvd.CollectiveMismatchError,
-            "as many steps" if RANK == 0 else "join",
+            "the same number of steps" if RANK == 0 else "join",
             lambda: hvd.join() if RANK == 0 else hvd.allreduce(tf.constant(1.0)),
         )
     assert float(hvd.allreduce(tf.constant(1.0), op=hvd.Sum)) == SIZE

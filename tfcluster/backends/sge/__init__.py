@@ -105,7 +105,9 @@ class _JobStarter:
             channel.write(parcel().data)
         except OSError as error:
             said = channel.diagnosis() or str(error)
-            raise StartError(f"{host.name}: the agent ended at once: {said}") from error
+            raise StartError(
+                f"{host.name}: the agent exited immediately: {said}"
+            ) from error
         return channel
 
 

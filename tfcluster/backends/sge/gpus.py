@@ -62,7 +62,7 @@ def parse(host: str, said: str) -> tuple[str, ...] | None:
         if mark == _MARK:
             found = dict(zip(_VARIABLES, values.split("|"), strict=False))
             return given({k: text for k, text in found.items() if text != "unset"})
-    raise StartError(f"{host}: did not say which GPUs the job has there")
+    raise StartError(f"{host}: did not report the job's GPUs there")
 
 
 def _output(host: str, argv: Sequence[str], env: Mapping[str, str]) -> str:
@@ -76,9 +76,9 @@ def _output(host: str, argv: Sequence[str], env: Mapping[str, str]) -> str:
             env=dict(env),
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise StartError(f"{host}: cannot be asked for its GPUs: {error}") from error
+        raise StartError(f"{host}: its GPUs cannot be queried: {error}") from error
     words = done.stderr.decode(errors="backslashreplace").strip()
     if done.returncode != 0:
         cause = meaning(words) or words or f"exit status {done.returncode}"
-        raise StartError(f"{host}: cannot be asked for its GPUs: {cause}")
+        raise StartError(f"{host}: its GPUs cannot be queried: {cause}")
     return done.stdout.decode(errors="backslashreplace")

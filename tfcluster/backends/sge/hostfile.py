@@ -28,14 +28,14 @@ def slots_by_host(text: str) -> dict[str, int]:
             continue
         shown = f"line {number}: {line[:80]!r}"
         if len(words) < 2:
-            raise HostfileError(f"{shown} has too few fields: HOST SLOTS are expected")
+            raise HostfileError(f"{shown} has too few fields: expected HOST SLOTS")
         name, count = words[:2]
         if not _NAME.fullmatch(name):
-            raise HostfileError(f"{shown} does not begin with a host's name")
+            raise HostfileError(f"{shown} does not begin with a host name")
         if not count.isascii() or not count.isdecimal():
-            raise HostfileError(f"{shown}: the second field is no number of slots")
+            raise HostfileError(f"{shown}: the second field is not a number of slots")
         slots[name] = slots.get(name, 0) + int(count)
     granted = {name: count for name, count in slots.items() if count}
     if not granted:
-        raise HostfileError("names no host with a slot")
+        raise HostfileError("lists no host with slots")
     return granted

@@ -13,8 +13,8 @@ from tfcluster.backends.sge.hostfile import HostfileError, slots_by_host
 from tfcluster.errors import ConfigError, Problem, StartError
 
 _STALE = (
-    "start a new shell, or `unset JOB_ID SGE_TASK_ID PE_HOSTFILE`, if this is not "
-    "within a job"
+    "start a new shell, or `unset JOB_ID SGE_TASK_ID PE_HOSTFILE`, if this shell is "
+    "not inside a job"
 )
 
 
@@ -33,7 +33,7 @@ def granted_slots(env: Mapping[str, str]) -> dict[str, int]:
     """
     if not is_inside(env):
         raise StartError(
-            "this is no job of Grid Engine",
+            "not inside a Grid Engine job",
             hint="`tfcluster submit`, or launch in a job that was submitted with -pe",
         )
     path = env.get("PE_HOSTFILE")
@@ -48,7 +48,7 @@ def granted_slots(env: Mapping[str, str]) -> dict[str, int]:
         return slots_by_host(text)
     except OSError as error:
         problem = f"cannot be read: {error.strerror}"
-        hint = "it lies on the host where the job's script runs, while the job does"
+        hint = "it exists only while the job runs, on the host of its script"
         raise _broken(path, problem, f"{hint}; {_STALE}") from error
     except HostfileError as error:
         raise _broken(path, str(error), _STALE) from error

@@ -32,7 +32,7 @@ runs (seen with 8.1.9). So the process prints an empty line when it is ready."""
 _MEANINGS = (
     (
         "didn't accept task",
-        "Grid Engine takes no task there: the parallel environment needs "
+        "Grid Engine accepts no task there: the parallel environment needs "
         "`control_slaves TRUE` (`qconf -sp NAME` shows it), and a slot must be free",
     ),
     ("can't resolve host name", "Grid Engine cannot resolve that host's name"),

@@ -33,7 +33,7 @@ class SlurmBackend:
         require_one_launcher(env)
         if not is_inside(env):
             raise StartError(
-                "this is no Slurm job",
+                "not inside a Slurm job",
                 hint="`tfcluster launch` submits one; `salloc -N 4` gives a shell in "
                 "one",
             )
@@ -108,7 +108,7 @@ def _devices(
         )
     silent = [node.name for node in found if node.name not in devices]
     if silent:
-        raise StartError(f"{', '.join(silent)}: did not say which GPUs the job has")
+        raise StartError(f"{', '.join(silent)}: did not report the job's GPUs")
     return devices
 
 
@@ -123,12 +123,10 @@ def _ask(argv: tuple[str, ...], env: Mapping[str, str]) -> str:
             env=step_environ(env),
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise StartError(f"the nodes cannot be asked for their GPUs: {error}") from (
-            error
-        )
+        raise StartError(f"the nodes' GPUs cannot be queried: {error}") from error
     said = done.stderr.decode(errors="backslashreplace")
     if done.returncode != 0:
-        text, hint = meaning(said) or ("the nodes cannot be asked for their GPUs", None)
+        text, hint = meaning(said) or ("the nodes' GPUs cannot be queried", None)
         raise StartError(f"{text}: {own_words(said)}", hint=hint)
     return done.stdout.decode(errors="backslashreplace")
 

@@ -71,7 +71,7 @@ _MEANINGS = (
     (
         r"temporarily disabled|nodes are busy|Immediate execution impossible",
         (
-            "Slurm does not let a step begin",
+            "Slurm does not start the job step",
             "other steps of the job hold the node: run them with --overlap",
         ),
     ),
@@ -80,7 +80,7 @@ _MEANINGS = (
         r"|Zero Bytes|Socket timed out|NODE_FAIL|DUE TO NODE FAILURE",
         (
             "Slurm cannot reach the node",
-            "`sinfo -R` says what is known of it; a new job gets another one",
+            "`sinfo -R` shows why; a new job gets another node",
         ),
     ),
     (
@@ -97,14 +97,14 @@ _MEANINGS = (
         r"|establish a configuration source|[Mm]unge",
         (
             "Slurm's controller does not answer",
-            "`scontrol ping` asks it; a running job goes on without it",
+            "`scontrol ping` checks it; a running job continues without it",
         ),
     ),
     (
         r"execve\(\).*: (?:No such file|Permission denied)|No such file or directory",
         (
-            "the interpreter is not there",
-            "python: PATH names one that all nodes have",
+            "the interpreter does not exist",
+            "set 'python' to the path of one that all nodes have",
         ),
     ),
     (

@@ -15,7 +15,7 @@ from tfcluster.hostlist import HostlistError, expand, fold, host_name_problem
 
 # sbatch(1), SLURM_TASKS_PER_NODE: "2(x3),1" is 2, 2, 2 and 1.
 _COUNTS = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?")
-_STALE = "start a new shell, or `unset ${!SLURM_@}`, if this is not within a job"
+_STALE = "start a new shell, or `unset ${!SLURM_@}`, if this shell is not inside a job"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ def nodes(environ: Mapping[str, str]) -> tuple[Node, ...]:
     else:
         found = [node for group in range(groups) for node in _group(environ, group)]
     if not found:
-        raise StartError("this is no Slurm job: SLURM_JOB_NODELIST is not set")
+        raise StartError("not inside a Slurm job: SLURM_JOB_NODELIST is not set")
     return _merged(found)
 
 
@@ -62,9 +62,8 @@ def require_one_launcher(environ: Mapping[str, str]) -> None:
     tasks = _number(environ, "SLURM_STEP_NUM_TASKS")
     if tasks is not None and tasks > 1 and "SLURM_PROCID" in environ:
         raise StartError(
-            f"srun has started tfcluster {tasks} times; once is enough: it starts the "
-            "tasks itself",
-            hint="leave srun out, or `srun --overlap -N1 -n1 tfcluster launch ...`",
+            f"srun started tfcluster {tasks} times, but it starts the tasks itself",
+            hint="omit srun, or use `srun --overlap -N1 -n1 tfcluster launch ...`",
         )
 
 

@@ -187,7 +187,7 @@ def _holds(
         case other:
             raise HostError(
                 f"{criterion.where}: tfcluster does not know 'Match {other}'",
-                hint="name another file with 'config_file' under 'ssh'",
+                hint="set 'config_file' under 'ssh' to another file",
             )
     return holds is not criterion.negated
 

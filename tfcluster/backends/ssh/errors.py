@@ -88,7 +88,7 @@ def unreachable(route: Route, error: OSError) -> HostError:
 def stuck(route: Route, stage: Stage) -> HostError:
     """The host was connected to but then sent nothing more."""
     return HostError(
-        f"{route.name}: {_who(route)} port {route.port} fell silent for "
+        f"{route.name}: {_who(route)} port {route.port} sent nothing for "
         f"{route.timeout_s:g} s (stuck after: {stage.value})"
     )
 
@@ -108,7 +108,7 @@ def dropped(route: Route, stage: Stage, said: str, attempts: int) -> HostError:
 
 def proxy_ended(route: Route, said: str) -> HostError:
     return HostError(
-        f"{route.name}: its ProxyCommand gave no connection: {said}",
+        f"{route.name}: its ProxyCommand did not connect: {said}",
         hint=f"try it: {route.proxy_command}",
     )
 
@@ -131,18 +131,18 @@ def unknown_key(route: Route, key: HostKey) -> HostError:
         add = f"add it: {scan} >> {file}"
     return HostError(
         f"{route.name}: its host key is unknown: {key}",
-        hint="compare this with what the host itself prints on "
-        f"`ssh-keygen -lf /etc/ssh/ssh_host_{key.algorithm}_key.pub`, then {add}",
+        hint="compare this with the output of `ssh-keygen -lf "
+        f"/etc/ssh/ssh_host_{key.algorithm}_key.pub` on the host itself, then {add}",
     )
 
 
 def changed_key(route: Route, key: HostKey, known: KnownKey) -> HostError:
     old = HostKey(known.type, known.blob)
     return HostError(
-        f"{route.name}: POSSIBLE ATTACK: its host key is {key}, but {known.where} "
-        f"has {old}; somebody may be listening in",
-        hint="ask whoever runs the host; only if the key was changed on purpose, "
-        f"remove the old one: ssh-keygen -R {shlex.quote(route.key_name)} "
+        f"{route.name}: POSSIBLE ATTACK: its host key is {key}, but {known.where} has "
+        f"{old}; someone may be intercepting the connection",
+        hint="ask the administrator of the host; only if the key was changed on "
+        f"purpose, remove the old one: ssh-keygen -R {shlex.quote(route.key_name)} "
         f"-f {shlex.quote(known.file)}",
     )
 
@@ -151,7 +151,7 @@ def revoked_key(route: Route, key: HostKey, known: KnownKey) -> HostError:
     return HostError(
         f"{route.name}: POSSIBLE ATTACK: its host key {key} is revoked "
         f"in {known.where}",
-        hint="ask whoever runs the host",
+        hint="ask the administrator of the host",
     )
 
 
@@ -162,16 +162,16 @@ def denied(route: Route, tried: Tried) -> HostError:
     if tried.refused:
         said.append("tried " + ", ".join(tried.refused))
     elif not tried.locked:
-        said.append("there was no key to try")
+        said.append("no key was available")
     said += [f"{name} needs a passphrase" for name in tried.locked]
     said += tried.unusable
     hint = None
     if tried.locked:
         hint = f"ssh-add {shlex.quote(tried.locked[0])}"
     elif tried.accepted and "publickey" not in tried.accepted:
-        hint = "tfcluster logs in with keys only; ask for publickey to be allowed"
+        hint = "tfcluster logs in only with keys; ask for publickey to be allowed"
     elif not tried.refused:
-        hint = "make one with ssh-keygen, or name it with 'identity_file' under 'ssh'"
+        hint = "make one with ssh-keygen, or set 'identity_file' under 'ssh'"
     else:
         hint = "is this the right user? is the key in its ~/.ssh/authorized_keys?"
     return HostError("; ".join(said), hint=hint)
@@ -179,7 +179,8 @@ def denied(route: Route, tried: Tried) -> HostError:
 
 def no_session(route: Route, said: str) -> HostError:
     return HostError(
-        f"{route.name}: logged in as {route.user}, but nothing may be run: {said}"
+        f"{route.name}: logged in as {route.user}, but it does not permit running "
+        f"commands: {said}"
     )
 
 
@@ -189,15 +190,15 @@ def no_agent(python: str, status: int | None, words: str) -> TfclusterError | No
     said = f": {last[:200]}" if last else ""
     if status == _NO_COMMAND or (status == _CSH_FAILED and _NOT_FOUND.search(last)):
         return StartError(
-            f"there is no {python}{said}",
-            hint="name the interpreter that its hosts have with 'python'",
+            f"{python} does not exist{said}",
+            hint="set 'python' to the interpreter that the hosts have",
         )
     if status == _CANNOT_EXECUTE:
         return StartError(f"{python} cannot be executed{said}")
     if "Unknown option: -I" in words:
         return StartError(
             f"{python} is too old; tfcluster needs Python 3.10",
-            hint="name another interpreter with 'python'",
+            hint="set 'python' to another interpreter",
         )
     return None
 

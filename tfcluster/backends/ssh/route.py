@@ -85,7 +85,7 @@ def route(entry: HostEntry, sources: Sources) -> Route:
 
 def _route(wish: _Wish, sources: Sources, before: Route | None, depth: int) -> Route:
     if depth > MAX_JUMPS:
-        raise HostError(f"{wish.host}: more than {MAX_JUMPS} hosts to jump over")
+        raise HostError(f"{wish.host}: more than {MAX_JUMPS} jump hosts")
     if problem := host_name_problem(wish.host):
         raise HostError(f"{wish.host[:60]!r} {problem}")
     options = lookup(sources.directives, wish.host, me=sources.me)
@@ -248,7 +248,7 @@ def _filled(text: str, tokens: dict[str, str], host: str) -> str:
 
     def token(match: re.Match[str]) -> str:
         if match[1] not in tokens:
-            raise HostError(f"{host}: {match[0]} in {text[:60]!r} cannot be filled in")
+            raise HostError(f"{host}: {match[0]} in {text[:60]!r} cannot be expanded")
         return tokens[match[1]]
 
     return re.sub("%(.?)", token, text)

@@ -62,5 +62,5 @@ class SavedSettings:
         except (KeyError, TypeError, ValueError) as error:
             raise ContactLostError(
                 "the record does not say how to reach the hosts",
-                hint="their agents end everything within their lease",
+                hint="their agents stop everything when their lease ends",
             ) from error

@@ -27,7 +27,7 @@ def failure(view: RunView, style: Style = PLAIN) -> list[str]:
     hosts = {e.host: [e.cause] for e in view.secondary if e.host and not e.task}
     lines += fold_errors(hosts, style)[:_HOSTS]
     if len(hosts) > _HOSTS:
-        lines.append(style.dim(f"{len(hosts):,} more hosts failed in all"))
+        lines.append(style.dim(f"{len(hosts):,} hosts failed in total"))
     victims = [each for each in view.secondary if each.task or not each.host]
     if victims:
         lines.append(style.dim(_victims(victims)))

@@ -23,8 +23,8 @@ def adasum(parts: Sequence[Array]) -> Array:
     """
     if len(parts) & (len(parts) - 1):
         raise NotImplementedError(
-            f"Adasum combines ranks in pairs: their number has to be a power of two, "
-            f"not {len(parts)}"
+            "Adasum combines ranks in pairs: their number must be a power of two, not "
+            f"{len(parts)}"
         )
     dtype = parts[0].dtype
     wide = [part.astype(np.promote_types(dtype, np.float32)) for part in parts]

@@ -40,8 +40,8 @@ def by_size(items: Sequence[Item], bucket_bytes: int) -> list[Bucket]:
     unknown = [item for item in items if item.nbytes is None]
     if unknown and bucket_bytes:
         warnings.warn(
-            f"not divided into buckets: the shape of {unknown[0].name or 'a tensor'} "
-            "is not known",
+            f"gradients are not bucketed: the shape of {unknown[0].name or 'a tensor'} "
+            "is unknown",
             RuntimeWarning,
             stacklevel=2,
         )

@@ -139,10 +139,10 @@ def _unequal_text(rank: int, said: ExitReport, here: Position) -> str:
     """The message for a program that ended without an error, but before another."""
     where = f" at {here.place}" if here.place else ""
     return (
-        "the ranks took different numbers of steps: rank "
-        f"{rank} has ended its program after step {said.steps}, while rank {here.rank} "
-        f"goes on after step {here.steps} ({here.exchange}){where}. Rank {rank} has "
-        "decided to end by figures of its own: a loss of its rows, a clock, random "
-        "numbers. Decide by what all ranks have: metric.result(), or "
+        f"the ranks took different numbers of steps: rank {rank} ended its program "
+        f"after step {said.steps}, while rank {here.rank} continues after step "
+        f"{here.steps} ({here.exchange}){where}. Rank {rank} decided to end by values "
+        "that differ between ranks: the loss of its own rows, a clock, random numbers. "
+        "Use values that are equal on all ranks: metric.result(), or "
         "tfcluster.runtime.allreduce(loss)"
     )

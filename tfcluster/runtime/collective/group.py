@@ -157,7 +157,7 @@ class Group:
                 raise type(self.failure)(str(self.failure))
             if self._stay.inside:
                 raise CollectiveError(
-                    f"{signature.what} begins within {self._stay.what}"
+                    f"{signature.what} was called within {self._stay.what}"
                 )
             stay = _Phase(
                 self._stay.number + 1, signature.what, self._clock(), inside=True
@@ -179,7 +179,7 @@ class Group:
                 raise failure from error
             except BaseException as error:
                 # The others are in mid-exchange; this rank cannot get back into step.
-                broken = CollectiveError(f"{stay.exchange} broke off: {error!r}")
+                broken = CollectiveError(f"{stay.exchange} was aborted: {error!r}")
                 self._end(broken, kind=type(error).__name__)
                 raise
             finally:
@@ -263,7 +263,7 @@ class Group:
                 *map(_HEADER.unpack, headers), strict=True
             )
         except struct.error as error:
-            raise CollectiveError("a rank speaks another protocol") from error
+            raise CollectiveError("a rank uses a different protocol version") from error
         if len(set(digests)) > 1 or len(set(numbers)) > 1:
             described = self._transport.allgather(signature.encoded())
             signatures = [Signature.decoded(data) for data in described]

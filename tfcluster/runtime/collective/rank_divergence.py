@@ -26,9 +26,9 @@ _SAME_NORM = 1e-6
 _MASK = (1 << 64) - 1
 
 ADVICE = (
-    "A rank has decided by figures of its own: a loss of its rows, a clock, random "
-    "numbers. Decide by what all ranks have: metric.result(), or "
-    "tfcluster.runtime.allreduce(loss)"
+    "A rank decided by values that differ between ranks: the loss of its own rows, a "
+    "clock, random numbers. Use values that are equal on all ranks: metric.result(), "
+    "or tfcluster.runtime.allreduce(loss)"
 )
 
 Array = NDArray[Any]
@@ -143,15 +143,15 @@ def text_of(value: Any) -> str:
 
 
 def _apart() -> str:
-    return "the ranks do not train the same model any more"
+    return "the ranks no longer train the same model"
 
 
 def rounding_text(label: str, away: float) -> str:
     """The warning for weights that differ by no more than rounding."""
     return (
         f"{label} differs between ranks by {away:.1g} of its largest value: their "
-        "processors round differently. The result is no longer the same on all ranks, "
-        "bit by bit; the chief's counts"
+        "processors round differently. The result is no longer bitwise equal on all "
+        "ranks; the chief's result is used"
     )
 
 
@@ -228,4 +228,6 @@ def compared_at_end(
 
 def equal_text(step: int) -> str:
     """When a value was last seen to be equal on all ranks; step 0: never."""
-    return f"it was the same in step {step}" if step else "it was never seen to be"
+    return (
+        f"it was the same in step {step}" if step else "it was never seen to be equal"
+    )

@@ -46,7 +46,7 @@ def difference(signatures: Sequence[Signature]) -> str:
     """A sentence that says how the ranks' signatures, in rank order, differ."""
     whats = [signature.what for signature in signatures]
     if len(set(whats)) > 1:
-        return f"the ranks do different things: {_by_rank(whats)}"
+        return f"the ranks called different operations: {_by_rank(whats)}"
     counts = [str(len(signature.tensors)) for signature in signatures]
     if len(set(counts)) > 1:
         return (

@@ -51,7 +51,9 @@ def densified(slices: Slices, rows: int) -> Array:
     if len(slices.indices) == 0:
         return whole
     if slices.indices.min() < 0 or slices.indices.max() >= rows:
-        raise IndexError(f"a gradient has rows beyond the {rows} of its variable")
+        raise IndexError(
+            f"a sparse gradient has an index beyond its variable's {rows} rows"
+        )
     order = np.argsort(slices.indices, kind="stable")
     which, starts = np.unique(slices.indices[order], return_index=True)
     whole[which] = np.add.reduceat(slices.values[order], starts, axis=0)

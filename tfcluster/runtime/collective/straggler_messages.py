@@ -76,12 +76,13 @@ def stalled_text(mine: RankProgress, others: Mapping[int, RankProgress | None]) 
     if not absent:
         return f"{mine.exchange} has taken {mine.since_s:.0f} s; all ranks are in it"
     first, *rest = (_absent_text(rank, others[rank]) for rank in absent)
-    late = f"rank {absent[0]} has not come for {mine.since_s:.0f} s to {mine.exchange}"
+    waiting = f"(waiting for {mine.since_s:.0f} s)"
+    late = f"rank {absent[0]} has not entered {mine.exchange} {waiting}"
     return "; ".join([f"{late}; {first}", *map(_named, absent[1:], rest)])
 
 
 def _named(rank: int, text: str) -> str:
-    return f"nor has rank {rank}; {text}"
+    return f"rank {rank} has not entered it either; {text}"
 
 
 def _absent_text(rank: int, standing: RankProgress | None) -> str:
@@ -91,7 +92,8 @@ def _absent_text(rank: int, standing: RankProgress | None) -> str:
         return f"it has been in {standing.exchange} for {standing.since_s:.0f} s"
     if not standing.number:
         return "it has not exchanged anything yet"
-    return f"it last did {standing.exchange}, {standing.since_s:.0f} s ago"
+    last = f"{standing.number}: {standing.what}"
+    return f"its last exchange was {last}, {standing.since_s:.0f} s ago"
 
 
 def unconnected_text(ranks: Sequence[int], waited_s: float) -> str:
@@ -102,6 +104,4 @@ def unconnected_text(ranks: Sequence[int], waited_s: float) -> str:
 
 def awaited_text(rank: int, waited_s: float, exchange: str) -> str:
     """The line that a missing rank prints above its stack traces."""
-    return (
-        f"rank {rank} has waited {waited_s:.0f} s for this rank to come to {exchange}"
-    )
+    return f"rank {rank} has waited {waited_s:.0f} s for this rank to enter {exchange}"

@@ -67,9 +67,9 @@ def broadcast_global_variables(root_rank: int) -> Any:
     """
     if tf.compat.v1.executing_eagerly_outside_functions():
         raise RuntimeError(
-            "broadcast_global_variables is for graphs of TensorFlow 1: with eager "
-            "execution there is no list of all variables. Write "
-            "broadcast_variables(model.variables, root_rank), and the same with "
+            "broadcast_global_variables is for TensorFlow 1 graphs: with eager "
+            "execution, no list of all variables exists. Call "
+            "broadcast_variables(model.variables, root_rank), and the same for "
             "optimizer.variables"
         )
     return broadcast_variables(tf.compat.v1.global_variables(), root_rank)

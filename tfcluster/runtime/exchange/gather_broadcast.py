@@ -143,8 +143,8 @@ def broadcast_tensors(
 ) -> list[Any]:
     """The tensors of rank ``root_rank``, sent in one exchange."""
     if root_rank not in among.ranks:
-        there = among.size() if among.process_set_id == 0 else among
-        raise ValueError(f"there is no rank {root_rank} among {there}")
+        there = f"{among.size()} ranks" if among.process_set_id == 0 else among
+        raise ValueError(f"rank {root_rank} is not among {there}")
     root = among.ranks.index(root_rank)
     tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
     for tensor in tensors:

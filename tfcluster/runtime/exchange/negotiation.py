@@ -175,7 +175,7 @@ class Coordinator:
 def _disagreement(lists: Sequence[Sequence[str]], deadline_s: float) -> str:
     at = "; ".join(f"rank {rank}: {', '.join(keys)}" for rank, keys in enumerate(lists))
     return (
-        f"for {deadline_s:g} s the ranks have waited in different operations: {at}. "
-        "Every rank has to run the same exchanges: those of the same name, or, without "
-        "names, those that were made as the same one of the graph"
+        f"for {deadline_s:g} s the ranks have been waiting in different operations: "
+        f"{at}. Every rank must run the same exchanges: they are matched by name or, "
+        "without names, by their order of creation in the graph"
     )

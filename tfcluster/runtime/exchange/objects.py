@@ -35,8 +35,8 @@ def broadcast_object(
     ValueError if there is no such rank.
     """
     if root_rank not in process_set.ranks:
-        there = size() if process_set.process_set_id == 0 else process_set
-        raise ValueError(f"there is no rank {root_rank} among {there}")
+        there = f"{size()} ranks" if process_set.process_set_id == 0 else process_set
+        raise ValueError(f"rank {root_rank} is not among {there}")
     root = process_set.ranks.index(root_rank)
     sent = _encoded(obj) if rank() == root_rank else b""
     signature = Signature(f"broadcast of object {name or ''} from rank {root_rank}")

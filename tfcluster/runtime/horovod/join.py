@@ -24,10 +24,10 @@ def join(device: object = None) -> int:
         found = allgather_bytes(process_group.group(), came, Signature("join"))
     except CollectiveMismatchError as error:
         raise CollectiveMismatchError(
-            f"{error}. A rank that has no more data cannot wait by join() while others "
-            "train: give all ranks as many steps, for instance "
-            "int(hvd.allreduce(steps, op=hvd.Min)); or leave the division of batches "
-            "to tfcluster, which deals with uneven ones"
+            f"{error}. A rank without more data cannot wait in join() while others "
+            "train: give all ranks the same number of steps, for instance "
+            "int(hvd.allreduce(steps, op=hvd.Min)); or let tfcluster divide the "
+            "batches, which also handles uneven ones"
         ) from error
     times = [_TIME.unpack(data)[0] for data in found]
     return times.index(max(times))

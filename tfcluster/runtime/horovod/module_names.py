@@ -86,8 +86,7 @@ class _Loader(Loader):
         module.__file__ = __file__
         if name == "horovod":
             self._tell(
-                "no horovod is installed: what is imported as horovod is "
-                "tfcluster.runtime"
+                "horovod is not installed: `import horovod` imports tfcluster.runtime"
             )
         if name in _CLAIMING:
             self_distributed.claim()

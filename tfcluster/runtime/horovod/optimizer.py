@@ -62,8 +62,8 @@ def DistributedOptimizer(
         raise ValueError("backward_passes_per_step is for Keras optimizers only")
     if is_v1 and op is ReduceOp.ADASUM:
         raise ValueError(
-            "Adasum of updates, which Horovod makes for optimizers of TensorFlow 1, is "
-            "not available: combine gradients, by a Keras optimizer or "
+            "Adasum of updates, which Horovod offers for TensorFlow 1 optimizers, is "
+            "not available: combine gradients instead, with a Keras optimizer or "
             "DistributedGradientTape with op=Adasum"
         )
     chosen = settings(

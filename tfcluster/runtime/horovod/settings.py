@@ -107,7 +107,7 @@ def settings(
             f"gradients are combined by Average, Sum or Adasum: op cannot be {op}"
         )
     if gradient_predivide_factor != 1.0 and op is not ReduceOp.AVERAGE:
-        raise ValueError("gradient_predivide_factor goes with op=Average only")
+        raise ValueError("gradient_predivide_factor is for op=Average only")
     if gradient_predivide_factor <= 0:
         raise ValueError("gradient_predivide_factor must be positive")
     if backward_passes_per_step < 1:

@@ -52,7 +52,7 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
     """
     global _timeline
     if _timeline is not None:
-        raise ValueError("a timeline is being written already: call stop_timeline")
+        raise ValueError("a timeline is already being written: call stop_timeline")
     if not process_group.is_chief():
         return
     _timeline = Timeline(Path(file_path))

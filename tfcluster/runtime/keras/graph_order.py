@@ -48,7 +48,7 @@ def refuse_xla() -> None:
     graph = tf.compat.v1.get_default_graph
     if not tf.executing_eagerly() and tf_internals.is_in_xla(graph()):
         _refused.lately = True
-        raise CollectiveError("an exchange of gradients cannot be compiled by XLA")
+        raise CollectiveError("XLA cannot compile an exchange of gradients")
 
 
 def take_refusal() -> bool:

@@ -63,7 +63,7 @@ def dial(connection: socket.socket, me: Member, peer: int) -> None:
         raise HandshakeError("it does not know this run's token")
     connection.sendall(me.proof(b"dial", ranks, nonces))
     if _receive(connection, len(_WELCOME)) != _WELCOME:
-        raise HandshakeError("it did not welcome us")
+        raise HandshakeError("it rejected the handshake")
 
 
 def accept(connection: socket.socket, me: Member) -> int:
@@ -71,7 +71,7 @@ def accept(connection: socket.socket, me: Member) -> int:
     hello = _receive(connection, _HELLO.size)
     magic, dialer, wanted, nonce = _HELLO.unpack(hello)
     if magic != _MAGIC or wanted != me.rank or not me.rank < dialer < me.size:
-        raise HandshakeError("it speaks another language, or to another rank")
+        raise HandshakeError("it is not a tfcluster rank, or dialled another rank")
     ranks = (dialer, me.rank)
     ours = secrets.token_bytes(_NONCE_BYTES)
     nonces = nonce + ours
@@ -89,6 +89,6 @@ def _receive(connection: socket.socket, count: int) -> bytes:
     while len(data) < count:
         portion = connection.recv(count - len(data))
         if not portion:
-            raise HandshakeError("it hung up")
+            raise HandshakeError("connection closed")
         data += portion
     return bytes(data)

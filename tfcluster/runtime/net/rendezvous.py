@@ -54,7 +54,7 @@ def connect(
     """
     if len(addresses) != me.size:
         raise CollectiveError(
-            f"{me.size} ranks need as many addresses, not {len(addresses)}"
+            f"{me.size} ranks need {me.size} addresses, got {len(addresses)}"
         )
     if me.size == 1:
         return {}
@@ -86,7 +86,7 @@ def connect(
 
 def _in_vain(me: Member, missing: set[int], addresses: Sequence[str]) -> str:
     ranks = ", ".join(f"{rank} ({addresses[rank]})" for rank in sorted(missing))
-    return f"rank {me.rank} has waited in vain for rank {ranks}"
+    return f"rank {me.rank} timed out waiting for rank {ranks}"
 
 
 def _interrupted() -> PeerLostError:

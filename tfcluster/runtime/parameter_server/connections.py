@@ -159,7 +159,7 @@ class Connections:
             )
 
     def _lost(self, ps: int, error: Exception) -> PeerLostError:
-        cause = getattr(error, "strerror", None) or "it hung up"
+        cause = getattr(error, "strerror", None) or "connection closed"
         return PeerLostError(
             f"ps:{ps} ({self._addresses[ps]}) is gone: its process ended or the "
             f"connection to it broke ({cause})"

@@ -170,7 +170,7 @@ class Incoming:
         if self._stage == 1:
             header, self._length = _PREFIX.unpack(self._buffer.tobytes())
             if header > _MAX_HEADER:
-                raise MessageError("a header that is too long")
+                raise MessageError("an oversized header")
             self._take(np.empty(header, np.uint8))
         elif self._stage == 2:
             text = self._buffer.tobytes()
@@ -201,7 +201,7 @@ def _parsed(text: bytes, length: int, rooms: Mapping[int, Array]) -> dict[str, A
     needed = sum(map(padded, sizes))
     fits = needed == length if space is None else needed <= space and length == 0
     if min(sizes, default=0) < 0 or not fits:
-        raise MessageError("a header that does not fit what follows it")
+        raise MessageError("a header that does not match its data")
     return dict(header)
 
 

@@ -50,7 +50,7 @@ def differing(
         if path in have and has[path] != have[path]
     ]
     if not found and list(have) != list(has):
-        found = ["its variables are in another order"]
+        found = ["its variables are in a different order"]
     if not found:
         found = [
             f"{name.replace('_', ' ')} is {ours[name]}, on the ps {theirs[name]}"

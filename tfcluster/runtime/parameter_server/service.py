@@ -114,7 +114,7 @@ class Service:
         """
         verb = self._verbs.get(request.header.get("op", ""))
         if verb is None:
-            raise RefusedError("failed", "an unknown request")
+            raise RefusedError("failed", "unknown request")
         with self._lock:
             return place(verb(rank, connection, request))
 

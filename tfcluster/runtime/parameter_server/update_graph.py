@@ -115,8 +115,8 @@ def _traced(
         place = places.get(id(outer))
         if place is None and outer.dtype == tf.resource:
             raise UntraceableError(
-                f"its update uses {inner.name}, which is no variable: a table or an "
-                "iterator cannot be sent to a ps"
+                f"its update uses {inner.name}, which is not a variable: tables and "
+                "iterators cannot be sent to a ps"
             )
         if place is None:
             place = ["constant", len(arrays)]

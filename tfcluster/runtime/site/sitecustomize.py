@@ -76,7 +76,7 @@ class _Hook:
         """Load the runtime, at the beginning of the import of a library."""
         if sys.version_info < _OLDEST:
             text = "tfcluster: warning: %s is Python %d.%d, but the training runtime "
-            text += "needs %d.%d: what is trained here is not distributed\n"
+            text += "needs %d.%d: training in this process is not distributed\n"
             found = (sys.executable, *sys.version_info[:2], *_OLDEST)
             sys.stderr.write(text % found)
             return

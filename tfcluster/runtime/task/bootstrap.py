@@ -129,8 +129,8 @@ def _install_tf1(context: Context) -> None:
 
 def _warn_of_keras_2(name: str) -> None:
     text = (
-        f"the program imports {name}, which is Keras 2: only models of Keras 3 are "
-        "trained on all ranks (TF_USE_LEGACY_KERAS=1 has tf.keras be Keras 2)"
+        f"the program imports {name}, which is Keras 2: tfcluster can distribute only "
+        "Keras 3 models (TF_USE_LEGACY_KERAS=1 makes tf.keras Keras 2)"
     )
     reporter().warning(text)
     sys.stderr.write(f"tfcluster: warning: {text}\n")

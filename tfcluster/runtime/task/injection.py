@@ -113,8 +113,8 @@ def refuse_other_backends(backend: str) -> None:
         from tfcluster.runtime.collective import CollectiveError
 
         raise CollectiveError(
-            f"KERAS_BACKEND is {backend!r}: only models on the 'tensorflow' backend "
-            "are trained on all ranks (strategy: none leaves the program alone)"
+            f"KERAS_BACKEND is {backend!r}: tfcluster can distribute only Keras's "
+            "'tensorflow' backend (strategy: none leaves the program alone)"
         )
 
 
@@ -160,11 +160,10 @@ def _refuse_late_claim(session: Session) -> None:
     from tfcluster.runtime.collective import CollectiveError
 
     raise CollectiveError(
-        "the program combines gradients over the ranks by itself, but its batches have "
-        "been divided among the ranks already: most of its data would not be used. "
-        "DistributedOptimizer and DistributedGradientTape belong before the first step "
-        "of training, or have their names in the program's main file, and so has "
-        "'import horovod.tensorflow'. Or leave the exchange out: gradients are "
-        "averaged without it. Or set runtime.strategy: none, and nothing is done for "
-        "the program"
+        "the program combines gradients over the ranks itself, but its batches are "
+        "already divided among the ranks: most of its data would not be used. Create "
+        "DistributedOptimizer or DistributedGradientTape before the first training "
+        "step, or name them (or 'import horovod.tensorflow') in the program's main "
+        "file. Or remove the exchange: tfcluster averages the gradients. Or set "
+        "runtime.strategy: none, with which tfcluster leaves the program alone"
     )

@@ -52,7 +52,9 @@ def start(context: Context, said: Reporter) -> ParameterService:
     """
     addresses = context.parameter_servers
     if context.task_index >= len(addresses):
-        raise ContextError(f"TFCLUSTER_PARAMETER_SERVERS has none for {context.task}")
+        raise ContextError(
+            f"TFCLUSTER_PARAMETER_SERVERS has no address for {context.task}"
+        )
     size = len(rank_addresses(context.cluster))
     service = Service(size, _engine)
     listening = ServerSocket(

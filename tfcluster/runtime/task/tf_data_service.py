@@ -81,7 +81,7 @@ def _private(folder: Path) -> Path:
     found = folder.lstat()
     mine = found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) == 0o700
     if not mine or not stat.S_ISDIR(found.st_mode):
-        raise ContextError(f"{folder} is not a folder of yours alone: take it away")
+        raise ContextError(f"{folder} must be accessible to you only: remove it")
     return folder
 
 

@@ -66,7 +66,7 @@ def require_first(task: str, what: str) -> None:
     if claimed.number:
         raise CollectiveError(
             f"{_this_process()} trains, but {claimed.before} of {task} has trained "
-            f"before it: {what}. Train both in one process, or in runs of their own"
+            f"before it: {what}. Train both in one process, or in separate runs"
         )
 
 
@@ -84,16 +84,16 @@ def _ask(address: str, task: str) -> Claim:
         # may still be reachable.
         sys.stderr.write(
             f"tfcluster: warning: {_this_process()} cannot reach its agent ({error}): "
-            "its steps are not shown, and its exchanges are not known\n"
+            "its steps are not shown, and its collectives are not reported\n"
         )
         return Claim(0)
     other = f"process {answer.get('pid')} ({answer.get('command')})"
     if answer.get("type") == "taken":
         line.close()
         raise CollectiveError(
-            f"{_this_process()} trains, but so does {other}, also of {task}: a task "
-            "has one rank, which one process at a time can have. Start as many tasks "
-            "as processes are to train, or train in one of these only"
+            f"{_this_process()} cannot train: {other}, another process of {task}, is "
+            "already training, and only one process at a time can have a task's rank. "
+            "Start one task for each training process, or train in only one of them"
         )
     reporter().adopt(line)
     return Claim(int(answer.get("number") or 0), other, line)
@@ -104,7 +104,7 @@ def _answer(line: socket.socket) -> dict[str, Any]:
     while data := line.recv(4096):
         for frame in frames.feed(data):
             return frame
-    raise OSError("it has hung up")
+    raise OSError("connection closed")
 
 
 def _this_process() -> str:

@@ -56,7 +56,7 @@ class Barriers:
         this graph already has a barrier of that name.
         """
         if name in self._made:
-            raise ValueError(f"there is a barrier {name!r} in this graph already")
+            raise ValueError(f"this graph already has a barrier {name!r}")
         workers, others = self._workers, self._workers.num_worker - 1
         if not others:
             self._made[name] = []

@@ -47,7 +47,7 @@ def tasks_of(cluster: Any) -> dict[str, int]:
     unknown = [job for job in found if job not in TASK_TYPES]
     if unknown:
         raise ContextError(
-            f"there are no tasks of type {unknown[0]!r}: {', '.join(TASK_TYPES)}"
+            f"unknown task type {unknown[0]!r}; known types: {', '.join(TASK_TYPES)}"
         )
     return {kind: found[kind] for kind in TASK_TYPES if kind in found}
 
@@ -62,5 +62,5 @@ def _by_index(job: Any, tasks: Any) -> dict[int, str]:
     else:
         raise ContextError(f"job {job!r} is not a list of addresses")
     if not all(isinstance(i, int) and isinstance(a, str) for i, a in numbered):
-        raise ContextError(f"job {job!r} has something that is no address")
+        raise ContextError(f"job {job!r} has an entry that is not an address")
     return dict(numbered)

@@ -79,9 +79,9 @@ def compare(layout: VariableList, run: Callable[[Any], Any]) -> bool:
         return True
     workers = layout.workers
     raise CollectiveMismatchError(
-        f"{workers.task_type}:{workers.task_index} has another model than "
+        f"{workers.task_type}:{workers.task_index} has a different model from "
         f"{workers.tasks[0]}, the chief: "
-        f"{difference(json.loads(text), json.loads(layout.text))}. All tasks have to "
+        f"{difference(json.loads(text), json.loads(layout.text))}. All tasks must "
         "build the same graph"
     )
 
@@ -104,7 +104,7 @@ def difference(chief: Mapping[str, str], own: Mapping[str, str]) -> str:
         )
         if names
     ]
-    return "; ".join(parts) or "the same variables in another order"
+    return "; ".join(parts) or "the same variables in a different order"
 
 
 def _described() -> dict[str, str]:

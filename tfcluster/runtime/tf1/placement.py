@@ -77,7 +77,7 @@ def overweight(name: str, size: int, bytes_held: Sequence[int]) -> str | None:
     return (
         f"variable {name} has {size / total:.0%} of all bytes, more than the share of "
         f"one of {servers} parameter servers: they hold "
-        f"{', '.join(f'{held / 2**20:.0f} MiB' for held in bytes_held)}. "
-        f"partitioner=tf.compat.v1.fixed_size_partitioner({servers}) in its "
-        "get_variable or variable_scope divides it"
+        f"{', '.join(f'{held / 2**20:.0f} MiB' for held in bytes_held)}. To divide it, "
+        f"pass partitioner=tf.compat.v1.fixed_size_partitioner({servers}) to its "
+        "get_variable or variable_scope"
     )

@@ -36,9 +36,9 @@ class PsReachability:
             while (answer := ask(address)) is not Answer.THERE:
                 if task in self._met and answer is Answer.GONE:
                     raise PeerLostError(
-                        f"{task} ({address}) is gone, and the variables that it held "
-                        "with it: start the job again from its last checkpoint "
-                        "(restart: {max: 1, scope: job} does it by itself)"
+                        f"{task} ({address}) is gone, with the variables that it held: "
+                        "restart the job from its last checkpoint (restart: {max: 1, "
+                        "scope: job} does so automatically)"
                     )
                 waiting.wait()
             self._met.add(task)

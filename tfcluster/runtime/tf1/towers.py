@@ -19,7 +19,7 @@ def device_of(worker: str, tower: str) -> str:
     """``/job:worker/task:1/device:GPU:0`` for ``gpu:0``; else raises ValueError."""
     kind, _, number = tower.strip("/").removeprefix("device:").partition(":")
     if kind.lower() not in ("cpu", "gpu") or not number.isdecimal():
-        raise ValueError(f"a tower is 'cpu:0', 'gpu:1' or the like; found {tower!r}")
+        raise ValueError(f"a tower must be like 'cpu:0' or 'gpu:1'; found {tower!r}")
     return f"{worker}/device:{kind.upper()}:{number}"
 
 
@@ -28,8 +28,8 @@ def require_same(names: Sequence[Sequence[str]]) -> None:
     for tower, found in enumerate(names):
         if text := differences(names[0], found):
             raise CollectiveMismatchError(
-                f"the towers of this worker have different models; beside tower 0, "
-                f"tower {tower} {text}"
+                "the towers of this worker have different models; compared with tower "
+                f"0, tower {tower} {text}"
             )
 
 
@@ -41,7 +41,7 @@ def differences(expected: Sequence[str], found: Sequence[str]) -> str:
     if missing:
         parts.append(f"misses {', '.join(missing)}")
     if extra:
-        parts.append(f"has {', '.join(extra)} besides")
+        parts.append(f"also has {', '.join(extra)}")
     return " and ".join(parts)
 
 

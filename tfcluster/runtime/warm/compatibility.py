@@ -55,7 +55,7 @@ def shadowed_module(folder: str | None, imported: Container[str]) -> str | None:
     except OSError:
         return None
     found = next((name for name in names if name and name in imported), None)
-    return found and f"the program's folder has a module {found!r} of its own"
+    return found and f"the program's folder contains its own module {found!r}"
 
 
 def _module_name(entry: os.DirEntry[str]) -> str:

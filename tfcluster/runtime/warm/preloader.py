@@ -52,8 +52,8 @@ def import_tensorflow(agent: socket.socket) -> None:
     backend = os.environ.get("KERAS_BACKEND", "tensorflow")
     if backend != "tensorflow" and os.environ.get("TFCLUSTER_STRATEGY") != "none":
         sys.exit(
-            f"tfcluster: KERAS_BACKEND is {backend!r} in this host's environment: only "
-            "models on Keras's 'tensorflow' backend are trained on all ranks"
+            f"tfcluster: KERAS_BACKEND is {backend!r} in this host's environment: "
+            "tfcluster can distribute only Keras's 'tensorflow' backend"
         )
     bootstrap.quieten_tensorflow()
     start = time.monotonic()
@@ -119,14 +119,16 @@ def requests(agent: socket.socket) -> Iterator[tuple[Frame, tuple[int, ...]]]:
 def birth_of(frame: Frame, fds: Sequence[int]) -> ForkRequest:
     """The initial state that a request describes. Raises ValueError if incomplete."""
     if len(fds) != _FDS_OF_A_FORK:
-        raise ValueError(f"a fork takes {_FDS_OF_A_FORK} descriptors, not {len(fds)}")
+        raise ValueError(
+            f"a fork request needs {_FDS_OF_A_FORK} descriptors, got {len(fds)}"
+        )
     argv, env, cwd = frame.get("argv"), frame.get("env"), frame.get("cwd")
     if (
         not isinstance(argv, list)
         or not isinstance(env, dict)
         or not isinstance(cwd, str)
     ):
-        raise ValueError("a fork takes 'argv', 'env' and 'cwd'")
+        raise ValueError("a fork request needs 'argv', 'env' and 'cwd'")
     return ForkRequest(env=env, cwd=cwd, output=fds[0], events=fds[1])
 
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tests.runtime.programs.cases.tools import data, main, raised_by
 
-MASKED = "this loss is no mean over the rows"
+MASKED = "this loss is not a mean over the rows"
 
 
 def masked_data(rows=42):

@@ -174,8 +174,8 @@ class MpiTransport(DelegatingTransport[Transport]):
         world = mpi.COMM_WORLD
         if (world.rank, world.size) != (self.rank, self.size):
             raise CollectiveError(
-                f"transport mpi: {library(mpi)} takes rank {self.rank} of {self.size} "
-                f"for rank {world.rank} of {world.size}"
+                f"transport mpi: {library(mpi)} numbers rank {self.rank} of "
+                f"{self.size} as rank {world.rank} of {world.size}"
             )
         world.Set_errhandler(mpi.ERRORS_RETURN)
         self._host.barrier()
@@ -228,12 +228,12 @@ def load() -> Any:
     vendor, _ = MPI.get_vendor()
     if vendor == "Open MPI":
         raise CollectiveError(
-            "Open MPI can only be started by its own mpiexec; MPICH is needed, or an "
-            "MPI of its family: pip install 'tfcluster[mpi]'"
+            "Open MPI can be started only by its own mpiexec; install MPICH or a "
+            "compatible MPI: pip install 'tfcluster[mpi]'"
         )
     if MPI.Is_initialized():
         raise CollectiveError(
-            "the program has started MPI itself; it must leave that to tfcluster "
+            "the program has initialized MPI itself; only tfcluster may do that "
             "(mpi4py.rc.initialize = False before mpi4py.MPI is imported)"
         )
     return MPI

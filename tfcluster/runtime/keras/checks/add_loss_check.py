@@ -75,13 +75,13 @@ class AddLossCheck:
             if kind == "sum":
                 self._session.refuse(
                     f"the layer {name} adds the sum over the rows of a batch to the "
-                    "loss: what add_loss is given has to be their mean"
+                    "loss: the argument of add_loss must be their mean"
                 )
             if kind == "whole batch":
                 self._session.warn(
-                    f"what the layer {name} adds to the loss is no mean over the rows "
-                    "of a batch: it sees the rows of one rank at a time, so the result "
-                    "differs from that of one machine"
+                    f"the value that the layer {name} adds to the loss is not a mean "
+                    "over the rows of a batch: each rank computes it from its own "
+                    "rows, so the result differs from that of one machine"
                 )
         return "unknown" not in kinds
 

@@ -20,6 +20,7 @@ def warn_of_endless_epochs(session: Session, arguments: Mapping[str, Any]) -> No
         return
     if data.cardinality() == tf.data.INFINITE_CARDINALITY:
         session.warn(
-            "the dataset has no end and fit() has no steps_per_epoch: the first epoch "
-            "never ends. Give fit() steps_per_epoch, or take .repeat() from the dataset"
+            "the dataset is infinite and fit() has no steps_per_epoch: the first epoch "
+            "never ends. Pass steps_per_epoch to fit(), or remove .repeat() from the "
+            "dataset"
         )

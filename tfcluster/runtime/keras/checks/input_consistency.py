@@ -53,10 +53,10 @@ class InputConsistency:
         )
         if len(set(found)) > 1:
             self._session.warn(
-                "the ranks read different batches. Each takes its rows of another one, "
-                "so that some rows are seen more often than others. Give the data a "
-                "seed, or draw it from Python's random, NumPy's global generator, "
-                "TensorFlow or Keras: there all ranks have a common seed"
+                "the ranks read different batches. Each rank takes its rows from a "
+                "different batch, so some rows are used more often than others. Set a "
+                "seed for the data, or use the global random generators of Python, "
+                "NumPy, TensorFlow or Keras, which have the same seed on all ranks"
             )
         return np.int64(0)
 

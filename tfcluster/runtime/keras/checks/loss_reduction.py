@@ -102,13 +102,13 @@ class LossReductionCheck:
         if kind == "sum":
             self._session.refuse(
                 f"the loss {name} returns the sum over the rows of a batch: a function "
-                "has to return their mean, or one number for each row (a keras.Loss "
-                "may have reduction='sum')"
+                "must return their mean, or one number for each row (a keras.Loss may "
+                "have reduction='sum')"
             )
         if kind == "whole batch":
             self._session.warn(
-                f"the loss {name} is no mean over the rows of a batch: it sees the "
-                "rows of one rank at a time, so the result differs from that of one "
+                f"the loss {name} is not a mean over the rows of a batch: each rank "
+                "computes it from its own rows, so the result differs from that of one "
                 "machine"
             )
         return kind == "whole batch"

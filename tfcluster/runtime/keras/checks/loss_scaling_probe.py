@@ -54,18 +54,18 @@ class LossScalingProbe:
         found = GradientRatio(*_GROWTH.unpack(said[DOUBLING_RANK]))
         if found.times >= _SUM and found.cosine >= _CERTAIN:
             session.refuse(
-                f"the gradients for {optimizer} grow with the rows of a batch: the "
-                "loss is a sum over them, or one that is divided by a fixed number. "
-                "Each rank has only some of the rows, so it has to be the mean over "
-                "those that are there: tf.reduce_mean, or a sum divided by "
+                f"the gradients for {optimizer} grow with the number of rows in a "
+                "batch: the loss is a sum over the rows, or a sum divided by a fixed "
+                "number. Each rank has only some of the rows, so the loss must be the "
+                "mean over the rows present: tf.reduce_mean, or a sum divided by "
                 "tf.shape(x)[0]"
             )
         if found.times >= _DOUBTFUL and found.cosine >= _LIKELY:
-            chance = ", unless this is by chance: random numbers differ, too"
+            chance = ", unless this is a coincidence (random numbers also differ)"
             session.warn(
                 f"the gradients for {optimizer} are {found.times:.1f} times as large "
-                "when every row of a batch comes twice: a part of the loss is no mean "
-                "over rows, and comes out too small"
+                "when every row of a batch comes twice: a part of the loss is not a "
+                "mean over rows and comes out too small"
                 + ("" if found.cosine >= _CERTAIN else chance)
             )
         known = found.cosine != 0.0

@@ -93,7 +93,7 @@ class OwnExchanges:
         size, rank = self._place
         return CollectiveError(
             f"the program takes part {rank} of {size} of its dataset (shard), and its "
-            "batches would be divided among the ranks once more: most of the data "
-            "would never be used. Leave out shard(), or set runtime.batch: per_worker "
-            "to have each rank train on batches of its own"
+            "batches would be divided among the ranks again: most of the data would "
+            "never be used. Remove shard(), or set runtime.batch: per_worker so that "
+            "each rank trains on its own batches"
         )

@@ -189,8 +189,8 @@ class RowTerms:
         if has_row_terms(*numbers.tolist(), tolerance=TOLERANCES[dtype]):
             return False
         session.warn(
-            f"{where}: this loss is no mean over the rows of a batch: its rows share a "
-            "divisor or a statistic, as in a mean over a mask, a Dice loss, a "
+            f"{where}: this loss is not a mean over the rows of a batch: its rows "
+            "share a divisor or a statistic, as in a mean over a mask, a Dice loss, a "
             "contrastive loss, or a layer that looks at the whole batch. Each rank "
             "computes it from its own rows, so the result differs from that of one "
             "machine"

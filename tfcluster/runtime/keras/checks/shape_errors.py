@@ -30,12 +30,12 @@ _ABOUT_PLACES = re.compile(r'File "[^"]+", line \d+|^Detected at node ')
 _MARKS = re.compile(r"\x1b\[\d*m")
 _LONGEST = 300
 _ADVICE = (
-    "Each rank gets only some rows of every batch. A program that has its batch size "
-    "as a constant, as in Input(batch_shape=...), tf.reshape(x, (BATCH, ...)) or "
-    "tf.zeros((BATCH, ...)), fails on them. Write tf.shape(x)[0] in its place, and "
-    "None in batch_shape. (If the program fails alone, too, that is not the reason.) "
-    "With runtime: {batch: per_worker} no batch is divided; the program then has to "
-    "give each rank other data"
+    "Each rank gets only some rows of every batch. A program that hard-codes its batch "
+    "size, as in Input(batch_shape=...), tf.reshape(x, (BATCH, ...)) or "
+    "tf.zeros((BATCH, ...)), fails on them. Use tf.shape(x)[0] instead, and None in "
+    "batch_shape. (If the program also fails on its own, this is not the cause.) With "
+    "runtime: {batch: per_worker} batches are not divided; the program must then give "
+    "each rank different data"
 )
 
 

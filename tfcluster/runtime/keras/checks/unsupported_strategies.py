@@ -49,7 +49,6 @@ def _refuse_replicas(
 
 def _refusal(name: str) -> CollectiveError:
     return CollectiveError(
-        f"the script makes a {name} of its own, while tfcluster trains on all ranks "
-        "already: take it out, or set 'runtime: {strategy: none}', which leaves the "
-        "script alone"
+        f"the script creates a {name}, but tfcluster already trains on all ranks: "
+        "remove it, or set 'runtime: {strategy: none}', which leaves the script alone"
     )

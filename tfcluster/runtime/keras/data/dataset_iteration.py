@@ -212,11 +212,11 @@ class DatasetPass:
             self._loops.counts.set(self._session.chief)
             return
         self._session.warn(
-            f"a batch of {batch} rows makes one gradient together with another batch, "
-            "and cannot be divided among the ranks by the same fractions. Every rank "
-            "computes all of it. The result is right if the loss is a sum of means, "
-            "one over each batch. Give batches that are used together numbers of rows "
-            f"that are multiples of {self._session.size}, or the same number"
+            f"a batch of {batch} rows contributes to one gradient together with "
+            "another batch, and cannot be divided among the ranks in the same "
+            "proportions. Every rank computes all of it. The result is right if the "
+            "loss is a sum of means, one over each batch. Use batches with equal "
+            f"numbers of rows, or with multiples of {self._session.size} rows"
         )
 
     def _tries(self, batch: int) -> bool:

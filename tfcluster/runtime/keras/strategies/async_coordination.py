@@ -113,9 +113,13 @@ class Progress:
             waited_s = self._clock() - began
             if waited_s > self._timeout_s:
                 raise CollectiveTimeoutError(
-                    f"the chief has not come for {waited_s:.0f} s to the {what}"
+                    f"the chief has not reached the {what} (waiting for {waited_s:.0f} "
+                    "s)"
                 )
             if waited_s > self._warning_s and not warned:
                 warned = True
-                self._warn(f"the chief has not come for {waited_s:.0f} s to the {what}")
+                self._warn(
+                    f"the chief has not reached the {what} (waiting for {waited_s:.0f} "
+                    "s)"
+                )
             pause.wait(_WAIT_S)

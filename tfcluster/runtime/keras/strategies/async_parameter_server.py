@@ -73,9 +73,9 @@ class AsyncSession(Session):
     hand: ShardSpec = field(kw_only=True)
 
     undivided = (
-        "every rank pushes the gradients of all batches: they are not dealt out, and "
-        "each counts as many times as there are ranks. Batches are dealt in model.fit "
-        "and in loops over a batched tf.data.Dataset"
+        "every rank pushes the gradients of all batches: batches are not distributed, "
+        "and each counts once per rank. Batches are distributed in model.fit and in "
+        "loops over a batched tf.data.Dataset"
     )
 
     @property

@@ -78,8 +78,8 @@ class Drift:
         if not math.isfinite(distance):
             self.warned = True
             return (
-                "the parameters of a replica are not finite any more, and so neither "
-                "is their average: try a lower learning rate"
+                "the parameters of a replica are no longer finite, and their average "
+                "is not finite either: try a lower learning rate"
             )
         if self.seen <= _BEGINNING:
             self.usual = max(self.usual, distance)
@@ -89,7 +89,7 @@ class Drift:
         self.warned = True
         return (
             f"the replicas drift: after {steps} steps their parameters were "
-            f"{distance:.1%} away from their average, and {self.usual:.1%} at most in "
-            "the beginning. Average more often (runtime.sync_every), or train with a "
-            "lower learning rate"
+            f"{distance:.1%} away from their average, compared with at most "
+            f"{self.usual:.1%} in the beginning. Average more often "
+            "(runtime.sync_every), or train with a lower learning rate"
         )

@@ -190,9 +190,9 @@ def _like(optimizer: Any, *, clips_here: bool) -> Any:
         shadow = type(optimizer).from_config(config)
     except Exception as error:
         raise CollectiveError(
-            f"the optimizer {type(optimizer).__name__} cannot be made anew for the "
-            f"parameter servers: {error}. Its get_config() has to return what its "
-            "__init__ needs"
+            f"the optimizer {type(optimizer).__name__} cannot be recreated for the "
+            f"parameter servers: {error}. Its get_config() must return the arguments "
+            "of its __init__"
         ) from error
     for name, value in vars(optimizer).items():
         # Settings of a program's own class that its config does not contain.

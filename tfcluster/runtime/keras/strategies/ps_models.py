@@ -201,8 +201,8 @@ class ServerModels:
             if tf.inside_function():
                 self._session.warn(
                     f"{path} is assigned to inside a tf.function: the parameter "
-                    "servers, which keep it, do not see that (a constraint of the "
-                    "layer is applied there)"
+                    "servers, which hold it, do not see the assignment (a constraint "
+                    "of the layer is applied there)"
                 )
             else:
                 master.changed[path] = variable

@@ -156,14 +156,14 @@ def _servers(context: Context, session: Session) -> Callable[[], ParameterServer
     """
     if not context.parameter_servers:
         raise CollectiveError(
-            f"strategy {context.strategy} keeps the variables on ps tasks, and there "
+            f"strategy {context.strategy} keeps the variables on ps tasks, but there "
             "are none: TFCLUSTER_PARAMETER_SERVERS is empty. tfcluster launch sets it"
         )
 
     @functools.cache
     def connect() -> ParameterServerClient:
         require_first(
-            context.task, "the ps tasks have the weights of that training by now"
+            context.task, "the ps tasks already hold the weights of that training"
         )
         servers = ParameterServerClient(
             context.parameter_servers,

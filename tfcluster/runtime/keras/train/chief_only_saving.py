@@ -148,8 +148,8 @@ class ChiefOnlySaving:
             return
         if files.bytes > MAX_BYTES:
             session.warn(
-                f"{chiefs} is not to be seen on all hosts, and too large to be sent: "
-                f"it is missing where a rank calls it by another name ({name.path})"
+                f"{chiefs} is not visible on all hosts and too large to send: it is "
+                f"missing on ranks that use another name for it ({name.path})"
             )
             return
         data = packed(files) if session.chief else b""

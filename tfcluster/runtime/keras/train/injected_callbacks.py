@@ -298,5 +298,5 @@ def not_distributed(when: str) -> NotDistributedError:
     return NotDistributedError(
         f"the script was not distributed: in {when} no gradient passed through "
         "Optimizer.apply of a Keras optimizer, where the ranks exchange them. Does a "
-        "train_step of its own change variables by hand?"
+        "custom train_step change variables directly?"
     )

@@ -194,8 +194,8 @@ class MergedLogs:
         shapes = {np.shape(value) for value in values}
         if shapes != {()} and values.count(values[0]) < len(values):
             self._session.warn(
-                f"what the step returns as {name} is an array that no metric keeps: "
-                "it is that of the chief's rows"
+                f"the value that the step returns as {name} is an array that no metric "
+                "tracks: its value is that of the chief's rows"
             )
             return np.asarray(values[0], own.dtype)
         known = self._known
@@ -208,8 +208,8 @@ class MergedLogs:
         number = combined(array, weights, count=counted)
         if array.dtype.kind in "iu" and not is_same(number, values[0]):
             self._session.warn(
-                f"what the step returns as {name} is an integer that no metric keeps: "
-                "it is taken for a count, and added up over the ranks"
+                f"the value that the step returns as {name} is an integer that no "
+                "metric tracks: it is treated as a count and summed over the ranks"
             )
         return number
 

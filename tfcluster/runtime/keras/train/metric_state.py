@@ -113,8 +113,8 @@ class MetricState:
                 ):
                     one.kind = _MEANS
                     self._session.warn(
-                        f"the metric {metric.name} is no mean over the rows of a "
-                        "batch: it sees the rows of one rank at a time, so its value "
+                        f"the metric {metric.name} is not a mean over the rows of a "
+                        "batch: each rank computes it from its own rows, so its value "
                         "differs from that of one machine"
                     )
             known = all(one.kind is not None for one in chosen)
@@ -228,9 +228,9 @@ class MetricState:
         if kind.how == "sum" and kind.slope in (0.0, 1.0):
             return "sum"
         self._session.warn(
-            f"what the metric of the program's own keeps in {name_of(one.variable())} "
-            "is neither a sum, nor a mean, nor a maximum of rows: the ranks' values "
-            "are added up, which may differ from one machine's value"
+            f"the value that a custom metric keeps in {name_of(one.variable())} is "
+            "neither a sum, nor a mean, nor a maximum of rows: the ranks' values are "
+            "summed, which may differ from the value on one machine"
         )
         return "sum"
 

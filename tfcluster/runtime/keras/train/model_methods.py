@@ -155,7 +155,7 @@ class ModelMethods:
     ) -> Any:
         if kwargs.get("jit_compile") is True:
             self._session.warn(
-                "compile(jit_compile=True): the model runs without XLA, as an exchange "
-                "between ranks cannot be compiled by XLA"
+                "compile(jit_compile=True): the model runs without XLA, because XLA "
+                "cannot compile an exchange between ranks"
             )
         return original(model, *args, **kwargs)

@@ -45,8 +45,8 @@ _DECLARED = {
 }
 
 _HOW_TO = (
-    "add_weight(..., aggregation='sum') for what is added up over rows, 'mean' for an "
-    "average over them, 'only_first_replica' for the chief's"
+    "add_weight(..., aggregation='sum') for a sum over rows, 'mean' for an average "
+    "over them, 'only_first_replica' for the chief's"
 )
 
 
@@ -140,9 +140,9 @@ class MovingStatistics:
             and ancestry(value, {}).sees_data
         ):
             self._session.warn(
-                f"a step of the program's own sets {name_of(variable)} from the rows "
-                "of a batch: each rank keeps what its own rows give. Declare what it "
-                f"is where it is made: {_HOW_TO}"
+                f"a custom step sets {name_of(variable)} from the rows of a batch: "
+                "each rank keeps the value from its own rows. Declare its aggregation "
+                f"where it is created: {_HOW_TO}"
             )
 
     def end_of_step(self) -> None:
@@ -389,25 +389,25 @@ class MovingStatistics:
 
     def _unknown(self, name: str, own: OwnState, *, same: bool, changed: bool) -> None:
         """Warn of a variable of unknown kind, or raise if it differs between ranks."""
-        how_to = f"Declare what it is where it is made: {_HOW_TO}"
+        how_to = f"Declare its aggregation where it is created: {_HOW_TO}"
         if same:
             if changed and own.kind is None:
                 self._session.warn(
-                    f"it could not be found out how {name}, which a layer of the "
-                    "program's own sets, depends on the rows of a batch. The ranks, "
-                    f"which have other rows, agree on it, so it is kept. {how_to}"
+                    f"it is unknown how {name}, which a custom layer sets, depends on "
+                    "the rows of a batch. The ranks have different rows but the same "
+                    f"value, so it is kept. {how_to}"
                 )
             return
         if own.kind is not None and 0.0 < own.kind.slope < 1.0:
             self._session.warn(
-                f"{name}, which a layer of the program's own sets, follows what is no "
-                "mean over rows: the mean over the ranks is taken, which differs "
-                f"from one machine's value. {how_to}"
+                f"{name}, which a custom layer sets, does not follow a mean over rows: "
+                "the mean over the ranks is used, which differs from the value on one "
+                f"machine. {how_to}"
             )
             return
         self._session.refuse(
-            f"{name} is set by a layer of the program's own from the rows of a batch, "
-            f"and differs between ranks, which have other rows. {how_to}"
+            f"{name} is set by a custom layer from the rows of a batch, and differs "
+            f"between ranks, which have different rows. {how_to}"
         )
 
 

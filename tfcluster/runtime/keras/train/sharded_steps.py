@@ -131,9 +131,9 @@ def _warn_if_undivided(session: Session, model: Any, data: Any, undivided: Any) 
         session.warn(
             f"batches of {model.name} are not divided among the ranks: their tensors "
             f"({shapes}) differ in their numbers of rows, or one of them is a matrix "
-            "of as many columns as rows, like that of a graph. Every rank computes "
-            "all of such a batch. The result is right, but no faster than on one "
-            "machine"
+            "of as many columns as rows, like the adjacency matrix of a graph. Every "
+            "rank computes all of such a batch. The result is right, but no faster "
+            "than on one machine"
         )
         return np.bool_(False)
 

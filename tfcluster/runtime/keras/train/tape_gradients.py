@@ -204,9 +204,9 @@ class TapeGradients:
             return False
         if tensors and session.divides and session.size > 1:
             session.warn(
-                "a gradient of weights is differentiated once more: within that loss "
-                "each rank uses the gradient of its own rows, so the result differs "
-                "from that of one machine if the loss needs the gradient of the batch"
+                "a gradient of weights is differentiated again: within that loss each "
+                "rank uses the gradient of its own rows, so the result differs from "
+                "that of one machine if the loss needs the gradient of the batch"
             )
         return True
 
@@ -324,10 +324,10 @@ class TapeGradients:
             return
         session.warn(
             f"one step computes {calls} gradients for {self.names.of(optimizer)}, as "
-            "many as this rank has rows. If each is that of a row, and is changed "
-            "(clipped by its norm), the result differs from that of one machine: each "
-            "is averaged over the ranks first. Use tape.jacobian, which leaves the "
-            "gradients of rows to this rank"
+            "many as this rank has rows. If each is the gradient of one row and is "
+            "changed (clipped by its norm), the result differs from that of one "
+            "machine: each is averaged over the ranks first. Use tape.jacobian, which "
+            "leaves the gradients of rows to this rank"
         )
 
     def drawn_since(self, gradients: Sequence[Any], variables: Sequence[Any]) -> bool:
@@ -362,9 +362,9 @@ class TapeGradients:
         name, path = self.names.of(optimizer), name_of(variable)
         if origin.graph != _graph():
             session.warn(
-                f"the gradient of {path} reaches {name} by way of a tf.function. If "
-                "the program changes it before (clips it by its norm, adds noise), "
-                "each rank changes its own, and the result differs from that of one "
+                f"the gradient of {path} reaches {name} through a tf.function. If the "
+                "program changes it before (clips it by its norm, adds noise), each "
+                "rank changes its own, and the result differs from that of one "
                 f"machine. {_ADVICE}"
             )
             return

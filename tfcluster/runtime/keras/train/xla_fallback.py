@@ -70,7 +70,7 @@ class XlaFallback:
                     raise
             self._session.warn(
                 f"tf.function {function.name} applies gradients: it runs without "
-                "jit_compile=True, as an exchange cannot be compiled by XLA"
+                "jit_compile=True, because XLA cannot compile an exchange"
             )
             plain = tf_internals.without_xla(function)
             self._plain[function] = plain

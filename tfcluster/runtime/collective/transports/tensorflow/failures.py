@@ -27,7 +27,7 @@ def translated(status: str, text: str, ranks: Sequence[str]) -> CollectiveError:
     reason = _NODES.sub("", text).strip().partition("\n")[0].rstrip()
     reason = reason.removeprefix(_ABORTED)
     if status == "DEADLINE_EXCEEDED":
-        return CollectiveTimeoutError(f"a rank did not come in time: {reason}")
+        return CollectiveTimeoutError(f"a rank did not respond in time: {reason}")
     found = _REMOTE.search(text)
     if status in _LEFT and found and found[1] in ranks:
         return PeerLostError(

@@ -67,7 +67,7 @@ def arrange(task: Task, before: Callable[[], None]) -> None:
     context = tf_internals.context()
     if tf_internals.is_running(context):
         raise CollectiveError(
-            "TensorFlow is in use already: transport 'tensorflow' has to be set up "
+            "TensorFlow is already in use: transport 'tensorflow' must be set up "
             "before any TensorFlow op. Call tfcluster.runtime.init() right after the "
             "imports, before any tensor, variable, dataset or list of logical devices"
         )

@@ -68,7 +68,9 @@ def all_reduce(
     """
     tensor = tf.convert_to_tensor(tensor)
     if tensor.dtype not in _DTYPES:
-        raise TypeError(f"the ops carry no {tensor.dtype.name}")
+        raise TypeError(
+            f"TensorFlow's collective ops do not support {tensor.dtype.name}"
+        )
     with tf.device(devices.own), _after(after):
         return tf.raw_ops.CollectiveReduceV2(
             input=tensor,
