@@ -20,17 +20,17 @@ _MANAGER = "tensorflow.train.CheckpointManager"
 _TRAIN_1 = "tensorflow.compat.v1.train"
 
 _LOOPS = "the batches of loops"
-_OWN_LOSSES = "the check of losses of a program's own"
+_OWN_LOSSES = "the check of custom losses"
 _TRANSPORT = "transport: tensorflow"
 _SERVERS = "parameter servers"
 
 NAMES = (
-    Name(_DATASET, "_inputs", _LOOPS, "batches are not told from rows"),
+    Name(_DATASET, "_inputs", _LOOPS, "batches are not distinguished from rows"),
     Name(
         _DATASET,
         "_variant_tensor",
         "data tasks",
-        "no pipeline is shipped",
+        "input pipelines are not sent to data tasks",
     ),
     *(
         Name(f"{_DATASETS}.{where}", "", _LOOPS, "its batches are not divided")
@@ -57,14 +57,12 @@ NAMES = (
             f"{_DATASETS}.shard_op._ShardDataset.__init__",
             name,
             "the check of shard()",
-            "data that is divided twice is not refused",
+            "data that is sharded twice is not refused",
         )
         for name in ("_num_shards", "_index")
     ),
-    Name(
-        f"{_FUNCTION}.__init__", "_jit_compile", "tf.function", "XLA stays switched on"
-    ),
-    Name(_FUNCTION, "_clone", "tf.function", "XLA cannot be switched off"),
+    Name(f"{_FUNCTION}.__init__", "_jit_compile", "tf.function", "XLA stays enabled"),
+    Name(_FUNCTION, "_clone", "tf.function", "XLA cannot be disabled"),
     Name(
         "tensorflow.python.ops.control_flow_util",
         "GraphOrParentsInXlaContext",
@@ -74,7 +72,7 @@ NAMES = (
     Name(
         "tensorflow.python.eager.record",
         "should_record_backprop",
-        "gradients at a tape",
+        "gradients from a tape",
         "gradients of gradients are wrong",
     ),
     Name(
@@ -84,7 +82,7 @@ NAMES = (
         "tensorflow.python.util.tf_stack",
         "extract_stack",
         "messages",
-        "no line of the program is named",
+        "the line in the program is not named",
     ),
     *(
         Name("tensorflow.python.framework.op_callbacks", name, _OWN_LOSSES, "no check")
@@ -110,9 +108,11 @@ NAMES = (
             "ensure_initialized",
         )
     ),
-    Name(_CONTEXT, "add_function_def", _SERVERS, "no update of gradients"),
+    Name(_CONTEXT, "add_function_def", _SERVERS, "gradients are not applied"),
     Name(_CONTEXT, "get_function_def", _OWN_LOSSES, "no check"),
-    Name(_MANAGER, "_prefix", "CheckpointManager", "the files have no name"),
+    Name(
+        _MANAGER, "_prefix", "CheckpointManager", "the names of the files are unknown"
+    ),
     *(
         Name(
             f"{_MANAGER}.__init__",
@@ -132,7 +132,7 @@ NAMES = (
         "tensorflow.python.autograph.impl.api",
         "StagingError",
         "errors of an exchange",
-        "they arrive as a text",
+        "they lose their type",
     ),
     Name(
         "tensorflow.python.autograph.pyct.loader.load_source",
@@ -149,17 +149,25 @@ NAMES_OF_TF1 = (
         f"{_TRAIN_1}.SyncReplicasOptimizer.__init__",
         "_sync_token_queue",
         "SyncReplicasOptimizer",
-        "workers do not end",
+        "workers do not exit",
     ),
     *(
-        Name(f"{_TRAIN_1}.SessionManager.__init__", name, "TensorFlow 1", "no waiting")
+        Name(
+            f"{_TRAIN_1}.SessionManager.__init__",
+            name,
+            "TensorFlow 1",
+            "sessions do not wait",
+        )
         for name in ("_graph", "_recovery_wait_secs")
     ),
 )
 
 NAMES_OF_OPTIMIZER_1 = tuple(
     Name(
-        f"{_TRAIN_1}.Optimizer", name, "DistributedOptimizer", "an optimizer's own one"
+        f"{_TRAIN_1}.Optimizer",
+        name,
+        "DistributedOptimizer",
+        "its own method runs",
     )
     for name in (
         "_apply_dense",

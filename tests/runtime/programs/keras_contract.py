@@ -132,7 +132,7 @@ def check_a_module_that_has_moved_is_missing() -> None:
             text = refusal()
     finally:
         sys.modules[name] = found
-    assert "TFEpochIterator: needed by batches that are dealt out" in text, text
+    assert "TFEpochIterator: needed by sharded batches" in text, text
 
 
 def check_every_accessor_is_in_the_list() -> None:

@@ -24,7 +24,7 @@ _METRIC = "keras.metrics.MeanMetricWrapper"
 
 _SERVERS = "parameter servers"
 _STATE = "state of layers"
-_DEALT = "batches that are dealt out"
+_DEALT = "sharded batches"
 _DATA = "data tasks"
 _ADDED = "the check of add_loss"
 _DECAY = "weight decay on ps tasks"
@@ -35,28 +35,30 @@ NAMES = (
         f"{_OPTIMIZER}.__init__",
         "_trainable_variables",
         "the exchange of gradients",
-        "optimizers have no variables",
+        "the variables of an optimizer are unknown",
     ),
     Name(f"{_OPTIMIZER}.__init__", "_iterations", _SERVERS, "steps are not counted"),
     Name(f"{_OPTIMIZER}.__init__", "_learning_rate", _SERVERS, "no learning rate"),
-    Name(_OPTIMIZER, "_check_variables_are_known", _SERVERS, "no error for others"),
-    Name(_OPTIMIZER, "_get_variable_index", _SERVERS, "no place for a gradient"),
+    Name(
+        _OPTIMIZER, "_check_variables_are_known", _SERVERS, "no error for unknown ones"
+    ),
+    Name(_OPTIMIZER, "_get_variable_index", _SERVERS, "gradients have no index"),
     Name(_OPTIMIZER, "_clip_gradients", _SERVERS, "gradients are not clipped"),
     Name(
         f"{_OPTIMIZER}.apply",
         "_backend_apply_gradients",
         _SERVERS,
-        "variables are split that an optimizer wants whole",
+        "variables are split although the optimizer needs them whole",
     ),
     Name(
         f"{_OPTIMIZER}._backend_apply_gradients",
         "_backend_update_step",
         _SERVERS,
-        "variables are split that an optimizer wants whole",
+        "variables are split although the optimizer needs them whole",
     ),
-    Name(_OPTIMIZER, "_use_weight_decay", _DECAY, "other variables decay"),
+    Name(_OPTIMIZER, "_use_weight_decay", _DECAY, "wrong variables decay"),
     *(
-        Name(f"{_OPTIMIZER}._use_weight_decay", name, _DECAY, "other variables decay")
+        Name(f"{_OPTIMIZER}._use_weight_decay", name, _DECAY, "wrong variables decay")
         for name in (
             "_exclude_from_weight_decay",
             "_exclude_from_weight_decay_cache",
@@ -80,7 +82,9 @@ NAMES = (
     Name(_LAYER, "_flatten_layers", "checks of models", "layers are not found"),
     Name(_LAYER, "_get_own_losses", _ADDED, "sums are not refused"),
     Name(_LAYER, "_get_regularization_losses", _ADDED, "sums are not refused"),
-    Name(f"{_LAYER}.__init__", "_call_has_training_arg", _STATE, "no trial of a layer"),
+    Name(
+        f"{_LAYER}.__init__", "_call_has_training_arg", _STATE, "layers are not tested"
+    ),
     Name(
         f"{_LAYER}._get_call_context",
         "current_call_ctx",
@@ -103,7 +107,7 @@ NAMES = (
         "keras.random.SeedGenerator.__init__",
         "seed_generator_state",
         _STATE,
-        "states of seeds are averaged",
+        "states of seed generators are averaged",
     ),
     Name(
         f"{_BATCH_NORM}.call",
@@ -121,7 +125,7 @@ NAMES = (
         f"{_MODEL}.fit",
         "_initial_epoch",
         "restored callbacks",
-        "ranks begin with different epochs",
+        "ranks start at different epochs",
     ),
     Name(_MODEL, "_flatten_metrics_in_order", "train_on_batch", "no list of metrics"),
     # Losses, metrics and random numbers.
@@ -129,10 +133,12 @@ NAMES = (
         "keras.losses.Loss.__call__",
         "reduce_weighted_values",
         "losses that are sums",
-        "they are scaled by a rank's rows instead of all",
+        "they are scaled by the rows of one rank instead of all rows",
     ),
-    Name("keras.src.losses.loss", "apply_mask", "masked losses", "no weights of masks"),
-    Name(f"{_METRIC}.__init__", "_fn", "metrics", "own functions are not tried"),
+    Name(
+        "keras.src.losses.loss", "apply_mask", "masked losses", "masks have no weights"
+    ),
+    Name(f"{_METRIC}.__init__", "_fn", "metrics", "custom functions are not tested"),
     # The epochs of fit.
     Name(_ITERATOR, "", _DEALT, "every rank trains on all batches"),
     Name(_ITERATOR, "reset", _DEALT, "epochs end too late"),
@@ -150,12 +156,12 @@ NAMES = (
     ),
     Name(f"{_BASE_ITERATOR}.__init__", "_num_batches", _DEALT, "epochs end too late"),
     Name(f"{_BASE_ITERATOR}.reset", "_num_batches", _DEALT, "epochs end too late"),
-    Name(_ITERATOR, "_interrupted_warning", _DATA, "warnings that data ran out"),
+    Name(_ITERATOR, "_interrupted_warning", _DATA, "false warnings that data ran out"),
     Name(
         "keras.src.trainers.data_adapters.tf_dataset_adapter",
         "TFDatasetAdapter",
         _DATA,
-        "no pipeline is shipped",
+        "input pipelines are not sent to data tasks",
     ),
     # Callbacks and files.
     Name(
@@ -176,7 +182,9 @@ NAMES = (
         "SwapEMAWeights on parameter servers",
         "averages are not fetched",
     ),
-    Name("keras.src.backend.config", "keras_home", "downloads", "no lock on a folder"),
+    Name(
+        "keras.src.backend.config", "keras_home", "downloads", "folders are not locked"
+    ),
 )
 
 SEED_STATE = "seed_generator_state"

@@ -46,38 +46,38 @@ LOSS_SCALE_APPLY = Patch(
         _in_keras(_APPLY, "collective, local_sgd"),
         _in_keras("strategies.parameter_server.PsUpdate.loss_scaled", _SERVED),
     ),
-    "exchange of gradients before infinities are looked for",
+    "exchange of gradients before the check for infinities",
 )
 OPTIMIZER_BUILD = Patch(
     "keras.optimizers.Optimizer",
     "build",
     (_in_keras("train.tape_gradients.TapeGradients._build", _IN_STEP),),
-    "knowledge of which gradients of a tape are trained with",
+    "detection of the tape gradients used for training",
 )
 OPTIMIZER_SAVE = Patch(
     "keras.optimizers.Optimizer",
     "save_own_variables",
     (_in_keras("strategies.ps_models.ServerModels._with_slots", _SERVED),),
-    "saving of slots that ps tasks keep",
+    "saving of slots on ps tasks",
 )
 OPTIMIZER_FINALIZE = Patch(
     "keras.optimizers.Optimizer",
     "finalize_variable_values",
     (_in_keras("strategies.ps_models.ServerModels._finalize", _SERVED),),
-    "weights that are averages which ps tasks keep",
+    "final weights from averages on ps tasks",
 )
 OPTIMIZER_VARIABLES = Patch(
     "keras.optimizers.Optimizer",
     "variables",
     (_in_keras("strategies.ps_models.ServerModels._variables", _SERVED),),
-    "sight of slots that ps tasks keep",
+    "reads of slots on ps tasks",
     how="property",
 )
 SWAP_EMA = Patch(
     "keras.callbacks.SwapEMAWeights",
     "_swap_variables",
     (_in_keras("strategies.ps_models.ServerModels._swap", _SERVED),),
-    "validation with averages that ps tasks keep",
+    "validation with averages on ps tasks",
 )
 ONE_OPTIMIZER_APPLY = Patch(
     "keras.optimizers.Optimizer",
@@ -90,7 +90,7 @@ ONE_OPTIMIZER_LOCAL = Patch(
     "keras.optimizers.Optimizer",
     "register_local_var",
     (Handler("horovod.keras_optimizer.distribute", _OWN, True),),
-    "variables that each rank trains alone",
+    "variables local to each rank",
     how="object's dict",
 )
 
@@ -129,7 +129,7 @@ MODEL_PREDICT = Patch(
         _in_keras("data.data_service_hooks.DataServiceHooks._predict", _DATA),
         _in_keras(f"{_ENTRY}._predict", _IN_STEP),
     ),
-    "prediction of all rows on a rank",
+    "prediction of all rows on each rank",
     how="inherited",
 )
 MODEL_TRAIN_ON_BATCH = Patch(
@@ -159,7 +159,7 @@ MODEL_PREDICT_ON_BATCH = Patch(
         _in_keras(f"{_ENTRY}._predict", _IN_STEP),
         _in_keras(f"{_ALONE}._inside", _ASYNC),
     ),
-    "prediction of all rows on a rank",
+    "prediction of all rows on each rank",
     how="inherited",
 )
 MODEL_COMPILE = Patch(
@@ -176,7 +176,7 @@ MODEL_MAKE_TRAIN_FUNCTION = Patch(
     "keras.Model",
     "make_train_function",
     (_in_keras("checks.trial_steps.TrialSteps._make", _IN_STEP),),
-    "trial of a loss of the program's own",
+    "test of custom losses",
     how="inherited",
 )
 MODEL_METRICS_RESULT = Patch(
@@ -194,7 +194,7 @@ MODEL_RESULT_OR_LOGS = Patch(
     how="inherited",
 )
 MODEL_EXPORT = Patch(
-    "keras.Model", "export", (_SAVED,), "files that the chief alone writes"
+    "keras.Model", "export", (_SAVED,), "files written by the chief only"
 )
 ONE_MODEL_TRAIN_STEP = Patch(
     "keras.Model",
@@ -203,7 +203,7 @@ ONE_MODEL_TRAIN_STEP = Patch(
         _in_keras("train.sharded_steps.divide_steps", _IN_STEP),
         _in_keras("train.metrics.Metrics.watch_steps", _IN_STEP),
     ),
-    "steps of a subclass that get a part of each batch",
+    "custom steps on a part of each batch",
     how="object's dict",
 )
 ONE_MODEL_TEST_STEP = Patch(
@@ -213,7 +213,7 @@ ONE_MODEL_TEST_STEP = Patch(
         _in_keras("train.sharded_steps.divide_steps", _IN_STEP),
         _in_keras("train.metrics.Metrics.watch_steps", _IN_STEP),
     ),
-    "steps of a subclass that get a part of each batch",
+    "custom steps on a part of each batch",
     how="object's dict",
 )
 ONE_MODEL_TRAIN_FUNCTION = Patch(
@@ -226,7 +226,7 @@ ONE_MODEL_TRAIN_FUNCTION = Patch(
         _in_keras(f"{_ALONE}._entering", _ASYNC),
         Handler("horovod.load_model.load_model", _OWN, True),
     ),
-    "proof by the first step that gradients are exchanged",
+    "check in the first step that gradients are exchanged",
     how="object",
 )
 ONE_MODEL_TEST_FUNCTION = Patch(
@@ -246,14 +246,14 @@ LAYER_CALL = Patch(
     "keras.Layer",
     "__call__",
     (_in_keras("train.moving_statistics.MovingStatistics._call", _IN_STEP),),
-    "state that layers keep by themselves and that is of all rows",
+    "state of custom layers over all rows",
     how="inherited",
 )
 LAYER_GET_WEIGHTS = Patch(
     "keras.Layer",
     "get_weights",
     (_in_keras(f"{_ENTRY}._get_weights", _IN_STEP),),
-    "sight of the weights of all ranks",
+    "reads of weights combined over all ranks",
 )
 NORMALIZATION_MOMENTS = Patch(
     "keras.layers.BatchNormalization",
@@ -268,32 +268,32 @@ VARIABLE_ASSIGN = Patch(
         _in_keras("train.assign_hook.AssignHook._assign", _IN_STEP),
         _in_keras("strategies.ps_models.ServerModels._assign", _SERVED),
     ),
-    "metrics by rows, state of layers, what a program assigns",
+    "metrics by rows, state of layers, assignments by the program",
     how="inherited",
 )
 LOSS_CALL = Patch(
     "keras.losses.Loss",
     "__call__",
     (_in_keras("checks.loss_reduction.LossReductionCheck._call", _IN_STEP),),
-    "check of losses that are no mean over rows",
+    "check for losses that are not a mean over rows",
 )
 REDUCE_WEIGHTED_VALUES = Patch(
     "keras.src.losses.loss",
     "reduce_weighted_values",
     (_in_keras("train.loss_rescaling.LossRescaling._reduce", _IN_STEP),),
-    "losses that are sums, or weighted, or masked",
+    "losses that are summed, weighted or masked",
 )
 COMPUTE_AVERAGE_LOSS = Patch(
     "tensorflow.nn",
     "compute_average_loss",
     (_in_keras("train.loss_rescaling.LossRescaling._average", _IN_STEP),),
-    "losses that are divided by a global batch size",
+    "losses divided by a global batch size",
 )
 SEED_GENERATOR_NEXT = Patch(
     "keras.random.SeedGenerator",
     "next",
     (_in_keras("train.per_rank_seeds.PerRankSeeds._next", _IN_STEP),),
-    "other random numbers on each rank",
+    "different random numbers on each rank",
 )
 DROPOUT = Patch(
     "keras.src.backend.tensorflow.random",
@@ -357,7 +357,7 @@ DATASET_SNAPSHOT = Patch(
     "a snapshot for each rank",
 )
 DATASET_SAVE = Patch(
-    "tensorflow.data.Dataset", "save", (_SAVED,), "files that the chief alone writes"
+    "tensorflow.data.Dataset", "save", (_SAVED,), "files written by the chief only"
 )
 EPOCH_ITERATOR = Patch(
     "keras.src.backend.tensorflow.trainer.TFEpochIterator",
@@ -366,13 +366,13 @@ EPOCH_ITERATOR = Patch(
         _in_keras("data.round_robin_sharding.FitBatches._begin", _ASYNC),
         _in_keras("data.data_service_hooks.DataServiceHooks._epochs", _DATA),
     ),
-    "batches of fit that are dealt out, or come from data tasks",
+    "sharded batches in fit, or batches from data tasks",
 )
 ONE_EPOCH_ITERATOR_RESET = Patch(
     "keras.src.backend.tensorflow.trainer.TFEpochIterator",
     "reset",
     (_in_keras("data.round_robin_sharding._deal", _ASYNC),),
-    "the number of batches that are this rank's",
+    "the number of batches of this rank",
     how="object",
 )
 ONE_EPOCH_ITERATOR_CLASS = Patch(
@@ -386,21 +386,21 @@ ONE_EPOCH_ITERATOR_WARNING = Patch(
     "keras.src.backend.tensorflow.trainer.TFEpochIterator",
     "_interrupted_warning",
     (_in_keras("data.data_service_hooks._leave_uncounted", _DATA),),
-    "ends of passes without a warning",
+    "end of a pass without a warning",
     how="object",
 )
 ONE_ITERATOR_CLASS = Patch(
     "tensorflow.data.Iterator",
     "__class__",
     (_in_keras("data.dataset_iteration._watched", _IN_STEP),),
-    "knowledge of when the batch of a loop is done",
+    "detection of the end of a batch in a loop",
     how="object",
 )
 SET_SEED = Patch(
     "tensorflow.random",
     "set_seed",
     (_in_keras("data.per_rank_shuffle.SeedOffset._set_seed", "data: seed_offset"),),
-    "another order of the data on each rank",
+    "a different order of the data on each rank",
 )
 GET_FILE = Patch(
     "keras.src.utils.file_utils",
@@ -416,39 +416,39 @@ SAVE_MODEL = Patch(
     "keras.src.saving.saving_api",
     "save_model",
     (_SAVED,),
-    "files that the chief alone writes",
+    "files written by the chief only",
     how="function",
 )
 SAVE_WEIGHTS = Patch(
     "keras.src.saving.saving_api",
     "save_weights",
     (_SAVED,),
-    "files that the chief alone writes",
+    "files written by the chief only",
     how="function",
 )
 CHECKPOINT_WRITE = Patch(
     "tensorflow.train.Checkpoint",
     "write",
     (_SAVED, _ALL_SLOTS),
-    "files that the chief alone writes",
+    "files written by the chief only",
 )
 CHECKPOINT_SAVE = Patch(
     "tensorflow.train.Checkpoint",
     "save",
     (_SAVED, _ALL_SLOTS),
-    "files that the chief alone writes",
+    "files written by the chief only",
 )
 CHECKPOINT_READ = Patch(
     "tensorflow.train.Checkpoint",
     "read",
     (_ALL_SLOTS,),
-    "slots of ps tasks that a checkpoint sets",
+    "restoring of slots on ps tasks",
 )
 CHECKPOINT_RESTORE = Patch(
     "tensorflow.train.Checkpoint",
     "restore",
     (_ALL_SLOTS,),
-    "slots of ps tasks that a checkpoint sets",
+    "restoring of slots on ps tasks",
 )
 MANAGER_SAVE = Patch(
     "tensorflow.train.CheckpointManager",
@@ -457,25 +457,25 @@ MANAGER_SAVE = Patch(
         _in_keras("train.chief_only_saving.ChiefOnlySaving._save_of_manager", _EACH),
         _ALL_SLOTS,
     ),
-    "files that the chief alone writes",
+    "files written by the chief only",
 )
 SAVED_MODEL_SAVE = Patch(
     "tensorflow.saved_model",
     "save",
     (_SAVED, _ALL_SLOTS),
-    "files that the chief alone writes",
+    "files written by the chief only",
 )
 MAKEDIRS = Patch(
     "keras.src.utils.file_utils",
     "makedirs",
     (_in_keras("train.chief_only_saving._make_once", _EACH),),
-    "folders that several ranks make at once",
+    "folders created by several ranks at once",
 )
 PRINT_MSG = Patch(
     "keras.src.utils.io_utils",
     "print_msg",
     (_in_keras("train.chief_only_saving._say_nothing", "ranks other than the chief"),),
-    "messages that are printed once",
+    "messages printed once",
 )
 _NO_WRITER = (
     _in_keras(
@@ -488,19 +488,19 @@ SUMMARY_WRITER = Patch(
     "tensorflow.summary",
     "create_file_writer",
     _NO_WRITER,
-    "event files that the chief alone writes",
+    "event files written by the chief only",
 )
 SUMMARY_WRITER_2 = Patch(
     "tensorflow.compat.v2.summary",
     "create_file_writer",
     _NO_WRITER,
-    "event files that the chief alone writes",
+    "event files written by the chief only",
 )
 ONE_BACKUP_SAVE = Patch(
     "keras.callbacks.BackupAndRestore",
     "_save_model",
     (_in_keras("train.injected_callbacks.ByTheChief.__init__", _EACH),),
-    "backups that the chief alone writes",
+    "backups written by the chief only",
     how="object's dict",
 )
 
@@ -514,7 +514,7 @@ TAPE_GRADIENT = Patch(
         _in_keras("checks.row_terms.RowTerms._gradient", _IN_STEP),
         _in_keras("train.tape_gradients.TapeGradients._gradient", _IN_STEP),
     ),
-    "gradients of all ranks' rows where a tape gives them",
+    "gradients from a tape over all ranks' rows",
 )
 TAPE_JACOBIAN = Patch(
     "tensorflow.GradientTape",
@@ -557,7 +557,7 @@ ONE_TAPE_LOCAL = Patch(
     "tensorflow.GradientTape",
     "register_local_source",
     (Handler("horovod.tape.DistributedGradientTape", _OWN, True),),
-    "variables that each rank trains alone",
+    "variables local to each rank",
     how="object",
 )
 FUNCTION_CALL = Patch(
@@ -567,7 +567,7 @@ FUNCTION_CALL = Patch(
         _in_keras("train.xla_fallback.XlaFallback._call", _EACH),
         Handler("exchange.error_translation._call", "tfcluster is used", True),
     ),
-    "functions without XLA, errors of an exchange as they are",
+    "functions without XLA, unchanged errors of an exchange",
 )
 SCATTER_ADD = Patch(
     "tensorflow.python.ops.resource_variable_ops.BaseResourceVariable",
@@ -593,7 +593,7 @@ ONE_CONTEXT_INITIALIZED = Patch(
             True,
         ),
     ),
-    "TensorFlow's server with the first op",
+    "start of TensorFlow's server at the first op",
     how="object's dict",
 )
 

@@ -11,7 +11,7 @@ import sys
 from tfcluster.runtime.contract import Handler, How, Patch, Table
 
 _SCRIPT = "scripts of TensorFlow 1"
-_MANAGED = "graphs that are compared"
+_MANAGED = "compared graphs"
 _TRAIN = "tensorflow.compat.v1.train"
 _SESSIONS = ("tensorflow.compat.v1.Session", "tensorflow.compat.v1.InteractiveSession")
 
@@ -49,12 +49,12 @@ SESSION_RUN, INTERACTIVE_RUN = (
             Handler("exchange.pending_ops._run", "exchanges in graphs", True),
             Handler("tf1.script_hooks.ScriptHooks.run", _SCRIPT, True),
         ),
-        "order of exchanges, errors that say who is missing",
+        "order of exchanges, errors that name the missing task",
     )
     for session in _SESSIONS
 )
 SESSION_CLOSE, INTERACTIVE_CLOSE = (
-    _patch(session, "close", "close", "an end where a ps task is gone")
+    _patch(session, "close", "close", "exit after a ps task is lost")
     for session in _SESSIONS
 )
 SUPERVISOR_INIT = _patch(
@@ -64,7 +64,7 @@ SYNC_HOOK = _patch(
     f"{_TRAIN}.SyncReplicasOptimizer",
     "make_session_run_hook",
     "sync_hook",
-    "the chief of the run, an end of its workers",
+    "the chief of the run, exit of its workers",
 )
 SERVER_INIT = Patch(
     f"{_TRAIN}.Server",
@@ -76,19 +76,19 @@ SERVER_JOIN = Patch(
     f"{_TRAIN}.Server",
     "join",
     (Handler("tf1.shared_server.SharedServer.join", _SCRIPT, True),),
-    "an end of what serves",
+    "exit of serving tasks",
 )
 PREPARE_SESSION = Patch(
     f"{_TRAIN}.SessionManager",
     "prepare_session",
     (Handler("tf1.session_manager._prepare", _MANAGED, True),),
-    "comparison of graphs, tasks that are started again",
+    "comparison of graphs, restarted tasks",
 )
 WAIT_FOR_SESSION = Patch(
     f"{_TRAIN}.SessionManager",
     "wait_for_session",
     (Handler("tf1.session_manager._wait", _MANAGED, True),),
-    "an end of waiting for the chief",
+    "limit on waiting for the chief",
 )
 
 PATCHES = tuple(each for each in list(vars().values()) if isinstance(each, Patch))
