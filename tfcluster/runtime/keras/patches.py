@@ -222,8 +222,7 @@ ONE_MODEL_TRAIN_FUNCTION = Patch(
     (
         _in_keras("train.injected_callbacks.prove_first_step", _EACH),
         _in_keras("checks.trial_steps.TrialSteps._make", _IN_STEP),
-        _in_keras("train.model_methods.ModelMethods._without_xla", _IN_STEP),
-        _in_keras(f"{_ALONE}._entering", _ASYNC),
+        _in_keras("train.xla_fallback.without_xla", _EACH),
         Handler("horovod.load_model.load_model", _OWN, True),
     ),
     "check in the first step that gradients are exchanged",
@@ -232,10 +231,7 @@ ONE_MODEL_TRAIN_FUNCTION = Patch(
 ONE_MODEL_TEST_FUNCTION = Patch(
     "keras.Model",
     "test_function",
-    (
-        _in_keras("train.model_methods.ModelMethods._without_xla", _IN_STEP),
-        _in_keras(f"{_ALONE}._entering", _ASYNC),
-    ),
+    (_in_keras("train.xla_fallback.without_xla", _EACH),),
     "models without XLA",
     how="object",
 )
