@@ -27,6 +27,8 @@ class Pair:
 
     tensorflow: str
     keras: str
+    others: tuple[str, ...] = ()
+    """Requirements that the libraries themselves do not declare."""
 
     @property
     def name(self) -> str:
@@ -41,7 +43,8 @@ PAIRS = (
     Pair("2.16.2", "3.7.0"),
     Pair("2.18.1", "3.8.0"),
     Pair("2.19.1", "3.10.0"),
-    Pair("2.20.0", "3.12.0"),
+    # Its write_graph passes float_format, which protobuf 7 does not know any more.
+    Pair("2.20.0", "3.12.0", ("protobuf<7",)),
     Pair("2.21.0", "3.15.1"),
 )
 """The oldest versions that are supported, the newest, and some in between."""
@@ -99,7 +102,7 @@ def install(pair: Pair) -> str | None:
     pip = [_python(pair), "-m", "pip", "install", "--quiet"]
     pins = (f"tensorflow=={pair.tensorflow}", f"keras=={pair.keras}")
     done = subprocess.run(
-        [*pip, *pins, *TOOLS, "-e", str(ROOT)],
+        [*pip, *pins, *pair.others, *TOOLS, "-e", str(ROOT)],
         stderr=subprocess.PIPE,
         text=True,
         check=False,
