@@ -46,6 +46,7 @@ RUNTIME_LAYERS = [
     "scripts",
     "contract",
     "tf_internals",
+    "keras.types",
     "keras.patches",
     "keras.internals",
     "tf1.patches",
