@@ -39,6 +39,7 @@ LAYERS = [
 # with all of its modules but those that have a line of their own.
 RUNTIME_LAYERS = [
     "errors",
+    "tensor_types",
     "process_identity",
     "context",
     "telemetry",

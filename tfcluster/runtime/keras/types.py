@@ -7,13 +7,7 @@ the runtime relies; private ones are used in ``internals`` only.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias
-
-Tensor: TypeAlias = Any
-"""A ``tf.Tensor``, eager or of a graph. TensorFlow has no types for it."""
-
-Gradient: TypeAlias = Any
-"""A tensor, ``tf.IndexedSlices``, or None."""
+from typing import Any, Protocol
 
 
 class Variable(Protocol):
@@ -73,6 +67,10 @@ class Optimizer(Protocol):
     def variables(self) -> Sequence[Any]: ...
 
     def build(self, variables: Sequence[Any]) -> None: ...
+
+    def apply(
+        self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None
+    ) -> Any: ...
 
     def get_config(self) -> dict[str, Any]: ...
 

@@ -29,7 +29,8 @@ from tfcluster.runtime.keras.checks.weight_digests import (
     Weights,
 )
 from tfcluster.runtime.keras.session import Session
-from tfcluster.runtime.keras.types import Gradient, Optimizer, Variable
+from tfcluster.runtime.keras.types import Optimizer, Variable
+from tfcluster.runtime.tensor_types import Gradient
 
 _DIGEST_BYTES = 4
 """A note consists of two digests: of the hyperparameters and of the weights."""

@@ -23,7 +23,7 @@ from tfcluster.runtime.keras.batches.batch_slicing import has_dense_rows, rows_i
 from tfcluster.runtime.keras.checks.check_steps import RareSteps
 from tfcluster.runtime.keras.checks.rounding import TOLERANCES
 from tfcluster.runtime.keras.session import Session
-from tfcluster.runtime.keras.types import Tensor
+from tfcluster.runtime.tensor_types import Tensor
 
 
 class LossReductionCheck:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from tfcluster.runtime import contract, tf_internals
-from tfcluster.runtime.keras.types import Tensor
+from tfcluster.runtime.tensor_types import Tensor
 
 _T = TypeVar("_T")
 

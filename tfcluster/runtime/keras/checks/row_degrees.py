@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfcluster.runtime.keras.checks.op_replay import Op, key_of
-from tfcluster.runtime.keras.types import Tensor
+from tfcluster.runtime.tensor_types import Tensor
 
 _KEEPS = {
     "Abs",

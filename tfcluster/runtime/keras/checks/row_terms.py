@@ -39,7 +39,7 @@ from tfcluster.runtime.keras.checks.op_replay import (
 from tfcluster.runtime.keras.checks.rounding import TOLERANCES
 from tfcluster.runtime.keras.program_lines import user_line
 from tfcluster.runtime.keras.session import Session
-from tfcluster.runtime.keras.types import Tensor
+from tfcluster.runtime.tensor_types import Tensor
 
 _MOST_RECORDED = 100_000
 """The most operations per step: a loop left in mid-step must not record forever."""

@@ -10,7 +10,8 @@ from tfcluster.runtime.keras.checks.divergence_check import DivergenceCheck
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.train.gradient_allreduce import Target, Watch, exchange
 from tfcluster.runtime.keras.train.tape_gradients import TapeGradients
-from tfcluster.runtime.keras.types import Gradient, Optimizer, Variable
+from tfcluster.runtime.keras.types import Optimizer, Variable
+from tfcluster.runtime.tensor_types import Gradient
 
 
 class CollectiveUpdate:

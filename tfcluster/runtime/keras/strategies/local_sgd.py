@@ -27,7 +27,8 @@ from tfcluster.runtime.keras.graph_order import exchange_in_order
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.step_rows import StepRows
 from tfcluster.runtime.keras.strategies.local_sgd_schedule import Drift, Schedule
-from tfcluster.runtime.keras.types import Gradient, Optimizer, Tensor, Variable
+from tfcluster.runtime.keras.types import Optimizer, Variable
+from tfcluster.runtime.tensor_types import Gradient, Tensor
 from tfcluster.runtime.tensors import is_sparse, name_of
 
 _WORD = struct.Struct(">dQ")

@@ -24,9 +24,10 @@ from tfcluster.runtime.keras.strategies.optimizer_slots import (
     unique,
 )
 from tfcluster.runtime.keras.tf_variables import raw
-from tfcluster.runtime.keras.types import Gradient, Optimizer
+from tfcluster.runtime.keras.types import Optimizer
 from tfcluster.runtime.parameter_server.placement import Piece, Variable
 from tfcluster.runtime.parameter_server.update_graph import serialised
+from tfcluster.runtime.tensor_types import Gradient
 
 _ELEMENTWISE = tuple(
     getattr(keras.optimizers, name)

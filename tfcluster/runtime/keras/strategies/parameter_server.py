@@ -26,8 +26,9 @@ from tfcluster.runtime.keras.strategies.ps_non_trainable import ModelVariables
 from tfcluster.runtime.keras.tf_variables import have_values, raw
 from tfcluster.runtime.keras.train.optimizer_hook import built
 from tfcluster.runtime.keras.train.tape_gradients import TapeGradients
-from tfcluster.runtime.keras.types import Gradient, Optimizer, Variable
+from tfcluster.runtime.keras.types import Optimizer, Variable
 from tfcluster.runtime.parameter_server.client import Rows
+from tfcluster.runtime.tensor_types import Gradient
 from tfcluster.runtime.tensors import is_sparse, name_of
 
 _NOTHING, _ROWS, _WHOLE = range(3)

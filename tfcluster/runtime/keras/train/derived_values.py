@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfcluster.runtime import tf_internals
-from tfcluster.runtime.keras.types import Tensor
+from tfcluster.runtime.tensor_types import Tensor
 
 _MOST_OPS = 200
 """With more ops it is not a derived number but a model."""

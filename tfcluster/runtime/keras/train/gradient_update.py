@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from tfcluster.runtime.keras.types import Gradient, Optimizer, Variable
+from tfcluster.runtime.keras.types import Optimizer, Variable
+from tfcluster.runtime.tensor_types import Gradient
 
 
 class GradientUpdate(Protocol):

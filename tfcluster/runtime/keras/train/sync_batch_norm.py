@@ -18,7 +18,8 @@ from tfcluster.runtime.keras import internals, patches
 from tfcluster.runtime.keras.checks.op_replay import Holds
 from tfcluster.runtime.keras.graph_order import exchange_in_order
 from tfcluster.runtime.keras.session import Session, Share
-from tfcluster.runtime.keras.types import BatchNormalization, Tensor
+from tfcluster.runtime.keras.types import BatchNormalization
+from tfcluster.runtime.tensor_types import Tensor
 
 
 class SyncBatchNorm:

@@ -29,7 +29,8 @@ from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.tf_variables import raw
 from tfcluster.runtime.keras.train.gradient_allreduce import Target, Watch, exchange
 from tfcluster.runtime.keras.train.gradient_update import OptimizerNames
-from tfcluster.runtime.keras.types import Gradient, Optimizer, Variable
+from tfcluster.runtime.keras.types import Optimizer, Variable
+from tfcluster.runtime.tensor_types import Gradient
 from tfcluster.runtime.tensors import is_sparse, name_of
 
 _BY_ROWS = "gradients by rows"
