@@ -39,6 +39,7 @@ LAYERS = [
 # with all of its modules but those that have a line of their own.
 RUNTIME_LAYERS = [
     "errors",
+    "tensor_types",
     "process_identity",
     "context",
     "telemetry",
@@ -46,6 +47,7 @@ RUNTIME_LAYERS = [
     "scripts",
     "contract",
     "tf_internals",
+    "keras.types",
     "keras.patches",
     "keras.internals",
     "tf1.patches",

@@ -31,7 +31,7 @@ from tfcluster.runtime import contract, tf_internals
 from tfcluster.runtime.context import context_from
 from tfcluster.runtime.errors import CollectiveError
 from tfcluster.runtime.keras import internals, patches
-from tfcluster.runtime.keras.data.dataset_iteration import yields_batches
+from tfcluster.runtime.keras.data.loop_datasets import yields_batches
 from tfcluster.runtime.task import injection
 from tfcluster.runtime.tf1 import patches as tf1_patches
 

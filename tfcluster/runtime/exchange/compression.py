@@ -6,26 +6,28 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
+from tfcluster.runtime.tensor_types import Tensor
+
 
 class Compressor(Protocol):
     """Makes a tensor smaller before an exchange and restores its dtype afterwards."""
 
-    def compress(self, tensor: Any) -> tuple[Any, Any]:
+    def compress(self, tensor: Tensor) -> tuple[Any, Any]:
         """Return the tensor to send, and the context that ``decompress`` needs."""
         ...
 
-    def decompress(self, tensor: Any, context: Any) -> Any: ...
+    def decompress(self, tensor: Tensor, context: Any) -> Any: ...
 
 
 class NoCompression:
     """Sends tensors as they are."""
 
     @staticmethod
-    def compress(tensor: Any) -> tuple[Any, Any]:
+    def compress(tensor: Tensor) -> tuple[Any, Any]:
         return tensor, None
 
     @staticmethod
-    def decompress(tensor: Any, context: Any) -> Any:
+    def decompress(tensor: Tensor, context: Any) -> Any:
         return tensor
 
 
@@ -35,14 +37,14 @@ class _Rounded:
     dtype: Any = None
 
     @classmethod
-    def compress(cls, tensor: Any) -> tuple[Any, Any]:
+    def compress(cls, tensor: Tensor) -> tuple[Any, Any]:
         dtype = tensor.dtype
         if not dtype.is_floating or dtype.size <= cls.dtype.size:
             return tensor, None
         return tf.cast(tensor, cls.dtype), dtype
 
     @classmethod
-    def decompress(cls, tensor: Any, context: Any) -> Any:
+    def decompress(cls, tensor: Tensor, context: Any) -> Any:
         return tensor if context is None else tf.cast(tensor, context)
 
 

@@ -19,12 +19,13 @@ from tfcluster.runtime.exchange.graph_ops import (
 from tfcluster.runtime.exchange.reduce_engine import Exchange, reduce_tensors
 from tfcluster.runtime.exchange.wire_format import Reduction
 from tfcluster.runtime.process_sets import ProcessSet, global_process_set
+from tfcluster.runtime.tensor_types import Tensor
 from tfcluster.runtime.tensors import is_inexact
 
 
 @unconverted
 def allgather(
-    tensor: Any,
+    tensor: Tensor,
     axis: int | str | None = 0,
     name: str | None = None,
     ignore_name_scope: bool = False,
@@ -53,7 +54,7 @@ def allgather(
 
 @unconverted
 def grouped_allgather(
-    tensors: Sequence[Any],
+    tensors: Sequence[Tensor],
     name: str | None = None,
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
@@ -64,7 +65,7 @@ def grouped_allgather(
 
 
 def gather_tensors(
-    tensors: Sequence[Any], what: str, among: ProcessSet = global_process_set
+    tensors: Sequence[Tensor], what: str, among: ProcessSet = global_process_set
 ) -> list[Any]:
     """Concatenate the ranks' tensors along the first dimension, in one exchange."""
     tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
@@ -93,7 +94,7 @@ def gather_tensors(
 
 
 def _gathered(
-    tensors: Sequence[Any], what: str, among: ProcessSet
+    tensors: Sequence[Tensor], what: str, among: ProcessSet
 ) -> tuple[list[Any], Any]:
     """The results, and the ranks' row counts (int64, tensors x ranks)."""
     dtypes = [tensor.dtype for tensor in tensors]
@@ -117,7 +118,7 @@ def _gathered(
 
 @unconverted
 def broadcast(
-    tensor: Any,
+    tensor: Tensor,
     root_rank: int,
     name: str | None = None,
     ignore_name_scope: bool = False,
@@ -135,7 +136,7 @@ def broadcast(
 
 
 def broadcast_tensors(
-    tensors: Sequence[Any],
+    tensors: Sequence[Tensor],
     root_rank: int,
     what: str,
     names: Sequence[str],
@@ -169,7 +170,7 @@ def broadcast_tensors(
 
 
 def _broadcast(
-    tensors: Sequence[Any],
+    tensors: Sequence[Tensor],
     root: int,
     what: str,
     names: Sequence[str],
@@ -199,7 +200,7 @@ def _broadcast(
 
 @unconverted
 def alltoall(
-    tensor: Any,
+    tensor: Tensor,
     splits: Any = None,
     name: str | None = None,
     ignore_name_scope: bool = False,
@@ -224,7 +225,7 @@ def alltoall(
     even = splits is None
     given = tf.zeros([0], tf.int64) if even else tf.cast(splits, tf.int64)
 
-    def forward(tensor: Any) -> Any:
+    def forward(tensor: Tensor) -> Any:
         result, received, sent = _swapped_rows(
             tensor, given, what, process_set, even=even
         )
@@ -247,7 +248,7 @@ def alltoall(
 
 
 def _swapped_rows(
-    tensor: Any, splits: Any, what: str, among: ProcessSet, *, even: bool
+    tensor: Tensor, splits: Any, what: str, among: ProcessSet, *, even: bool
 ) -> tuple[Any, Any, Any]:
     """The received rows, then how many were received from and sent to each rank."""
     dtype = tensor.dtype
@@ -304,7 +305,7 @@ def _averaged(
     return [next(means) if is_inexact(result) else None for result in results]
 
 
-def _zeros_after(tensor: Any) -> Any:
+def _zeros_after(tensor: Tensor) -> Any:
     """Zeros like ``tensor``. Forces its computation: other ranks take part in it."""
     with tf.control_dependencies([tensor]):
         return tf.zeros_like(tensor)

@@ -19,6 +19,7 @@ from tfcluster.runtime.exchange.error_translation import raise_our_errors
 from tfcluster.runtime.exchange.pending_ops import waiting_op
 from tfcluster.runtime.process_group import exchanged
 from tfcluster.runtime.process_sets import ProcessSet, global_process_set
+from tfcluster.runtime.tensor_types import Tensor
 from tfcluster.runtime.tensors import array_of, as_tensor, tensor_of
 
 NUMBERS = frozenset(
@@ -39,7 +40,7 @@ def unconverted(function: F) -> F:
     return tf.autograph.experimental.do_not_convert(function)  # type: ignore[no-any-return]
 
 
-def require_numbers(tensor: Any, what: str) -> None:
+def require_numbers(tensor: Tensor, what: str) -> None:
     """Raise TypeError unless the tensor holds numbers or booleans."""
     if tensor.dtype not in NUMBERS:
         raise TypeError(f"{what} takes numbers, not {tensor.dtype.name}")
@@ -47,7 +48,7 @@ def require_numbers(tensor: Any, what: str) -> None:
 
 def exchange_op(
     exchange: Callable[..., Sequence[Array]],
-    tensors: Sequence[Any],
+    tensors: Sequence[Tensor],
     dtypes: Sequence[Any],
     what: str,
     among: ProcessSet = global_process_set,
@@ -88,7 +89,7 @@ def may_be_differentiated() -> bool:
 
 
 def _called(
-    act: Callable[..., Sequence[Array]], tensors: list[Any], dtypes: Sequence[Any]
+    act: Callable[..., Sequence[Array]], tensors: list[Tensor], dtypes: Sequence[Any]
 ) -> list[Any]:
     # Not numpy_function: it fails on scalars of bfloat16.
     arrays = act(*(array_of(tensor) for tensor in tensors))
@@ -96,7 +97,7 @@ def _called(
 
 
 def _outputs(
-    act: Callable[..., Sequence[Array]], tensors: list[Any], dtypes: Sequence[Any]
+    act: Callable[..., Sequence[Array]], tensors: list[Tensor], dtypes: Sequence[Any]
 ) -> list[Any]:
     def run(*arrays: Array) -> list[Array]:
         return [np.asarray(array) for array in act(*arrays)]

@@ -25,6 +25,7 @@ from tfcluster.runtime.exchange.error_translation import translated
 from tfcluster.runtime.exchange.negotiation import Coordinator
 from tfcluster.runtime.process_group import group, is_initialized
 from tfcluster.runtime.process_sets import ProcessSet
+from tfcluster.runtime.tensor_types import Tensor
 from tfcluster.runtime.tf1 import patches
 
 Act = Callable[..., Sequence[Array]]
@@ -36,7 +37,7 @@ _orders: WeakKeyDictionary[Group, Coordinator] = WeakKeyDictionary()
 
 def waiting_op(
     act: Act,
-    tensors: Sequence[Any],
+    tensors: Sequence[Tensor],
     dtypes: Sequence[Any],
     what: str,
     among: ProcessSet,

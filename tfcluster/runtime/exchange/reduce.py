@@ -23,6 +23,7 @@ from tfcluster.runtime.exchange.wire_format import (
     scaled_by,
 )
 from tfcluster.runtime.process_sets import ProcessSet, global_process_set
+from tfcluster.runtime.tensor_types import Tensor
 from tfcluster.runtime.tensors import as_tensor, is_inexact
 
 Average = ReduceOp.AVERAGE
@@ -35,7 +36,7 @@ Adasum = ReduceOp.ADASUM
 
 @unconverted
 def allreduce(
-    tensor: Any,
+    tensor: Tensor,
     average: bool | None = None,
     op: ReduceOp | None = None,
     name: str | None = None,
@@ -81,7 +82,7 @@ def allreduce(
 
 @unconverted
 def grouped_allreduce(
-    tensors: Sequence[Any],
+    tensors: Sequence[Tensor],
     average: bool | None = None,
     op: ReduceOp | None = None,
     name: str | None = None,
@@ -112,7 +113,7 @@ def grouped_allreduce(
 
 
 def _reduced(
-    tensors: Sequence[Any],
+    tensors: Sequence[Tensor],
     what: str,
     names: Sequence[str],
     reduction: Reduction,
@@ -133,7 +134,7 @@ def _reduced(
 
 @unconverted
 def reducescatter(
-    tensor: Any,
+    tensor: Tensor,
     op: ReduceOp | None = None,
     name: str | None = None,
     compression: Compressor | None = None,
@@ -160,7 +161,7 @@ def reducescatter(
 
 @unconverted
 def grouped_reducescatter(
-    tensors: Sequence[Any],
+    tensors: Sequence[Tensor],
     op: ReduceOp | None = None,
     name: str | None = None,
     compression: Compressor | None = None,
@@ -190,7 +191,7 @@ def _scattering(
 
 
 def _reduced_parts(
-    tensors: Sequence[Any], what: str, reduction: Reduction, among: ProcessSet
+    tensors: Sequence[Tensor], what: str, reduction: Reduction, among: ProcessSet
 ) -> list[Any]:
     given = [as_tensor(tensor) for tensor in tensors]
     if any(tensor.shape.rank == 0 for tensor in given):
@@ -228,7 +229,7 @@ def _reduced_parts(
 
 
 def _scattered(
-    tensors: Sequence[Any], what: str, reduction: Reduction, among: ProcessSet
+    tensors: Sequence[Tensor], what: str, reduction: Reduction, among: ProcessSet
 ) -> list[Any]:
     sent = [carrier(tensor, reduction, what) for tensor in tensors]
 

@@ -22,6 +22,7 @@ from tfcluster.runtime.exchange.graph_ops import exchange_op, may_be_differentia
 from tfcluster.runtime.exchange.tensor_list import TensorList, flattened
 from tfcluster.runtime.exchange.wire_format import Carrier, Reduction, carrier
 from tfcluster.runtime.process_sets import ProcessSet, global_process_set
+from tfcluster.runtime.tensor_types import Gradient, Tensor
 from tfcluster.runtime.tensors import is_inexact
 
 _LINEAR = (ReduceOp.AVERAGE, ReduceOp.SUM)
@@ -86,7 +87,7 @@ class Exchange:
 
 
 def reduce_tensors(
-    exchange: Exchange, tensors: Sequence[Any], names: Sequence[str]
+    exchange: Exchange, tensors: Sequence[Tensor], names: Sequence[str]
 ) -> list[Any]:
     """Combine tensors, IndexedSlices or None over the ranks.
 
@@ -224,7 +225,7 @@ class _Plan:
             ],
             [f"tensor {index}" for index in wanted],
         )
-        gradients: list[Any] = [None] * len(given.flat)
+        gradients: list[Gradient] = [None] * len(given.flat)
         for index, total in zip(wanted, totals, strict=True):
             number = index - given.dense_count
             gradients[index] = (

@@ -13,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfcluster.runtime.scripts import self_distributed
+from tfcluster.runtime.tensor_types import Gradient, Tensor
 
 
 class ReducedTensors:
@@ -28,7 +29,7 @@ class ReducedTensors:
         self._eager: dict[int, weakref.ref[Any]] = {}
         self._shapes: Counter[tuple[int, ...]] = Counter()
 
-    def note(self, tensors: Iterable[Any]) -> None:
+    def note(self, tensors: Iterable[Tensor]) -> None:
         """Record tensors that the program has got from a reduction."""
         if self_distributed.claimed():
             return
@@ -47,7 +48,7 @@ class ReducedTensors:
             ):
                 self._gradients.setdefault(tensor.graph, set()).add(tensor.op.name)
 
-    def applied(self, gradients: Sequence[Any]) -> bool:
+    def applied(self, gradients: Sequence[Gradient]) -> bool:
         """Whether the gradients being applied were computed from recorded tensors."""
         found = [_values(gradient) for gradient in gradients if gradient is not None]
         eager = [t for t in found if isinstance(t, tf.__internal__.EagerTensor)]
@@ -57,7 +58,7 @@ class ReducedTensors:
         self._shapes.clear()
         return made
 
-    def _made_eagerly(self, gradients: Sequence[Any]) -> bool:
+    def _made_eagerly(self, gradients: Sequence[Gradient]) -> bool:
         for gradient in gradients:
             known = self._eager.get(id(gradient))
             if known is not None and known() is gradient:
@@ -67,7 +68,7 @@ class ReducedTensors:
         shapes = Counter(tuple(gradient.shape) for gradient in gradients)
         return any(shapes) and shapes <= self._shapes
 
-    def _made_in_graph(self, gradient: Any) -> bool:
+    def _made_in_graph(self, gradient: Gradient) -> bool:
         graph = gradient.graph
         if not (ops := self._ops.get(graph)):
             return False
@@ -86,7 +87,7 @@ class ReducedTensors:
         return False
 
 
-def _values(tensor: Any) -> Any:
+def _values(tensor: Tensor) -> Any:
     return tensor.values if isinstance(tensor, tf.IndexedSlices) else tensor
 
 

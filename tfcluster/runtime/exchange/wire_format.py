@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfcluster.runtime.collective import ReduceOp
 from tfcluster.runtime.exchange.compression import Compression, Compressor
 from tfcluster.runtime.exchange.graph_ops import require_numbers
+from tfcluster.runtime.tensor_types import Tensor
 
 _HALVES = (tf.float16, tf.bfloat16)
 
@@ -52,18 +53,18 @@ def chosen_op(average: bool | None, op: ReduceOp | None) -> ReduceOp:
 class Carrier:
     """A tensor as it is sent; ``restored`` undoes the change on the result."""
 
-    tensor: Any
+    tensor: Tensor
     restored: Callable[[Any], Any]
     words: str
     """The dtype in a signature."""
 
 
-def uncompressed(tensor: Any) -> Carrier:
+def uncompressed(tensor: Tensor) -> Carrier:
     """Send ``tensor`` as it is."""
     return Carrier(tensor, lambda result: result, tensor.dtype.name)
 
 
-def widened(tensor: Any) -> Carrier:
+def widened(tensor: Tensor) -> Carrier:
     """Send ``tensor`` as it is, but half precision as float32, as sums need it."""
     dtype = tensor.dtype
     if dtype not in _HALVES:
@@ -73,7 +74,7 @@ def widened(tensor: Any) -> Carrier:
     )
 
 
-def carrier(tensor: Any, reduction: Reduction, what: str) -> Carrier:
+def carrier(tensor: Tensor, reduction: Reduction, what: str) -> Carrier:
     """Prepare ``tensor`` for ``reduction``: scale and compress it.
 
     Raises TypeError if the operation does not support its dtype.
@@ -98,7 +99,7 @@ def carrier(tensor: Any, reduction: Reduction, what: str) -> Carrier:
     return Carrier(small, restored, words)
 
 
-def scaled_by(tensor: Any, factor: float) -> Any:
+def scaled_by(tensor: Tensor, factor: float) -> Any:
     """``tensor`` times ``factor`` in its own dtype; integers round towards zero."""
     if factor == 1.0:
         return tensor
@@ -112,7 +113,7 @@ def scaled_by(tensor: Any, factor: float) -> Any:
     return tensor * tf.constant(factor, dtype)
 
 
-def _require(tensor: Any, reduction: Reduction, what: str) -> None:
+def _require(tensor: Tensor, reduction: Reduction, what: str) -> None:
     require_numbers(tensor, what)
     dtype, op = tensor.dtype, reduction.op
     if dtype == tf.bool:

@@ -7,6 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfcluster.runtime.tensor_types import Gradient
+
 
 class Accumulation:
     """Sums the gradients of ``passes`` calls of ``add``, or averages them."""
@@ -17,7 +19,9 @@ class Accumulation:
         self._sums: list[Any] | None = None
         self._count: Any = None
 
-    def add(self, gradients: Sequence[Any], act: Callable[[list[Any]], object]) -> None:
+    def add(
+        self, gradients: Sequence[Gradient], act: Callable[[list[Any]], object]
+    ) -> None:
         """Add one pass's gradients; on every ``passes``-th call, ``act`` on the sums.
 
         A None stays None. IndexedSlices become tensors. All shapes must be known.

@@ -13,6 +13,7 @@ import tensorflow as tf
 from tfcluster import runtime
 from tfcluster.runtime.collective import ReduceOp
 from tfcluster.runtime.process_sets import ProcessSet, global_process_set
+from tfcluster.runtime.tensor_types import Tensor
 
 __all__ = list(runtime.__all__)  # Most of these come from __getattr__.
 
@@ -75,7 +76,7 @@ def reducescatter(
     return _value(runtime.reducescatter(value, op, name, process_set=process_set))
 
 
-def _value(tensor: Any) -> Any:
+def _value(tensor: Tensor) -> Any:
     if tf.executing_eagerly():
         return np.asarray(tensor.numpy())
     session = tf.compat.v1.get_default_session()

@@ -19,12 +19,14 @@ from tfcluster.runtime.horovod.accumulation import Accumulation
 from tfcluster.runtime.horovod.settings import Settings
 from tfcluster.runtime.keras import internals, patches
 from tfcluster.runtime.keras.train.xla_fallback import without_xla
+from tfcluster.runtime.keras.types import Model, Optimizer
+from tfcluster.runtime.tensor_types import Gradient
 
 _SETTINGS = "_tfcluster_settings"
 _ACCUMULATION = "_tfcluster_accumulation"
 
 
-def distribute(optimizer: Any, settings: Settings) -> Any:
+def distribute(optimizer: Optimizer, settings: Settings) -> Any:
     """Make ``optimizer`` exchange gradients before it applies them."""
     patches.TABLE.install({patches.MODEL_COMPILE: _compile})
     contract.mark(optimizer, _SETTINGS, settings)
@@ -35,14 +37,14 @@ def distribute(optimizer: Any, settings: Settings) -> Any:
     return optimizer
 
 
-def is_distributed(optimizer: Any) -> bool:
+def is_distributed(optimizer: Optimizer | None) -> bool:
     """Whether ``distribute`` has modified this optimizer."""
     return _SETTINGS in getattr(optimizer, "__dict__", {})
 
 
 @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
 def _apply(
-    optimizer: Any,
+    optimizer: Optimizer,
     grads: Sequence[Any],
     trainable_variables: Sequence[Any] | None = None,
 ) -> None:
@@ -55,7 +57,7 @@ def _apply(
         return
     variables = _built(optimizer, trainable_variables, len(grads))
 
-    def exchange(gradients: list[Any]) -> None:
+    def exchange(gradients: list[Gradient]) -> None:
         apply(settings.exchanged(gradients, variables), trainable_variables)
 
     if settings.passes == 1:
@@ -65,7 +67,7 @@ def _apply(
 
 
 def _built(
-    optimizer: Any, trainable_variables: Sequence[Any] | None, count: int
+    optimizer: Optimizer, trainable_variables: Sequence[Any] | None, count: int
 ) -> list[Any]:
     """The variables of the gradients. Builds the optimizer if necessary.
 
@@ -83,7 +85,7 @@ def _built(
     return variables
 
 
-def _accumulation(optimizer: Any, settings: Settings) -> Accumulation:
+def _accumulation(optimizer: Optimizer, settings: Settings) -> Accumulation:
     found: Accumulation | None = vars(optimizer).get(_ACCUMULATION)
     if found is None:
         found = Accumulation(settings.passes, average=settings.average_passes)
@@ -92,18 +94,18 @@ def _accumulation(optimizer: Any, settings: Settings) -> Accumulation:
 
 
 def _compile(
-    original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
+    original: Callable[..., Any], model: Model, *args: Any, **kwargs: Any
 ) -> Any:
     result = original(model, *args, **kwargs)
     _adapt(model)
     return result
 
 
-def _adapt(model: Any) -> None:
+def _adapt(model: Model) -> None:
     """Correct what Keras has set up for a model with a distributed optimizer."""
     outer = getattr(model, "optimizer", None)
     inner = getattr(outer, "inner_optimizer", None)
-    if is_distributed(inner):
+    if outer is not None and is_distributed(inner):
         # The outer one checks for infinities first; ranks might disagree on the result.
         settings = vars(inner).pop(_SETTINGS)
         patches.TABLE.restore(patches.ONE_OPTIMIZER_APPLY, inner)

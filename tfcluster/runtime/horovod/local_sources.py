@@ -6,6 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfcluster.runtime.tensor_types import Gradient
+
 
 class LocalSources:
     """A set of variables. A Keras variable and its TensorFlow variable are the same.
@@ -26,7 +28,7 @@ class LocalSources:
         """Whether ``source`` is a local variable."""
         return bool(self._known) and _key(source) in self._known
 
-    def scaled(self, gradient: Any, size: int) -> Any:
+    def scaled(self, gradient: Gradient, size: int) -> Any:
         """The gradient of a local variable as it is to be applied."""
         if gradient is None or not self._scale or size == 1:
             return gradient

@@ -14,11 +14,13 @@ from tfcluster.runtime.exchange.compression import Compressor, compression_named
 from tfcluster.runtime.exchange.reduce_engine import Exchange, reduce_tensors
 from tfcluster.runtime.exchange.wire_format import Reduction
 from tfcluster.runtime.horovod.local_sources import LocalSources
+from tfcluster.runtime.keras.types import Variable
 from tfcluster.runtime.process_group import context, group
 from tfcluster.runtime.process_sets import ProcessSet, global_process_set
 from tfcluster.runtime.scripts import self_distributed
 from tfcluster.runtime.telemetry.agent_channel import reporter
 from tfcluster.runtime.telemetry.step_rate import StepRate
+from tfcluster.runtime.tensor_types import Gradient
 from tfcluster.runtime.tensors import name_of
 
 _pace: tuple[Group, StepRate] | None = None
@@ -39,7 +41,7 @@ class Settings:
     """Variables whose gradients are not exchanged."""
 
     def exchanged(
-        self, gradients: Sequence[Any], variables: Sequence[Any]
+        self, gradients: Sequence[Gradient], variables: Sequence[Variable]
     ) -> list[Any]:
         """Combine gradients (None, tensors or IndexedSlices) over the ranks.
 
@@ -129,7 +131,7 @@ def settings(
     )
 
 
-def _name(variable: Any, index: int) -> str:
+def _name(variable: Variable, index: int) -> str:
     if hasattr(variable, "path") or hasattr(variable, "name"):
         try:
             return name_of(variable)

@@ -13,6 +13,13 @@ from typing import Any, Protocol
 from tfcluster.runtime import contract, tf_internals
 from tfcluster.runtime.contract import Name
 from tfcluster.runtime.keras import patches
+from tfcluster.runtime.keras.types import (
+    BatchNormalization,
+    Layer,
+    Model,
+    Optimizer,
+    Variable,
+)
 
 _OPTIMIZER = "keras.optimizers.Optimizer"
 _LAYER = "keras.Layer"
@@ -203,55 +210,6 @@ UPDATE_METHODS = (
 """Methods that see all gradients; a class that overrides one may need all at once."""
 
 
-class Variable(Protocol):
-    _path: str
-
-
-class Optimizer(Protocol):
-    _trainable_variables: Sequence[Any]
-    _iterations: Any
-    _learning_rate: Any
-    _exclude_from_weight_decay: set[str]
-    _exclude_from_weight_decay_cache: dict[str, bool]
-    _exclude_from_weight_decay_pattern: Any
-
-    def _check_variables_are_known(self, variables: Sequence[Any]) -> None: ...
-
-    def _get_variable_index(self, variable: Any) -> int: ...
-
-    def _clip_gradients(self, grads: Sequence[Any]) -> list[Any]: ...
-
-    def _use_weight_decay(self, variable: Any) -> bool: ...
-
-    def _var_key(self, variable: Any) -> str: ...
-
-
-class Layer(Protocol):
-    _call_has_training_arg: bool
-
-    def _flatten_layers(
-        self, include_self: bool = True, recursive: bool = True
-    ) -> Iterator[Layer]: ...
-
-    def _get_own_losses(self) -> Sequence[Any]: ...
-
-    def _get_regularization_losses(self) -> Sequence[Any]: ...
-
-
-class Normalization(Protocol):
-    """A ``BatchNormalization``."""
-
-    _reduction_axes: Sequence[int]
-
-    def _moments(self, inputs: Any, mask: Any) -> tuple[Any, Any]: ...
-
-
-class Model(Protocol):
-    _initial_epoch: int | None
-
-    def _flatten_metrics_in_order(self, logs: Any) -> Any: ...
-
-
 class CallContext(Protocol):
     """The context of an outermost layer's call."""
 
@@ -393,12 +351,12 @@ def in_stateless_scope() -> bool:
     return bool(stateless_scope.in_stateless_scope())
 
 
-def moments(layer: Normalization, inputs: Any, mask: Any) -> tuple[Any, Any]:
+def moments(layer: BatchNormalization, inputs: Any, mask: Any) -> tuple[Any, Any]:
     """The mean and variance as ``BatchNormalization`` itself computes them."""
     return layer._moments(inputs, mask)
 
 
-def reduction_axes(layer: Normalization) -> Sequence[int]:
+def reduction_axes(layer: BatchNormalization) -> Sequence[int]:
     """The axes that a ``BatchNormalization`` reduces."""
     return layer._reduction_axes
 

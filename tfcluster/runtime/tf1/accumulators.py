@@ -10,6 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfcluster.runtime.tensor_types import Gradient
 from tfcluster.runtime.tf1.barrier import Barriers
 from tfcluster.runtime.tf1.cluster_members import Workers
 from tfcluster.runtime.tf1.towers import Gradients
@@ -63,7 +64,7 @@ def applied_mean(
     return (applied if workers.is_chief else pushed.op), pushed.left
 
 
-def _accumulator(gradient: Any, variable: Any, scope: str) -> Any:
+def _accumulator(gradient: Gradient, variable: Any, scope: str) -> Any:
     kind = (
         tf1.SparseConditionalAccumulator
         if isinstance(gradient, tf.IndexedSlices)
@@ -77,7 +78,7 @@ def _accumulator(gradient: Any, variable: Any, scope: str) -> Any:
         )
 
 
-def _pushed(accumulator: Any, gradient: Any, variable: Any) -> Any:
+def _pushed(accumulator: Any, gradient: Gradient, variable: Any) -> Any:
     with tf1.device(variable.device):
         if isinstance(gradient, tf.IndexedSlices):
             return accumulator.apply_indexed_slices_grad(
@@ -86,7 +87,7 @@ def _pushed(accumulator: Any, gradient: Any, variable: Any) -> Any:
         return accumulator.apply_grad(gradient, local_step=_NEVER_STALE)
 
 
-def _taken(accumulator: Any, gradient: Any, variable: Any) -> Any:
+def _taken(accumulator: Any, gradient: Gradient, variable: Any) -> Any:
     """The mean of all gradients received so far: after the barrier, all workers'."""
     with tf1.device(variable.device):
         if isinstance(gradient, tf.IndexedSlices):

@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfcluster.runtime.errors import CollectiveMismatchError
+from tfcluster.runtime.tensor_types import Gradient
 
 tf1 = tf.compat.v1
 
@@ -63,7 +64,7 @@ def mean_loss(losses: Sequence[Any], device: str) -> Any:
         return tf1.add_n(list(losses)) / len(losses)
 
 
-def _mean(gradients: Sequence[Any], name: str) -> Any:
+def _mean(gradients: Sequence[Gradient], name: str) -> Any:
     present = [gradient for gradient in gradients if gradient is not None]
     if not present:
         return None

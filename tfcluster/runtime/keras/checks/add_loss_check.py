@@ -19,6 +19,7 @@ from tfcluster.runtime.keras.batches.batch_slicing import has_dense_rows, rows_i
 from tfcluster.runtime.keras.checks.known_objects import KnownObjects
 from tfcluster.runtime.keras.checks.loss_reduction import kind_of_loss
 from tfcluster.runtime.keras.session import Session
+from tfcluster.runtime.keras.types import Model
 
 _TOLERANCE = 0.02
 """Relative; wide, as the model may have been called with dropout."""
@@ -32,7 +33,7 @@ class AddLossCheck:
         self._judged = KnownObjects()
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
-    def look(self, model: Any, data: Any, undivided: Any) -> None:
+    def look(self, model: Model, data: Any, undivided: Any) -> None:
         """Compare what layers add to the loss for a rank's rows and for their halves.
 
         Runs until everything is known. Does nothing for an ``undivided`` batch.
@@ -86,13 +87,15 @@ class AddLossCheck:
         return "unknown" not in kinds
 
 
-def _adders(model: Any) -> list[str]:
+def _adders(model: Model) -> list[str]:
     """The layers that added to the loss, one entry per number, in Keras's order."""
     layers = [model, *internals.layers_of(model, include_self=False)]
     return [layer.name for layer in layers for _ in internals.own_losses(layer)]
 
 
-def _added(model: Any, inputs: Any, names: Sequence[str], start: Any, stop: Any) -> Any:
+def _added(
+    model: Model, inputs: Any, names: Sequence[str], start: Any, stop: Any
+) -> Any:
     """The numbers that layers add to the loss for some rows, without any side effect.
 
     None if there are not as many as ``names``, those of the step.

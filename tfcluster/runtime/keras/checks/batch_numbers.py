@@ -15,6 +15,7 @@ import tensorflow as tf
 from tfcluster.runtime.keras.batches.batch_slicing import rows_in
 from tfcluster.runtime.keras.checks.row_degrees import degree
 from tfcluster.runtime.keras.checks.row_terms import RowTerms
+from tfcluster.runtime.keras.types import Metric
 
 
 class BatchNumbers:
@@ -25,7 +26,7 @@ class BatchNumbers:
         self._known: dict[int, tuple[weakref.ref[Any], str]] = {}
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
-    def kind(self, metric: Any, number: Any) -> str:
+    def kind(self, metric: Metric, number: Any) -> str:
         """The kind of ``number``, which ``metric`` gets: sum, mean, or unknown.
 
         Not every eager step is analysed. In the others the last known kind is returned.

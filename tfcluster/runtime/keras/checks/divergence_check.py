@@ -29,6 +29,8 @@ from tfcluster.runtime.keras.checks.weight_digests import (
     Weights,
 )
 from tfcluster.runtime.keras.session import Session
+from tfcluster.runtime.keras.types import Optimizer, Variable
+from tfcluster.runtime.tensor_types import Gradient
 
 _DIGEST_BYTES = 4
 """A note consists of two digests: of the hyperparameters and of the weights."""
@@ -76,8 +78,8 @@ class DivergenceCheck:
         self,
         owner: Owner,
         what: str,
-        variables: Sequence[Any],
-        gradients: Sequence[Any],
+        variables: Sequence[Variable],
+        gradients: Sequence[Gradient],
     ) -> Watch:
         """Create the watch of one trace, or of one eager step.
 
@@ -130,7 +132,7 @@ class DivergenceCheck:
             for label, step in training.equal.items()
         }
 
-    def training(self, name: str, optimizer: Any) -> _Training:
+    def training(self, name: str, optimizer: Optimizer) -> _Training:
         """The state for ``optimizer``, which has this name on all ranks."""
         training = self._trainings.get(name)
         if training is None or training.optimizer() is not optimizer:

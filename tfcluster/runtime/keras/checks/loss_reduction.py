@@ -23,6 +23,7 @@ from tfcluster.runtime.keras.batches.batch_slicing import has_dense_rows, rows_i
 from tfcluster.runtime.keras.checks.check_steps import RareSteps
 from tfcluster.runtime.keras.checks.rounding import TOLERANCES
 from tfcluster.runtime.keras.session import Session
+from tfcluster.runtime.tensor_types import Tensor
 
 
 class LossReductionCheck:
@@ -68,7 +69,7 @@ class LossReductionCheck:
         tolerance = TOLERANCES.get(loss.dtype, max(TOLERANCES.values()))
 
         def part(start: Any, stop: Any) -> Any:
-            def cut(tensor: Any) -> Any:
+            def cut(tensor: Tensor) -> Any:
                 return tf.cast(tf.convert_to_tensor(tensor)[start:stop], loss.dtype)
 
             true = keras.tree.map_structure(cut, y_true)

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from tfcluster.runtime import contract, tf_internals
+from tfcluster.runtime.tensor_types import Tensor
 
 _T = TypeVar("_T")
 
@@ -61,7 +62,7 @@ class Holds:
         self.eager: dict[Any, Any] = {}
         """The held eager tensors, by their keys."""
 
-    def hold(self, tensor: Any) -> Any:
+    def hold(self, tensor: Tensor) -> Any:
         """Mark ``tensor`` as held; use the returned tensor instead of it."""
         if not tf.executing_eagerly():
             return tf.identity(tensor, name=_HELD)
@@ -78,7 +79,7 @@ def attached(graph: Any, name: str, make: Callable[[], _T]) -> _T:
     return found
 
 
-def key_of(tensor: Any) -> Any:
+def key_of(tensor: Tensor) -> Any:
     """A tensor's identity: in a graph its name, since its Python object may vary."""
     return id(tensor) if hasattr(tensor, "numpy") else tensor.name
 

@@ -18,6 +18,7 @@ from tfcluster.runtime.keras.checks.known_objects import KnownObjects
 from tfcluster.runtime.keras.checks.loss_reduction import same_rows
 from tfcluster.runtime.keras.checks.rounding import TOLERANCES
 from tfcluster.runtime.keras.session import Session
+from tfcluster.runtime.keras.types import Layer
 
 
 class OutputsByRow:
@@ -27,7 +28,7 @@ class OutputsByRow:
         self._session = session
         self._judged = KnownObjects()
 
-    def look(self, layer: Any, outputs: Callable[[Any], Any], given: Any) -> None:
+    def look(self, layer: Layer, outputs: Callable[[Any], Any], given: Any) -> None:
         """Check ``layer``; ``outputs`` computes its outputs, given its arguments."""
         leaves = [leaf for leaf in tf.nest.flatten(given) if has_dense_rows(leaf)]
         if not leaves:

@@ -17,6 +17,7 @@ from tfcluster.runtime.collective import CollectiveError
 from tfcluster.runtime.exchange.reduced_tensors import reduced
 from tfcluster.runtime.keras import patches
 from tfcluster.runtime.keras.session import Session
+from tfcluster.runtime.keras.types import Model, Optimizer
 from tfcluster.runtime.scripts import self_distributed
 
 
@@ -48,7 +49,7 @@ class OwnExchanges:
     def _apply(
         self,
         original: Callable[..., Any],
-        optimizer: Any,
+        optimizer: Optimizer,
         grads: Sequence[Any],
         *args: Any,
         **kwargs: Any,
@@ -66,7 +67,7 @@ class OwnExchanges:
         return original(dataset)
 
     def _fit(
-        self, original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
+        self, original: Callable[..., Any], model: Model, *args: Any, **kwargs: Any
     ) -> Any:
         data = args[0] if args else kwargs.get("x")
         if isinstance(data, tf.data.Dataset) and self._takes_a_part(data):

@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfcluster.runtime.keras.checks.op_replay import Op, key_of
+from tfcluster.runtime.tensor_types import Tensor
 
 _KEEPS = {
     "Abs",
@@ -115,7 +116,7 @@ def _moves_rows(op: Op, dependent: Sequence[_Growth]) -> bool:
     return op.kind == "MatMul" and len(dependent) > 1
 
 
-def _of_factor(tensor: Any, rows: int | None, power: int) -> float | None:
+def _of_factor(tensor: Tensor, rows: int | None, power: int) -> float | None:
     """The degree of a factor that is the same for all batches with ``rows`` rows.
 
     If the number of rows is a constant of the graph, so is everything computed from it.
@@ -159,6 +160,6 @@ def _reduced(op: Op, first: _Growth, rank: int | None) -> _Growth:
     return _Growth(first.degree + grows, by_row=first.by_row and not over_rows)
 
 
-def _constant(tensor: Any) -> Any:
+def _constant(tensor: Tensor) -> Any:
     value = tf.get_static_value(tensor)
     return None if value is None else np.atleast_1d(value)

@@ -39,6 +39,7 @@ from tfcluster.runtime.keras.checks.op_replay import (
 from tfcluster.runtime.keras.checks.rounding import TOLERANCES
 from tfcluster.runtime.keras.program_lines import user_line
 from tfcluster.runtime.keras.session import Session
+from tfcluster.runtime.tensor_types import Tensor
 
 _MOST_RECORDED = 100_000
 """The most operations per step: a loop left in mid-step must not record forever."""
@@ -225,7 +226,7 @@ def _in_orders(
     return tf.stack([_total(targets), *whole])
 
 
-def _total(tensors: Sequence[Any]) -> Any:
+def _total(tensors: Sequence[Tensor]) -> Any:
     return tf.add_n([tf.reduce_sum(tf.cast(t, tf.float64)) for t in tensors])
 
 

@@ -30,6 +30,7 @@ from tfcluster.runtime.keras.session import (
     Share,
     Trials,
 )
+from tfcluster.runtime.keras.types import Model
 
 _OWN = ("train_step", "compute_loss")
 
@@ -73,7 +74,7 @@ class TrialSteps:
         return _either(possible, trial_part, part)
 
     def _make(
-        self, original: Callable[..., Any], model: Any, force: bool = False
+        self, original: Callable[..., Any], model: Model, force: bool = False
     ) -> Any:
         before = model.train_function
         found = original(model, force=force)
@@ -115,7 +116,7 @@ class TrialSteps:
         return train_function
 
 
-def has_own_step(model: Any) -> bool:
+def has_own_step(model: Model) -> bool:
     """Whether the model or its class overrides the step or the loss."""
     return any(
         getattr(model, name).__module__.partition(".")[0] != keras.__name__

@@ -17,6 +17,7 @@ from tfcluster.runtime.collective import rank_divergence
 from tfcluster.runtime.collective.rank_divergence import Chunk
 from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.keras.tf_variables import raw
+from tfcluster.runtime.keras.types import Optimizer, Variable
 from tfcluster.runtime.tensors import name_of
 
 MAX_LABELS = 200
@@ -28,7 +29,7 @@ _MAX_LABEL = 100
 class Weights:
     """Variables that are trained together."""
 
-    def __init__(self, variables: Sequence[Any]) -> None:
+    def __init__(self, variables: Sequence[Variable]) -> None:
         readable = {
             name_of(variable)[-_MAX_LABEL:]: variable
             for variable in variables
@@ -40,7 +41,7 @@ class Weights:
         self._sizes = [int(np.prod(v.shape)) for v in readable.values()]
         self._widths = [tf.as_dtype(v.dtype).size for v in readable.values()]
 
-    def are(self, variables: Sequence[Any]) -> bool:
+    def are(self, variables: Sequence[Variable]) -> bool:
         """Whether they are exactly ``variables``."""
         return len(self._all) == len(variables) and all(
             ref() is raw(variable)
@@ -76,8 +77,9 @@ class Weights:
         each = -(-len(self.labels) // MAX_LABELS) or 1
         for start in range(0, len(self.labels), each):
             labels = self.labels[start : start + each]
-            group = [ref() for ref in self._refs[start : start + each]]
-            if any(variable is None for variable in group):
+            references = self._refs[start : start + each]
+            group = [v for ref in references if (v := ref()) is not None]
+            if len(group) < len(references):
                 continue
             more = f" (or one of the {len(labels) - 1} after it)"
             label = labels[0] + (more if len(labels) > 1 else "")
@@ -88,7 +90,7 @@ class Weights:
 class Hyperparameters:
     """An optimizer's hyperparameters: learning rate, momentum, ..."""
 
-    def __init__(self, name: str, optimizer: Any) -> None:
+    def __init__(self, name: str, optimizer: Optimizer) -> None:
         self._name = name
         self._optimizer = weakref.ref(optimizer)
         self._numbers = _numbers(optimizer)
@@ -118,7 +120,7 @@ class Hyperparameters:
         return told
 
 
-def _numbers(optimizer: Any) -> list[tuple[str | None, str]]:
+def _numbers(optimizer: Optimizer) -> list[tuple[str | None, str]]:
     """Its constructor's plain numbers: (attribute that holds them or None, key)."""
     found: list[tuple[str | None, str]] = []
     inner = getattr(optimizer, "inner_optimizer", None)
@@ -131,17 +133,17 @@ def _numbers(optimizer: Any) -> list[tuple[str | None, str]]:
     return found
 
 
-def _scalar_label(name: str, optimizer: Any, variable: Any) -> str:
+def _scalar_label(name: str, optimizer: Optimizer, variable: Variable) -> str:
     owner, _, last = name_of(variable).rpartition("/")
     return f"{last} of {name if owner in ('', optimizer.name) else owner}"
 
 
-def _is_scalar(variable: Any) -> bool:
+def _is_scalar(variable: Variable) -> bool:
     # Not by the truth value of a TensorShape, which says whether it is known.
     return len(variable.shape) == 0 and _is_readable(variable)
 
 
-def _is_readable(variable: Any) -> bool:
+def _is_readable(variable: Variable) -> bool:
     plain = raw(variable)
     return (
         isinstance(plain, tf.Variable)
@@ -150,12 +152,12 @@ def _is_readable(variable: Any) -> bool:
     )
 
 
-def _read(variable: Any) -> Any:
+def _read(variable: Variable) -> Any:
     plain = raw(variable)
     return tf.raw_ops.ReadVariableOp(resource=plain.handle, dtype=plain.dtype)
 
 
-def _value(variable: Any, start: int = 0, stop: int | None = None) -> Array:
+def _value(variable: Variable, start: int = 0, stop: int | None = None) -> Array:
     """The elements of a variable from ``start`` to ``stop``; on a CPU not a copy."""
     tensor = _read(variable)
     if "CPU" in tensor.device:

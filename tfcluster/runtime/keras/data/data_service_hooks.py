@@ -19,9 +19,9 @@ from tfcluster.runtime.context import Context
 from tfcluster.runtime.keras import internals, patches
 from tfcluster.runtime.keras.data.data_service_client import DataServiceClient
 from tfcluster.runtime.keras.data.dataset_graph import Pipeline
-from tfcluster.runtime.keras.data.dataset_iteration import (
+from tfcluster.runtime.keras.data.loop_datasets import (
     YIELDS_BATCHES,
-    yields_batches,
+    serves_a_loop,
 )
 from tfcluster.runtime.keras.session import Session
 
@@ -108,12 +108,7 @@ class DataServiceHooks:
             _leave_uncounted(iterator)
 
     def _iter(self, original: Callable[..., Any], dataset: Any) -> Any:
-        if (
-            self._session.inside_keras
-            or not self._desk.in_step
-            or not tf.executing_eagerly()
-            or not yields_batches(dataset)
-        ):
+        if not self._desk.in_step or not serves_a_loop(self._session, dataset):
             return original(dataset)
         known = self._look(dataset)
         return original(dataset if known.pipeline is None else self._pass(known))

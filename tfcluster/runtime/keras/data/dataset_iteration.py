@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfcluster.runtime import tf_internals
 from tfcluster.runtime.keras import patches
 from tfcluster.runtime.keras.batches.batch_sharding import bounds, trial_bounds
 from tfcluster.runtime.keras.batches.batch_slicing import (
@@ -26,6 +25,7 @@ from tfcluster.runtime.keras.batches.batch_slicing import (
     twice,
 )
 from tfcluster.runtime.keras.checks.row_terms import RowTerms
+from tfcluster.runtime.keras.data.loop_datasets import on_demand, serves_a_loop
 from tfcluster.runtime.keras.program_lines import user_line
 from tfcluster.runtime.keras.session import (
     DOUBLING_RANK,
@@ -34,9 +34,6 @@ from tfcluster.runtime.keras.session import (
     TakenBatch,
 )
 from tfcluster.runtime.scripts import self_distributed
-
-YIELDS_BATCHES = "_tfcluster_yields_batches"
-"""Set on our own datasets, whose class name does not tell."""
 
 
 class GraphMirroredValue:
@@ -102,12 +99,7 @@ class DatasetIteration:
 
     def _iter(self, original: Callable[..., Any], dataset: Any) -> Any:
         session = self._session
-        if (
-            session.inside_keras
-            or not session.divides
-            or not tf.executing_eagerly()
-            or not yields_batches(dataset)
-        ):
+        if not session.divides or not serves_a_loop(session, dataset):
             return original(dataset)
         passage = DatasetPass(session, self, _batches_in(dataset))
         iterator = original(_divided(dataset, passage))
@@ -259,21 +251,6 @@ def _watched(iterator: Any, session: Session, row_terms: RowTerms) -> Any:
     return iterator
 
 
-def yields_batches(dataset: Any) -> bool:
-    """Whether the elements of a dataset are certainly batches."""
-    if getattr(dataset, YIELDS_BATCHES, False):
-        return True
-    kind = tf_internals.kind_of(dataset)
-    if kind in tf_internals.BATCHES:
-        return True
-    inputs = tf_internals.inputs_of(dataset)
-    return (
-        kind in tf_internals.KEEPS_BATCHES
-        and bool(inputs)
-        and all(yields_batches(source) for source in inputs)
-    )
-
-
 def _divided(dataset: Any, passage: DatasetPass) -> Any:
     """``dataset`` with each batch sliced as ``passage`` decides at that moment."""
 
@@ -299,11 +276,7 @@ def _divided(dataset: Any, passage: DatasetPass) -> Any:
 
         return tf.nest.map_structure(piece, _as_spec(element, dataset.element_spec))
 
-    options = tf.data.Options()
-    # The share is recorded when a batch is produced; that must be when it is asked for.
-    options.experimental_optimization.inject_prefetch = False
-    options.experimental_optimization.map_parallelization = False
-    return dataset.map(part).with_options(options)
+    return on_demand(dataset.map(part))
 
 
 def _as_spec(element: tuple[Any, ...], spec: Any) -> Any:

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfcluster.runtime.keras import internals, patches
-from tfcluster.runtime.keras.data.dataset_iteration import yields_batches
+from tfcluster.runtime.keras.data.loop_datasets import on_demand, serves_a_loop
 from tfcluster.runtime.keras.session import Session
 
 
@@ -118,12 +118,7 @@ class LoopBatches:
 
     def _iter(self, original: Callable[..., Any], dataset: Any) -> Any:
         session = self._session
-        if (
-            session.inside_keras
-            or not session.divides
-            or not tf.executing_eagerly()
-            or not yields_batches(dataset)
-        ):
+        if not session.divides or not serves_a_loop(session, dataset):
             return original(dataset)
         return original(_dealt(dataset, self._passage(dataset)))
 
@@ -155,9 +150,4 @@ def _dealt(dataset: Any, takes: Callable[[Any], Any]) -> Any:
     def without_number(number: Any, element: Any) -> Any:
         return element
 
-    options = tf.data.Options()
-    # The decision must be made when a batch is asked for, not earlier.
-    options.experimental_optimization.inject_prefetch = False
-    options.experimental_optimization.map_parallelization = False
-    numbered = dataset.enumerate().filter(is_taken)
-    return numbered.map(without_number).with_options(options)
+    return on_demand(dataset.enumerate().filter(is_taken).map(without_number))

@@ -44,6 +44,7 @@ from tfcluster.runtime.keras.train.injected_callbacks import (
 from tfcluster.runtime.keras.train.moving_statistics import MovingStatistics
 from tfcluster.runtime.keras.train.optimizer_hook import OptimizerHook
 from tfcluster.runtime.keras.train.xla_fallback import XlaFallback, without_xla
+from tfcluster.runtime.keras.types import Model
 
 Logs = dict[str, Any] | None
 
@@ -185,7 +186,7 @@ class AsyncModelMethods:
         )
 
     def _fit(
-        self, original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
+        self, original: Callable[..., Any], model: Model, *args: Any, **kwargs: Any
     ) -> Any:
         call = inspect.signature(original).bind(model, *args, **kwargs)
         call.arguments["callbacks"] = self._around(
@@ -197,7 +198,7 @@ class AsyncModelMethods:
         with self._entering(model), self._batches.next_is_dealt():
             return original(*call.args, **call.kwargs)
 
-    def _around(self, callbacks: Any, model: Any) -> Any:
+    def _around(self, callbacks: Any, model: Model) -> Any:
         ours = [FreshWeights(self._masters)]
         last = Epochs(self._session, self._masters, self._progress)
         if not isinstance(callbacks, keras.callbacks.CallbackList):
@@ -211,7 +212,7 @@ class AsyncModelMethods:
         return callbacks
 
     def _evaluate(
-        self, original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
+        self, original: Callable[..., Any], model: Model, *args: Any, **kwargs: Any
     ) -> Any:
         call = inspect.signature(original).bind(model, *args, **kwargs)
         if not self._session.inside_keras:
@@ -224,13 +225,13 @@ class AsyncModelMethods:
             return original(*call.args, **call.kwargs)
 
     def _inside(
-        self, original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
+        self, original: Callable[..., Any], model: Model, *args: Any, **kwargs: Any
     ) -> Any:
         with self._entering(model):
             return original(model, *args, **kwargs)
 
     def _train_on_batch(
-        self, original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
+        self, original: Callable[..., Any], model: Model, *args: Any, **kwargs: Any
     ) -> Any:
         """Run every N-th call on this rank; other calls return its last result."""
         number, self._calls = self._calls, self._calls + 1
@@ -244,7 +245,7 @@ class AsyncModelMethods:
         return logs
 
     @contextmanager
-    def _entering(self, model: Any) -> Iterator[None]:
+    def _entering(self, model: Model) -> Iterator[None]:
         refuse_replicas(model.distribute_strategy)
         without_xla(model)
         with translated(), self._session.entering():

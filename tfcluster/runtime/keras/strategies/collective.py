@@ -10,6 +10,8 @@ from tfcluster.runtime.keras.checks.divergence_check import DivergenceCheck
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.train.gradient_allreduce import Target, Watch, exchange
 from tfcluster.runtime.keras.train.tape_gradients import TapeGradients
+from tfcluster.runtime.keras.types import Optimizer, Variable
+from tfcluster.runtime.tensor_types import Gradient
 
 
 class CollectiveUpdate:
@@ -27,9 +29,9 @@ class CollectiveUpdate:
 
     def before(
         self,
-        optimizer: Any,
-        gradients: Sequence[Any],
-        variables: Sequence[Any],
+        optimizer: Optimizer,
+        gradients: Sequence[Gradient],
+        variables: Sequence[Variable],
         state: Sequence[Any],
     ) -> list[Any] | None:
         """Return the averaged gradients; averages those that no tape has averaged."""
@@ -60,8 +62,8 @@ class CollectiveUpdate:
 
     def _replace(
         self,
-        gradients: list[Any],
-        variables: Sequence[Any],
+        gradients: list[Gradient],
+        variables: Sequence[Variable],
         places: Sequence[int],
         target: Target,
         watch: Watch | None = None,
@@ -81,7 +83,7 @@ class CollectiveUpdate:
             gradients[place] = gradient
 
     def after(
-        self, optimizer: Any, variables: Sequence[Any], state: Sequence[Any]
+        self, optimizer: Optimizer, variables: Sequence[Variable], state: Sequence[Any]
     ) -> None:
         """Does nothing."""
 

@@ -27,6 +27,8 @@ from tfcluster.runtime.keras.graph_order import exchange_in_order
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.step_rows import StepRows
 from tfcluster.runtime.keras.strategies.local_sgd_schedule import Drift, Schedule
+from tfcluster.runtime.keras.types import Optimizer, Variable
+from tfcluster.runtime.tensor_types import Gradient, Tensor
 from tfcluster.runtime.tensors import is_sparse, name_of
 
 _WORD = struct.Struct(">dQ")
@@ -74,16 +76,16 @@ class LocalSgdUpdate:
 
     def before(
         self,
-        optimizer: Any,
-        gradients: Sequence[Any],
-        variables: Sequence[Any],
+        optimizer: Optimizer,
+        gradients: Sequence[Gradient],
+        variables: Sequence[Variable],
         state: Sequence[Any],
     ) -> list[Any] | None:
         """The rank's own gradients; zeros if it has no rows of this batch."""
         return _unless(self._has_rows(), gradients)
 
     def after(
-        self, optimizer: Any, variables: Sequence[Any], state: Sequence[Any]
+        self, optimizer: Optimizer, variables: Sequence[Variable], state: Sequence[Any]
     ) -> None:
         """Count the step, and average if an averaging is due."""
         replica = self._replica(optimizer)
@@ -111,7 +113,7 @@ class LocalSgdUpdate:
                 with self._session.once("apply"), tf.init_scope():
                     self._average_within(replica, chosen)
 
-    def _replica(self, optimizer: Any) -> Replica:
+    def _replica(self, optimizer: Optimizer) -> Replica:
         known = self._by_optimizer.get(id(optimizer))
         if known is None or known[0]() is not optimizer:
             schedule = Schedule(every=self._every, seconds=self._seconds)
@@ -150,7 +152,7 @@ class LocalSgdUpdate:
         session.applied(replica.name, in_loop=in_loop, exchanged=False)
         return replica.schedule.is_due(replica.steps)
 
-    def _average_within(self, replica: Replica, variables: Sequence[Any]) -> Any:
+    def _average_within(self, replica: Replica, variables: Sequence[Variable]) -> Any:
         """Set ``variables`` to their mean over the ranks, eagerly or in a graph."""
         values = [tf.convert_to_tensor(variable) for variable in variables]
         signature = Signature(
@@ -212,7 +214,7 @@ def _squared_distance(arrays: Sequence[Array], means: Sequence[Array]) -> float:
     return away / length if length else 0.0
 
 
-def _unless(has_rows: Any, gradients: Sequence[Any]) -> list[Any]:
+def _unless(has_rows: Any, gradients: Sequence[Gradient]) -> list[Any]:
     """The gradients, or zeros if ``has_rows`` is false."""
     if has_rows is True:
         return list(gradients)
@@ -231,12 +233,12 @@ def _unless(has_rows: Any, gradients: Sequence[Any]) -> list[Any]:
     return [None if g is None else _with(g, next(chosen)) for g in gradients]
 
 
-def _with(gradient: Any, tensor: Any) -> Any:
+def _with(gradient: Gradient, tensor: Tensor) -> Any:
     if not is_sparse(gradient):
         return tensor
     return tf.IndexedSlices(tensor, gradient.indices, gradient.dense_shape)
 
 
-def _scalar(tensor: Any) -> Any:
+def _scalar(tensor: Tensor) -> Any:
     tensor = tf.convert_to_tensor(tensor)
     return tf.reshape(tensor, [])

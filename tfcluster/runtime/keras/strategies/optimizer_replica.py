@@ -24,8 +24,10 @@ from tfcluster.runtime.keras.strategies.optimizer_slots import (
     unique,
 )
 from tfcluster.runtime.keras.tf_variables import raw
+from tfcluster.runtime.keras.types import Optimizer
 from tfcluster.runtime.parameter_server.placement import Piece, Variable
 from tfcluster.runtime.parameter_server.update_graph import serialised
+from tfcluster.runtime.tensor_types import Gradient
 
 _ELEMENTWISE = tuple(
     getattr(keras.optimizers, name)
@@ -60,7 +62,7 @@ class Traits:
     """Whether a sparse gradient changes only the rows that it names."""
 
 
-def traits_of(optimizer: Any, *, clips_here: bool) -> Traits:
+def traits_of(optimizer: Optimizer, *, clips_here: bool) -> Traits:
     """An optimizer's traits. ``clips_here``: gradients are clipped before a push."""
     cls = type(optimizer)
     clips = bool(optimizer.clipnorm) and not clips_here
@@ -82,7 +84,7 @@ def _looks_at_all(cls: type) -> bool:
     return any(name in vars(base) for base in own[:-1] for name in names)
 
 
-def _changes_rows_only(optimizer: Any) -> bool:
+def _changes_rows_only(optimizer: Optimizer) -> bool:
     """Plain SGD and Adagrad: no lasting momentum, and no change to other rows."""
     if (
         optimizer.weight_decay
@@ -111,7 +113,7 @@ def described(variables: Sequence[Any], *, rows_only: bool) -> list[Variable]:
 
 
 def packer(
-    optimizer: Any, tracing: Callable[[], Any], *, clips_here: bool
+    optimizer: Optimizer, tracing: Callable[[], Any], *, clips_here: bool
 ) -> Callable[[Sequence[Piece], str], bytes]:
     """Return a function that traces ``optimizer``'s update for some pieces and
     serialises it. In the context ``tracing()``, ``apply`` is Keras's own."""
@@ -129,7 +131,7 @@ class _OptimizerReplica:
     """A replica of an optimizer, for pieces of that optimizer's variables."""
 
     def __init__(
-        self, optimizer: Any, pieces: Sequence[Piece], *, clips_here: bool
+        self, optimizer: Optimizer, pieces: Sequence[Piece], *, clips_here: bool
     ) -> None:
         originals = internals.trained_variables(optimizer)
         self._variables = [
@@ -145,7 +147,7 @@ class _OptimizerReplica:
         _begin_alike(optimizer, slots)
         self.slots = {slot.path: raw(slot.variable) for slot in slots}
 
-    def apply(self, gradients: list[Any]) -> None:
+    def apply(self, gradients: list[Gradient]) -> None:
         """Update the pieces that have a gradient; always count the step."""
         given = [
             (gradient, variable)
@@ -178,7 +180,7 @@ def _piece_of(original: Any, piece: Piece) -> Any:
     return variable
 
 
-def _like(optimizer: Any, *, clips_here: bool) -> Any:
+def _like(optimizer: Optimizer, *, clips_here: bool) -> Any:
     """A new optimizer of the same class with the same settings."""
     config = dict(optimizer.get_config())
     rate = internals.rate_of(optimizer)
@@ -210,11 +212,11 @@ def _like(optimizer: Any, *, clips_here: bool) -> Any:
 
 
 def _exclude_alike(
-    optimizer: Any,
+    optimizer: Optimizer,
     shadow: Any,
     originals: Sequence[Any],
     pieces: Sequence[Piece],
-    variables: Sequence[Any],
+    variables: Sequence[Variable],
 ) -> None:
     """Exclude the same variables from weight decay."""
     if not optimizer.weight_decay:
@@ -229,7 +231,7 @@ def _exclude_alike(
     )
 
 
-def _begin_alike(optimizer: Any, slots: Sequence[Slot]) -> None:
+def _begin_alike(optimizer: Optimizer, slots: Sequence[Slot]) -> None:
     """Copy the slots of the program's optimizer, which may have been loaded."""
     originals = optimizer.variables
     known = dict(zip(unique(originals), originals, strict=True))

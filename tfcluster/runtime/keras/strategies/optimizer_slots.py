@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfcluster.runtime.keras import internals
+from tfcluster.runtime.keras.types import Optimizer, Variable
 from tfcluster.runtime.parameter_server.placement import Piece
 from tfcluster.runtime.tensors import name_of
 
@@ -26,7 +27,7 @@ class Slot:
 
     path: str
     """The path of the corresponding variable of the program's optimizer."""
-    variable: Any
+    variable: Variable
     piece: Piece | None
     """The piece that it belongs to; None if it belongs to no trained variable."""
 
@@ -36,7 +37,7 @@ def path_in_shadow(index: int) -> str:
     return f"tfcluster{index}"
 
 
-def unique(variables: Iterable[Any]) -> list[str]:
+def unique(variables: Iterable[Variable]) -> list[str]:
     """The variables' paths; repeated paths get a number."""
     seen: Counter[str] = Counter()
     paths = []
@@ -47,7 +48,9 @@ def unique(variables: Iterable[Any]) -> list[str]:
     return paths
 
 
-def slots_of_shadow(optimizer: Any, shadow: Any, pieces: Sequence[Piece]) -> list[Slot]:
+def slots_of_shadow(
+    optimizer: Optimizer, shadow: Any, pieces: Sequence[Piece]
+) -> list[Slot]:
     """Match each of the replica ``shadow``'s variables with one of ``optimizer``'s."""
     originals = optimizer.variables
     paths = unique(originals)
@@ -80,13 +83,13 @@ def slots_of_shadow(optimizer: Any, shadow: Any, pieces: Sequence[Piece]) -> lis
     return slots
 
 
-def _last(variable: Any) -> str:
+def _last(variable: Variable) -> str:
     name = name_of(variable).rpartition("/")[2]
     # Keras numbers nameless variables (Nadam's) consecutively.
     return "variable" if _NAMELESS.fullmatch(name) else name
 
 
-def _stem(variable: Any) -> str:
+def _stem(variable: Variable) -> str:
     """The prefix that Keras gives to the names of a variable's slots."""
     if hasattr(variable, "path"):
         return str(variable.path).replace("/", "_")

@@ -26,7 +26,9 @@ from tfcluster.runtime.keras.strategies.ps_non_trainable import ModelVariables
 from tfcluster.runtime.keras.tf_variables import have_values, raw
 from tfcluster.runtime.keras.train.optimizer_hook import built
 from tfcluster.runtime.keras.train.tape_gradients import TapeGradients
+from tfcluster.runtime.keras.types import Optimizer, Variable
 from tfcluster.runtime.parameter_server.client import Rows
+from tfcluster.runtime.tensor_types import Gradient
 from tfcluster.runtime.tensors import is_sparse, name_of
 
 _NOTHING, _ROWS, _WHOLE = range(3)
@@ -65,9 +67,9 @@ class PsUpdate:
 
     def before(
         self,
-        optimizer: Any,
-        gradients: Sequence[Any],
-        variables: Sequence[Any],
+        optimizer: Optimizer,
+        gradients: Sequence[Gradient],
+        variables: Sequence[Variable],
         state: Sequence[Any],
     ) -> list[Any] | None:
         """Push the gradients and set the variables to the new weights."""
@@ -122,7 +124,7 @@ class PsUpdate:
         tf.numpy_function(run, [], tf.bool)
 
     def after(
-        self, optimizer: Any, variables: Sequence[Any], state: Sequence[Any]
+        self, optimizer: Optimizer, variables: Sequence[Variable], state: Sequence[Any]
     ) -> None:
         """Does nothing."""
 
@@ -158,7 +160,7 @@ class PsUpdate:
     def loss_scaled(
         self,
         original: Callable[..., Any],
-        optimizer: Any,
+        optimizer: Optimizer,
         grads: Sequence[Any],
         trainable_variables: Sequence[Any] | None = None,
     ) -> Any:
@@ -173,7 +175,7 @@ class PsUpdate:
         return original(optimizer, grads, trainable_variables)
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
-    def _agreed_on_infinities(self, gradients: Sequence[Any]) -> list[Any]:
+    def _agreed_on_infinities(self, gradients: Sequence[Gradient]) -> list[Any]:
         """The gradients, made non-finite if those of any rank are.
 
         So synchronous ranks skip the same steps.
@@ -209,7 +211,9 @@ class PsUpdate:
         self._session.exchanged()
         return np.float32(np.nan)
 
-    def _unscaled_and_clipped(self, optimizer: Any, ordered: list[Any]) -> list[Any]:
+    def _unscaled_and_clipped(
+        self, optimizer: Optimizer, ordered: list[Any]
+    ) -> list[Any]:
         if optimizer.loss_scale_factor is not None:
             ordered = [
                 None if g is None else g / optimizer.loss_scale_factor for g in ordered
@@ -306,7 +310,7 @@ class PsUpdate:
         return fresh
 
 
-def _as_of(variable: Any, gradient: Any) -> Any:
+def _as_of(variable: Variable, gradient: Gradient) -> Any:
     """Convert a gradient to the variable's dtype, as the ps tasks expect it."""
     dtype = tf.as_dtype(variable.dtype)
     if is_sparse(gradient):

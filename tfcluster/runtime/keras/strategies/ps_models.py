@@ -27,6 +27,7 @@ from tfcluster.runtime.keras.strategies.optimizer_replica import (
 )
 from tfcluster.runtime.keras.strategies.optimizer_slots import unique
 from tfcluster.runtime.keras.tf_variables import raw
+from tfcluster.runtime.keras.types import Optimizer, Variable
 from tfcluster.runtime.parameter_server.client import (
     OpenResult,
     ParameterServerClient,
@@ -41,7 +42,7 @@ class ServerModel:
 
     key: str
     optimizer: weakref.ref[Any]
-    variables: list[Any]
+    variables: list[Variable]
     rows_only: bool
     """Whether only the changed rows come back for sparse gradients."""
     begun_elsewhere: bool = False
@@ -114,14 +115,14 @@ class ServerModels:
             }
         )
 
-    def clips_here(self, optimizer: Any) -> bool:
+    def clips_here(self, optimizer: Optimizer) -> bool:
         """Whether ranks clip their own gradients: they do if these are never averaged.
 
         Accumulated gradients are clipped on the ps tasks, after the accumulation.
         """
         return not self.synchronous and not optimizer.gradient_accumulation_steps
 
-    def of(self, optimizer: Any, kinds: str) -> ServerModel:
+    def of(self, optimizer: Optimizer, kinds: str) -> ServerModel:
         """The model of ``optimizer``; opens it if necessary."""
         for master in self._living():
             if master.optimizer() is optimizer:
@@ -133,7 +134,7 @@ class ServerModels:
         master.begun_elsewhere = others and in_step
         return master
 
-    def _open(self, optimizer: Any, kinds: str) -> tuple[ServerModel, bool]:
+    def _open(self, optimizer: Optimizer, kinds: str) -> tuple[ServerModel, bool]:
         self._names[optimizer.name] += 1
         number = self._names[optimizer.name]
         key = optimizer.name if number == 1 else f"{optimizer.name}#{number}"
@@ -189,11 +190,13 @@ class ServerModels:
         for master in self._masters:
             self.tell(master)
 
-    def _watch(self, master: ServerModel, variables: Sequence[Any]) -> None:
+    def _watch(self, master: ServerModel, variables: Sequence[Variable]) -> None:
         for path, variable in zip(unique(variables), variables, strict=True):
             self._watched[id(variable)] = master, path, weakref.ref(variable)
 
-    def _assign(self, original: Callable[..., Any], variable: Any, value: Any) -> Any:
+    def _assign(
+        self, original: Callable[..., Any], variable: Variable, value: Any
+    ) -> Any:
         result = original(variable, value)
         watched = self._watched.get(id(variable))
         if watched and watched[2]() is variable and not self._session.within("apply"):
@@ -236,7 +239,7 @@ class ServerModels:
         """The optimizers with their models' keys; None for those that are gone."""
         return [(master.key, master.optimizer()) for master in self._masters]
 
-    def pull_slots(self, optimizer: Any) -> None:
+    def pull_slots(self, optimizer: Optimizer) -> None:
         """Fetch the optimizer's slots from the ps tasks.
 
         Synchronous ranks fetch only after a push: until this rank's next gradient
@@ -266,7 +269,7 @@ class ServerModels:
                 for path, variable in named
             }
 
-    def _variables(self, original: Callable[..., Any], optimizer: Any) -> Any:
+    def _variables(self, original: Callable[..., Any], optimizer: Optimizer) -> Any:
         """Fetch the slots before the program, or code that saves for it, reads them."""
         if self._may_look() and not self._session.within("slots"):
             self.pull_slots(optimizer)
@@ -276,7 +279,7 @@ class ServerModels:
         return not self._session.within("apply") and not tf.inside_function()
 
     def _with_slots(
-        self, original: Callable[..., Any], optimizer: Any, *args: Any
+        self, original: Callable[..., Any], optimizer: Optimizer, *args: Any
     ) -> Any:
         if self._may_look():
             self.pull_slots(optimizer)
@@ -297,7 +300,7 @@ class ServerModels:
         return result
 
     def _finalize(
-        self, original: Callable[..., Any], optimizer: Any, *args: Any
+        self, original: Callable[..., Any], optimizer: Optimizer, *args: Any
     ) -> Any:
         """Fetch the moving averages before they replace the weights."""
         if not optimizer.use_ema:

@@ -16,6 +16,7 @@ from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.strategies.optimizer_replica import described
 from tfcluster.runtime.keras.strategies.optimizer_slots import unique
 from tfcluster.runtime.keras.tf_variables import raw
+from tfcluster.runtime.keras.types import Variable
 from tfcluster.runtime.parameter_server.client import ParameterServerClient
 from tfcluster.runtime.parameter_server.placement import Piece
 from tfcluster.runtime.parameter_server.update_graph import serialised
@@ -33,7 +34,7 @@ class ModelVariables:
         self._opened = 0
         self._applies = 0
 
-    def seen(self, variables: Sequence[Any]) -> None:
+    def seen(self, variables: Sequence[Variable]) -> None:
         """Register variables that layers update."""
         for variable in variables:
             self._known.setdefault(id(variable), variable)
@@ -57,7 +58,7 @@ class ModelVariables:
         for variable, value in zip(variables, servers.pull(key), strict=True):
             raw(variable).assign(value)
 
-    def _open(self, key: str, variables: Sequence[Any]) -> None:
+    def _open(self, key: str, variables: Sequence[Variable]) -> None:
         def pack(pieces: Sequence[Piece], kinds: str) -> bytes:
             with tf.init_scope(), tf.device("CPU:0"):
                 shadows = [_zeros(variables[piece.variable]) for piece in pieces]
@@ -72,5 +73,5 @@ class ModelVariables:
         )
 
 
-def _zeros(variable: Any) -> Any:
+def _zeros(variable: Variable) -> Any:
     return tf.Variable(tf.zeros(variable.shape, variable.dtype), trainable=False)

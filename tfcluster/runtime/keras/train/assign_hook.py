@@ -16,6 +16,7 @@ from tfcluster.runtime.keras.data.dataset_iteration import DatasetIteration
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.train.metric_state import MetricState
 from tfcluster.runtime.keras.train.moving_statistics import MovingStatistics
+from tfcluster.runtime.keras.types import Variable
 
 
 class AssignHook:
@@ -36,7 +37,9 @@ class AssignHook:
     def install(self) -> None:
         patches.TABLE.install({patches.VARIABLE_ASSIGN: self._assign})
 
-    def _assign(self, original: Callable[..., Any], variable: Any, value: Any) -> Any:
+    def _assign(
+        self, original: Callable[..., Any], variable: Variable, value: Any
+    ) -> Any:
         if not self._session.within("update_state"):
             if not self._session.within("apply"):
                 self._layer_state.assigned(variable, value)

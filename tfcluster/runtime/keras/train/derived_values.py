@@ -14,6 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfcluster.runtime import tf_internals
+from tfcluster.runtime.tensor_types import Tensor
 
 _MOST_OPS = 200
 """With more ops it is not a derived number but a model."""
@@ -32,7 +33,7 @@ class Ancestry:
     """Whether it depends on an input of the graph other than a variable."""
 
 
-def ancestry(tensor: Any, given: Mapping[int, Any]) -> Ancestry:
+def ancestry(tensor: Tensor, given: Mapping[int, Any]) -> Ancestry:
     """Search from ``tensor`` back to the ``given`` tensors (by id) and beyond."""
     ops: dict[int, Any] = {}
     sources: dict[int, Any] = {}
@@ -76,7 +77,7 @@ def _captured(placeholder: Any) -> Any:
 class Derived:
     """The ops that lead from some tensors of a graph to one derived from them."""
 
-    def __init__(self, tensor: Any, found: Ancestry) -> None:
+    def __init__(self, tensor: Tensor, found: Ancestry) -> None:
         self.sources = found.sources
         self._tensor = tensor
         self._function = _function(tensor, found)
@@ -97,7 +98,7 @@ def _calls_functions(op: Any) -> bool:
     )
 
 
-def _function(tensor: Any, found: Ancestry) -> Any:
+def _function(tensor: Tensor, found: Ancestry) -> Any:
     definition = tf.compat.v1.GraphDef()
     definition.versions.CopyFrom(tensor.graph.graph_def_versions)
     for op in found.ops:

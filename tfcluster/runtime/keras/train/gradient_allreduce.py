@@ -31,7 +31,9 @@ from tfcluster.runtime.keras.graph_order import exchange_in_order
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.step_rows import StepRows
 from tfcluster.runtime.keras.tf_variables import raw
+from tfcluster.runtime.keras.types import Variable
 from tfcluster.runtime.process_group import context
+from tfcluster.runtime.tensor_types import Gradient
 from tfcluster.runtime.tensors import name_of
 
 
@@ -67,8 +69,8 @@ class Target:
 def exchange(
     session: Session,
     target: Target,
-    gradients: Sequence[Any],
-    variables: Sequence[Any],
+    gradients: Sequence[Gradient],
+    variables: Sequence[Variable],
     state: Sequence[Any],
     watch: Watch | None = None,
     *,

@@ -7,6 +7,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from tfcluster.runtime.keras.types import Optimizer, Variable
+from tfcluster.runtime.tensor_types import Gradient
+
 
 class GradientUpdate(Protocol):
     """Runs before and after ``Optimizer.apply``, eagerly and while a step is traced.
@@ -16,9 +19,9 @@ class GradientUpdate(Protocol):
 
     def before(
         self,
-        optimizer: Any,
-        gradients: Sequence[Any],
-        variables: Sequence[Any],
+        optimizer: Optimizer,
+        gradients: Sequence[Gradient],
+        variables: Sequence[Variable],
         state: Sequence[Any],
     ) -> list[Any] | None:
         """Return what this rank's optimizer applies instead of ``gradients``.
@@ -29,7 +32,7 @@ class GradientUpdate(Protocol):
         ...
 
     def after(
-        self, optimizer: Any, variables: Sequence[Any], state: Sequence[Any]
+        self, optimizer: Optimizer, variables: Sequence[Variable], state: Sequence[Any]
     ) -> None:
         """Called after the optimizer has applied the result of ``before``."""
         ...
@@ -49,7 +52,7 @@ class OptimizerNames:
         self._names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         self._counts: Counter[str] = Counter()
 
-    def of(self, optimizer: Any) -> str:
+    def of(self, optimizer: Optimizer) -> str:
         """The name of ``optimizer``; the first call determines it."""
         if optimizer not in self._names:
             name = optimizer.name

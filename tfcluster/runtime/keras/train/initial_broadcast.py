@@ -20,6 +20,7 @@ from tfcluster.runtime.collective.collectives import broadcast_bytes
 from tfcluster.runtime.collective.transports.base import flat_bytes
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.tf_variables import have_values
+from tfcluster.runtime.keras.types import Model, Variable
 from tfcluster.runtime.tensors import name_of
 
 
@@ -30,7 +31,7 @@ class InitialBroadcast:
         self._session = session
         self._synchronised: dict[int, weakref.ref[Any]] = {}
 
-    def ensure(self, variables: Iterable[Any]) -> None:
+    def ensure(self, variables: Iterable[Variable]) -> None:
         """Broadcast those variables that have never been.
 
         Variables that the current trace creates have no values yet. They are broadcast
@@ -42,7 +43,7 @@ class InitialBroadcast:
         if fresh:
             self.force(fresh)
 
-    def force(self, variables: Iterable[Any]) -> None:
+    def force(self, variables: Iterable[Variable]) -> None:
         """Set ``variables`` to the chief's values, even from within a trace."""
         chosen = _unique(variables)
         with tf.init_scope():
@@ -50,12 +51,12 @@ class InitialBroadcast:
         for variable in chosen:
             self._synchronised[id(variable)] = weakref.ref(variable)
 
-    def _is_synchronised(self, variable: Any) -> bool:
+    def _is_synchronised(self, variable: Variable) -> bool:
         known = self._synchronised.get(id(variable))
         return known is not None and known() is variable
 
 
-def _share_values(session: Session, variables: Sequence[Any]) -> None:
+def _share_values(session: Session, variables: Sequence[Variable]) -> None:
     values = [np.asarray(variable.numpy()) for variable in variables]
     signature = Signature(
         "first values of the variables",
@@ -76,7 +77,7 @@ def _share_values(session: Session, variables: Sequence[Any]) -> None:
         offset = end
 
 
-def training_state(model: Any) -> list[Any]:
+def training_state(model: Model) -> list[Any]:
     """The variables of a model and its optimizer, except the metrics' own variables."""
     own = {id(variable) for variable in getattr(model, "metrics_variables", ())}
     variables = [v for v in model.variables if id(v) not in own]
@@ -106,5 +107,5 @@ def related_variables(trained: Sequence[Any]) -> list[Any]:
     return _unique(variable for entry in found for variable in entry[2])
 
 
-def _unique(variables: Iterable[Any]) -> list[Any]:
+def _unique(variables: Iterable[Variable]) -> list[Any]:
     return list({id(variable): variable for variable in variables}.values())

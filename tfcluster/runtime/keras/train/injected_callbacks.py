@@ -22,6 +22,7 @@ from tfcluster.runtime.keras.train.initial_broadcast import (
     training_state,
 )
 from tfcluster.runtime.keras.train.metrics import Metrics
+from tfcluster.runtime.keras.types import Model
 
 Logs = dict[str, Any] | None
 
@@ -144,7 +145,7 @@ class ByTheChief(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
     def set_params(self, params: Any) -> None:
         self._inner.set_params(params)
 
-    def set_model(self, model: Any) -> None:
+    def set_model(self, model: Model) -> None:
         self._inner.set_model(model)
 
     def on_train_begin(self, logs: Logs = None) -> None:
@@ -189,7 +190,7 @@ class InjectedCallbacks:
         self._metrics = metrics
         self._files = files
 
-    def around(self, callbacks: Any, model: Any) -> Any:
+    def around(self, callbacks: Any, model: Model) -> Any:
         """The program's callbacks with ours before and after them."""
         if isinstance(callbacks, keras.callbacks.CallbackList):
             theirs = callbacks.callbacks
@@ -267,7 +268,7 @@ def _has_own(callback: Any, name: str) -> bool:
     return method is not getattr(keras.callbacks.Callback, name)
 
 
-def prove_first_step(session: Session, model: Any) -> None:
+def prove_first_step(session: Session, model: Model) -> None:
     """After the first step, check that its gradient was exchanged."""
     patch, train_function = patches.ONE_MODEL_TRAIN_FUNCTION, model.train_function
 
@@ -282,7 +283,7 @@ def prove_first_step(session: Session, model: Any) -> None:
     patches.TABLE.replace(patch, model, first_step)
 
 
-def has_exchanged(session: Session, model: Any, applies: int) -> bool:
+def has_exchanged(session: Session, model: Model, applies: int) -> bool:
     """Whether gradients of ``model`` have been exchanged since ``applies`` of them.
 
     Also true if gradients of the model's own variables pass through our hook, but not

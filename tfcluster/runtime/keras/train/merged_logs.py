@@ -28,12 +28,15 @@ from tfcluster.runtime.keras.train.step_logs import (
     leaves,
     unique,
 )
+from tfcluster.runtime.keras.types import Metric, Model
 
 
 class Merges(Protocol):
     """Makes metrics temporarily hold the counts of all ranks."""
 
-    def merged(self, metrics: list[Any], name: str) -> AbstractContextManager[None]: ...
+    def merged(
+        self, metrics: list[Metric], name: str
+    ) -> AbstractContextManager[None]: ...
 
 
 class MergedLogs:
@@ -43,7 +46,7 @@ class MergedLogs:
         self,
         session: Session,
         metrics: Merges,
-        model: Any,
+        model: Model,
         known: StepLogs | None,
         logs: Mapping[str, Any],
     ) -> None:
@@ -231,14 +234,14 @@ def _name(origin: Origin) -> str:
     return origin.path[-1] if origin.path else str(origin.metric.name)
 
 
-def _with_inner(metrics: Sequence[Any]) -> Iterator[Any]:
+def _with_inner(metrics: Sequence[Metric]) -> Iterator[Any]:
     """The metrics and those that they consist of."""
     for metric in metrics:
         yield metric
         yield from _with_inner(getattr(metric, "metrics", ()))
 
 
-def _result_or_none(metric: Any) -> Any:
+def _result_or_none(metric: Metric) -> Any:
     """The metric's result; an empty dictionary if it has none yet."""
     try:
         return metric.result()

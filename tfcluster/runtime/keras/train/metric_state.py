@@ -26,6 +26,7 @@ from tfcluster.runtime.keras.data.dataset_iteration import DatasetIteration
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.train.state_trials import Trials
 from tfcluster.runtime.keras.train.state_updates import Kind, Trial, agreed, kind_of
+from tfcluster.runtime.keras.types import Metric, Variable
 from tfcluster.runtime.tensors import name_of
 
 _PLAIN = Kind("sum", 1.0)
@@ -70,7 +71,7 @@ class MetricState:
         """Whether this thread is testing an update, which must not change anything."""
         return bool(getattr(self._local, "trying", False))
 
-    def known(self, metric: Any) -> Any:
+    def known(self, metric: Metric) -> Any:
         """A boolean or boolean tensor: whether the kind of a metric's state is known.
 
         None for metrics that ``look`` has not been given.
@@ -84,7 +85,7 @@ class MetricState:
         return self._trials.known(metric)
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
-    def look(self, metric: Any, args: Any, kwargs: Any) -> None:
+    def look(self, metric: Metric, args: Any, kwargs: Any) -> None:
         """Find out how ``metric``, which is about to be updated, changes its state.
 
         It is one of the program's own, or wraps a function of the program's own.
@@ -128,7 +129,7 @@ class MetricState:
             self._trials.look(metric, update, current, places, given, judge, flags)
         self._local.trying = False
 
-    def weighed(self, variable: Any, value: Any, current: Any) -> Any:
+    def weighed(self, variable: Variable, value: Any, current: Any) -> Any:
         """The value to assign: of a mean over rows, only this rank's part."""
         one = self._kept.get(id(variable))
         if one is None or one.variable() is not variable or self.trying:
@@ -139,7 +140,7 @@ class MetricState:
         part = current + (value - current) * tf.cast(fraction, current.dtype)
         return tf.where(one.weighs, part, value)
 
-    def _of(self, variable: Any) -> _Kept:
+    def _of(self, variable: Variable) -> _Kept:
         one = self._kept.get(id(variable))
         if one is None or one.variable() is not variable:
             with tf.init_scope():
@@ -150,7 +151,11 @@ class MetricState:
     # --- of all ranks ---------------------------------------------------------------
 
     def merged(
-        self, variables: Sequence[Any], local: Sequence[Array], what: str, weight: float
+        self,
+        variables: Sequence[Variable],
+        local: Sequence[Array],
+        what: str,
+        weight: float,
     ) -> list[Array]:
         """The values merged over all ranks; ``weight`` is that of the last batch."""
         session = self._session

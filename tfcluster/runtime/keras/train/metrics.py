@@ -28,6 +28,7 @@ from tfcluster.runtime.keras.train.step_logs import (
     leaves,
     with_leaves,
 )
+from tfcluster.runtime.keras.types import Model
 
 _STEP_PATCHES = (patches.ONE_MODEL_TRAIN_STEP, patches.ONE_MODEL_TEST_STEP)
 _UNKNOWN = StepLogs(None)
@@ -154,7 +155,7 @@ class Metrics:
             return not share.alone
         return not self._session.inside_keras
 
-    def _model_result(self, original: Callable[..., Any], model: Any) -> Any:
+    def _model_result(self, original: Callable[..., Any], model: Model) -> Any:
         session = self._session
         if (
             session.share is not None
@@ -174,7 +175,7 @@ class Metrics:
 
     # --- logs of steps --------------------------------------------------------------
 
-    def watch_steps(self, model: Any) -> None:
+    def watch_steps(self, model: Model) -> None:
         """Record what the steps of this model return."""
         for patch in _STEP_PATCHES:
             name = patch.attribute
@@ -186,7 +187,7 @@ class Metrics:
                 patches.TABLE.replace(patch, model, self._watched(model, name, step))
 
     def _watched(
-        self, model: Any, name: str, step: Callable[[Any], Any]
+        self, model: Model, name: str, step: Callable[[Any], Any]
     ) -> Callable[[Any], Any]:
         reference = weakref.ref(model)
 
@@ -210,7 +211,7 @@ class Metrics:
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def _note(
-        self, model: Any, name: str, logs: Any, recorded: Recorded, rows: Any
+        self, model: Model, name: str, logs: Any, recorded: Recorded, rows: Any
     ) -> None:
         steps = self._steps.setdefault(model, {})
         if name not in steps:
@@ -230,7 +231,7 @@ class Metrics:
             self._step = before
 
     def _result_or_logs(
-        self, original: Callable[..., Any], model: Any, logs: Any
+        self, original: Callable[..., Any], model: Model, logs: Any
     ) -> Any:
         self._rows = self._steps.get(model, {}).get(self._step, _UNKNOWN).rows
         with self._session.once("result"), self.merged(model.metrics, model.name):
@@ -241,7 +242,7 @@ class Metrics:
             return result
         return self._of_all_ranks(model, logs)
 
-    def of_step(self, model: Any, logs: Mapping[str, Any]) -> dict[str, Any]:
+    def of_step(self, model: Model, logs: Mapping[str, Any]) -> dict[str, Any]:
         """The logs that a step has returned, merged over all ranks."""
         self._rows = self._steps.get(model, {}).get(self._step, _UNKNOWN).rows
         if not logs or _has_own_logs(model, self._step):
@@ -250,7 +251,7 @@ class Metrics:
             result = _as_they_are(model.get_metrics_result())
         return {key: _as_before(value, logs.get(key)) for key, value in result.items()}
 
-    def _of_all_ranks(self, model: Any, logs: Mapping[str, Any]) -> dict[str, Any]:
+    def _of_all_ranks(self, model: Model, logs: Mapping[str, Any]) -> dict[str, Any]:
         known = self._steps.get(model, {}).get(self._step)
         merged = MergedLogs(self._session, self, model, known, logs)
         found: dict[str, Any] = with_leaves(logs, merged.values())
@@ -299,7 +300,7 @@ def _as_they_are(result: Any) -> Any:
     return with_leaves(result, values)
 
 
-def _has_own_logs(model: Any, step: str) -> bool:
+def _has_own_logs(model: Model, step: str) -> bool:
     """Whether the model or its class overrides what its steps return."""
     return any(
         getattr(model, name).__module__.partition(".")[0] != keras.__name__

@@ -31,6 +31,7 @@ from tfcluster.runtime.keras.train.injected_callbacks import (
 from tfcluster.runtime.keras.train.metrics import Metrics
 from tfcluster.runtime.keras.train.sharded_steps import Looks, divide_steps
 from tfcluster.runtime.keras.train.xla_fallback import without_xla
+from tfcluster.runtime.keras.types import Layer, Model
 
 
 class ModelMethods:
@@ -74,7 +75,7 @@ class ModelMethods:
         self._trial_steps.install()
 
     def _fit(
-        self, original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
+        self, original: Callable[..., Any], model: Model, *args: Any, **kwargs: Any
     ) -> Any:
         call = inspect.signature(original).bind(model, *args, **kwargs)
         callbacks = self._callbacks.around(call.arguments.get("callbacks"), model)
@@ -87,7 +88,7 @@ class ModelMethods:
             return original(*call.args, **call.kwargs)
 
     def _evaluate(
-        self, original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
+        self, original: Callable[..., Any], model: Model, *args: Any, **kwargs: Any
     ) -> Any:
         outermost = not self._session.inside_keras
         call = inspect.signature(original).bind(model, *args, **kwargs)
@@ -104,13 +105,13 @@ class ModelMethods:
             return original(*call.args, **call.kwargs)
 
     def _predict(
-        self, original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
+        self, original: Callable[..., Any], model: Model, *args: Any, **kwargs: Any
     ) -> Any:
         with self._entering(model):
             return original(model, *args, **kwargs)
 
     def _on_batch(
-        self, original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
+        self, original: Callable[..., Any], model: Model, *args: Any, **kwargs: Any
     ) -> Any:
         call = inspect.signature(original).bind(model, *args, **kwargs)
         as_dict = call.arguments.get("return_dict", False)
@@ -125,13 +126,13 @@ class ModelMethods:
         with self._metrics.testing():
             return self._on_batch(*args, **kwargs)
 
-    def _get_weights(self, original: Callable[..., Any], layer: Any) -> Any:
+    def _get_weights(self, original: Callable[..., Any], layer: Layer) -> Any:
         if not self._session.within("saving"):
             self._session.settle(f"weights of {layer.name}")
         return original(layer)
 
     @contextmanager
-    def _entering(self, model: Any) -> Iterator[None]:
+    def _entering(self, model: Model) -> Iterator[None]:
         refuse_replicas(model.distribute_strategy)
         self._metrics.watch_steps(model)
         divide_steps(self._session, model, self._looks)
@@ -139,7 +140,7 @@ class ModelMethods:
         with translated(), self._shape_errors.in_fit(), self._session.entering():
             yield
 
-    def _refuse_states_of_rows(self, model: Any) -> None:
+    def _refuse_states_of_rows(self, model: Model) -> None:
         """Raise CollectiveError for a stateful RNN: it keeps a state for each row."""
         if not self._session.divides:
             return
@@ -151,7 +152,7 @@ class ModelMethods:
                 )
 
     def _compile(
-        self, original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
+        self, original: Callable[..., Any], model: Model, *args: Any, **kwargs: Any
     ) -> Any:
         if kwargs.get("jit_compile") is True:
             self._session.warn(

@@ -36,6 +36,7 @@ from tfcluster.runtime.keras.tf_variables import raw
 from tfcluster.runtime.keras.train.derived_values import ancestry
 from tfcluster.runtime.keras.train.state_trials import Trials
 from tfcluster.runtime.keras.train.state_updates import Kind, Trial, agreed, kind_of
+from tfcluster.runtime.keras.types import Layer, Variable
 from tfcluster.runtime.tensors import name_of
 
 _DECLARED = {
@@ -71,7 +72,7 @@ class OwnState:
 class _Call:
     """A layer's call in progress."""
 
-    layer: Any
+    layer: Layer
     untried: list[Any] = field(default_factory=list)
     training: Any = None
 
@@ -93,7 +94,7 @@ class MovingStatistics:
         """Track which layer is being called. For synchronous ranks."""
         patches.TABLE.install({patches.LAYER_CALL: self._call})
 
-    def among(self, variables: Iterable[Any]) -> list[Any]:
+    def among(self, variables: Iterable[Variable]) -> list[Any]:
         """Those of ``variables`` that Keras's layers update, in the given order."""
         return [
             variable
@@ -103,7 +104,7 @@ class MovingStatistics:
 
     # --- in the call of a layer -----------------------------------------------------
 
-    def assigned(self, variable: Any, value: Any) -> None:
+    def assigned(self, variable: Variable, value: Any) -> None:
         """Record that ``variable`` is about to be assigned."""
         if variable.trainable or getattr(self._local, "trying", False):
             return
@@ -127,7 +128,7 @@ class MovingStatistics:
             calls[-1].untried.append(variable)
         self._remember(own)
 
-    def _assigned_in_step(self, variable: Any, value: Any) -> None:
+    def _assigned_in_step(self, variable: Variable, value: Any) -> None:
         """Record an assignment by the program's own step, which cannot be tested."""
         if getattr(variable, "synchronization", None) == "on_read":
             return  # A metric's variable: it is reset, and merged when it is read.
@@ -158,7 +159,7 @@ class MovingStatistics:
         own.before.assign(tf.where(own.changed, own.before, value))
         own.changed.assign(True)
 
-    def _state_of(self, variable: Any) -> OwnState:
+    def _state_of(self, variable: Variable) -> OwnState:
         own = self._own.get(id(variable))
         if own is None or own.variable() is not variable:
             with tf.init_scope():
@@ -178,7 +179,7 @@ class MovingStatistics:
         return found
 
     def _call(
-        self, original: Callable[..., Any], layer: Any, *args: Any, **kwargs: Any
+        self, original: Callable[..., Any], layer: Layer, *args: Any, **kwargs: Any
     ) -> Any:
         call = self._enter(layer)
         try:
@@ -190,7 +191,7 @@ class MovingStatistics:
         return result
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
-    def _enter(self, layer: Any) -> _Call:
+    def _enter(self, layer: Layer) -> _Call:
         call = _Call(layer)
         self._calls().append(call)
         return call
@@ -254,7 +255,7 @@ class MovingStatistics:
     # --- with the gradients ---------------------------------------------------------
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
-    def merge(self, variables: Iterable[Any]) -> None:
+    def merge(self, variables: Iterable[Variable]) -> None:
         """Merge over all ranks those of ``variables`` that the program's layers update.
 
         All ranks must call it at the same point of a step.
@@ -415,11 +416,11 @@ def _slope(own: OwnState) -> float:
     return own.kind.slope if own.kind and own.kind.how != "chief" else 0.0
 
 
-def _is_kerass(layer: Any) -> bool:
+def _is_kerass(layer: Layer) -> bool:
     return str(type(layer).__module__).partition(".")[0] == "keras"
 
 
-def _draws(layer: Any) -> bool:
+def _draws(layer: Layer) -> bool:
     """Whether random numbers may change the layer's output from call to call."""
     return any(
         "seed_generator" in variable.path for variable in layer.non_trainable_variables

@@ -24,6 +24,7 @@ from tfcluster.runtime.keras.train.initial_broadcast import (
     related_variables,
 )
 from tfcluster.runtime.keras.train.moving_statistics import MovingStatistics
+from tfcluster.runtime.keras.types import Optimizer, Variable
 
 
 class OptimizerHook:
@@ -57,7 +58,7 @@ class OptimizerHook:
     def _apply(
         self,
         original: Callable[..., Any],
-        optimizer: Any,
+        optimizer: Optimizer,
         grads: Sequence[Any],
         trainable_variables: Sequence[Any] | None = None,
     ) -> Any:
@@ -77,7 +78,7 @@ class OptimizerHook:
             return result
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
-    def _state(self, optimizer: Any, variables: list[Any]) -> list[Any]:
+    def _state(self, optimizer: Optimizer, variables: list[Variable]) -> list[Any]:
         """The state that layers update, made equal on all ranks like all variables."""
         if not self._session.inside_keras and not self._session.loop.divided:
             self._session.loop.applied_at = user_line()
@@ -87,7 +88,7 @@ class OptimizerHook:
         return state
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
-    def state_of(self, variables: list[Any]) -> list[Any]:
+    def state_of(self, variables: list[Variable]) -> list[Any]:
         """The state that layers of ``variables`` update, made equal on all ranks."""
         related = self._related_to(variables)
         self._layer_state.merge(related)
@@ -102,7 +103,7 @@ class OptimizerHook:
     def _after(self, *found: Any) -> None:
         self._update.after(*found)
 
-    def _related_to(self, variables: list[Any]) -> list[Any]:
+    def _related_to(self, variables: list[Variable]) -> list[Any]:
         """All variables of the layers that contain ``variables``; looked up once."""
         first = variables[0]
         ids = [id(variable) for variable in variables]
@@ -115,7 +116,7 @@ class OptimizerHook:
 
 
 def built(
-    optimizer: Any, trainable_variables: Sequence[Any] | None
+    optimizer: Optimizer, trainable_variables: Sequence[Any] | None
 ) -> list[Any] | None:
     """The variables of the gradients; builds the optimizer if necessary.
 

@@ -18,6 +18,7 @@ from tfcluster.runtime.keras.checks.input_consistency import InputConsistency
 from tfcluster.runtime.keras.checks.row_terms import RowTerms
 from tfcluster.runtime.keras.checks.trial_steps import TrialSteps, has_own_step
 from tfcluster.runtime.keras.session import Session, Share
+from tfcluster.runtime.keras.types import Model
 
 _STEPS = (patches.ONE_MODEL_TRAIN_STEP, patches.ONE_MODEL_TEST_STEP)
 _MARK = "divides_batches"
@@ -33,7 +34,7 @@ class Looks:
     row_terms: RowTerms
 
 
-def divide_steps(session: Session, model: Any, looks: Looks) -> None:
+def divide_steps(session: Session, model: Model, looks: Looks) -> None:
     """Wrap the steps of this instance, so that overridden steps are wrapped too."""
     for patch in _STEPS:
         name = patch.attribute
@@ -46,7 +47,7 @@ def divide_steps(session: Session, model: Any, looks: Looks) -> None:
 
 def _divided(
     session: Session,
-    model: Any,
+    model: Model,
     step: Callable[[Any], Any],
     looks: Looks,
     *,
@@ -80,14 +81,16 @@ def _divided(
     return divided_step
 
 
-def _computes_numbers(model: Any, step: Callable[[Any], Any], *, trains: bool) -> bool:
+def _computes_numbers(
+    model: Model, step: Callable[[Any], Any], *, trains: bool
+) -> bool:
     """Whether the program's own code computes a loss or a number for a metric."""
     if not trains:
         return step.__module__.split(".")[0] != str(keras.__name__)
     return has_own_step(model) or _has_own_layers(model)
 
 
-def _has_own_layers(model: Any) -> bool:
+def _has_own_layers(model: Model) -> bool:
     """Whether the output for a row may depend on other rows, as far as we know."""
     return any(
         type(layer).__module__.partition(".")[0] != keras.__name__
@@ -96,7 +99,7 @@ def _has_own_layers(model: Any) -> bool:
     )
 
 
-def _is_plain(model: Any, step: Callable[[Any], Any]) -> bool:
+def _is_plain(model: Model, step: Callable[[Any], Any]) -> bool:
     """Whether a step's gradients certainly reach the optimizer unchanged."""
     optimizer = model.optimizer
     inner = getattr(optimizer, "inner_optimizer", optimizer)
@@ -120,7 +123,9 @@ def _part(session: Session, data: Any, *, trains: bool) -> Part:
 
 
 @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
-def _warn_if_undivided(session: Session, model: Any, data: Any, undivided: Any) -> None:
+def _warn_if_undivided(
+    session: Session, model: Model, data: Any, undivided: Any
+) -> None:
     if undivided is False:
         return
     shapes = ", ".join(

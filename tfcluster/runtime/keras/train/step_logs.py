@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfcluster.runtime.keras.train.derived_values import Derived, ancestry
+from tfcluster.runtime.keras.types import Metric
 
 Path = tuple[str, ...]
 """The keys that lead to a value in nested dictionaries."""
@@ -25,7 +26,7 @@ Path = tuple[str, ...]
 class Origin:
     """The metric, and the path in its ``result()``, that a value comes from."""
 
-    metric: Any
+    metric: Metric
     path: Path = ()
 
 
@@ -38,7 +39,7 @@ class Recorded:
     values: list[Any] = field(default_factory=list)
     """Keeps the values alive, so that their ids remain valid."""
 
-    def add(self, metric: Any, result: Any) -> None:
+    def add(self, metric: Metric, result: Any) -> None:
         """Record a metric's result, or each value of a result that is a dictionary."""
         for path, value in leaves(result):
             # If a metric calls others, the innermost is recorded first.

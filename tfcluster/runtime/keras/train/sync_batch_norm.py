@@ -18,6 +18,8 @@ from tfcluster.runtime.keras import internals, patches
 from tfcluster.runtime.keras.checks.op_replay import Holds
 from tfcluster.runtime.keras.graph_order import exchange_in_order
 from tfcluster.runtime.keras.session import Session, Share
+from tfcluster.runtime.keras.types import BatchNormalization
+from tfcluster.runtime.tensor_types import Tensor
 
 
 class SyncBatchNorm:
@@ -32,7 +34,11 @@ class SyncBatchNorm:
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def _moments(
-        self, original: Callable[..., Any], layer: Any, inputs: Any, mask: Any
+        self,
+        original: Callable[..., Any],
+        layer: BatchNormalization,
+        inputs: Any,
+        mask: Any,
     ) -> Any:
         moments = self._of_the_ranks(original, layer, inputs, mask)
         # That each rank normalises over its own rows is documented; loss checks ignore
@@ -40,7 +46,11 @@ class SyncBatchNorm:
         return tuple(map(self._holds.hold, moments))
 
     def _of_the_ranks(
-        self, original: Callable[..., Any], layer: Any, inputs: Any, mask: Any
+        self,
+        original: Callable[..., Any],
+        layer: BatchNormalization,
+        inputs: Any,
+        mask: Any,
     ) -> Any:
         share = self._session.share
         if not layer.synchronized or share is None or share.alone:
@@ -79,7 +89,7 @@ class SyncBatchNorm:
         rank.
         """
 
-        def total(tensor: Any, what: str) -> Any:
+        def total(tensor: Tensor, what: str) -> Any:
             def run(array: Any) -> Any:
                 signature = Signature(f"{what} of {name}")
                 return reduce_arrays(

@@ -29,6 +29,8 @@ from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.tf_variables import raw
 from tfcluster.runtime.keras.train.gradient_allreduce import Target, Watch, exchange
 from tfcluster.runtime.keras.train.gradient_update import OptimizerNames
+from tfcluster.runtime.keras.types import Optimizer, Variable
+from tfcluster.runtime.tensor_types import Gradient
 from tfcluster.runtime.tensors import is_sparse, name_of
 
 _BY_ROWS = "gradients by rows"
@@ -171,12 +173,12 @@ class TapeGradients:
             return original(*args, **kwargs)
 
     def _build(
-        self, original: Callable[..., Any], optimizer: Any, variables: Any
+        self, original: Callable[..., Any], optimizer: Optimizer, variables: Any
     ) -> Any:
         self.owns(optimizer, variables)
         return original(optimizer, variables)
 
-    def owns(self, optimizer: Any, variables: Sequence[Any]) -> None:
+    def owns(self, optimizer: Optimizer, variables: Sequence[Variable]) -> None:
         """Record that ``optimizer`` applies the gradients of ``variables``."""
         for variable in variables:
             found = weakref.ref(raw(variable)), weakref.ref(optimizer)
@@ -185,14 +187,14 @@ class TapeGradients:
     def _is_trained(self, source: Any) -> bool:
         return isinstance(source, keras.Variable | tf.Variable) and source.trainable
 
-    def _is_registered(self, variable: Any) -> bool:
+    def _is_registered(self, variable: Variable) -> bool:
         """Whether it is certainly a weight: some programs keep inputs in variables."""
         if isinstance(variable, keras.Variable):
             return True
         found = self._owners.get(id(variable))
         return found is not None and found[0]() is variable
 
-    def _stay_local(self, gradients: Sequence[Any]) -> bool:
+    def _stay_local(self, gradients: Sequence[Gradient]) -> bool:
         session = self._session
         share = session.share
         if share is not None and (share.alone or session.plain_step):
@@ -210,7 +212,9 @@ class TapeGradients:
             )
         return True
 
-    def _exchanged(self, variables: list[Any], gradients: Sequence[Any]) -> list[Any]:
+    def _exchanged(
+        self, variables: list[Variable], gradients: Sequence[Gradient]
+    ) -> list[Any]:
         key, names = self._group(variables)
         # How many gradients of these variables were computed since the last was
         # applied. For example, a step that computes two of them is still one step.
@@ -228,7 +232,7 @@ class TapeGradients:
         return exchange(self._session, target, gradients, variables, state, watch)
 
     def _watch(
-        self, key: str, variables: list[Any], gradients: Sequence[Any]
+        self, key: str, variables: list[Variable], gradients: Sequence[Gradient]
     ) -> Watch | None:
         """The comparison of what the ranks train, if there is one."""
         if self._drift is None:
@@ -243,12 +247,12 @@ class TapeGradients:
 
         return self._drift.watch(owner, key, variables, gradients)
 
-    def _owner(self, variable: Any) -> Any:
+    def _owner(self, variable: Variable | None) -> Any:
         """The optimizer that applies the gradients of ``variable``, if known."""
         found = self._owners.get(id(raw(variable)))
         return found[1]() if found and found[0]() is raw(variable) else None
 
-    def _name(self, variables: Sequence[Any]) -> str:
+    def _name(self, variables: Sequence[Variable]) -> str:
         """The names of the optimizers known to apply gradients of ``variables``."""
         names: dict[str, None] = {}
         for variable in variables:
@@ -259,7 +263,7 @@ class TapeGradients:
                     names[self.names.of(optimizer)] = None
         return ", ".join(names)
 
-    def _group(self, variables: Sequence[Any]) -> tuple[str, set[str]]:
+    def _group(self, variables: Sequence[Variable]) -> tuple[str, set[str]]:
         """A unique name for ``variables``, equal on all ranks.
 
         Also returns the names that their gradients have had.
@@ -278,7 +282,11 @@ class TapeGradients:
         return known[1], known[2]
 
     def _remember(
-        self, variables: Sequence[Any], gradients: Sequence[Any], *, exchanged: bool
+        self,
+        variables: Sequence[Variable],
+        gradients: Sequence[Gradient],
+        *,
+        exchanged: bool,
     ) -> None:
         graph = _graph()
         for variable, gradient in zip(variables, gradients, strict=True):
@@ -295,7 +303,10 @@ class TapeGradients:
     # --- at the optimizer -----------------------------------------------------------
 
     def still_to_exchange(
-        self, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]
+        self,
+        optimizer: Optimizer,
+        gradients: Sequence[Gradient],
+        variables: Sequence[Variable],
     ) -> list[bool]:
         """Whether each gradient is still this rank's own, so that it must be exchanged.
 
@@ -315,7 +326,7 @@ class TapeGradients:
         return own
 
     def _warn_of_gradients_by_row(
-        self, optimizer: Any, variables: Sequence[Any]
+        self, optimizer: Optimizer, variables: Sequence[Variable]
     ) -> None:
         calls = max((self._calls.get(id(raw(v)), 0) for v in variables), default=0)
         session = self._session
@@ -330,7 +341,9 @@ class TapeGradients:
             "leaves the gradients of rows to this rank"
         )
 
-    def drawn_since(self, gradients: Sequence[Any], variables: Sequence[Any]) -> bool:
+    def drawn_since(
+        self, gradients: Sequence[Gradient], variables: Sequence[Variable]
+    ) -> bool:
         """Whether random numbers that differ by rank may have changed gradients."""
         for gradient, variable in zip(gradients, variables, strict=True):
             origin = self._origin(variable)
@@ -344,14 +357,18 @@ class TapeGradients:
                 return True
         return False
 
-    def _origin(self, variable: Any) -> _Origin | None:
+    def _origin(self, variable: Variable) -> _Origin | None:
         origin = self._origins.get(id(raw(variable)))
         if origin is None or origin.variable() is not raw(variable):
             return None
         return origin
 
     def _refuse_changed(
-        self, optimizer: Any, gradient: Any, variable: Any, origin: _Origin
+        self,
+        optimizer: Optimizer,
+        gradient: Gradient,
+        variable: Variable,
+        origin: _Origin,
     ) -> None:
         session = self._session
         if origin.by_rows or _is(origin.gradient, gradient):
@@ -375,7 +392,7 @@ class TapeGradients:
         )
 
 
-def _is(reference: weakref.ref[Any] | None, gradient: Any) -> bool:
+def _is(reference: weakref.ref[Any] | None, gradient: Gradient) -> bool:
     return reference is not None and reference() is gradient
 
 
@@ -383,5 +400,5 @@ def _graph() -> int | None:
     return None if tf.executing_eagerly() else id(tf.compat.v1.get_default_graph())
 
 
-def _tensor_of(gradient: Any) -> Any:
+def _tensor_of(gradient: Gradient) -> Any:
     return gradient.values if is_sparse(gradient) else gradient

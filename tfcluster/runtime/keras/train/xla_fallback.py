@@ -15,9 +15,10 @@ from tfcluster.runtime.keras import patches
 from tfcluster.runtime.keras.checks.shape_errors import ShapeErrors
 from tfcluster.runtime.keras.graph_order import refuse_xla, take_refusal
 from tfcluster.runtime.keras.session import Session
+from tfcluster.runtime.keras.types import Model
 
 
-def without_xla(model: Any) -> None:
+def without_xla(model: Model) -> None:
     """Disable XLA for a compiled model, as Keras does under ``tf.distribute``.
 
     XLA cannot compile an exchange. Functions that Keras has traced are made again.
