@@ -32,5 +32,5 @@ def test_who_starts_agents(backend: str, launcher: str, starter: str) -> None:
 )
 def test_ways_that_lead_nowhere(backend: str, launcher: str) -> None:
     description = describe({"worker": 1}, backend=backend, launcher=launcher)
-    with pytest.raises(ConfigError, match=f"launcher {launcher} starts nothing"):
+    with pytest.raises(ConfigError, match=f"launcher {launcher} cannot start agents"):
         backends.starting(description)

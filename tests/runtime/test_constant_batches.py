@@ -39,7 +39,7 @@ def test_what_fails_on_a_part_of_a_batch_says_so(
         code == 1
         and "this fails on a part of a batch" in output
         and re.search(re.escape(str(PROGRAMS / SCRIPT)) + r":\d+", output) is not None
-        and "Write tf.shape(x)[0]" in output
+        and "Use tf.shape(x)[0] instead" in output
         for code, output in zip(ranks.exit_codes, ranks.outputs, strict=True)
     ]
     assert any(told), ranks

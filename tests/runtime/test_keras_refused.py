@@ -19,14 +19,14 @@ pytestmark = MARKS
         [
             (
                 "strategies_of_clusters",
-                "makes a MultiWorkerMirroredStrategy of its own",
+                "creates a MultiWorkerMirroredStrategy",
             ),
             (
                 "experimental_strategies",
-                "makes a MultiWorkerMirroredStrategy of its own",
+                "creates a MultiWorkerMirroredStrategy",
             ),
-            ("parameter_servers", "makes a ParameterServerStrategy of its own"),
-            ("two_replicas", "makes a MirroredStrategy of its own"),
+            ("parameter_servers", "creates a ParameterServerStrategy"),
+            ("two_replicas", "creates a MirroredStrategy"),
             ("states_of_rows", "is stateful"),
             ("function_that_sums", "total returns the sum over the rows"),
             ("function_that_sums_eagerly", "total returns the sum over the rows"),

@@ -62,7 +62,7 @@ def test_a_machine_under_two_names_is_told_and_counts_as_one(site: Site) -> None
     run = site.launch(script, "one,two", count=2)
     assert run.end() == 0, run.err
     assert [run.text(f"worker:{index}") for index in (0, 1)] == ["0 of 2\n", "1 of 2\n"]
-    assert run.err.count("warning: one and two are one machine") == 1
+    assert run.err.count("warning: one and two are the same machine") == 1
     assert "{host: one, slots: N}" in run.err
 
 
