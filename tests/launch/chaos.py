@@ -1,7 +1,7 @@
-"""Trials in which something is killed at some time; what they have in common.
+"""Helpers for the chaos tests, which kill something at a random time.
 
-TFCLUSTER_CHAOS_TRIALS says how many seeds are tried, TFCLUSTER_CHAOS_SEED with which
-they begin: a failure names its own.
+TFCLUSTER_CHAOS_TRIALS sets the number of seeds, TFCLUSTER_CHAOS_SEED the first seed. A
+failed test names its seed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ while time.monotonic() < began + 2.5:
 
 @dataclass(frozen=True, slots=True)
 class Strike:
-    """What was killed, and when; no pids: there was none of its kind."""
+    """What was killed, and when; ``pids`` is empty if no such process existed."""
 
     what: str
     pids: tuple[int, ...]
@@ -50,7 +50,7 @@ class Strike:
 
 
 def seeds(trials: int) -> range:
-    """Those to be tried; so many where nobody has said otherwise."""
+    """Return the seeds to try, ``trials`` by default."""
     first = int(os.environ.get("TFCLUSTER_CHAOS_SEED", "0"))
     count = int(os.environ.get("TFCLUSTER_CHAOS_TRIALS", str(trials)))
     return range(first, first + count)
@@ -59,7 +59,7 @@ def seeds(trials: int) -> range:
 def strikes(
     rng: random.Random, longest_s: float, pick: Callable[[], tuple[str, list[int]]]
 ) -> Iterator[Strike]:
-    """Kill what ``pick`` names then, once or twice within ``longest_s`` from now."""
+    """Kill once or twice within ``longest_s``; ``pick`` chooses the victims."""
     began = time.monotonic()
     count = rng.choice([1, 1, 2])
     for at_s in sorted(rng.uniform(0, longest_s) for _ in range(count)):

@@ -1,4 +1,4 @@
-"""Drives the real command in a state folder of its own, with deadlines everywhere."""
+"""Drives the real command in its own state folder, with a deadline on every wait."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from tfcluster.commands.record_query import one_run
 DEADLINE_S = 50.0
 COMMAND = (sys.executable, "-m", "tfcluster")
 PYTHON = (sys.executable, "-S", "-u")
-"""For programs of tests: starts in 20 ms, and nothing of ours is importable."""
+"""For programs in tests: starts in 20 ms and cannot import tfcluster."""
 
 _FINAL = {"succeeded", "failed", "stopped", "lost"}
 
 
 class Cluster:
-    """A state folder and a working folder; every command of a test uses them."""
+    """A state folder and a working folder that all commands of a test use."""
 
     def __init__(self, folder: Path, environ: Mapping[str, str] | None = None) -> None:
         self.folder = folder
@@ -41,7 +41,7 @@ class Cluster:
     def command(
         self, *words: str, timeout_s: float = DEADLINE_S
     ) -> subprocess.CompletedProcess[str]:
-        """Any command to its end."""
+        """Run a command to its end."""
         return subprocess.run(
             [*COMMAND, *words],
             cwd=self.folder,
@@ -55,7 +55,7 @@ class Cluster:
         )
 
     def bash_line(self, script: str) -> subprocess.CompletedProcess[str]:
-        """A line of bash, where it is the shell that is looked at."""
+        """Run a line of bash, for tests of what a shell does."""
         return subprocess.run(
             ["bash", "-c", script],
             cwd=self.folder,
@@ -77,7 +77,7 @@ class Cluster:
         prepare: Callable[[], None] | None = None,
         environ: Mapping[str, str] | None = None,
     ) -> Running:
-        """``tfcluster launch`` with these words; output goes to files where not given.
+        """Start ``tfcluster launch``; output goes to files unless redirected.
 
         ``prepare`` runs in the child before the command does.
         """
@@ -99,15 +99,15 @@ class Cluster:
         return running
 
     def bash(self, script: str, *options: str, count: int = 1) -> Running:
-        """``count`` workers that run a shell script."""
+        """Launch ``count`` workers that run a shell script."""
         return self.start(*plain(*options, count=count), "--", "bash", "-c", script)
 
     def python(self, code: str, *options: str, count: int = 1) -> Running:
-        """``count`` workers that run Python code."""
+        """Launch ``count`` workers that run Python code."""
         return self.start(*plain(*options, count=count), "--", *PYTHON, "-c", code)
 
     def file(self, text: str, name: str = "cluster.yaml") -> str:
-        """A cluster.yaml; its path."""
+        """Write a cluster.yaml and return its path."""
         path = self.folder / name
         path.write_text(text)
         path.chmod(0o644)
@@ -126,31 +126,31 @@ class Cluster:
         return found
 
     def recorded(self, run: str) -> dict[str, Any]:
-        """What ``status`` prints, read by this process: a command takes its time."""
+        """Return what ``status`` prints, without the cost of starting a command."""
         found: dict[str, Any] = json.loads(
             json.dumps(one_run(run, self.environ).to_json())
         )
         return found
 
     def end(self) -> None:
-        """Whatever a test that failed has left."""
+        """Kill the launchers that a failed test has left."""
         for running in self.launches:
             if running.process.poll() is None:
                 running.process.kill()
                 running.process.wait()
 
     def processes(self) -> list[int]:
-        """Everything that was started with this state folder, by whomever."""
+        """Return all processes that were started with this state folder."""
         return carrying(f"TFCLUSTER_STATE_DIR={self.state}")
 
 
 def plain(*options: str, count: int) -> list[str]:
-    """Options of a launch without a file and without the runtime."""
+    """Return the options of a launch without a file and without the runtime."""
     return ["-n", str(count), "--set", "runtime.strategy=none", *options]
 
 
 class Running:
-    """A launch under way. What it knows, it reads as any program could."""
+    """A launch in progress, known only through its output and its record."""
 
     def __init__(
         self, cluster: Cluster, process: subprocess.Popen[bytes], out: Path, err: Path
@@ -160,7 +160,7 @@ class Running:
         self._out, self._err = out, err
         self._run: str | None = None
 
-    # --- what it says ---------------------------------------------------------------
+    # --- output ---------------------------------------------------------------------
 
     @property
     def out(self) -> str:
@@ -172,7 +172,7 @@ class Running:
 
     @property
     def run(self) -> str:
-        """The run id: the first thing that is said on stderr."""
+        """The run id, from the first line on stderr."""
         if self._run is None:
             eventually(
                 lambda: "\n" in self.err or self.process.poll() is not None,
@@ -185,7 +185,7 @@ class Running:
         return self._run
 
     def adopt(self, run: str) -> None:
-        """The run id, where its stderr goes elsewhere."""
+        """Set the run id, for a launch whose stderr is redirected."""
         self._run = run
 
     # --- the record -----------------------------------------------------------------
@@ -230,7 +230,7 @@ class Running:
     def wait_for(
         self, type_: str, /, timeout_s: float = DEADLINE_S, **keys: object
     ) -> dict[str, Any]:
-        """The first event of this type with these keys."""
+        """Wait for an event of this type with these keys, and return the first one."""
         self._wait(
             lambda: bool(self.found(type_, **keys)),
             lambda: f"no {type_} {keys} among {self.events()}",
@@ -241,20 +241,20 @@ class Running:
     def wait_for_text(
         self, text: str, *tasks: str, timeout_s: float = DEADLINE_S
     ) -> None:
-        """Until each of the tasks has written ``text`` to its log."""
+        """Wait until each of the tasks has written ``text`` to its log."""
         for task in tasks:
             self._wait(
                 partial(self._says, task, text), partial(self._said, task), timeout_s
             )
 
     def wait_for_err(self, text: str, timeout_s: float = DEADLINE_S) -> None:
-        """Until it is on stderr, where all comes a moment after it was recorded."""
+        """Wait for ``text`` on stderr, which comes a moment later than the record."""
         self._wait(lambda: text in self.err, lambda: f"{text!r} not said", timeout_s)
 
     def _wait(
         self, condition: Callable[[], bool], what: Callable[[], str], timeout_s: float
     ) -> None:
-        """Until it is so; not longer than the launcher lives."""
+        """Wait until ``condition`` is true, but only while the launcher lives."""
         ended = False
 
         def over() -> bool:
@@ -272,12 +272,12 @@ class Running:
         return f"{task} said {self.text(task)!r}"
 
     def up(self, text: str = "up", count: int = 1) -> Running:
-        """Until all workers have said so."""
+        """Wait until all workers have printed ``text``."""
         self.wait_for_text(text, *(f"worker:{index}" for index in range(count)))
         return self
 
     def end(self, timeout_s: float = DEADLINE_S) -> int:
-        """Wait for its end: the exit code."""
+        """Wait for the end of the launch and return its exit code."""
         try:
             return self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -289,7 +289,7 @@ class Running:
             ) from None
 
     def end_timed(self, timeout_s: float = DEADLINE_S) -> tuple[int, float]:
-        """The exit code, and the seconds that it took from now on."""
+        """Return the exit code and the number of seconds waited for it."""
         began = time.monotonic()
         return self.end(timeout_s), time.monotonic() - began
 
@@ -302,6 +302,6 @@ def is_final(state: str) -> bool:
 
 
 def console_script() -> Path | None:
-    """The installed command beside this interpreter, where there is one."""
+    """Return the command installed beside this interpreter, if there is one."""
     path = Path(sys.executable).parent / "tfcluster"
     return path if path.exists() else None

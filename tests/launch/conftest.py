@@ -1,4 +1,4 @@
-"""A cluster for each test, with nothing of it left afterwards."""
+"""Gives each test its own cluster and removes everything that is left of it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
     try:
         assert_nothing_runs(cluster)
     finally:
-        # Of a test that failed, nothing is to disturb the others.
+        # The leftovers of a failed test must not disturb other tests.
         for pid in cluster.processes():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

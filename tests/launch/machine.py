@@ -1,4 +1,4 @@
-"""What can be seen of processes, sockets and locks on this machine, as root or not."""
+"""Inspects processes, sockets and locks on this machine, with or without root."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PTRACE_ATTACH, _PTRACE_DETACH = 16, 17
 def eventually(
     condition: Callable[[], object], what: Callable[[], str], timeout_s: float
 ) -> None:
-    """Wait until something that nothing announces has come true."""
+    """Poll until ``condition`` is true, for changes that nothing announces."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:
@@ -33,7 +33,7 @@ def pids() -> list[int]:
 
 
 def cmdline(pid: int) -> list[str]:
-    """Empty for a process that is gone, or was not waited for."""
+    """Return the command line; empty for a process that is gone, or a zombie."""
     with suppress(OSError):
         data = Path(f"/proc/{pid}/cmdline").read_bytes()
         return [os.fsdecode(word) for word in data.split(b"\0")[:-1]]
@@ -41,7 +41,7 @@ def cmdline(pid: int) -> list[str]:
 
 
 def title(pid: int) -> str:
-    """What ``ps`` shows for a process that has given itself a title."""
+    """Return what ``ps`` shows for a process that has set its own title."""
     return next(iter(cmdline(pid)), "")
 
 
@@ -50,14 +50,14 @@ def is_agent(pid: int) -> bool:
 
 
 def environ(pid: int) -> set[bytes]:
-    """The ``NAME=value`` that it was started with."""
+    """Return the ``NAME=value`` entries that a process was started with."""
     with suppress(OSError):
         return set(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
     return set()
 
 
 def carrying(mark: str) -> list[int]:
-    """Processes that were started with ``NAME=value`` in their environment."""
+    """Return the processes that were started with ``NAME=value`` in the environment."""
     wanted = mark.encode()
     return [pid for pid in pids() if wanted in environ(pid)]
 
@@ -70,7 +70,7 @@ def parent(pid: int) -> int | None:
 
 
 def is_alive(pid: int) -> bool:
-    """It runs, or is stopped; what only waits to be waited for does not count."""
+    """Whether the process runs or is stopped; a zombie is not alive."""
     return _state(pid) not in (b"", b"Z", b"X")
 
 
@@ -87,7 +87,7 @@ def _state(pid: int) -> bytes:
 
 @contextmanager
 def frozen(pid: int) -> Iterator[None]:
-    """A child of ours that runs nothing, whatever signals it is sent, but KILL."""
+    """Freeze a child of ours: no signal but KILL has an effect on it."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.ptrace(_PTRACE_ATTACH, pid, None, None) != 0:
         pytest.skip(f"ptrace: {os.strerror(ctypes.get_errno())}")
@@ -95,17 +95,17 @@ def frozen(pid: int) -> Iterator[None]:
     try:
         yield
     finally:
-        libc.ptrace(_PTRACE_DETACH, pid, None, None)  # fails where it was killed
+        libc.ptrace(_PTRACE_DETACH, pid, None, None)  # fails if it was killed
 
 
 def few_files(folder: Path, count: int) -> AbstractContextManager[None]:
-    """A file system in memory for so many files at ``folder``. Needs root."""
+    """Mount a tmpfs that holds at most ``count`` files at ``folder``. Needs root."""
     return _in_memory(folder, f"nr_inodes={count},mode=700")
 
 
 @contextmanager
 def nearly_full(folder: Path, free_pages: int) -> Iterator[None]:
-    """A file system at ``folder`` with room for files of so many pages."""
+    """Mount a tmpfs with ``free_pages`` free pages at ``folder``. Needs root."""
     page = os.sysconf("SC_PAGESIZE")
     with _in_memory(folder, f"size={16 * page},mode=700"):
         (folder / "filler").write_bytes(bytes((16 - free_pages) * page))
@@ -131,7 +131,7 @@ def children(pid: int) -> list[int]:
 
 
 def agent_of(launcher: int) -> tuple[int, int]:
-    """The guard and the agent that a launcher has started."""
+    """Return the pids of the guard and the agent that a launcher has started."""
     found: list[int] = []
 
     def look() -> bool:
@@ -147,7 +147,7 @@ def agent_of(launcher: int) -> tuple[int, int]:
 
 
 def listening_ports() -> Iterator[int]:
-    """TCP ports with a listener, of IPv4 and IPv6."""
+    """Yield the TCP ports that have a listener, over IPv4 or IPv6."""
     for name in ("tcp", "tcp6"):
         with suppress(FileNotFoundError):
             for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]:
@@ -157,7 +157,7 @@ def listening_ports() -> Iterator[int]:
 
 
 def is_locked(path: Path) -> bool:
-    """Somebody holds the lock; False where there is no such file."""
+    """Whether some process holds the lock; False if the file does not exist."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -172,7 +172,7 @@ def is_locked(path: Path) -> bool:
 
 
 def peak_memory_kib(pid: int) -> int:
-    """The most that was resident of a process."""
+    """Return the peak resident memory of a process."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1])

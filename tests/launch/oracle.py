@@ -14,9 +14,9 @@ AFTER_S = 15.0
 
 
 def assert_nothing_left(running: Running, *, report: bool = True) -> None:
-    """Within 15 s no process, listener or lock is left, and the record says the end.
+    """Check that no process, listener or lock is left, and that the record is final.
 
-    ``report``: the launcher lived to write its report.
+    Waits at most 15 s for that. ``report``: the launcher lived to write its report.
     """
     deadline = time.monotonic() + AFTER_S
     machine.eventually(
@@ -38,7 +38,7 @@ def assert_nothing_left(running: Running, *, report: bool = True) -> None:
 
 
 def assert_nothing_runs(cluster: Cluster) -> None:
-    """No process that any command of this cluster has started is left."""
+    """Check that no process started by a command of this cluster is left."""
     machine.eventually(
         lambda: not cluster.processes(),
         lambda: str({pid: machine.cmdline(pid) for pid in cluster.processes()}),
@@ -47,8 +47,8 @@ def assert_nothing_runs(cluster: Cluster) -> None:
 
 
 def _left(running: Running) -> list[str]:
-    # The launcher's environment is inherited by guard, agent and tasks alike; the
-    # agent puts the run's mark into that of tasks only.
+    # Guard, agent and tasks all inherit the launcher's environment; the agent adds the
+    # run's marker to the environment of tasks only.
     marked = set(machine.carrying(f"TFCLUSTER_RUN={running.run}"))
     marked |= set(running.cluster.processes())
     found = [f"{pid} {machine.cmdline(pid)}" for pid in marked if machine.is_alive(pid)]

@@ -1,4 +1,4 @@
-"""A real terminal that a launch is started on, and the person at it."""
+"""A real terminal on which a launch is started, and its user."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CTRL_C = b"\x03"
 
 
 class Terminal:
-    """80 columns and 24 lines unless told otherwise."""
+    """A pseudo-terminal with a reader thread that records what is written to it."""
 
     def __init__(
         self, columns: int = 80, lines: int = 24, *, read: bool = True
@@ -33,7 +33,7 @@ class Terminal:
             self._reader.start()
 
     def launch(self, cluster: Cluster, *words: str, **environ: str) -> Running:
-        """``tfcluster launch`` as the terminal's foreground job."""
+        """Start ``tfcluster launch`` as the terminal's foreground job."""
 
         def take_terminal() -> None:
             os.setsid()
@@ -58,7 +58,7 @@ class Terminal:
 
     @property
     def text(self) -> str:
-        """Everything that was written, as it was."""
+        """Everything that was written, unprocessed."""
         return bytes(self._data).decode(errors="surrogateescape")
 
     def wait_for(self, text: str) -> None:
@@ -68,18 +68,19 @@ class Terminal:
         os.write(self._ours, keys)
 
     def hang_up(self) -> None:
-        """The window is closed."""
-        # The reader's blocking read would keep our end alive: it gets another one.
+        """Close the terminal's window."""
+        # The reader's blocking read would keep our end open, so put another file in its
+        # place.
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, self._ours)
         os.close(nothing)
 
     def rows(self) -> list[str]:
-        """What the person sees, with everything that has scrolled away."""
+        """Return all rows that the user can see, including those scrolled away."""
         return shown(self.text, self.columns)
 
     def close(self) -> None:
-        """Once the launch has ended: wait for its last words."""
+        """Wait for the last output of a launch that has ended, and close our end."""
         if self._reader.is_alive():
             self._reader.join(DEADLINE_S)
         os.close(self._ours)
@@ -89,11 +90,11 @@ class Terminal:
             while data := os.read(self._ours, 1 << 16):
                 self._data += data
         except OSError:
-            pass  # EIO: nobody has the other end any more
+            pass  # EIO: no process has the other end open any more
 
 
 def shown(text: str, columns: int) -> list[str]:
-    """The rows of a terminal after ``text``: wraps, goes up, erases, has no colours."""
+    """Return a terminal's rows after ``text``: wraps, moves up, erases; no colours."""
     rows, row, column = [""], 0, 0
     for token in _TOKENS.findall(text):
         if token == "\n":

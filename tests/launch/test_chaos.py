@@ -1,7 +1,4 @@
-"""Something is killed at some time: whatever it was, nothing of the run is left.
-
-``chaos`` has what can be chosen from outside.
-"""
+"""Tests that nothing of a run is left, whatever is killed and whenever."""
 
 from __future__ import annotations
 
@@ -42,7 +39,7 @@ def test_nothing_survives(cluster: Cluster, seed: int) -> None:
     running.adopt(cluster.run_ids()[0])
     try:
         if killed >= {"launcher", "guard", "agent"}:
-            # Nobody is left to clean up: a person has to say so.
+            # No process is left that could clean up, so the user has to run `stop`.
             assert cluster.command("stop", running.run).returncode == 0
         assert_nothing_left(running, report=code >= 0)
     except AssertionError as error:

@@ -1,4 +1,4 @@
-"""status, logs and stop, beside a launch and after it."""
+"""Tests of status, logs and stop, during a launch and after it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.launch.terminal import Terminal
 from tests.pace import allow_s
 
 UP = "echo up; until [ -e meeting ]; do sleep 0.02; done; echo down"
-# `stop --now` that waits for one second only before it kills the launcher.
+# `stop --now` that waits only one second before it kills the launcher.
 IMPATIENT_STOP = """
 import os, sys
 from tfcluster.commands.stop import stop
@@ -29,7 +29,7 @@ DEAF = "trap '' TERM INT; echo up; while :; do sleep 0.1; done"
 
 
 def detach(cluster: Cluster, script: str, *options: str, count: int = 1) -> Running:
-    """A launch with --detach, once it has returned."""
+    """Start a launch with --detach and wait until the command returns."""
     words = [*plain("-d", *options, count=count), "--", "bash", "-c", script]
     running = cluster.start(*words)
     code, seconds = running.end_timed()
@@ -135,7 +135,7 @@ def test_many_stops_at_once_are_one(cluster: Cluster) -> None:
     ]
     assert [stop.wait(20) for stop in stops] == [0] * 4
     assert running.end() == 143
-    # A second signal would have killed it before it was done.
+    # A second signal would have killed the task before it finished.
     assert running.report()["tasks"][0]["exit_code"] == 0
     assert_nothing_left(running)
 
@@ -148,7 +148,7 @@ def test_a_stop_that_was_killed_is_in_nobodys_way(cluster: Cluster) -> None:
     running.wait_for("state", state="stopping")
     gentle.kill()
     gentle.wait()
-    (running.folder / "stop").touch()  # what earlier versions left
+    (running.folder / "stop").touch()  # as earlier versions did
     began = time.monotonic()
     assert cluster.command("stop", "--now", running.run).returncode == 0
     assert time.monotonic() - began < allow_s(15)
@@ -316,7 +316,7 @@ def test_ctrl_c_ends_watching_without_a_word(
     watching.stdout.readline()
     os.kill(watching.pid, signal.SIGINT)
     _, said = watching.communicate(timeout=10)
-    # The line that the terminal shows ^C on is ended, and that is all.
+    # The command only ends the line on which the terminal shows ^C.
     assert (watching.returncode, said) == (130, "\n")
     assert running.process.poll() is None
     (cluster.folder / "meeting").touch()

@@ -1,4 +1,4 @@
-"""Launched data tasks that are killed: the training goes on."""
+"""Tests that training goes on when data tasks of a launch are killed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def launched(cluster: Cluster, *, restarts: int, epochs: int) -> Running:
         "tasks": {"worker": 2, "data": 2},
         "restart": {"max": restarts},
     }
-    # Every JSON text is YAML.
+    # JSON is valid YAML.
     return cluster.start(cluster.file(json.dumps(config)))
 
 

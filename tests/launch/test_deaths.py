@@ -1,4 +1,4 @@
-"""Each process of tfcluster itself is killed, alone and together: nothing survives."""
+"""Tests that kill tfcluster's own processes, alone and together: nothing survives."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.launch.cluster import Cluster, Running
 from tests.launch.oracle import assert_nothing_left
 from tests.pace import allow_s
 
-# Says what it is told, and goes on.
+# Prints the signals it receives, and goes on.
 DEAF = """
 import os, signal, time
 def on_signal(number, frame):
@@ -43,7 +43,7 @@ def is_dead(pid: int) -> bool:
 
 
 def lost(running: Running) -> dict[str, object]:
-    """The status of a run whose launcher was killed."""
+    """Check that the run is lost because its launcher was killed; return its status."""
     assert running.end() == -signal.SIGKILL
     status = running.status()
     assert status["state"] == "lost"
@@ -63,7 +63,7 @@ def test_agents_stop_everything_when_the_launcher_is_killed(cluster: Cluster) ->
     for task in ("worker:0", "worker:1"):
         _, *told = [line.split() for line in running.text(task).splitlines()]
         said = [(name, float(at) - began) for name, at in told]
-        # Parent and child are told once each, at once.
+        # Parent and child each get one signal, without delay.
         assert [name for name, _ in said] == ["SIGTERM", "SIGTERM"]
         assert max(after for _, after in said) < allow_s(1)
     assert "lost" in cluster.command("status").stdout
@@ -72,7 +72,8 @@ def test_agents_stop_everything_when_the_launcher_is_killed(cluster: Cluster) ->
 def test_stop_sweeps_after_a_launcher_that_was_killed(cluster: Cluster) -> None:
     running = cluster.bash(SLEEP, count=2).up(count=2)
     guard, agent = machine.agent_of(running.process.pid)
-    # Nobody is left to stop the tasks, and nobody hears of the launcher's end first.
+    # The agent and guard die first: otherwise they would stop the tasks when the
+    # launcher ends.
     kill(guard, agent, running.process.pid)
     lost(running)
     assert machine.carrying(f"TFCLUSTER_RUN={running.run}")
@@ -238,7 +239,7 @@ def test_tasks_outlive_their_warm_interpreter(cluster: Cluster) -> None:
     kill(warm)
     machine.eventually(lambda: not machine.is_alive(warm), lambda: "alive", 40)
     assert all(map(machine.is_alive, pids))
-    # What starts again starts cold.
+    # A restarted task starts cold.
     kill(pids[0])
     running.wait_for("task", task="worker:0", attempt=1, state="running", timeout_s=30)
     running.signal(signal.SIGTERM)
@@ -247,7 +248,7 @@ def test_tasks_outlive_their_warm_interpreter(cluster: Cluster) -> None:
 
 
 def test_deaths_while_the_agent_did_not_run_are_told_apart(cluster: Cluster) -> None:
-    """The last one started dies first, and the agent sees both at once."""
+    """The agent is stopped meanwhile and sees all the deaths at once."""
     script = (
         "echo up; until [ -e go-$TFCLUSTER_TASK ]; do sleep 0.02; done; "
         "exit $((${TFCLUSTER_TASK#worker:} + 5))"

@@ -1,4 +1,4 @@
-"""What tasks print: whole in the files, safe and bounded on the console."""
+"""Tests of task output: complete in the files, safe and bounded on the console."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.launch.oracle import assert_nothing_left
 from tests.launch.terminal import Terminal, shown
 from tests.pace import allow_s
 
-# Writes a known pattern at a known rate, and its digest to a file.
+# Writes a known pattern at a known rate, and then its digest to a file.
 FLOOD = """
 import hashlib, os, time
 digest = hashlib.sha256()
@@ -112,7 +112,8 @@ EVIL = [
 ]
 
 
-# Control characters but tab and line feed, separators, directions, what is no text.
+# Control characters except tab and line feed, separators, text direction marks, and
+# what is not text.
 UNSAFE = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\udc80-\udcff]"
 )

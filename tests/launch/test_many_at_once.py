@@ -1,4 +1,4 @@
-"""Launches that are under way at the same time on one machine."""
+"""Tests of many launches at the same time on one machine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_twenty_launches_at_once_have_ports_of_their_own(cluster: Cluster) -> No
         running.wait_for_text("}}", "worker:0", "worker:1", timeout_s=120)
         config = json.loads(running.text("worker:0"))
         addresses += config["cluster"]["worker"]
-    # All of them hold their ports at this moment.
+    # All of them hold their ports now.
     assert all(running.process.poll() is None for running in launches)
     assert len(set(addresses)) == 2 * LAUNCHES
     meeting.touch()

@@ -1,4 +1,4 @@
-"""A name that was given is held by one active run."""
+"""Tests that only one active run can hold a given name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A task that the kernel kills because memory has run out."""
+"""Tests of a task that the kernel kills because memory has run out."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.launch.oracle import assert_nothing_left
 
 LIMIT_BYTES = 200 << 20
 _CGROUPS = Path("/sys/fs/cgroup")
-# Launcher and agent live in the group as well, but are no match for this.
+# The launcher and the agent are in the group too, but use far less memory.
 GREEDY = """
 import os, time
 if os.environ['TFCLUSTER_RANK'] == '0':
@@ -25,7 +25,7 @@ blocks = [b'x' * 2**24 for _ in range(99)]
 
 @pytest.fixture
 def group() -> Iterator[Path]:
-    """A control group with little memory, of version 2 or 1."""
+    """Make a control group (version 2 or 1) with a low memory limit."""
     for base, limit, swap, swap_bytes in (
         (_CGROUPS, "memory.max", "memory.swap.max", 0),
         (_CGROUPS / "unified", "memory.max", "memory.swap.max", 0),
@@ -43,7 +43,7 @@ def group() -> Iterator[Path]:
         try:
             if (group / limit).exists():
                 (group / limit).write_text(str(LIMIT_BYTES))
-                with suppress(OSError):  # kernels without swap have no such limit
+                with suppress(OSError):  # kernels without swap lack this limit
                     (group / swap).write_text(str(swap_bytes))
                 yield group
                 return

@@ -1,4 +1,4 @@
-"""How a run ends: exit code, blame, and the same story in every place that tells it."""
+"""Tests of how a run ends: exit code, first failure, and consistent reports of it."""
 
 from __future__ import annotations
 

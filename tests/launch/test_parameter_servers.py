@@ -1,4 +1,4 @@
-"""ps tasks of a launched run: what they cost, and what is told of them."""
+"""Tests of the ps tasks of a launched run: what they cost, and what is reported."""
 
 from __future__ import annotations
 
@@ -59,7 +59,8 @@ def test_ps_tasks_serve_cost_little_and_end_with_the_others(cluster: Cluster) ->
         "command": "python train.py",
         "tasks": {"worker": 2, "ps": 2},
         "env": {"TF_CPP_MIN_LOG_LEVEL": "3"},
-        # It pushes by the client itself, below the hooks that report an exchange.
+        # The program pushes with the client directly, below the hooks that report an
+        # exchange.
         "runtime": {"require_exchange": False},
     }
     running = cluster.start(cluster.file(json.dumps(config)))
@@ -70,12 +71,13 @@ def test_ps_tasks_serve_cost_little_and_end_with_the_others(cluster: Cluster) ->
         )
         pids.append(int(event["pid"]))
     begun = [cpu_s(pid) for pid in pids]
-    # From the fork until it serves; wall time would be the machine's other work, too.
+    # CPU time from the fork until the server is ready; wall time would include the
+    # machine's other work.
     assert max(begun) < allow_s(0.8)
     workers = ("worker:0", "worker:1")
     running.wait_for_text("all is pushed", *workers, timeout_s=DEADLINE_S)
     before = [cpu_s(pid) for pid in pids]
-    # Nothing will happen: that is what is looked at.
+    # Measure how much CPU time an idle server uses.
     threading.Event().wait(IDLE_S)
     idle = [cpu_s(pid) - was for pid, was in zip(pids, before, strict=True)]
     assert max(idle) < 0.1 * IDLE_S

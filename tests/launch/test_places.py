@@ -1,4 +1,4 @@
-"""Where the record is kept: removed, closed to us, somebody else's, and ours alone."""
+"""Tests of the record's folder: deleted, inaccessible, another user's, or private."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_everything_is_private_whatever_the_umask(cluster: Cluster) -> None:
 
 
 def void(_: object) -> None:
-    """A call for its effect."""
+    """Ignore the result of a call made for its effect."""
 
 
 def assert_private(folder: Path) -> None:
@@ -102,7 +102,7 @@ def assert_private(folder: Path) -> None:
 
 @pytest.fixture
 def somebody() -> Iterator[Cluster]:
-    """A cluster in a folder that another user owns, all of whose parents are open."""
+    """Make a cluster in another user's folder, whose parent folders are all open."""
     folder = Path(tempfile.mkdtemp(prefix="tfcluster-test-"))
     os.chown(folder, NOBODY, NOBODY)
     packages = [PACKAGE_ROOT, *site.getsitepackages()]
@@ -117,14 +117,15 @@ BECOME = (
     "--clear-groups",
     "--",
 )
-# setpriv itself may still reach what is closed to the user that it becomes.
+# setpriv itself may still have access to files that the user it becomes cannot open, so
+# start the interpreter a second time.
 CAN_RUN = (
     "import os, sys; os.execv(sys.executable, [sys.executable, '-c', 'import yaml'])"
 )
 
 
 def open_python(environ: Mapping[str, str]) -> str | None:
-    """An interpreter that others can run: ours, or the system's of the same version."""
+    """Find a Python that others can run: ours, or the system's of the same version."""
     for python in (sys.executable, f"/usr/bin/python3.{sys.version_info.minor}"):
         with suppress(FileNotFoundError):
             argv = [*BECOME, python, "-c", CAN_RUN]

@@ -1,4 +1,4 @@
-"""Ports that are not to be had: nothing is started with an address that is none."""
+"""Tests that nothing is started with a port that is not available."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COUNT = 3
 
 @pytest.fixture
 def taken() -> Iterator[tuple[int, list[socket.socket]]]:
-    """The first of some neighbouring ports, and sockets that listen on all of them."""
+    """Listen on some neighbouring ports; yields the first port and the sockets."""
     with ExitStack() as stack:
         for low in range(41000, 60000, COUNT):
             held = [stack.enter_context(socket.socket()) for _ in range(COUNT)]
@@ -69,7 +69,7 @@ while not pathlib.Path('end').exists():
 def test_a_script_that_shares_its_port_with_a_stranger_has_failed(
     cluster: Cluster,
 ) -> None:
-    """Connections would go to either of them."""
+    """The kernel would spread connections over both listeners."""
     running = cluster.python(LATE_SERVER).up()
     port = int(running.status()["tasks"][0]["address"].rpartition(":")[2])
     with socket.socket() as stranger:

@@ -1,4 +1,4 @@
-"""What ``ps`` and ``top`` show of a run."""
+"""Tests of what ``ps`` and ``top`` show of a run."""
 
 from __future__ import annotations
 

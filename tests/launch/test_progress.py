@@ -1,4 +1,4 @@
-"""What tasks tell of themselves over their events socket, and what comes of it."""
+"""Tests of the events that tasks send over their events socket, and their effect."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def answer():
         tell(type='stack', text=f'stack of {rank}', waiting=waiting)
 threading.Thread(target=answer, daemon=True).start()
 """
-# All make five steps; then rank 1 is stuck, and the others wait for it.
+# All ranks make five steps; then rank 1 hangs and the others wait for it.
 STALL = """
 for step in range(1, 6):
     tell(type='step', step=step, steps_per_s=20.5, wait_share=0.25)

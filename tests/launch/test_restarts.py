@@ -1,4 +1,4 @@
-"""Failed tasks that start again: who does, how often, and on which ports."""
+"""Tests of restarts: which tasks restart, how often, and on which ports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the end of a worker, an evaluator or a ps means for the others."""
+"""Tests of what the end of a worker, an evaluator or a ps means for the other tasks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def with_evaluator(cluster: Cluster, worker: str, evaluator: str) -> Running:
         "runtime": {"strategy": "none"},
         "env": {"MEETING": str(cluster.folder / "meeting")},
     }
-    # Every JSON text is YAML.
+    # JSON is valid YAML.
     return cluster.start(cluster.file(json.dumps(config)))
 
 

@@ -1,4 +1,4 @@
-"""What a person sees of a launch: on a terminal, and in a file."""
+"""Tests of what a user sees of a launch, on a terminal and in a file."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_the_run_id_comes_first_and_the_table_last(cluster: Cluster) -> None:
     assert rows[table + 2].endswith("<- first failure")
     assert rows[table + 4 :][0].startswith("first failure: worker:1 on localhost")
     assert sum(row.startswith("worker:0 | hello") for row in rows) == 1
-    # The live text is gone without a trace.
+    # The live text was erased completely.
     assert not any(row.startswith(("running", "waiting", "stopping")) for row in rows)
 
 
@@ -66,7 +66,7 @@ def test_live_text_fits_any_terminal(
     assert running.end() == 130
     terminal.close()
     rows = terminal.rows()
-    # Had a live line wrapped, its first part would have stayed.
+    # If a live line had wrapped, its first part would still be there.
     assert not any(row.startswith(("running", "waiting", "stopping ")) for row in rows)
     assert sum(row.startswith("worker:0   ") for row in rows) == 1
 

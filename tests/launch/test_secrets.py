@@ -1,4 +1,4 @@
-"""A secret reaches the tasks, and nobody and nothing else."""
+"""Tests that a secret reaches the tasks and nothing else."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def key(cluster: Cluster) -> Path:
 
 
 class Spy:
-    """Another user's eyes on every command line, while the block lasts."""
+    """Collects all command lines, as another user could, until the end of the block."""
 
     def __enter__(self) -> Spy:
         self.seen: set[str] = set()

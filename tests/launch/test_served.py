@@ -1,4 +1,4 @@
-"""Training beside parameter servers, when a task is lost: who goes on, who does not."""
+"""Tests of training with parameter servers when a task is lost."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(300)]
 
 DEADLINE_S = 120.0
 
-# Each task says which epochs it has done. The first worker's first life stays in its
-# third epoch; the chief stays in its own until that worker is back.
+# Each task prints the epochs it has finished. On its first attempt, worker:0 pauses
+# after its third epoch; the chief waits after its third epoch until worker:0 is back.
 TRAIN = """
 import os, signal, time
 from pathlib import Path
@@ -47,7 +47,7 @@ print(f"weights {np.round(model.get_weights()[0].reshape(-1))}", flush=True)
 
 
 def begun(cluster: Cluster, *options: str) -> Running:
-    """Until the first worker stays in its third epoch."""
+    """Start a launch and wait until worker:0 pauses after its third epoch."""
     (cluster.folder / "train.py").write_text(TRAIN)
     config = cluster.file(
         "command: python train.py\ntasks: {chief: 1, worker: 2, ps: 2}\ngrace: 5s\n"
@@ -65,7 +65,7 @@ def kill(running: Running, task: str) -> None:
 def test_a_killed_worker_comes_back_and_the_others_never_stop(cluster: Cluster) -> None:
     options = ("--set", "restart.max=1", "--set", "restart.scope=task")
     running = begun(cluster, *options)
-    # Nobody waits for the one that does nothing any more.
+    # The other worker does not wait for the paused one.
     running.wait_for_text("epoch 11.", "worker:1", timeout_s=DEADLINE_S)
     kill(running, "worker:0")
     assert running.end(DEADLINE_S) == 0
@@ -73,7 +73,7 @@ def test_a_killed_worker_comes_back_and_the_others_never_stop(cluster: Cluster) 
     attempts = {name: task["attempt"] for name, task in tasks.items()}
     assert attempts.pop("worker:0") == 1
     assert set(attempts.values()) == {0}
-    # It has not done again what it had done.
+    # It resumed after the epochs that it had already finished.
     assert "attempt 1 epoch 2." in running.text("worker:0")
     assert "attempt 1 epoch 1." not in running.text("worker:0")
     assert "attempt 1 epoch 11." in running.text("worker:0")

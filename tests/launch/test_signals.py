@@ -1,4 +1,4 @@
-"""Signals to the launcher, as terminals, shells and schedulers send them."""
+"""Tests of signals to the launcher, as terminals, shells and schedulers send them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.launch.oracle import assert_nothing_left
 from tests.launch.terminal import CTRL_C, Terminal
 from tests.pace import allow_s
 
-# Parent and child say what they are told; DEAF decides whether they care.
+# Parent and child print the signals they receive; with DEAF they do not exit.
 LISTENER = """
 import os, signal, sys, time
 name = 'parent' if os.fork() else 'child'
@@ -88,7 +88,7 @@ def test_ctrl_c_three_times_leaves(cluster: Cluster) -> None:
     running = terminal.launch(cluster, *listener(*DEAF))
     wait_until_up(running)
     guard, agent = machine.agent_of(running.process.pid)
-    # An agent that does nothing is the one reason to press a third time.
+    # Only an agent that does not respond makes a third Ctrl-C necessary.
     os.kill(agent, signal.SIGSTOP)
     for word in ("interrupted", "killing all tasks now", "exiting now"):
         terminal.press(CTRL_C)
@@ -97,7 +97,7 @@ def test_ctrl_c_three_times_leaves(cluster: Cluster) -> None:
     assert (code, seconds < allow_s(3)) == (130, True)
     terminal.close()
     assert "may still be running: worker:0, worker:1" in terminal.text
-    # Even that one was killed, and its guard has cleaned up.
+    # The stopped agent was killed too, and its guard has cleaned up.
     machine.eventually(
         lambda: not machine.is_alive(agent) and not machine.is_alive(guard),
         lambda: "the agent outlives its launcher",
@@ -190,7 +190,7 @@ def test_nohup_is_respected(cluster: Cluster) -> None:
 
 
 def void(_: object) -> None:
-    """A call for its effect."""
+    """Ignore the result of a call made for its effect."""
 
 
 @pytest.mark.parametrize("code", [0, 3])
@@ -231,7 +231,7 @@ def test_a_terminal_that_nobody_reads_holds_up_nobody(cluster: Cluster) -> None:
     for task in TASKS:
         running.wait_for("task", task=task, state="succeeded")
     assert time.monotonic() - began < allow_s(30)
-    # A short wait for a person who scrolls is all that it gets.
+    # The launcher waits only briefly for a terminal that nobody reads.
     assert running.end(12) == 0
     terminal.close()
     assert len(running.text("worker:0").splitlines()) == 20_001

@@ -1,4 +1,4 @@
-"""Ranks that exchange, under the real launcher: late, killed, failing, and over MPI."""
+"""Tests of collectives in a real launch: late, killed and failing ranks, and MPI."""
 
 from __future__ import annotations
 

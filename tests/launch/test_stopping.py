@@ -1,4 +1,4 @@
-"""The end of tasks: TERM, the grace, KILL, and whatever they had started themselves."""
+"""Tests of stopping tasks: TERM, grace, KILL, and the processes that tasks started."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.launch.cluster import Cluster
 from tests.launch.oracle import assert_nothing_left
 from tests.pace import allow_s
 
-# Rank 0 fails when the file is there; the others go on until something stops them.
+# Rank 0 fails when the file exists; the other ranks work until they are stopped.
 FAIL_OR_WORK = """
 import os, signal, sys, time
 def say(*words):

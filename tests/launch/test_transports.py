@@ -1,4 +1,4 @@
-"""The digits example over TensorFlow's collective ops, under the real launcher."""
+"""Tests of the digits example over TensorFlow's collective ops in a real launch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DIGITS = f"{PACKAGE_ROOT}/examples/digits.py"
 
 
 def figures(cluster: Cluster, *options: str) -> list[str]:
-    """What the chief prints of its results."""
+    """Run the example and return the results that the chief prints."""
     running = cluster.start(*options, "--", "python", DIGITS, "--epochs", "1")
     assert running.end(timeout_s=80) == 0
     exposed = "transport=tensorflow" in " ".join(options)

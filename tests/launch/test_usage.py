@@ -1,4 +1,4 @@
-"""Mistakes that people make at the command line: told, and nothing is touched."""
+"""Tests of command-line mistakes: they are reported, and nothing is changed."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_arguments_after_a_file_are_the_commands(cluster: Cluster) -> None:
 
 
 def test_the_command_works_from_any_folder(cluster: Cluster) -> None:
-    """Nothing is picked up from the working directory, whatever its modules are."""
+    """No module is imported from the working directory, whatever its name."""
     script = console_script()
     if script is None:
         pytest.skip("the command is not installed here")
@@ -220,7 +220,7 @@ def test_a_plan_warns_of_what_a_launch_would_not_find(cluster: Cluster) -> None:
 def test_a_disk_that_is_full_from_the_start_leaves_no_run(
     cluster: Cluster, free_pages: int
 ) -> None:
-    """With one page there is room for the lock, but not for the plan."""
+    """With one free page there is room for the lock, but not for the plan."""
     with machine.nearly_full(cluster.state, free_pages):
         running = cluster.start(*plain(count=1), "--", "touch", "started")
         assert running.end() == 8
@@ -275,7 +275,7 @@ def test_a_folder_that_was_deleted_is_said_to_be(cluster: Cluster) -> None:
 
 
 def test_ctrl_c_within_the_imports_ends_without_a_traceback(cluster: Cluster) -> None:
-    # The signal is sent while the command's own modules are imported.
+    # The signal comes while the command's own modules are being imported.
     code = (
         "import builtins, os, signal, sys\n"
         "real = builtins.__import__\n"

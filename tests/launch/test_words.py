@@ -1,4 +1,4 @@
-"""What a person reads of a run: each thing once, with the place that it is about."""
+"""Tests of messages to the user: each appears once and names its source."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_too_few_gpus_are_told_with_the_place_of_the_wish(cluster: Cluster) -> N
 
 
 def test_a_python_without_tensorflow_is_named(cluster: Cluster) -> None:
-    """Also where the command says python3: that is the configured one."""
+    """``python3`` in the command also means the configured interpreter."""
     bare = cluster.folder / "bare"
     bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
     bare.chmod(0o755)
@@ -132,7 +132,7 @@ def test_versions_that_are_newer_than_those_that_were_tested_are_told_once(
         "runtime: {warm_start: false}\n"
     )
     running = cluster.start(config)
-    assert running.end() == 1, running.err  # It trains nothing.
+    assert running.end() == 1, running.err  # It trains nothing, which is an error.
     warning = "TensorFlow 99.0.1 is newer than all that tfcluster was tested with"
     assert running.err.count(f"\nwarning: worker:0: {warning}") == 1
     assert f"worker:1: {warning}" not in running.err
@@ -151,7 +151,7 @@ model.fit(np.ones((8, 2)), np.ones((8, 1)), batch_size=4, verbose=0)
 
 @pytest.mark.tensorflow
 def test_what_has_no_effect_is_warned_of_once(cluster: Cluster) -> None:
-    """A strategy of the script's own with one replica, and jit_compile=True."""
+    """A script with its own one-replica strategy, and with jit_compile=True."""
     Path(cluster.folder / "train.py").write_text(WITHOUT_EFFECT)
     running = cluster.start("-n", "2", "--", "python", "train.py")
     assert running.end() == 0, running.err

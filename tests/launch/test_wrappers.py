@@ -1,4 +1,4 @@
-"""Commands that are no Python script, and programs that train in a child."""
+"""Tests of commands that are not Python scripts, and programs that train in a child."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import tfcluster.runtime as tfc
 tfc.init()
 print("ranks", tfc.allgather_object(tfc.rank()), flush=True)
 """
-"""Needs the agent, the other rank, and a package that no interpreter here has."""
+"""Needs the agent, the other rank, and an import that only works in a launch."""
 
 CHILDREN = """\
 import multiprocessing, runpy, sys
@@ -43,7 +43,7 @@ sys.exit(subprocess.call([sys.executable, "ranks.py"]))
 
 
 def launched(cluster: Cluster, *command: str, options: tuple[str, ...] = ()) -> Running:
-    """Two ranks of a command beside some scripts."""
+    """Launch two ranks of a command that may use these scripts."""
     for name, text in {
         "ranks.py": RANKS,
         "children.py": CHILDREN,
