@@ -1,4 +1,4 @@
-"""A launcher's side of the channel for tests: the real agent, with deadlines."""
+"""The launcher's end of the channel, for tests of the real agent, with deadlines."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tfcluster.isolated_import import module_argv
 from tfcluster.wire import PROTOCOL, Decoder, Frame, encode
 
 DEADLINE_S = 30.0
-# Hosts may have another Python than the launcher's.
+# The Python of hosts may differ from the launcher's.
 PYTHON = os.environ.get("TFCLUSTER_TEST_HOST_PYTHON", sys.executable)
 
 
 class Agent:
-    """A started agent. Frames that were waited past stay readable in ``frames``."""
+    """A started agent; ``frames`` has the frames received that no wait has returned."""
 
     def __init__(
         self,
@@ -95,13 +95,13 @@ class Agent:
         self.process.stdin.write(data)
 
     def hang_up(self) -> None:
-        """End of file to the agent."""
+        """Close the agent's stdin."""
         assert self.process.stdin is not None
         if not self.process.stdin.closed:
             self.process.stdin.close()
 
     def start(self, task: str, *argv: str, **keys: object) -> None:
-        """A `start` frame with defaults for what a test does not care about."""
+        """Send a `start` frame, with defaults for the keys not given."""
         frame = {
             "type": "start",
             "task": task,
@@ -128,7 +128,7 @@ class Agent:
         self.send(type="stop", tasks=list(tasks), grace_s=grace_s, signal=signal)
 
     def close(self, grace_s: float = 5.0, timeout_s: float = DEADLINE_S) -> int:
-        """Close in an orderly way. Returns the exit code."""
+        """Close the agent in an orderly way and return its exit code."""
         self.send(type="close", grace_s=grace_s)
         self.wait("bye", timeout_s=timeout_s)
         return self.process.wait(timeout_s)
@@ -136,7 +136,7 @@ class Agent:
     def wait(
         self, type_: str, /, timeout_s: float = DEADLINE_S, **keys: object
     ) -> dict[str, Any]:
-        """The next frame of this type with these keys, among those not waited for."""
+        """Wait for a frame with this type and keys, and remove it from ``frames``."""
         wanted = {"type": type_, **keys}
         return self.wait_for(
             lambda f: wanted.items() <= f.items(), timeout_s=timeout_s, what=str(wanted)
@@ -160,7 +160,7 @@ class Agent:
                 raise AssertionError(f"{what} did not come; had:\n{last}")
 
     def read(self, timeout_s: float) -> bool:
-        """Take in what the agent sends; False at the end or when nothing came."""
+        """Read what the agent sends; False at end of file or when nothing came."""
         assert self.process.stdout is not None
         fd = self.process.stdout.fileno()
         if not select.select([fd], [], [], timeout_s)[0]:
@@ -172,7 +172,7 @@ class Agent:
         return bool(data)
 
     def read_all(self, timeout_s: float = DEADLINE_S) -> list[Frame]:
-        """All frames up to the end of the channel."""
+        """Read until the end of the channel; returns all frames not yet waited for."""
         deadline = time.monotonic() + timeout_s
         while not self.ended:
             left = deadline - time.monotonic()
@@ -181,13 +181,13 @@ class Agent:
         return self.frames
 
     def stderr(self) -> str:
-        """The agent's last words, when it has ended."""
+        """Return the agent's stderr; blocks until the agent has ended."""
         assert self.process.stderr is not None
         return self.process.stderr.read().decode()
 
 
 def marked(run: str) -> list[proc.Process]:
-    """Living processes that carry the marker of a run."""
+    """Return the living processes that carry the marker of a run."""
     table = proc.snapshot().values()
     return [
         process
@@ -199,7 +199,7 @@ def marked(run: str) -> list[proc.Process]:
 def eventually(
     condition: Callable[[], object], what: str, timeout_s: float = DEADLINE_S
 ) -> None:
-    """Wait until something that no frame announces has come true."""
+    """Poll until ``condition`` is true, for changes that no frame announces."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, f"not in time: {what}"

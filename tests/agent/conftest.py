@@ -1,4 +1,4 @@
-"""Control groups of a test's own, where this machine allows it."""
+"""Control groups for single tests, where this machine allows it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ CGROUPS = Path("/sys/fs/cgroup")
 
 @pytest.fixture
 def pids_group() -> Iterator[Path]:
-    """A control group that can limit the number of processes."""
+    """Make a control group that can limit the number of processes."""
     yield from _group("pids", "pids.max")
 
 
 @pytest.fixture
 def memory_group() -> Iterator[Path]:
-    """A control group that can limit memory."""
+    """Make a control group that can limit memory."""
     yield from _group("memory", "memory.limit_in_bytes", "memory.max")
 
 

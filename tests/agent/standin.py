@@ -1,7 +1,7 @@
-"""A warm interpreter that imports nothing: `standin.py MODE FD`.
+"""A stand-in for a warm interpreter that imports nothing: `standin.py MODE FD`.
 
-Speaks the protocol of the real one, and forks with nothing but os.fork: twice, so
-that the task becomes a child of the agent. A task runs its first argument as code.
+Speaks the same protocol as the real one, but forks with plain os.fork: twice, so that
+the agent becomes the parent of the task. A task runs its first argument as code.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def say(agent: socket.socket, message: dict[str, Any]) -> None:
 
 
 def become_task(request: dict[str, Any], output: int, events: int) -> None:
-    """In the child: never returns."""
+    """Run the task in the forked child; never returns."""
     os.setsid()
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(output, 1)
@@ -45,7 +45,7 @@ def become_task(request: dict[str, Any], output: int, events: int) -> None:
 
 
 def fork_task(request: dict[str, Any], fds: list[int]) -> int:
-    """The pid of a task whose parent will be the agent."""
+    """Fork a task whose parent will be the agent; returns its pid."""
     read_end, write_end = os.pipe()
     between = os.fork()
     if between == 0:

@@ -1,4 +1,4 @@
-"""Addresses from what the kernel prints."""
+"""Tests of the parser for the addresses that the kernel lists."""
 
 from __future__ import annotations
 

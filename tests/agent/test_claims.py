@@ -1,4 +1,4 @@
-"""Processes below a task that ask for its rank, and what the agent makes of it."""
+"""Tests of how processes of a task claim its rank, and of what the agent records."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agent]:
         yield started
 
 
-# B asks while A has the rank, C as soon as A has hung up.
+# B claims the rank while A has it, C as soon as A has disconnected.
 CLAIMS = """
 import json, os, socket, subprocess, sys
 def claim(name):
@@ -63,7 +63,7 @@ def test_folders_come_first_in_search_paths(agent: Agent) -> None:
     for task, found in {
         "bare": "/first",
         "given": f"/first{os.pathsep}/other",
-        # An empty entry would be the working directory.
+        # An empty entry would mean the working directory.
         "empty": "/first",
     }.items():
         assert agent.wait("exited", task=task)["tail"] == [found]

@@ -1,4 +1,4 @@
-"""Which GPUs an agent says that its host has."""
+"""Tests of which GPUs an agent reports for its host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lease, the guard, and what ends an agent."""
+"""Tests of the lease, the guard, and what makes an agent end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STUBBORN = (
 
 
 def pids_of(agent: Agent) -> list[int]:
-    """A task that ignores TERM, and two daemons of it."""
+    """Start a task that ignores TERM and has two daemons; returns all three pids."""
     agent.python("w:0", STUBBORN)
     pid = agent.wait("started")["pid"]
     return [pid, *map(int, said(agent, "w:0", 2))]
@@ -35,7 +35,8 @@ def test_end_of_file_stops_everything(tmp_path: Path) -> None:
         assert all(gone(pid) for pid in pids)
         agent.read_all()
         assert agent.wait("exited")["signal"] == "KILL"
-        # Nobody had asked for that: a launcher that still listens has lost the host.
+        # The launcher did not ask for the end; if it still listens, it must see a lost
+        # host, not an orderly end.
         assert agent.frames[-1]["type"] != "bye"
         assert not marked(agent.run)
 
@@ -68,7 +69,7 @@ def test_an_agent_that_was_stopped_reads_before_it_judges(tmp_path: Path) -> Non
         pid = agent.wait("started")["pid"]
         os.kill(agent.pid, signal.SIGSTOP)
         agent.send(type="ping")
-        time.sleep(1.5)  # the pause itself is what is tested
+        time.sleep(1.5)  # the pause is what is tested
         os.kill(agent.pid, signal.SIGCONT)
         for _ in range(5):
             agent.send(type="ping")
@@ -82,11 +83,11 @@ def test_a_pause_of_the_agent_is_not_the_launchers_silence(tmp_path: Path) -> No
         agent.start("w:0", "sleep", "600")
         pid = agent.wait("started")["pid"]
         os.kill(agent.pid, signal.SIGSTOP)
-        time.sleep(2.5)  # the pause itself is what is tested
+        time.sleep(2.5)  # the pause is what is tested
         os.kill(agent.pid, signal.SIGCONT)
         agent.keep_pings = True
         agent.wait("ping")
-        agent.wait("ping")  # it has judged by now
+        agent.wait("ping")  # it has checked the lease by now
         agent.send(type="ping")
         assert not gone(pid)
         assert agent.close() == 0
@@ -225,6 +226,6 @@ def test_a_launcher_that_does_not_read_delays_nothing(tmp_path: Path) -> None:
         logs = [f for f in agent.frames if f["type"] == "log" and f["task"] == "w:0"]
         shown = sum(len(frame["lines"]) + frame["dropped"] for frame in logs)
         size = sum(100 * len(frame["lines"]) + frame["dropped_bytes"] for frame in logs)
-        # The last line may be an unfinished one.
+        # The last line may be incomplete.
         assert shown == -(-agent.log("w:0").stat().st_size // 100)
         assert abs(size - agent.log("w:0").stat().st_size) <= 100

@@ -11,7 +11,7 @@ OUTPUT = st.text("ab\r\n", max_size=8).map(str.encode) | st.binary(max_size=8)
 
 
 def fed(*parts: bytes, room: int = EVERYTHING) -> list[bytes]:
-    """The lines that come out, an unfinished last one included."""
+    """Return the lines that come out, including an unfinished last one."""
     console = ConsoleLines()
     lines: list[bytes] = []
     for part in parts:

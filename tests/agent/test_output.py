@@ -1,4 +1,4 @@
-"""Output: complete in the files, bounded on the channel, whatever the disk does."""
+"""Tests of output: complete in files, bounded on the channel, even on a bad disk."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ def test_a_slow_disk_delays_no_heartbeat(agent: Agent) -> None:
     if strace is None:
         pytest.skip("strace makes the disk slow")
     agent.start("first", "true")
-    agent.wait("exited")  # so the pump runs
+    agent.wait("exited")  # by now the pump runs
     threads = [int(path.name) for path in Path(f"/proc/{agent.pid}/task").iterdir()]
     [pump] = [thread for thread in threads if thread != agent.pid]
     slow = ["-e", "trace=write", "-e", "inject=write:delay_enter=700000"]
@@ -244,11 +244,11 @@ def test_a_slow_disk_delays_no_heartbeat(agent: Agent) -> None:
 
 
 def test_control_frames_overtake_logs(agent: Agent) -> None:
-    # Long lines: a second's worth of them is far more than the channel holds.
+    # Long lines, so that one second's worth is far more than the channel holds.
     flood = f"yes {'x' * 499} | head -c 30000000"
     agent.start("w:0", "sh", "-c", flood)
     log = agent.log("w:0")
-    # Nothing is read here until the flood has ended.
+    # Read nothing from the channel until the flood has ended.
     eventually(
         lambda: log.exists() and log.stat().st_size == 30_000_000,
         "the flood is in the file",

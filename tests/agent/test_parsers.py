@@ -148,7 +148,8 @@ def test_what_belongs_to_a_run() -> None:
         31: {**run, "TFCLUSTER_AGENT": "40:6"},  # its agent's pid was reused
         32: {"TFCLUSTER_RUN": "r2"},
     }
-    # All uids are ours: the pids are looked up in /proc, so take some that exist.
+    # Whether a process has our uid is looked up in /proc, so the result depends on
+    # whether pid 31 exists.
     found = belongings(tree, "r", agent, lambda pid: environs.get(pid, {}))
     assert {p.pid for p in found} - {31} == {20}
 

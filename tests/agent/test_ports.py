@@ -1,4 +1,4 @@
-"""Ports that are held, and the proof of who listens on them."""
+"""Tests of ports that are held, and of who listens on them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ s.bind(("0.0.0.0", int(sys.argv[1]))); s.listen(); print("up", flush=True)
 time.sleep(600)
 """
 
-# Binds whatever it can get, over and over, in the way of plain programs.
+# Binds all ports of a range again and again, as a plain program binds them.
 THIEF = """
 import socket, sys
 low, high = int(sys.argv[1]), int(sys.argv[2])
@@ -131,7 +131,7 @@ def test_a_thief_and_two_agents_never_collide(tmp_path: Path) -> None:
                 for agent in (first, second):
                     held += agent.wait("held")["ports"]
             assert len(held) == len(set(held))
-            # The thief may have had a few of the last ones at that moment.
+            # The thief may have held a few of the last ports at that moment.
             assert len(held) == 1000
             assert not any(bind(port, share=False) for port in held)
     finally:
@@ -174,7 +174,7 @@ def test_an_intruder_is_named(agent: Agent) -> None:
 
 @contextmanager
 def squatting(port: int) -> Iterator[subprocess.Popen[bytes]]:
-    """A program of the same user that shares the port, and listens there."""
+    """Run another program of the same user that shares the port and listens on it."""
     squatter = subprocess.Popen(
         [PYTHON, "-c", LISTEN, str(port)], stdout=subprocess.PIPE
     )
@@ -188,7 +188,7 @@ def squatting(port: int) -> Iterator[subprocess.Popen[bytes]]:
             squatter.wait()
 
 
-# Listens when a file is there.
+# Listens as soon as a file exists.
 LATER = f"""
 import pathlib, sys, time
 while not pathlib.Path(sys.argv[2]).exists():
@@ -199,7 +199,7 @@ while not pathlib.Path(sys.argv[2]).exists():
 def test_a_listener_beside_a_script_s_own_is_an_intruder(
     agent: Agent, tmp_path: Path
 ) -> None:
-    """A lone stranger is a warning: a daemon may listen on behalf of the script."""
+    """Without the script's own, it is only a warning: it may be the script's daemon."""
     [port] = hold(agent, 1)
     go = tmp_path / "go"
     with squatting(port) as squatter:

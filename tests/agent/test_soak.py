@@ -1,4 +1,4 @@
-"""Nothing is left behind by many tasks, nor by many deaths."""
+"""Tests that nothing is left behind by many tasks, nor by many killed ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Starting programs: what they get, and why they cannot be started."""
+"""Tests of starting programs: what they inherit, and why they cannot be started."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_a_task_starts_clean(agent: Agent) -> None:
     assert said["blocked"] == []
     more = set(said["fds"]) - {0, 1, 2, said["events"]}
     assert len(more) == 1, "only the folder that was just listed"
-    # Python itself ignores these two.
+    # Python itself ignores SIGPIPE and SIGXFSZ.
     assert set(said["ignored"]) <= {13, 25}
 
 
@@ -250,7 +250,7 @@ def test_a_task_speaks_to_us_and_is_asked(agent: Agent) -> None:
     agent.send(type="stacks", tasks=["talker"])
     answer = agent.wait("event", task="talker", attempt=0)["event"]
     assert answer == {"type": "stack", "text": str(len(b'{"type":"stacks"}\n'))}
-    # What was said last comes before the end.
+    # The last messages were delivered before the exit.
     assert agent.wait("exited", task="talker")["code"] == 0
 
 

@@ -1,4 +1,4 @@
-"""Ending tasks and what they leave behind."""
+"""Tests of stopping tasks, and of the processes that they leave behind."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tfcluster.agent.signals import send
 IGNORE = "import signal,time; signal.signal(15,signal.SIG_IGN); print('up',flush=True)"
 SLEEP = "import time; time.sleep(600)"
 
-# A child of its own session, a grandchild that was forked twice; each says its pid.
+# Starts a grandchild in a session of its own, and prints its pid.
 LEFT_BEHIND = """
 import os, subprocess, sys, time
 def daemon(env=None, out=None):
@@ -39,7 +39,7 @@ def agent(tmp_path: Path) -> Iterator[Agent]:
 
 
 def said(agent: Agent, task: str, lines: int = 1) -> list[str]:
-    """The first lines that a task has printed."""
+    """Wait for the first lines that a task prints, and return them."""
     log = agent.log(task)
 
     def there() -> bool:
@@ -120,7 +120,7 @@ def test_each_process_of_the_tree_gets_the_signal_once(agent: Agent) -> None:
 
 
 def test_children_that_end_with_their_parent_are_not_leftovers(agent: Agent) -> None:
-    # Like a helper that waits for the end of its parent's pipe.
+    # Like a helper process that waits for the end of its parent's pipe.
     agent.start("w:0", "bash", "-c", "cat < <(sleep 0.05) & exit 0")
     assert agent.wait("exited")["code"] == 0
     assert agent.close() == 0
@@ -151,7 +151,7 @@ def test_an_exit_is_told_though_a_grandchild_holds_the_pipe(agent: Agent) -> Non
         "import subprocess,sys\n"
         f"p=subprocess.Popen([sys.executable,'-c',{IGNORE + ';time.sleep(600)'!r}],"
         "stdout=subprocess.PIPE)\n"
-        "p.stdout.read(3)\n"  # it ignores TERM now
+        "p.stdout.read(3)\n"  # it ignores TERM by now
         "subprocess.Popen(['sleep','600'])\n"
         "print('bye')\n",
     )
@@ -185,7 +185,7 @@ def test_other_tasks_and_strangers_are_left_alone(agent: Agent) -> None:
     daemon = int(said(agent, "w:1")[0])
     agent.stop("w:0", grace_s=1)
     agent.wait("exited", task="w:0")
-    # The next attempt's daemon is none of the last one's leftovers.
+    # The daemon of the next attempt is not a leftover of the previous one.
     agent.python("w:0", f"{LEFT_BEHIND}\ndaemon()\n{SLEEP}", attempt=1)
     again = agent.wait("started", task="w:0", attempt=1)["pid"]
     young = int(said(agent, "w:0", 2)[1])
@@ -244,7 +244,7 @@ def test_a_fresh_agent_sweeps_what_a_dead_one_left(tmp_path: Path) -> None:
         first.start("w:0", "sh", "-c", "echo up; sleep 600; :")
         pid = first.wait("started")["pid"]
         said(first, "w:0")
-        # Both in one go, the guard first: it has no time for anything.
+        # Stop the guard first, so that it cannot clean up before it is killed as well.
         os.kill(first.process.pid, signal.SIGSTOP)
         os.kill(first.pid, signal.SIGKILL)
         os.kill(first.process.pid, signal.SIGKILL)
@@ -257,7 +257,7 @@ def test_a_fresh_agent_sweeps_what_a_dead_one_left(tmp_path: Path) -> None:
 
 
 def test_a_sweeper_waits_for_another_agent(tmp_path: Path) -> None:
-    """And ends what that one leaves when it is killed meanwhile."""
+    """When the other agent is killed meanwhile, the sweeper ends its processes."""
     with Agent(tmp_path / "a") as first:
         first.start("w:0", "sleep", "600", cwd="/")
         pid = first.wait("started")["pid"]
@@ -266,7 +266,7 @@ def test_a_sweeper_waits_for_another_agent(tmp_path: Path) -> None:
             with pytest.raises(AssertionError):
                 second.wait("bye", timeout_s=0.5)
             assert not gone(pid)
-            os.kill(first.process.pid, signal.SIGSTOP)  # the guard has no time
+            os.kill(first.process.pid, signal.SIGSTOP)  # so it cannot clean up
             os.kill(first.pid, signal.SIGKILL)
             os.kill(first.process.pid, signal.SIGKILL)
             bye = second.wait("bye")

@@ -1,4 +1,4 @@
-"""Tasks that are forked from a warm interpreter (a stand-in that imports nothing)."""
+"""Tests of tasks that are forked from a warm interpreter (here a stand-in)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def fork(agent: Agent, task: str, code: str, *args: str, **keys: object) -> None
 
 
 def warm_pid(agent: Agent) -> int:
-    """The agent's only child."""
+    """Return the pid of the agent's only child."""
     [pid] = [p.pid for p in proc.snapshot().values() if p.ppid == agent.pid]
     return pid
 

@@ -1,4 +1,4 @@
-"""The user's files on a host that does not share them: brought, kept, told apart."""
+"""Tests of copying the user's files to a host that does not share them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ OLD, NEW, OTHER = "old", "new", "other"
         ((OLD,), OLD, None, "delete"),
         ((OLD,), OTHER, None, "nothing"),
         ((OLD,), None, None, "nothing"),
-        ((OLD, NEW), NEW, OTHER, "take"),  # after a break in the middle
+        ((OLD, NEW), NEW, OTHER, "take"),  # after an interrupted sync
         ((OLD, NEW), OLD, OTHER, "take"),
     ],
 )
@@ -48,7 +48,7 @@ def test_merge(
 
 
 class Folders:
-    """The user's folder, the host's, and an agent for each time they are synced."""
+    """The user's folder and the host's; each sync starts a new agent."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -59,11 +59,11 @@ class Folders:
 
     def listed(self, *, shared: bool = False) -> Listing:
         found = listing(self.mine, Sync(str(self.theirs), ("*.skip",)))
-        # Here both sides are one machine, and so every file would be the same one.
+        # Both sides are on one machine, so every file would be recognised as shared.
         return found if shared else _apart(found)
 
     def sync(self, found: Listing | None = None) -> Frame:
-        """The agent's last word."""
+        """Sync the files; returns the agent's final answer."""
         files = found or self.listed()
         with Agent(self.path / "agent") as agent:
             for frame in files.frames():
