@@ -1,4 +1,4 @@
-"""Which lines of tasks are shown: the culprit's, and none that say nothing new."""
+"""Tests of which task output is shown: warnings once, follow-up errors in one line."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_warning_is_shown_once_and_not_once_for_each_rank() -> None:
     echo = Echo(lambda _: None)
     assert echo.chosen("worker:0", [*WARNING, "a"]) == [*WARNING, "a"]
     assert echo.chosen("worker:1", [*WARNING, "b"]) == ["b"]
-    assert echo.chosen("worker:0", WARNING) == WARNING  # it is the program's own wish
+    assert echo.chosen("worker:0", WARNING) == WARNING  # the task repeats it itself
 
 
 def test_everything_is_shown_where_somebody_looks_for_an_error() -> None:

@@ -1,4 +1,4 @@
-"""The order of ends on one host, and their times beside those of other hosts."""
+"""Tests of the order of task ends on one host, and of their times across hosts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tfcluster.launcher.end_order import EndOrder
 def test_the_number_decides_on_one_host() -> None:
     ends = EndOrder()
     late = ends.at_s("h1", 1, 10.0)
-    early = ends.at_s("h1", 0, 10.3)  # whose output was waited for
+    early = ends.at_s("h1", 0, 10.3)  # reported later because its output was awaited
     assert early < late == 10.0
     assert ends.at_s("h1", 2, 9.9) > late
 

@@ -1,4 +1,4 @@
-"""Which address others are told."""
+"""Tests of the choice of the address that other hosts use for a host."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tfcluster.model import Host
     ("given", "way_in", "local", "resolved", "expected"),
     [
         ("10.0.0.7", "10.0.0.1", ["10.0.0.1"], [], "10.0.0.7"),
-        # The name itself, given as the address.
+        # The host's name itself is given as its address.
         ("h", "10.0.0.1", ["10.0.0.1"], [], "h"),
         (None, "10.0.0.1", ["10.0.0.1", "172.17.0.1"], [], "10.0.0.1"),
         (None, "127.0.0.1", ["10.0.0.1"], [], "10.0.0.1"),

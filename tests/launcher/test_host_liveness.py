@@ -1,4 +1,4 @@
-"""Hosts that say nothing; time is a number here, and asking takes none of it."""
+"""Tests of the detection of silent hosts, with simulated time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HOST = Host(name="h1", address="h1")
 
 
 class Way:
-    """To one host; whether that answers to somebody new is known beforehand."""
+    """A starter that knows whether the host answers a new connection."""
 
     def __init__(self, answers: bool) -> None:
         self._answers = answers
@@ -28,7 +28,7 @@ class Way:
 
 
 def lost_after(silence: HostLiveness, posted: SimpleQueue[Answered]) -> float:
-    """How long ``HOST`` may be silent from now on, tenth by tenth of a second."""
+    """Return how long ``HOST`` may be silent from now on, in simulated time."""
     silence.heard(HOST.name)
     asked = False
     for tenth in range(1, 1000):
@@ -51,7 +51,7 @@ def test_who_answers_somebody_new_is_given_more_time(
     posted: SimpleQueue[Answered] = SimpleQueue()
     silence = HostLiveness(Way(answers), posted.put)
     assert lost_after(silence, posted) == limit_s
-    # A word of it, and all begins again.
+    # A sign of life resets everything.
     assert lost_after(silence, posted) == limit_s
 
 

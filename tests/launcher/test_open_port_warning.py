@@ -1,4 +1,4 @@
-"""What is said of ports that anybody may use."""
+"""Tests of the warning about ports that are open to all users and hosts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands that are not there are found before anything starts."""
+"""Tests that missing commands are found before anything starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps, stalls, and who waits for whom; time is a number here."""
+"""Tests of steps, stalls, and which rank waits for which, with simulated time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Secrets are read from private files or the environment, and else refused together."""
+"""Tests that secrets come from private files or the environment.
+
+All invalid sources are reported in one error.
+"""
 
 from __future__ import annotations
 

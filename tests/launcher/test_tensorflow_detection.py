@@ -1,4 +1,4 @@
-"""Which programs are worth a warm interpreter."""
+"""Tests of which programs are worth a warm interpreter."""
 
 from __future__ import annotations
 

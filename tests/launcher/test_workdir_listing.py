@@ -1,4 +1,4 @@
-"""Which of the user's files go to hosts that do not share them."""
+"""Tests of which of the user's files are copied to hosts that do not share them."""
 
 from __future__ import annotations
 
