@@ -1,4 +1,4 @@
-"""Runs written as lists of events, and what is to come of them."""
+"""Helpers that write a run as a list of events, and inspect the resulting actions."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def plan(
     restart_alone: bool = False,
     min_training: int | None = None,
 ) -> Plan:
-    """These tasks, dealt to the hosts in turn."""
+    """Return a plan with these tasks, assigned to the hosts in turn."""
     return Plan(
         tasks={task: hosts[i % len(hosts)] for i, task in enumerate(tasks)},
         roles={task: ROLES[task.type] for task in tasks},
@@ -58,14 +58,14 @@ def plan(
 
 
 class History:
-    """Feeds events and remembers every action; time is what the events say."""
+    """Feeds events and collects all actions; time passes only through events."""
 
     def __init__(self, plan: Plan) -> None:
         self.state: State
         self.state, self.actions = begin(plan)
 
     def feed(self, *events: Event) -> list[Action]:
-        """The actions that these events bring, all together."""
+        """Feed the events; returns all actions that result."""
         new: list[Action] = []
         for event in events:
             self.state, actions = step(self.state, event)
@@ -74,7 +74,7 @@ class History:
         return new
 
     def up(self) -> list[Action]:
-        """Everything is started and runs."""
+        """Start all tasks and report them as running."""
         hosts = dict.fromkeys(self.state.plan.tasks.values())
         actions = self.feed(*map(HostReady, hosts))
         for task in self.state.plan.tasks:
@@ -87,7 +87,7 @@ class History:
     def exits(
         self, task: TaskId, code: int | None = 0, *, signal: str | None = None
     ) -> list[Action]:
-        """A task ends by itself."""
+        """End a task that was not told to stop."""
         attempt = self.state.tasks[task].attempt
         cause = None if code == 0 else f"cause of {task}"
         return self.feed(
@@ -98,7 +98,7 @@ class History:
         )
 
     def obey(self, *tasks: TaskId) -> list[Action]:
-        """Tasks that were told to stop do so, and leave nothing behind."""
+        """End tasks that were told to stop; they leave nothing behind."""
         actions: list[Action] = []
         for task in tasks:
             attempt = self.state.tasks[task].attempt
@@ -116,11 +116,11 @@ class History:
         return actions
 
     def judged(self) -> list[Action]:
-        """The moment in which failures are collected passes."""
+        """End the time in which failures are collected."""
         return self.feed(Expired("verdict"))
 
     def closed(self) -> list[Action]:
-        """All agents leave."""
+        """Close all agents."""
         return self.feed(*map(HostClosed, self.state.hosts))
 
     @property

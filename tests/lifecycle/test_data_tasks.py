@@ -1,4 +1,4 @@
-"""Data tasks that fail: the training goes on without them, or until they are back."""
+"""Tests of data tasks that fail: training goes on, except without the dispatcher."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An end with 0 proves nothing where tasks train together; and whose code comes out."""
+"""Tests of tasks that exit with 0 without an exchange, and of the run's exit code."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tfcluster.states import TaskState
 
 
 def together(*tasks: TaskId, max_restarts: int = 0) -> Plan:
-    """Tasks that have to exchange something."""
+    """Return a plan whose tasks must exchange something."""
     found = plan(*tasks, max_restarts=max_restarts)
     return replace(found, must_exchange=frozenset(tasks))
 
@@ -123,7 +123,7 @@ def test_a_code_of_an_attempt_that_was_got_over_is_forgotten() -> None:
         ({3, None}, 1),
         ({0}, 1),
         ({None}, 1),
-        # They would have a scheduler or a script do something.
+        # These codes have a special meaning to schedulers or shells.
         ({75}, 1),
         ({99}, 1),
         ({100}, 1),

@@ -1,4 +1,4 @@
-"""The lifecycle, replayed: who is blamed, who is stopped when, which code comes out."""
+"""Tests of the lifecycle: first failure, order of stops, and exit code."""
 
 from __future__ import annotations
 
@@ -284,7 +284,7 @@ W2 = TaskId("worker", 2)
 
 
 def four(**keys: Any) -> History:
-    """A chief and three workers, each on a host of its own, and all up."""
+    """Start a chief and three workers, each on a host of its own."""
     options = {"hosts": FOUR, "max_restarts": 2, "min_training": 3, **keys}
     history = History(plan(CHIEF, W0, W1, W2, **options))
     history.up()
@@ -441,7 +441,7 @@ def test_a_restart_under_way_gives_way_to_an_interrupt() -> None:
     "wish", [HostTold("h2"), HostClosed("h2"), Interrupted(ExitCode.TERMINATED)]
 )
 def test_what_a_scheduler_has_ended_has_not_failed(wish: Event) -> None:
-    """It signals tasks, agents and us, in any order."""
+    """A scheduler signals tasks, agents and the launcher in any order."""
     history = History(plan(CHIEF, W0, W1, hosts=("h1", "h2", "h1"), max_restarts=3))
     history.up()
     history.feed(TaskExited(task=W0, attempt=0, code=None, signal="SIGTERM"))
@@ -605,7 +605,7 @@ def test_an_agent_that_does_not_leave_is_dropped() -> None:
 
 
 def test_random_histories_end_once_and_never_go_backwards() -> None:
-    """Any order of events: states advance, one finish, and nothing after it."""
+    """In any order of events, states only advance, and Finish is the last action."""
     for seed in range(400):
         rng = random.Random(seed)
         tasks = (CHIEF, W0, W1, PS, EVALUATOR)
@@ -665,9 +665,9 @@ def test_an_agent_that_leaves_unasked_ends_the_run_as_somebody_wished() -> None:
     history.up()
     actions = history.feed(HostClosed("h1"))
     assert [sign for _, sign in stopped(actions)] == ["TERM", "TERM"]
-    # Whoever told the agents tells the launcher too: it is the same wish.
+    # The scheduler signals agents and launcher alike, so this is the same request.
     assert stopped(history.feed(Interrupted(ExitCode.TERMINATED))) == []
-    # Only the next one is another.
+    # Only the next signal is a new request.
     actions = history.feed(Interrupted(ExitCode.TERMINATED))
     assert {sign for _, sign in stopped(actions)} == {"KILL"}
     history.obey(CHIEF, W0)
@@ -676,7 +676,7 @@ def test_an_agent_that_leaves_unasked_ends_the_run_as_somebody_wished() -> None:
 
 
 def _settle(history: History) -> None:
-    """Everybody who is told to stop obeys, until the run is over."""
+    """End all tasks and agents, until the run is over."""
     history.feed(Interrupted(ExitCode.TERMINATED))
     for _ in range(4):
         for task, status in history.state.tasks.items():
