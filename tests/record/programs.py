@@ -1,4 +1,4 @@
-"""Small programs that tests run as processes of their own: writers, holders, rivals."""
+"""Small programs that tests run in separate processes: writers, holders, rivals."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ sys.stdin.read()
 
 @contextmanager
 def program(code: str, *args: str | Path) -> Iterator[subprocess.Popen[str]]:
-    """Runs ``code`` until the end of the block, with pipes to it."""
+    """Run ``code`` until the end of the block, with pipes to it."""
     process = subprocess.Popen(
         [sys.executable, "-c", code, *map(str, args)],
         stdin=subprocess.PIPE,

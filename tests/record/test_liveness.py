@@ -1,4 +1,4 @@
-"""A dead launcher is never shown as running, and a living one never as dead."""
+"""Tests that a dead launcher is never shown as running, nor a living one as dead."""
 
 from __future__ import annotations
 
@@ -77,7 +77,8 @@ def _signs(**extra: Any) -> Signs:
             "dead",
             "the launcher died",
         ),
-        # A container on this kernel: its pid cannot be compared, its lock can be seen.
+        # A container on the same kernel: its lock can be seen, its pid is not
+        # comparable.
         (_signs(held=True, same_boot=True), "alive", None),
         (_signs(same_boot=True), "dead", "the launcher died"),
         (_signs(same_host=True), "dead", "interrupted by a reboot"),
@@ -198,7 +199,7 @@ def test_a_stopped_launcher_is_alive(paths: RunPaths) -> None:
 
 
 def test_a_lock_file_is_not_believed_only_the_lock(paths: RunPaths) -> None:
-    """Somebody else has the pid now: it is neither shown as the launcher nor alive."""
+    """The pid of the old launcher was reused by another process."""
     me = identity()
     paths.lock.write_text(json.dumps(asdict(me)))
     old = replace(me, start_time=me.start_time - 1)
@@ -244,7 +245,7 @@ def test_a_fresh_lock_file_is_a_sign_of_life(paths: RunPaths) -> None:
 
 
 def test_looking_does_not_disturb_who_wants_the_lock(paths: RunPaths) -> None:
-    """Whoever asks whether a lock is held, holds it for a moment himself."""
+    """A process that checks the lock holds it for a moment itself."""
     acquire(paths).release()
     looker = os.open(paths.lock, os.O_RDONLY)
     fcntl.flock(looker, fcntl.LOCK_SH)

@@ -1,4 +1,4 @@
-"""A run from its folder: quickly, and whatever is left of it."""
+"""Tests of loading a run from its folder: quickly, and even from incomplete files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NOW_S = 1795169700.0
 
 @pytest.fixture
 def large_run(tmp_path: Path) -> RunPaths:
-    """3,000 tasks on 1,000 hosts that went through all of their states."""
+    """Record 3,000 tasks on 1,000 hosts that went through all their states."""
     paths = create_run(tmp_path, "large", NOW_S)
     names = [f"worker:{i}" for i in range(3000)]
     tasks = [{"task": name, "host": f"n{i // 3}"} for i, name in enumerate(names)]
@@ -73,7 +73,7 @@ def test_whatever_is_left_of_a_folder_can_be_read(large_run: RunPaths) -> None:
 def test_a_run_that_ends_while_it_is_read_is_not_lost(
     read: Callable[..., RunView], tmp_path: Path
 ) -> None:
-    """Between reading the events and looking at the lock the run may end."""
+    """The run may end after its events are read and before the lock is checked."""
     with program(MANY_SHORT_RUNS, tmp_path, "300") as launcher:
         while root := line_of(launcher):
             while True:

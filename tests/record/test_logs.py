@@ -1,4 +1,4 @@
-"""The last lines of a file, and lines as they come, whatever is in them."""
+"""Tests of reading the last lines of logs and of following them, whatever they hold."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_line_of_100_mb_costs_neither_memory_nor_time(tmp_path: Path) -> None:
     path = tmp_path / "log"
     with path.open("wb") as file:
         file.write(b"before\n")
-        file.truncate(100 << 20)  # a hole: 100 MB of NUL without a line end
+        file.truncate(100 << 20)  # a hole: 100 MB of NUL without a newline
         file.seek(0, os.SEEK_END)
         file.write(b"\nafter\n")
     began_s = time.process_time()
@@ -76,7 +76,7 @@ def test_last_lines_of_nothing(tmp_path: Path) -> None:
 
 
 class _Follower:
-    """Follows in a thread, as ``logs -f`` does."""
+    """Follows the files in a thread, like ``logs -f``."""
 
     def __init__(self, paths: Mapping[str, Path], last: int = 10) -> None:
         self.seen: list[tuple[str, str]] = []
@@ -118,7 +118,7 @@ def test_lines_come_as_they_are_written(tmp_path: Path) -> None:
     follower.wait(lambda seen: seen == ["2", "3"])
     _append(a, b"finished\n")
     follower.wait(lambda seen: seen[2:] == ["unfinished"])
-    _append(b, b"late\nfile\n")  # made only now: all of it is new
+    _append(b, b"late\nfile\n")  # a new file is shown from its start
     follower.wait(lambda seen: seen[3:] == ["late", "file"])
     _append(b, b"no end")
     assert follower.stop()[-1] == "no end"

@@ -1,4 +1,4 @@
-"""A name is held by one active run, whoever comes and dies when."""
+"""Tests that only one active run holds a name, even when holders are killed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_the_second_is_told_who_has_the_name_and_what_to_do(tmp_path: Path) -> N
     began_s = time.monotonic()
     with pytest.raises(ActiveRunError) as caught:
         hold_name(tmp_path, "digits", "other", now_s=NOW_S)
-    assert time.monotonic() - began_s < allow_s(2)  # told at once
+    assert time.monotonic() - began_s < allow_s(2)  # refused at once
     host = os.uname().nodename
     assert caught.value.message == (
         f"the run {RUN} already uses the name 'digits' since 10:15:00 "
@@ -83,11 +83,12 @@ def test_of_twenty_at_once_exactly_one_wins_and_the_rest_know_who(
             )
             for answer in answers:
                 assert re.match(wanted, answer), answer
-            # All die by kill -9 here, and the name is free for the next trial.
+            # Leaving the block kills all rivals, which frees the name for the next
+            # trial.
 
 
 def test_who_held_the_name_before_is_not_blamed(tmp_path: Path) -> None:
-    """Between locking the file and writing into it lies a moment."""
+    """The file is locked a moment before its new content is written."""
     hold_name(tmp_path, "digits", "old", now_s=NOW_S).release()
     path = tmp_path / "names" / "digits.lock"
     me = asdict(identity())

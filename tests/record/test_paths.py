@@ -1,4 +1,4 @@
-"""Where the record lies: private folders, ids, and which run a person means."""
+"""Tests of where the record is: private folders, run ids, and finding a run."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_an_open_folder_is_refused_with_what_to_do(tmp_path: Path) -> None:
 def test_a_file_system_that_ignores_modes_is_named_as_the_reason(
     tmp_path: Path,
 ) -> None:
-    tmp_path.chmod(0o755)  # as FAT shows every folder, whatever it was made with
+    tmp_path.chmod(0o755)  # FAT shows all folders with one mode
     with pytest.raises(
         ResourceError, match=r"ignores file modes: .* is 0755, not 0700"
     ):
@@ -131,7 +131,7 @@ def test_a_parent_that_anybody_can_write_is_refused(tmp_path: Path) -> None:
     assert f"{tmp_path / 'open'} is writable by others (0777)" in _refused(
         tmp_path / "open" / "state"
     )
-    (tmp_path / "open").chmod(0o1777)  # like /tmp: others cannot replace what is ours
+    (tmp_path / "open").chmod(0o1777)  # like /tmp: others cannot replace our files
     state_dir({"TFCLUSTER_STATE_DIR": str(tmp_path / "open" / "state")})
 
 
@@ -239,7 +239,7 @@ def test_a_person_means_a_run_by_id_prefix_or_name(tmp_path: Path) -> None:
     other = create_run(state, "digits-large", NOON_S + 30, lambda _: b"\xaa\x03")
     assert find(state, None) == new
     assert find(state, old.run) == old
-    assert find(state, "digits") == new  # the name's newest, not "digits-large"
+    assert find(state, "digits") == new  # the newest of that name, not "digits-large"
     assert find(state, "digits-20261120-1015") == old
     assert find(state, "digits-l") == other
 
@@ -253,7 +253,7 @@ def test_what_several_runs_are_is_ambiguous_or_nothing(
     with pytest.raises(ConfigError) as caught:
         find(state, text)
     said = str(caught.value)
-    assert made[-1].run in said  # the newest are shown, not all
+    assert made[-1].run in said  # only the newest are shown
     assert made[0].run not in said
     assert ("7 runs begin with this" in said) == bool(text)
 

@@ -1,4 +1,4 @@
-"""From events to how a run stands."""
+"""Tests of the replay of events into the state of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Events and progress reach the disk whole, or are kept and counted."""
+"""Tests that events and progress reach the disk complete, or are kept and counted."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_a_removed_folder_disturbs_nobody(paths: RunPaths) -> None:
 def test_a_file_size_limit_is_survived_and_nothing_is_torn(
     paths: RunPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The write that fits only in part is finished as soon as there is room."""
+    """A write that was only partly done is completed as soon as there is room."""
     monkeypatch.setattr(writer_module, "_RETRY_S", 0.02)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     writer = Writer(paths)
@@ -218,8 +218,8 @@ def test_a_full_disk_stops_nobody_and_the_gap_is_told(
     writer.append({"type": "note", "text": "first"})
     assert writer.flush(5)
     _fill(filler)
-    # What is left of the stream's own last page goes first: from then on no byte finds
-    # a place, and none makes room for another event half-way.
+    # First fill the rest of the events file's last page: from then on no byte can be
+    # written, and no smaller event fits in between.
     writer.append({"type": "note", "text": "y" * 5000})
     assert not writer.flush(5)
     for i in range(1000):
@@ -232,7 +232,7 @@ def test_a_full_disk_stops_nobody_and_the_gap_is_told(
     reason = "x" * 5000
     writer.append({"type": "end", "state": "failed", "reason": reason})  # always kept
     filler.unlink()
-    assert not writer.close(5)  # something is missing
+    assert not writer.close(5)  # some events were lost
     events = read_events(paths.events)
     kept = [
         e["text"] for e in events[1:] if e["type"] == "note" and len(e["text"]) == 100
@@ -279,7 +279,7 @@ def test_what_is_no_object_is_not_there(content: bytes, tmp_path: Path) -> None:
 
 @pytest.mark.timeout(300)
 def test_kill_at_any_time_leaves_every_file_readable(tmp_path: Path) -> None:
-    """A reader looks all the time; no file is ever half, no event ever missing."""
+    """A reader that looks all the time never sees a partial file or a missing event."""
     trials = int(os.environ.get("TFCLUSTER_CHAOS_TRIALS", "10"))
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")  # noqa: T201 - to repeat a failure
