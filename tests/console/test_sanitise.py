@@ -1,4 +1,4 @@
-"""No byte of the corpus steers a terminal."""
+"""Tests that no hostile text can control the terminal."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ HOSTILE = [
     "\x1b]52;c;ZXZpbA==\x07",  # writes to the clipboard
     "\x1b]50;?\x07",
     "\x1b[2J\x1b[H",
-    "\x1b[8mhidden",  # looks like a colour, and goes
-    "\x1b[3\x1b[0m1m",  # removing the inner one makes an outer one
+    "\x1b[8mhidden",  # looks like a colour, but is removed
+    "\x1b[3\x1b[0m1m",  # removing the inner sequence leaves an outer one
     "\x1b\x1b[0m[31m",
     "\x1b[6n",
     "\x1b[21t",
@@ -44,7 +44,7 @@ HOSTILE = [
     "\x07",
     "\x00",
     "\x7f",
-    "\x05",  # answers back
+    "\x05",  # makes the terminal answer
     "user\u202etxt.exe",
     "\u2066isolated\u2069\u200f\u200e\u061c",
     "\u2028\u2029",

@@ -1,4 +1,4 @@
-"""The screen on real terminals and pipes, most of which are in a bad state."""
+"""Tests of the screen on real terminals and pipes, most of them slow or closed."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ DEADLINE_S = 30.0
 
 
 class Terminal:
-    """A real terminal, and the person (or nobody) who reads it."""
+    """A real terminal that is read only when a test asks for it."""
 
     def __init__(self, columns: int = 80, lines: int = 24) -> None:
         self._ours, theirs = pty.openpty()
         attributes = termios.tcgetattr(theirs)
-        attributes[1] &= ~termios.ONLCR  # line feeds arrive as they were written
+        attributes[1] &= ~termios.ONLCR  # leave newlines as written
         termios.tcsetattr(theirs, termios.TCSANOW, attributes)
         self.file: TextIO = os.fdopen(theirs, "w")
         self.text = ""
@@ -46,7 +46,7 @@ class Terminal:
         fcntl.ioctl(self._ours, termios.TIOCSWINSZ, size)
 
     def read_until(self, done: Callable[[str], bool]) -> str:
-        """All that was written so far, as soon as it satisfies ``done``."""
+        """Read until the text so far satisfies ``done``; returns that text."""
         until_s = time.monotonic() + DEADLINE_S
         while not done(self.text):
             left_s = until_s - time.monotonic()
@@ -56,7 +56,7 @@ class Terminal:
         return self.text
 
     def rows(self, columns: int = 80) -> list[str]:
-        """What a person sees: the text as a terminal of so many columns shows it."""
+        """Return the rows that a terminal with ``columns`` columns shows."""
         return _shown(self.text, columns)
 
     def hang_up(self) -> None:
@@ -70,7 +70,7 @@ class Terminal:
 
 
 def _shown(text: str, columns: int) -> list[str]:
-    """A terminal small enough to be seen to be right: wraps, goes up, erases."""
+    """Emulate a minimal terminal: wraps, moves up, erases."""
     rows, row, column = [""], 0, 0
     for token in re.findall(r"\x1b\[[0-9;]*[A-Za-z]|.|\n|\r", text):
         if token == "\n":
@@ -184,7 +184,7 @@ def test_both_streams_in_one_file_keep_their_order(tmp_path: Path) -> None:
 def test_what_was_printed_before_comes_before(tmp_path: Path) -> None:
     path = tmp_path / "out"
     with path.open("w") as out:
-        out.write("before\n")  # still in the buffer of the file
+        out.write("before\n")  # still in the file's buffer
         with _screen(out, None) as screen:
             screen.log("ps:0", ["after"])
             _closed(screen)
@@ -227,7 +227,7 @@ def test_live_text_is_cut_to_the_terminal_and_follows_its_size(
         assert terminal.rows() == [("abcdefghij" * 3)[:28] + "…"]
         terminal.resize(20)
         terminal.read_until(lambda text: text.count("…") == 2)
-        # The old text stood on two rows of the narrower terminal: both were erased.
+        # The old text took two rows of the narrower terminal; both were erased.
         assert terminal.text.count("\x1b[A\x1b[K") == 1
         assert terminal.text.rpartition("\x1b[K")[2] == ("abcdefghij" * 3)[:18] + "…"
 
@@ -317,7 +317,8 @@ def test_a_terminal_that_nobody_reads_holds_up_nobody(
         began_s = time.monotonic()
         assert not screen.close(0.2)
         assert time.monotonic() - began_s < allow_s(8)
-        # Somebody begins to read after all: nothing is missing but what is counted.
+        # When the terminal is read after all, only the lines that were counted are
+        # missing.
         terminal.read_until(lambda text: "talk is never dropped\n" in text)
     told = [
         int(n.replace(",", "")) for n in re.findall(r"… ([\d,]+) line", terminal.text)
@@ -369,7 +370,7 @@ def test_a_stdout_that_nobody_reads_does_not_hold_up_stderr(tmp_path: Path) -> N
         screen.error(["error: told at once"])
         assert not screen.close(0.5)
         assert errors.read_text() == "error: told at once\n"
-        os.close(reader)  # ends the write that waits
+        os.close(reader)  # ends the blocked write
 
 
 def test_a_terminal_that_hangs_up_is_survived(terminal: Terminal) -> None:
@@ -405,7 +406,7 @@ def test_a_terminal_that_somebody_made_non_blocking(terminal: Terminal) -> None:
 
 @pytest.mark.parametrize("closed", ["out", "tty"])
 def test_a_program_ends_in_silence_when_its_terminal_is_gone(closed: str) -> None:
-    """No traceback at exit, and the exit code is the program's own."""
+    """There is no traceback at exit, and the exit code is the program's own."""
     code = """
 import os, sys
 from tfcluster.console.screen import Screen
@@ -419,7 +420,7 @@ sys.exit(7)
         reader, writer = os.pipe()
         os.close(reader)
     else:
-        reader, writer = pty.openpty()  # nobody reads it
+        reader, writer = pty.openpty()  # never read
     process = subprocess.Popen(
         [sys.executable, "-c", code],
         stdout=writer,

@@ -1,4 +1,4 @@
-"""Columns, durations, folded names, colours."""
+"""Tests of columns, durations, folded names and colours."""
 
 from __future__ import annotations
 

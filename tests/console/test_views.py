@@ -1,4 +1,4 @@
-"""What is shown, word for word."""
+"""Tests of the exact text of all views."""
 
 from __future__ import annotations
 
