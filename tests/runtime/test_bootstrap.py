@@ -329,7 +329,7 @@ def test_a_program_without_tensorflow_does_not_pay_for_it(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("source", [b"x = 1\0\n", b"x = '\xe9'\n"])
 def test_what_is_no_text_is_a_syntax_error(source: bytes, tmp_path: Path) -> None:
-    """Python words these errors in two ways itself, depending on how it reads a file."""
+    """Python itself has two messages for this, depending on how it reads the file."""
     (tmp_path / "train.py").write_bytes(source)
     ended = start_cold(["run", "train.py"], tmp_path).end()
     assert ended.status == plain(["train.py"], tmp_path).status == 1
