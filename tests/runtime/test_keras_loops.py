@@ -39,8 +39,8 @@ def test_tape_loops_are_divided_from_their_second_batch(
         share, last = end // size - start
         whole = [10, *[share] * 8, last] * 3
         # Each optimizer has one trial step, in which rank 1 has the rows of rank 0,
-        # each twice. It takes place once as many batches are known to follow as have
-        # come since the last gradient.
+        # each twice. It requires that at least as many batches are certain to follow
+        # as the last gradient took.
         low, high = trial_bounds(10, rank, size)
         tried = (high - low) * (2 if rank == 1 else 1)
         at_once, later = [10, tried, *whole[2:]], [*whole[:2], tried, *whole[3:]]
