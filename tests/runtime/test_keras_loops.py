@@ -31,7 +31,7 @@ def test_tape_loops_are_divided_from_their_second_batch(
     for rank, found in enumerate(compared.ranks):
         others = {key: value for key, value in found.items() if key != "rows"}
         assert_equal_to_one({k: v for k, v in one.items() if k != "rows"}, others)
-        # 96 rows in batches of 10, the last of 6. All ranks take the whole first batch.
+        # 96 rows in batches of 10, the last of 6; each epoch's first batch is whole.
         start, end = (
             rank * np.array([10, 6]) // size,
             (rank + 1) * np.array([10, 6]),

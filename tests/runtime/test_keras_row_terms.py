@@ -1,4 +1,4 @@
-"""There is a warning about losses that are not a mean over rows, and no others.
+"""Losses that are not a mean over the rows of a batch, and only those, give a warning.
 
 The cases are those of ``programs/cases/row_terms.py``.
 """

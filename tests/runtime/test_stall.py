@@ -249,7 +249,7 @@ def test_why_a_program_has_ended_is_passed_on(size: int) -> None:
 
 @pytest.mark.parametrize("leaves", [0, 1, 2])
 def test_a_program_that_ends_before_any_exchange_is_not_waited_for(leaves: int) -> None:
-    """Neither by ranks that it would have connected to, nor by those that connect."""
+    """Neither ranks that it would connect to nor ranks that connect to it wait."""
 
     def act(group: Group) -> None:
         if group.rank == leaves:

@@ -1,6 +1,6 @@
 # Written like user scripts: without type annotations.
 # mypy: allow-untyped-defs, allow-untyped-calls
-"""The last rank does something else than the others: all soon get an error."""
+"""The last rank acts differently from the others: all ranks soon get an error."""
 
 import threading
 import time

@@ -2,7 +2,7 @@
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-subclassing-any
 """Pipelines that are computed by data tasks or by every rank: RESULTS [CASE...].
 
-Elements contain the number in the file WHO of the folder of the process that made them.
+Each element contains the number that its producer has read from the file WHO.
 """
 
 from __future__ import annotations
