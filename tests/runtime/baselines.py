@@ -1,6 +1,6 @@
-"""What jobs of one rank without hooks have left behind, kept from run to run.
+"""A cache, kept between test runs, of the results of jobs of one rank without hooks.
 
-Their outcome depends on nothing but their programs and the versions of the libraries.
+These results depend only on the programs and on the versions of the libraries.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from pathlib import Path
 
 LIBRARIES = ("tensorflow", "keras", "numpy", "scikit-learn")
 KEPT = 80
-"""Each theme has some, and a change of any program makes all of them anew."""
+"""Number of baselines. Each theme has several; a change of any program renews all."""
 
 
 class Baselines:
-    """A folder with a folder for each baseline, named by what it depends on."""
+    """A folder with one subfolder per baseline, named by the digest of its inputs."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     @contextmanager
     def locked(self, digest: str) -> Iterator[None]:
-        """So that no two processes compute the same one."""
+        """Hold a lock, so that two processes never compute the same baseline."""
         with (self._folder / f"{digest}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
     def restore(self, digest: str, folder: Path) -> bool:
-        """Copy a baseline into a folder, if there is one."""
+        """Copy the baseline into ``folder``. False if there is none."""
         kept = self._folder / digest
         if not kept.is_dir():
             return False
@@ -42,7 +42,7 @@ class Baselines:
         return True
 
     def keep(self, digest: str, folder: Path, names: Sequence[str]) -> None:
-        """Keep these files and folders of a folder; old baselines go."""
+        """Store these files and folders of ``folder``, and delete old baselines."""
         unfinished = self._folder / f"{digest}.new"
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir()
@@ -62,7 +62,7 @@ class Baselines:
 def digest_of(
     words: Sequence[str], env: dict[str, str], sources: Sequence[Path]
 ) -> str:
-    """Of a command line without paths, its environment, and all that it may import."""
+    """Digest of a command line without paths, its environment and its sources."""
     libraries = {name: version(name) for name in LIBRARIES}
     known = [platform.python_version(), platform.machine(), libraries, words, env]
     digest = hashlib.sha256(json.dumps(known, sort_keys=True).encode())

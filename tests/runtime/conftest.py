@@ -61,5 +61,5 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
 
 @pytest.fixture
 def compared(outcomes: Outcomes, request: pytest.FixtureRequest) -> Compared:
-    """A case on a number of ranks: see ``at_each_size``."""
+    """One case on one number of ranks; see ``at_each_size``."""
     return outcomes.at(*request.param)

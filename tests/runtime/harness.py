@@ -1,4 +1,4 @@
-"""What an agent does for a task, for tests: sockets, forks, output, exit status."""
+"""Does an agent's work for a task in tests: sockets, forks, output, exit status."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ DEADLINE_S = 120.0
 
 
 def told(text: str, name: str) -> list[dict[str, Any]]:
-    """What a program has printed as ``name`` and a JSON object, in order.
+    """The JSON objects that a program printed after ``name``, in order.
 
-    Before it may be a part of a line of stderr's.
+    ``name`` need not begin the line: part of a line from stderr may precede it.
     """
     found = re.findall(rf"{name} (\{{.*\}})$", text, re.MULTILINE)
     return [json.loads(item) for item in found]
@@ -33,7 +33,7 @@ def told(text: str, name: str) -> list[dict[str, Any]]:
 
 @dataclass
 class Ended:
-    """What is known of a task that has ended; a negative status is a signal's."""
+    """A task that has ended. A negative status is the number of a signal."""
 
     status: int
     output: str
@@ -47,8 +47,8 @@ class Ended:
 def adopting_orphans() -> Iterator[None]:
     """Make this process a subreaper, as an agent is (prctl(2)).
 
-    Not for longer than needed: nobody here waits for the orphans of other tests, and
-    a PID namespace ends only when all that was in it has been waited for.
+    Only for as long as needed: nothing here waits for the orphans of other tests, and
+    a PID namespace ends only after all of its processes have been waited for.
     """
     _set_subreaper(wanted=True)
     try:
@@ -70,7 +70,7 @@ _unfinished: set[int] = set()
 
 
 def kill_leftovers() -> None:
-    """End the tasks that a failed test has left behind."""
+    """Kill the tasks that a failed test has left behind."""
     while _unfinished:
         pid = _unfinished.pop()
         os.kill(pid, signal.SIGKILL)
@@ -102,7 +102,7 @@ class Running:
                     self._grown.notify_all()
 
     def _read_events(self) -> None:
-        # It ends with a reset where the task has not read our last question.
+        # If the task has not read our last question, the connection is reset.
         with self.events, suppress(ConnectionResetError):
             while data := self.events.recv(65536):
                 with self._grown:
@@ -137,7 +137,7 @@ class Running:
         self.events.sendall(json.dumps({"type": kind}).encode() + b"\n")
 
     def end(self, timeout_s: float = DEADLINE_S) -> Ended:
-        """Wait for its end; kills it at the deadline."""
+        """Wait until the task ends; kill it at the deadline."""
         _unfinished.discard(self.pid)
         status = wait_for_exit(self.pid, timeout_s)
         for thread in self._threads:
@@ -146,7 +146,7 @@ class Running:
 
 
 def wait_for_exit(pid: int, timeout_s: float) -> int:
-    """waitpid with a deadline, by a descriptor of the process."""
+    """waitpid with a deadline, using a pidfd."""
     descriptor = os.pidfd_open(pid)
     try:
         ready, _, _ = select.select([descriptor], [], [], timeout_s)
@@ -215,7 +215,7 @@ class WarmInterpreter:
 def start_cold(
     argv: list[str], cwd: Path, env: Mapping[str, str] | None = None
 ) -> Running:
-    """A task in an interpreter of its own."""
+    """Start a task in a new interpreter."""
     reading, writing = os.pipe()
     ours, theirs = socket.socketpair()
     with theirs:
@@ -230,14 +230,14 @@ def start_cold(
             start_new_session=True,
         )
     os.close(writing)
-    # Running waits for it by its pid; Popen's own bookkeeping would only warn.
+    # Running waits for the pid; without this, Popen would warn that it still runs.
     process.returncode = 0
     return Running(process.pid, reading, ours)
 
 
 @contextmanager
 def held_ports(count: int) -> Iterator[list[int]]:
-    """Ports that are bound with SO_REUSEPORT and not listened on, as an agent does."""
+    """Ports that are bound with SO_REUSEPORT but not listened on, as an agent does."""
     sockets = [socket.socket() for _ in range(count)]
     try:
         for held in sockets:

@@ -1,4 +1,4 @@
-"""What one process has trained, beside what ranks have trained together."""
+"""Compares what one process has trained with what the ranks have trained together."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import pytest
 from tests.runtime.keras_jobs import CASES, LIMIT_S, Compared, Values
 
 MARKS = [pytest.mark.tensorflow, pytest.mark.timeout(LIMIT_S + 100)]
-"""Of every module whose tests look at the jobs of ``keras_jobs.py``."""
+"""For every module whose tests use the jobs of ``keras_jobs.py``."""
 
 WEIGHTS, METRICS = 1e-5, 1e-6
-"""Of float32, relative to an array's largest value."""
+"""Tolerances for float32, relative to an array's largest value."""
 
 HALF_PRECISION = ["mixed_bfloat16", "mixed_precision", "overflow"]
 STATISTICAL = ["batch_normalization", "dropout"]
@@ -45,7 +45,7 @@ def assert_equal_on_all_ranks(ranks: list[Values]) -> None:
 def assert_equal_to_one(
     one: Values, found: Values, *, tolerance: float | None = None
 ) -> None:
-    """Weights, and numbers about them, are those of one process up to rounding."""
+    """Check that weights and metrics equal those of one process up to rounding."""
     assert found.keys() == one.keys()
     for key, value in one.items():
         if value.dtype.kind not in "fiu":

@@ -2,10 +2,11 @@
 
 The default tier runs the cases of ``IN_DEFAULT_TIER``, one for each mechanism of the
 runtime, on two ranks, or three where a test looks at the third. ``make test-all`` adds
-the others. So that this stays quick, too, a case runs there on one of these numbers of
-ranks, in turn; those in ``ON_ALL_SIZES`` run on each. TFCLUSTER_TEST_ALL_SIZES=1 runs
-all cases on each. Each theme has jobs of its own, which run when a test looks at them:
-so themes can be tested at the same time, each by its own ``test_keras_THEME.py``.
+the others. To keep that quick as well, each case runs on only one of these numbers of
+ranks, chosen in turn; cases in ``ON_ALL_SIZES`` run on all of them.
+TFCLUSTER_TEST_ALL_SIZES=1 runs all cases on all of them. Each theme has jobs of its
+own, which run when a test first needs them, so themes can be tested at the same time,
+each by its own ``test_keras_THEME.py``.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ ON_ALL_SIZES = {
     "tape_graph",
 }
 ON_THREE = {"dropout", "files", "one_rank_stops"}
-"""Cases whose tests look at a certain rank."""
+"""Cases whose tests need a third rank."""
 IN_DEFAULT_TIER = {
     "callbacks": [
         *("one_rank_stops", "files", "checkpoints", "unwritable", "downloads"),
@@ -84,7 +85,7 @@ IN_DEFAULT_TIER = {
         *("loop_that_sums_a_part", "loop_of_sums_that_are_divided"),
     ],
 }
-"""By theme; of the themes that are not named here all cases."""
+"""Cases by theme. Themes that are not named here run all of their cases."""
 PER_WORKER = {"TFCLUSTER_RUNTIME": '{"batch": "per_worker"}'}
 
 Values = Mapping[str, NDArray[Any]]
@@ -97,11 +98,11 @@ def cases_of(theme: str) -> list[str]:
 
 EVERYTHING = os.environ.get("TFCLUSTER_TEST_ALL_SIZES") == "1"
 LIMIT_S = 2700 if EVERYTHING else 900
-"""Of each job."""
+"""Time limit of each job."""
 
 
 def sizes_of(theme: str, case: str, place: int) -> tuple[int, ...]:
-    """The first is that of the default tier, where the case is in it."""
+    """Numbers of ranks. If the case is in the default tier, the first is used there."""
     sizes: tuple[int, ...] = SIZES
     if case not in ON_ALL_SIZES and not EVERYTHING:
         sizes = (3,) if case in ON_THREE else (SIZES[place % len(SIZES)],)
@@ -120,19 +121,19 @@ CASES = {
     for theme in THEMES
     for place, case in enumerate(cases_of(theme))
 }
-"""The theme of every case, and the numbers of ranks on which it runs."""
+"""The theme of each case, and the numbers of ranks on which it runs."""
 PER_WORKER_CASES = cases_of("per_worker")
 
 
 REFUSED_THEMES = ("refused", "row_terms", "sums")
-"""Whose cases end with an error or a warning, or without."""
+"""Themes whose tests check whether a case ends with an error or a warning."""
 REFUSED_SIZE = 2
 REFUSED_CASES = {case: theme for theme in REFUSED_THEMES for case in cases_of(theme)}
-"""The theme of every case."""
+"""The theme of each of these cases."""
 
 
 def at_each_size(cases: Sequence[str]) -> pytest.MarkDecorator:
-    """The argument ``compared``: each case on each of its numbers of ranks."""
+    """Parametrize ``compared`` with each case on each of its numbers of ranks."""
     return pytest.mark.parametrize(
         "compared",
         [
@@ -145,7 +146,7 @@ def at_each_size(cases: Sequence[str]) -> pytest.MarkDecorator:
 
 
 def in_tiers(rows: Sequence[str | tuple[str, ...]]) -> list[ParameterSet]:
-    """Rows of parameters, the first of which is a case that may be refused."""
+    """Parameter sets of rows whose first item is a case of ``REFUSED_CASES``."""
     as_tuples = [(row,) if isinstance(row, str) else row for row in rows]
     return [
         pytest.param(*row, id=row[0], marks=_tier(row[0], REFUSED_SIZE))
@@ -165,7 +166,7 @@ def _is_default(case: str, size: int) -> bool:
 
 
 def job_of(case: str, size: int) -> str:
-    """The name of the job that runs a case; with size 1 that of one process."""
+    """The name of the job that runs a case; size 1 is the one-process baseline."""
     theme, (first, *_) = CASES[case]
     return _job_of(theme, size, _is_default(case, first if size == 1 else size))
 
@@ -181,7 +182,7 @@ def _job_of(theme: str, size: int, default: bool) -> str:
 
 @dataclass(frozen=True)
 class Compared:
-    """What one process and each of ``size`` ranks have found in a case."""
+    """The results of one case from one process and from each of ``size`` ranks."""
 
     size: int
     one: Values
@@ -194,17 +195,17 @@ class Outcomes:
     jobs: Mapping[str, Ranks]
 
     def of(self, case: str) -> list[Compared]:
-        """A case on the first of its numbers of ranks."""
+        """The results of a case on the first of its numbers of ranks."""
         return [self.at(case, CASES[case][1][0] if case in CASES else SIZES[0])]
 
     def at(self, case: str, size: int) -> Compared:
-        """A case on one of its numbers of ranks."""
+        """The results of a case on ``size`` ranks."""
         if case in CASES:
             return self._compared(case, job_of(case, 1), job_of(case, size), size)
         return self._compared(case, f"per_worker-1-{size}", f"per_worker-{size}", size)
 
     def alone(self, case: str) -> Values:
-        """What one process has found in a case."""
+        """The results of a case in one process."""
         return self._values(job_of(case, 1), 0, case)
 
     def refused(self, case: str) -> list[Values]:
@@ -212,14 +213,14 @@ class Outcomes:
         return [self._values(job, rank, case) for rank in range(REFUSED_SIZE)]
 
     def said(self, case: str) -> str:
-        """What the chief has printed in a case, on its first number of ranks."""
+        """What the chief printed in a case, on the first of its numbers of ranks."""
         known = case in CASES
         job = job_of(case, CASES[case][1][0]) if known else refused_job_of(case)
         said, _, _ = self.jobs[job].outputs[0].partition(f"case_{case} done after")
         return said.rpartition(" done after ")[2]
 
     def folder_of(self, case: str) -> Path:
-        """Where the job of a case has run, on its number of ranks."""
+        """The working folder of a case's job, on the first of its numbers of ranks."""
         return self.jobs[job_of(case, CASES[case][1][0])].folder
 
     def digits(self) -> Compared:
@@ -244,7 +245,7 @@ class Outcomes:
 
 
 def outcomes_in(folder: Path) -> Outcomes:
-    """Looking at the outcome of a rank that has failed, fails."""
+    """The results of all jobs. Reading the result of a rank that failed raises."""
     jobs = []
     for theme in THEMES:
         of_theme = {

@@ -1,4 +1,4 @@
-"""Ranks as processes without TensorFlow, which exchange until something happens."""
+"""Ranks as processes without TensorFlow that exchange until something happens."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ class Processes:
         ]
 
     def wait_until_under_way(self, *ranks: int) -> None:
-        """All of them, or these."""
+        """Wait for these ranks, or for all if none are given."""
         for rank in [self.ranks[r] for r in ranks] or self.ranks:
             assert rank.stdout is not None
             while (line := rank.stdout.readline()) != "under way\n":
                 self._children.append(int(line))
 
     def failure(self, rank: int) -> tuple[float, str, str]:
-        """When it failed, with what, and its standard error."""
+        """The time of a rank's failure, the error, and the rank's standard error."""
         out, err = self.ranks[rank].communicate(timeout=LONG_S)
         found = re.fullmatch(r"failed (\S+) (.*)\n", out)
         assert found, (out, err)
@@ -74,7 +74,7 @@ class Processes:
 def processes(
     size: int, length: int, *deed: str, **options: object
 ) -> Iterator[Processes]:
-    """``options`` of the runtime; for ``deed`` see the program."""
+    """Start ``size`` ranks with these runtime options; see ``looping_rank.py``."""
     words = [str(length), *deed]
     with held_addresses(size) as addresses:
         started = Processes(addresses, words, options)

@@ -47,9 +47,9 @@ def held_addresses(count: int) -> Iterator[list[str]]:
 def as_threads(
     size: int, act: Callable[[Group], T], places: Sequence[str] | None = None
 ) -> list[T | BaseException]:
-    """What ``act`` returned, or raised, on each rank of a group over real sockets.
+    """What ``act`` returned or raised on each rank of a group over real sockets.
 
-    Ranks of the same place share memory; without ``places`` all do.
+    Ranks of the same place share memory; without ``places`` all ranks do.
     """
 
     def run(rank: int) -> T:
@@ -72,7 +72,7 @@ def as_threads(
 
 
 def in_threads(acts: Sequence[Callable[[], T]]) -> list[T | BaseException]:
-    """The outcomes of functions that run at the same time."""
+    """Run functions at the same time; what each of them returned or raised."""
     outcomes: list[Any] = [AssertionError("it did not end in time")] * len(acts)
 
     def run(index: int) -> None:
@@ -93,7 +93,7 @@ def in_threads(acts: Sequence[Callable[[], T]]) -> list[T | BaseException]:
 
 
 def results(outcomes: Sequence[T | BaseException]) -> list[T]:
-    """The outcomes, none of which may be an exception."""
+    """The outcomes. Raises the first that is an exception."""
     found = []
     for outcome in outcomes:
         if isinstance(outcome, BaseException):
@@ -113,12 +113,12 @@ class Job:
     env: Mapping[str, str] = field(default_factory=dict)
     servers: int = 0
     keep: bool = False
-    """One rank, whose outcome need not be computed in every session: ``Baselines``."""
+    """Whether the result is cached between test runs (one rank only; ``Baselines``)."""
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """What a job has left behind, by rank."""
+    """The results of a job, by rank."""
 
     exit_codes: list[int]
     outputs: list[str]
@@ -128,13 +128,13 @@ class Ranks:
 class ForkServer:
     """A connection to ``fork_ranks.py``, which has imported TensorFlow and forks ranks.
 
-    There is one for all processes that run tests: the first that needs it starts it,
-    and it ends with its last connection.
+    All test processes share one server: the first that needs it starts it, and it ends
+    with its last connection.
     """
 
     def __init__(self, folder: Path) -> None:
         pid = b""
-        while not pid:  # Of one that was about to end there is none.
+        while not pid:  # A server that is about to end sends none.
             self._channel = _connected(folder)
             self._channel.settimeout(DEADLINE_S)
             self._answers = self._channel.makefile("rb")
@@ -143,7 +143,7 @@ class ForkServer:
         self._pid = int(pid)
 
     def run(self, folder: Path, job: Job, timeout_s: float) -> Ranks:
-        """Run a job to its end. Kills the ranks, and who forks them, at the timeout."""
+        """Run a job to its end; at the timeout, kill its ranks and their parent."""
         described = (
             job.name,
             job.size,
@@ -175,12 +175,12 @@ class ForkServer:
 
     def kill(self) -> None:
         with suppress(ProcessLookupError):
-            os.killpg(self._pid, signal.SIGKILL)  # The ranks, too.
+            os.killpg(self._pid, signal.SIGKILL)  # Includes the ranks.
         self.end()
 
 
 def _connected(folder: Path) -> socket.socket:
-    """A connection to the server with a socket in a folder, which is started first."""
+    """Connect to the server whose socket is in a folder; start it if needed."""
     path = folder / "ranks"
     with (folder / "ranks.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -206,7 +206,7 @@ def _start(descriptor: int) -> None:
     env |= {
         "PYTHONPATH": str(ROOT),
         "TF_CPP_MIN_LOG_LEVEL": "2",
-        # Several ranks on few cores: threads would only be in each other's way.
+        # Several ranks share few cores: more threads would only compete for them.
         "TF_NUM_INTRAOP_THREADS": "1",
     }
     started = subprocess.Popen(
@@ -216,12 +216,12 @@ def _start(descriptor: int) -> None:
         pass_fds=[descriptor],
         start_new_session=True,
     )
-    # It ends with its connections; Popen's own bookkeeping would only warn.
+    # It ends with its connections; without this, Popen would warn that it still runs.
     started.returncode = 0
 
 
 _fork_servers: list[ForkServer] = []
-"""The connection of this process, once a job has run."""
+"""The connection of this process; empty until a job has run."""
 _server_folder: list[Path] = []
 
 
@@ -259,10 +259,10 @@ def _digest_of(job: Job, folder: Path) -> str:
 
 
 class Jobs(Mapping[str, Ranks]):
-    """Jobs by name; each runs when somebody looks at what it has left behind.
+    """The results of jobs by name; each job runs when its results are first read.
 
-    ``timeout_s`` is for each of them. Where jobs ``must_succeed``, looking at one that
-    has not fails.
+    ``timeout_s`` applies to each job. With ``must_succeed``, reading the results of a
+    job that failed raises.
     """
 
     def __init__(
@@ -282,7 +282,7 @@ class Jobs(Mapping[str, Ranks]):
 
     def __getitem__(self, name: str) -> Ranks:
         if name in self._failed:
-            # Once is enough: it may have taken all of its time.
+            # Do not run it again: it may have taken all of its time.
             raise AssertionError(f"{name} has not ended") from self._failed[name]
         if name not in self._ended:
             try:

@@ -1,7 +1,7 @@
-"""The Python API on one to five ranks: every test looks at what the ranks have found.
+"""The Python API on one to five ranks.
 
-The checks themselves stand in ``programs/api_*.py``; each program runs once for each
-number of ranks, of which the default tier uses the first.
+The ranks run the checks in ``programs/api_*.py``, and the tests read their results.
+Each program runs once for each number of ranks; the default tier uses the first.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SIZES = {
 }
 EXAMPLES = ("ranks.py", "linear_regression.py")
 EXAMPLE_SIZES = (2, 1, 4)
-# The servers of a graph's sessions listen where the ranks do.
+# The servers of TF1 sessions listen on the ports that the ranks use.
 ENVIRONMENT = {"TF_GRPC_REUSE_PORT": "true"}
 
 TENSORS = {
@@ -138,7 +138,7 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Ranks]:
 
 
 def outcomes(ranks: Ranks) -> list[dict[str, str]]:
-    """What each rank says of each check."""
+    """Each rank's result of each check."""
     found = []
     for output in ranks.outputs:
         lines = [line for line in output.splitlines() if line.startswith("{")]
@@ -158,7 +158,7 @@ def of_tier(size: int, sizes: Sequence[int]) -> Sequence[pytest.MarkDecorator]:
 
 
 def of_subject(item: str) -> pytest.MarkDecorator:
-    """The checks of one item, in all programs."""
+    """Parametrize with the checks of one item, in all programs."""
     return pytest.mark.parametrize(
         ("script", "check", "size"),
         [

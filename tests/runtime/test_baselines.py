@@ -1,4 +1,4 @@
-"""Baselines are taken from an earlier session only where nothing has changed."""
+"""The cache of baselines: what is stored, restored and deleted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A program under tfcluster is told nothing else than under Python itself."""
+"""A program sees the same under tfcluster as under Python itself."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ print(sorted(n.partition(':')[0] for n in found if not n.startswith('socket')))
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Programs of every kind; some names are as awkward as users' are."""
+    """Programs of every kind; some have names as awkward as those of users."""
     tmp_path = tmp_path_factory.mktemp("programs")
     for name, text in SCRIPTS.items():
         data = text if isinstance(text, bytes) else text.encode()
@@ -207,7 +207,7 @@ def plain(argv: list[str], cwd: Path, *options: str) -> Ended:
 
 @pytest.fixture(scope="module")
 def by_python(folder: Path) -> Callable[[list[str]], Ended]:
-    """What Python itself makes of a program in the folder, which is run once."""
+    """Runs a program in the folder with Python itself, once per command line."""
 
     @functools.cache
     def ended(*argv: str) -> Ended:
@@ -217,7 +217,7 @@ def by_python(folder: Path) -> Callable[[list[str]], Ended]:
 
 
 def comparable(output: str) -> str:
-    """Without addresses and thread numbers."""
+    """The output without addresses and thread numbers."""
     output = re.sub(r"0x[0-9a-f]+", "0x", output)
     return re.sub(r"started \d+", "started", output)
 
@@ -290,7 +290,7 @@ def test_a_broken_tensorflow_is_named(tmp_path: Path) -> None:
 def test_libraries_are_prepared_once_they_are_imported(
     strategy: str, tmp_path: Path
 ) -> None:
-    """Libraries that import each other, as the real ones do, and a stand-in runtime."""
+    """With libraries that import each other, like the real ones, and a fake runtime."""
     for name, text in {
         "tensorflow/__init__.py": "print('tf begins')\nimport keras\nprint('tf ends')",
         "keras/__init__.py": "print('keras begins')\nimport tensorflow\n"
@@ -329,7 +329,7 @@ def test_a_program_without_tensorflow_does_not_pay_for_it(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("source", [b"x = 1\0\n", b"x = '\xe9'\n"])
 def test_what_is_no_text_is_a_syntax_error(source: bytes, tmp_path: Path) -> None:
-    """Python words these in two ways itself, by how it reads a file."""
+    """Python itself has two messages for this, depending on how it reads the file."""
     (tmp_path / "train.py").write_bytes(source)
     ended = start_cold(["run", "train.py"], tmp_path).end()
     assert ended.status == plain(["train.py"], tmp_path).status == 1

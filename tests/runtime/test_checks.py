@@ -1,6 +1,6 @@
-"""Functions that need TensorFlow, checked in a process of their own.
+"""Functions that need TensorFlow, checked in a separate process.
 
-TensorFlow leaves marks on the process that imports it, which other tests would see.
+Importing TensorFlow has side effects on the process, which other tests would see.
 """
 
 from __future__ import annotations

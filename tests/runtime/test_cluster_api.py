@@ -1,6 +1,6 @@
 """The API that describes a cluster and trains on it without a strategy.
 
-Programs of TensorFlow 1 have tests of their own.
+TensorFlow 1 programs have separate tests.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Found:
     folder: Path
 
     def of(self, job: str, case: str, size: int = 2) -> list[Any]:
-        """What each rank has found."""
+        """The results of a case, by rank."""
         texts = [(self.folder / f"{job}-{r}.json").read_text() for r in range(size)]
         return [json.loads(text)[case] for text in texts]
 
@@ -87,7 +87,7 @@ def test_a_cluster_has_three_forms(found: Found) -> None:
     (forms,) = found.of("alone", "forms", size=1)
     assert set(forms) == {"ClusterSpec", "ClusterDef", "dict", "ServerDef"}
     for jobs, tasks, again, equal in forms.values():
-        # JSON has made text of the indices.
+        # JSON has turned the indices into strings.
         assert {job: list(found.values()) for job, found in jobs.items()} == CLUSTER
         assert tasks == {"chief": 1, "worker": 2, "ps": 2}
         assert again == CLUSTER
@@ -123,14 +123,14 @@ def test_tf_config_reads_as_in_tensorflow(found: Found) -> None:
     (rows,) = found.of("alone", "resolver", size=1)
     assert len(rows) == len(CONFIGS)
     for theirs, ours in rows:
-        # TensorFlow leaves it to others to know that the master is the chief.
+        # TensorFlow does not rename the master to chief.
         theirs = json.loads(json.dumps(theirs).replace('"master"', '"chief"'))
         assert ours == theirs
 
 
 def test_only_the_chief_writes_files(found: Found) -> None:
     chief, worker = (rank["files"] for rank in found.of("collective", "fit"))
-    # What the chief has saved is found under the worker's own names, too.
+    # Files that the chief has saved also appear under the worker's own names.
     assert set(worker) <= {"best.keras", "end.weights.h5"}
     written = {"best.keras", "log.csv", "end.weights.h5"}
     assert written <= set(chief)
@@ -163,7 +163,7 @@ def test_one_data_service_job_serves_all_ranks(found: Found) -> None:
 
 
 def test_averaged_every_step_equals_the_mean_of_gradients(found: Found) -> None:
-    # test_local_sgd.py has intervals, bytes, and all that is looked at in between.
+    # test_local_sgd.py tests intervals, bytes, and weights between averagings.
     local, collective = (found.of(job, "fit") for job in ("local", "collective"))
     assert local[0]["weights"] == local[1]["weights"]
     for ours, theirs in zip(local[0]["weights"], collective[0]["weights"], strict=True):
@@ -172,7 +172,7 @@ def test_averaged_every_step_equals_the_mean_of_gradients(found: Found) -> None:
 
 def test_ranks_shuffle_by_seeds_of_their_own(found: Found) -> None:
     shared = [rank["seen"] for rank in found.of("collective", "fit")]
-    # The first step of all is a trial: rank 1 has the rows of rank 0, each twice.
+    # The very first step is a trial: rank 1 has the rows of rank 0, each twice.
     tried = [rank.pop(0) for rank in shared]
     assert sorted(tried[1]) == sorted(tried[0] * 2)
     for begun, epoch in ((tried[0], slice(0, 2)), ([], slice(2, 5))):
@@ -181,7 +181,7 @@ def test_ranks_shuffle_by_seeds_of_their_own(found: Found) -> None:
     ranks = found.of("offset", "fit")
     for epoch in (slice(0, 3), slice(3, 6)):
         orders = [[x for batch in rank["seen"][epoch] for x in batch] for rank in ranks]
-        # Each has all of the rows, in another order.
+        # Each rank has all of the rows, in a different order.
         assert all(sorted(order) == list(range(24)) for order in orders)
         assert orders[0] != orders[1]
     assert ranks[0]["weights"] == ranks[1]["weights"]

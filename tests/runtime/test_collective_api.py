@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(120)]
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
-    """What each rank has found, by job."""
+    """The results of each rank, by job."""
     jobs = run_jobs(
         tmp_path_factory.mktemp("api"),
         [Job("three", 3, "api_calls.py"), Job("one", 1, "api_calls.py")],

@@ -1,4 +1,4 @@
-"""How a batch is cut into the ranks' parts."""
+"""How a batch is split between the ranks."""
 
 from __future__ import annotations
 

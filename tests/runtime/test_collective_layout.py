@@ -1,4 +1,4 @@
-"""What ranks are told when they don't agree."""
+"""Signatures of collective calls, and the errors for ranks whose calls differ."""
 
 from __future__ import annotations
 

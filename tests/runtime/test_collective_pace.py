@@ -1,4 +1,4 @@
-"""Steps are counted once for each batch, and their pace is told."""
+"""Steps are counted once per batch, and their rate is reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys, buckets, sparse rows and padding: what needs no TensorFlow."""
+"""Keys, buckets, sparse rows and padding, without TensorFlow."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_group_has_one_key_whatever_the_order_of_its_devices() -> None:
 
 @pytest.fixture
 def _hasty_threads() -> Iterator[None]:
-    """Threads take turns as often as they can."""
+    """Let threads switch as often as possible."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield
@@ -94,7 +94,7 @@ def test_keys_say_what_is_exchanged_and_count_nothing() -> None:
     assert len(set(keys)) == 4
     assert instance_keys(words, 4) == keys
     assert instance_keys([*words, "x"], 4) != keys
-    # In another process, with another seed of its hashes.
+    # Another process has a different hash seed.
     program = (
         "from tfcluster.runtime.collective.transports.tensorflow.collective_keys "
         "import instance_keys\n"
@@ -233,7 +233,7 @@ def _sizes(*sizes: int | None, dtype: str = "float32") -> list[Item]:
     [
         ([], 4, []),
         (_sizes(1, 2, 3), 0, [(0, 1, 2)]),
-        (_sizes(4, 4), 4, [(0, 1)]),  # exactly full is not closed
+        (_sizes(4, 4), 4, [(0, 1)]),  # an exactly full bucket stays open
         (_sizes(5, 4), 4, [(0,), (1,)]),
         (_sizes(3, 2, 1), 4, [(0, 1), (2,)]),
         (_sizes(100, 1, 1), 4, [(0,), (1, 2)]),

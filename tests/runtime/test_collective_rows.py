@@ -1,4 +1,7 @@
-"""Rows, half precision and a common order: ranks as threads over real sockets."""
+"""Ragged rows, half precision and a common order of operations.
+
+The ranks are threads that are connected by real sockets.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,7 @@ def test_parts_are_even_and_the_first_have_more(count: int, size: int) -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
 def test_halves_are_summed_up_in_float32(size: int) -> None:
-    """2048 + 1 is 2048 in float16: what is added one by one would be lost."""
+    """2048 + 1 is 2048 in float16: ones that are added one by one would be lost."""
 
     def act(group: Group) -> list[float]:
         own = np.array([2048 if group.rank == 0 else 1, 1e-7, 60000], np.float16)
@@ -92,7 +95,7 @@ def one(group: Group, name: str) -> float:
 
 
 def in_background(acts: list[Callable[[], float]]) -> list[float | Exception]:
-    """What becomes of functions that threads of one rank call."""
+    """Call functions in threads of one rank; what each of them returned or raised."""
     outcomes: list[float | Exception] = [TimeoutError()] * len(acts)
 
     def run(index: int) -> None:
@@ -124,7 +127,7 @@ def test_threads_of_all_ranks_find_a_common_order(size: int) -> None:
                 for name in mine
             ]
         )
-        # The same again, and more than once at a time.
+        # The same operation repeatedly, also several at a time.
         return found + in_background(
             [lambda: order.run("same", lambda: one(group, "same"))] * 5
         )
@@ -134,7 +137,7 @@ def test_threads_of_all_ranks_find_a_common_order(size: int) -> None:
 
 
 def test_one_thread_that_waits_does_not_keep_the_others_back() -> None:
-    """Rank 1 comes to the first exchange only after it has done the second."""
+    """Rank 1 begins the first exchange only after it has finished the second."""
 
     def act(group: Group) -> list[float | Exception]:
         order = Coordinator(group)

@@ -1,4 +1,4 @@
-"""How ranks compare what they train."""
+"""Ranks check that they train the same model."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ TRAININGS = [
 
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Ranks]:
-    # A job that has not ended after this time has a rank that hangs.
+    # If a job has not ended after this time, one of its ranks hangs.
     return Jobs(
         tmp_path_factory.mktemp("constant"),
         [Job(name, 2, SCRIPT, (name,)) for name in TRAININGS],

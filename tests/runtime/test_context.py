@@ -1,4 +1,4 @@
-"""Who am I: TF_CONFIG and tfcluster's variables, MPI, Slurm, or alone."""
+"""A process finds its rank: TF_CONFIG, tfcluster's variables, MPI, Slurm or none."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def test_contradictions_have_a_message(env: dict[str, str], message: str) -> Non
                 "OMPI_COMM_WORLD_SIZE": "5",
                 "OMPI_COMM_WORLD_LOCAL_RANK": "1",
                 "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
-                # mpirun inside a Slurm job: its daemon's step, not ours.
+                # mpirun inside a Slurm job: the step is that of mpirun's daemon.
                 "SLURM_PROCID": "0",
                 "SLURM_STEP_NUM_TASKS": "3",
             },
@@ -211,9 +211,9 @@ def test_contradictions_have_a_message(env: dict[str, str], message: str) -> Non
             },
             (4, 5, 1, 2, 1, 2),
         ),
-        # A batch script: no step, so no rank.
+        # A batch script is not in a step, so it has no rank.
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, (0, 1, 0, 1, 0, 1)),
-        # Grid Engine: slots are no ranks, and array tasks are independent.
+        # Grid Engine: slots are not ranks, and array tasks are independent.
         ({"NSLOTS": "8", "SGE_TASK_ID": "3"}, (0, 1, 0, 1, 0, 1)),
     ],
 )

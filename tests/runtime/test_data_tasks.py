@@ -28,7 +28,7 @@ ROWS, BATCH, EPOCHS = 50, 8, 3
 def data_tasks(
     warm: WarmInterpreter, folder: Path, count: int
 ) -> Iterator[dict[str, str]]:
-    """So many; what the other tasks are told of them."""
+    """Run ``count`` data tasks; the environment that other tasks need to find them."""
     folder.mkdir()
     (folder / "WHO").write_text("1")
     with held_ports(1) as (port,):
@@ -104,9 +104,9 @@ def test_every_element_is_used_once_in_an_epoch(found: Written, job: str) -> Non
     for epoch in range(EPOCHS):
         parts = [values[f"seen_{epoch}"] for values in ranks]
         used = np.concatenate(parts)
-        # Last batches of one row give one that does not count to the other rank. In
-        # the first step of all, the second rank has the rows of the first one twice.
-        # Of two data tasks one may begin with its last batch, which has fewer rows.
+        # If the last batch has one row, the other rank gets a row that does not count.
+        # In the very first step, the second rank has the rows of the first one twice.
+        # One of two data tasks may begin with its last batch, which has fewer rows.
         tried = 2 * BATCH if epoch == 0 else 0
         fewest = tried if job == "one" else min(tried, 2)
         assert set(used.tolist()) == set(range(ROWS))
@@ -153,7 +153,7 @@ def test_a_pass_elsewhere_has_the_order_that_it_has_here(
 def test_passes_differ_where_they_do_here(found: Written) -> None:
     (values,) = found.of("alone", "passes")
     repeated = values["repeated_there"]
-    # The first is as it is here; later ones are in other orders of their own.
+    # The first pass has the same order as here; later passes have different ones.
     np.testing.assert_array_equal(repeated[0], values["repeated_here"][0])
     orders = {tuple(each.tolist()) for each in repeated}
     assert len(orders) == 3

@@ -1,4 +1,4 @@
-"""Iterators over tf.data are not tuned while they run, unless the script says so."""
+"""tf.data iterators run without autotuning, unless the script asks for it."""
 
 from __future__ import annotations
 

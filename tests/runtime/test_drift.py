@@ -1,4 +1,4 @@
-"""Ranks that do not train the same model any more are told so, if only at the end."""
+"""Ranks whose models have diverged get an error, at the end at the latest."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_rank_that_takes_fewer_steps_is_named(
 def test_what_differs_at_the_end_is_an_error(
     jobs: Mapping[str, Ranks], what: str, text: str
 ) -> None:
-    """Of the later rank, where they do not end at the same moment."""
+    """If the ranks do not end at the same moment, the later one gets the error."""
     assert 1 in jobs[what].exit_codes, jobs[what].outputs
     said = "".join(jobs[what].outputs)
     assert text in said

@@ -1,4 +1,4 @@
-"""What a task says to its agent, and what it answers."""
+"""Events that a task sends to its agent, and its answers to the agent's questions."""
 
 from __future__ import annotations
 
@@ -122,11 +122,11 @@ def test_an_agent_that_does_not_read_blocks_nobody(pair: Pair) -> None:
     while b'"end"' not in heard:
         with contextlib.suppress(BlockingIOError):
             heard += agent.recv(65536)
-        # What was kept goes out with the next word.
+        # Kept events are sent along with the next one.
         reporter.warning("end")
     texts = [json.loads(line)["text"] for line in heard.splitlines()[:-1]]
     numbers = [text.split()[0] for text in texts if text != "end"]
-    # Whole lines in order, until there was no more room.
+    # Complete lines in order, until the buffer was full.
     assert numbers == [str(number) for number in range(len(numbers))]
     assert 100 < len(numbers) < 1000
 
@@ -212,7 +212,7 @@ def test_only_an_own_unix_stream_socket_is_claimed(pair: Pair, tmp_path: Path) -
     assert claimed is not None
     claimed.detach()
     assert not task.get_inheritable()
-    # A process that this one starts has the variables, and perhaps that number too.
+    # A child process inherits the variables, and may have a descriptor of that number.
     assert claim(env, 2) is None
 
 

@@ -1,4 +1,4 @@
-"""What is said of ranks that are late or have left, and whose fault it is."""
+"""Messages about ranks that are late or have left, and which rank is at fault."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much a gradient has grown. Pure; what is made of it is among the Keras cases."""
+"""How much a gradient has grown. The Keras cases test how this is used."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_what_is_random_in_it_counts_for_little() -> None:
 
 
 def test_what_is_random_has_another_direction() -> None:
-    """A short gradient by chance is no smaller loss."""
+    """A gradient that is shorter by chance does not mean a smaller loss."""
     generator = np.random.default_rng(3)
     signal = np.ones(1_000)
     chance = 0.5 * generator.normal(size=1_000)

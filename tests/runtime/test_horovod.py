@@ -1,4 +1,4 @@
-"""Scripts that were written for Horovod, with their import line changed."""
+"""Scripts that were written for Horovod, with only the import line changed."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_examples_run_under_the_launcher(script: str, tmp_path: Path) -> None:
 def test_gradients_are_compressed_where_the_run_says_so(
     jobs: Mapping[str, Ranks], folder: Path, training: str
 ) -> None:
-    """Without a word in the script: nearly the same weights, on all ranks alike."""
+    """The script is unchanged; weights are nearly the same, and equal on all ranks."""
     for how in ("plain", "fp16"):
         ranks = jobs[f"{training}-{how}"]
         assert ranks.exit_codes == [0, 0], ranks.outputs
@@ -120,7 +120,7 @@ def test_gradients_are_compressed_where_the_run_says_so(
 
 
 def _weights(path: Path) -> dict[str, NDArray[Any]]:
-    """Without what a case has found besides."""
+    """The weights, without the other results of a case."""
     return {
         key: value
         for key, value in np.load(path).items()

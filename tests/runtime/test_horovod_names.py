@@ -1,4 +1,4 @@
-"""What Horovod's scripts use beside its operations, under its own name."""
+"""Horovod's API beyond the operations, under Horovod's own names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happens to programs that cannot be trained on all ranks, and to seeds."""
+"""Programs that cannot be trained on all ranks, and the seeds of all ranks."""
 
 from __future__ import annotations
 

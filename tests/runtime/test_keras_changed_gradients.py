@@ -1,4 +1,4 @@
-"""Ranks train what one process trains: ``programs/cases/changed_gradients.py``."""
+"""Ranks train the same as one process: ``programs/cases/changed_gradients.py``."""
 
 from __future__ import annotations
 

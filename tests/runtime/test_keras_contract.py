@@ -1,4 +1,4 @@
-"""What the runtime takes for granted of Keras and TensorFlow, and what it patches."""
+"""What the runtime assumes about Keras and TensorFlow, and what it patches."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_the_tables_are_printed_without_the_libraries(room: str) -> None:
     assert "every strategy" in done.stdout or "scripts of TensorFlow 1" in done.stdout
 
 
-# --- the machinery, on a library of its own -------------------------------------------
+# --- the contract checks, on a library made for these tests ---------------------------
 
 
 class Base:

@@ -1,4 +1,4 @@
-"""The example trains on three ranks what it trains as one process."""
+"""The digits example trains the same model on three ranks as in one process."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ pytestmark = MARKS
 
 
 def test_the_example_trains_what_one_process_trains(outcomes: Outcomes) -> None:
-    # Adam divides by a gradient's own size: rounding shows in weights whose gradients
-    # nearly vanish.
+    # Adam divides by the size of a gradient, so rounding errors are visible in weights
+    # whose gradients are nearly zero.
     compare(outcomes.digits(), tolerance=3e-4)
 
 
@@ -19,7 +19,7 @@ def test_only_the_chief_shows_progress(outcomes: Outcomes) -> None:
     assert "Epoch 3/3" in chief
     for output in others:
         assert "Epoch" not in output
-        assert "validation loss" in output  # The script's own print.
+        assert "validation loss" in output  # Printed by the script itself.
 
 
 def test_the_printed_result_is_that_of_one_process(outcomes: Outcomes) -> None:

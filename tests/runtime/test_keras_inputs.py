@@ -1,4 +1,4 @@
-"""Ranks train what one process trains: ``programs/cases/inputs.py``."""
+"""Ranks train the same as one process: ``programs/cases/inputs.py``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks train what one process trains: ``programs/cases/loops.py``."""
+"""Ranks train the same as one process: ``programs/cases/loops.py``."""
 
 from __future__ import annotations
 
@@ -31,15 +31,16 @@ def test_tape_loops_are_divided_from_their_second_batch(
     for rank, found in enumerate(compared.ranks):
         others = {key: value for key, value in found.items() if key != "rows"}
         assert_equal_to_one({k: v for k, v in one.items() if k != "rows"}, others)
-        # 96 rows in batches of 10, the last of 6; the first of each epoch is whole.
+        # 96 rows in batches of 10, the last of 6; each epoch's first batch is whole.
         start, end = (
             rank * np.array([10, 6]) // size,
             (rank + 1) * np.array([10, 6]),
         )
         share, last = end // size - start
         whole = [10, *[share] * 8, last] * 3
-        # Rank 1 tries what rank 0 has, each row twice, once for each optimizer: as
-        # soon as there are as many batches as have come since the last gradient.
+        # Each optimizer has one trial step, in which rank 1 has the rows of rank 0,
+        # each twice. It requires that at least as many batches are certain to follow
+        # as the last gradient took.
         low, high = trial_bounds(10, rank, size)
         tried = (high - low) * (2 if rank == 1 else 1)
         at_once, later = [10, tried, *whole[2:]], [*whole[:2], tried, *whole[3:]]

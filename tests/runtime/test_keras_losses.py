@@ -1,4 +1,4 @@
-"""Ranks train what one process trains: ``programs/cases/losses.py``."""
+"""Ranks train the same as one process: ``programs/cases/losses.py``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks train what one process trains: ``programs/cases/models.py``."""
+"""Ranks train the same as one process: ``programs/cases/models.py``."""
 
 from __future__ import annotations
 

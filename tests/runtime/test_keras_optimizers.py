@@ -1,4 +1,4 @@
-"""Ranks train what one process trains: ``programs/cases/optimizers.py``."""
+"""Ranks train the same as one process: ``programs/cases/optimizers.py``."""
 
 from __future__ import annotations
 

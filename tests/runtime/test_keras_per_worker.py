@@ -1,4 +1,4 @@
-"""Ranks train what one process trains: ``programs/cases/per_worker.py``."""
+"""Ranks train the same as one process: ``programs/cases/per_worker.py``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What would train wrongly is refused, and what may differ is pointed out.
+"""Programs that would train wrongly are refused; possible differences give a warning.
 
 The cases are those of ``programs/cases/refused.py``.
 """

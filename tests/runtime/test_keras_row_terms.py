@@ -1,4 +1,4 @@
-"""Losses whose rows share something are pointed out, and no others.
+"""Losses that are not a mean over the rows of a batch, and only those, give a warning.
 
 The cases are those of ``programs/cases/row_terms.py``.
 """
@@ -31,7 +31,7 @@ def test_losses_whose_rows_share_something_are_pointed_out(
         return
     assert said.count(TEXT) == 1
     if case.startswith("fit_"):
-        return  # Keras takes the gradient: the warning names the loss instead.
+        return  # Keras computes the gradient, so the warning names the loss.
     named = re.search(rf"row_terms\.py:(\d+): this loss {TEXT}", said)
     assert named
     line = PROGRAM.read_text().splitlines()[int(named[1]) - 1]

@@ -1,4 +1,4 @@
-"""Ranks train what one process trains: ``programs/cases/states.py``."""
+"""Ranks train the same as one process: ``programs/cases/states.py``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks train what one process trains: ``programs/cases/step_metrics.py``."""
+"""Ranks train the same as one process: ``programs/cases/step_metrics.py``."""
 
 from __future__ import annotations
 

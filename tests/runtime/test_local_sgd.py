@@ -1,4 +1,4 @@
-"""``strategy: local_sgd``: ranks that train by themselves, and are averaged."""
+"""``strategy: local_sgd``: ranks train by themselves and average their weights."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(600)]
 
 COMPARED = ("embedding", pytest.param("batch_normalization", marks=pytest.mark.slow))
 SLOW = ("batch_normalization", "mixed_precision", "tape_graph")
-"""They are in jobs of their own."""
+"""Cases that run in separate jobs."""
 OF_INTERVALS = (
     "fit",
     "looked_at",
@@ -27,7 +27,7 @@ OF_INTERVALS = (
     "drift",
 )
 STEPS = 3
-"""Between averagings, in the jobs that are not about every single step."""
+"""Steps between averagings, in the jobs that do not average after every step."""
 
 
 @pytest.fixture(scope="module")
@@ -92,8 +92,8 @@ def test_ranks_go_their_own_ways_until_they_are_averaged(found: Written) -> None
     for step in range(12):
         weights = [values["steps"][step] for values in ranks]
         if (step + 1) % 4 == 0:
-            # The end of an epoch, where the callback may look at the weights: what it
-            # kept after the epoch's last step is from before that.
+            # At the end of an epoch weights are averaged before callbacks see them.
+            # These were kept after the epoch's last step, so before that.
             assert differ(weights)
         elif (step % 4 + 1) % STEPS == 0:
             assert_alike([{"weights": each} for each in weights])
@@ -102,8 +102,8 @@ def test_ranks_go_their_own_ways_until_they_are_averaged(found: Written) -> None
 
 
 def test_the_mean_is_weighted_by_rows(found: Written) -> None:
-    # One step of plain SGD from the same weights: the mean of the replicas by rows is
-    # one machine's step. Ranks have 7 and 8 of 15 rows.
+    # After one step of plain SGD from the same weights, the mean of the replicas,
+    # weighted by rows, equals one machine's step. Ranks have 7 and 8 of 15 rows.
     ranks = found.of("intervals", "fit")
     first = [values["steps"][0] for values in ranks]
     rows = np.array([7, 8]) / 15
@@ -117,7 +117,7 @@ def test_bytes_fall_by_the_interval(found: Written) -> None:
     (every, *_), (seldom, *_) = (
         found.of(job, "many_weights") for job in ("gradients-sent", "weights-sent")
     )
-    # 96 steps, and a fit that begins with one copy of the weights.
+    # 96 steps, and one copy of the weights when fit begins.
     assert every["sent"] > 96 * 500_000
     assert every["sent"] / seldom["sent"] == pytest.approx(STEPS, rel=0.06)
 
@@ -143,7 +143,7 @@ def test_loops_are_averaged_on_the_way_and_at_the_end_of_a_pass(
     found: Written, case: str
 ) -> None:
     ranks = found.of(_job_of("intervals", case), case)
-    # Ten batches and the end of each pass; the first batch is computed alike.
+    # Ten batches and the end of each pass; all ranks compute the first batch.
     for place, apart in [(1, True), (2, False), (3, True), (9, True), (10, False)]:
         weights = [values["steps"][place] for values in ranks]
         assert differ(weights) == apart, place

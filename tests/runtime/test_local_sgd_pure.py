@@ -1,4 +1,4 @@
-"""When replicas are averaged, and when they drift: tables."""
+"""When replicas are averaged, and when they count as drifting."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tfcluster.runtime.keras.strategies.local_sgd_schedule import Drift, Schedul
     [
         (Schedule(), 100),
         (Schedule(every=7), 7),
-        # The pace is not known yet.
+        # The step rate is not known yet.
         (Schedule(seconds=2.0), 1),
     ],
 )
@@ -35,7 +35,7 @@ def test_steps_stay_what_they_are() -> None:
     [
         (10, 1.0, 20),
         (10, 4.0, 5),
-        # Not a step less than one, and never more than ten times as many.
+        # At least one step, and at most ten times as many as before.
         (10, 1000.0, 1),
         (10, 0.001, 100),
         (10, 0.0, 100),
@@ -58,7 +58,7 @@ def words(distances: list[float]) -> list[str]:
 
 def test_replicas_that_stay_together_get_no_word() -> None:
     assert words([0.3, 0.2, 0.1, 0.1, 0.1, 0.2, 0.3, 0.29, 0.1, 0.4]) == []
-    # However it grows: these are near each other.
+    # The growth does not matter while the replicas are this close to each other.
     assert words([0.0, 0.0, 0.0, 0.0, 0.0, 0.09]) == []
 
 

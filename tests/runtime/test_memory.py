@@ -1,4 +1,4 @@
-"""Memory that is used again, and only when nobody has it any more."""
+"""The buffer pool reuses memory, but only when nothing refers to it any more."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory after many steps: what grows by a little each time ends a long training."""
+"""Memory must not grow with steps: even a small leak would end a long training."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.runtime.ranks import Job, run_jobs
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(240)]
 
 GROWTH_KIB = 4096
-"""Less than half a KiB for each of 10,000 steps."""
+"""Less than half a KiB per step for 10,000 steps."""
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Ranks that call different things get the same error, through every way to call."""
+"""Ranks that call different operations all get the same error, in every API."""
 
 from __future__ import annotations
 

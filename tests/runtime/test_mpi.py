@@ -1,4 +1,4 @@
-"""MPI within the ranks: its process manager, what it computes, and what goes wrong."""
+"""MPI between the ranks: its process manager, its results and its failures."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_ranks_that_lose_each_other_while_mpi_starts() -> None:
         assert library.recv(100) == b""
 
 
-# --- what can be one job --------------------------------------------------------------
+# --- what can be one MPI job ----------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_mpi_reduces_what_it_reduces_like_numpy() -> None:
 def run_ranks(
     what: str, places: list[str], paths: dict[int, Path] | None = None
 ) -> list[dict[str, Any]]:
-    """What each rank has found; ``paths`` come first where a rank looks for modules."""
+    """The results of each rank; ``paths`` come first on a rank's PYTHONPATH."""
     with held_addresses(len(places)) as addresses:
         ranks = [
             subprocess.Popen(

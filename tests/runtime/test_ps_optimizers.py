@@ -1,4 +1,4 @@
-"""What optimizers do, done by ps tasks that know nothing of them."""
+"""Optimizers whose updates are applied by ps tasks that do not know their classes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Placement on ps tasks, pieces, means and messages: what needs no ps."""
+"""Placement on ps tasks, sharding, means and messages, without a ps task."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tfcluster.runtime.parameter_server.shm_buffers import attach, create, offer
 
 
 def vgg16() -> list[Variable]:
-    """Its real sizes: 138 M numbers, of which one variable has three quarters."""
+    """VGG16's variables: 138 M numbers, three quarters of them in one variable."""
     found, before = [], 3
     for number, after in enumerate(
         [64, 64, 128, 128, 256, 256, 256, 512, 512, 512, 512, 512, 512]
@@ -53,7 +53,7 @@ def vgg16() -> list[Variable]:
 
 
 def covered(variables: Sequence[Variable], placement: Placement) -> bool:
-    """Every row of every variable is on one ps, once."""
+    """Whether each row of each variable is on exactly one ps."""
     rows: dict[int, list[tuple[int, int]]] = {}
     for pieces in placement:
         assert len({piece.variable for piece in pieces}) == len(pieces)

@@ -1,4 +1,4 @@
-"""The service of ps tasks over real sockets, with an optimizer in numpy behind it."""
+"""The service of ps tasks over real sockets, with an optimizer in numpy."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ MODEL = (TABLE, KERNEL)
 
 
 class Plain:
-    """SGD, without TensorFlow. It keeps what it is told to learn as its one slot."""
+    """SGD without TensorFlow. The learning rate is its only slot."""
 
     def __init__(self, values: Sequence[Array]) -> None:
         self._values = [np.array(value) for value in values]
@@ -96,7 +96,7 @@ def packed(pieces: Sequence[Piece], kinds: str) -> bytes:
 
 
 class Cluster:
-    """Some ps in this process, and tasks that connect to them."""
+    """Some ps tasks in this process, and clients that connect to them."""
 
     def __init__(self, addresses: Sequence[str], size: int) -> None:
         self.addresses = addresses
@@ -117,7 +117,7 @@ class Cluster:
         return made
 
     def all(self, act: Callable[[int, ParameterServerClient], Any]) -> list[Any]:
-        """What ``act`` gives in each task, all of them at once."""
+        """Call ``act`` in all tasks at once; what each call returned or raised."""
 
         def run(rank: int) -> Any:
             servers = self.connect(rank)
@@ -165,7 +165,7 @@ def test_asynchronous_gradients_are_all_applied(count: int) -> None:
         results(running.all(act))
         late = running.connect(0)
         first = opened(late, 99.0, splittable=True)
-        # w = w0 - rate * (10 * g1 + 10 * g2): nobody's is averaged or lost.
+        # w = w0 - rate * (10 * g1 + 10 * g2): no gradient is averaged or lost.
         for value in (*first.values, *late.pull("m")):
             np.testing.assert_array_equal(value, 1.0 - RATE * 30)
         counts = late.statistics()
@@ -203,7 +203,7 @@ def test_gradients_on_old_weights_are_dropped_and_counted() -> None:
         opened(old, synchronous=True)
         servers.push("m", ones())
         table, kernel = old.push("m", ones(100.0))
-        # Instead it gets the weights that it should have had.
+        # The client receives the current weights instead.
         np.testing.assert_array_equal(kernel, -RATE)
         assert isinstance(table, np.ndarray)
         old.push("m", ones())
@@ -250,7 +250,7 @@ def test_only_rows_that_have_changed_come_back() -> None:
         again, _ = first.push("m", [Slices(rows.values[:1], np.array([5])), None])
         assert isinstance(again, Rows)
         assert list(again.indices) == [5]
-        # The other one has seen neither of these.
+        # The second client has not received any of these rows yet.
         theirs, _ = second.push("m", [Slices(rows.values[:0], np.array([], int)), None])
         assert isinstance(theirs, Rows)
         assert sorted(theirs.indices) == [3, 5, 999]

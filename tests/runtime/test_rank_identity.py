@@ -1,4 +1,4 @@
-"""Who is where, and how many bytes a rank sends: what needs no TensorFlow."""
+"""Ranks and their hosts, and how many bytes a rank sends, without TensorFlow."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ print(json.dumps([
 
 
 def who(**env: str) -> list[object]:
-    """What a program says of itself in an environment given by hand."""
+    """The ranks and sizes that a program finds in this environment."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("TF_", "SLURM_"))}
     done = subprocess.run(
         [sys.executable, "-c", _WHO],
@@ -114,7 +114,7 @@ def test_a_ring_sends_what_it_has_to(size: int) -> None:
         np.testing.assert_array_equal(vector, numbers * size)
         return after - before
 
-    # At the place "" no memory is shared: everything goes through connections.
+    # With place "" no memory is shared, so everything goes through connections.
     for found in results(as_threads(size, sent, [""] * size)):
         assert found == 2 * (size - 1) * numbers.nbytes // size
 

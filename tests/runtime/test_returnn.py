@@ -1,4 +1,4 @@
-"""RETURNN as it is: it exchanges by Horovod's API, under the name ``horovod``."""
+"""Unmodified RETURNN, which uses Horovod's API under the name ``horovod``."""
 
 from __future__ import annotations
 
@@ -54,6 +54,6 @@ def test_it_trains_on_all_ranks(reduced: str, size: int, tmp_path: Path) -> None
     assert said.count("horovod is not installed") == 1
     for rank in range(size):
         assert f"rank {rank} / size {size}" in said
-    # All have the same parameters in the end, and so the same score.
+    # All ranks end with the same parameters, and so with the same score.
     scores = re.findall(r"dev: score (\S+)", said)
     assert len(set(scores[-size:])) == 1, scores

@@ -1,4 +1,4 @@
-"""The ring over TCP sockets of this process, a thread for each rank."""
+"""The ring over TCP sockets within this process, with one thread per rank."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tfcluster.runtime.net.multiplexed_sockets import Incoming, PeerSockets
 
 TIMEOUT_S = 60.0
 BLOCK = _BLOCK_BYTES // 4
-"""Of float32."""
+"""Number of float32 values in a block."""
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
@@ -29,7 +29,7 @@ def pair() -> tuple[socket.socket, socket.socket]:
 
 @pytest.fixture
 def ends() -> Iterator[tuple[PeerSockets, socket.socket]]:
-    """A rank's connections, to rank 1 alone, and what that rank has of them."""
+    """A rank's connections, with rank 1 as the only peer, and rank 1's end."""
     here, there = pair()
     links = PeerSockets({1: here})
     with there:

@@ -1,4 +1,4 @@
-"""What the chief has saved, under the names that other ranks have for it."""
+"""Copies of files that the chief has saved, under the names of other ranks."""
 
 from __future__ import annotations
 

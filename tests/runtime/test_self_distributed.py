@@ -188,7 +188,7 @@ def weights(ranks: Ranks, name: str) -> list[Mapping[str, Any]]:
     ],
 )
 def test_no_row_is_lost(jobs: Mapping[str, Ranks], name: str, rows: int) -> None:
-    """Neither where a program combines its gradients, nor where it averages a loss."""
+    """For programs that combine their gradients, and for those that average a loss."""
     ranks = jobs[name]
     (expected,) = weights(jobs["alone"], "a")
     for output, found in zip(ranks.outputs, weights(ranks, name), strict=True):

@@ -1,6 +1,6 @@
-"""Keras programs under parameter servers, in step, replicated, and by themselves.
+"""Keras programs with parameter servers: synchronous, replicated and asynchronous.
 
-Everything runs in a few jobs; a job runs when a test looks at it.
+All cases run in a few jobs; a job runs when a test first needs its results.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ IN_STEP = [
     "tape_graph",
 ]
 COPIED = ["early_stopping", "fit", "schedule"]
-"""Those of ``programs/cases`` that say most; TFCLUSTER_TEST_ALL_SIZES=1 runs all."""
+"""The most telling ``programs/cases``; TFCLUSTER_TEST_ALL_SIZES=1 runs all."""
 if os.environ.get("TFCLUSTER_TEST_ALL_SIZES") == "1":
     IN_STEP = COPIED = EQUAL
 IN_DEFAULT_TIER = {"built_in_the_first_step", "fit", "tape_graph"}
-"""The others of these are in jobs of their own, which are slow."""
+"""The other cases run in separate jobs, which only slow tests need."""
 HALF_PRECISION = {"mixed_precision": 0.02, "overflow": 0.02}
 OWN_ROWS = {"tape_eager", "tape_graph"}
 
@@ -85,7 +85,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Written:
 
 
 def _job_of(name: str, case: str) -> str:
-    """The job that runs a case: one for each theme, in each tier."""
+    """The job that runs a case: there is one for each theme in each tier."""
     tier = "" if case in IN_DEFAULT_TIER else "more-"
     return f"{tier}{name}-{CASES[case][0]}"
 
@@ -101,7 +101,7 @@ def of_tiers(cases: list[str]) -> pytest.MarkDecorator:
     )
 
 
-# --- in step --------------------------------------------------------------------------
+# --- synchronous ----------------------------------------------------------------------
 
 
 @of_tiers(IN_STEP)
@@ -149,7 +149,7 @@ def test_after_each_step_all_have_what_the_servers_have(found: Written) -> None:
 def test_a_step_is_one_push_and_nothing_is_read_besides(
     found: Written,
 ) -> None:
-    """Which answers once all have pushed: one barrier for all variables."""
+    """A push is answered once all ranks have pushed: one barrier for all variables."""
     for values in found.of("steps", "steps"):
         assert set(values["verbs"]) == {"push"}
         assert set(values["talks"]) == {1}
@@ -178,7 +178,7 @@ def test_moving_averages_are_the_chiefs_at_every_epoch(found: Written) -> None:
 @pytest.mark.parametrize("job", ["steps", "alone"])
 def test_the_mean_over_the_parts_of_a_batch_is_used(found: Written, job: str) -> None:
     ranks = found.of(job, "parts")
-    # By themselves the chief waits for nobody; the other has seen all in the end.
+    # Asynchronously the chief waits for nobody; only rank 1 ends with all updates.
     for values in ranks[1:] if job == "alone" else ranks:
         np.testing.assert_allclose(values["w0"], [1 - 0.1 * (2 + 7) / 2], rtol=1e-6)
 
@@ -194,7 +194,7 @@ def test_what_the_program_assigns_reaches_the_servers(found: Written) -> None:
         np.testing.assert_allclose(values["w0"], [5.0 - 1.0], rtol=1e-6)
 
 
-# --- by themselves --------------------------------------------------------------------
+# --- asynchronous ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ def test_alone_what_is_not_trained_stays(found: Written) -> None:
 
 def test_alone_only_rows_travel(found: Written) -> None:
     for values in found.of("alone", "rows"):
-        # Two steps of each rank, there and back: the table has 640,000 bytes.
+        # Bytes sent and received in two steps of a rank; the table has 640,000 bytes.
         assert len(values["moved"]) == 2
         assert values["moved"].max() < 1000
     rows = found.by(1, "alone", "rows")["table"]
@@ -245,7 +245,7 @@ def test_alone_a_loop_gets_its_batches(found: Written) -> None:
 
 def test_alone_calls_of_train_on_batch_are_dealt(found: Written) -> None:
     chief, other = found.of("alone", "on_batch")
-    # The first one is everybody's.
+    # All ranks take the first call.
     assert [int(values["steps"]) for values in (chief, other)] == [2, 3]
 
 
@@ -268,20 +268,20 @@ def test_alone_averaged_weights_are_those_of_the_servers(found: Written) -> None
 
 def test_a_late_rank_begins_with_the_servers_weights(found: Written) -> None:
     late = found.by(1, "alone", "late")
-    assert late["w0"] == [1.0]  # Its own would have been 2.
-    assert late["loss"] == 1.0  # Of its first step.
+    assert late["w0"] == [1.0]  # Its own weight would have been 2.
+    assert late["loss"] == 1.0  # The loss of its first step.
 
 
 def test_asynchronous_another_layer_is_named(found: Written) -> None:
     texts = [str(values["error_text"]) for values in found.of("alone", "wrong")]
-    # Who came first is right.
+    # The rank that came first defines the model, so only the other fails.
     (text,) = [text for text in texts if text]
     assert text.startswith("CollectiveMismatchError")
     assert "layer0/w" in text
     assert "layer1/w" in text
 
 
-# --- what is refused ------------------------------------------------------------------
+# --- refused settings -----------------------------------------------------------------
 
 _ALONE_AGAIN = "restart: {max: 1, scope: task}\n"
 

@@ -45,7 +45,7 @@ def test_a_task_without_an_address_is_no_server() -> None:
 
 @contextmanager
 def cluster_of(**counts: int) -> Iterator[Cluster]:
-    """Addresses of so many tasks, whose ports are held."""
+    """Addresses for ``counts`` tasks of each type, with their ports held."""
     with held_ports(sum(counts.values())) as ports:
         free = iter(ports)
         yield {
@@ -76,7 +76,7 @@ def servers(
 
 
 def stop(task: Running) -> float:
-    """How many seconds it took to end after SIGTERM."""
+    """Send SIGTERM; the seconds until the task has ended."""
     begin = time.monotonic()
     os.kill(task.pid, signal.SIGTERM)
     ended = task.end()
@@ -115,14 +115,14 @@ def test_mirrored_workers_train_in_step(warm: WarmInterpreter, tmp_path: Path) -
         ]
         ended = [task.end() for task in tasks]
     lines = [task.output.splitlines()[-1] for task in ended]
-    # The mean of both targets, from 1 on: 0.5 + 0.5 * 0.8 ** 20.
+    # From 1 towards the mean of both targets: 0.5 + 0.5 * 0.8 ** 20.
     assert lines == ["rank 0 of 2: 0.5058", "rank 1 of 2: 0.5058"]
     assert [task.status for task in ended] == [0, 0]
 
 
 @pytest.mark.tensorflow
 def test_sessions_of_old_use_a_ps(warm: WarmInterpreter, tmp_path: Path) -> None:
-    # worker:1 is missing, and holds nobody up.
+    # worker:1 is missing, which must not delay the others.
     with cluster_of(worker=2, ps=1) as cluster:
         (ps,) = servers(warm, tmp_path, cluster, "ps")
         worker = warm.start(
@@ -180,7 +180,7 @@ def test_a_server_listens_idles_and_stops(
         process = psutil.Process(server.pid)
         server.ask("stacks")
         assert "_until_stopped" in server.wait_for_event("stack")["text"]
-        # No thread is busy, once all have begun: not a tenth of the time that passes.
+        # Once all threads have started, none is busy: less than a tenth of one CPU.
         eventually(lambda: process.cpu_percent(interval=0.5) < 10, lambda: "busy", 30.0)
         assert stop(server) < allow_s(1)
 

@@ -1,4 +1,4 @@
-"""Processes that share memory, or connections, or both."""
+"""Ranks as processes that are connected by shared memory, sockets or both."""
 
 from __future__ import annotations
 

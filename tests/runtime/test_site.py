@@ -1,4 +1,4 @@
-"""What every Python below a training task imports first: cheap, never in the way."""
+"""What every Python process below a task imports first: it is cheap and harmless."""
 
 from __future__ import annotations
 

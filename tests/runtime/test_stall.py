@@ -1,4 +1,4 @@
-"""Ranks that differ, do not come, or die: all learn of it, soon, and who it was."""
+"""Ranks that differ, are late, or die: all others soon learn which rank it was."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 class Said:
-    """What ranks have written to their logs."""
+    """The lines that ranks have written to their logs."""
 
     def __init__(self) -> None:
         self.lines: list[tuple[int, str]] = []
@@ -108,7 +108,7 @@ def with_boards(
         return in_threads([partial(run, rank) for rank in range(size)])
 
 
-# --- ranks that do not come -----------------------------------------------------------
+# --- ranks that are late --------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
@@ -133,14 +133,14 @@ def test_a_rank_that_does_not_come_is_named_once_and_shows_its_stacks(
     shown = said.wait_for(last, "It is here")
     assert "busy_elsewhere" in shown
     assert "for this rank to enter exchange 2: gradients of adam" in shown
-    # To connect may take longer than the warning waits, too: any rank says so.
+    # Connecting may also take longer than the warning delay, which any rank reports.
     late = f"rank {last} has not entered"
     assert {rank for rank, line in said.lines if line.startswith(late)} == {0}
     assert len([1 for _, line in said.lines if "It is here" in line]) == 1
 
 
 def busy_elsewhere(said: Said) -> None:
-    """Until the others have complained, and we have shown where we are."""
+    """Wait until rank 0 has complained, and this rank has shown its stack."""
     said.wait_for(0, "has not entered")
     ours = threading.Event()
     while not any("It is here" in line for _, line in said.lines):
@@ -249,7 +249,7 @@ def test_why_a_program_has_ended_is_passed_on(size: int) -> None:
 
 @pytest.mark.parametrize("leaves", [0, 1, 2])
 def test_a_program_that_ends_before_any_exchange_is_not_waited_for(leaves: int) -> None:
-    """Neither by whom it would have dialled, nor by those who dial it."""
+    """Neither ranks that it would connect to nor ranks that connect to it wait."""
 
     def act(group: Group) -> None:
         if group.rank == leaves:
@@ -270,7 +270,7 @@ def test_a_program_that_ends_before_any_exchange_is_not_waited_for(leaves: int) 
 
 def test_an_exchange_that_is_told_too_early_to_fail_is_told_again() -> None:
     class Late(HostTransport):
-        """Has nothing to interrupt before it is told the third time."""
+        """Has nothing to interrupt before the third call of ``interrupt``."""
 
         def __init__(self, *words: Any) -> None:
             super().__init__(*words)
@@ -358,7 +358,7 @@ def test_a_killed_rank_is_named_by_all_within_a_second(size: int, length: int) -
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_a_rank_that_is_killed_before_it_exchanges_is_named(size: int) -> None:
-    """The others are still to be connected for exchanges, and it never comes."""
+    """The others wait for its connection for exchanges, which never comes."""
     victim = size - 1
     with processes(size, 10, "waiting", str(victim)) as ranks:
         ranks.wait_until_under_way(victim)

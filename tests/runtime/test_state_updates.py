@@ -1,4 +1,4 @@
-"""What an update makes of an old value and of rows, found out from a few numbers."""
+"""How an update depends on an old value and on rows, found from a few trials."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""TensorFlow's collective ops as the transport, and sums over devices of one process.
+"""TensorFlow's collective ops as the transport.
 
-Each test looks at a job, which runs when the first one does.
+A job runs when a test first needs its results.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Outcomes:
     jobs: Mapping[str, Ranks]
 
     def ended(self, job: str) -> Ranks:
-        """What a job has left behind, if its ranks have ended as they should."""
+        """A job's results; its ranks must have ended with the expected status."""
         found = self.jobs[job]
         killed = job in ("kill", "early")
         expected = [0, 0, -9] if killed else [0] * len(found.exit_codes)
@@ -58,7 +58,7 @@ class Outcomes:
         return found
 
     def said(self, job: str) -> list[dict[str, Any]]:
-        """The JSON on the last line that begins like it, of each rank that wrote it."""
+        """The last line of JSON of each rank that wrote one."""
         found = []
         for output in self.ended(job).outputs:
             lines = [line for line in output.splitlines() if line.startswith("{")]
@@ -76,7 +76,7 @@ class Outcomes:
         return dict(np.load(self.folder / "one-0.npz"))
 
     def case(self, name: str) -> tuple[Values, list[Values]]:
-        """What a training has come to, in one process and on each rank."""
+        """The weights after a training, in one process and on each rank."""
         return _of_case(self.one, name), [_of_case(r, name) for r in self.ranks]
 
 
@@ -102,7 +102,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
         Job("three", SIZE, TRAINING, (str(folder / "three"),), TRANSPORT),
         Job("one", 1, TRAINING, (str(folder / "one"),)),
         Job("digits-2", 2, WEIGHTS, (str(folder / "digits-2"), *DIGITS), TRANSPORT),
-        # That of keras_jobs.py: one baseline for both.
+        # The same job as in keras_jobs.py, so that both share one baseline.
         Job("digits-1", 1, WEIGHTS, (str(folder / "digits-1"), *DIGITS), keep=True),
     ]
     return Outcomes(folder, Jobs(folder, jobs, timeout_s=280))
@@ -170,14 +170,14 @@ def test_a_rank_that_does_not_come_in_time(outcomes: Outcomes) -> None:
     first, last = outcomes.said("late")
     ((kind, text),) = first["errors"]
     assert kind == "CollectiveTimeoutError"
-    # Whichever of the two connections between the ranks notices it first.
+    # The text depends on which of two connections notices it first.
     assert text.startswith(
         (
             "a rank did not respond in time: rank 0 has waited 3 s",
             "rank 0 has sent nothing for 3 s",
         )
     )
-    # It waits for the first one no longer than that, or sees it leave.
+    # The last rank waits for the first no longer than that, or sees it leave.
     assert last["errors"][0][0] in ("CollectiveTimeoutError", "PeerLostError")
 
 
@@ -277,14 +277,14 @@ def test_uneven_tensors_along_any_axis(outcomes: Outcomes, axis: int) -> None:
 def test_embeddings_by_rows_and_whole(outcomes: Outcomes, case: str) -> None:
     assert_as_one_process(outcomes, case)
     carried = [int(rank[f"{case}/carried"]) for rank in outcomes.ranks]
-    # Whole arrays and long rows go through TensorFlow, a few rows need not.
+    # Whole arrays and many rows go through TensorFlow; a few rows need not.
     assert all(count > 0 for count in carried) is (case == "many_rows")
 
 
 def test_dtypes_are_carried_or_left_to_the_host(outcomes: Outcomes) -> None:
     items = 20_000
     for rank in outcomes.said("calls"):
-        # The program has compared each result with numpy's.
+        # The program itself compares each result with numpy's.
         assert rank["float32 sum"] == rank["uint8 product"] == 4 * items
         assert rank["float64 sum"] == rank["uint32 max"] == 8 * items
         assert rank["complex64 sum"] == 8 * items

@@ -1,8 +1,8 @@
-"""Graphs of TensorFlow 1 on parameter servers, item by item of their origin.
+"""TensorFlow 1 graphs on parameter servers.
 
-The cases stand in ``programs/v1/graphs.py``: real servers in one process, a thread for
-each worker. They are run with resource variables and, where it matters, with those of
-old, which behave otherwise.
+The cases are in ``programs/v1/graphs.py``, which runs real servers in one process and
+a thread for each worker. All of them run with resource variables, and those where it
+matters also with reference variables, which behave differently.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ def found(warm: WarmInterpreter, tmp_path_factory: pytest.TempPathFactory) -> Fo
 
 @pytest.fixture(scope="module")
 def old(warm: WarmInterpreter, tmp_path_factory: pytest.TempPathFactory) -> Found:
-    """With the variables that TensorFlow 1 had before resources."""
+    """The results with reference variables, which preceded resource variables."""
     return run(warm, tmp_path_factory.mktemp("references"), "references", OF_OLD)
 
 
 @pytest.fixture(params=["resources", pytest.param("old", marks=pytest.mark.slow)])
 def either(request: pytest.FixtureRequest) -> Found:
-    """With the one kind of variables, and with the other."""
+    """The results with resource variables, then with reference variables."""
     name = "old" if request.param == "old" else "found"
     found: Found = request.getfixturevalue(name)
     return found
@@ -86,7 +86,7 @@ pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(300)]
 def test_nobody_is_more_than_a_step_ahead(found: Found) -> None:
     result = found["barrier"]
     assert result["begun"] == [25, 25, 25]
-    # Who has passed a barrier finds that all others have come to it.
+    # A worker that has passed a barrier finds that all others have reached it.
     assert result["ahead"] == 0
     assert result["behind"] <= 1
 
@@ -107,7 +107,7 @@ def test_all_variables_are_on_a_ps(found: Found) -> None:
     result = found["variable_devices"]
     assert {"w", "w/Adam", "global_step"} <= result["devices"].keys()
     assert all(at.startswith("/job:ps/task:") for at in result["devices"].values())
-    # One copy: nothing but the model's variable is trained.
+    # There is one copy: only the model's own variable is trained.
     assert result["masters"] == ["w"]
 
 
@@ -137,7 +137,7 @@ def test_a_variable_that_is_too_large_is_named(found: Found) -> None:
 
 
 def test_gradients_of_workers_are_applied_as_they_come(either: Found) -> None:
-    # 1 - 0.5 * (1 + 2), and two steps.
+    # w is 1 - 0.5 * (1 + 2), after two steps.
     for worker in either["accumulated_sums"]:
         assert (worker["w"], worker["step"]) == (-0.5, 2)
 
@@ -148,13 +148,13 @@ def test_the_mean_of_gradients_is_applied_once(either: Found) -> None:
 
 
 def test_the_mean_of_rows(found: Found) -> None:
-    # Row 0 has two gradients; each of the others one, which is its mean.
+    # Row 0 has two gradients; the other rows have one each, which is the mean.
     for rows in found["accumulated_sparse_mean"]:
         assert rows == [-0.5, -0.5, -0.5, 0.0]
 
 
 def test_a_step_reads_a_variable_once(found: Found) -> None:
-    # Two towers, each of which uses it in the loss and in its gradient.
+    # Two towers, each of which uses the variable in the loss and in its gradient.
     assert found["variable_reads"] == {"cached": 1, "plain": 4}
 
 
@@ -165,7 +165,7 @@ def test_a_step_reads_a_variable_of_old_once_for_each_tower(old: Found) -> None:
 
 def test_a_step_ends_with_all_workers(found: Found) -> None:
     least, most = found["workers_in_step"]
-    # All three have applied; others may be in the next step by then.
+    # All three workers have applied theirs; some may already be in the next step.
     assert least >= 0
     assert most <= 2
 
@@ -198,7 +198,7 @@ def test_model_variables_are_the_chiefs(either: Found) -> None:
     assert chief["syncs"]
     assert not any(other["syncs"] for other in others)
     assert (chief["name"], chief["trained"]) == ("norm/moving_mean", False)
-    # Until it is asked for, nothing is there.
+    # The copy on the ps stays zero until sync_model_variables has run.
     assert {worker["before"] for worker in (chief, *others)} == {0.0}
     for worker in (chief, *others):
         assert worker["shadow"] == chief["own"]
@@ -235,7 +235,7 @@ def test_the_mean_over_towers_is_used(found: Found) -> None:
 
 
 def test_workers_end_together(found: Found) -> None:
-    # The second leaves after its third step; the others find out in their fourth.
+    # The second worker leaves after its third step; the others notice in their fourth.
     for steps in found["together"].values():
         assert steps == [4, 3, 4]
 

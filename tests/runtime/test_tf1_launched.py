@@ -1,4 +1,4 @@
-"""Scripts of TensorFlow 1 under the real command: nothing of a run is left."""
+"""TensorFlow 1 scripts under the real command: no process outlives its run."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_no_ps_is_left_after_success(cluster: Cluster) -> None:
     assert accuracy(running.text("worker:0")) > 0.93
     assert (folder / "checkpoint").exists()
     steps = [task["step"] for task in running.report()["tasks"]]
-    # Both have trained: that of 600 steps one had all is as good as impossible.
+    # Both have trained: it is all but impossible that one took all 600 steps.
     assert all(steps[rank] and steps[rank] > 20 for rank in (0, 1)), steps
     assert_nothing_left(running)
 
@@ -86,7 +86,7 @@ def test_no_ps_is_left_after_a_crash(cluster: Cluster) -> None:
 def test_no_ps_is_left_after_ctrl_c(cluster: Cluster) -> None:
     running = launch(cluster, SCRIPT, "waits")
     running.wait_for_text("begun", "worker:0", "worker:1", timeout_s=DEADLINE_S)
-    # A ps sees no GPU, whatever the machine has.
+    # A ps sees no GPU, even if the machine has one.
     plan = {task["task"]: task for task in running.plan()["tasks"]}
     assert plan["ps:0"]["env"]["CUDA_VISIBLE_DEVICES"] == ""
     assert plan["worker:1"]["device_filters"] == ["/job:ps", "/job:worker/task:1"]
@@ -110,16 +110,16 @@ def test_a_ps_sees_no_gpu(cluster: Cluster) -> None:
 
 @pytest.mark.slow
 def test_sync_replicas_end_together(cluster: Cluster) -> None:
-    """The mean over both workers, with TensorFlow's own optimizer for it.
+    """The mean over both workers, by TensorFlow's own SyncReplicasOptimizer.
 
-    As a module, whose text is not read: its session says what it is.
+    The script runs as a module, whose source is not read: its session identifies it.
     """
     (cluster.folder / "script_of_old.py").write_text(SCRIPT.read_text())
     module = ("-m", "script_of_old", "synchronous")
     running = cluster.start("-n", "2", "--ps", "1", "--", "python", *module)
     status, seconds = running.end_timed(DEADLINE_S)
     assert status == 0, running.err
-    # TensorFlow alone waits for two minutes in the end.
+    # TensorFlow by itself waits for two minutes at the end.
     assert seconds < 60
     for worker in ("worker:0", "worker:1"):
         seen = said(running.text(worker), "synchronous")["seen"]
@@ -133,7 +133,7 @@ def test_sync_replicas_end_together(cluster: Cluster) -> None:
 
 @pytest.mark.slow
 def test_the_chief_builds_the_whole_graph(cluster: Cluster) -> None:
-    """The workers are built-in servers that run no script; the default strategy."""
+    """The workers are built-in servers without a script, under the default strategy."""
     config = {
         "command": ["python", str(SCRIPT), "whole_graph"],
         "tasks": {"chief": 1, "worker": {"count": 2, "server": True}, "ps": 1},

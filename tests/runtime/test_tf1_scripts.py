@@ -1,4 +1,4 @@
-"""Scripts of TensorFlow 1 that know nothing of the cluster around them."""
+"""TensorFlow 1 scripts that know nothing of the cluster they run in."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.timeout(180)
 
 
 class Tasks:
-    """A cluster whose tasks are started one by one, in a folder of theirs."""
+    """A cluster whose tasks are started one by one, in a common folder."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class Tasks:
 
 @pytest.fixture
 def cluster(warm: WarmInterpreter, tmp_path: Path) -> Iterator[Tasks]:
-    """A ps that runs, and two workers that do not yet."""
+    """A running ps, and two workers that are not started yet."""
     with tasks_of(warm, tmp_path, ps=1, worker=2) as tasks:
         tasks.server()
         yield tasks
@@ -107,7 +107,7 @@ def tasks_of(warm: WarmInterpreter, folder: Path, **counts: int) -> Iterator[Tas
 
 
 def said(ended: Ended, name: str) -> dict[str, Any]:
-    """All that the script has said."""
+    """All values that the script has printed under ``name``."""
     found: dict[str, Any] = {}
     for item in told(ended.output, name):
         found |= item
@@ -120,7 +120,7 @@ def done(ended: Ended, name: str) -> dict[str, Any]:
     return said(ended, name)
 
 
-# --- what a script gets -------------------------------------------------------------
+# --- what a script sees -------------------------------------------------------------
 
 
 @pytest.mark.tensorflow
@@ -133,7 +133,7 @@ def test_workers_train_between_graphs(cluster: Tasks) -> None:
         assert found["step_on"] == "/job:ps/task:0"
         assert found["last"] >= 35
         assert each.said("step")[-1]["step"] > 0, index
-    # Only the chief has written, whatever the others say their folder is.
+    # Only the chief has written, although the others name folders of their own.
     assert (cluster.folder / "checkpoints0" / "checkpoint").exists()
     assert not (cluster.folder / "checkpoints1").exists()
 
@@ -151,7 +151,7 @@ def test_a_task_has_one_server(cluster: Tasks) -> None:
         "local": True,
         "counted": [1, 2, 3],
         "filters": ["/job:ps", "/job:worker/task:0"],
-        # What the script has made stays as it is.
+        # The server that the script has created is unchanged.
         "own": [],
         "job": "worker",
     }
@@ -164,7 +164,7 @@ def test_what_the_script_says_counts(warm: WarmInterpreter, tmp_path: Path) -> N
     assert found == {
         "w": "/job:ps/task:1",
         "x": "/job:worker/task:7",
-        # By bytes: the three small ones together are less than the big one.
+        # Variables are placed by bytes: the three small ones are less than the big one.
         "big": "/job:ps/task:0",
         "small": ["/job:ps/task:1"] * 3,
     }
@@ -172,7 +172,7 @@ def test_what_the_script_says_counts(warm: WarmInterpreter, tmp_path: Path) -> N
 
 @pytest.mark.tensorflow
 def test_there_is_one_chief(warm: WarmInterpreter, tmp_path: Path) -> None:
-    # Both have index 0, and take themselves for it.
+    # Both have index 0, and consider themselves the chief.
     with tasks_of(warm, tmp_path, ps=1, chief=1, worker=1) as tasks:
         tasks.server()
         running = [tasks.script("says_chief", kind) for kind in ("worker", "chief")]
@@ -219,7 +219,7 @@ def test_the_mean_of_workers_equals_one_machine(
         assert found["apart"] < 1e-5
 
 
-# --- nobody waits for ever, or trains for itself ------------------------------------
+# --- no task waits for ever or trains alone -----------------------------------------
 
 
 @pytest.mark.tensorflow
@@ -279,7 +279,7 @@ def test_a_wait_in_a_graph_is_given_up(cluster: Tasks) -> None:
 def test_who_is_started_again_goes_on_with_what_is_there(
     index: int, cluster: Tasks
 ) -> None:
-    """The chief, too: it does not initialise anew what others train on."""
+    """This includes the chief, which must not reset weights that others train."""
     workers = [cluster.script("waits", index=each) for each in range(2)]
     for worker in workers:
         worker.wait_for_event("step")

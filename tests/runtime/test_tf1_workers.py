@@ -1,4 +1,4 @@
-"""Who works together, out of TF_CONFIG or of a server; where variables go."""
+"""The workers of a cluster, from TF_CONFIG or a server; where variables are placed."""
 
 from __future__ import annotations
 
@@ -143,5 +143,5 @@ def test_the_fewest_bytes_come_first(found: Any) -> None:
 
 
 def test_only_a_server_that_speaks_is_there(found: Any) -> None:
-    """A kernel still accepts connections for a process that it is taking down."""
+    """The kernel still accepts connections for a process that it is terminating."""
     assert found["answers"] == ["THERE", "SILENT", "GONE", "GONE"]

@@ -1,4 +1,4 @@
-"""The host transport and the group on it, over real sockets, without TensorFlow."""
+"""The host transport and groups that use it, over real sockets, without TensorFlow."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ from tfcluster.runtime.net.rendezvous import listen
 
 SIGNATURE = Signature("test")
 SIZES = [1, 2, 3, 4, 5]
-# Around what is sent directly, what is one block, and what no rank count divides.
+# Near the limits of direct sending and of one block, and indivisible by rank counts.
 LENGTHS = [0, 1, 3, 1000, 4097, 65537, 300_001]
-# Who shares memory with whom; "" with nobody.
+# Ranks with the same place share memory; those with "" share none.
 PLACES = [
     [""],
     ["", ""],
@@ -65,7 +65,7 @@ PLACES = [
 
 
 def vector(rank: int, length: int, dtype: str) -> Array:
-    """Whole numbers, so that sums are exact in every dtype."""
+    """A vector of whole numbers, so that sums are exact in every dtype."""
     generator = np.random.default_rng([rank, length])
     return generator.integers(0, 9, length).astype(dtype)
 
@@ -347,7 +347,7 @@ def test_strangers_on_the_port_disturb_nobody() -> None:
                 try:
                     connection = socket.create_connection((host, int(port)), 5)
                 except ConnectionRefusedError:
-                    continue  # Nobody listens there yet.
+                    continue  # Not listening yet.
                 break
             with connection:
                 connection.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" + b"x" * 200)
@@ -434,7 +434,7 @@ def test_both_ends_know_each_other_after_the_handshake() -> None:
 )
 def test_an_acceptor_welcomes_only_members_of_its_group(dialer: Member) -> None:
     def without_checking(end: socket.socket) -> None:
-        """A dialer that does not care who is at the other end."""
+        """Connect without verifying the other end."""
         end.sendall(b"TFC1" + bytes([0, 0, 0, dialer.rank, 0, 0, 0, 0]) + bytes(32))
         answer = end.recv(64, socket.MSG_WAITALL)
         nonces = bytes(32) + answer[:32]
@@ -457,7 +457,7 @@ def test_an_acceptors_proof_cannot_be_sent_back_to_it() -> None:
 
 
 def test_each_rank_sends_as_little_as_a_ring_can() -> None:
-    """2 (N-1)/N of the vector; counted where bytes enter the kernel."""
+    """A ring of N ranks sends 2 (N-1)/N of the vector per rank."""
     from tfcluster.runtime.collective.transports.ring import Ring
     from tfcluster.runtime.collective.transports.scaled_vector import ScaledVector
 

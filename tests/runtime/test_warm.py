@@ -1,4 +1,4 @@
-"""The warm interpreter: one import, many tasks, each as good as new."""
+"""The warm interpreter: it imports once, and each task starts in a clean state."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def tell(
     cwd: Path,
     env: Mapping[str, str | None] | None = None,
 ) -> Any:
-    """What ``code`` prints, as JSON."""
+    """Run ``code``, which prints JSON; the decoded output."""
     ended = run(warm, code, cwd, env)
     assert ended.status == 0, ended.output
     return json.loads(ended.output)
@@ -59,7 +59,7 @@ print(json.dumps({
     found = tell(warm, code, tmp_path, {"A": "b c", "GONE": None})
     events = found.pop("events")
     assert found == {
-        # Not the warm interpreter: the nearest subreaper, here this very process.
+        # Not the warm interpreter but the nearest subreaper, which is this process.
         "parent": os.getpid(),
         "leader": True,
         "cwd": str(tmp_path),
@@ -134,7 +134,7 @@ def test_a_task_is_there_at_once(warm: WarmInterpreter, tmp_path: Path) -> None:
         task.wait_for_output("up")
         took.append(time.monotonic() - start)
         assert task.end().status == 0
-    # Some 30 ms; an import takes seconds.
+    # About 30 ms; an import takes seconds.
     assert min(took) < allow_s(1)
 
 
@@ -177,7 +177,7 @@ def test_an_interrupt_ends_a_task_by_the_signal(
     ended = task.end()
     assert ended.status == -signal.SIGINT
     assert ended.output.endswith("\nKeyboardInterrupt\n")
-    # The interpreter itself does not care for the terminal's interrupt.
+    # The interpreter itself ignores an interrupt from the terminal.
     os.kill(warm.process.pid, signal.SIGINT)
     assert run(warm, "print('on')", tmp_path).output == "on\n"
 

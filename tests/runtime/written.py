@@ -1,4 +1,4 @@
-"""What the cases of a job's program have written down: arrays, by rank."""
+"""The arrays that the cases of a job have written, by rank."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ Values = Mapping[str, NDArray[Any]]
 
 @dataclass(frozen=True)
 class Written:
-    """Rank r of job j has written ``j-r.npz``, with an array ``case/key`` for each."""
+    """Rank r of job j has written ``j-r.npz``, with arrays named ``case/key``."""
 
     folder: Path
     jobs: Mapping[str, Ranks]
 
     def of(self, job: str, case: str) -> list[Values]:
-        """What each rank has found."""
+        """The arrays of a case, by rank."""
         size = len(self.jobs[job].exit_codes)
         return [self.by(rank, job, case) for rank in range(size)]
 
     def by(self, rank: int, job: str, case: str) -> Values:
-        """What one rank has found. Fails with the case's error, if it had one."""
+        """One rank's arrays of a case. Raises the case's error, if it had one."""
         assert not any(self.jobs[job].exit_codes), self.jobs[job].outputs
         values = np.load(self.folder / f"{job}-{rank}.npz")
         start = f"{case}/"

@@ -1,4 +1,4 @@
-# As people write scripts: without types.
+# Written like user scripts: without type annotations.
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-subclassing-any
 """Calls of the Python API, on every rank: results as JSON on the last line."""
 
@@ -23,7 +23,7 @@ found = {
 
 
 def call(name, act):
-    """Eagerly, in a function, and in one that does not know the shape."""
+    """Call ``act`` eagerly, in a function, and in one with an unknown shape."""
     eager = act(own)
     graph = tf.function(act)(own)
     loose = tf.function(act, input_signature=[tf.TensorSpec([None, 2], tf.float32)])(

@@ -1,6 +1,6 @@
-# As people write scripts: without types.
+# Written like user scripts: without type annotations.
 # mypy: allow-untyped-defs, allow-untyped-calls
-"""What ranks put in and what has to come out, for programs that check the API."""
+"""The inputs of ranks and the expected results, for programs that check the API."""
 
 import functools
 import re
@@ -28,7 +28,7 @@ OPS = {
 
 
 def of_rank(rank, shape, dtype="float32"):
-    """What a rank puts in: the same everywhere, so that all know all of it."""
+    """The input of a rank. Every rank can compute the inputs of all ranks."""
     generator = np.random.default_rng([rank, *shape])
     if dtype == "bool":
         return generator.random(shape) < 0.6
@@ -42,7 +42,7 @@ def of_rank(rank, shape, dtype="float32"):
 
 
 def combined(op, parts):
-    """Of the ranks' arrays, as numpy has it."""
+    """The ranks' arrays reduced by numpy: the expected result."""
     wide = [np.asarray(part) for part in parts]
     dtype = wide[0].dtype
     if dtype == np.bool_:
@@ -92,7 +92,7 @@ def refuses(kind, words, act):
 
 
 def exchanges(act, *args):
-    """How many exchanges a call makes."""
+    """The number of exchanges that a call makes."""
     ranks = process_group.group()
     with mock.patch.object(ranks, "exchange", wraps=ranks.exchange) as counted:
         act(*args)
@@ -122,4 +122,4 @@ HOROVODS = {
     **dict.fromkeys(("allgather", "columns", "uneven", "broadcast", "twice"), 1 / SIZE),
     **dict.fromkeys(("reducescatter", "parts"), SIZE),
 }
-"""How many times the derivative of the sum over all ranks Horovod's gradient is."""
+"""Horovod's gradient, as a multiple of the derivative of the sum over all ranks."""

@@ -1,6 +1,6 @@
-# As people write scripts: without types.
+# Written like user scripts: without type annotations.
 # mypy: allow-untyped-defs, allow-untyped-calls
-"""What the last rank does is not what the others do: all learn of it, and in time."""
+"""The last rank acts differently from the others: all ranks soon get an error."""
 
 import threading
 import time
@@ -73,7 +73,7 @@ MISMATCHES = {
 
 
 def renew():
-    """Everybody is at the same place again."""
+    """Restart the runtime, so that all ranks are at the same exchange again."""
     tfc.shutdown()
     tfc.init()
 
@@ -116,19 +116,19 @@ def check_mismatch_of_objects():
 
 
 def check_after_a_mismatch_all_go_on():
-    """Without a new beginning, and what is raised later is what has happened."""
+    """No restart is needed, and later errors are not confused with the mismatch."""
     renew()
     for act, words in MISMATCHES.values():
         for way in (act, tf.function(act)):
             fails(way, words)
             assert float(tfc.allreduce(tf.constant(1.0), op=tfc.Sum)) == SIZE
-    # What TensorFlow raises later is what it is.
+    # TensorFlow's own errors are still raised as such.
     with pytest.raises(tf.errors.InvalidArgumentError):
         tf.function(lambda: tf.debugging.assert_equal(tf.constant(RANK), -1))()
 
 
 def check_order_of_opposite_threads():
-    """Either all ranks get both results, or all an error; nobody waits for ever."""
+    """Either all ranks get both results or all get an error; none waits for ever."""
     for attempt in range(3):
         renew()
         outcomes: dict[str, object] = {}
@@ -159,7 +159,7 @@ def check_order_opposite_by_name():
 
 
 def check_no_gradient_on_one_rank():
-    """An unused branch of a model: named in eager code, functions and with a tape."""
+    """A branch without gradient is named: in eager code, functions and tapes."""
     used, branch = (
         keras.Variable([1.0], name="used"),
         keras.Variable([1.0], name="branch"),

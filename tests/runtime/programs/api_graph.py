@@ -1,6 +1,6 @@
-# As people write scripts: without types.
+# Written like user scripts: without type annotations.
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-subclassing-any
-"""Graphs and sessions of TensorFlow 1, on every rank."""
+"""TensorFlow 1 graphs and sessions, on every rank."""
 
 import json
 import os
@@ -25,7 +25,7 @@ tfc.init()
 
 
 def in_graph(build, feed=None):
-    """What a session of ours makes of what ``build`` returns."""
+    """Run what ``build`` returns in a ``tfc.Session``."""
     with tf.Graph().as_default():
         fetches = build()
         with tfc.Session() as session:
@@ -54,7 +54,7 @@ def check_allreduce_in_a_graph():
 
 
 def check_allreduce_gradients_in_a_graph():
-    """The same as eagerly, which has been compared with differences."""
+    """Equal to eager gradients, which are checked against finite differences."""
     own = of_rank(RANK, (2 * SIZE + 1, 2), "float64")
 
     def gradients(act, x):
@@ -87,10 +87,10 @@ def check_slices_in_a_graph():
 
 
 def check_order_in_graphs():
-    """Many exchanges that don't depend on each other, again and again."""
+    """Many exchanges that do not depend on each other, run repeatedly."""
     with tf.Graph().as_default():
         own = tf1.placeholder(tf.float32, [])
-        # Built in the same order, run in any: the later ones are cheaper.
+        # Built in the same order but run in any order: the later ones take less time.
         work = [tf.linalg.expm(tf.ones([8 - i, 8 - i]) * own) for i in range(8)]
         sums = [
             tfc.allreduce(tf.linalg.trace(w) * 0 + i + own, op=tfc.Sum)
@@ -101,14 +101,14 @@ def check_order_in_graphs():
                 found = session.run(sums, {own: float(RANK)})
                 total = sum(range(SIZE))
                 assert found == [i * SIZE + total for i in range(8)]
-            # A part of them, and another way round.
+            # Some of them only, and in a different order on odd ranks.
             assert session.run(sums[5], {own: 0.0}) == 5 * SIZE
             chosen = sums[3:5] if RANK % 2 else sums[3:5][::-1]
             assert sorted(session.run(chosen, {own: 0.0})) == [3 * SIZE, 4 * SIZE]
 
 
 def check_more_exchanges_than_threads():
-    """All of them wait at the same time, in a session that has a thread or two."""
+    """All exchanges wait at the same time, in a session with one or two threads."""
     for threads in (1, 2):
         config = tf1.ConfigProto(
             inter_op_parallelism_threads=threads, use_per_session_threads=True
@@ -118,7 +118,7 @@ def check_more_exchanges_than_threads():
             sums = [tfc.allreduce(own * i, op=tfc.Sum) for i in range(64)]
             means = tfc.grouped_allreduce([own, own])
             gathered = tfc.allgather(own[None])
-            # Of TensorFlow's own class, as strangers' programs use it.
+            # TensorFlow's own class, which unmodified programs use.
             with tf1.Session(config=config) as session:
                 for _ in range(3):
                     chosen = sums if RANK % 2 else sums[::-1]
@@ -130,7 +130,7 @@ def check_more_exchanges_than_threads():
 
 
 def check_order_names_are_keys():
-    """Made in another order on each rank, and some of the same name."""
+    """Ops that are created in different orders, some of them with the same name."""
     with tf.Graph().as_default():
         names = ["a", "b", "c"]
         sums = {
@@ -145,7 +145,7 @@ def check_order_names_are_keys():
                 [0] * SIZE,
                 [1] * SIZE,
             ]
-            # What TensorFlow's own messages call it.
+            # The name that appears in TensorFlow's own messages.
             assert session.graph.get_operation_by_name("allreduce_of_a")
 
 
@@ -182,7 +182,7 @@ OPTIMIZERS = {
 
 
 def trained(make, whole, distributed):
-    """Five steps of a regression, on all rows or this rank's; the weights and slots."""
+    """Weights and slots after five steps of regression on all rows or this rank's."""
     rows = np.random.default_rng(7).normal(size=(4 * SIZE, 3))
     own = rows if whole else rows[4 * RANK : 4 * RANK + 4]
     with tf.Graph().as_default():
@@ -279,7 +279,7 @@ def check_session_ranks_can_be_fetched():
 
 
 def check_session_gpu():
-    """The one of this local rank; where the launcher has shared them out, the first."""
+    """The GPU of this local rank, or the first if the launcher has assigned GPUs."""
     for gpus, expected in ((0, ""), (1, "0"), (3, str(RANK % 3)), (8, str(RANK))):
         with mock.patch.object(
             tf.config, "list_physical_devices", return_value=[0] * gpus

@@ -1,6 +1,6 @@
-# As people write scripts: without types.
+# Written like user scripts: without type annotations.
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-subclassing-any
-"""The names of Horovod's API beyond the operations, on every rank."""
+"""Horovod's API beyond the operations, on every rank."""
 
 import json
 from pathlib import Path
@@ -100,7 +100,7 @@ def check_grouped_reducescatter():
 
 
 def check_adasum():
-    """Orthogonal parts are added, parallel ones averaged."""
+    """Orthogonal vectors are added, parallel ones are averaged."""
     if SIZE & (SIZE - 1):
         refuses(
             NotImplementedError,

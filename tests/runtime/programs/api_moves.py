@@ -1,6 +1,6 @@
-# As people write scripts: without types.
+# Written like user scripts: without type annotations.
 # mypy: allow-untyped-defs, allow-untyped-calls
-"""What is gathered, sent and scattered, on every rank; objects; the end."""
+"""Allgather, broadcast, alltoall, objects and shutdown, on every rank."""
 
 import keras
 import numpy as np
@@ -28,7 +28,7 @@ def check_allgather():
 
             def part(rank, axis=axis, shape=shape, dtype=dtype):
                 own = list(shape)
-                own[axis] = rank  # Nothing on rank 0.
+                own[axis] = rank  # Empty on rank 0.
                 return of_rank(rank, own, dtype)
 
             found = tfc.allgather(tf.constant(part(RANK)), axis)

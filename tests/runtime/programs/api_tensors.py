@@ -1,6 +1,6 @@
-# As people write scripts: without types.
+# Written like user scripts: without type annotations.
 # mypy: allow-untyped-defs, allow-untyped-calls
-"""The operations on tensors beside numpy, on every rank, eagerly and in functions."""
+"""Operations on tensors, compared with numpy, on every rank, eager and in functions."""
 
 from typing import Any
 
@@ -179,7 +179,7 @@ def check_slices():
     width, height = 3, 7
 
     def local(rank):
-        """Rank 1 has no rows at all, others have some twice."""
+        """A rank's rows: rank 1 has none, other ranks have some rows twice."""
         count = 0 if rank == 1 else rank + 2
         indices = np.array([(3 * i * rank + i) % height for i in range(count)], "int64")
         return of_rank(rank, (count, width)), indices
@@ -251,9 +251,9 @@ def check_global_variables_are_none_of_eager_execution():
 
 
 def check_allreduce_gradients():
-    """Beside finite differences of the sum over all ranks of a weighted result.
+    """Compare with finite differences of a weighted result, summed over all ranks.
 
-    What Horovod defines otherwise is a multiple of that.
+    Where Horovod's definition is different, its gradient is a multiple of that.
     """
     own = tf.constant(of_rank(RANK, (2 * SIZE + 1, 2), "float64"))
 
@@ -271,7 +271,7 @@ def check_allreduce_gradients():
             return tape.gradient(value, x)
 
         expected = np.zeros(own.shape)
-        # One number of one rank at a time; others on all ranks stay.
+        # Change one number of one rank at a time; all other numbers stay the same.
         places = (0, 3, 4 * SIZE + 1)
         probes = [
             (rank, places[(rank + i) % 3])
@@ -316,7 +316,7 @@ def check_gradients_of_variables_and_beside_integers():
 
 
 def beside_of(variable):
-    """A function of no argument: TensorFlow would make a tensor of it."""
+    """A function without arguments: TensorFlow would turn a variable into a tensor."""
     return lambda: beside_integers(variable)
 
 
@@ -341,7 +341,7 @@ def check_half_gradients():
 
 
 def check_retraced_on_one_rank_only():
-    """Rank 1 traces again at every step, and builds functions that others don't."""
+    """Rank 1 retraces at every step, and builds functions that other ranks do not."""
     state = tf.Variable(0.0)
 
     @tf.function
@@ -359,7 +359,7 @@ def check_retraced_on_one_rank_only():
 
 
 def check_order_in_a_graph():
-    """Stateful ops stay in order, in branches and loops too."""
+    """Stateful ops keep their order, also in branches and loops."""
 
     @tf.function
     def act(x):
@@ -378,5 +378,5 @@ def check_order_in_a_graph():
 
 
 if __name__ == "__main__":
-    # Those of the other module come last: they end with a shutdown.
+    # The checks of the other module come last, because they end with a shutdown.
     checks.run({**globals(), **vars(api_moves)})

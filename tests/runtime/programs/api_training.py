@@ -1,6 +1,6 @@
-# As people write scripts: without types.
+# Written like user scripts: without type annotations.
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-subclassing-any
-"""Training that the program distributes itself, beside one process with all rows."""
+"""Training that the program itself distributes, compared with one process."""
 
 import copy
 import random
@@ -24,7 +24,7 @@ Y = (X @ generator.normal(size=(6, 1)) > 0).astype("float64")
 
 
 def batches(whole):
-    """Of each step the rows of all ranks, or this rank's."""
+    """The rows of each step, either of all ranks or of this rank."""
     for start in range(0, len(X), SIZE * ROWS):
         if whole:
             yield X[start : start + SIZE * ROWS], Y[start : start + SIZE * ROWS]
@@ -101,7 +101,7 @@ def check_optimizer_class_and_config_stay():
     assert exchanges(again.apply, [tf.constant([1.0])], variables) == 0
     variables = [keras.Variable([1.0])]
     assert exchanges(optimizer.apply, [tf.constant([1.0])], variables) == 1
-    # Keras makes copies by saving: what is loaded exchanges nothing.
+    # Keras copies by saving and loading, and a loaded optimizer exchanges nothing.
     copied, variables = copy.deepcopy(optimizer), [keras.Variable([1.0])]
     assert exchanges(copied.apply, [tf.constant([1.0])], variables) == 0
 
@@ -203,7 +203,7 @@ def passes(optimizer, variables, graph):
 
 
 def check_several_passes():
-    """Four gradients in two steps, with slices and None among them."""
+    """Four gradients in two steps, some of which are slices or None."""
     mean = (SIZE - 1) / 2
     for average in (False, True):
         for graph in (False, True):
@@ -228,7 +228,7 @@ def check_slices():
         embedding = keras.layers.Embedding(9, 2, dtype="float64")
         embedding.build()
         for step in range(3):
-            # Rank 0 has none in the last step.
+            # Rank 0 has no rows in the last step.
             ids = [[(r + step) % 9] * (r + step + 1) for r in range(SIZE)]
             if step == 2:
                 ids[0] = []
@@ -352,7 +352,7 @@ def check_callbacks():
 
 
 def check_momentum_is_corrected():
-    """As if the velocity had been gathered with the new learning rate."""
+    """As if the velocity had been accumulated with the new learning rate."""
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False)])
     model.compile(
         hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.5)), "mse"
@@ -367,7 +367,7 @@ def check_momentum_is_corrected():
 
     one = np.ones((1, 1))
     model.fit(one, 0 * one, epochs=2, verbose=0, callbacks=[schedule, Weights()])
-    # The gradient of w^2 is 2 w: velocity -0.2, halved, half of it kept.
+    # The gradient of w^2 is 2 w. Velocity -0.2 is halved; momentum keeps half of it.
     np.testing.assert_allclose(weights, [0.8, 0.8 - 0.05 - 0.05 * 1.6], rtol=1e-5)
 
 

@@ -1,4 +1,4 @@
-"""Named checks on every rank: what came of each as JSON on the last line."""
+"""Runs named checks on every rank; prints their results as JSON on the last line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SIZE = int(os.environ.get("TFCLUSTER_SIZE", "1"))
 
 
 def run(namespace: Mapping[str, object]) -> None:
-    """Call every ``check_*`` in order. Each is "ok", or the text of what it raised."""
+    """Call every ``check_*`` in order. A result is "ok" or the text of an exception."""
     found = {}
     for name, check in list(namespace.items()):
         if name.startswith("check_") and isinstance(check, Callable):  # type: ignore[arg-type]

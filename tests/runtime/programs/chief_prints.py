@@ -1,4 +1,4 @@
-"""Says and notes something on every rank."""
+"""Prints, logs and writes to a file on every rank."""
 
 import logging
 import sys

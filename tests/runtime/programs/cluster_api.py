@@ -1,8 +1,8 @@
-# As people write scripts: without types.
+# Written like user scripts: without type annotations.
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-subclassing-any
-"""What RETURNN's page on distributed TensorFlow asks for: RESULTS CASE...
+"""The features that RETURNN's page on distributed TensorFlow names: RESULTS CASE...
 
-Prints nothing of interest; each rank leaves RESULTS-RANK.json.
+Prints nothing of interest; each rank writes RESULTS-RANK.json.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ RANK = int(os.environ.get("TFCLUSTER_RANK", "0"))
 
 
 def case_forms():
-    """One cluster in all forms, there and back."""
+    """One cluster converted to all forms and back."""
     import tensorflow as tf
 
     import tfcluster.runtime as tfc
@@ -46,7 +46,7 @@ def case_forms():
 
 
 def case_resolver():
-    """What TensorFlow reads of TF_CONFIG, and what we do."""
+    """What TensorFlow reads from TF_CONFIG, and what the runtime reads."""
     import tensorflow as tf
 
     from tfcluster.runtime.context import context_from
@@ -68,12 +68,12 @@ def case_resolver():
 
 
 KEPT: list[Any] = []
-"""Servers that are not stopped: they may wait for each other then. The end of the
-process ends them."""
+"""Servers that must not be stopped, because they might wait for each other. They end
+with the process."""
 
 
 def case_service():
-    """Whoever comes first is served first, and every element once."""
+    """First come, first served, with each element once; then coordinated reads."""
     import tensorflow as tf
 
     from tfcluster.runtime.keras.data.data_service_client import DataServiceClient
@@ -107,7 +107,7 @@ def case_service():
 
 
 def keeping(model, seen):
-    """Have ``model`` keep the rows that it trains on."""
+    """Make ``model`` record the rows that it trains on."""
     import tensorflow as tf
 
     step = model.train_step
@@ -125,7 +125,7 @@ def keeping(model, seen):
 
 
 def case_fit():
-    """Rows that a rank trains on, its weights, and what it writes where it stands."""
+    """A rank's rows and weights, and the files that it writes to its working folder."""
     Path(f"rank-{RANK}").mkdir(exist_ok=True)
     os.chdir(f"rank-{RANK}")
     import keras

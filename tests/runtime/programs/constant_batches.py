@@ -1,8 +1,8 @@
-# As people write scripts: without types.
+# Written like user scripts: without type annotations.
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-subclassing-any
-"""Trainings that take batches of a constant number of rows, chosen by the argument.
+"""Trainings whose code assumes a constant batch size; the argument chooses one.
 
-Each in a job of its own: where one rank fails another may still wait for it.
+Each runs in a separate job: after one rank fails, another may still wait for it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.runtime.programs.cases.tools import data
 
 
 def batch_shape():
-    """The model's activities are cut into rows of a constant number."""
+    """The model reshapes its activations to a constant number of rows."""
     inputs = keras.Input(batch_shape=(8, 6))
     rows = keras.layers.Lambda(lambda x: tf.reshape(x, (8, 3, 2)))(inputs)
     model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Flatten()(rows)))
@@ -26,7 +26,7 @@ def batch_shape():
 
 
 class Translating(keras.Sequential):
-    """Begins with a hidden state for a constant number of rows."""
+    """The initial hidden state has a constant number of rows."""
 
     def train_step(self, data):
         x, y = data

@@ -1,8 +1,8 @@
-# As people write scripts: without types.
+# Written like user scripts: without type annotations.
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-subclassing-any
-"""Pipelines that data tasks compute, or every rank: RESULTS [CASE...].
+"""Pipelines that are computed by data tasks or by every rank: RESULTS [CASE...].
 
-Whoever computes an element puts the number in the file WHO of its folder into it.
+Each element contains the number that its producer has read from the file WHO.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def pipeline(rows=ROWS):
 
 
 class Recorder(keras.Model):
-    """Keeps which rows it has been given."""
+    """Records the rows that it receives."""
 
     def __init__(self):
         super().__init__()
@@ -73,7 +73,7 @@ def case_fit():
         callbacks=[EpochByEpoch()],
         verbose=0,
     )
-    # A rank without rows of a small last batch is given one that does not count.
+    # A rank without rows of a small last batch gets one that does not count.
     found = {f"seen_{i}": np.array(ids) for i, ids in enumerate(model.seen[:EPOCHS])}
     return {**results(model, history), **found, "makers": np.array([*model.makers])}
 
@@ -96,7 +96,7 @@ def case_loop():
 
 
 def case_kept_here():
-    """Nobody else can call this function; nor is there a word of it twice."""
+    """Only the ranks can call this function; the warning about it appears once."""
 
     def numbers():
         yield from range(ROWS)
@@ -112,7 +112,7 @@ def case_kept_here():
 
 
 def case_structures():
-    """Whatever an element consists of; and the end of what has no end."""
+    """Elements of various structures; and a few elements of an infinite dataset."""
     ragged = tf.ragged.constant([[1], [2, 3], [], [4]])
     dataset = tf.data.Dataset.from_tensor_slices(
         {"words": ["a", "bc", "", "d"], "ragged": ragged, "deep": ([1, 2, 3, 4],)}
@@ -132,7 +132,7 @@ def dataset_of_ones():
 
 
 def case_passes():
-    """The order of every pass, by a pipeline's graph and in this process."""
+    """The order of each pass, from the pipeline's graph and in this process."""
     tf.random.set_seed(11)
     numbers = tf.data.Dataset.range(9)
     found: dict[str, Any] = {}
@@ -158,7 +158,7 @@ def case_passes():
 
 
 def case_reasons():
-    """Why data tasks cannot compute a pipeline: one of them, and two."""
+    """Why one or two data tasks cannot compute a pipeline."""
     numbers = tf.data.Dataset.range(9)
     variable = tf.Variable(1, dtype=tf.int64)
     asked = {

@@ -1,4 +1,4 @@
-"""Ranks that call different things, one after the other; the last line is JSON."""
+"""Ranks that call different operations, case by case; the last line is JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One rank trains another model, or fits once more: differing_fit.py WHAT."""
+"""One rank trains a different model or calls more methods: differing_fit.py WHAT."""
 
 import os
 import sys

@@ -1,6 +1,6 @@
-# As people write scripts: without types.
+# Written like user scripts: without type annotations.
 # mypy: allow-untyped-defs, allow-untyped-calls
-"""Ranks that go apart in ways that a training loop can: drifting.py WHAT."""
+"""Ranks diverge in ways that are possible in a training loop: drifting.py WHAT."""
 
 import os
 import sys

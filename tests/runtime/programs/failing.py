@@ -1,6 +1,6 @@
-# As people write scripts: without types.
+# Written like user scripts: without type annotations.
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-subclassing-any
-"""Trainings that must not go well, chosen by the first argument."""
+"""Trainings that must not succeed; the first argument chooses one."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def by_hand():
 
 
 def second_model():
-    """One that is trained, and then one that changes its variables itself."""
+    """Train a model, and then one whose train_step changes its variables itself."""
     model_of().fit(X, Y, verbose=0)
     print("the first model was trained")
     by_hand()
@@ -55,7 +55,7 @@ def other_model():
 
 
 def leaves():
-    """Rank 1 is done after its first epoch."""
+    """Rank 1 trains for only one epoch."""
     model_of().fit(X, Y, epochs=1 if RANK == 1 else 3, verbose=0)
 
 

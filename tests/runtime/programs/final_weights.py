@@ -1,6 +1,6 @@
-# As people write scripts: without types.
+# Written like user scripts: without type annotations.
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-subclassing-any
-"""Run a script as it is, then write down what it trained.
+"""Run an unmodified script, then save what it has trained.
 
     final_weights.py RESULTS SCRIPT [ARG...]
 

@@ -1,13 +1,13 @@
-"""Run scripts as the ranks of runs: TensorFlow is imported once, and forked.
+"""Runs scripts as ranks, in forks of a process that has imported TensorFlow.
 
     fork_ranks.py FD
 
-FD is a socket that listens. Each connection to it has a process of its own, and its
-first line is that process's id, the id of its group, too. A line that comes on it is a
-job, in JSON: [FOLDER, [NAME, SIZE, SCRIPT, [ARG...], {VARIABLE: VALUE}, SERVERS]].
-Beside the ranks there are SERVERS parameter servers. Output and exit status of rank R
-go to FOLDER/NAME/R.out and R.exit; the ranks run in FOLDER/NAME/work. The answer is a
-line, too, once all ranks have ended. It all ends with the last connection.
+FD is a listening socket. A separate process serves each connection, and first sends a
+line with its process ID, which is also its process group ID. Each received line is a
+job in JSON: [FOLDER, [NAME, SIZE, SCRIPT, [ARG...], {VARIABLE: VALUE}, SERVERS]]. A job
+also has SERVERS parameter servers. Output and exit status of rank R are written to
+FOLDER/NAME/R.out and R.exit; the ranks run in FOLDER/NAME/work. The answer is one line,
+sent after all ranks have ended. The program ends with the last connection.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 FIRST_S = 30.0
-"""Longer than it takes to connect."""
+"""How long to wait for the first connection: longer than connecting takes."""
 
 Job = tuple[str, int, str, list[str], dict[str, str], int]
 
@@ -36,7 +36,7 @@ Job = tuple[str, int, str, list[str], dict[str, str], int]
 def main(listening: socket.socket) -> None:
     __import__("keras")
     gc.collect()
-    gc.freeze()  # What the libraries hold is not looked at again, nor copied.
+    gc.freeze()  # Else collections in the ranks would copy the libraries' pages.
     served: dict[int, int] = {}
     while True:
         patience_s = None if served else FIRST_S
@@ -61,7 +61,7 @@ def main(listening: socket.socket) -> None:
 
 
 def serve(channel: socket.socket) -> None:
-    """The jobs of one connection, one after the other."""
+    """Run the jobs of one connection, one after the other."""
     os.setsid()
     channel.sendall(b"%d\n" % os.getpid())
     with channel, channel.makefile("rb") as requests:
@@ -96,7 +96,7 @@ def run_ranks(channel: socket.socket, folder: Path, job: Job) -> None:
         while children:
             ready, _, _ = select.select([channel.fileno(), *watched], [], [])
             if channel.fileno() in ready:
-                os.killpg(0, signal.SIGKILL)  # Nobody waits for the job any more.
+                os.killpg(0, signal.SIGKILL)  # The client has disconnected.
             for descriptor in ready:
                 os.close(descriptor)
                 pid = watched.pop(descriptor)
@@ -111,7 +111,7 @@ def run_ranks(channel: socket.socket, folder: Path, job: Job) -> None:
 def _serve(
     channel: socket.socket, addresses: list[str], index: int, size: int, token: str
 ) -> int:
-    """A parameter server in a process of its own: its pid."""
+    """Fork a parameter server; its pid."""
     if pid := os.fork():
         return pid
     os.close(channel.detach())
@@ -137,7 +137,7 @@ def _end(pids: list[int]) -> None:
 
 
 def _hold(held: ExitStack) -> str:
-    """A port that is bound, but not listened on, as an agent holds it."""
+    """The address of a port that is bound but not listened on, as an agent does."""
     holder = held.enter_context(socket.socket())
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     holder.bind(("127.0.0.1", 0))

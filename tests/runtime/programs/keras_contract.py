@@ -1,9 +1,9 @@
-# With layers and functions as people write them: without types.
+# Written like user scripts: without type annotations.
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-subclassing-any
-"""Checks that the installed Keras and TensorFlow are what the runtime takes them for.
+"""Checks that the installed Keras and TensorFlow are as the runtime assumes.
 
-All private names, all attributes that are patched, and what would go wrong without an
-error if it worked otherwise.
+Covers all private names, all patched attributes, and behaviour whose change would
+otherwise go unnoticed.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ MOST_MS = 5.0
 
 @contextmanager
 def instead(owner: Any, name: str, value: Any = None) -> Iterator[None]:
-    """``owner.name`` is ``value``, or gone where that is None."""
+    """Replace ``owner.name`` by ``value``, or remove it if that is None."""
     before = vars(owner)[name]
     if value is None:
         delattr(owner, name)
@@ -59,7 +59,7 @@ def instead(owner: Any, name: str, value: Any = None) -> Iterator[None]:
 
 
 def refusal() -> str:
-    """What the runtime says before a training."""
+    """The error that the runtime raises before a training, if any."""
     cluster = {"chief": ["localhost:1"], "worker": ["localhost:2"]}
     config = {"cluster": cluster, "task": {"type": "chief", "index": 0}}
     context = context_from(
@@ -165,7 +165,7 @@ def check_every_patch_has_a_place_and_handlers() -> None:
 
 
 def check_nobody_has_bound_a_patched_function_early() -> None:
-    """What is replaced in one module, Keras calls through that module."""
+    """Keras calls a patched function only through the module that is patched."""
     for patch in PATCHES:
         owner = contract.resolve(patch.target)
         if patch.how != "attribute" or not isinstance(owner, ModuleType):
@@ -184,7 +184,7 @@ def check_a_function_is_called_through_its_class() -> None:
 
 
 def check_public_names_are_those_of_the_public_modules() -> None:
-    """There are other modules of the same names: tensorflow.distribute is one."""
+    """Other modules have the same names: tensorflow.distribute is one of them."""
     for path, found in (
         ("tensorflow.distribute.MirroredStrategy", tf.distribute.MirroredStrategy),
         ("tensorflow.compat.v1.Session", tf.compat.v1.Session),
@@ -201,7 +201,7 @@ def check_the_methods_are_where_they_are_looked_for() -> None:
     assert isinstance(vars(patches.OPTIMIZER_VARIABLES.owner())["variables"], property)
 
 
-# --- what would be wrong without a word -----------------------------------------------
+# --- changes that would go unnoticed --------------------------------------------------
 
 
 def check_the_call_of_a_layer_is_known() -> None:
@@ -498,7 +498,7 @@ def check_messages_are_printed_by_one_function() -> None:
 
 
 def _handler(path: str) -> Any:
-    """The function that a table names."""
+    """The function that is named in a table."""
     parts = f"tfcluster.runtime.{path}".split(".")
     for end in range(len(parts) - 1, 0, -1):
         try:

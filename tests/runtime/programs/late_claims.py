@@ -1,6 +1,6 @@
-# As people write scripts: without types.
+# Written like user scripts: without type annotations.
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-subclassing-any
-"""Distributes its training by a library of its own; then once more, and too late."""
+"""Distributes its training by its own library; the second time it does so too late."""
 
 import keras
 import numpy as np
@@ -34,7 +34,7 @@ everyone = tfc.allgather_object(weights)
 assert all(np.array_equal(theirs, weights) for theirs in everyone)
 print(f"weights of rank {tfc.rank()} are those of all")
 
-# As if nothing had been said: it trains, and then it is said.
+# Forget the claim; the program trains, and only then claims the distribution.
 self_distributed._claimed = False
 fit(keras.optimizers.SGD(0.1))
 try:

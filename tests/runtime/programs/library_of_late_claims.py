@@ -1,6 +1,6 @@
-# As people write scripts: without types.
+# Written like user scripts: without type annotations.
 # mypy: allow-untyped-defs, allow-untyped-calls
-"""Combines gradients: nothing in the program's main file says so."""
+"""Combines gradients, which is not visible in the program's main file."""
 
 import tfcluster.runtime as hvd
 

@@ -1,8 +1,8 @@
-# As people write scripts: without types.
+# Written like user scripts: without type annotations.
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-subclassing-any
 """Trainings under ``strategy: local_sgd``: RESULTS [CASE...], as in ``cases/tools.py``.
 
-What each rank finds is saved; cases look at weights between averagings as well.
+Each rank saves its results, which include weights between averagings.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ def sgd(rate=0.1):
 
 
 def local(model):
-    """The weights as they are on this rank: nothing is averaged by looking."""
+    """This rank's own weights, read in a way that does not cause an averaging."""
     return np.concatenate([w.value.numpy().reshape(-1) for w in model.weights])
 
 
 class Watch(keras.callbacks.Callback):
-    """Keeps a rank's own weights after every step."""
+    """Records a rank's own weights after every step."""
 
     def __init__(self):
         super().__init__()
@@ -39,7 +39,7 @@ class Watch(keras.callbacks.Callback):
 
 
 def case_fit():
-    """Four steps an epoch, the last one of five rows."""
+    """Four steps per epoch; the last batch has five rows."""
     x, y = data()
     watch = Watch()
     model = compiled(classifier(), sgd())
@@ -53,7 +53,7 @@ def case_fit():
 
 
 def case_many_weights():
-    """Bytes are counted as they leave a rank that shares no memory with others."""
+    """Counts the bytes that a rank sends, on ranks that share no memory."""
     x, y = data(96)
     model = compiled(
         keras.Sequential(
@@ -71,7 +71,7 @@ def case_many_weights():
 
 
 def case_looked_at():
-    """Evaluation, saving and restoring in the midst of an interval."""
+    """Evaluation, saving and backup between averagings."""
     x, y = data()
     model = compiled(classifier(), keras.optimizers.Adam(0.05))
     backup = keras.callbacks.BackupAndRestore("backup", save_freq=2)
@@ -180,7 +180,7 @@ def case_mixed_precision():
 
 
 def case_drift():
-    """A rate at which replicas run away from each other."""
+    """A learning rate at which replicas drift apart."""
     x, y = data()
     model = compiled(classifier(), keras.optimizers.Adam(1e-4))
     for rate in [1e-4] * 8 + [1.0] * 6:

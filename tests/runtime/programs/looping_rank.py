@@ -1,8 +1,8 @@
-"""A rank that exchanges for ever, and says so after some rounds.
+"""A rank that exchanges for ever, and prints "under way" after some rounds.
 
     looping_rank.py LENGTH [forking|waiting RANK]
 
-That rank also forks a process that outlives it, or waits before its first exchange.
+RANK also forks a process that outlives it, or waits before its first exchange.
 """
 
 from __future__ import annotations

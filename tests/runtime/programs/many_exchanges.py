@@ -1,7 +1,7 @@
-"""One of several ranks without TensorFlow that exchange things of many sizes.
+"""One of several ranks without TensorFlow, whose exchanges have many sizes.
 
-``argv``: rank, a seed, how many exchanges, places (a JSON list), addresses. Everything
-is checked; the ranks go at paces of their own, so that each is late at times.
+``argv``: rank, seed, number of exchanges, places (a JSON list), addresses. All results
+are checked. The ranks pause at random, so that each is late at times.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def main(rank: int, seed: int, count: int, places: list[str], *at: str) -> None:
             if kind:
                 transport.allreduce(vector, ReduceOp.SUM)
             else:
-                # The result is to be the same, by another way.
+                # The same result, from a separate source array and with a scale.
                 scale = 4 if dtype == "float32" else 1
                 source, vector = vector * scale, np.empty_like(vector)
                 before = source.copy()

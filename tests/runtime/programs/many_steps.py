@@ -1,4 +1,4 @@
-"""A rank that trains for many steps; prints how its memory grows, in KiB."""
+"""A rank that trains for many steps, and prints the growth of its memory in KiB."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ for step in range(STEPS // 5):
     tfc.allreduce(tf.fill([20_000 + step % 3], 1.0))
 grown = resident_kib() - early
 
-# What was got stays as it is, whatever is exchanged or assigned later.
+# Results must not change with later exchanges or assignments.
 variable = tf.Variable(tf.fill([50_000], 1.0))
 kept = [tfc.allreduce(variable), tfc.broadcast(variable, 0), tfc.allgather(variable)]
 for _ in range(10):

@@ -26,7 +26,7 @@ OPS = [ReduceOp.SUM, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT]
 
 
 def values(rank: int, dtype: str, length: int = 37) -> np.ndarray[Any, Any]:
-    """Small whole numbers: results are exact in every dtype."""
+    """Small whole numbers, so that results are exact in every dtype."""
     return np.random.default_rng(rank).integers(1, 4, length).astype(dtype)
 
 

@@ -1,9 +1,9 @@
-# As people write scripts: without types.
+# Written like user scripts: without type annotations.
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-subclassing-any
 """A program that combines its own gradients: RESULTS CASE...
 
-Each rank leaves RESULTS-RANK.json. A program like it is never divided by the runtime,
-so it has a file of its own.
+Each rank writes RESULTS-RANK.json. The runtime never divides the batches of such a
+program, so it is in a separate file.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ RANK = int(os.environ.get("TFCLUSTER_RANK", "0"))
 
 
 def case_pieces():
-    """Training by hand of plain functions: in step first, then averaged now and then.
+    """A hand-written loop, first synchronous, then with weights averaged at times.
 
-    No strategy of TensorFlow's, no hook: only calls.
+    It uses only calls: neither a TensorFlow strategy nor a hook.
     """
     import numpy as np
     import tensorflow as tf

@@ -1,6 +1,6 @@
-# As people write scripts: without types.
+# Written like user scripts: without type annotations.
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-subclassing-any
-"""A regression whose gradients, or whose data, the program itself deals with."""
+"""A regression that combines its own gradients, or divides its own data."""
 
 import sys
 

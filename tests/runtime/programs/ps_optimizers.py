@@ -1,7 +1,7 @@
-"""Has two ps apply what optimizers do, beside the optimizers themselves.
+"""Compares optimizers with the same updates applied by two ps tasks.
 
-Prints a line for each: its name, then how far weights and slots are apart. The ps are
-processes that have never seen the optimizers' graphs or classes.
+Prints a line for each optimizer: its name, then the largest difference of weights and
+slots. The ps are processes that have never seen the optimizers' graphs or classes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SHAPES = {"table": (400, 8), "kernel": (8, 200), "bias": (200,), "scale": ()}
 
 
 class Signed(keras.optimizers.Optimizer):  # type: ignore[misc] # Keras has no types
-    """A user's own: it keeps gradients as they come, and steps by their signs."""
+    """A user's own optimizer: it keeps the last gradient, and steps by signs."""
 
     def __init__(self, learning_rate: float = 0.1, **kwargs: Any) -> None:
         super().__init__(learning_rate=learning_rate, **kwargs)
@@ -95,7 +95,7 @@ def of_tensorflow(gradient: Any) -> Any:
 
 
 def apart(one: Any, other: Any) -> float:
-    """As a part of the largest value, where that is more than 1."""
+    """The largest difference, relative to the largest value if that exceeds 1."""
     one, other = np.asarray(one, float), np.asarray(other, float)
     most = np.max(np.abs(one), initial=1.0)
     return float(np.max(np.abs(one - other), initial=0.0) / most)
@@ -123,7 +123,7 @@ def farthest(
     rng = np.random.default_rng(1)
     for step in range(STEPS):
         given = gradients(rng, sparse=sparse)
-        # A variable may have no gradient once, and rows may come as a whole.
+        # A variable may lack a gradient in one step.
         if step == STEPS - 2:
             given[2] = None
         local.apply([None if g is None else of_tensorflow(g) for g in given], ours)

@@ -1,4 +1,4 @@
-"""Rows on a ps: each is set once, and told without looking it up again."""
+"""Rows on a ps: each is written once, and returned without another lookup."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def check_addition() -> None:
 
 
 def check_deduplicated() -> None:
-    """As Keras does."""
+    """Duplicate indices are summed first, as Keras does."""
 
     def update(variable: Any, gradient: Any) -> None:
         which, places = tf.unique(gradient.indices)
@@ -43,7 +43,7 @@ def check_deduplicated() -> None:
 
 
 def check_decayed() -> None:
-    """More is done to the rows afterwards."""
+    """The rows are changed again after the scatter."""
 
     def update(variable: Any, gradient: Any) -> None:
         variable.scatter_sub(gradient)
@@ -53,7 +53,7 @@ def check_decayed() -> None:
 
 
 def check_twice() -> None:
-    """It is not known whether the indices differ."""
+    """The graph does not show whether the indices are distinct."""
 
     def update(variable: Any, gradient: Any) -> None:
         both = tf.concat([gradient.indices, gradient.indices], 0)
@@ -64,7 +64,7 @@ def check_twice() -> None:
 
 
 def _check(update: Callable[[Any, Any], None]) -> None:
-    """The rows are what the optimizer makes of them."""
+    """Check that the rows equal those of ``update`` on a plain variable."""
     shadow = tf.Variable(tf.zeros([ROWS, COLUMNS]))
     expected = tf.Variable(tf.zeros([ROWS, COLUMNS]))
 
@@ -83,7 +83,7 @@ def _check(update: Callable[[Any, Any], None]) -> None:
         assert sorted(indices) == sorted(set(gradient.indices))
         np.testing.assert_allclose(values, expected.numpy()[indices], rtol=1e-6)
         np.testing.assert_allclose(master.values()[0], expected.numpy(), rtol=1e-6)
-    # What another task has missed, and what has been set in between.
+    # All rows that another task has missed; then a value that was assigned.
     _, (values, indices) = master.fresh(0)
     np.testing.assert_allclose(values, expected.numpy()[indices], rtol=1e-6)
     master.apply([slices(1, 2)], "s")

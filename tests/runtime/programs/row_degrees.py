@@ -1,4 +1,4 @@
-"""Checks how numbers that are computed from a batch grow with its rows."""
+"""Checks how numbers that are computed from a batch scale with its rows."""
 
 from __future__ import annotations
 

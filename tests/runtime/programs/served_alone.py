@@ -1,12 +1,12 @@
-# As people write scripts: without types.
+# Written like user scripts: without type annotations.
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-subclassing-any
-"""Trainings whose outcome is known whatever the order in which gradients arrive.
+"""Trainings whose result does not depend on the order in which gradients arrive.
 
     served_alone.py RESULTS
 
 Runs on two ranks under asynchronous parameter servers. The loss is the mean of w * x,
-so that a batch's gradient is the mean of its x, whatever w is. The weights of the last
-rank are looked at: it waits for the chief.
+so that a batch's gradient is the mean of its x, whatever w is. The tests read the
+weights of the last rank, which waits for the chief.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SIZE = int(os.environ.get("TFCLUSTER_SIZE", "1"))
 
 
 class Product(keras.layers.Layer):
-    """w * x, with a first weight that is told."""
+    """w * x, with a given initial w."""
 
     def __init__(self, first=1.0, **kwargs):
         super().__init__(**kwargs)
@@ -65,7 +65,7 @@ def train(model, x, batch_size=1, **kwargs):
 
 
 def masters():
-    """What knows the parameter servers, as no program would ask for it."""
+    """The runtime's own ServerModels, to which programs have no access."""
     from tfcluster.runtime.keras.strategies.ps_models import ServerModels
 
     return next(found for found in gc.get_objects() if type(found) is ServerModels)
@@ -76,7 +76,7 @@ def weights(model):
 
 
 def case_sums():
-    """Four batches of two ranks: each is pushed once."""
+    """Two ranks with four batches, each of which is pushed once."""
     seen: list[Any] = []
     count = keras.callbacks.LambdaCallback(
         on_train_batch_end=lambda batch, logs: seen.append(batch)
@@ -86,7 +86,7 @@ def case_sums():
 
 
 def case_parts():
-    """The mean over the two rows of a batch, and then over two batches."""
+    """The mean over the two rows of a batch, then over two batches."""
     optimizer = keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)
     return weights(train(product(optimizer), [1.0, 3.0, 5.0, 9.0], batch_size=2))
 
@@ -100,7 +100,7 @@ def case_fewer_batches_than_ranks():
 
 
 def case_one_batch_unforeseen():
-    """Nobody knows beforehand how many there are; and two of its epochs."""
+    """A dataset of unknown length with one batch, for two epochs."""
     dataset = tf.data.Dataset.from_generator(
         lambda: iter([([[2.0]], [0.0])]),
         output_signature=(tf.TensorSpec((1, 1)), tf.TensorSpec((1,))),
@@ -115,7 +115,7 @@ def case_uneven():
 
 
 def case_not_finite():
-    """The gradient of one of the two batches is left out."""
+    """The gradient of one of the two batches is not finite, and is skipped."""
     optimizer = keras.optimizers.LossScaleOptimizer(
         keras.optimizers.SGD(0.1), initial_scale=8.0
     )
@@ -156,12 +156,12 @@ def case_unused():
 
 
 def size(of):
-    """Bytes of an array, of rows, of nothing."""
+    """The bytes of an array, of rows, or of None (0)."""
     return getattr(getattr(of, "values", of), "nbytes", 0)
 
 
 def case_rows():
-    """Only rows travel: of 20,000 by 8 floats few are used."""
+    """Only rows are sent: few of the 20,000 rows of 8 floats are used."""
     model = keras.Sequential(
         [keras.Input((2,), dtype="int32"), keras.layers.Embedding(20_000, 8)]
     )
@@ -190,7 +190,7 @@ def case_rows():
 
 
 def case_loop():
-    """The first batch is everybody's, those after it are dealt; so are later passes."""
+    """All ranks take the first batch; later batches and passes are divided."""
     model, optimizer = product(), keras.optimizers.SGD(0.1)
     dataset = tf.data.Dataset.from_tensor_slices(np.eye(8, dtype="float32")).batch(1)
     model = product(columns=8)
@@ -219,7 +219,7 @@ def case_loop():
 
 
 def case_on_batch():
-    """Calls are dealt, too."""
+    """Calls of train_on_batch are divided between the ranks, too."""
     model = product()
     for x in (1.0, 1.0, 1.0, 1.0):
         logs = model.train_on_batch(np.array([[x]]), np.array([0.0]), return_dict=True)
@@ -227,7 +227,7 @@ def case_on_batch():
 
 
 class AllHavePushed(keras.callbacks.Callback):
-    """The chief's epoch ends after the other's push."""
+    """Delays the end of an epoch until the last rank has pushed."""
 
     def __init__(self, what):
         super().__init__()
@@ -243,7 +243,7 @@ class AllHavePushed(keras.callbacks.Callback):
 
 
 def case_saved():
-    """The chief writes, with the optimizer's own variables from where they are."""
+    """The chief saves; the optimizer's variables are fetched from the servers."""
     optimizer = keras.optimizers.SGD(0.1, momentum=0.5)
     callbacks = [AllHavePushed("to be saved")]
     model = train(product(optimizer), [1.0, 1.0], callbacks=callbacks)
@@ -258,7 +258,7 @@ def case_saved():
 
 
 def case_stopped():
-    """The chief's callbacks decide."""
+    """The chief's callbacks decide when training stops."""
 
     class Stop(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
@@ -270,7 +270,7 @@ def case_stopped():
 
 
 def case_rate():
-    """The chief sets the learning rate to zero after the first epoch of all."""
+    """The chief sets the learning rate to zero after all ranks' first epoch."""
 
     class Rate(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
@@ -294,7 +294,7 @@ def case_averaged():
 
 
 def case_late():
-    """Who comes late begins with the weights that there are, and not with its own."""
+    """A rank that is late starts with the servers' weights, not with its own."""
     model = product(keras.optimizers.SGD(0.0), first=float(RANK + 1))
 
     class Begun(keras.callbacks.Callback):
@@ -308,7 +308,7 @@ def case_late():
 
 
 def case_wrong():
-    """Another name of a layer on one rank."""
+    """A layer has a different name on each rank."""
     model = keras.Sequential([keras.Input((1,)), Product(name=f"layer{RANK}")])
     model.compile(keras.optimizers.SGD(0.1), lambda y, p: keras.ops.sum(p, axis=-1))
     try:

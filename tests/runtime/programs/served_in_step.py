@@ -1,6 +1,6 @@
-# As people write scripts: without types.
+# Written like user scripts: without type annotations.
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-subclassing-any
-"""What ranks in step and their parameter servers have, step by step.
+"""The weights of synchronous ranks and of their parameter servers, step by step.
 
 served_in_step.py RESULTS
 """
@@ -18,7 +18,7 @@ from tests.runtime.programs.served_alone import masters, product, train, weights
 
 
 def case_steps():
-    """After each step the weights are those of the parameter servers."""
+    """After each step the weights equal those of the parameter servers."""
     from tfcluster.runtime.parameter_server.connections import Connections
 
     exchange, exchanges = Connections.exchange, []
@@ -61,7 +61,7 @@ def case_steps():
 
 
 def case_averages():
-    """BatchNormalization's moving averages: this rank's own, and the ones kept."""
+    """BatchNormalization's moving averages, on this rank and on the servers."""
     x, y = data(rows=64)
     layer = keras.layers.BatchNormalization(name="normal")
     model = compiled(classifier(layer))
@@ -106,7 +106,7 @@ def case_parts():
 
 
 class Remembers(keras.optimizers.Optimizer):
-    """Of a program's own, and its config does not tell how long."""
+    """A program's own optimizer, whose config lacks ``memory``."""
 
     def __init__(self, learning_rate=0.1, memory=0.5, **kwargs):
         super().__init__(learning_rate=learning_rate, **kwargs)
@@ -130,7 +130,7 @@ def case_own_optimizer():
 
 
 def case_assigned():
-    """What the program assigns between two fits, and a learning rate."""
+    """Weights and a learning rate that are assigned between two fits."""
     model = train(product(), [1.0, 1.0], batch_size=2)
     model.set_weights([np.array([5.0], "float32")])
     model.optimizer.learning_rate = 1.0
@@ -138,7 +138,7 @@ def case_assigned():
 
 
 def case_wrong():
-    """The last case: after it the ranks are not in step."""
+    """Must be the last case: the ranks are not synchronous any more afterwards."""
     name = f"layer{RANK}"
     model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(2, name=name)])
     x, y = data()

@@ -1,4 +1,4 @@
-"""A tf.compat.v1 program of the between-graph kind, against a server for each task."""
+"""A tf.compat.v1 program with between-graph replication and a server per task."""
 
 import json
 import os

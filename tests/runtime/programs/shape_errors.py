@@ -1,4 +1,4 @@
-"""Checks which errors about shapes are explained by the division of batches."""
+"""Checks which shape errors are attributed to the division of batches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OURS = Path(op_replay.__file__)
 
 
 def failed(file: Path) -> tf.errors.OpError:
-    """An operation that was added by the last line of a file."""
+    """The error of an operation that was added at line 136 of a file."""
     text = f"""Graph execution error:
 
 Detected at node Reshape defined at (most recent call last):

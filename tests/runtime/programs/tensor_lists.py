@@ -1,4 +1,4 @@
-# As people write scripts: without types.
+# Written like user scripts: without type annotations.
 # mypy: allow-untyped-defs, allow-untyped-calls
 """Lists of tensors, IndexedSlices and None are sorted by kind and put back in order."""
 

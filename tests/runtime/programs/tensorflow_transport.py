@@ -1,12 +1,12 @@
-# As people write scripts: without types.
+# Written like user scripts: without type annotations.
 # mypy: allow-untyped-defs, allow-untyped-calls
-"""What the tensorflow transport does, on every rank: results as JSON on the last line.
+"""Calls over the tensorflow transport, on every rank; the last line is JSON.
 
     tensorflow_transport.py DEED [PIPE]
 
 DEED: calls, kill, late, broken, early, late_start, late_init, configured or strategy.
 
-TF_CONFIG and the rest come from whoever starts the ranks.
+The caller sets TF_CONFIG and the other variables.
 """
 
 import faulthandler
@@ -30,7 +30,7 @@ from tfcluster.runtime.collective.transports.tensorflow import (
     transport as tensorflow_transport,
 )
 
-# What is tested here is not to need megabytes.
+# Lets small arrays use the path that is meant for large ones.
 tensorflow_transport._DIRECT_BYTES = 1 << 14
 
 RANK = int(os.environ["TFCLUSTER_RANK"])
@@ -50,7 +50,7 @@ def board() -> Any:
 
 
 def carried(act):
-    """What ``act`` returns, and how many bytes went through TensorFlow's ops."""
+    """What ``act`` returns, and the number of bytes sent by TensorFlow's ops."""
     before = transport().carried_bytes
     result = act()
     return result, transport().carried_bytes - before
@@ -95,7 +95,7 @@ def calls():
 
 
 def kill():
-    """The last rank ends while the others wait for it in an op."""
+    """The last rank is killed while the others wait for it in an op."""
     reduced(np.ones(ROWS, np.float32))
     if RANK == SIZE - 1:
         agree = process_group.group()._agree
@@ -110,7 +110,7 @@ def kill():
 
 
 def early():
-    """The last rank ends before TensorFlow's first op, at which the others wait."""
+    """The last rank is killed before TensorFlow's first op, where the others wait."""
     tfc.init()
     board().join()
     if RANK == SIZE - 1:
@@ -121,7 +121,7 @@ def early():
 
 
 def late_start():
-    """The last rank comes to its first op when it is told that it is waited for."""
+    """The last rank delays its first op until it learns that the others wait."""
     tfc.init()
     if RANK == SIZE - 1:
         told, say = threading.Event(), board()._say
@@ -136,7 +136,7 @@ def late_start():
 
 
 def late():
-    """The last rank does not come to an op that all have agreed on."""
+    """The last rank does not call an op that all ranks have agreed on."""
     tfc.init()
     reduced(np.ones(ROWS, np.float32))
     if RANK == SIZE - 1:
@@ -144,14 +144,14 @@ def late():
 
         def agree_and_wait(*words):
             agree(*words)
-            transport().barrier()  # until the others hang up
+            transport().barrier()  # until the others disconnect
 
         vars(process_group.group())["_agree"] = agree_and_wait
     report(lambda: reduced(np.ones(ROWS, np.float32)))
 
 
 def broken():
-    """The last rank fails in an exchange, and lives on until the others are done."""
+    """The last rank fails in an exchange, but stays alive until the others are done."""
     tfc.init()
     reduced(np.ones(ROWS, np.float32))
     if RANK == SIZE - 1:
@@ -163,7 +163,7 @@ def broken():
 
         vars(process_group.group())["_agree"] = agree_and_fail
     report(lambda: reduced(np.ones(ROWS, np.float32)))
-    # Opening a pipe waits for the other end.
+    # Opening a pipe blocks until the other end is opened.
     Path(sys.argv[2]).open("r" if RANK == SIZE - 1 else "w").close()
 
 
@@ -175,18 +175,18 @@ def report(act):
 
 
 def late_init():
-    """Without injection, and after an op."""
+    """init() is called after an op, without injection."""
     tf.constant(1)
     report(tfc.init)
 
 
 def configured():
-    """A program sets threads and devices after its imports, as it always could."""
+    """A program may configure threads and devices after its imports."""
     tf.config.threading.set_inter_op_parallelism_threads(2)
     cpu = tf.config.list_physical_devices("CPU")[0]
     two = [tf.config.LogicalDeviceConfiguration()] * 2
     tf.config.set_logical_device_configuration(cpu, two)
-    # A process that was forked before the first op is no rank: it waits for nobody.
+    # A process forked before the first op is not a rank, so it waits for no other.
     child = os.fork()
     if child == 0:
         os._exit(int(tf.constant(7)))
@@ -198,7 +198,7 @@ def configured():
 
 
 def strategy():
-    """MultiWorkerMirroredStrategy and we, in turns, with one server."""
+    """MultiWorkerMirroredStrategy and the runtime take turns on one server."""
     tfc.init()
     mirrored = tf.distribute.MultiWorkerMirroredStrategy()
 
@@ -216,7 +216,7 @@ def strategy():
     found["steps"] = 3
 
 
-# Who hangs says where.
+# A rank that hangs shows its stack.
 faulthandler.dump_traceback_later(60, exit=True)
 globals()[sys.argv[1]]()
 print(json.dumps(found))

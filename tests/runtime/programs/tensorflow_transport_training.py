@@ -1,10 +1,10 @@
-# As people write scripts: without types.
+# Written like user scripts: without type annotations.
 # mypy: allow-untyped-defs, allow-untyped-calls
 """Trainings and calls over the tensorflow transport: results go to RESULTS-<rank>.npz.
 
     tensorflow_transport_training.py RESULTS
 
-With one rank it is what one process gets.
+With one rank, the results are those of a single process.
 """
 
 import faulthandler
@@ -27,7 +27,7 @@ from tfcluster.runtime.collective.transports.tensorflow.collective_keys import (
     instance_keys,
 )
 
-# What is tested here is not to need megabytes.
+# Lets small arrays use the path that is meant for large ones.
 tensorflow_transport._DIRECT_BYTES = 1 << 14
 
 RANK = int(os.environ["TFCLUSTER_RANK"])
@@ -36,7 +36,7 @@ found: dict[str, Any] = {}
 
 
 def carried():
-    """Bytes that went through TensorFlow's collective ops until now."""
+    """The bytes sent by TensorFlow's collective ops so far."""
     return (
         transport().carried_bytes if process_group.is_initialized() and SIZE > 1 else 0
     )
@@ -74,7 +74,7 @@ def mixed_dtypes():
 
 
 def embedding(name, rows, words):
-    """``rows`` in a batch of all ranks, ``words`` looked up for each."""
+    """Train with ``rows`` per global batch and ``words`` lookups per row."""
     keras.utils.set_random_seed(4)
     draw = np.random.default_rng(4)
     x = draw.integers(0, 30, size=(24, words))
@@ -94,7 +94,7 @@ def embedding(name, rows, words):
 
 
 def retraced():
-    """Rank 1 traces its step again in the midst of training."""
+    """Rank 1 retraces its step in the middle of training."""
     keras.utils.set_random_seed(5)
     draw = np.random.default_rng(5)
     x = draw.normal(size=(60, 40)).astype("float32")
@@ -119,13 +119,13 @@ def retraced():
     dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(12)
     for number, (rows, labels) in enumerate(dataset.repeat(2)):
         again = RANK == 1 and number >= 3
-        step(rows, labels, again)  # a Python value: another one is traced anew
+        step(rows, labels, again)  # a new Python value causes a retrace
     keep("retraced", model, before)
     found["retraced/again"] = np.array(sum(traces))
 
 
 def retraced_ops():
-    """The same with an op in the graph itself, by keys that count nothing."""
+    """The same with an op in the graph; its keys do not depend on a counter."""
     from tfcluster.runtime.collective.transports.tensorflow import ops
 
     group = transport().devices
@@ -147,7 +147,7 @@ def retraced_ops():
             step.get_concrete_function(tf.TensorSpec([7], tf.float32))
         values.append(float(step(tf.fill([5000], float(RANK + number)))[0]))
     found["retraced_ops"] = np.array(values)
-    # Eagerly the same op works as it is.
+    # The same op works eagerly.
     (key,) = instance_keys(["eager"], 1)
     own = tf.fill([5000], float(RANK + 1))
     total = ops.all_reduce(own, group, key, ReduceOp.SUM, timeout_s=20)
@@ -160,7 +160,7 @@ def retraced_ops():
 
 
 def batched():
-    """Tensors of several dtypes in buckets, in a graph; rank 1 traces it twice."""
+    """Tensors of several dtypes in buckets, in a graph that rank 1 traces twice."""
     from tfcluster.runtime.collective.transports.tensorflow import ops
 
     group = transport().devices
@@ -191,7 +191,7 @@ def batched():
             for name, total in zip(shapes, step(*own), strict=True):
                 found[f"batched/{size}/{number}/{name}"] = total.numpy()
     for hint in (ops.RING, ops.NCCL):
-        # Only built: NCCL needs GPUs to run. A function would order them by itself.
+        # Only built, as NCCL needs GPUs. Not a function, which would order ops itself.
         with tf.Graph().as_default() as graph:
             members = ops.Devices(group.key, group.size, group.own, hint)
             ops.batch_all_reduce(
@@ -220,7 +220,7 @@ def batched():
 
 
 def _above(node):
-    """The nodes that have to be done before ``node``, at whatever distance."""
+    """All direct and indirect predecessors of ``node``."""
     seen, rest = set(), [node]
     while rest:
         current = rest.pop()
@@ -231,7 +231,7 @@ def _above(node):
 
 
 def gathered():
-    """Tensors of other sizes on each rank, along every axis."""
+    """Tensors of different sizes on each rank, along every axis."""
     before = carried()
     for axis in range(4):
         shape = [30, 12, 7, 5]
@@ -244,7 +244,7 @@ def gathered():
     found["gathered/carried"] = carried() - before
 
 
-# Who hangs says where.
+# A rank that hangs shows its stack.
 faulthandler.dump_traceback_later(120, exit=True)
 if SIZE > 1:
     retraced_ops()

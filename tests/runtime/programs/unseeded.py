@@ -1,4 +1,4 @@
-# As people write scripts: without types.
+# Written like user scripts: without type annotations.
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-subclassing-any
 """Random numbers of a program that sets no seed, and of one that does."""
 
