@@ -19,7 +19,7 @@ DEADLINE_S = 60
 
 
 class Cluster:
-    """``ps`` parameter servers and ``worker`` workers. Keep it while they are in use."""
+    """``ps`` parameter servers and ``worker`` workers; keep it while they are used."""
 
     def __init__(self, ps, worker):
         with ExitStack() as held:
