@@ -21,7 +21,7 @@ from tests.testbed.layout import REPOSITORY
 WAIT_S = 60.0
 USER = "alice"
 
-# Prints a line of JSON, and ends when the file exists that its argument names.
+# Prints a line of JSON, then runs until the file named by its argument exists.
 _TASK = """\
 import json, os, pathlib, sys, time
 print("task", json.dumps({"task": os.environ["TFCLUSTER_TASK"],

@@ -61,7 +61,7 @@ class Testbed:
     It also ends with the process that started it, unless that calls ``keep``.
     """
 
-    __test__ = False  # the name makes pytest take it for a class of tests
+    __test__ = False  # not a test class, despite its name
 
     def __init__(
         self,

@@ -143,7 +143,7 @@ def test_a_certificate(site: Site) -> None:
 
 
 def test_only_listed_keys_of_the_agent(ssh_agent: Site) -> None:
-    """sshd allows one wrong key only, so the right key must come first."""
+    """sshd closes the connection after a wrong key: the right key must come first."""
     site = ssh_agent
     for number in range(3):
         other = keygen(site.folder / f"other-{number}")

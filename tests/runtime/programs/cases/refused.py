@@ -75,7 +75,7 @@ def case_states_of_rows():
     model.compile("sgd", "mse")
     x = np.ones((8, 3, 2), "float32")
     found = raised_by(lambda: model.fit(x, x[:, 0, :1], batch_size=4, verbose=0))
-    # predict divides nothing.
+    # predict does not divide batches.
     found["predicted"] = model.predict(x, batch_size=4, verbose=0)
     return found
 
