@@ -1,4 +1,4 @@
-"""The agent arrives whole on a host that has only Python, or not at all."""
+"""The agent is unpacked completely or not at all on a host that has only Python."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_damaged_copy_is_mended(
     damage(_cached(tmp_path))
     done = ship(tmp_path, parcel().data)
     assert done.returncode == 0, done.stderr
-    cached = _cached(tmp_path)  # and nothing lies beside it
+    cached = _cached(tmp_path)  # fails if anything else is there
     source = Path(PACKAGE_ROOT) / "tfcluster" / "agent" / "supervisor.py"
     copy = cached / "tfcluster" / "agent" / "supervisor.py"
     assert copy.read_bytes() == source.read_bytes()
@@ -107,7 +107,7 @@ def test_what_killed_agents_have_left_half_unpacked_is_removed(tmp_path: Path) -
     assert ship(tmp_path, parcel().data).returncode == 0
     names = {path.name for path in folder.iterdir()}
     assert "tmpold" not in names
-    assert "tmpnew" in names  # another agent may be at work on it
+    assert "tmpnew" in names  # another agent may be unpacking it
 
 
 def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_the_parcel_has_all_that_its_modules_import() -> None:
     modules = {module_of(name) for name in sources}
     for name, source in sources.items():
         for wanted in imported(source):
-            # What is imported from a module may be a module, too.
+            # A name imported from a package may itself be a module.
             known = {wanted, wanted.rpartition(".")[0]} & modules
             assert known, f"{name} imports {wanted}"
     assert {"tfcluster.agent.supervisor", "tfcluster.runtime.warm.preloader"} <= modules

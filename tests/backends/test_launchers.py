@@ -1,4 +1,4 @@
-"""``launcher`` decides how agents are started, if that way leads to the hosts."""
+"""``launcher`` decides how agents are started, if that way can reach the hosts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests of launches under a real Grid Engine share: files, jobs, and looking."""
+"""Helpers for tests with a real Grid Engine: files, jobs and inspection."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.testbed.layout import REPOSITORY
 WAIT_S = 60.0
 USER = "alice"
 
-# One line of JSON for each task, and the end of it only when it is told.
+# Prints a line of JSON, then runs until the file named by its argument exists.
 _TASK = """\
 import json, os, pathlib, sys, time
 print("task", json.dumps({"task": os.environ["TFCLUSTER_TASK"],
@@ -33,17 +33,17 @@ while not pathlib.Path(sys.argv[1]).exists():
 
 
 def wait_for(found: Callable[[], Any], what: str, timeout_s: float = WAIT_S) -> Any:
-    """The first true thing that ``found`` returns."""
+    """The first true value that ``found`` returns."""
     deadline = time.monotonic() + timeout_s
     while not (thing := found()):
         assert time.monotonic() < deadline, f"no {what} in {timeout_s:g} s"
-        time.sleep(0.2)  # between looks at another process's state
+        time.sleep(0.2)  # poll another process's state
     return thing
 
 
 @dataclass
 class Site:
-    """A user's folder on a rig with Grid Engine, and the commands in it."""
+    """A user's folder on a rig with Grid Engine, and commands that run in it."""
 
     rig: Testbed
     folder: Path
@@ -60,19 +60,19 @@ class Site:
 
     @property
     def heard(self) -> Path:
-        """What the last started command says."""
+        """The file with the output of the command that was started last."""
         return self.folder / "heard"
 
     @property
     def go(self) -> Path:
-        """Tasks end once this file exists."""
+        """The tasks end once this file exists."""
         return self.folder / "go"
 
     def variables(self) -> dict[str, str]:
         return {"TFCLUSTER_STATE_DIR": str(self.state), "PYTHONPATH": str(REPOSITORY)}
 
     def config(self, tasks: dict[str, Any], **keys: Any) -> Path:
-        """A cluster.yaml whose tasks say who they are and wait for ``go``."""
+        """Write a cluster.yaml whose tasks print their identity and wait for ``go``."""
         program = self.folder / "task.py"
         self.write(program, _TASK)
         content = {
@@ -94,7 +94,7 @@ class Site:
         return (self.python, "-m", "tfcluster", *words)
 
     def start(self, *words: str) -> InsideProcess:
-        """``tfcluster WORDS`` on the login host, in the background."""
+        """Start ``tfcluster WORDS`` on the login host, in the background."""
         login = Login(user=USER, cwd=self.folder, env=self.variables())
         with self.heard.open("wb") as output:
             argv = self.argv(*words)
@@ -105,18 +105,18 @@ class Site:
     def finish(
         self, process: InsideProcess, timeout_s: float = WAIT_S
     ) -> tuple[int, str]:
-        """Its exit code and all that it has said."""
+        """Wait for the process; returns its exit code and its output."""
         code = process.wait(timeout=timeout_s)
         return code, self.heard.read_text()
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """``tfcluster WORDS`` on the login host."""
+        """Run ``tfcluster WORDS`` on the login host."""
         return self.login.run(
             self.argv(*words), user=USER, cwd=self.folder, env=self.variables()
         )
 
     def sge(self, *argv: str) -> str:
-        """One of Grid Engine's commands, as the user on the login host."""
+        """Run a Grid Engine command on the login host; returns its output."""
         return self.login.output(argv, user=USER, cwd=self.folder)
 
     def runs(self) -> list[dict[str, Any]]:
@@ -125,21 +125,21 @@ class Site:
         return list(json.loads(done.stdout)["runs"]) if done.stdout.strip() else []
 
     def status(self) -> dict[str, Any]:
-        """The newest run; empty while there is none."""
+        """The newest run; empty if there is none."""
         return next(iter(self.runs()), {})
 
     def reason(self) -> str:
-        """What ``status`` says of why the newest run is as it is, for people."""
+        """The line of ``status`` with the reason for the newest run's state."""
         lines = self.run("status").stdout.splitlines()
         return next((line for line in lines if line.startswith("reason:")), "")
 
     def jobs(self) -> list[str]:
-        """Ids of all jobs that Grid Engine still knows."""
+        """The ids of all jobs that Grid Engine still knows."""
         lines = self.sge("qstat", "-u", "*").splitlines()[2:]
         return [line.split()[0] for line in lines]
 
     def said(self) -> dict[str, dict[str, Any]]:
-        """What the tasks of the newest run have said of themselves, by task."""
+        """The line of JSON that each task has printed, by task."""
         found = {}
         for log in sorted(self.state.glob("runs/*/logs/*.log")):
             for line in log.read_text(errors="replace").splitlines():
@@ -153,7 +153,7 @@ class Site:
         return self.said()
 
     def leftovers(self) -> list[str]:
-        """Every process of the user on the nodes."""
+        """All processes of the user on the nodes."""
         number = self.rig.accounts[USER].number
         return [
             f"{host.name}: {' '.join(process.argv)[:200]}"
@@ -168,7 +168,7 @@ class Site:
 
 
 def site_on(rig: Testbed, folder: Path, python: str) -> Iterator[Site]:
-    """A site of its own for one test; every job is gone after it."""
+    """A separate site for one test, after which all jobs are removed."""
     rig.login.output(("mkdir", "-m", "700", "-p", str(folder)), user=USER)
     site = Site(rig, folder, python)
     try:

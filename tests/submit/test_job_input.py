@@ -1,4 +1,4 @@
-"""What is handed over comes back equal, for its owner's eyes only, and goes away."""
+"""A job's input is read back unchanged, is private to its owner, and is removed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def paths(tmp_path: Path) -> RunPaths:
 
 
 def full() -> Description:
-    """Something of every kind that a description can hold."""
+    """A description with values of every kind."""
     return describe(
         {"chief": TaskGroup(gpus=1, env={"A": "é\udcff"}), "worker": 3},
         backend="slurm",

@@ -1,6 +1,7 @@
-"""Jobs whose scheduler falls silent, or loses a host, while they wait or run.
+"""Jobs whose scheduler stops answering, or loses a host, while they wait or run.
 
-In this order: daemons of Grid Engine that were refused take minutes to come back.
+The order of the tests matters: Grid Engine daemons whose connections were refused take
+minutes to come back.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ BACKENDS = ("slurm", "sge")
 
 @pytest.fixture(scope="module")
 def rig(testbed_factory: Factory) -> Testbed:
-    """One that may be broken: hosts come back with other hardware addresses."""
+    """A separate rig, because hosts come back with other hardware addresses."""
     return testbed_factory(Options(nodes=4, slurm=True, sge=True))
 
 
 @pytest.fixture
 def site(rig: Testbed, request: pytest.FixtureRequest) -> Iterator[Site]:
-    """For the backend that the test's first parameter is."""
+    """A site for the backend that the test's parameter ``backend`` names."""
     kind = SlurmSite if request.node.callspec.params["backend"] == "slurm" else Site
     name = re.sub(r"\W+", "-", request.node.name).strip("-")
     folder = rig.accounts[USER].home / name
@@ -49,7 +50,7 @@ def site(rig: Testbed, request: pytest.FixtureRequest) -> Iterator[Site]:
 
 
 def config(site: Site, nodes: int = 4) -> str:
-    """A task on each of so many hosts."""
+    """Write a configuration with one task on each of ``nodes`` hosts."""
     tasks = {"chief": 1, "worker": nodes - 1}
     if isinstance(site, SlurmSite):
         return site.launch_config(tasks, nodes=nodes)
@@ -110,14 +111,14 @@ def test_ctrl_c_is_heard_while_the_scheduler_is_frozen(
 def test_a_job_that_begins_again_on_other_hosts_is_followed(
     site: SlurmSite, backend: str
 ) -> None:
-    """Slurm puts a job back into the queue that has lost a host."""
+    """Slurm requeues a job that has lost a host."""
     follower = site.start("launch", config(site, nodes=3))
     site.wait_for_tasks(3)
     (job,) = site.jobs()
     lost = launchers_host(site)
     lost.power_off()
     in_heard(site, "lost: ")
-    # What slurmctld finds out by itself some time later.
+    # slurmctld would find this out by itself later.
     down = ("scontrol", "update", f"nodename={lost.name}", "state=down", "reason=x")
     site.rig.host("head").output(down)
     in_heard(site, "it will start again")
@@ -129,7 +130,7 @@ def test_a_job_that_begins_again_on_other_hosts_is_followed(
     site.write(site.go, "")
     code, said = site.finish(follower)
     assert code == 0, said
-    # Only now is it known what has become of the first one.
+    # The outcome of the first run is known only now.
     assert [run["exit_code"] for run in site.runs()] == [0, 75]
     assert lost.name not in {task["host"] for task in site.status()["tasks"]}
     site.nothing_is_left()
@@ -139,7 +140,7 @@ def test_a_job_that_begins_again_on_other_hosts_is_followed(
 def test_a_job_whose_host_is_lost_is_not_left_in_silence(
     site: Site, backend: str
 ) -> None:
-    """Grid Engine waits for the host, and never gives up the job by itself."""
+    """Grid Engine waits for the host and never gives up the job."""
     follower = site.start("launch", config(site))
     site.wait_for_tasks(4)
     (job,) = site.jobs()
@@ -168,7 +169,7 @@ def test_a_host_without_power_ends_the_run(site: Site, backend: str) -> None:
 
 @pytest.mark.parametrize("backend", ["sge"])
 def test_no_answer_is_not_taken_for_the_end_of_a_job(site: Site, backend: str) -> None:
-    """The job waits for its hosts, so that only the scheduler knows of it."""
+    """The job waits in the queue, so that only the scheduler knows its state."""
     section = {"parallel_environment": "tf", "options": ["-h"]}
     config = site.config({"chief": 1, "worker": 3}, sge=section)
     follower = site.start("launch", str(config))

@@ -1,4 +1,4 @@
-"""The same programs on four hosts, whoever lends them: SSH, Slurm, Grid Engine."""
+"""The same programs on four hosts with each backend: SSH, Slurm, Grid Engine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TRAINING_S = 200.0
 PROGRAM = REPOSITORY / "tests" / "runtime" / "programs" / "final_weights.py"
 DIGITS = REPOSITORY / "examples" / "digits.py"
 EPOCHS = 2
-"""46 steps: later than that, rounding has grown to more than it began as."""
+"""46 steps; in a longer training the rounding errors would grow too large."""
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def site(testbed: Testbed, request: pytest.FixtureRequest) -> Iterator[Site]:
 
 
 def launched(site: Site, config: str, *words: str) -> str:
-    """What a launch of one of our configurations says; it has to end well."""
+    """Launch an example configuration, which must succeed; returns its output."""
     launch = site.start("launch", str(REPOSITORY / "configs" / config), *words)
     code, said = site.finish(launch, TRAINING_S)
     assert code == 0, said
@@ -45,7 +45,7 @@ def hosts_of(site: Site) -> set[str]:
 
 @pytest.mark.parametrize("backend", ["ssh", "slurm", "sge"])
 def test_a_coordinator_drives_workers_and_ps(site: Site, backend: str) -> None:
-    """TensorFlow's own ParameterServerStrategy, with what TF_CONFIG says."""
+    """TensorFlow's ParameterServerStrategy with the cluster of TF_CONFIG."""
     choice = ("--set", f"backend={backend}")
     said = launched(site, "parameter-server.yaml", *choice, "--", "--steps", "40")
     for ps in range(2):
@@ -60,7 +60,7 @@ def test_a_coordinator_drives_workers_and_ps(site: Site, backend: str) -> None:
 
 @pytest.fixture(scope="module")
 def alone(testbed: Testbed) -> list[np.ndarray]:
-    """The weights that one process trains, on one of the rig's hosts."""
+    """The weights that a single process trains on one of the rig's hosts."""
     folder = testbed.accounts[USER].home / "alone"
     results, arguments = folder / "results", ("--epochs", str(EPOCHS))
     testbed.login.output(("mkdir", "-p", str(folder)), user=USER)

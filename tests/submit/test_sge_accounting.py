@@ -1,4 +1,4 @@
-"""What qacct says of jobs that are over, in the form of Grid Engine 8.1.9."""
+"""Parses qacct's answers about jobs that have ended, as of Grid Engine 8.1.9."""
 
 from __future__ import annotations
 

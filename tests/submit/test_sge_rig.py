@@ -104,12 +104,12 @@ def test_qdel_lets_the_run_stop_in_order(site: Site) -> None:
 
 
 def test_a_rescheduled_job_is_a_run_of_its_own(site: Site) -> None:
-    """On one host: Grid Engine 8.1.9 never begins again what had tasks on others."""
+    """Uses one host: Grid Engine 8.1.9 never restarts jobs with tasks on several."""
     config = site.config(FOUR, sge=section("tf_fill"))
     follower = site.start("launch", str(config))
     site.wait_for_tasks(4)
     (job,) = site.jobs()
-    # Held, so that the new life cannot begin before we have looked at the old one.
+    # Hold the job, so that it cannot restart before the first run was checked.
     site.sge("qhold", job)
     site.rig.host("head").output(("qmod", "-f", "-rj", job))
     wait_for(lambda: site.status().get("exit_code") == 75, "the end of the first run")
@@ -169,7 +169,7 @@ exec {python} -m tfcluster launch {config}
 
 
 def submit_own(site: Site, config: Path, *options: str) -> str:
-    """A job whose script is somebody's own and launches in the job."""
+    """Submit a user's own script, which runs ``tfcluster launch`` inside the job."""
     script = site.folder / "own.sh"
     text = OWN_SCRIPT.format(
         root=REPOSITORY, state=site.state, python=site.python, config=config
@@ -222,7 +222,7 @@ def test_the_time_limit_is_told_from_qdel(site: Site) -> None:
 
 
 def test_qsub_reads_what_was_meant(site: Site) -> None:
-    """``-verify`` shows how Grid Engine understood the script."""
+    """``-verify`` shows how Grid Engine parsed the script."""
     wanted = section(
         slots=4,
         queue="all.q",

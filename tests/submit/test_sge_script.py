@@ -1,4 +1,4 @@
-"""The qsub script, and that nothing but what was meant becomes a directive."""
+"""The qsub script: values never become directives by accident."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def job(name: str = "digits", **sge: Any) -> Description:
 
 
 def directives(description: Description, launcher: Launcher = LAUNCHER) -> list[str]:
-    """What qsub reads: it looks for ``#$`` in every line of the file."""
+    """The script's directives as qsub finds them: all lines that begin with ``#$``."""
     script = SCHEDULER.render(description, launcher)
     return [line[3:] for line in script.splitlines() if line.startswith("#$")]
 
@@ -176,7 +176,7 @@ def test_the_job_id_is_found_among_other_words(name: str) -> None:
     assert SCHEDULER.parse_job_id(answer) == job_id
 
 
-# As SGE 8.1.9 says it.
+# Messages of SGE 8.1.9.
 REFUSALS = {
     "the requested parallel environment": (
         'Unable to run job: job rejected: the requested parallel environment "nope" '

@@ -1,4 +1,4 @@
-"""What qstat says of a job, from answers of Grid Engine 8.1.9."""
+"""Parses qstat's answers about a job, as recorded from Grid Engine 8.1.9."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tfcluster.submit.scheduler import Answer, JobPhase, JobState, SchedulerErro
 from tfcluster.submit.sge import SCHEDULER
 
 ANSWERS = Path(__file__).parent / "sge_answers"
-"""Recorded with `qstat -j JOB -xml`; usage records and paths were taken out."""
+"""Recorded with `qstat -j JOB -xml`; usage records and paths are removed."""
 
 STATES = {
     "pending": (

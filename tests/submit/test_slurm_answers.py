@@ -1,4 +1,4 @@
-"""What Slurm's commands answer, recorded from Slurm 22.05 to 24.11."""
+"""Parses the answers of Slurm's commands, recorded from Slurm 22.05 to 24.11."""
 
 from __future__ import annotations
 

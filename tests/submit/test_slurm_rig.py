@@ -1,4 +1,4 @@
-"""Launches under a real Slurm: from the login host, within jobs, and to their end."""
+"""Launches under a real Slurm, from the login host and within jobs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class SlurmSite(Site):
         return self.login.output(argv, user=USER, cwd=self.folder)
 
     def allocated(self, *argv: str, options: tuple[str, ...]) -> None:
-        """Run ``argv`` within an allocation; it has to end well."""
+        """Run ``argv`` within an allocation; it must succeed."""
         done = self.login.run(
             ("salloc", "--quiet", *options, *argv),
             user=USER,
@@ -148,8 +148,8 @@ def test_a_requeued_job_is_a_run_of_its_own(site: SlurmSite) -> None:
     wait_for(lambda: site.status().get("exit_code") == 75, "the end of the first run")
     first = site.status()
     log = Path(first["tasks"][0]["log"]).read_bytes()
-    # Only when the old processes are gone does Slurm set when it may start again: in
-    # two minutes. Within the second of its end a node would refuse it.
+    # Slurm sets the new start time, in two minutes, only when the old processes are
+    # gone. A start in the same second as their end would be refused by a node.
     queue = ("squeue", "--noheader", "--format=%T %r")
     wait_for(lambda: site.slurm(*queue).split() == ["PENDING", "BeginTime"], "requeue")
     site.slurm("scontrol", "update", f"jobid={job}", "starttime=now+2")
@@ -165,7 +165,7 @@ def test_a_requeued_job_is_a_run_of_its_own(site: SlurmSite) -> None:
 
 
 def test_preemption_is_told_from_scancel(site: SlurmSite) -> None:
-    """A job of the partition ``urgent`` takes the nodes of one in ``spot``."""
+    """A job of the partition ``urgent`` preempts a job of ``spot``."""
     site.start("launch", site.launch_config(partition="spot"))
     site.wait_for_tasks(4)
     urgent = ("--partition=urgent", "--nodes=4", "--exclusive", "--wrap=true")
@@ -231,7 +231,7 @@ def test_a_refusal_is_for_people_and_leaves_no_run(site: SlurmSite) -> None:
 
 
 def test_sbatch_reads_what_was_meant(site: SlurmSite) -> None:
-    """The real sbatch takes the script with values that are hard to quote."""
+    """The real sbatch accepts a script with values that are hard to quote."""
     odd = ["--comment=a # b; $(id) `id`", "--mail-user=x y"]
     shown = site.run("submit", site.launch_config(options=odd), "--dry-run")
     assert shown.returncode == 0, shown.stderr

@@ -1,4 +1,4 @@
-"""The sbatch script, and that nothing but what was meant becomes a directive."""
+"""The sbatch script: values never become directives by accident."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ HOSTILE = [
 @pytest.mark.parametrize("value", HOSTILE)
 @pytest.mark.parametrize("key", ["name", "partition", "time", "options", "log"])
 def test_hostile_values_are_refused(key: str, value: str) -> None:
-    """The configuration refuses most of them; the script does not rely on that."""
+    """The configuration refuses most of them; the script must not rely on that."""
     launcher, description = LAUNCHER, job()
     if key == "name":
         description = job(name=value)

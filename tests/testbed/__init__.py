@@ -1,19 +1,19 @@
 """Several hosts on one machine, with real sshd, Slurm and Grid Engine.
 
-A rig is one process tree: its own network, mount and PID namespaces, with the hosts'
-nested in them. So nothing of it can be seen from, or clash with, the machine or
-another rig, and its end is the end of one process: the kernel takes the daemons,
-bridge, cables and mounts with it. It knows nothing of tfcluster.
+A rig is one process tree with its own network, mount and PID namespaces, in which the
+hosts' namespaces are nested. The machine and other rigs cannot see it or clash with
+it. When its first process ends, the kernel removes its daemons, bridge, cables and
+mounts. A rig knows nothing of tfcluster.
 
-In a test, take the fixture ``testbed`` (four nodes with everything) or
-``testbed_factory``, see ``fixtures``; people work on ``testbed.login``::
+Tests use the fixture ``testbed`` (four nodes with everything) or ``testbed_factory``,
+see ``fixtures``. Users log in to ``testbed.login``::
 
     testbed.login.output(testbed.ssh("node2", "hostname"))
     testbed.login.run(("sbatch", "job.sh"), user="alice", cwd=folder)
     testbed.nodes[0].cable.cut()
     testbed.repair()
 
-By hand: ``python -m tests.testbed up --slurm --sge``, then ``exec login``.
+To use a rig by hand: ``python -m tests.testbed up --slurm --sge``, then ``exec login``.
 """
 
 from tests.testbed.commands import CommandFailed, RigError, Unavailable

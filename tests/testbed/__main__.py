@@ -1,4 +1,4 @@
-"""``python -m tests.testbed``: a rig by hand, one command for each thing to do."""
+"""``python -m tests.testbed``: commands to use a rig by hand."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def main(words: Sequence[str] | None = None) -> int:
     try:
         return int(given.do(given) or 0)
     except (RigError, ValueError) as error:
-        print(f"testbed: {error}", file=sys.stderr)  # noqa: T201 - a program's talk
+        print(f"testbed: {error}", file=sys.stderr)  # noqa: T201 - a command-line tool
         return 1
 
 
@@ -64,7 +64,7 @@ def _up(given: argparse.Namespace) -> None:
 
 
 def _install(_: argparse.Namespace) -> None:
-    """Where a package cannot be had, the tests that need it will be skipped."""
+    """Install the packages; tests that need a missing package will be skipped."""
     for group in packages.NEEDS:
         try:
             packages.install((group,), record.PACKAGES_LOCK)
@@ -101,7 +101,7 @@ def _to_a_host(given: argparse.Namespace) -> None:
 
 
 def _say(line: str) -> None:
-    print(line)  # noqa: T201 - this is what the program is for
+    print(line)  # noqa: T201 - a command-line tool
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Who may log in: root and two people, with a home and a key of the rig's own.
+"""The rig's accounts: root and two users, each with a home and a key of the rig.
 
-The machine's accounts stay as they are; the hosts see copies of its files.
+The machine's accounts do not change; the hosts see modified copies of its files.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _IDS = {"root": 0, "alice": 64101, "bob": 64102}
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """One who may log in; user and group id are the same number."""
+    """An account that may log in; its user and group id are equal."""
 
     name: str
     number: int
@@ -35,7 +35,7 @@ def accounts(homes: Path) -> dict[str, Account]:
 
 
 def passwd(machine: str, every: dict[str, Account]) -> str:
-    """/etc/passwd of the hosts, from the machine's: services need their users."""
+    """The hosts' /etc/passwd. It keeps the machine's users, which services need."""
     return _without(machine, every) + "".join(a.passwd_line for a in every.values())
 
 
@@ -46,7 +46,7 @@ def group(machine: str, every: dict[str, Account]) -> str:
 
 
 def shadow(every: dict[str, Account]) -> str:
-    """No password fits, but none is locked: sshd lets no locked account in."""
+    """No password matches, but no account is locked: sshd refuses locked accounts."""
     return "".join(f"{name}:*:19000:0:99999:7:::\n" for name in every)
 
 
@@ -63,7 +63,7 @@ def write_files(etc: Path, every: dict[str, Account]) -> None:
 
 
 def make_homes(every: dict[str, Account], authorized: Path) -> None:
-    """Make each home, with a key in it that opens the same account everywhere."""
+    """Make each home, with a key that opens the same account on every host."""
     authorized.mkdir()
     for account in every.values():
         ssh = account.home / ".ssh"
@@ -78,7 +78,7 @@ def make_homes(every: dict[str, Account], authorized: Path) -> None:
 
 
 def make_key(path: Path, comment: str) -> None:
-    """Make an SSH key without a passphrase, and its public part beside it."""
+    """Make an SSH key without a passphrase; the public key gets the suffix ``.pub``."""
     kind = ("-q", "-t", "ed25519", "-N", "", "-C", comment)
     check(("ssh-keygen", *kind, "-f", str(path)))
     if not path.exists():

@@ -1,6 +1,6 @@
-"""Names and addresses of the hosts of a rig: pure, the same in every rig.
+"""Names and addresses of a rig's hosts. Pure; they are the same in every rig.
 
-Two rigs never meet, so both may use the ranges that are reserved for documentation.
+Rigs are isolated, so all of them can use the ranges reserved for documentation.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _LOOPBACK = "127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n"
 
 @dataclass(frozen=True, slots=True)
 class Station:
-    """One place on the rig's bridge."""
+    """The name and addresses of one port of the rig's bridge."""
 
     name: str
     number: int
@@ -35,7 +35,7 @@ class Station:
 
 
 def stations(nodes: int, *, with_head: bool) -> tuple[Station, ...]:
-    """Login first, then the head of the schedulers if wanted, then node1, node2, ...
+    """The login host, then the schedulers' head if wanted, then node1, node2, ...
 
     Raises ValueError for more nodes than there are addresses.
     """
@@ -47,10 +47,10 @@ def stations(nodes: int, *, with_head: bool) -> tuple[Station, ...]:
 
 
 def hosts_file(every: Iterable[Station]) -> str:
-    """/etc/hosts, the same on each.
+    """The text of /etc/hosts, which is the same on each host.
 
-    IPv6 has names of its own (``node1-v6``): a scheduler that only knows IPv4 must not
-    find an address that it cannot use.
+    IPv6 addresses have separate names (``node1-v6``): a scheduler that supports only
+    IPv4 must not find an address that it cannot use.
     """
     lines = (
         f"{each.ipv4} {each.full_name} {each.name}\n{each.ipv6} {each.name}-v6\n"

@@ -1,6 +1,6 @@
-"""Run commands and wait for things, with a deadline each and errors that explain.
+"""Runs commands and waits for conditions, with deadlines and explanatory errors.
 
-Knows no host.
+Knows nothing of hosts.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ T = TypeVar("T")
 
 
 class RigError(Exception):
-    """The rig, or something on it, did not do what it was told."""
+    """The rig, or a program on it, failed."""
 
 
 class Unavailable(RigError):
-    """This machine cannot carry such a rig; the message is the one line why."""
+    """This machine cannot run such a rig; the message is one line that says why."""
 
 
 class CommandFailed(RigError):
-    """A command exited with another code than 0."""
+    """A command exited with a code other than 0."""
 
     def __init__(self, argv: Sequence[str], code: int, output: str) -> None:
         shown = shlex.join(argv)
@@ -40,8 +40,8 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     """Run a command to its end, whatever its exit code.
 
-    Raises RigError if it has not ended in time; it is then killed, with all that it
-    has started.
+    Raises RigError if it does not end in time; the command and its descendants are
+    then killed.
     """
     with subprocess.Popen(
         argv,
@@ -66,7 +66,7 @@ def run(
 
 
 def check(argv: Sequence[str], *, stdin: str = "", timeout_s: float = 30.0) -> str:
-    """Standard output of a command that must succeed. Raises CommandFailed."""
+    """The standard output of a command. Raises CommandFailed if the command fails."""
     done = run(argv, stdin=stdin, timeout_s=timeout_s)
     if done.returncode:
         raise CommandFailed(argv, done.returncode, done.stdout + done.stderr)
@@ -76,7 +76,7 @@ def check(argv: Sequence[str], *, stdin: str = "", timeout_s: float = 30.0) -> s
 def wait_until(
     condition: Callable[[], T], what: str, timeout_s: float, *, poll_s: float = 0.02
 ) -> T:
-    """The first true value of a condition. Raises RigError if none comes in time."""
+    """The first true value of ``condition``. Raises RigError if none comes in time."""
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):
         if time.monotonic() > deadline:
@@ -86,7 +86,7 @@ def wait_until(
 
 
 def last_lines(log: Path, count: int = 15) -> str:
-    """The end of a log, ready to stand in a message."""
+    """The end of a log, indented for a message."""
     try:
         lines = log.read_text(errors="replace").splitlines()
     except OSError as error:
@@ -95,7 +95,7 @@ def last_lines(log: Path, count: int = 15) -> str:
 
 
 def children(pid: int) -> list[int]:
-    """Processes that this one has started and that have not been waited for."""
+    """Child processes of ``pid`` that have not been waited for."""
     with suppress(OSError):
         listed = Path(f"/proc/{pid}/task/{pid}/children").read_text()
         return [int(child) for child in listed.split()]
@@ -103,7 +103,7 @@ def children(pid: int) -> list[int]:
 
 
 def kill_tree(pid: int) -> None:
-    """KILL a process and its descendants, the descendants first."""
+    """Send KILL to a process and its descendants, to the descendants first."""
     for each in reversed(list(_tree(pid))):
         with suppress(ProcessLookupError):
             os.kill(each, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Daemons: start one in the foreground, see what became of it, stop it.
+"""Starts daemons in the foreground, watches them and stops them.
 
 Knows no particular daemon.
 """
@@ -21,14 +21,15 @@ _STOP_S = 10.0
 
 
 class InsideProcess(subprocess.Popen[bytes]):
-    """A program that was started inside: signals reach it, and not the way in.
+    """A program inside namespaces; signals go to it, not to the ``nsenter`` before it.
 
-    ``pid`` is the way in, ``inside_pid`` the program, both as this machine counts.
+    ``pid`` is that of nsenter and ``inside_pid`` that of the program, both in this
+    machine's PID namespace.
     """
 
     @property
     def inside_pid(self) -> int:
-        """Waits until the program has begun. Raises RigError if it has ended."""
+        """The program's pid, once it has started. Raises RigError if it has ended."""
         found = wait_until(
             lambda: children(self.pid) or self.poll() is not None,
             f"process behind {self.pid}",
@@ -42,12 +43,12 @@ class InsideProcess(subprocess.Popen[bytes]):
         with suppress(RigError, ProcessLookupError):
             os.kill(self.inside_pid, sig)
             if sig in (signal.SIGKILL, signal.SIGCONT):
-                # The way in stops when the program does, and must see its end.
+                # nsenter stops when the program does, and must run to see its end.
                 os.kill(self.pid, signal.SIGCONT)
 
 
 class Daemon:
-    """One daemon, which can be stopped and started again."""
+    """A daemon that can be stopped and started again."""
 
     def __init__(
         self, argv: Sequence[str], log: Path, env: Mapping[str, str] | None = None
@@ -59,7 +60,7 @@ class Daemon:
         self.log = log
 
     def start(self, where: Namespaces) -> None:
-        """Start it; whether it is of any use yet, ``wait_ready`` finds out."""
+        """Start it; ``wait_ready`` waits until it can be used."""
         words = [f"{name}={value}" for name, value in self._env.items()]
         with self.log.open("ab") as log:
             self._begin = log.tell()
@@ -73,7 +74,7 @@ class Daemon:
 
     @property
     def said(self) -> str:
-        """What it has written since it was started last."""
+        """What it has written since its last start."""
         with self.log.open("rb") as log:
             log.seek(self._begin)
             return log.read().decode(errors="replace")
@@ -83,7 +84,7 @@ class Daemon:
         return self._process is not None and self._process.poll() is None
 
     def wait_ready(self, ready: Callable[[], object], timeout_s: float) -> None:
-        """Raises RigError with its last lines if it ends, or the time is over."""
+        """Raises RigError with its last lines if it ends, or is not ready in time."""
         try:
             wait_until(
                 lambda: ready() or not self.alive, f"{self._argv[0]} ready", timeout_s
@@ -98,7 +99,7 @@ class Daemon:
         return f"the end of {self.log}:\n{last_lines(self.log)}"
 
     def stop(self, number: int = signal.SIGKILL) -> None:
-        """End the daemon itself; what it has started for its users goes on."""
+        """End the daemon itself; processes that it started for users continue."""
         if self._process is not None:
             self._process.send_signal(number)
             self._process.wait(_STOP_S)

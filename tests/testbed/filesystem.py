@@ -1,6 +1,6 @@
 """Faults of one host's file system: full disks, missing files, no Python.
 
-All of them are mounts that only this host sees. Knows no network.
+Each fault is a mount that only this host sees. Knows nothing of the network.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _LAYERS = "/run/without-python"
 
 
 class Filesystem:
-    """What a host has mounted, beyond what it started with."""
+    """The mounts that a host has in addition to those it started with."""
 
     def __init__(self, where: Where, hosts_file: Path) -> None:
         self._where = where
@@ -25,17 +25,17 @@ class Filesystem:
         self._mounted: list[str] = []
 
     def limit(self, folder: Path, size_bytes: int, *, mode: str = "1777") -> None:
-        """Put an empty disk of so many bytes on this folder (which is made)."""
+        """Mount an empty disk of so many bytes on this folder, which is created."""
         self._check("mkdir", "-p", str(folder))
         options = f"size={size_bytes},mode={mode}"
         self._mount("tmpfs", options, str(folder))
 
     def hide(self, folder: Path) -> None:
-        """Let the folder look empty on this host."""
+        """Make the folder look empty on this host."""
         self._mount("tmpfs", "mode=0755", str(folder))
 
     def fill(self, folder: Path) -> None:
-        """Leave no byte free on the disk of a folder that ``limit`` has made."""
+        """Fill the disk that ``limit`` has mounted on this folder."""
         if self._kind(folder) != "tmpfs":
             raise RigError(f"{folder} is no disk of this host's own")
         to = f"of={folder / _FILLER}"
@@ -47,7 +47,7 @@ class Filesystem:
         self._check("rm", "-f", str(folder / _FILLER))
 
     def remove_python(self) -> None:
-        """Take every interpreter off the PATH; one in a virtual environment stays."""
+        """Remove every Python from the PATH; those in virtual environments stay."""
         for number, folder in enumerate(_PROGRAMS):
             upper, work = (f"{_LAYERS}/{number}/{part}" for part in ("upper", "work"))
             self._check("mkdir", "-p", upper, work)
@@ -57,13 +57,13 @@ class Filesystem:
             self._check("rm", "-f", *names.split())
 
     def write_hosts_file(self, text: str) -> None:
-        """Let names mean something else, on this host only."""
+        """Replace /etc/hosts on this host only."""
         self._hosts_file.write_text(text)
 
     def repair(self) -> bool:
-        """Undo all of this, also under programs that still use it.
+        """Undo all of this, even while programs still use it.
 
-        True if names had meant something else: daemons may remember that for long.
+        True if /etc/hosts was different: daemons may have cached the addresses.
         """
         while self._mounted:
             self._check("umount", "--lazy", self._mounted.pop())
@@ -73,7 +73,7 @@ class Filesystem:
         return renamed
 
     def forget(self) -> None:
-        """The host has lost its power, and with it every mount."""
+        """Forget the mounts: the host has lost its power, and its mounts with it."""
         self._mounted.clear()
 
     def _mount(self, kind: str, options: str, target: str) -> None:

@@ -1,4 +1,4 @@
-"""A host's firewall for ports: lose what comes to them, or refuse it. Needs nft."""
+"""A host's firewall, which drops or rejects packets to ports. Needs nft."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ _TABLE = "inet rig"
 
 
 class Firewall:
-    """What comes in for some TCP ports (``40000`` or ``40000-41000``) of a host."""
+    """Rules for packets to TCP ports of a host (``40000`` or ``40000-41000``)."""
 
     def __init__(self, host: Where) -> None:
         self._host = host
 
     def drop(self, ports: str) -> None:
-        """Answer nothing."""
+        """Drop packets without an answer."""
         self._rule(ports, "drop")
 
     def reject(self, ports: str) -> None:
-        """Answer that nobody listens."""
+        """Refuse connections, as a port without a listener does."""
         self._rule(ports, "reject with tcp reset")
 
     def open(self) -> None:
-        """Undo all of this."""
+        """Remove all rules."""
         run(self._host().enter_network("nft", "delete", "table", *_TABLE.split()))
 
     def _rule(self, ports: str, verdict: str) -> None:

@@ -1,7 +1,7 @@
-"""Rigs for tests: ``testbed``, one for the whole session, ``testbed_factory`` for more.
+"""Fixtures: ``testbed`` is the session's rig; ``testbed_factory`` starts more rigs.
 
-A test that takes one has the marker ``testbed``. Where this machine cannot carry a
-rig such tests are skipped, with the reason.
+Tests that use them get the marker ``testbed``. If this machine cannot run a rig, these
+tests are skipped, with the reason.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ _SKIPPED = "no testbed: "
 Factory = Callable[[Options], Testbed]
 
 
-@pytest.hookimpl(tryfirst=True)  # Before -m selects by markers.
+@pytest.hookimpl(tryfirst=True)  # Must run before -m selects by markers.
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if _FIXTURES & set(getattr(item, "fixturenames", ())):
             item.add_marker("testbed")
             if item.get_closest_marker("timeout") is None:
-                # A rig has deadlines of its own.
+                # A rig has its own deadlines.
                 item.add_marker(pytest.mark.timeout(_TIMEOUT_S, func_only=True))
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call() -> Generator[None, object, object]:
-    """What a test finds out only on the way is a reason to skip it, too."""
+    """Skip a test that raises Unavailable while it runs."""
     try:
         return (yield)
     except Unavailable as error:
@@ -46,7 +46,7 @@ def pytest_runtest_call() -> Generator[None, object, object]:
 def pytest_runtest_makereport() -> Generator[
     None, pytest.TestReport, pytest.TestReport
 ]:
-    """Let all that is skipped for want of a rig be one line of the summary."""
+    """Give all tests skipped for lack of a rig one location, thus one summary line."""
     report = yield
     if report.skipped and isinstance(report.longrepr, tuple):
         reason = report.longrepr[2]
@@ -57,9 +57,9 @@ def pytest_runtest_makereport() -> Generator[
 
 @pytest.fixture(scope="session")
 def testbed_factory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Factory]:
-    """Puts up a rig of one's own; what is not down in the end is taken down then.
+    """Starts a separate rig; rigs that are still up at the end are taken down.
 
-    The session's temporary folders are shared by all hosts.
+    All hosts share the session's temporary folders.
     """
     with ExitStack() as rigs:
 
@@ -75,12 +75,12 @@ def testbed_factory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Factor
 
 @pytest.fixture(scope="session")
 def testbed(testbed_factory: Factory) -> Testbed:
-    """Four nodes with sshd, Slurm and Grid Engine, to be left as it was."""
+    """Four nodes with sshd, Slurm and Grid Engine; tests must leave it as it was."""
     return testbed_factory(Options(nodes=4, slurm=True, sge=True))
 
 
 @pytest.fixture
 def breakable_testbed(testbed: Testbed) -> Iterator[Testbed]:
-    """The same one, repaired after the test."""
+    """The session's rig, which is repaired after the test."""
     yield testbed
     testbed.repair()

@@ -1,4 +1,4 @@
-"""One host of a rig: run programs on it, and let it suffer what hosts suffer."""
+"""One host of a rig: runs programs on it and injects faults."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ from tests.testbed.sshd import Sshd
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """What all hosts of a rig have in common."""
+    """Settings that all hosts of a rig share."""
 
     path: Path
     ground: Namespaces
     accounts: Mapping[str, Account]
     authorized: Path
     env: Mapping[str, str] = field(default_factory=dict)
-    """What the site's profile would set for every user."""
+    """Variables that the site's profile would set for every user."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Login:
-    """As whom, where and with what a program runs."""
+    """The user, folder and environment of a program."""
 
     user: str = "root"
     cwd: Path | None = None
-    """None: the user's home."""
+    """None means the user's home."""
     env: Mapping[str, str] = field(default_factory=dict)
-    """Over what the site sets; nothing of this machine's environment is passed on."""
+    """Overrides the site's; this machine's environment is not passed on."""
 
 
 class Host:
-    """A host; while it has no power nothing can be run on it.
+    """A host; programs can run on it only while it has power.
 
-    ``cable``, ``firewall``, ``sshd`` and ``filesystem`` are where most faults are made.
+    ``cable``, ``firewall``, ``sshd`` and ``filesystem`` inject most of the faults.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Host:
         return self.namespaces is not None and self.namespaces.alive
 
     def where(self) -> Namespaces:
-        """Its namespaces. Raises RigError while it has no power."""
+        """The host's namespaces. Raises RigError while it has no power."""
         if self.namespaces is None or not self.namespaces.alive:
             raise RigError(f"{self.name} has no power")
         return self.namespaces
@@ -105,7 +105,7 @@ class Host:
     ) -> subprocess.CompletedProcess[str]:
         """Run a program here to its end, whatever its exit code.
 
-        Raises RigError when the time is over; what it has started is then killed.
+        Raises RigError if it does not end in time; its descendants are then killed.
         """
         login = Login(user=user, cwd=cwd, env=env or {})
         return run(self.argv(argv, login), stdin=stdin, timeout_s=timeout_s)
@@ -119,7 +119,7 @@ class Host:
         env: Mapping[str, str] | None = None,
         timeout_s: float = 30.0,
     ) -> str:
-        """What a program that must succeed prints. Raises CommandFailed."""
+        """The output of a program. Raises CommandFailed if the program fails."""
         done = self.run(argv, user=user, cwd=cwd, env=env, timeout_s=timeout_s)
         if done.returncode:
             output = done.stdout + done.stderr
@@ -135,12 +135,12 @@ class Host:
         stdout: int | IO[bytes] | None = subprocess.PIPE,
         stderr: int | IO[bytes] | None = subprocess.STDOUT,
     ) -> InsideProcess:
-        """Start a program here. Whatever happens it ends with the host."""
+        """Start a program here, which ends with the host at the latest."""
         full = self.argv(argv, login or Login())
         return InsideProcess(full, stdin=stdin, stdout=stdout, stderr=stderr)
 
     def argv(self, argv: Sequence[str], login: Login) -> tuple[str, ...]:
-        """What, run on this machine, runs ``argv`` on the host."""
+        """The argv that, run on this machine, runs ``argv`` on the host."""
         account = self._site.accounts[login.user]
         who = f"{account.number}"
         become = ("setpriv", "--reuid", who, "--regid", who, "--init-groups", "--")
@@ -154,13 +154,13 @@ class Host:
         return {**common, **own, **self._site.env, **login.env}
 
     def processes(self, marker: str | None = None) -> list[Process]:
-        """What runs here, and carries ``NAME=value`` (or ``NAME``) if that is given."""
+        """The host's processes; with ``marker``, those with this ``NAME[=value]``."""
         return processes.processes(self.where().pid, marker) if self.alive else []
 
     # Power.
 
     def power_on(self) -> None:
-        """Start the host with all of its services; returns before they are ready."""
+        """Start the host and its services; returns before they are ready."""
         if self.alive:
             raise RigError(f"{self.name} is on already")
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -174,7 +174,7 @@ class Host:
             service.start(self.namespaces)
 
     def power_off(self) -> None:
-        """First the cable, then every process: nobody is told."""
+        """Cut the cable before the processes end, so that peers get no FIN or RST."""
         self.cable.cut()
         self.where().end()
         self.cable.unplug()
@@ -182,7 +182,7 @@ class Host:
         self._on_power()
 
     def serve(self, service: Daemon) -> None:
-        """Start a daemon that is from now on part of the host."""
+        """Start a daemon, and start it again whenever the host starts."""
         self._services.append(service)
         service.start(self.where())
 
@@ -192,7 +192,7 @@ class Host:
             service.start(self.where())
 
     def reap(self) -> None:
-        """Wait for what stood between this machine and the ended host."""
+        """Wait for the ``nsenter`` processes that led into the ended host."""
         for service in self._services:
             service.stop()
         self.sshd.stop()
@@ -205,7 +205,7 @@ class Host:
     # Faults.
 
     def freeze(self) -> None:
-        """Stop every process, as a host that swaps does; the kernel still answers."""
+        """Stop every process, as on a host that swaps; the kernel still answers."""
         processes.freeze(self.where().pid)
 
     def thaw(self) -> None:

@@ -1,8 +1,8 @@
 """Process 1 of a rig or of a host: makes its mounts, then waits for orphans to end.
 
-A program by itself (run with ``-I -S``), told all by one JSON argument, see
-``namespaces.Setup``. With a lease it ends, and the kernel ends all that is in its PID
-namespace, when its standard input does, unless that first said ``keep``.
+A separate program (run with ``-I -S``), whose only argument is JSON of
+``namespaces.Setup``. If leased, it ends at the end of its standard input, unless it has
+read ``keep`` before; the kernel then ends all processes of its PID namespace.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ def _bind(source: str, target: str) -> None:
 
 
 def _bind_file(source: str, target: str) -> None:
-    """Over the file itself, not over what others may have mounted there.
+    """Bind over the file itself, after unmounting what is mounted there.
 
-    That would take our mount with it when its source is removed.
+    If the source of a mount below ours were removed, our mount would go with it.
     """
     while _libc.umount2(os.fsencode(target), _DETACH) == 0:
         pass
@@ -50,7 +50,7 @@ def _bind_file(source: str, target: str) -> None:
 
 
 def _mask(target: str, keep: list[str], mode: str) -> None:
-    """Put an empty folder over this one, through which what is kept still shows."""
+    """Mount an empty folder over ``target``; the paths in ``keep`` stay visible."""
     stashes = []
     for number, path in enumerate(keep):
         stash = f"/dev/shm/.kept-{os.getpid()}-{number}"
@@ -103,7 +103,7 @@ def _serve(*, leased: bool) -> None:
 def _main() -> None:
     setup = json.loads(sys.argv[1])
     _prepare(setup)
-    print("ready", flush=True)  # noqa: T201 - this is what the rig waits for
+    print("ready", flush=True)  # noqa: T201 - the rig waits for this line
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     _serve(leased=setup["leased"])
 

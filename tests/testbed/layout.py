@@ -1,6 +1,6 @@
-"""What each host sees of the file system: pure, from paths to mounts.
+"""The mounts that define what each host sees of the file system. Pure.
 
-Shared, as over NFS: everything but what is masked here, the homes included.
+Hosts share everything that is not masked here, homes included, as over NFS.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from tests.testbed.namespaces import Folder, Mask, Setup
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 
 _PRIVATE = {"/dev/shm": "1777", "/tmp": "1777", "/var/tmp": "1777", "/run": "0755"}
-"""Folders that are each host's own, and their modes."""
+"""Folders that each host has for itself, and their modes."""
 
 
 def needed(rig: Path, shared: Iterable[Path]) -> tuple[Path, ...]:
-    """Paths that every host must see, wherever they lie."""
+    """Paths that every host must see, even below masked folders."""
     interpreter = (Path(sys.prefix), Path(sys.base_prefix))
     return _outermost((rig, REPOSITORY, *interpreter, *shared))
 
@@ -36,7 +36,7 @@ def _mask(target: str, keep: Iterable[Path], mode: str = "0755") -> Mask:
 
 
 def opened(paths: Iterable[Path]) -> tuple[Mask, ...]:
-    """Masks that let every account reach these paths, through closed folders too."""
+    """Masks that let every account reach these paths through closed folders."""
     every = tuple(paths)
     closed = {
         next((p for p in reversed(path.parents) if not _open(p)), None)
@@ -58,7 +58,7 @@ def host_setup(
     keep: tuple[Path, ...],
     private_homes: Iterable[Account],
 ) -> Setup:
-    """One host. ``private_homes`` are those of which it has an empty one of its own."""
+    """The setup of one host, with an empty home for each of ``private_homes``."""
     masks = tuple(_mask(path, keep, mode) for path, mode in _PRIVATE.items())
     own = tuple(private_homes)
     return Setup(

@@ -1,4 +1,4 @@
-"""Sets of namespaces: start one, enter it, end it. Knows no daemon and no network."""
+"""Starts, enters and ends sets of namespaces. Knows no daemon and no network."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _APART = ("--mount", "--uts", "--ipc", "--net", "--pid")
 
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """An empty folder over ``target``, through which the kept paths still show."""
+    """An empty folder mounted over ``target``; the paths in ``keep`` stay visible."""
 
     target: str
     keep: tuple[str, ...] = ()
@@ -42,7 +42,7 @@ class Mask:
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """A folder that is made after the mounts, with its owner's user and group id."""
+    """A folder to create after the mounts; ``owner`` is both the user and group id."""
 
     path: str
     mode: int = 0o755
@@ -51,25 +51,25 @@ class Folder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What process 1 does before it says that it is ready, in this order."""
+    """What process 1 sets up before it reports that it is ready, in this order."""
 
     hostname: str
     binds: tuple[tuple[str, str], ...] = ()
-    """Source and target."""
+    """Pairs of source and target."""
     masks: tuple[Mask, ...] = ()
     folders: tuple[Folder, ...] = ()
     leased: bool = False
-    """All ends when standard input does."""
+    """Whether all processes end at the end of standard input."""
 
 
 @dataclass(frozen=True, slots=True)
 class Namespaces:
-    """A running set of namespaces, known by its process 1."""
+    """A running set of namespaces, identified by its process 1."""
 
     pid: int
-    """As this machine counts."""
+    """The pid in this machine's PID namespace."""
     start_ticks: int
-    """With the pid it is unmistakable."""
+    """Start time of the process; a reused pid has another one."""
 
     @property
     def alive(self) -> bool:
@@ -77,7 +77,7 @@ class Namespaces:
 
     @property
     def ending(self) -> bool:
-        """Process 1 has ended, and the kernel waits for the rest to do so."""
+        """Whether process 1 has ended but other processes have not yet."""
         try:
             return self.alive and not Path(f"/proc/{self.pid}/cmdline").read_bytes()
         except OSError:
@@ -88,14 +88,14 @@ class Namespaces:
         return ("nsenter", f"--target={self.pid}", *_APART, "--", *argv)
 
     def enter_network(self, *argv: str) -> tuple[str, ...]:
-        """The argv that runs ``argv`` with only the network of the inside."""
+        """The argv that runs ``argv`` inside the network namespace only."""
         return ("nsenter", f"--target={self.pid}", "--net", "--", *argv)
 
     def end(self, *nested: Namespaces) -> None:
-        """KILL every process inside and wait until the kernel has swept up.
+        """Kill every process inside and wait until the kernel has removed them.
 
-        It waits for the ways in, too, of which one that leads to a stopped program is
-        stopped itself; those to ``nested`` namespaces are woken as well.
+        The kernel also waits for ``nsenter`` processes. They stop when their program
+        is stopped, so those into these and the ``nested`` namespaces are continued.
         """
         if self.alive:
             with suppress(ProcessLookupError):
@@ -114,11 +114,11 @@ class Namespaces:
 
 
 Where = Callable[[], Namespaces]
-"""A host's namespaces as they are now; raises RigError while it has no power."""
+"""Returns a host's current namespaces; raises RigError while it has no power."""
 
 
 def start_ticks(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot; None if it is no more."""
+    """When a process started, in clock ticks since boot; None if it has ended."""
     try:
         line = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -128,7 +128,7 @@ def start_ticks(pid: int) -> int | None:
 
 
 def check_possible() -> None:
-    """Raises Unavailable where the kernel, or a container, allows no namespaces."""
+    """Raises Unavailable if the kernel or a container forbids namespaces."""
     done = run(("unshare", *_APART, "--fork", "--", "true"))
     if done.returncode:
         raise Unavailable(f"no namespaces can be made here: {done.stderr.strip()}")
@@ -137,10 +137,10 @@ def check_possible() -> None:
 def start(
     setup: Setup, *, within: Namespaces | None, log: Path
 ) -> tuple[Namespaces, subprocess.Popen[bytes]]:
-    """Start a set of namespaces, nested in another or by itself.
+    """Start a set of namespaces, nested in another or on its own.
 
-    The process that is returned with it has, if leased, the lease as its ``stdin``,
-    and is to be waited for after the end. Raises RigError, with the log's last lines.
+    If it is leased, the ``stdin`` of the returned process is the lease. The caller
+    waits for that process at the end. Raises RigError with the log's last lines.
     """
     unshare = ("unshare", *_APART, "--fork", "--propagation=private")
     python = (sys.executable, "-I", "-S", str(_INIT), json.dumps(asdict(setup)))
@@ -167,7 +167,7 @@ def start(
 
 
 def _says_ready(process: subprocess.Popen[bytes]) -> bool:
-    assert process.stdout is not None  # we asked for a pipe
+    assert process.stdout is not None
     with process.stdout as pipe:
         deadline = time.monotonic() + _READY_S
         while (left := deadline - time.monotonic()) > 0:
@@ -177,7 +177,7 @@ def _says_ready(process: subprocess.Popen[bytes]) -> bool:
 
 
 def _chain(pid: int) -> Sequence[int]:
-    """What stands between us and process 1 has one child each; it comes last."""
+    """The descendants of ``pid``, down to process 1. Each has one child."""
     found: list[int] = []
     while below := children(pid):
         pid = below[0]

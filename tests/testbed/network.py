@@ -1,6 +1,6 @@
-"""The rig's bridge, and the cable from it to each host. Knows only namespaces.
+"""The rig's bridge and the cable to each host. Knows only namespaces.
 
-The bridge has no way out: no route leads to the machine or to another rig.
+The bridge has no route to the machine or to another rig.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def make_bridge(ground: Namespaces) -> None:
 
 
 class Cable:
-    """What joins a host to the bridge. Its far end is named like the host."""
+    """The connection from a host to the bridge; its end there has the host's name."""
 
     def __init__(self, ground: Namespaces, station: Station, host: Where) -> None:
         self._ground = ground
@@ -33,7 +33,7 @@ class Cable:
         self._host = host
 
     def plug(self) -> None:
-        """Give a host that has just started its network card and addresses."""
+        """Give a host that has just started a network card and its addresses."""
         name, host = self._station.name, self._host()
         _ip(
             self._ground,
@@ -43,8 +43,8 @@ class Cable:
         _ip(
             host,
             "link set lo up",
-            # The same after a restart, or other hosts would send to the old one for
-            # some seconds.
+            # A fixed address: after a restart with a new one, other hosts would send to
+            # the old one for some seconds.
             f"link set {_NIC} address {_mac_of(self._station.ipv4)}",
             f"addr add {self._station.ipv4}/24 dev {_NIC}",
             f"addr add {self._station.ipv6}/64 dev {_NIC} nodad",
@@ -52,19 +52,19 @@ class Cable:
         )
 
     def unplug(self) -> None:
-        """Take the network card away; the end of its host does so too, but later."""
+        """Remove the network card now; the end of its host would do so later."""
         words = f"ip link del {self._station.name}".split()
         run(self._ground.enter_network(*words))
 
     def cut(self) -> None:
-        """Nothing passes any more, in silence: no FIN, no RST, no ICMP."""
+        """Drop all packets silently: no FIN, no RST, no ICMP."""
         _ip(self._ground, f"link set {self._station.name} down")
 
     def heal(self) -> None:
         _ip(self._ground, f"link set {self._station.name} up")
 
     def limit(self, kbit_per_s: int) -> None:
-        """Let no more than this pass, in each direction."""
+        """Limit the bandwidth in each direction."""
         shape = f"tbf rate {kbit_per_s}kbit burst 16kb latency 200ms"
         for where, device in self._ends():
             words = f"tc qdisc replace dev {device} root {shape}".split()
@@ -72,20 +72,20 @@ class Cable:
 
     def unlimit(self) -> None:
         for where, device in self._ends():
-            # It fails where there was no limit.
+            # Fails if there is no limit.
             run(where.enter_network(*f"tc qdisc del dev {device} root".split()))
 
     def drop_to(self, other: Cable) -> None:
-        """Lose every packet from here to there, in silence; the way back stays.
+        """Silently drop every packet to ``other``; packets from there still arrive.
 
-        The sender is made to write a wrong Ethernet address on them: so it needs no
-        firewall in the kernel.
+        The sender gets a wrong Ethernet address for ``other``, so that the kernel
+        needs no firewall.
         """
         wrong = f"lladdr {_NOBODY} nud permanent dev {_NIC}"
         _ip(self._host(), *(f"neigh replace {ip} {wrong}" for ip in other.ips))
 
     def undrop(self) -> None:
-        """Undo every ``drop_to`` from here."""
+        """Undo every ``drop_to`` of this host."""
         _ip(self._host(), f"neigh flush dev {_NIC} nud permanent")
 
     @property
@@ -102,6 +102,6 @@ def _ip(where: Namespaces, *commands: str) -> None:
 
 
 def _mac_of(ipv4: str) -> str:
-    """A locally administered address that belongs to one IPv4 address."""
+    """A locally administered Ethernet address, derived from the IPv4 address."""
     octets = (2, 0, *map(int, str(ipv4).split(".")))
     return ":".join(f"{octet:02x}" for octet in octets)

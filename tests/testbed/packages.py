@@ -1,7 +1,7 @@
-"""The Debian packages that a rig needs: which of them are missing, and how to get them.
+"""Finds and installs the Debian packages that a rig needs.
 
-Tests only ask. ``python -m tests.testbed install`` installs; nothing that it installs
-is started on the machine.
+Tests only look for them; ``python -m tests.testbed install`` installs them. Services of
+the installed packages are not started on the machine.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ NEEDS = {
     "nft": {"nft": "nftables"},
     "clock": {"faketime": "faketime"},
 }
-"""What shows that a package is here (a program or a path), by group."""
+"""For each group: packages, and a program or path that shows they are installed."""
 
 _LISTS = Path("/var/lib/apt/lists")
 _POLICY = Path("/usr/sbin/policy-rc.d")
@@ -50,7 +50,7 @@ _INSTALL_S = 420.0
 
 
 def missing(groups: Iterable[str]) -> list[str]:
-    """Packages that these groups lack, each once."""
+    """The missing packages of these groups, without duplicates."""
     lacking = (
         package
         for group in groups
@@ -61,13 +61,13 @@ def missing(groups: Iterable[str]) -> list[str]:
 
 
 def check_root() -> None:
-    """Raises Unavailable for anybody but root."""
+    """Raises Unavailable if the user is not root."""
     if os.geteuid() != 0:
         raise Unavailable("a rig of namespaces needs root")
 
 
 def require(groups: Iterable[str]) -> None:
-    """Raises Unavailable, with one line, where packages of these groups are missing."""
+    """Raises Unavailable, with one line, if packages of these groups are missing."""
     if lacking := missing(groups):
         raise Unavailable(
             f"not installed: {' '.join(lacking)} "
@@ -76,9 +76,9 @@ def require(groups: Iterable[str]) -> None:
 
 
 def install(groups: Iterable[str], lock: Path) -> None:
-    """Install what is missing, one process at a time.
+    """Install missing packages; a lock admits one process at a time.
 
-    Raises Unavailable, with one line, where that is not possible.
+    Raises Unavailable, with one line, if that is not possible.
     """
     wanted = tuple(groups)
     if not missing(wanted):
@@ -97,7 +97,7 @@ def _install(names: list[str]) -> None:
     if shutil.which("apt-get", path=PATH) is None:
         raise Unavailable(f"no apt-get to install {' '.join(names)}")
     with _no_services():
-        # Lists that are old lead to files that are gone: so once more with new ones.
+        # Old package lists name files that are gone: update the lists and try again.
         if not any(_LISTS.glob("*_Packages*")) or not _installed(names):
             _apt("update", timeout_s=_UPDATE_S)
             _installed(names)
@@ -119,7 +119,7 @@ def _apt(*words: str, timeout_s: float) -> bool:
 
 @contextmanager
 def _no_services() -> Iterator[None]:
-    """Debian asks this file whether a service may start; a machine's own one stays."""
+    """Forbid Debian to start services, unless the machine has its own policy file."""
     ours = not _POLICY.exists() or _POLICY.read_text() == _NO_SERVICES
     if ours:
         _POLICY.write_text(_NO_SERVICES)

@@ -1,4 +1,4 @@
-"""What runs inside a PID namespace, as this machine sees it: look, stop, let go on."""
+"""Lists, stops and continues the processes of a PID namespace from outside."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ _PROC = Path("/proc")
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process; its pid is as this machine counts."""
+    """A process inside; ``pid`` is in this machine's PID namespace."""
 
     pid: int
     inside_pid: int
     parent: int
-    """As this machine counts: it may be what leads inside."""
+    """In this machine's PID namespace; it may be ``nsenter``, outside."""
     user: int
     argv: tuple[str, ...]
     environ: frozenset[str]
-    """``NAME=value``, as it was started with."""
+    """Its initial environment, as ``NAME=value``."""
 
 
 def processes(first: int, marker: str | None = None) -> list[Process]:
-    """All that live in the PID namespace of process ``first``, without that one.
+    """All processes in the PID namespace of process ``first``, except ``first``.
 
-    ``marker`` is ``NAME=value``, or a name alone: only those that carry it. What has
-    ended and was not yet waited for does not count.
+    With ``marker``, which is ``NAME=value`` or a name alone, only processes with this
+    variable. Zombies are left out.
     """
     wanted = _namespace(first)
     found = (
@@ -43,10 +43,10 @@ def processes(first: int, marker: str | None = None) -> list[Process]:
 
 
 def last_of(first: int) -> list[str]:
-    """What an ended process 1 waits for, a line each, also what has ended itself.
+    """A line for each process that an ended process 1 waits for, zombies included.
 
-    The namespace of what has ended cannot be read, so it is found by its pids: more of
-    them than we have ourselves.
+    The namespace of a zombie cannot be read, so processes inside are recognized by
+    having more pids than this process.
     """
     found = []
     own = _status(Path("/proc/self"))["NSpid"].split()
@@ -62,7 +62,7 @@ def last_of(first: int) -> list[str]:
 
 
 def freeze(first: int) -> None:
-    """Stop them all, as a host that swaps does; its kernel still answers."""
+    """Stop all processes, as on a host that swaps; the kernel still answers."""
     stopped: set[int] = set()
     while running := {p.pid for p in processes(first)} - stopped:
         for pid in running:
@@ -71,14 +71,14 @@ def freeze(first: int) -> None:
 
 
 def thaw(first: int) -> None:
-    """Let them go on, and the ways in, which stop with what they lead to."""
+    """Continue all processes, and their parents: ``nsenter`` stops with its program."""
     for process in processes(first):
         for pid in (process.pid, process.parent):
             _signal(pid, signal.SIGCONT)
 
 
 def wake(ways_in: set[str]) -> None:
-    """Let every ``nsenter`` with one of these arguments go on."""
+    """Continue every ``nsenter`` with one of these arguments."""
     for pid in _pids():
         with suppress(OSError):
             words = _words(_PROC / str(pid) / "cmdline")
@@ -108,7 +108,7 @@ def _namespace(pid: int) -> str | None:
 
 
 def _read(pid: int) -> Iterator[Process]:
-    """One or none: it may end while it is looked at."""
+    """Yield the process, or nothing if it ends meanwhile."""
     folder = _PROC / str(pid)
     with suppress(OSError):
         status = _status(folder)

@@ -1,7 +1,7 @@
-"""Which rigs there are: a folder each, with a record of whose processes they are.
+"""Records of the existing rigs: a folder for each, with the processes that it has.
 
-What a killed session has left behind is found and removed here; the kernel has by then
-ended the processes (the lease of ``init``), so that only files can be left.
+This module also removes what a killed session has left behind. The kernel has then
+ended the processes (see the lease in ``init``), so that only files can be left.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from tests.testbed.namespaces import Namespaces, start_ticks
 FOLDER = Path("/run/tfcluster-testbed")
 
 PACKAGES_LOCK = FOLDER / ".packages"
-"""Who installs packages holds it."""
+"""Held while packages are installed."""
 
 _RECORD = "rig.json"
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Who made a rig, and process 1 of the rig and of each host that has power."""
+    """The creator of a rig, and process 1 of the rig and of each running host."""
 
     creator: Namespaces
     options: Mapping[str, int] = field(default_factory=dict)
-    """What it takes to know the hosts again."""
+    """The data from which ``attach`` finds the hosts again."""
     ground: Namespaces | None = None
     hosts: Mapping[str, Namespaces] = field(default_factory=dict)
 
@@ -50,9 +50,9 @@ def _locked() -> Iterator[None]:
 
 
 def claim(name: str) -> Path:
-    """The new folder of a rig that nobody else has. Raises RigError if it is taken.
+    """Make the folder of a new rig. Raises RigError if the name is taken.
 
-    What dead rigs have left is removed first.
+    Removes the files of dead rigs first.
     """
     if not name or "/" in name or name.startswith("."):
         raise RigError(f"{name!r} is not a name for a rig")
@@ -68,7 +68,7 @@ def claim(name: str) -> Path:
 
 
 def sweep() -> None:
-    """Remove what dead rigs have left."""
+    """Remove the files of dead rigs."""
     with _locked():
         _sweep()
 
@@ -78,7 +78,7 @@ def _sweep() -> None:
         with suppress(RigError):
             found = read(path)
             if found.ground is not None and found.ground.ending:
-                # Its session was killed; something in it stands still.
+                # Its session was killed; a stopped process keeps it from ending.
                 found.ground.end(*found.hosts.values())
         if not _alive(path):
             shutil.rmtree(path)
@@ -88,18 +88,18 @@ def _alive(path: Path) -> bool:
     try:
         return read(path).alive
     except RigError:
-        return False  # made, or taken down, only in part
+        return False  # only partly made or taken down
 
 
 def names() -> list[str]:
-    """Of every rig that is up, or on its way."""
+    """The names of all rigs that are up or starting."""
     if not FOLDER.is_dir():
         return []
     return sorted(path.name for path in FOLDER.iterdir() if _alive(path))
 
 
 def read(path: Path) -> Record:
-    """Raises RigError if there is no such rig."""
+    """The record in this folder. Raises RigError if there is no such rig."""
     try:
         data = json.loads((path / _RECORD).read_text())
     except (OSError, ValueError) as error:

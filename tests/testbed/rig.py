@@ -1,4 +1,4 @@
-"""A whole rig: put it up, find its hosts, take it down."""
+"""A whole rig: starts it, finds its hosts and takes it down."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ _AT_ONCE = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What a rig is to have."""
+    """The hosts and services that a rig gets."""
 
     nodes: int = 4
     slurm: bool = False
     sge: bool = False
     private_home: frozenset[str] = frozenset()
-    """Hosts that do not share the homes: each has empty ones of its own."""
+    """Hosts that do not share the homes; each has its own empty ones."""
     shared: tuple[Path, ...] = ()
-    """Folders that all hosts see, although they lie where each has its own."""
+    """Folders that all hosts share even below folders that each host has for itself."""
 
     @property
     def groups(self) -> tuple[str, ...]:
-        """Of packages."""
+        """Groups of packages that the rig needs."""
         more = (("slurm", self.slurm), ("sge", self.sge))
         return ("ssh", *(group for group, wanted in more if wanted))
 
@@ -56,12 +56,12 @@ class Options:
 
 
 class Testbed:
-    """A rig that is up. ``with`` it, or call ``down`` in the end.
+    """A running rig. Use it in a ``with`` statement, or call ``down`` at the end.
 
-    It also ends with the process that has put it up, unless that says ``keep``.
+    It also ends with the process that started it, unless that calls ``keep``.
     """
 
-    __test__ = False  # no class of tests, whatever pytest makes of the name
+    __test__ = False  # not a test class, despite its name
 
     def __init__(
         self,
@@ -94,10 +94,10 @@ class Testbed:
 
     @classmethod
     def up(cls, options: Options | None = None, *, name: str | None = None) -> Testbed:
-        """Put up a rig, and wait until all of it can be used.
+        """Start a rig and wait until all of it can be used.
 
-        Raises Unavailable where this machine cannot, and RigError if something on it
-        does not start; nothing is then left of it.
+        Raises Unavailable if this machine cannot run it, and RigError if a part does
+        not start; nothing is left of the rig then.
         """
         wanted = options or Options()
         packages.check_root()
@@ -122,9 +122,9 @@ class Testbed:
 
     @classmethod
     def attach(cls, name: str) -> Testbed:
-        """A rig that another process has put up. Raises RigError if there is none.
+        """A rig that another process has started. Raises RigError if there is none.
 
-        Its daemons cannot be started or stopped through what is returned.
+        Its daemons cannot be started or stopped through the returned object.
         """
         path = record.FOLDER / name
         found = record.read(path)
@@ -160,7 +160,7 @@ class Testbed:
 
     @property
     def login(self) -> Host:
-        """Where people work and launch: no slurmd and no execd."""
+        """The host from which users launch; it has no slurmd and no execd."""
         return self._hosts["login"]
 
     @property
@@ -169,14 +169,14 @@ class Testbed:
         return tuple(h for h in self.hosts if h.name.startswith("node"))
 
     def host(self, name: str) -> Host:
-        """Raises RigError, with the names that there are."""
+        """The host of this name. Raises RigError, with the existing names."""
         if name not in self._hosts:
             raise RigError(f"no host {name}, but {' '.join(self._hosts)}")
         return self._hosts[name]
 
     @property
     def ssh_config(self) -> Path:
-        """For ``ssh -F`` on any host: never asks, trusts only this rig's hosts."""
+        """A file for ``ssh -F``: never prompts, trusts only this rig's hosts."""
         return self.path / "ssh_config"
 
     @property
@@ -186,7 +186,7 @@ class Testbed:
     def ssh(
         self, host: str, script: str, config: Path | None = None
     ) -> tuple[str, ...]:
-        """What, run on a host of the rig, lets the shell of another run ``script``."""
+        """The argv that, run on a host of the rig, runs ``script`` on ``host``."""
         return ("ssh", "-F", str(config or self.ssh_config), host, script)
 
     def repair(self) -> None:
@@ -196,13 +196,13 @@ class Testbed:
         self._wait_ready()
 
     def keep(self) -> None:
-        """Let it outlive this process, until somebody takes it down by its name."""
+        """Let it outlive this process, until it is taken down by its name."""
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.write(b"keep")
             self._process.stdin.close()
 
     def down(self) -> None:
-        """End every process, wait for the kernel to sweep up, remove the files."""
+        """End every process, wait until they are gone, and remove the files."""
         on = (host.namespaces for host in self.hosts)
         nested = [each for each in on if each is not None]
         self._ground.end(*nested)
@@ -214,7 +214,7 @@ class Testbed:
             if self._process.stdin is not None:
                 self._process.stdin.close()
             self._process.wait(10)
-        # Also when it was done before.
+        # May have been called before.
         shutil.rmtree(self.path, ignore_errors=True)
 
     def _start(self) -> None:

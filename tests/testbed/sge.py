@@ -1,7 +1,8 @@
 """A real Grid Engine on a rig: sge_qmaster on the head, an sge_execd on each node.
 
-Every rig has a cell of its own, mounted where the packages expect it. Queue ``all.q``;
-parallel environments ``tf``, ``tf_fill`` and ``tf_2``, see ``sge_texts``.
+Every rig has its own cell, mounted where the packages expect it. The queue is
+``all.q``; the parallel environments are ``tf``, ``tf_fill`` and ``tf_2``, see
+``sge_texts``.
 """
 
 from __future__ import annotations
@@ -27,25 +28,25 @@ _READY_S = 10.0
 _TRIES = 3
 
 ENV = {"SGE_ROOT": str(_ROOT), "SGE_CELL": _CELL.name}
-"""What every user of Grid Engine has set."""
+"""Variables that every user of Grid Engine has set."""
 
-# Without it a daemon would leave for the background.
+# Without it, the daemons would fork into the background.
 _FOREGROUND = {**ENV, "SGE_ND": "1"}
 
 
 def binds(rig: Path) -> tuple[tuple[str, str], ...]:
-    """What the ground must mount, once ``prepare`` has made it."""
+    """Mounts that the rig needs; ``prepare`` makes their sources."""
     folder = rig / "sge"
     return (str(folder / "cell"), str(_CELL)), (str(folder / "spool"), str(_SPOOL))
 
 
 def prepare(rig: Path) -> None:
-    """Make an empty cell and an empty spool."""
+    """Make an empty cell and an empty spool folder."""
     cell, spool = rig / "sge" / "cell", rig / "sge" / "spool"
     common = cell / "common"
     for each in (common, spool / "qmaster" / "job_scripts", spool / "execd"):
         each.mkdir(parents=True)
-    _CELL.mkdir(exist_ok=True)  # a place to mount it
+    _CELL.mkdir(exist_ok=True)  # the mount point
     (common / "bootstrap").write_text(
         sge_texts.bootstrap(admin=_ADMIN, spool=_SPOOL, common=_CELL / "common")
     )
@@ -64,7 +65,7 @@ def _tree(folder: Path) -> Iterator[Path]:
 
 
 class GridEngine:
-    """The daemons of Grid Engine on a rig."""
+    """The Grid Engine daemons of a rig."""
 
     def __init__(self, rig: Path, head: Host, nodes: Sequence[Host]) -> None:
         self._folder = rig / "sge"
@@ -73,7 +74,7 @@ class GridEngine:
         self._execds: dict[Host, Daemon] = {}
 
     def start(self) -> None:
-        """Start the qmaster, tell it what there is, and start the execds."""
+        """Start the qmaster, configure it, and start the execds."""
         self._make_spool()
         log = self._head.folder / "sge_qmaster.log"
         qmaster = Daemon(("sge_qmaster",), log, _FOREGROUND)
@@ -89,7 +90,7 @@ class GridEngine:
             node.serve(self._execds[node])
 
     def wait_ready(self) -> None:
-        """Until every execd reports. Raises RigError with a daemon's last lines."""
+        """Wait until every execd reports. Raises RigError with the end of the logs."""
         for left in reversed(range(_TRIES)):
             try:
                 wait_until(lambda: not self._late(), "execds", _READY_S, poll_s=0.1)
@@ -97,14 +98,14 @@ class GridEngine:
                 late = self._late()
                 if left == 0:
                     raise RigError(self._story(late)) from error
-                # The qmaster may have taken the first try of an execd whose host came
-                # back for one too many; the execd would wait a minute for its second.
+                # The qmaster may have rejected the first try of an execd as a duplicate
+                # if its host came back; the second would follow only after a minute.
                 for node in late:
                     self._execds[node].stop()
                     self._execds[node].start(node.where())
 
     def _late(self) -> list[Host]:
-        """Nodes whose execd has not registered since it was started, or is silent."""
+        """Nodes whose execd has not registered since its start, or does not report."""
         reporting = self.reporting()
         return [
             node
@@ -118,13 +119,13 @@ class GridEngine:
         return f"Grid Engine: no report from {names}\n{logs}"
 
     def reporting(self) -> set[str]:
-        """Nodes that the qmaster would give a job now, as far as it knows.
+        """Nodes to which the qmaster would give a job now.
 
-        It knows them by their full names; these here end at the first dot.
+        The qmaster has full host names; the returned names end at the first dot.
         """
         shown = self._head.run(("qstat", "-f")).stdout.splitlines()
         rows = (line.split() for line in shown if line.startswith("all.q@"))
-        # A sixth column is a state: unheard, alarm, disabled, error.
+        # A sixth column is a bad state: unheard, alarm, disabled, error.
         names = (row[0] for row in rows if len(row) == 5)
         return {name.removeprefix("all.q@").split(".")[0] for name in names}
 
@@ -132,7 +133,7 @@ class GridEngine:
         return self._head.run(("qconf", "-sh")).returncode == 0
 
     def _make_spool(self) -> None:
-        """What the package's own script does, with text files for a database."""
+        """Do what the package's script does, with text files as the database."""
         place = f"{_CELL}/common;{_SPOOL}/qmaster"
         init = (str(_PROGRAMS / "spoolinit"), "classic", "libspoolc", place, "init")
         defaults = str(_PROGRAMS / "spooldefaults")

@@ -1,4 +1,4 @@
-"""What Grid Engine is told, in its own words: pure text for ``qconf`` and ``spool``."""
+"""Grid Engine's configuration, as text for ``qconf`` and the spool. Pure."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 SLOTS_PER_NODE = 4
 
 PARALLEL_ENVIRONMENTS = {"tf": "$round_robin", "tf_fill": "$fill_up", "tf_2": "2"}
-"""Name and allocation rule."""
+"""Parallel environments: name and allocation rule."""
 
 SCHEDULER = {
     "schedule_interval": "0:0:1",
     "flush_submit_sec": "1",
     "flush_finish_sec": "1",
 }
-"""What makes the scheduler quick."""
+"""Settings that make the scheduler quick."""
 
 GLOBAL = {
     "min_uid": "0",  # root's jobs run too
@@ -50,7 +50,7 @@ def bootstrap(*, admin: str, spool: Path, common: Path) -> str:
 
 
 def changed(text: str, changes: Mapping[str, str]) -> str:
-    """A configuration with other values in it. Raises KeyError for an unknown name."""
+    """The configuration with changed values. Raises KeyError for an unknown name."""
     rows = (line.split(None, 1) for line in text.splitlines())
     values = {row[0]: row[1] for row in rows if len(row) == 2 and row[0][0] != "#"}
     if unknown := set(changes) - set(values):
@@ -86,7 +86,7 @@ def parallel_environment(name: str, rule: str) -> str:
 
 
 def queue() -> str:
-    """``all.q``, on every node, without any limit."""
+    """The configuration of ``all.q``, on every node, without limits."""
     none = "load_thresholds suspend_thresholds ckpt_list prolog epilog starter_method"
     more = "suspend_method resume_method terminate_method owner_list user_lists"
     rest = "xuser_lists subordinate_list complex_values projects xprojects calendar"

@@ -1,8 +1,9 @@
 """A real Slurm on a rig: munged, slurmctld on the head, a slurmd on each node.
 
-Partitions: ``debug`` (the default), ``short`` (a minute at most), and ``spot``, whose
-jobs are requeued as soon as one of ``urgent`` wants their nodes. Every node says that
-it has two GPUs, which are not real. There is no accounting, so no ``sacct``.
+Partitions are ``debug`` (the default), ``short`` (at most a minute), ``spot`` and
+``urgent``; jobs of ``spot`` are requeued when a job of ``urgent`` needs their nodes.
+Every node reports two GPUs, which are not real. There is no accounting, and so no
+``sacct``.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ PartitionName=urgent Nodes=ALL PriorityTier=9 PreemptMode=OFF
 
 
 def binds(rig: Path) -> tuple[tuple[str, str], ...]:
-    """What the ground must mount, once ``prepare`` has made it."""
+    """Mounts that the rig needs; ``prepare`` makes their sources."""
     return ((str(rig / "slurm" / "etc"), _CONFIG),)
 
 
@@ -75,7 +76,7 @@ def prepare(rig: Path, nodes: int) -> None:
     (etc / "slurm.conf").write_text(_CONF.format(folder=folder, **sizes))
     (etc / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n")
     for number in range(GPUS_PER_NODE):
-        # slurmd wants a device; /dev/null harms nobody.
+        # slurmd requires a device; /dev/null is harmless.
         os.mknod(folder / f"gpu{number}", stat.S_IFCHR | 0o666, os.makedev(1, 3))
     gpus = f"{folder}/gpu[0-{GPUS_PER_NODE - 1}]"
     (etc / "gres.conf").write_text(f"Name=gpu File={gpus}\n")
@@ -93,7 +94,7 @@ def _prepare_munge(folder: Path) -> None:
 
 
 class Slurm:
-    """The daemons of Slurm on a rig."""
+    """The Slurm daemons of a rig."""
 
     def __init__(self, rig: Path, head: Host, nodes: Sequence[Host]) -> None:
         self._folder = rig / "slurm"
@@ -102,7 +103,7 @@ class Slurm:
         self._munged: Daemon | None = None
 
     def start(self, ground: Namespaces) -> None:
-        """One munged serves all: a socket in a shared file system knows no hosts."""
+        """Start the daemons. One munged serves all hosts, which share its socket."""
         self._munged = Daemon(_munged_argv(self._folder), self._folder / "munged.log")
         self._munged.start(ground)
         socket = self._folder / "munge" / "socket"
@@ -115,7 +116,7 @@ class Slurm:
         return host.folder / "slurm.log"
 
     def wait_ready(self) -> None:
-        """Until every node is idle. Raises RigError with a daemon's last lines."""
+        """Wait until every node is idle. Raises RigError with a daemon's last lines."""
         wanted = {node.name for node in self._nodes}
         try:
             wait_until(
@@ -129,13 +130,13 @@ class Slurm:
             raise RigError(f"Slurm: not idle: {' '.join(late)}\n{story}") from error
 
     def idle(self) -> set[str]:
-        """Nodes that could take a job now; none while the controller is silent."""
+        """Nodes that could take a job now; none while slurmctld does not answer."""
         done = self._head.run(("sinfo", "-h", "-N", "-o", "%N %T", "-p", "debug"))
         rows = (line.split() for line in done.stdout.splitlines())
         return {row[0] for row in rows if row[1:] == ["idle"]}
 
     def stop(self) -> None:
-        """Wait for what the end of the ground has ended."""
+        """Wait for munged, which has ended with the rig."""
         if self._munged is not None:
             self._munged.stop()
 
@@ -151,5 +152,5 @@ def _munged_argv(folder: Path) -> tuple[str, ...]:
         "log-file": "log",
     }
     paths = (f"--{option}={munge / name}" for option, name in files.items())
-    # Forced: it would have its folder closed to everybody but root and itself.
+    # --force: munged otherwise refuses a folder that other users can access.
     return (*become, "munged", "--foreground", "--force", *paths)

@@ -21,7 +21,7 @@ _OTHER_KEY = "other_host_key"
 
 
 class Sshd:
-    """One host's sshd. Its limits (MaxStartups, MaxSessions) are its own defaults."""
+    """One host's sshd. MaxStartups and MaxSessions have sshd's defaults."""
 
     def __init__(
         self, host: Where, folder: Path, authorized: Path, env: Mapping[str, str]
@@ -38,7 +38,7 @@ class Sshd:
         )
 
     def known_hosts_line(self, station: Station) -> str:
-        """What clients know it by; always with its first key."""
+        """Its line for known_hosts, always with its first key."""
         kind, key = (self._folder / f"{_KEY}.pub").read_text().split()[:2]
         names = (station.name, station.full_name, f"{station.name}-v6")
         every = ",".join((*names, station.ipv4, station.ipv6))
@@ -56,23 +56,23 @@ class Sshd:
         self._daemon.wait_ready(lambda: _listens(pid, _PORT), _READY_S)
 
     def stop(self) -> None:
-        """No new connection is accepted; those that are open go on."""
+        """Accept no new connections; open connections continue."""
         self._daemon.stop()
 
     def restart(self, options: Sequence[str] = ()) -> None:
-        """Start it anew, with lines of sshd_config(5) that overrule the rig's own."""
+        """Start it again, with lines of sshd_config(5) that override the rig's."""
         self._options = tuple(options)
         self.stop()
         self.start()
         self.wait_ready()
 
     def change_key(self) -> None:
-        """Show another host key than the one that clients know."""
+        """Use a host key that clients do not know."""
         self._key = _OTHER_KEY
         self.restart(self._options)
 
     def repair(self) -> None:
-        """Undo all of this."""
+        """Undo all of these changes."""
         if self._options or self._key != _KEY or not self._daemon.alive:
             self._key = _KEY
             self.restart()
@@ -93,14 +93,14 @@ class Sshd:
 
 
 def _listens(pid: int, port: int) -> bool:
-    """Whether the network that a process sees has a listener there."""
+    """Whether a process listens on this port in the network namespace of ``pid``."""
     rows = Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]
     columns = (row.split() for row in rows)
     return any(c[1].endswith(f":{port:04X}") and c[3] == _LISTENING for c in columns)
 
 
 def ssh_config(known_hosts: Path) -> str:
-    """For ``ssh -F`` in tests: never asks, trusts only the hosts of the rig."""
+    """The text for ``ssh -F`` in tests: never prompts, trusts only the rig's hosts."""
     return (
         "Host *\n"
         "  IdentityFile ~/.ssh/id_ed25519\n"
@@ -114,5 +114,5 @@ def ssh_config(known_hosts: Path) -> str:
 
 
 def system_ssh_config(known_hosts: Path) -> str:
-    """For /etc/ssh/ssh_config: what a site would set, and nothing that helps tests."""
+    """The text of /etc/ssh/ssh_config, with only what a site would set."""
     return f"Host *\n  GlobalKnownHostsFile {known_hosts}\n"

@@ -1,4 +1,4 @@
-"""PE_HOSTFILE as Grid Engine and its descendants write it."""
+"""Parses PE_HOSTFILE as Grid Engine and its descendants write it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a job's environment says of its hosts, of this host, and of GPUs."""
+"""Hosts, own host name and GPUs from a job's environment."""
 
 from __future__ import annotations
 

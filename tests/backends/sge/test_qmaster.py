@@ -1,4 +1,4 @@
-"""What is read of the qmaster's words about the own job, and what follows from it."""
+"""Parsing what the qmaster says about the own job, and the resulting answers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tfcluster.backends.sge.qmaster import JobFacts, parse_job, parse_notice
 from tfcluster.errors import ExitCode
 from tfcluster.model import Description, Sge
 
-# As 8.1.9 writes it, without what is not read.
+# The answer of 8.1.9, without fields that are not read.
 JOB = """\
 <?xml version='1.0'?>
 <detailed_job_info>

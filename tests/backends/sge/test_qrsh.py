@@ -1,4 +1,4 @@
-"""qrsh as the channel of a process elsewhere, played by a program of a few lines."""
+"""qrsh as the channel to a remote process, with a short script in place of qrsh."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tfcluster.errors import StartError
 from tfcluster.isolated_import import PACKAGE_ROOT
 from tfcluster.model import Host, TaskGroup
 
-# As the real one: words are joined with spaces, and the user's shell reads them anew.
+# Like the real qrsh: words are joined with spaces, and the user's shell parses them.
 QRSH = """\
 #!/bin/sh
 [ "$1" = -inherit ] || exit 99
@@ -47,7 +47,7 @@ Start = Callable[[str, tuple[str, ...]], QrshChannel]
 
 
 def end(channel: QrshChannel) -> None:
-    """What a launcher leaves to its own end."""
+    """Close what a launcher leaves open until its own end."""
     channel.kill()
     assert channel._process.stdout is not None
     channel._process.stdout.close()
@@ -56,7 +56,7 @@ def end(channel: QrshChannel) -> None:
 
 @pytest.fixture
 def start(qrsh: str) -> Iterator[Start]:
-    """Starts what qrsh should run on a host; all is ended after the test."""
+    """Starts commands on a host through qrsh; all of them are ended after the test."""
     made: list[QrshChannel] = []
 
     def begin(host: str, argv: tuple[str, ...]) -> QrshChannel:

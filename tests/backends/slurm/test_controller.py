@@ -1,4 +1,4 @@
-"""What scontrol's answers mean, as Slurm 24 gave them."""
+"""Parses scontrol's answers, as recorded from Slurm 24."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GPUs as the nodes name them: never renumbered, and nothing guessed."""
+"""GPUs keep the names that nodes give them: not renumbered, never guessed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The srun of an agent, what is kept from it, and its messages as people read them."""
+"""The srun command and environment of an agent, and explanations of its messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hosts and slots from a job's variables, in the forms that Slurm writes them."""
+"""Hosts and slots from a job's environment variables, in Slurm's formats."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_components_of_a_heterogeneous_job() -> None:
         {
             **JOB,
             "SLURM_HET_SIZE": "2",
-            # Without a suffix they are those of the first component.
+            # Variables without a suffix describe the first component.
             "SLURM_JOB_NODELIST": "big1",
             "SLURM_TASKS_PER_NODE": "2",
             "SLURM_JOB_NODELIST_HET_GROUP_0": "big1",

@@ -1,4 +1,4 @@
-"""A user with a home and keys, and sshds on loopback that are this user's hosts."""
+"""Fixtures: a user with a home and keys, and sshds on loopback as the user's hosts."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ class Site:
         extra: Sequence[str] = (),
         prefix: tuple[str, ...] = (),
     ) -> Server:
-        """A running sshd that the user knows as ``name``.
+        """Start an sshd that the user knows as ``name``.
 
-        ``options`` are sshd's, ``extra`` the user's for this host, ``prefix`` starts
-        it.
+        ``options`` are options of sshd, ``extra`` lines of the user's ssh_config for
+        this host, and ``prefix`` is put before sshd's command.
         """
         folder = self.folder / name
         folder.mkdir()
@@ -58,13 +58,13 @@ class Site:
             config.write("\n".join(lines) + "\n")
 
     def forget(self) -> None:
-        """No host key is known any more."""
+        """Forget all known host keys."""
         (self.ssh / "known_hosts").write_text("")
 
     def launch(
         self, script: str, hosts: str = "one", *options: str, count: int = 1
     ) -> Running:
-        """``count`` workers that run a shell script on ``hosts``."""
+        """Launch ``count`` workers that run a shell script on ``hosts``."""
         given = ("-n", str(count), "--hosts", hosts, "--set", "backend=ssh")
         plain = ("--set", "runtime.strategy=none")
         return self.cluster.start(*given, *plain, *options, "--", "bash", "-c", script)
@@ -98,7 +98,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 @pytest.fixture
 def ssh_agent(site: Site) -> Iterator[Site]:
-    """The same, with an ssh agent that holds no key yet."""
+    """The site with a running ssh-agent that holds no keys yet."""
     socket = site.folder / "agent.sock"
     process = subprocess.Popen(
         ["ssh-agent", "-D", "-a", str(socket)], stdout=subprocess.DEVNULL

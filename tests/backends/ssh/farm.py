@@ -1,4 +1,4 @@
-"""Launches from the login host of a rig, and what is left of them on all its hosts."""
+"""Launches from the login host of a rig, and finds their processes on all hosts."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from tests.testbed.layout import REPOSITORY
 from tests.testbed.processes import Process
 
 USER = "alice"
-# The titles that these processes give themselves: ``process_title``.
+# The titles that these processes set with ``process_title``.
 _GUARD = "tfcluster: guard"
 _AGENT = "tfcluster: agent"
 _WARM = "tfcluster: warm"
 
 
 class Farm(Cluster):
-    """A state folder that all hosts of a rig see, and a user who launches over SSH."""
+    """A state folder shared by all hosts of a rig, and a user who launches over SSH."""
 
     def __init__(self, rig: Testbed, folder: Path) -> None:
         super().__init__(folder)
@@ -42,14 +42,14 @@ class Farm(Cluster):
     def command(
         self, *words: str, timeout_s: float = DEADLINE_S, host: str = "login"
     ) -> CompletedProcess[str]:
-        """Any command to its end, on any host."""
+        """Run a tfcluster command on a host, and wait for its end."""
         argv = (*COMMAND, *words)
         return self.rig.host(host).run(
             argv, user=USER, cwd=self.folder, env=self._env, timeout_s=timeout_s
         )
 
     def recorded(self, run: str) -> dict[str, Any]:
-        """Only on a host of the rig is it known which of its processes live."""
+        """The record, from a host of the rig: only there are live processes known."""
         return self.status(run)
 
     def start(
@@ -62,7 +62,7 @@ class Farm(Cluster):
         prepare: Callable[[], None] | None = None,
         environ: Mapping[str, str] | None = None,
     ) -> Running:
-        """``tfcluster launch`` on the login host."""
+        """Start ``tfcluster launch`` on the login host."""
         login = Login(user=USER, cwd=self.folder, env={**self._env, **(environ or {})})
         return super().start(
             *words,
@@ -74,11 +74,11 @@ class Farm(Cluster):
         )
 
     def shell(self, script: str, hosts: str, *options: str, count: int) -> Running:
-        """``count`` workers that run a shell script on ``hosts``."""
+        """Launch ``count`` workers that run a shell script on ``hosts``."""
         return self.start(*over_ssh(hosts, *options, count=count), *bash(script))
 
     def processes(self) -> list[int]:
-        """Everything of the user's, on every host that has power."""
+        """All processes of the user, on every host that has power."""
         number = self.rig.accounts[USER].number
         return [
             process.pid
@@ -88,7 +88,7 @@ class Farm(Cluster):
         ]
 
     def end(self) -> None:
-        """Whatever a test that failed has left."""
+        """Kill what a failed test has left."""
         super().end()
         for pid in self.processes():
             with suppress(ProcessLookupError):
@@ -96,7 +96,7 @@ class Farm(Cluster):
 
 
 def over_ssh(hosts: str, *options: str, count: int) -> list[str]:
-    """Options of a launch without a file and without the runtime."""
+    """Options of a launch without a configuration file and without the runtime."""
     where = ("-n", str(count), "--hosts", hosts, "--set", "backend=ssh")
     return [*where, "--set", "runtime.strategy=none", *options]
 
@@ -106,7 +106,7 @@ def bash(script: str) -> tuple[str, ...]:
 
 
 def launcher(running: Running) -> list[int]:
-    """The launcher itself, behind the way in to its host."""
+    """The launcher itself, which is the child of the ``nsenter`` into its host."""
     if running.process.poll() is not None:
         return []
     return machine.children(running.process.pid)[:1]
@@ -114,16 +114,16 @@ def launcher(running: Running) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Crew:
-    """What of a run is on one host; every pid as this machine counts."""
+    """The processes of a run on one host; pids are in this machine's PID namespace."""
 
     guards: list[int]
     agents: list[int]
     warm: list[int]
     tasks: list[int]
     others: list[int]
-    """What tasks have started."""
+    """Processes that the tasks have started."""
     sessions: list[int]
-    """Of sshd: for each connection one of root's, and one of the user's."""
+    """Processes of sshd: for each connection one as root and one as the user."""
 
 
 def crew(host: Host) -> Crew:

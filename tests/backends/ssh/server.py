@@ -1,4 +1,4 @@
-"""A real sshd on loopback, with keys, known_hosts and a home of its own."""
+"""A real sshd on loopback, with its own keys, known_hosts and home."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DEADLINE_S = 30.0
 
 
 def keygen(path: Path, *, kind: str = "ed25519", passphrase: str = "") -> Path:
-    """A new key pair; the private half's path."""
+    """Make a key pair; returns the path of the private key."""
     argv = ["ssh-keygen", "-q", "-t", kind, "-N", passphrase, "-f", str(path)]
     subprocess.run(argv, check=True, stdin=subprocess.DEVNULL)
     return path
@@ -34,14 +34,14 @@ def free_port() -> int:
 
 @dataclass
 class Server:
-    """One sshd. The user's home, as it sees it, is ``home``."""
+    """An sshd to which ``home`` is the user's home."""
 
     folder: Path
     authorized: Path
-    """File with the public keys that may log in."""
+    """The file of public keys that may log in."""
     options: tuple[str, ...] = ()
     prefix: tuple[str, ...] = ()
-    """What the daemon is started by."""
+    """Words put before the daemon's command."""
     port: int = field(default_factory=free_port)
     process: subprocess.Popen[bytes] | None = None
 
@@ -55,7 +55,7 @@ class Server:
 
     @property
     def known_line(self) -> str:
-        """Its line for known_hosts."""
+        """The server's line for known_hosts."""
         key = Path(f"{self.host_key}.pub").read_text().split()
         return f"[127.0.0.1]:{self.port} {key[0]} {key[1]}\n"
 
@@ -102,7 +102,7 @@ class Server:
         return (self.folder / "sshd.log").read_text(errors="replace")
 
     def sessions(self) -> list[int]:
-        """The processes that serve connections: children and children's children."""
+        """The processes that serve connections: all descendants of the daemon."""
         import psutil
 
         assert self.process is not None
@@ -110,7 +110,7 @@ class Server:
         return [process.pid for process in own if process.name().startswith("sshd")]
 
     def cut(self) -> None:
-        """Kill what serves the connections, as a fault of the host would."""
+        """Kill the processes that serve connections, as a fault of the host would."""
         for pid in self.sessions():
             os.kill(pid, signal.SIGKILL)
 

@@ -1,6 +1,6 @@
-"""Something is killed at some time: nothing is left on any of several hosts.
+"""Random processes are killed at random times; nothing may be left on any host.
 
-``tests.launch.chaos`` has what can be chosen from outside.
+``tests.launch.chaos`` reads the seed and the number of trials from the environment.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from tests.testbed.fixtures import Factory
 
 TRIALS = 10
 LONGEST_S = 4.5
-"""Connecting to three hosts takes one of them where nothing else is done."""
+"""The longest time until a kill; connecting to three hosts takes a second of it."""
 NODES = 3
 
-# As good as the real one for being killed, and imported at once.
+# Stubs can be killed like the real packages, and import at once.
 STUB = ("tensorflow", "keras")
 
 Found = Callable[[Crew], list[int]]
@@ -52,7 +52,7 @@ FITS: Mapping[str, set[int]] = {
     "session": {3, 4, 5},
     "sessions": {3, 4, 5},
 }
-"""Exit codes beside 0: what was killed may have done its work already."""
+"""Allowed exit codes. 0 is always allowed: a killed process may have been done."""
 
 
 @pytest.fixture(scope="module")
@@ -72,12 +72,12 @@ def farm(rig: Testbed, numbers: Iterator[int]) -> Iterator[Farm]:
     try:
         assert_nothing_runs(farm)
     finally:
-        # Of a test that failed, nothing is to disturb the others.
+        # Processes of a failed test must not disturb the others.
         farm.end()
 
 
 def words(farm: Farm, *, warm: bool) -> list[str]:
-    """A task on each of the hosts."""
+    """The words of a launch with a task on each of the hosts."""
     hosts = f"node[1-{NODES}]"
     options = ("--set", "grace=1s")
     if not warm:
@@ -100,7 +100,7 @@ def test_nothing_survives_on_any_host(farm: Farm, seed: int) -> None:
     running = farm.start(*words(farm, warm=rng.choice([False, True])))
 
     def pick() -> tuple[str, list[int]]:
-        """Something of what there is now."""
+        """Choose from the processes that exist now."""
         host = rng.choice(farm.rig.nodes)
         there = crew(host)
         found = {f"{kind} on {host.name}": of(there) for kind, of in ON_HOSTS.items()}

@@ -1,4 +1,4 @@
-"""The operations between ranks on several hosts: shared memory, and rings of hosts."""
+"""Collective operations on several hosts: shared memory and rings between hosts."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_every_operation_on_ranks_of_several_hosts(
         lines = running.text(f"worker:{index}").splitlines()
         said = next(line for line in reversed(lines) if line.startswith('{"'))
         found = json.loads(said)
-        del found["ranks"]  # it expects one host
+        del found["ranks"]  # this check expects all ranks on one host
         failed = {name: text for name, text in found.items() if text != "ok"}
         assert not failed, f"worker:{index}: {failed}"
         assert len(found) > 20

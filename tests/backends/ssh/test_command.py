@@ -1,4 +1,4 @@
-"""Arguments pass through every login shell unharmed."""
+"""Arguments pass through every login shell unchanged."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _WORD = st.binary(max_size=40).filter(lambda word: not set(word) & {0, 10, 13})
 
 
 def _through(shell: str, words: list[bytes], folder: Path) -> bytes:
-    """What a program gets from ``shell``, which gets our line as sshd would pass it."""
+    """The words that a program gets if ``shell`` runs our line as sshd does."""
     program = folder / "print.py"
     program.write_text(_PRINT)
     argv = [sys.executable, "-IS", str(program), *map(os.fsdecode, words)]

@@ -1,4 +1,4 @@
-"""What is said of each way to fail, and what to do about it."""
+"""The explanation and the advice for each kind of failure."""
 
 from __future__ import annotations
 

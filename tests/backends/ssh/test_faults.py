@@ -1,8 +1,8 @@
-"""Launches over SSH on several hosts, of which some have what hosts have: full disks,
-wrong clocks, other keys, no Python, no network, no power.
+"""Launches over SSH on several hosts with faults: full disks, wrong clocks, changed
+keys, no Python, no network, no power.
 
-In this order: who was switched off has another hardware address afterwards, which its
-neighbours need a while to learn.
+The order of the tests matters: a host that was switched off has another hardware
+address afterwards, which its neighbours learn only after a while.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def kill(pid: int) -> None:
 
 
 def wait_gone(farm: Farm, timeout_s: float, *hosts: Host) -> None:
-    """Until nothing of the user's but sshd is left on these hosts (none: on all)."""
+    """Wait until the user has only sshd processes on these hosts (default: all)."""
     number = farm.rig.accounts[USER].number
 
     def left() -> list[str]:
@@ -83,7 +83,7 @@ def wait_gone(farm: Farm, timeout_s: float, *hosts: Host) -> None:
 
 
 def refused(farm: Farm, running: Running, code: int) -> str:
-    """What is said of a launch that started no task on any host."""
+    """The messages of a launch that failed without starting a task on any host."""
     assert running.end(60) == code, running.err
     assert not running.found("task", state="starting")
     assert_nothing_left(running)
@@ -103,8 +103,8 @@ def test_no_python_on_one_host(farm: Farm) -> None:
 
 
 def test_a_full_home_on_one_host(farm: Farm, home: Path) -> None:
-    """The agent cannot be unpacked there."""
-    # The user's own, also when the disk is taken away again.
+    """The agent cannot be unpacked on this host."""
+    # Create it as the user: it stays when the disk is unmounted.
     farm.rig.host("node1").output(("mkdir", "-p", str(home / ".cache")), user=USER)
     one = farm.rig.host("node1").filesystem
     one.limit(home / ".cache", 64 * 1024)
@@ -131,7 +131,7 @@ def test_a_full_temporary_folder_is_the_programs_own_affair(farm: Farm) -> None:
 
 
 def test_a_full_disk_of_logs_on_one_host(farm: Farm) -> None:
-    """The host is named, and what its tasks print is still shown."""
+    """The message names the host, and the output of its tasks is still shown."""
     farm.state.mkdir(mode=0o700)
     number = farm.rig.accounts[USER].number
     os.chown(farm.state, number, number)
@@ -150,7 +150,7 @@ def test_a_full_disk_of_logs_on_one_host(farm: Farm) -> None:
 
 
 def test_a_clock_that_is_wrong_and_jumps(farm: Farm) -> None:
-    """An hour fast at first, and then an hour slow: nothing is timed by it."""
+    """The clock is first an hour fast, then an hour slow; no timeout depends on it."""
     require(("clock",))
     (library,) = Path("/usr/lib").glob(f"*/{FAKE_TIME}")
     clock = farm.folder / "clock"
@@ -195,7 +195,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def test_the_guard_is_what_sshd_waits_for(farm: Farm) -> None:
-    """With it the channel ends: that is a lost host, and no wish to stop."""
+    """The channel ends with the guard; this counts as a lost host, not as a stop."""
     running = farm.shell(QUIET, "node1", count=1).up()
     for pid in crew(farm.rig.host("node1")).guards:
         kill(pid)
@@ -230,7 +230,7 @@ def test_status_and_stop_from_elsewhere(farm: Farm) -> None:
 
 
 def test_a_killed_launcher_ends_all_at_once(farm: Farm) -> None:
-    """Its connections end with it: nobody waits for the lease."""
+    """Its connections end with it, so nothing waits for the lease."""
     running = farm.shell(QUIET, "node[1-4]", count=4).up(count=4)
     (pid,) = launcher(running)
     kill(pid)
@@ -244,13 +244,13 @@ def test_a_killed_launcher_ends_all_at_once(farm: Farm) -> None:
 
 
 def test_stop_sweeps_from_another_host(farm: Farm) -> None:
-    """Launcher, agents and guards were killed: only the tasks are left."""
+    """Launcher, agents and guards were killed; only the tasks are left."""
     running = farm.shell(QUIET, "node[1-2]", count=2).up(count=2)
     found = [crew(farm.rig.host(name)) for name in ("node1", "node2")]
     (first,) = launcher(running)
     way_in = running.process.pid
     os.kill(first, signal.SIGSTOP)
-    # It stops by itself, some time after what it leads to: not after we wake it.
+    # nsenter stops some time after the launcher; wait, or it may stop after SIGCONT.
     eventually(lambda: is_stopped(way_in), lambda: f"{way_in} runs", 20.0)
     for each in found:
         for pid in (*each.guards, *each.agents):
@@ -270,7 +270,7 @@ def test_stop_sweeps_from_another_host(farm: Farm) -> None:
 
 
 def cut_for(running: Running, host: Host, seconds: float) -> None:
-    """Not a wait for anything: so long is the fault that is to be survived."""
+    """Cut the cable for so long. The wait is not for a condition: it is the fault."""
     host.cable.cut()
     with pytest.raises(subprocess.TimeoutExpired):
         running.process.wait(seconds)
@@ -292,7 +292,7 @@ def test_a_partition_of_10_s_loses_no_line(farm: Farm) -> None:
 
 
 def test_a_partition_that_lasts_loses_the_host(farm: Farm) -> None:
-    """Both sides end by themselves, and nothing is left when it heals."""
+    """Both sides end by themselves, and nothing is left once the network is back."""
     running = farm.shell(QUIET, "node[1-3]", "--set", "grace=1s", count=3).up(count=3)
     two = farm.rig.host("node2")
     two.cable.cut()
@@ -300,7 +300,7 @@ def test_a_partition_that_lasts_loses_the_host(farm: Farm) -> None:
     assert "node2 silent for 15 s" in running.err
     others = (farm.rig.host(name) for name in ("login", "node1", "node3"))
     wait_gone(farm, 15.0, *others)
-    assert crew(two).agents  # it has its lease
+    assert crew(two).agents  # its lease still runs
     eventually(
         lambda: not crew(two).others and not crew(two).tasks,
         lambda: str(crew(two)),
@@ -311,7 +311,7 @@ def test_a_partition_that_lasts_loses_the_host(farm: Farm) -> None:
 
 
 def test_a_frozen_host_is_lost_though_its_kernel_answers(farm: Farm) -> None:
-    """Connections to its sshd are taken, but nobody speaks."""
+    """The kernel accepts connections for sshd, which does not answer."""
     running = farm.shell(QUIET, "node[1-2]", "--set", "grace=1s", count=2).up(count=2)
     two = farm.rig.host("node2")
     two.freeze()
@@ -322,10 +322,10 @@ def test_a_frozen_host_is_lost_though_its_kernel_answers(farm: Farm) -> None:
     assert_nothing_left(running)
 
 
-@pytest.mark.chaos  # for it takes a minute
+@pytest.mark.chaos  # because it takes a minute
 @pytest.mark.timeout(240)
 def test_without_a_silent_host_the_others_begin_again(farm: Farm) -> None:
-    """Only when the agent there must have given up: two runs would be one too many."""
+    """They restart only after the silent agent's lease: two runs must not overlap."""
     script = 'echo up; [ "$TFCLUSTER_SIZE" = 2 ] || exec sleep 300'
     least = ("--set", "tasks.worker.min=2", "--set", "restart.max=1")
     collective = ("runtime.strategy=collective", "runtime.require_exchange=false")
@@ -348,7 +348,7 @@ def test_without_a_silent_host_the_others_begin_again(farm: Farm) -> None:
 
 @pytest.mark.timeout(240)
 def test_a_launcher_without_power_ends_all_within_the_lease(farm: Farm) -> None:
-    """No end of file comes: the agents hear nothing any more."""
+    """The agents get no end of file, only silence."""
     running = farm.shell(QUIET, "node[1-3]", "--set", "grace=1s", count=3).up(count=3)
     began = time.monotonic()
     farm.rig.login.power_off()

@@ -1,4 +1,4 @@
-"""Launches on real sshds: what works, and what is said where it does not."""
+"""Launches on real sshds: successful ones, and the messages of failed ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.pace import allow_s
 
 
 def _failed(run: Running, code: int) -> str:
-    """The words of a run that could not be started."""
+    """The messages of a run that could not be started."""
     assert run.end() == code, run.err
     return run.err
 
@@ -143,7 +143,7 @@ def test_a_certificate(site: Site) -> None:
 
 
 def test_only_listed_keys_of_the_agent(ssh_agent: Site) -> None:
-    """sshd closes after one wrong key: the right one has to come first."""
+    """sshd closes the connection after a wrong key: the right key must come first."""
     site = ssh_agent
     for number in range(3):
         other = keygen(site.folder / f"other-{number}")
@@ -240,7 +240,7 @@ def test_a_revoked_host_key(site: Site) -> None:
 
 
 def test_a_host_key_is_found_by_its_kind(site: Site) -> None:
-    """The host has several; only one of them is known here."""
+    """The host has several keys, and the user knows only one of them."""
     rsa = keygen(site.folder / "rsa", kind="rsa")
     server = site.host("one", f"HostKey {rsa}")
     public = Path(f"{rsa}.pub").read_text().split()
@@ -278,7 +278,7 @@ def test_all_hosts_that_fail_are_told_of(site: Site) -> None:
 
 @contextmanager
 def _listener(answer: bytes, *, close: bool) -> Iterator[tuple[int, list[int]]]:
-    """Something that is no sshd, and a list that grows with each connection."""
+    """A listener that is not an sshd, and a list that grows with each connection."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         seen: list[int] = []
         kept: list[socket.socket] = []
@@ -416,7 +416,7 @@ def _alive(pid: int) -> bool:
 
 
 def test_stop_sweeps_the_hosts_of_a_lost_run(site: Site) -> None:
-    """Launcher, agent and guard are killed at once: nobody is left to clean up."""
+    """Launcher, agent and guard are killed at once: no process is left to clean up."""
     server = site.host("one")
     run = site.launch("echo up $$; sleep 60").up()
     pid = int(run.text("worker:0").split()[-1])
@@ -447,7 +447,7 @@ def test_stop_says_which_hosts_it_cannot_sweep(site: Site) -> None:
 
 
 def _agents(server: Server) -> list[int]:
-    """The guard and the agent that it forked, first the guard."""
+    """The pids of the guard and of the agent that it forked, in this order."""
     assert server.process is not None
     below = psutil.Process(server.process.pid).children(recursive=True)
     titles = ("tfcluster: guard", "tfcluster: agent")

@@ -1,4 +1,4 @@
-"""known_hosts as ssh reads it; ssh-keygen writes the hashed lines."""
+"""Reads known_hosts as ssh does; ssh-keygen writes the hashed lines."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Launches over SSH on several hosts: files, lost hosts, a loose cable, no power.
+"""Launches over SSH on several hosts: files, lost hosts, network and power failures.
 
-In this order: who was switched off has another hardware address afterwards, which its
-neighbours need a while to learn.
+The order of the tests matters: a host that was switched off has another hardware
+address afterwards, which its neighbours learn only after a while.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PLAIN = ("--set", "backend=ssh", "--set", "runtime.strategy=none")
 
 
 class Site:
-    """A user's folder on a rig; all hosts but node4 see it."""
+    """A user's folder on a rig, which all hosts except node4 share."""
 
     def __init__(self, rig: Testbed, folder: Path) -> None:
         self.rig = rig
@@ -42,7 +42,7 @@ class Site:
 
     @property
     def said(self) -> str:
-        """What the last started command has printed."""
+        """The output of the command that was started last."""
         return (self.folder / "said").read_text()
 
     def command(self, *argv: str, timeout_s: float = 120.0) -> tuple[int, str]:
@@ -56,7 +56,7 @@ class Site:
         self.rig.login.run(("tee", path), user=USER, stdin=text)
 
     def start(self, hosts: str, count: int, script: str) -> InsideProcess:
-        """``count`` shell scripts on ``hosts``."""
+        """Launch ``count`` workers that run a shell script on ``hosts``."""
         where = ("-n", str(count), "--hosts", hosts, "--set", "workdir=/")
         with (self.folder / "said").open("wb") as said:
             return self.rig.login.popen(
@@ -66,11 +66,11 @@ class Site:
             )
 
     def within(self, *options: str, argv: Sequence[str]) -> tuple[int, str]:
-        """Run ``argv`` within an allocation of Slurm's."""
+        """Run ``argv`` within a Slurm allocation."""
         return self.command("salloc", "--quiet", *options, *argv)
 
     def up(self, count: int) -> None:
-        """Until so many tasks have said so."""
+        """Wait until ``count`` tasks have printed that they are up."""
         eventually(lambda: self.said.count("| up") == count, lambda: self.said, 30.0)
 
 
@@ -81,7 +81,7 @@ def rig(testbed_factory: Factory) -> Testbed:
 
 @pytest.fixture
 def lent(testbed: Testbed) -> Site:
-    """The same where the hosts have Slurm, too."""
+    """A site on the rig whose hosts also have Slurm."""
     return _site(testbed)
 
 
@@ -100,7 +100,7 @@ def _site(rig: Testbed) -> Site:
 
 
 def test_a_host_that_shares_no_files_gets_a_copy_of_them(site: Site) -> None:
-    """node3 sees the folder, node4 does not."""
+    """node3 shares the folder, node4 does not."""
     project = site.folder / "project"
     site.command("mkdir", "-p", "project/conf")
     site.write("project/helper.py", "import pathlib, socket\nWORD = 'first'\n")
@@ -142,7 +142,7 @@ def _kernels(said: str) -> list[float]:
 
 
 def test_a_network_that_loses_all_for_ten_seconds_ends_nothing(site: Site) -> None:
-    """TCP sends again after ever longer times, and the tasks say nothing meanwhile."""
+    """TCP backs off its retransmissions, and the tasks print nothing meanwhile."""
     run = site.start("node[1-2]", 2, "echo up; sleep 26; echo through")
     site.up(2)
     login, node = site.rig.login, site.rig.host("node1")
@@ -157,9 +157,9 @@ def test_a_network_that_loses_all_for_ten_seconds_ends_nothing(site: Site) -> No
 
 
 def test_hosts_are_asked_for_their_gpus(site: Site) -> None:
-    """The environment of a login may say which ones are the user's."""
+    """The login environment may say which GPUs are the user's."""
     profile = site.rig.accounts[USER].home / ".bashrc"
-    # Read by the tasks' bash as well, since it finds a network behind it.
+    # The tasks' bash also reads it, as its standard input is a socket.
     site.write(
         "../.bashrc",
         '[ "$(hostname)$TFCLUSTER_TASK" = node2 ] && export CUDA_VISIBLE_DEVICES=4,7\n',
@@ -246,7 +246,7 @@ def test_a_cable_may_be_loose_for_a_moment(site: Site) -> None:
     site.up(2)
     cable = site.rig.host("node1").cable
     cable.cut()
-    # Not a wait for anything: so long is the fault that a run has to survive.
+    # Not a wait for a condition: the run has to survive a fault of this length.
     with pytest.raises(subprocess.TimeoutExpired):
         run.wait(5.0)
     cable.heal()

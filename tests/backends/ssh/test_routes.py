@@ -1,4 +1,4 @@
-"""From ssh_config and cluster.yaml to a route; ssh itself is the judge where it is."""
+"""Routes from ssh_config and cluster.yaml, compared with ssh if it is installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run remembers of its hosts leads to the same routes again."""
+"""The host settings that a run saves lead to the same routes again."""
 
 from __future__ import annotations
 

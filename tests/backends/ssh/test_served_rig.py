@@ -1,4 +1,4 @@
-"""Parameter servers on several hosts: each worker reaches one through a network."""
+"""Parameter servers on several hosts: each worker reaches one over the network."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ def test_workers_train_with_servers_on_several_hosts(farm: Farm, strategy: str) 
     assert running.end(380) == 0, running.err
     report = running.report()
     hosts = {task["task"]: task["host"] for task in report["tasks"]}
-    # Each worker has a ps beside it, through shared memory, and one elsewhere.
+    # Each worker uses one ps on its host by shared memory, and one on another host.
     assert {hosts["worker:0"], hosts["worker:1"]} == {hosts["ps:0"], hosts["ps:1"]}
     assert hosts["ps:0"] != hosts["ps:1"]
     found = re.findall(r"val_accuracy: ([\d.]+)", running.text("worker:0"))
-    # Ten digits: guessing is right once in ten.
+    # There are ten digits, so chance gives 0.1.
     assert float(found[-1]) > 0.5
     assert_nothing_left(running)

@@ -1,6 +1,6 @@
-# As people write scripts: without types.
+# Written like user scripts: without type annotations.
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-subclassing-any
-"""Callbacks that read, stop or write."""
+"""Callbacks that read results, stop training or write files."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def case_early_stopping():
 
 
 def case_one_rank_stops():
-    """A callback that stops on one rank only, in the midst of an epoch."""
+    """A callback stops training on one rank only, in the middle of an epoch."""
 
     class Stop(keras.callbacks.Callback):
         seen = 0
@@ -99,7 +99,7 @@ def case_files():
 
 
 def case_checkpoints():
-    """TensorFlow's own, as hand-written loops use them."""
+    """TensorFlow checkpoints, as custom loops use them."""
     model = classifier()
     manager = tf.train.CheckpointManager(tf.train.Checkpoint(model=model), "c", 2)
     path = manager.save()
@@ -116,7 +116,7 @@ def case_checkpoints():
 
 
 def case_folders_of_ones_own():
-    """Each process has its own name for the folder: by chance, or by the time."""
+    """Each process has a different folder name, made of random numbers or the time."""
     x, y = data()
     model = compiled(classifier())
     found: dict[str, np.ndarray] = {}
@@ -167,7 +167,7 @@ def case_checkpoints_in_folders_of_ones_own():
 
 
 def case_folders_that_others_do_not_see():
-    """As on hosts without a shared folder: a path that leads elsewhere for each."""
+    """One path names a different folder on each rank, as without shared storage."""
     here = Path.cwd()
     own = here / f"own-{RANK}"
     own.mkdir()
@@ -188,7 +188,7 @@ def case_folders_that_others_do_not_see():
 
 
 def case_checkpoints_are_known():
-    """In a folder of one name for all: whoever has not written knows the newest."""
+    """In a common folder, ranks that wrote nothing know the latest checkpoint, too."""
     model = classifier()
     manager = tf.train.CheckpointManager(tf.train.Checkpoint(model=model), "known", 2)
     manager.save()
@@ -204,14 +204,14 @@ def case_checkpoints_are_known():
 
 
 def case_downloads():
-    """Of a file and of an archive, by way of a URL of this machine."""
+    """Downloads a file and an archive from ``file://`` URLs."""
     source = Path(__file__).resolve()
     archive = Path("texts.zip").resolve()
     with zipfile.ZipFile(f"{archive}.{RANK}", "w") as made:
         made.writestr("texts/one.txt", "one")
     Path(f"{archive}.{RANK}").replace(archive)
     folder = Path("downloads").resolve()
-    folder.mkdir(exist_ok=True)  # Else Keras takes another one.
+    folder.mkdir(exist_ok=True)  # Otherwise Keras uses another folder.
 
     def note(event, args):
         if event == "urllib.Request":
@@ -234,7 +234,7 @@ def case_downloads():
 
 
 def case_summaries():
-    """A script that notes its figures by itself."""
+    """A script that writes its summaries itself."""
     writer = tf.summary.create_file_writer("figures")
     with writer.as_default():
         for step in range(3):
@@ -254,7 +254,7 @@ def case_unwritable():
 
 
 def case_restored():
-    """A second fit goes on where the first was interrupted."""
+    """A second fit continues where the first was interrupted."""
 
     class Interrupted(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch, logs=None):
@@ -308,7 +308,7 @@ def case_stopped_by_nan():
 
 
 def case_written():
-    """An exported model, and TensorBoard's events where it is installed."""
+    """Exports a model, and writes TensorBoard events if TensorBoard is installed."""
     x, y = data()
     model = compiled(classifier())
     boards = []
@@ -340,7 +340,7 @@ def fit_kwargs():
 
 
 def case_averages_swapped_in():
-    """Validation, and the best model, are of averaged weights."""
+    """Validation and the best model use the averaged weights."""
     optimizer = keras.optimizers.Adam(0.05, use_ema=True, ema_momentum=0.8)
     model = compiled(classifier(), optimizer)
     history = model.fit(
@@ -356,7 +356,7 @@ def case_averages_swapped_in():
 
 
 def case_averages_swapped_in_by_epochs():
-    """What is saved after an epoch are the averages; training goes on without them."""
+    """Each epoch saves the averaged weights; training continues with the plain ones."""
     optimizer = keras.optimizers.SGD(0.5, use_ema=True, ema_momentum=0.8)
     model = compiled(classifier(), optimizer)
     history = model.fit(
@@ -375,12 +375,12 @@ def case_averages_swapped_in_by_epochs():
 
 
 def slots(optimizer):
-    """All that an optimizer has, in one array."""
+    """All variables of an optimizer in one array."""
     return np.concatenate([np.ravel(v.numpy()) for v in optimizer.variables])
 
 
 def case_goes_on_from_a_checkpoint():
-    """TensorFlow's own: restored before anything is built, and once more after it."""
+    """Restores a tf.train checkpoint before the optimizer is built, and later again."""
     model = compiled(classifier(), keras.optimizers.Adam(0.05))
     model.fit(**fit_kwargs(), epochs=2)
     saved = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
@@ -394,7 +394,7 @@ def case_goes_on_from_a_checkpoint():
     history = model.fit(**fit_kwargs(), epochs=2)
     found = {f"unbuilt_{k}": v for k, v in results(model, history).items()}
 
-    # It has gone on; now it is set back to where it was.
+    # Training has continued; now go back to the checkpoint.
     again.restore(manager.latest_checkpoint)
     history = model.fit(**fit_kwargs(), epochs=2)
     found |= {f"built_{k}": v for k, v in results(model, history).items()}
@@ -402,7 +402,7 @@ def case_goes_on_from_a_checkpoint():
 
 
 def case_goes_on_from_a_model():
-    """Saved as a whole, loaded, and trained further; and what the script reads."""
+    """Saves a whole model, loads it and trains further; the script reads the slots."""
     model = compiled(classifier(), keras.optimizers.Adam(0.05))
     model.fit(**fit_kwargs(), epochs=1)
     read = slots(model.optimizer)
@@ -413,7 +413,7 @@ def case_goes_on_from_a_model():
 
 
 def case_slots_assigned():
-    """A script that forgets the moments, sets a weight and a rate between two fits."""
+    """A script changes momenta, a weight and the learning rate between two fits."""
     model = compiled(classifier(), keras.optimizers.Adam(0.05))
     model.fit(**fit_kwargs(), epochs=1)
     for variable in model.optimizer.variables:
@@ -426,7 +426,7 @@ def case_slots_assigned():
 
 
 def case_backed_up():
-    """Interrupted in its second epoch, with averages of the weights."""
+    """BackupAndRestore after an interrupted second epoch, with averaged weights."""
 
     class Interrupted(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch, logs=None):

@@ -1,6 +1,6 @@
-# As people write scripts: without types.
+# Written like user scripts: without type annotations.
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-subclassing-any
-"""Gradients that the program changes before the optimizer gets them."""
+"""Gradients that the program changes before it passes them to the optimizer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import tensorflow as tf
 from tests.runtime.programs.cases.tools import classifier, data, main, results
 
 ROWS = 46
-"""In batches of 8: the last has 6."""
+"""In batches of 8; the last batch has 6 rows."""
 
 
 def crossentropy(y, predicted):
@@ -33,7 +33,7 @@ def by_global_norm(gradients, _):
 
 
 def adaptively(gradients, weights):
-    """By the norm of each row of weights."""
+    """Clip each gradient in proportion to the norm of its weight."""
     return [
         gradient
         * tf.minimum(1.0, 0.05 * (tf.norm(weight) + 1e-3) / (tf.norm(gradient) + 1e-6))
@@ -73,7 +73,7 @@ def case_clipped_by_value():
 
 
 def case_clipped_where_too_large():
-    """Python decides, in some steps only."""
+    """Python code decides in each step whether to clip."""
 
     def sometimes(gradients, _):
         norm = float(tf.linalg.global_norm(gradients))
@@ -83,7 +83,7 @@ def case_clipped_where_too_large():
 
 
 def case_clipped_later():
-    """Not in the first steps."""
+    """Clips from the fifth step on."""
     steps = []
 
     def later(gradients, _):
@@ -131,7 +131,7 @@ def case_computed_in_one_function_and_applied_in_another():
 
 
 def case_sharpness_aware():
-    """Two passes: the second at weights that the first gradient has moved."""
+    """Two passes: the second uses weights that the first gradient has moved."""
     model = classifier()
     optimizer = keras.optimizers.SGD(0.5)
 
@@ -155,7 +155,7 @@ def case_sharpness_aware():
 
 
 def case_added_up_over_uneven_batches():
-    """The last gradient of an epoch is of batches of 8 and of 6 rows."""
+    """The last applied gradient of an epoch is from batches of 8 and of 6 rows."""
     model = classifier()
     optimizer = keras.optimizers.SGD(0.5)
     weights = model.trainable_variables
@@ -175,7 +175,7 @@ def case_added_up_over_uneven_batches():
 
 
 def case_of_dictionaries_embeddings_and_nothing():
-    """Sparse gradients, some without, sources in a dictionary, a persistent tape."""
+    """Sparse and missing gradients, sources in a dictionary, and a persistent tape."""
     words = np.random.default_rng(0).integers(0, 20, (ROWS, 3))
     labels = words[:, 0] % 2
     embedding = keras.layers.Embedding(20, 4)
@@ -214,7 +214,7 @@ def case_of_dictionaries_embeddings_and_nothing():
 
 
 class Changing(keras.Sequential):
-    """A training step of one's own that changes its gradients."""
+    """A custom training step that changes its gradients."""
 
     def __init__(self, change, layers):
         super().__init__(layers)
@@ -255,7 +255,7 @@ def case_step_that_clips_scaled_losses():
 
 
 def case_step_with_keras_noise():
-    """Keras's generators draw other numbers on each rank: the chief's count."""
+    """Keras's generators differ between ranks; all ranks use the chief's numbers."""
     seeds = keras.random.SeedGenerator(5)
 
     def noisy(gradients, _):
@@ -269,7 +269,7 @@ def case_step_with_keras_noise():
 
 
 def case_optimizer_that_centres_and_clips():
-    """In Keras's own step, before its own optimizer gets them."""
+    """In Keras's own step; an optimizer's subclass clips in ``apply_gradients``."""
 
     class Clipping(keras.optimizers.SGD):
         def apply_gradients(self, grads_and_vars):
@@ -285,7 +285,7 @@ def case_optimizer_that_centres_and_clips():
 
 
 class Accumulating(keras.Sequential):
-    """Applies the sum of two gradients, in a conditional."""
+    """Applies the mean of two gradients inside ``tf.cond``."""
 
     def __init__(self, layers):
         super().__init__(layers)
@@ -322,7 +322,7 @@ def case_applied_in_a_conditional():
 
 
 def case_penalty_of_gradients():
-    """With respect to inputs, and of a gradient that another tape differentiates."""
+    """A penalty on the gradient by the inputs, which an outer tape differentiates."""
     model = classifier()
     optimizer = keras.optimizers.SGD(0.2)
 
@@ -346,7 +346,7 @@ def case_penalty_of_gradients():
 
 
 def case_clipped_by_rows():
-    """The mean over rows of clipped gradients: no gradient of the batch is changed."""
+    """Clips the gradient of each row and takes the mean, without a batch gradient."""
     model = classifier()
     optimizer = keras.optimizers.SGD(0.5)
 

@@ -1,6 +1,6 @@
-# As people write scripts: without types.
+# Written like user scripts: without type annotations.
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-subclassing-any
-"""Where batches come from, and how large they are."""
+"""Sources of batches, and their sizes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Batches(keras.utils.PyDataset):
 
 
 def case_sources():
-    """numpy, tf.data, PyDataset and generator give the same batches."""
+    """NumPy arrays, tf.data, a PyDataset and a generator give the same batches."""
     x, y = data()
     dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(13)
 
@@ -71,7 +71,7 @@ def case_sources():
 
 
 def case_different_beginnings():
-    """One rank's weights are others at first: the chief's count."""
+    """The ranks' initial weights differ; all ranks use the chief's."""
     keras.utils.set_random_seed(11 if RANK == 0 else 12 + RANK)
     x, y = data()
     model = compiled(classifier())
@@ -89,7 +89,7 @@ def rows_of_batches(rows, batch_size):
 
 
 def case_batches_of_one():
-    """Fewer rows than ranks, in every batch."""
+    """Every batch has fewer rows than there are ranks."""
     return rows_of_batches(7, 1)
 
 
@@ -102,7 +102,7 @@ def case_batches_of_seven():
 
 
 def case_workers():
-    """Batches that several threads make."""
+    """Several threads produce the batches."""
     x, y = data(ROWS)
 
     class Made(Batches):
@@ -121,7 +121,7 @@ def case_workers():
 
 
 def case_endless():
-    """Datasets and generators without end, and a number of steps."""
+    """Infinite datasets and generators with a given number of steps."""
     x, y = data()
     dataset = tf.data.Dataset.from_tensor_slices((x, y))
     dataset = dataset.shuffle(50, seed=4).repeat().batch(9)
@@ -159,7 +159,7 @@ def case_several_fits():
 
 
 def case_augmented():
-    """Random numbers in the pipeline: all ranks draw the same."""
+    """Random numbers in the pipeline: all ranks draw the same ones."""
     x, y = data(ROWS)
     dataset = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(ROWS).batch(16)
     dataset = dataset.map(lambda x, y: (x + tf.random.normal(tf.shape(x)), y))
@@ -168,7 +168,7 @@ def case_augmented():
 
 
 def case_cached_in_files():
-    """Every process writes its cache as it reads; a saved dataset is written once."""
+    """Every process writes its own cache; a saved dataset is written once."""
     x, y = data()
     dataset = tf.data.Dataset.from_tensor_slices((x, y))
     dataset.map(lambda x, y: (x, 1 - y)).save("saved")
@@ -183,7 +183,7 @@ def case_cached_in_files():
 
 
 def case_without_a_fixed_order():
-    """Many threads fill the dataset; its order is left to them."""
+    """Several threads fill the dataset, and their timing decides its order."""
     x, y = data()
     dataset = tf.data.Dataset.range(50).map(
         lambda i: (tf.gather(x, i), tf.gather(y, i)),
@@ -196,7 +196,7 @@ def case_without_a_fixed_order():
 
 
 class GraphConvolution(keras.layers.Layer):
-    """Adds up what the neighbours of each node have."""
+    """Sums the features of each node's neighbours."""
 
     def __init__(self, units, activation=None):
         super().__init__()
@@ -211,7 +211,7 @@ class GraphConvolution(keras.layers.Layer):
 
 
 def graph(nodes=24):
-    """Features, a normalized adjacency, labels, and which nodes have one."""
+    """Features, a normalized adjacency matrix, labels, and a weight for each node."""
     x, y = data(nodes)
     generator = np.random.default_rng(3)
     links = generator.random((nodes, nodes)) < 0.15
@@ -229,7 +229,7 @@ def graph_network(sparse=False):
 
 
 def case_graph_as_a_batch():
-    """The one batch is a graph: its nodes are no rows to be divided."""
+    """The only batch is a graph; its nodes are not rows that could be divided."""
     x, adjacency, y, weight = graph()
     model = compiled(graph_network(), weighted_metrics=[])
     history = model.fit(
@@ -257,7 +257,7 @@ def case_sparse_graph_as_a_batch():
 
 
 class WithTable(keras.Sequential):
-    """Batches have a table beside their rows."""
+    """Each batch contains a table as well as its rows."""
 
     def train_step(self, data):
         x, y, table = data
@@ -274,7 +274,7 @@ class WithTable(keras.Sequential):
 
 
 def case_table_beside_the_rows():
-    """Tensors of other lengths: every rank computes all of each batch."""
+    """A tensor's length is not the batch size, so every rank computes whole batches."""
     x, y = data(60)
     y = y.astype("float32")
     rows = tf.data.Dataset.from_tensor_slices((x, y)).batch(8)

@@ -1,4 +1,4 @@
-# As people write scripts: without types.
+# Written like user scripts: without type annotations.
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-subclassing-any
 """Training loops without ``fit``."""
 
@@ -65,7 +65,7 @@ def case_tape_graph():
 
 
 def case_tape_on_arrays():
-    """Nothing to divide: every rank computes the same."""
+    """There is no dataset to divide: every rank computes the same."""
     x, y = data(48)
     model = classifier()
     optimizer = keras.optimizers.SGD(0.1)
@@ -90,7 +90,7 @@ def case_tape_on_arrays():
 
 
 def case_tape_in_one_function():
-    """A whole epoch is one call of a function: its batches are not divided."""
+    """One call of a ``tf.function`` is a whole epoch: its batches are not divided."""
     x, y = data(90)
     batches = tf.data.Dataset.from_tensor_slices((x, y)).batch(8).prefetch(2)
     model = classifier()
@@ -134,7 +134,7 @@ def case_on_batch():
 
 
 def case_train_on_batch_of_dataset():
-    """The loop over the dataset is no hand-written training loop."""
+    """A loop that calls ``train_on_batch`` is not a custom training loop."""
     x, y = data(60)
     model = compiled(classifier())
     for batch in tf.data.Dataset.from_tensor_slices((x, y)).batch(12):
@@ -163,7 +163,7 @@ def case_two_optimizers():
 
 
 def case_gan():
-    """Two models, two optimizers, labels and noise that are drawn in the step."""
+    """Two models, two optimizers, and labels and noise made in the step."""
 
     class Gan(keras.Model):
         def __init__(self):
@@ -187,8 +187,8 @@ def case_gan():
             self.loss_fn = keras.losses.BinaryCrossentropy(from_logits=True)
 
         def train_step(self, data):
-            # Noise that follows from the rows: that of a random generator is other
-            # on every rank, as it is in every row.
+            # The noise is computed from the rows: a random generator would give each
+            # rank different noise, as it does each row.
             noise = data[:, :3] * 0.5
             n = tf.shape(data)[0]
             labels = tf.concat([tf.ones((n, 1)), tf.zeros((n, 1))], 0)
@@ -214,7 +214,7 @@ def case_gan():
 
 
 def loop_with(loss_of, compile_step, epochs=3):
-    """50 rows in batches of 8 and 2, a loss object, and the mean of its values."""
+    """Trains on 50 rows in batches of 8 and 2; also returns the means of the loss."""
     x, y = data()
     dataset = tf.data.Dataset.from_tensor_slices(
         (x, y, np.linspace(0.1, 2.0, 50).astype(keras.config.floatx()))
@@ -255,7 +255,7 @@ def case_tape_with_weights():
 
 
 def case_tape_with_a_divisor():
-    """A sum by hand, divided by the size that batches should have."""
+    """A sum that the script divides by the nominal batch size."""
 
     def loss(y, p, w):
         losses = keras.losses.sparse_categorical_crossentropy(y, p)
@@ -270,7 +270,7 @@ def case_tape_compiled_by_xla():
 
 
 def accumulating(batches):
-    """Gradients of two batches are added up by hand, and applied together."""
+    """The script adds up the gradients of two batches and applies them together."""
     x, y = data(12 * batches)
     dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(12)
     model = classifier()
@@ -296,12 +296,12 @@ def case_tape_accumulates():
 
 
 def case_tape_accumulates_across_passes():
-    """The last batch of a pass and the first one of the next."""
+    """Adds up the last batch of an epoch and the first batch of the next one."""
     return accumulating(3)
 
 
 class Words(keras.Model):
-    """Has no variables before it is called."""
+    """Creates its variables when it is first called."""
 
     def __init__(self):
         super().__init__()
@@ -313,10 +313,10 @@ class Words(keras.Model):
 
 
 def case_tape_builds_its_model():
-    """Variables that the first step makes, and a loss that an optimizer scales.
+    """The first step creates the variables, and the optimizer scales the loss.
 
-    By a constant: an optimizer without variables scales by its first scale, in a trace
-    that is used for all batches of that shape, and parts of batches have other shapes.
+    The scale is constant: an optimizer without variables bakes its initial scale into
+    the first trace. Batches of that shape reuse the trace, parts of batches do not.
     """
     generator = np.random.default_rng(3)
     x = generator.integers(0, 12, size=(50, 5))
@@ -341,7 +341,7 @@ def case_tape_builds_its_model():
 
 
 def two_datasets(sizes, rows, joined, dropping=False):
-    """Labelled rows and others, in one step."""
+    """Uses labelled and unlabelled rows in one step."""
     x, y = data(rows[0])
     others = data(rows[1])[0][::-1].copy()
     labelled = tf.data.Dataset.from_tensor_slices((x, y)).batch(sizes[0])
@@ -369,7 +369,7 @@ def case_two_datasets_divided_alike():
 
 
 def case_two_datasets_of_other_batches():
-    """Whose last batches are no parts of each other, either."""
+    """Neither full batches nor last batches are multiples of each other's size."""
     return two_datasets((7, 24), (45, 164), zip)
 
 
@@ -390,7 +390,7 @@ def case_two_datasets_in_one_of_tensorflow():
 
 
 def case_several_batches_in_a_step():
-    """A critic has three batches for one of the generator; the last is shorter."""
+    """Two batches for the critic, one for the generator; the last batch is smaller."""
     x, _ = data(70)
     critic, generator = classifier(), classifier()
     optimizers = keras.optimizers.SGD(0.2), keras.optimizers.SGD(0.2)

@@ -1,4 +1,4 @@
-# As people write scripts: without types.
+# Written like user scripts: without type annotations.
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-subclassing-any
 """Losses, weights and masks."""
 
@@ -47,7 +47,7 @@ def case_class_weights_and_validation():
 
 
 def case_mean_by_weights():
-    """A mean whose divisor is the sum of the weights: other ranks have other ones."""
+    """A mean divided by the sum of the weights, which differs between ranks."""
     x, y = data(ROWS)
     weights = np.random.default_rng(4).uniform(0.1, 3.0, ROWS)
     weights[3:9] = 0.0
@@ -80,7 +80,7 @@ def case_sum():
 
 
 def case_masked_sum():
-    """A mask, weights and a sum together, on sequences."""
+    """Sequences with a mask and weights, for each reduction."""
     generator = np.random.default_rng(5)
     x = generator.normal(size=(40, 5, 3)).astype("float32")
     x[generator.uniform(size=(40, 5)) < 0.4] = 0.0
@@ -113,7 +113,7 @@ class Variational(keras.layers.Layer):
 
 
 def case_regularized():
-    """Penalties on weights count once, those on activities by rows."""
+    """Penalties on weights count once, penalties on activities for each row."""
     x, y = data(ROWS)
     model = keras.Sequential(
         [
@@ -137,7 +137,7 @@ def case_regularized():
 
 
 def case_function_of_a_batch():
-    """A loss, and a metric, that return the mean of the batch themselves."""
+    """A loss and a metric that return the mean over the batch themselves."""
 
     def loss(y_true, y_pred):
         return keras.ops.mean(keras.ops.square(y_true - y_pred))

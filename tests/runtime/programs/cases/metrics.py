@@ -1,6 +1,6 @@
-# As people write scripts: without types.
+# Written like user scripts: without type annotations.
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-subclassing-any
-"""Metrics with states of their own."""
+"""Metrics of Keras, custom metrics and metric functions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.runtime.programs.cases.tools import (
 
 
 class RowsByLabel(keras.metrics.Metric):
-    """Counts rows in a way of its own."""
+    """A custom metric that counts the rows of each label."""
 
     def __init__(self, name="rows"):
         super().__init__(name=name)
@@ -55,7 +55,7 @@ def case_metrics():
 
 
 def case_more_metrics():
-    """What counts, what keeps matrices, and what is weighted."""
+    """Metrics that count, that keep matrices, and that are weighted."""
     x, y = data()
     model = classifier()
     model.compile(
@@ -89,7 +89,7 @@ def case_more_metrics():
 
 
 class LossInMean(keras.Model):
-    """Counts the mean of each batch once, as the guides of Keras do."""
+    """Updates ``Mean`` once per batch with the mean loss, as in the Keras guides."""
 
     def __init__(self):
         super().__init__()
@@ -137,7 +137,7 @@ def case_mean_of_means():
 
 
 def wrong_in_sum(y_true, y_pred):
-    """A sum over the batch, as few would write it."""
+    """A sum over the batch, which is unusual for a metric."""
     return tf.reduce_sum(tf.abs(tf.cast(y_true, y_pred.dtype) - y_pred))
 
 
@@ -155,7 +155,7 @@ class MeanOfBatches(keras.metrics.Mean):
 
 
 def case_functions_of_a_batch():
-    """What a metric function returns may be a sum, a mean, or a number by row."""
+    """A metric function may return a sum, a mean, or one number per row."""
     x, y = data(90)
     functions = [wrong_in_sum, wrong_in_mean, wrong_by_row, MeanOfBatches("own")]
     model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
@@ -180,7 +180,7 @@ def case_functions_of_a_batch_eagerly():
 
 
 class Totals(keras.Model):
-    """Gives ``Mean`` and ``Sum`` one number for each batch: means, sums and counts."""
+    """Updates ``Mean`` and ``Sum`` with one mean, sum or count per batch."""
 
     def __init__(self):
         super().__init__()
@@ -255,7 +255,7 @@ def case_numbers_of_batches_in_a_loop():
 
 
 def case_read_by_callbacks():
-    """A callback that asks for results in the midst of an epoch, and evaluates."""
+    """A callback that reads results in the middle of an epoch, and evaluates."""
     seen = []
 
     class Reader(keras.callbacks.Callback):

@@ -1,6 +1,6 @@
-# As people write scripts: without types.
+# Written like user scripts: without type annotations.
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-subclassing-any
-"""Models and layers of every kind."""
+"""Models and layers of many kinds."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def case_embedding():
 
 
 def case_structures():
-    """Dictionaries, ragged and sparse tensors are divided by rows, too."""
+    """Dictionaries and ragged and sparse tensors are also divided by rows."""
     x, y = data(30)
     ragged = tf.RaggedTensor.from_row_lengths(
         np.arange(60, dtype="int32") % 9, [i % 5 for i in range(30)]
@@ -77,7 +77,7 @@ def case_batch_normalization():
 
 
 def case_batch_normalization_synchronized():
-    """Statistics of all rows: on sequences with a mask, too."""
+    """The statistics are of all ranks' rows, also on sequences with a mask."""
     x, y = sequences()
     inputs = keras.Input((9,), dtype="int32")
     hidden = keras.layers.Embedding(20, 4, mask_zero=True)(inputs)
@@ -200,7 +200,7 @@ def case_functional():
 
 
 def sequences():
-    """Words, padded with zeros to the longest: lengths from 1 to 9."""
+    """Sequences of 1 to 9 words, padded with zeros."""
     generator = np.random.default_rng(5)
     x = generator.integers(1, 20, size=(ROWS, 9))
     lengths = generator.integers(1, 10, size=ROWS)
@@ -209,7 +209,7 @@ def sequences():
 
 
 def case_lstm_masked():
-    """Classifies sequences of many lengths: the mask ends within the LSTM."""
+    """Classifies sequences of different lengths; the LSTM consumes the mask."""
     x, y = sequences()
     model = keras.Sequential(
         [
@@ -224,7 +224,7 @@ def case_lstm_masked():
 
 
 def case_gru_tags():
-    """A label for every word: the mask reaches the loss and the metrics."""
+    """Labels every word, so that the mask reaches the loss and the metrics."""
     x, _ = sequences()
     model = keras.Sequential(
         [
@@ -244,7 +244,7 @@ def case_gru_tags():
 
 
 def case_frozen():
-    """A frozen layer, and one whose output the loss does not see."""
+    """A frozen layer, and a layer whose output is not in the loss."""
     x, y = data(ROWS)
     inputs = keras.Input((6,))
     frozen = keras.layers.Dense(6, activation="tanh", trainable=False)
@@ -254,7 +254,7 @@ def case_frozen():
     model = keras.Model(inputs, [label, unused(hidden)])
     model.compile("adam", ["sparse_categorical_crossentropy", None])
     first = results(model, model.fit(x, [y, y], 16, EPOCHS, verbose=0))
-    # Then it is thawed, as in fine-tuning.
+    # Unfreeze it, as in fine-tuning.
     frozen.trainable = True
     compiled_again = keras.optimizers.Adam(0.001)
     model.compile(compiled_again, ["sparse_categorical_crossentropy", None])
@@ -291,14 +291,14 @@ def case_attention():
 
 
 def case_compiled_by_xla():
-    """An exchange cannot be compiled; the model does without."""
+    """XLA cannot compile a gradient exchange, so the model runs without XLA."""
     x, y = data()
     model = compiled(classifier(), jit_compile=True)
     return results(model, model.fit(x, y, batch_size=16, epochs=2, verbose=0))
 
 
 def case_built_in_the_first_step():
-    """A model without an input shape: the first trace creates its variables."""
+    """The model has no input shape, so the first trace creates its variables."""
     generator = np.random.default_rng(5)
     x = generator.integers(0, 50, size=(45, 5))
     y = generator.integers(0, 2, size=45)

@@ -1,4 +1,4 @@
-# As people write scripts: without types.
+# Written like user scripts: without type annotations.
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-subclassing-any
 """Optimizers and their options."""
 
@@ -51,7 +51,7 @@ def case_mixed_precision():
 
 
 def case_overflow():
-    """Gradients that are infinite on one rank only: no rank takes the step."""
+    """Gradients are infinite on one rank only, and no rank takes the step."""
     x, y = data(48)
     x[1] = np.inf
     keras.config.set_dtype_policy("mixed_float16")
@@ -82,12 +82,12 @@ def case_clipvalue():
 
 
 def case_accumulated_in_many():
-    """Steps are applied every third batch, the last ones of an epoch among them."""
+    """Every third batch applies a step, also across the end of an epoch."""
     return trained(keras.optimizers.SGD(0.1, gradient_accumulation_steps=3))
 
 
 def case_averaged_weights():
-    """The end of training sets the weights to their moving average."""
+    """The end of training sets the weights to their moving averages."""
     optimizer = keras.optimizers.SGD(
         0.1, use_ema=True, ema_momentum=0.9, ema_overwrite_frequency=7
     )
@@ -95,7 +95,7 @@ def case_averaged_weights():
 
 
 def case_weights_that_decay_fast():
-    """Weights decay while gradients are exchanged: no rank may be taken for another."""
+    """Weights change fast from step to step: no rank may be reported as different."""
     x, y = data()
     layers = [keras.layers.Dense(400, activation="tanh") for _ in range(3)]
     model = keras.Sequential(
@@ -121,7 +121,7 @@ def case_schedule():
 
 
 def case_others():
-    """Adaptive ones, briefly: what they keep is shared, too."""
+    """A short run of other optimizers, whose slots must be equal, too."""
     found = {}
     for optimizer in (
         keras.optimizers.RMSprop(0.003, momentum=0.5, centered=True),
@@ -143,7 +143,7 @@ def case_mixed_bfloat16():
 
 
 def case_loss_scaled_float32():
-    """Loss scaling by itself, without the rounding of half precision."""
+    """Loss scaling alone, without the rounding of half precision."""
     optimizer = keras.optimizers.LossScaleOptimizer(
         keras.optimizers.Adam(0.003), initial_scale=1024.0, dynamic_growth_steps=20
     )

@@ -1,8 +1,8 @@
-# As people write scripts: without types.
+# Written like user scripts: without type annotations.
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-subclassing-any
-"""A script that divides its data itself; alone, it takes the ranks' batches together.
+"""A script that divides its data itself; a single process uses all ranks' batches.
 
-PARTS is how many ranks there are, or would be.
+PARTS is the number of ranks of the distributed run.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ BATCHES, ROWS = 10, 5
 
 
 def own_part(array):
-    """Batch b of one process has the rows of batch b of every rank, in rank order."""
+    """This rank's rows; in one process, batch b joins batch b of all ranks."""
     if tfc.size() == PARTS:
         array = array[tfc.rank() :][:1]
     return array.swapaxes(0, 1).reshape(-1, array.shape[-1])

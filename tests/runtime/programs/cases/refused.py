@@ -1,6 +1,6 @@
-# As people write scripts: without types.
+# Written like user scripts: without type annotations.
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-subclassing-any
-"""What would train wrongly, and what is pointed out."""
+"""Programs that would train wrongly: they are refused, or get a warning."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def fitting(loss, rows=40, **kwargs):
 
 
 def case_unlike_data():
-    """A generator of random numbers that has no common seed.
+    """The data come from a random generator without a common seed.
 
-    The first case: the batches that are compared grow rare with a process's steps.
+    Must be the first case: the more steps a process has run, the fewer are compared.
     """
     generator = np.random.default_rng()
     x = generator.normal(size=(40, 6))
@@ -53,7 +53,7 @@ def case_two_replicas():
 
 
 def case_one_replica():
-    """A strategy that has nothing to divide does no harm."""
+    """A strategy with one replica is harmless."""
     x, y = data(40)
 
     def fit():
@@ -75,7 +75,7 @@ def case_states_of_rows():
     model.compile("sgd", "mse")
     x = np.ones((8, 3, 2), "float32")
     found = raised_by(lambda: model.fit(x, x[:, 0, :1], batch_size=4, verbose=0))
-    # Nothing is divided where it predicts.
+    # predict does not divide batches.
     found["predicted"] = model.predict(x, batch_size=4, verbose=0)
     return found
 
@@ -102,7 +102,7 @@ def case_function_that_sums_eagerly():
 
 
 class Adding(keras.layers.Layer):
-    """Adds to the loss what a function makes of the activities."""
+    """Calls ``add_loss`` with ``reduce`` of the squared inputs."""
 
     def __init__(self, reduce, only_training=False, **kwargs):
         super().__init__(**kwargs)
@@ -139,7 +139,7 @@ def case_added_sum_eagerly():
 
 
 def case_added_sum_in_training_only():
-    """Looked at as in training: with dropout the numbers would be others."""
+    """Checked as in training, but without dropout, which would change the numbers."""
     layer = Adding(keras.ops.sum, only_training=True, name="penalty")
     return raised_by(fitting_with(layer, dropout=0.0))
 
@@ -176,7 +176,7 @@ def case_whole_batch():
 
 
 def loop(after_batch):
-    """A loop of one's own, in which ``after_batch`` has its say."""
+    """A custom loop that calls ``after_batch`` after each step."""
     x, _ = data(60)
     model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1, name="last")])
     optimizer = keras.optimizers.SGD(0.1, name="descent", momentum=0.5)
@@ -198,7 +198,7 @@ def loop(after_batch):
 
 
 def case_rate_by_its_own_loss():
-    """Which no two ranks have: each has the mean over its own rows."""
+    """Every rank has a different loss: the mean over its own rows."""
 
     def decide(model, optimizer, loss):
         if int(optimizer.iterations) == 20:
@@ -208,7 +208,7 @@ def case_rate_by_its_own_loss():
 
 
 def case_momentum_by_its_own_loss():
-    """A plain number of Python's; graphs that have been traced do not see it."""
+    """The momentum is a plain Python number; traced graphs do not see the change."""
 
     def decide(model, optimizer, loss):
         if int(optimizer.iterations) == 20:
@@ -226,7 +226,7 @@ def case_weights_by_its_own_loss():
 
 
 def case_changes_that_all_ranks_make():
-    """Rates and weights that follow from what all ranks have, NaN and frozen layers."""
+    """All ranks set the same rates and weights, NaN among them."""
 
     def decide(model, optimizer, loss):
         step = int(optimizer.iterations)
@@ -240,7 +240,7 @@ def case_changes_that_all_ranks_make():
 
 
 class Spread(keras.layers.Layer):
-    """Keeps what halves of a batch do not tell of the whole."""
+    """Keeps a statistic of the batch that does not follow from those of its parts."""
 
     def build(self, shape):
         self.spread = self.add_weight(
@@ -260,7 +260,7 @@ def case_spread_kept_by_a_layer():
 
 
 class DividesByItsMaximum(keras.layers.Layer):
-    """Uses in a step what the rows of this step have made of its state."""
+    """Uses its state in the same step whose rows have changed it."""
 
     def build(self, shape):
         self.largest = self.add_weight(
@@ -281,7 +281,7 @@ def case_divided_by_its_maximum():
 
 
 def case_changed_gradients_of_a_graph():
-    """``tf.gradients`` gives the gradient of this rank's rows."""
+    """``tf.gradients`` returns the gradient of this rank's rows only."""
     model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1, name="last")])
     optimizer = keras.optimizers.SGD(0.1)
     x = np.random.default_rng(4).normal(size=(40, 6)).astype("float32")
@@ -302,7 +302,7 @@ def case_changed_gradients_of_a_graph():
 
 
 def case_endless_epoch():
-    """Without an end, but for this callback."""
+    """An infinite epoch that only the callback ends."""
 
     def stop(batch, logs):
         if batch == 2:
@@ -317,7 +317,7 @@ def case_endless_epoch():
 
 
 class CountsInItsStep(OwnStep):
-    """Counts rows once as a layer would not, and once said what it is."""
+    """Counts rows in its step, in a weight with ``aggregation`` and in one without."""
 
     def build(self, shape):
         super().build(shape)

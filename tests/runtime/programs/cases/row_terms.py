@@ -1,7 +1,7 @@
-# As people write scripts: without types.
+# Written like user scripts: without type annotations.
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-subclassing-any
-"""Losses whose rows share something, in ``fit``, in steps and in loops; and those of
-whose rows none depends on another."""
+"""Losses that couple the rows of a batch, in ``fit``, in steps and in loops; and
+losses whose rows are independent, for which nothing may be reported."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MASKED = "this loss is not a mean over the rows"
 
 
 def masked_data(rows=42):
-    """Rows of six numbers, with a target and a mask whose length varies."""
+    """Rows of six numbers with targets and a mask; its number of ones varies."""
     x, y = data(rows)
     lengths = np.random.default_rng(2).integers(1, 6, rows)
     mask = (np.arange(5) < lengths[:, None]).astype("float32")
@@ -32,7 +32,7 @@ def network(*extra):
 
 
 def noisy():
-    """Layers whose results are chance, or depend on the other rows."""
+    """A network with layers that are random or that depend on other rows."""
     return network(keras.layers.BatchNormalization(), keras.layers.Dropout(0.3))
 
 
@@ -47,7 +47,7 @@ def fitting(model, **kwargs):
 
 
 class Masking(keras.Model):
-    """Computes a masked mean in its own train_step."""
+    """Computes a masked mean in a custom ``train_step``."""
 
     def __init__(self, network):
         super().__init__()
@@ -81,7 +81,7 @@ def case_step_with_a_mask_eagerly():
 
 
 class MaskedLoss(keras.Model):
-    """A masked mean as ``compute_loss``."""
+    """Computes a masked mean in ``compute_loss``."""
 
     def __init__(self):
         super().__init__()
@@ -127,7 +127,7 @@ def case_loop_with_a_mask_eagerly():
 
 
 def case_loop_with_a_selection():
-    """Entries that a mask selects: a tensor whose length depends on the data."""
+    """The loss is over the entries that a mask selects: a data-dependent number."""
     model, optimizer = noisy(), keras.optimizers.SGD(0.01)
 
     @tf.function
@@ -155,7 +155,7 @@ def case_loop_with_a_selection_eagerly():
 
 
 def case_loop_of_similarities():
-    """Each row is to be found again among all others."""
+    """A contrastive loss that compares each row with all others."""
     model, optimizer = network(), keras.optimizers.SGD(0.01)
 
     @tf.function
@@ -176,7 +176,7 @@ def case_loop_of_similarities():
 
 
 def case_loop_of_a_function():
-    """The forward pass is a function of its own within an eager loop."""
+    """The forward pass is a ``tf.function`` within an eager loop."""
     model, optimizer = network(), keras.optimizers.SGD(0.01)
 
     @tf.function
@@ -192,7 +192,7 @@ def case_loop_of_a_function():
 
 
 def fitting_with(loss):
-    """Keras's own step. The first predictions are nearly the same for all rows."""
+    """Use Keras's own step. The first predictions are nearly the same for all rows."""
     x, y, mask = masked_data()
     model = keras.Sequential(
         [
@@ -207,7 +207,7 @@ def fitting_with(loss):
 
 
 def case_fit_with_a_mask():
-    """Targets that are missing do not count."""
+    """Missing targets do not count."""
 
     def present(y_true, y_pred):
         there = ~tf.math.is_nan(y_true)
@@ -218,7 +218,7 @@ def case_fit_with_a_mask():
 
 
 def case_fit_with_a_statistic():
-    """A number for each row, and the largest of the batch in each of them."""
+    """A loss per row, each divided by the largest one of the batch."""
 
     def scaled(y_true, y_pred):
         there = ~tf.math.is_nan(y_true)
@@ -230,7 +230,7 @@ def case_fit_with_a_statistic():
 
 
 class SpreadOfTheBatch(keras.layers.Layer):
-    """Gives each row the standard deviation of all rows, as some critics do."""
+    """Appends the standard deviation over all rows to each row, as some critics do."""
 
     def call(self, x):
         spread = tf.reduce_mean(tf.math.reduce_std(x, 0))
@@ -238,7 +238,7 @@ class SpreadOfTheBatch(keras.layers.Layer):
 
 
 def case_layer_that_sees_the_batch():
-    """In ``fit``, with a loss of Keras's."""
+    """A layer couples the rows, in ``fit`` with a loss of Keras."""
     x, y, _ = masked_data()
     model = keras.Sequential(
         [keras.Input((6,)), SpreadOfTheBatch(), keras.layers.Dense(5)]
@@ -247,11 +247,11 @@ def case_layer_that_sees_the_batch():
     return raised_by(lambda: model.fit(x, y, batch_size=8, verbose=0))
 
 
-# Means over rows: no warning.
+# The losses below are means over rows: no warning.
 
 
 class Block(keras.layers.Layer):
-    """A custom layer, as in a transformer."""
+    """A custom transformer layer."""
 
     def __init__(self):
         super().__init__()
@@ -298,7 +298,7 @@ def case_no_step_with_a_mask_in_each_row_eagerly():
 
 
 class Adversary(keras.Model):
-    """Two tapes, noise, and a penalty of a gradient."""
+    """A GAN with two tapes, noise and a gradient penalty."""
 
     def __init__(self):
         super().__init__()
@@ -351,7 +351,7 @@ def adversary(**kwargs):
 
 
 def case_no_fit_of_rows():
-    """A number for each row, and the mean of them."""
+    """A loss per row, and the mean over the rows."""
 
     def errors(y_true, y_pred):
         there = ~tf.math.is_nan(y_true)
@@ -371,7 +371,7 @@ def case_no_adversary_eagerly():
 
 
 def case_no_loop_of_means():
-    """Dropout, words, attention and a loss object, in a graph and eagerly."""
+    """Dropout, embeddings, attention and a loss object, in a graph and eagerly."""
     words = np.random.default_rng(5).integers(1, 12, (40, 7))
     of_words = tf.data.Dataset.from_tensor_slices((words, words[:, 0] % 3)).batch(8)
     inputs = keras.Input((7,), dtype="int32")
@@ -395,7 +395,7 @@ def case_no_loop_of_means():
 
 
 def case_no_loop_with_a_mask_of_keras():
-    """Keras divides by what the mask leaves, and the ranks by what they all leave."""
+    """Keras divides by the sum of the mask, and tfcluster by the sum over all ranks."""
     model, optimizer = network(), keras.optimizers.SGD(0.01)
     loss_of = keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")
 
@@ -413,7 +413,7 @@ def case_no_loop_with_a_mask_of_keras():
 
 
 def case_no_loop_over_arrays():
-    """Not divided: every rank sees all rows of the mask."""
+    """Arrays are not divided: every rank sees all rows of the mask."""
     x, y, mask = masked_data()
     model, optimizer = network(), keras.optimizers.SGD(0.01)
 

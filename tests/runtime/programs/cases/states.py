@@ -1,6 +1,6 @@
-# As people write scripts: without types.
+# Written like user scripts: without type annotations.
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-subclassing-any
-"""What layers and metrics of one's own keep from one batch to the next."""
+"""State that custom layers and metrics keep from one batch to the next."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.runtime.programs.cases.tools import data, main, results
 
 
 class Keeps(keras.layers.Layer):
-    """Passes its inputs on, and keeps all kinds of numbers about them."""
+    """Passes its inputs on, and keeps various statistics of them."""
 
     def build(self, shape):
         def kept(name, **kwargs):
@@ -61,7 +61,7 @@ def case_kept_by_a_layer_eagerly():
 
 
 def case_kept_in_a_loop():
-    """A layer that counts, reset by the script after the first epoch."""
+    """The layer counts rows; the script resets the count after each epoch."""
     x, y = data(48)
     layer = Keeps()
     model = keras.Sequential([keras.Input((6,)), layer, keras.layers.Dense(1)])
@@ -87,7 +87,7 @@ def case_kept_in_a_loop():
 
 
 class Declared(keras.layers.Layer):
-    """Nobody could find out what this is."""
+    """Declares how its state is aggregated, which could not be inferred."""
 
     def build(self, shape):
         self.spread = self.add_weight(
@@ -108,7 +108,7 @@ def case_declared_by_a_layer():
 
 
 class KeepsMore(keras.metrics.Metric):
-    """A maximum, the mean of the batches' means, and what the last batch was."""
+    """Keeps extremes, the mean of the batches' means, and the last batch's mean."""
 
     def __init__(self, name="more"):
         super().__init__(name=name)

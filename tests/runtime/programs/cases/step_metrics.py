@@ -1,6 +1,6 @@
-# As people write scripts: without types.
+# Written like user scripts: without type annotations.
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-subclassing-any
-"""What a ``train_step`` and a ``test_step`` of one's own return as logs."""
+"""Logs that custom ``train_step`` and ``test_step`` methods return."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ EPOCHS = 3
 
 
 def batches(rows=50):
-    """Uneven in training (50 rows in batches of 16) and validation."""
+    """Rows that give a smaller last batch both in training and in validation."""
     x, y = data(rows)
     return x, y.astype("float32")[:, None]
 
 
 class Stepping(keras.Model):
-    """A model whose steps differ in what they log."""
+    """A model with custom steps; subclasses define the logs."""
 
     def __init__(self):
         super().__init__()
@@ -46,7 +46,7 @@ class Stepping(keras.Model):
 
 
 class AsInTheGuide(Stepping):
-    """Compiled metrics, updated one by one: logs are nested."""
+    """Updates the compiled metrics one by one; the logs are nested."""
 
     def logs(self, loss, y, y_pred):
         for metric in self.metrics:
@@ -58,7 +58,7 @@ class AsInTheGuide(Stepping):
 
 
 class OnlySome(Stepping):
-    """One of the metrics, under another name, beside a loss that no metric keeps."""
+    """Logs one metric under another name, and a loss that no metric tracks."""
 
     def logs(self, loss, y, y_pred):
         self.compute_metrics(None, y, y_pred)
@@ -67,7 +67,7 @@ class OnlySome(Stepping):
 
 
 class Derived(Stepping):
-    """Numbers made of results, and what has nothing to do with the rows."""
+    """Logs a number computed from a result, and values that no metric has."""
 
     def __init__(self):
         super().__init__()
@@ -88,7 +88,7 @@ class Derived(Stepping):
 
 
 class InAFunction(AsInTheGuide):
-    """Decorated steps: their results come out of another graph."""
+    """The steps are ``tf.function``s: their results come from another graph."""
 
     @tf.function
     def train_step(self, data):
@@ -100,7 +100,7 @@ class InAFunction(AsInTheGuide):
 
 
 class ResetsItself(Stepping):
-    """Metrics of the last batch alone."""
+    """Resets its metric in each step, so that it covers the last batch only."""
 
     def __init__(self):
         super().__init__()
@@ -113,7 +113,7 @@ class ResetsItself(Stepping):
 
 
 def trained(model, metrics=(), callbacks=(), optimizer=None, **kwargs):
-    """History, what decided by it, and what the other ways to logs return."""
+    """Weights, history, and what evaluate and the ``*_on_batch`` methods return."""
     x, y = batches()
     model.compile(
         optimizer or keras.optimizers.SGD(0.5),
@@ -201,7 +201,7 @@ def case_looked_at_batch_by_batch():
 
 
 class Adversaries(keras.Model):
-    """A generator and a discriminator, each with its optimizer and its tracker."""
+    """A generator and a discriminator, each with its own optimizer and loss tracker."""
 
     def __init__(self):
         super().__init__()
@@ -252,7 +252,7 @@ def case_adversaries():
 
 
 class OwnResult(Stepping):
-    """Results by ``compute_metrics``, and a metric in a layer of its own."""
+    """Adds results in ``compute_metrics``, from a metric that is an attribute."""
 
     def __init__(self):
         super().__init__()

@@ -1,6 +1,6 @@
-# As people write scripts: without types.
+# Written like user scripts: without type annotations.
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-subclassing-any
-"""Steps and loops of one's own whose gradients grow with the rows, or do not."""
+"""Custom steps and loops whose gradients grow with the number of rows, or do not."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.runtime.programs.cases.tools import data, main, raised_by
 
 
 class Stepping(keras.Sequential):
-    """A training step of one's own."""
+    """A custom training step whose loss is ``reduce`` of the squared errors."""
 
     def __init__(self, reduce, **kwargs):
         super().__init__(**kwargs)
@@ -28,7 +28,7 @@ class Stepping(keras.Sequential):
 
 
 def stepping(reduce, rows=42, kind=Stepping, dropout=0.0, **kwargs):
-    """Of 42 rows the last batch is another one: the graph takes any number of rows."""
+    """With 42 rows the last batch is smaller: the graph takes any number of rows."""
     x, y = data(rows)
     model = kind(reduce, layers=dropping(dropout))
     model.compile("sgd", **kwargs)
@@ -43,7 +43,7 @@ def dropping(rate):
         keras.layers.Dense(8, "relu"),
         keras.layers.Dropout(rate),
         keras.layers.Dense(8, "relu"),
-        # Which activities, in rows of several.
+        # SpatialDropout1D takes rows of vectors.
         keras.layers.Reshape((4, 2)),
         keras.layers.SpatialDropout1D(rate),
         keras.layers.Flatten(),
@@ -60,7 +60,7 @@ def case_step_that_sums_eagerly():
 
 
 def case_step_that_sums_equal_batches():
-    """The step is traced for batches of eight, and only those."""
+    """All batches have eight rows, so the step is traced for that size only."""
     return raised_by(stepping(lambda error: tf.reduce_sum(error) / 8.0, rows=40))
 
 
@@ -85,7 +85,7 @@ def case_step_of_a_mean_with_dropout():
 
 
 def case_step_of_a_sum_that_is_divided():
-    """By the number of rows that the step is traced for: a mean on every rank."""
+    """Divided by the batch size for which the step is traced: a mean on every rank."""
 
     def reduce(error):
         return tf.reduce_sum(error) / error.shape[0]
@@ -94,7 +94,7 @@ def case_step_of_a_sum_that_is_divided():
 
 
 class Accumulating(Stepping):
-    """Adds up the gradients of two steps, and has variables made in the first."""
+    """Adds up the gradients of two steps in variables that the first step creates."""
 
     def __init__(self, reduce, **kwargs):
         super().__init__(reduce, **kwargs)
@@ -128,7 +128,7 @@ def case_step_that_sums_in_every_other():
 
 
 class Losing(keras.Sequential):
-    """A loss of one's own, in Keras's step."""
+    """A custom ``compute_loss`` in Keras's own step."""
 
     def compute_loss(self, x, y, y_pred, sample_weight, training=True):
         return tf.reduce_sum((y_pred - y) ** 2) / 8.0
@@ -152,7 +152,7 @@ def sparse(x):
 
 
 def dense(x):
-    """Six numbers for every row."""
+    """Convert to a dense tensor with six numbers per row."""
     if isinstance(x, tf.RaggedTensor):
         x = x.to_tensor(shape=(None, 6))
     elif isinstance(x, tf.SparseTensor):
@@ -161,7 +161,7 @@ def dense(x):
 
 
 class Bags(keras.Model):
-    """Takes rows of as many numbers as they have, or of those that are not zero."""
+    """Takes ragged or sparse rows."""
 
     def __init__(self):
         super().__init__()
@@ -200,7 +200,7 @@ def case_step_that_sums_sparse_eagerly():
 
 
 def case_step_that_sums_over_embeddings():
-    """Whose gradients are rows alone."""
+    """All gradients are sparse."""
     words = np.random.default_rng(0).integers(0, 20, (40, 3))
     model = Stepping(
         tf.reduce_sum, layers=[keras.Input((3,)), keras.layers.Embedding(20, 1)]
@@ -265,7 +265,7 @@ def case_loop_of_a_mean_with_dropout():
 
 
 def case_loop_that_sums_unknown_batches():
-    """How many there are is not known beforehand."""
+    """The number of batches is not known in advance."""
 
     def through(batches):
         return batches.filter(lambda *batch: True)
@@ -274,7 +274,7 @@ def case_loop_that_sums_unknown_batches():
 
 
 def case_second_loop_that_sums():
-    """With another optimizer, which has the name of the first loop's."""
+    """The second loop has another optimizer with the same name as the first one's."""
 
     def loops():
         looping(tf.reduce_mean, name="descent")()
@@ -292,7 +292,7 @@ def case_loop_that_sums_sparse():
 
 
 def case_loop_that_sums_a_part():
-    """A warning: it may be nothing that matters."""
+    """Only a warning: the summed part may not matter."""
     return raised_by(
         looping(
             lambda error: tf.reduce_mean(error) + 0.1 * tf.reduce_sum(error),
@@ -302,7 +302,7 @@ def case_loop_that_sums_a_part():
 
 
 def case_loop_of_sums_that_are_divided():
-    """By what there is of the rows, or by Keras: a mean on every rank."""
+    """Divided by the actual number of rows, or by Keras: a mean on every rank."""
     total = keras.losses.MeanSquaredError(reduction="sum")
 
     def reduce(error):

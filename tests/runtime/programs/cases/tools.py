@@ -1,12 +1,12 @@
-# As people write scripts: without types.
+# Written like user scripts: without type annotations.
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-subclassing-any
-"""Many small trainings, as their authors would write them for one machine.
+"""Helpers for many small trainings, written as users would for one machine.
 
     THEME.py RESULTS [CASE...]
 
-Each ``case_*`` returns numbers; they go to RESULTS-<rank>.npz as ``case/name``, and the
-text of an exception as ``case/error``. The same file runs as one process and as N.
-FLOATX is the precision.
+Each ``case_*`` returns numbers, which are saved to RESULTS-<rank>.npz as ``case/name``;
+the text of an exception is saved as ``case/error``. The same file runs as one process
+and as N. FLOATX is the precision.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ RANK = int(os.environ.get("TFCLUSTER_RANK", "0"))
 RANKS = int(os.environ.get("TFCLUSTER_SIZE", "1"))
 
 ROWS, EPOCHS = 242, 4
-"""In batches of 16: 64 steps, 52 where a fifth is for validation; the last batch of
-an epoch has two rows, or one."""
+"""Batches of 16 give 64 steps, or 52 if a fifth of the rows is for validation; the last
+batch of an epoch has two rows, or one."""
 
 OPTIMIZED = {"batches_of_one", "fit", "gan", "mean_by_weights", "tape_graph"}
-"""Their graphs are optimized, as is usual; others are traced in less time without."""
+"""Cases with graph optimization, as usual; the others trace faster without it."""
 
 
 def data(rows=50, features=6):
@@ -69,7 +69,7 @@ def results(model, history=None):
 
 
 def raised_by(act):
-    """What ends an act, as text: "nothing" where it comes to its end."""
+    """The exception that ``act`` raises, as text; "nothing" if it raises none."""
     try:
         act()
     except Exception as error:
@@ -78,9 +78,9 @@ def raised_by(act):
 
 
 def main(program):
-    """Run the cases of a theme: all ``case_*`` in its globals, or those named."""
+    """Run the cases of a theme: all ``case_*`` in its globals, or the chosen ones."""
     path, *chosen = sys.argv[1:]
-    gc.freeze()  # What the libraries hold is not looked at again after every case.
+    gc.freeze()  # Collections after each case skip the libraries' objects.
     keras.config.set_floatx(os.environ.get("FLOATX", "float32"))
     found: dict[str, Any] = {}
     for name, case in list(program.items()):

@@ -1,7 +1,7 @@
-# As people write scripts: without types.
+# Written like user scripts: without type annotations.
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-subclassing-any
 
-"""Real digits under a graph with copies, beside the same training on one machine.
+"""Trains on real digits with a replicated graph, and the same on one machine.
 
 built.py STEPS
 """

@@ -1,7 +1,7 @@
-# As people write scripts: without types.
+# Written like user scripts: without type annotations.
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-subclassing-any
 
-"""A cluster within one process: real servers, and a thread for each worker."""
+"""A cluster within one process: real servers and a thread for each worker."""
 
 import socket
 import sys
@@ -19,7 +19,7 @@ DEADLINE_S = 60
 
 
 class Cluster:
-    """So many parameter servers and workers. Servers have to live as long as this."""
+    """``ps`` parameter servers and ``worker`` workers; keep it while they are used."""
 
     def __init__(self, ps, worker):
         with ExitStack() as held:
@@ -51,7 +51,7 @@ class Cluster:
         return tf1.Session(self.workers[index].target, config=config)
 
     def run(self, act):
-        """What ``act(worker, workers)`` returns for each, in graphs of their own."""
+        """What ``act(rank, workers)`` returns for each worker, in its own graph."""
 
         def worker(workers):
             with tf.Graph().as_default():
@@ -62,7 +62,7 @@ class Cluster:
 
 
 def stacks_after(seconds):
-    """Tell where everybody is, if it takes so long."""
+    """Print the stack of every thread to stderr after so many seconds."""
 
     def tell():
         for thread, frame in sys._current_frames().items():

@@ -1,7 +1,7 @@
-# As people write scripts: without types.
+# Written like user scripts: without type annotations.
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-subclassing-any
 
-"""What graphs of TensorFlow 1 do in a cluster: a line of JSON for each case."""
+"""TensorFlow 1 graphs in a cluster; prints a line of JSON for each case."""
 
 import json
 import random
@@ -28,7 +28,7 @@ SHAPE = [4, 3]
 
 
 def weighted(values):
-    """A loss whose gradient for w is ``values[tower]`` everywhere."""
+    """A loss whose gradient with respect to w is ``values[tower]`` everywhere."""
 
     def loss(tower):
         w = tf1.get_variable("w", SHAPE, initializer=tf1.ones_initializer())
@@ -42,7 +42,7 @@ def sgd():
 
 
 def begin(session, workers, meet):
-    """The chief initialises, the others wait for it; then all copy."""
+    """The chief initialises the global variables, and the others wait for it."""
     if workers.is_chief:
         session.run(tf1.global_variables_initializer())
     session.run(tf1.local_variables_initializer())
@@ -50,7 +50,7 @@ def begin(session, workers, meet):
 
 
 def one_step(cluster, build):
-    """The master copies after one step of each worker."""
+    """The values of the master and its copies after one step of each worker."""
     meet = threading.Barrier(len(cluster.workers))
 
     def act(rank, workers):
@@ -81,7 +81,7 @@ def one_step(cluster, build):
 
 
 def barrier(cluster):
-    """How far apart workers that are late at random ever are."""
+    """The largest difference in steps between workers with random delays."""
     steps, count = 25, len(cluster.workers)
     begun, ahead, behind = [0] * count, [], []
 
@@ -126,7 +126,7 @@ def barrier_alone(cluster):
 
 
 def variable_devices(cluster):
-    """Where variables and slots are."""
+    """The devices of variables and slots."""
     workers = cluster.members()[1]
     with tf.Graph().as_default():
         training = v1.parameter_server_graph(
@@ -161,7 +161,7 @@ def variable_caching(cluster):
 
 
 def placement_balance(cluster):
-    """VGG-16's sizes on two parameter servers."""
+    """Balance of VGG-16's variables on two parameter servers."""
     layers = [(3, 64), (64, 64), (64, 128), (128, 128), (128, 256), (256, 256)]
     layers += [(256, 256), (256, 512)] + [(512, 512)] * 5
     shapes = [[3, 3, a, b] for a, b in layers]
@@ -215,7 +215,7 @@ def accumulated_mean(cluster):
 
 
 def accumulated_sparse_mean(cluster):
-    """Rows of an embedding: the mean is over workers, for each row that has one."""
+    """Each embedding row's mean is over the workers that have a gradient for it."""
     meet = threading.Barrier(len(cluster.workers))
 
     def act(rank, workers):
@@ -234,7 +234,7 @@ def accumulated_sparse_mean(cluster):
 
 
 def variable_reads(cluster):
-    """How often a step of two towers fetches w, with copies and without."""
+    """How often a step of two towers fetches w, with cached copies and without."""
     workers, towers = cluster.members()[0], ["cpu:0", "cpu:1"]
 
     def loss(tower):
@@ -264,7 +264,7 @@ def variable_reads(cluster):
 
 
 def fetches(cluster, build):
-    """How many tensors of floats go from parameter servers to a worker in a step."""
+    """The number of times a step's worker fetches w from the parameter servers."""
     with tf.Graph().as_default():
         step = build()
         with cluster.session(0) as session:
@@ -284,13 +284,13 @@ def fetches(cluster, build):
         and "/job:ps" in node.attr["send_device"].s.decode()
         and "/job:worker" in node.attr["recv_device"].s.decode()
     ]
-    # Who waits for an op of another task gets a tensor, too.
+    # A control dependency on another task also sends a tensor, which does not count.
     fetched = re.compile(r"edge_\d+_(w|w/read|.*ReadVariableOp.*)")
     return sum(bool(fetched.fullmatch(name)) for name in names)
 
 
 def towers_of_one_worker(cluster):
-    """Two towers with gradients 1 and 5: their mean is 3, not 1 and not 6."""
+    """Two towers with gradients 1 and 5: the mean is 3, not 1 or 6."""
     return {
         "parameter_server": one_step(
             cluster,
@@ -308,7 +308,7 @@ def towers_of_one_worker(cluster):
 
 
 def workers_in_step(cluster):
-    """No worker begins a step before all have applied the one before."""
+    """No worker begins a step before all workers have applied the previous one."""
     steps, meet, seen = 10, threading.Barrier(len(cluster.workers)), []
 
     def act(rank, workers):
@@ -327,7 +327,7 @@ def workers_in_step(cluster):
 
 
 def replicated(cluster):
-    """Copies beside the master after every step; two towers, momentum, rows."""
+    """Copies equal the masters after every step, with two towers and momentum."""
     meet = threading.Barrier(len(cluster.workers))
 
     def act(rank, workers, mean=False):
@@ -399,7 +399,7 @@ def replicated_mean(cluster):
 
 
 def copies_by_name(cluster):
-    """A tower with a renamed layer, and a variable that is not get_variable's."""
+    """A tower with a renamed layer, and a variable not created by ``get_variable``."""
     errors = []
 
     def renamed(tower):
@@ -430,7 +430,7 @@ def v1_error():
 
 
 def normalised(x, rank):
-    """A model with moving averages, as layers of old kept them."""
+    """A model with moving averages, as TensorFlow 1 layers kept them."""
 
     def loss(tower):
         w = tf1.get_variable("w", [3, 1], initializer=tf1.ones_initializer())
@@ -453,7 +453,7 @@ def normalised(x, rank):
 
 
 def model_variables(cluster):
-    """Moving averages of the chief on the ps; who comes late begins with them."""
+    """The ps holds the chief's moving averages; late workers begin with them."""
     meet = threading.Barrier(len(cluster.workers))
 
     def act(rank, workers):
@@ -480,7 +480,7 @@ def model_variables(cluster):
                 "shadow": float(session.run(shadow)[0]),
                 "syncs": training.sync_model_variables is not None,
             }
-            # As one that comes late does.
+            # Do the same as a worker that joins late.
             session.run(tf1.local_variables_initializer())
             fresh = float(session.run(own)[0])
             session.run(training.sync_initial)
@@ -496,7 +496,7 @@ def model_variables(cluster):
 
 
 def number_of_barriers(cluster):
-    """Barriers of a step do not grow with the number of variables."""
+    """The number of barriers per step does not grow with the number of variables."""
     found = []
     for count in (1, 20):
 
@@ -513,7 +513,7 @@ def number_of_barriers(cluster):
 
 
 def other_models(cluster):
-    """The second worker has renamed a layer: it learns what differs."""
+    """The second worker has renamed a layer; its error says what differs."""
 
     def act(rank, workers):
         def loss(tower):
@@ -538,9 +538,9 @@ def other_models(cluster):
 
 
 def together(cluster):
-    """Workers stop at steps of their own: nobody waits for one that has left.
+    """Workers stop at different steps; no worker waits for one that has left.
 
-    One graph after the other, on the same parameter servers.
+    Runs one graph after the other on the same parameter servers.
     """
     found = {}
     for name, build, mean in (
@@ -575,7 +575,7 @@ def together(cluster):
 
 
 def shared_name(cluster):
-    """Two sessions on two servers see one queue, by its name."""
+    """Two sessions on two servers share a queue by its name."""
 
     def queue():
         with tf1.device("/job:ps/task:1"):
@@ -604,7 +604,7 @@ def main(names):
     stacks_after(100)
     clusters = []
     for name in names:
-        # A parameter server keeps what graphs of the same names have left there.
+        # A new cluster: parameter servers keep resources of graphs with the same names.
         clusters.append(Cluster(2, 2 if name in TWO else 3))
         print(json.dumps([name, globals()[name](clusters[-1])]), flush=True)
 

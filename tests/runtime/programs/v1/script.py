@@ -1,9 +1,9 @@
-# As people write scripts: without types.
+# Written like user scripts: without type annotations.
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-subclassing-any
 
-"""Scripts of TensorFlow 1 that know nothing of tfcluster: script.py NAME.
+"""TensorFlow 1 scripts that know nothing of tfcluster: script.py NAME.
 
-Each says what it has seen in lines that begin with its name.
+Each script prints what it has seen in lines that begin with its name.
 """
 
 import json
@@ -21,12 +21,12 @@ TASK = CONFIG["task"]["type"], CONFIG["task"]["index"]
 
 
 def say(**found):
-    # In one write: threads of TensorFlow's write to stderr, and the log has both.
+    # One write: TensorFlow's threads write to stderr, which goes to the same log.
     print(f"{NAME} {json.dumps(found)}\n", end="", flush=True)
 
 
 def graph(width=3):
-    """One variable, which each step takes down by 1."""
+    """One variable, which each step decreases by 1."""
     with tf.device(tf.train.replica_device_setter()):
         step = tf.train.get_or_create_global_step()
         w = tf.get_variable("w", [width], initializer=tf.zeros_initializer())
@@ -36,7 +36,7 @@ def graph(width=3):
 
 
 def monitored():
-    """Nothing but a session: who is chief, where things are, files of the chief."""
+    """Only a MonitoredTrainingSession: the chief, its files, and the devices."""
     step, w, train = graph()
     hooks = [tf.train.StopAtStepHook(last_step=40)]
     with tf.train.MonitoredTrainingSession(
@@ -48,7 +48,7 @@ def monitored():
 
 
 def waits():
-    """As monitored, but goes on until it is told to end."""
+    """Like ``monitored``, but trains until the file ``end`` exists."""
     step, _, train = graph()
     with tf.train.MonitoredTrainingSession() as session:
         say(begun=int(session.run(step)))
@@ -70,7 +70,7 @@ def undistributed():
 
 
 def servers():
-    """Servers of our own task, made by hand and more than once; plain sessions."""
+    """Starts several servers for its own task, and uses plain sessions."""
     spec = tf.train.ClusterSpec(CONFIG["cluster"])
     first = tf.train.Server(spec, job_name=TASK[0], task_index=TASK[1])
     again = tf.distribute.Server(
@@ -100,7 +100,7 @@ def servers():
 
 
 def says_chief():
-    """By the rule of old: task 0 is the chief, whatever its type."""
+    """The old rule: task 0 is the chief, whatever its type."""
     _, _, train = graph()
 
     class OfTheChief(tf.train.SessionRunHook):
@@ -115,7 +115,7 @@ def says_chief():
 
 
 def own_choices():
-    """What the script says itself counts."""
+    """Devices that the script chooses take precedence."""
     with tf.device(
         tf.train.replica_device_setter(
             worker_device="/job:worker/task:7",
@@ -132,7 +132,7 @@ def own_choices():
 
 
 def supervised():
-    """The session of the scripts before MonitoredTrainingSession."""
+    """Uses a Supervisor, as scripts did before MonitoredTrainingSession."""
     step, _, train = graph()
     server = tf.train.Server(CONFIG["cluster"], job_name=TASK[0], task_index=TASK[1])
     supervisor = tf.train.Supervisor(
@@ -147,7 +147,7 @@ def supervised():
 
 
 def joins():
-    """Replication within the chief's graph: the other worker is only a server."""
+    """In-graph replication by the chief; the other worker is only a server."""
     server = tf.train.Server(CONFIG["cluster"], job_name=TASK[0], task_index=TASK[1])
     if TASK[1] != 0:
         say(serves=True)
@@ -173,13 +173,13 @@ def in_graph(target, config, device, count):
 
 
 def whole_graph():
-    """The chief alone runs the script; the workers are built-in servers."""
+    """Only the chief runs the script; the workers are built-in servers."""
     server = tf.train.Server(CONFIG["cluster"], job_name=TASK[0], task_index=TASK[1])
     in_graph(server.target, None, "/job:worker/task:%d", 2)
 
 
 def synchronous():
-    """The mean of both workers' gradients, which differ: one step each time."""
+    """Each step applies the mean of the two workers' gradients, which differ."""
     with tf.device(tf.train.replica_device_setter()):
         step = tf.train.get_or_create_global_step()
         w = tf.get_variable("w", [3], initializer=tf.zeros_initializer())
@@ -201,7 +201,7 @@ def synchronous():
 
 
 def stuck():
-    """Takes out of a queue that nobody fills."""
+    """Dequeues from a queue that nobody fills."""
     graph()
     with tf.device("/job:ps/task:0"):
         queue = tf.FIFOQueue(1, [tf.int32], shapes=[[]], shared_name="empty")
