@@ -401,7 +401,7 @@ def _private_names(tree: ast.Module) -> Iterator[str]:
 
 
 def _set_on_others(tree: ast.Module) -> Iterator[str]:
-    """Statements that set attributes of libraries, or computed names of attributes."""
+    """Statements that set attributes of libraries, or attributes by computed names."""
     foreign = _foreign_names(tree)
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
