@@ -1,4 +1,4 @@
-"""Benchmarks beside peers, each in one run of alternating trials.
+"""Benchmarks against other tools, which alternate with ours in one run.
 
-``python -m benchmarks`` runs all of them, ``python -m benchmarks.startup`` one.
+``python -m benchmarks`` runs all of them, ``python -m benchmarks.startup`` only one.
 """

@@ -1,4 +1,4 @@
-"""All benchmarks, one after the other."""
+"""Runs all benchmarks, one after another."""
 
 from __future__ import annotations
 

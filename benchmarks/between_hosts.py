@@ -1,7 +1,7 @@
-"""All-reduce of float32 between the hosts of a test rig, beside gloo and Open MPI.
+"""All-reduce of float32 between hosts of a test rig, compared with gloo and Open MPI.
 
-Hosts are namespaces of this machine, joined by a bridge: what is measured is what the
-programs and the kernel do for each byte, not a network.
+Hosts are namespaces of this machine, joined by a bridge. So this measures the work of
+the programs and the kernel per byte, not a network.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.testbed import Options, Unavailable
 
 SIZES = [MIB, 16 * MIB, 64 * MIB]
 PLACES = [(2, 1), (2, 2), (4, 1), (4, 2)]
-"""How many hosts, and how many ranks on each."""
+"""The number of hosts, and of ranks on each."""
 ROUNDS = 3
 TARGETS = {16 * MIB: 1.0, 64 * MIB: 1.2}
 
@@ -28,7 +28,10 @@ TARGETS = {16 * MIB: 1.0, 64 * MIB: 1.2}
 def times(
     site: Bench, argv: tuple[str, ...], env: Mapping[str, str] | None = None
 ) -> Times:
-    """What rank 0 of a command on the login host says. Raises SystemExit."""
+    """Run a command on the login host; returns the times that its rank 0 prints.
+
+    Raises SystemExit if it prints none.
+    """
     environ = {
         **site.environ,
         "OMP_NUM_THREADS": "1",
@@ -55,7 +58,7 @@ def launch(site: Bench, hosts: int, each: int, name: str, *more: str) -> Times:
 
 
 def mpirun(site: Bench, hosts: int, each: int) -> Times:
-    """Debian's Open MPI 4, as it comes, over the rig's ssh."""
+    """Debian's Open MPI 4, with default settings, over the rig's ssh."""
     program = shutil.which("mpirun", path="/usr/bin:/usr/local/bin")
     if program is None:
         raise SystemExit("mpirun is missing: install the package openmpi-bin")

@@ -1,4 +1,4 @@
-"""What record and console add to a program that logs 10,000 lines a second."""
+"""The overhead of record and console for a program that logs 10,000 lines a second."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def main() -> None:
             seconds(argv, env)
             return float(marks.read_text().split()[-1])
 
-        # Unbuffered like the task, so that only record and console differ.
+        # Unbuffered like the task, so that the only difference is record and console.
         bare = [sys.executable, "-u", program]
         elapsed(bare)
         env["BENCH_ROUNDS"] = marks.read_text().split()[0]

@@ -1,6 +1,7 @@
-"""All-reduce of float32 on one host, beside gloo, Open MPI and TensorFlow's ring.
+"""All-reduce of float32 on one host; peers: gloo, Open MPI and TensorFlow's ring.
 
-Tensor in, tensor out. The limit is what the memory allows: see ``limit``.
+Times are from input tensor to output tensor. ``limit`` is the time that memory
+bandwidth allows.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ COUNTS = (2, 4)
 ROUNDS = 3
 PROGRAMS = HERE / "programs"
 
-# How many times faster than each peer we mean to be.
+# How many times as fast as each peer tfcluster should be, by size in bytes.
 TARGETS = {
     "gloo": {4 * KIB: 1.0, MIB: 3.0, 16 * MIB: 2.0, 64 * MIB: 2.0},
     "Open MPI": {16 * MIB: 0.9, 64 * MIB: 1.2},
@@ -31,12 +32,12 @@ Times = dict[int, float]
 
 
 def times(argv: Sequence[str], env: Mapping[str, str]) -> Times:
-    """Seconds for each size that a program says. Raises SystemExit."""
+    """The seconds that a program prints for each size. Raises SystemExit if none."""
     return by_size(said_by(argv, env))
 
 
 def said_by(argv: Sequence[str], env: Mapping[str, str]) -> dict[str, Any]:
-    """What a program says of itself. Raises SystemExit where it says nothing."""
+    """The results that a program prints. Raises SystemExit if there are none."""
     done = subprocess.run(
         argv,
         env=dict(env),
@@ -51,7 +52,7 @@ def said_by(argv: Sequence[str], env: Mapping[str, str]) -> dict[str, Any]:
 
 
 def said_in(output: str, argv: Sequence[str]) -> dict[str, Any]:
-    """What a program has printed among other things. Raises SystemExit if nothing."""
+    """The results among other lines of output. Raises SystemExit if there are none."""
     for line in output.splitlines():
         if "TIMES " in line:
             found: dict[str, Any] = json.loads(line.partition("TIMES ")[2])
@@ -64,11 +65,11 @@ def by_size(found: Mapping[str, float]) -> Times:
 
 
 def limit(copy_s: float, count: int) -> float:
-    """Seconds that moving the bytes takes, at the speed of a copy by all ranks at once.
+    """Seconds to move the bytes, at the speed at which all ranks copy at once.
 
     Processes do not see each other's memory, so each rank has to copy (N-1)/N of its
-    vector to where the others see it, and as much of the others' results back. In
-    between it reads N parts of 1/N and writes one: half as much as copying
+    vector to shared memory, and as much of the others' results back. In between, it
+    reads N parts of 1/N and writes one, which moves half as many bytes as copying
     (1 + 1/N) vectors.
     """
     moved = 2 * (count - 1) / count + (1 + 1 / count) / 2
@@ -109,7 +110,7 @@ def peers(count: int, env: Mapping[str, str]) -> dict[str, Callable[[], Times]]:
 
 
 def measure(count: int, env: Mapping[str, str]) -> dict[str, Times]:
-    """The median over rounds in which all take turns."""
+    """The medians over rounds, in each of which every contender runs once."""
     rounds: dict[str, list[Times]] = {}
     for _ in range(ROUNDS):
         for name, act in peers(count, env).items():

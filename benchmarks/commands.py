@@ -1,4 +1,4 @@
-"""How long a person waits for ``--help`` and for ``status`` of a run."""
+"""The time of ``tfcluster --help`` and of ``status`` of a run."""
 
 from __future__ import annotations
 

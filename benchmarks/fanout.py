@@ -1,4 +1,4 @@
-"""Many SSH hosts, and schedulers: what it costs to reach them, and to hear them.
+"""The costs of many SSH hosts (start, launcher, output, doctor), and of scheduler jobs.
 
 ``python -m benchmarks.fanout [PART...] [--hosts N...] [--repeats N] [--imports]``
 """
@@ -60,7 +60,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def medians(trials: Mapping[str, Callable[[], Cost]], repeats: int) -> dict[str, Cost]:
-    """Of each figure by itself; the trials take turns."""
+    """The median of each figure separately; the trials take turns."""
     found: dict[str, list[Cost]] = {name: [] for name in trials}
     for _ in range(repeats):
         for name, trial in trials.items():
@@ -86,7 +86,7 @@ def _table(title: str, header: str, rows: Iterable[Sequence[object]]) -> None:
 
 
 def _mpirun(site: Bench, count: int) -> tuple[str, ...]:
-    """Open MPI 4 (Debian's openmpi-bin), as it comes, over the rig's ssh."""
+    """Open MPI 4 (Debian's openmpi-bin), with default settings, over the rig's ssh."""
     program = shutil.which("mpirun", path="/usr/bin:/usr/local/bin")
     if program is None:
         raise SystemExit("mpirun is missing: apt-get install openmpi-bin")
@@ -101,7 +101,7 @@ def _hosts(site: Bench, given: argparse.Namespace) -> None:
     trials: dict[str, Callable[[], Cost]] = {}
     for count in counts:
         ours, peer = site.launch(count, "true"), _mpirun(site, count)
-        site.cost(ours)  # the first one brings the agent to the hosts
+        site.cost(ours)  # the first run installs the agent on the hosts
         trials[f"tfcluster {count}"] = lambda argv=ours: site.cost(argv)  # type: ignore[misc]
         trials[f"mpirun {count}"] = lambda argv=peer: site.cost(argv)  # type: ignore[misc]
     found = medians(trials, given.repeats)
@@ -134,7 +134,7 @@ def _hosts(site: Bench, given: argparse.Namespace) -> None:
 
 
 def _launcher(site: Bench, given: argparse.Namespace) -> None:
-    """What each host costs the launcher."""
+    """The CPU, memory, threads and descriptors that each host costs the launcher."""
     counts: list[int] = sorted(given.hosts)
     if len(counts) == 1:
         counts = [max(1, counts[0] // 2), *counts]
@@ -166,13 +166,13 @@ def _launcher(site: Bench, given: argparse.Namespace) -> None:
 
 
 def _while_running(site: Bench, count: int) -> tuple[Usage, float]:
-    """At the time when all tasks run, and its CPU for each second after that."""
+    """The launcher's usage once all tasks run, and its CPU per second afterwards."""
     output = site.folder / "launched"
     process = site.start(site.launch(count, "sh", "-c", "echo up; sleep 600"), output)
     try:
         _until(lambda: output.read_text().count("| up") == count, output.read_text)
         usage, begin = Usage.of(process.inside_pid), time.monotonic()
-        time.sleep(10)  # a measurement: nothing is waited for
+        time.sleep(10)  # measures an idle launcher; no event to wait for
         later = Usage.of(process.inside_pid)
         idle = (later.cpu_s - usage.cpu_s) / (time.monotonic() - begin)
     finally:
@@ -230,7 +230,7 @@ def _lines(site: Bench, given: argparse.Namespace) -> None:
 
 
 def _in_order(text: str, count: int) -> int:
-    """How many lines a log has of those that it should have, all in their places."""
+    """How many of the expected lines a log has in their right places."""
     lines = text.splitlines()
     wanted = (f"line {number} " for number in range(count))
     pairs = zip(lines, wanted, strict=False)

@@ -1,4 +1,4 @@
-"""N TensorFlow workers on this machine until all have passed a first all-reduce."""
+"""The time until N TensorFlow workers on this machine have done a first all-reduce."""
 
 from __future__ import annotations
 

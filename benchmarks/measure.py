@@ -1,4 +1,4 @@
-"""Timing of whole commands, medians of alternating trials, and a table of ratios."""
+"""Times commands, takes medians of alternating trials, and prints tables of ratios."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ TIMEOUT_S = 300
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of a table: a figure, and the peer that it is compared with."""
+    """One line of a table: our time, and that of the peer that it is compared with."""
 
     what: str
     seconds: float
     peer: str
     peer_seconds: float
     target: float | None
-    """The ratio to reach, at most; None: only to compare."""
+    """The highest acceptable ratio; None: no target."""
 
     @property
     def ratio(self) -> float:
@@ -36,7 +36,10 @@ class Row:
 
 
 def command(name: str) -> str:
-    """A program of this environment, else of the PATH. Raises SystemExit without it."""
+    """The path of a program, from this environment or else the PATH.
+
+    Raises SystemExit if it is missing.
+    """
     path = shutil.which(name, path=f"{BIN}:{os.environ.get('PATH', '')}")
     if path is None:
         raise SystemExit(f"{name} is missing: make bench installs what is needed")
@@ -44,9 +47,10 @@ def command(name: str) -> str:
 
 
 def mpirun(count: int) -> list[str]:
-    """Open MPI's, for so many processes on this machine, however few cores it has.
+    """The argv of Open MPI's mpirun for ``count`` processes on this machine.
 
-    Raises SystemExit where it is missing; the wheel of MPICH has a mpirun, too.
+    Allows more processes than cores. Skips other programs called mpirun, such as that
+    of MPICH's wheel. Raises SystemExit if Open MPI's is missing.
     """
     folders = [*os.environ.get("PATH", "").split(":"), str(BIN)]
     found = [shutil.which("mpirun", path=folder) for folder in folders]
@@ -65,7 +69,7 @@ def tfcluster(*words: str) -> list[str]:
 
 @contextlib.contextmanager
 def state() -> Iterator[dict[str, str]]:
-    """An environment with a fresh state folder, quiet TensorFlow and our programs."""
+    """An environment with an empty state folder, quiet TensorFlow, and our programs."""
     with tempfile.TemporaryDirectory(prefix="tfcluster-bench-") as folder:
         yield {
             **os.environ,
@@ -76,7 +80,7 @@ def state() -> Iterator[dict[str, str]]:
 
 
 def seconds(argv: Sequence[str], env: Mapping[str, str]) -> float:
-    """How long a command takes. Raises SystemExit with its output if it fails."""
+    """The time that a command takes. Raises SystemExit with its output if it fails."""
     begin = time.perf_counter()
     done = subprocess.run(
         argv,
@@ -96,7 +100,7 @@ def seconds(argv: Sequence[str], env: Mapping[str, str]) -> float:
 def medians(
     trials: Mapping[str, Callable[[], float]], repeats: int
 ) -> dict[str, float]:
-    """The median of each trial; they take turns, so that drifts hit all alike."""
+    """The median of each trial; they take turns, so that drift affects all alike."""
     found: dict[str, list[float]] = {name: [] for name in trials}
     for _ in range(repeats):
         for name, trial in trials.items():
@@ -105,7 +109,7 @@ def medians(
 
 
 def show(title: str, rows: Iterable[Row]) -> None:
-    """The table, in Markdown."""
+    """Print the table in Markdown."""
     print(f"\n### {title}\n")
     print("| what | tfcluster | peer | peer's time | ratio | target |")
     print("| --- | --- | --- | --- | --- | --- |")

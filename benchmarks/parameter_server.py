@@ -1,6 +1,7 @@
 """Parameter servers: steps of workers, bare transfers, bytes, and rows of an Embedding.
 
-Beside ParameterServerStrategy with its ClusterCoordinator, and a bare tensor over gRPC.
+Compared with ParameterServerStrategy under a ClusterCoordinator, and with sending a
+tensor over gRPC.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ ROUNDS = 3
 NUMBERS = 10_000_000
 BATCH = 32
 MODELS = {"10.0 M": (2048, 30), "0.1 M": (100, 400)}
-"""How wide the MLP is, and how many steps an epoch has."""
+"""The number of parameters -> the width of the MLP, and the steps of an epoch."""
 TRANSFER = 1 / 0.7
 SPARSE = 1 / 20
 
@@ -30,13 +31,13 @@ def launch(workers: int, servers: int, argv: Sequence[str], *more: str) -> list[
 
 
 def pushed(servers: int, name: str, *more: object) -> list[str]:
-    """One worker that pushes by the client itself: no hook of ours sees it train."""
+    """One worker that calls the client directly, so that no hook sees it train."""
     allowed = ("--set", "runtime.require_exchange=false")
     return launch(1, servers, program(name, *more), *allowed)
 
 
 def coordinated(argv: Sequence[str]) -> list[str]:
-    """Two workers and a ps as plain TensorFlow servers, a chief that drives them."""
+    """Two workers and a ps as plain TensorFlow servers, and a chief that runs steps."""
     settings = ("runtime.strategy=none", "tasks.chief=1", "tasks.worker.server=true")
     words = [word for each in settings for word in ("--set", each)]
     return launch(2, 1, argv, *words)
@@ -45,7 +46,7 @@ def coordinated(argv: Sequence[str]) -> list[str]:
 def medians(
     trials: Mapping[str, Sequence[str]], what: Callable[[str], str], env: dict[str, str]
 ) -> dict[str, float]:
-    """Of rounds in which all take turns."""
+    """The medians over rounds, in each of which every contender runs once."""
     found: dict[str, list[float]] = {name: [] for name in trials}
     for _ in range(ROUNDS):
         for name, argv in trials.items():

@@ -1,4 +1,4 @@
-"""Where an all-reduce on one host spends its time: each layer includes those above."""
+"""Where an all-reduce on one host spends its time; each row includes those above it."""
 
 from __future__ import annotations
 

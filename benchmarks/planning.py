@@ -1,4 +1,4 @@
-"""The plan of 3,000 tasks on 1,000 hosts, as text and as JSON."""
+"""The time to plan 3,000 tasks on 1,000 hosts, as text and as JSON."""
 
 from __future__ import annotations
 

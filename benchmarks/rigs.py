@@ -1,7 +1,7 @@
-"""Commands on the login host of a test rig, with the time and the CPU that they take.
+"""Runs commands on the login host of a test rig and measures their time and CPU time.
 
-The rig's hosts share this machine: its CPU seconds say more than a wall time where
-other programs run, too.
+The rig's hosts share this machine. If it also runs other programs, CPU times are more
+reliable than wall times.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ USER = "alice"
 TIMEOUT_S = 600.0
 _TICKS = os.sysconf("SC_CLK_TCK")
 _END_S = 0.5
-"""What a command has started may take so long to end after it."""
+"""How long processes started by a command may take to end after it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a command took: seconds of time, and of CPU here and on the other hosts."""
+    """The wall time of a command, and its CPU time on the login host and on nodes."""
 
     seconds: float
     cpu_s: float
@@ -42,7 +42,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a running process has used so far."""
+    """The resources that a running process has used so far."""
 
     cpu_s: float
     rss_kib: int
@@ -51,7 +51,7 @@ class Usage:
 
     @classmethod
     def of(cls, pid: int) -> Usage:
-        """Raises OSError where it has ended."""
+        """Raises OSError if the process has ended."""
         folder = Path("/proc", str(pid))
         fields = folder.joinpath("stat").read_text().rpartition(")")[2].split()
         lines = folder.joinpath("status").read_text().splitlines()
@@ -87,7 +87,7 @@ class Bench:
         return path
 
     def launch(self, count: int, *command: str) -> tuple[str, ...]:
-        """One task on each of so many hosts, over SSH."""
+        """The command that launches one task on each of ``count`` hosts over SSH."""
         where = ("-n", str(count), "--hosts", self.hosts(count))
         words = ("backend=ssh", "workdir=/", "runtime.strategy=none")
         settings = tuple(word for each in words for word in ("--set", each))
@@ -123,13 +123,13 @@ class Bench:
             return self.rig.login.popen(argv, login=login, stdout=file)
 
     def _own_cpu_s(self) -> float:
-        """Of what was run on the login host, and of what that has left there."""
+        """CPU time of commands on the login host and of processes they left there."""
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
         return used.ru_utime + used.ru_stime + _cpu_s([self.rig.login])
 
 
 def _cpu_s(hosts: Iterable[Host]) -> float:
-    """Of all processes of these hosts, also of those that were waited for there."""
+    """CPU time of all processes of these hosts, including children that have ended."""
     spaces = {
         _space(Path("/proc", str(host.namespaces.pid)))
         for host in hosts
@@ -150,7 +150,7 @@ def _space(folder: Path) -> str:
 
 @contextlib.contextmanager
 def bench(options: Options) -> Iterator[Bench]:
-    """A rig with a folder to work in. Raises Unavailable where there can be none."""
+    """A rig with a folder to work in. Raises Unavailable if no rig is possible here."""
     with Testbed.up(options) as rig:
         folder = rig.accounts[USER].home / "bench"
         rig.login.output(("mkdir", "-m", "700", str(folder)), user=USER)

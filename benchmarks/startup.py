@@ -1,4 +1,4 @@
-"""Eight tasks that do nothing: from launch to exit."""
+"""The time from launch to exit of eight tasks that do nothing."""
 
 from __future__ import annotations
 

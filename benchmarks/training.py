@@ -1,4 +1,4 @@
-"""Steps of an MLP of 10.0 M parameters, global batch 64, SGD, on two ranks."""
+"""The step time of an MLP of 10.0 M parameters, global batch 64, SGD, on two ranks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RANKS = 2
 ROUNDS = 3
 TARGETS = {"torch DDP over gloo": 1.6, "MultiWorkerMirroredStrategy by hand": 3.0}
 EXCHANGE = 2.0
-"""What the exchange in a step may cost, in bare all-reduces of as many bytes."""
+"""The largest allowed cost of a step's exchange, in bare all-reduces of that size."""
 
 
 def trials() -> dict[str, Sequence[str]]:
@@ -41,7 +41,7 @@ def trials() -> dict[str, Sequence[str]]:
 
 
 def measure(env: Mapping[str, str]) -> dict[str, dict[str, float]]:
-    """Medians over rounds in which all take turns."""
+    """The medians over rounds, in each of which every contender runs once."""
     rounds: dict[str, list[Mapping[str, float]]] = {}
     for _ in range(ROUNDS):
         for name, argv in trials().items():

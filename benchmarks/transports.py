@@ -1,6 +1,7 @@
-"""``transport: tensorflow`` beside TensorFlow's ring as its own strategy sets it up.
+"""``transport: tensorflow`` compared with the ring of MultiWorkerMirroredStrategy.
 
-Besides: what each setting brings that TensorFlow leaves at its default, and ``host``.
+Also shows ``transport: host``, and the gain from each setting of ``tensorflow`` that
+TensorFlow itself leaves at its default.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ SETTINGS: dict[str, dict[str, int]] = {
         "max_subdivs_per_device": -1,
     },
 }
-"""Those of ``programs/reduce_tensorflow.py`` that differ from ours."""
+"""Settings for ``programs/reduce_tensorflow.py`` that differ from ours."""
 
 
 def contenders(count: int, env: Mapping[str, str]) -> dict[str, Callable[[], Times]]:
@@ -59,7 +60,7 @@ def contenders(count: int, env: Mapping[str, str]) -> dict[str, Callable[[], Tim
 
 
 def measure(count: int, env: Mapping[str, str]) -> dict[str, Times]:
-    """The median over rounds in which all take turns."""
+    """The medians over rounds, in each of which every contender runs once."""
     rounds: dict[str, list[Times]] = {}
     for _ in range(ROUNDS):
         for name, act in contenders(count, env).items():

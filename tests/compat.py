@@ -1,7 +1,7 @@
 """``make compat``: the runtime's tests with several versions of TensorFlow and Keras.
 
-Each pair of versions gets an environment of its own below ``.compat``, which is kept.
-The table that is printed at the end is the one of docs/compatibility.md.
+Each pair of versions has its own environment below ``.compat``, which is reused by the
+next run. Finally prints the table of docs/compatibility.md.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Pair:
     tensorflow: str
     keras: str
     others: tuple[str, ...] = ()
-    """Requirements that the libraries themselves do not declare."""
+    """Further requirements, which the libraries fail to declare."""
 
     @property
     def name(self) -> str:
@@ -43,16 +43,16 @@ PAIRS = (
     Pair("2.16.2", "3.7.0"),
     Pair("2.18.1", "3.8.0"),
     Pair("2.19.1", "3.10.0"),
-    # Its write_graph passes float_format, which protobuf 7 does not know any more.
+    # write_graph of TensorFlow 2.20 passes float_format, which protobuf 7 removed.
     Pair("2.20.0", "3.12.0", ("protobuf<7",)),
     Pair("2.21.0", "3.15.1"),
 )
-"""The oldest versions that are supported, the newest, and some in between."""
+"""The oldest and the newest supported versions, and some in between."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What is tried, and its tests: a file, and the beginnings of their names."""
+    """A tested feature; its tests are given by file and prefixes of their names."""
 
     name: str
     file: str
@@ -92,7 +92,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def install(pair: Pair) -> str | None:
-    """Make the pair's environment where it is missing. Returns what is in the way."""
+    """Make the pair's environment if it is missing. Returns a problem, if any."""
     ready = pair.folder / ".ready"
     if ready.exists():
         return None
@@ -115,7 +115,7 @@ def install(pair: Pair) -> str | None:
 
 
 def run(pair: Pair) -> dict[str, list[str]]:
-    """The outcomes of the tests ("" or the first line of a failure) by subject."""
+    """Run the tests; returns outcomes by subject ("" or a failure's first line)."""
     report = pair.folder / "report.xml"
     report.unlink(missing_ok=True)
     files = sorted({f"tests/runtime/{subject.file}.py" for subject in SUBJECTS})
@@ -137,7 +137,7 @@ def run(pair: Pair) -> dict[str, list[str]]:
 
 
 def outcomes(cases: Iterable[tuple[str, str, str | None]]) -> dict[str, list[str]]:
-    """Sort (file, test, outcome) by subject. None is a skipped test: it is left out."""
+    """Group (file, test, outcome) by subject, without skipped tests (outcome None)."""
     found: dict[str, list[str]] = {subject.name: [] for subject in SUBJECTS}
     for file, test, outcome in cases:
         for subject in SUBJECTS:
@@ -147,7 +147,7 @@ def outcomes(cases: Iterable[tuple[str, str, str | None]]) -> dict[str, list[str
 
 
 def table(rows: Mapping[Pair, Mapping[str, Sequence[str]]]) -> str:
-    """Markdown: for each subject how many of its tests passed."""
+    """A Markdown table of how many tests of each subject passed."""
     head = ["TensorFlow", "Keras", *(subject.name for subject in SUBJECTS)]
     lines = [head, ["---"] * len(head)]
     for pair, found in rows.items():

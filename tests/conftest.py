@@ -1,4 +1,4 @@
-"""Fixtures that tests of every kind may take, and the order in which files run."""
+"""Fixtures for all tests, and the order in which test files run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 pytest_plugins = ("tests.testbed.fixtures",)
 
-# Who sets it does not want .pyc files; without them each of the thousand programs that
+# With this variable, which turns off .pyc files, each of the thousand programs that
 # tests start would compile all of tfcluster.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
@@ -42,9 +42,9 @@ _LONGEST_FIRST = (
     "runtime/test_bootstrap.py",
     "launch/test_commands.py",
 )
-"""Files that take half a minute or more in a tier. Where several processes share the
-files, none is to begin one of these when the others are nearly done. Those that put up
-hosts stand apart: each of them alone keeps a small machine busy."""
+"""Files that take half a minute or more. They run first, because a process that began
+one of them last would still be running it when all others are done. Files that start
+rigs of hosts are not adjacent: a single one of them keeps a small machine busy."""
 _PLACES = {_TESTS / name: place for place, name in enumerate(_LONGEST_FIRST)}
 
 

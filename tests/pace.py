@@ -1,9 +1,9 @@
-"""How slow this machine is just now: limits in seconds are for a usual one.
+"""Scales time limits in tests by how slow this machine currently is.
 
-What a test says of time ("told within a second") is true of a machine that has the
-time. A host of many virtual machines may give this one a third of it, and a test that
-fails for that says nothing of the product. So limits grow with the time that a small
-fixed piece of work takes here and now, and are as they stand where it is quick.
+A limit in a test ("reported within a second") assumes a machine of usual speed. If this
+is a virtual machine on a busy host, it may get a third of that speed, and a test that
+fails for this reason shows no fault of the product. So limits grow with the time that a
+small fixed piece of work takes here; on a fast machine they stay as written.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import statistics
 import time
 
-# 300,000 rounds of the loop below took about this long on a core of 2020.
+# The time of 300,000 rounds of the loop below on a CPU core of 2020.
 _USUAL_S = 0.025
 
 
@@ -27,9 +27,9 @@ _slowness = [1.0]
 
 
 def allow_s(limit_s: float) -> float:
-    """The limit, longer by as much as this machine is slower than a usual one.
+    """The limit, multiplied by the slowness of this machine compared with a usual one.
 
-    At its slowest so far: it may be quick again when we look.
+    Uses the highest slowness measured so far: the machine may be fast again by now.
     """
     now = statistics.median(_work_s() for _ in range(3)) / _USUAL_S
     _slowness[0] = max(_slowness[0], now)

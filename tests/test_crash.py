@@ -1,4 +1,4 @@
-"""What is kept of faults of tfcluster's own."""
+"""Crash reports, which tfcluster saves after its own faults."""
 
 from __future__ import annotations
 

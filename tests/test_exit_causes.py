@@ -1,4 +1,4 @@
-"""Ends of tasks in words."""
+"""Messages about why tasks ended."""
 
 from __future__ import annotations
 

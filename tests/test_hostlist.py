@@ -51,7 +51,7 @@ def test_expand_keeps_every_node_of_a_many_dimensional_list() -> None:
     assert names == [f"r{rack}n{node}" for rack in (1, 2) for node in (1, 2, 3, 4)]
 
 
-# As `scontrol show hostnames` of Slurm 22.05.8 printed them.
+# The output of `scontrol show hostnames` of Slurm 22.05.8.
 SLURM_ORDER = {
     "r[0-1]n[0-1]c[0-1]": ("r0n0c0 r0n0c1 r1n0c0 r1n0c1 r0n1c0 r0n1c1 r1n1c0 r1n1c1"),
     "a[1-2]b[1-2]c[1-2]d[1-2]": (

@@ -1,4 +1,4 @@
-"""The house: data flows one way, and each module imports only from below."""
+"""Checks the architecture: each module imports only from lower layers."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tfcluster.runtime.tf1 import patches as tf1_patches
 
 ROOT = Path(tfcluster.__file__).parent
 
-# From the ground up. Each line is a layer; its members may import from lower layers,
-# from their own package, and from each other only where the line is joined by "+".
+# The layers, lowest first, one per line. Members may import from lower layers and from
+# their own package; they may import from each other only if the line ends in "+".
 LAYERS = [
     "errors states wire isolated_import process_title versions hostlist",
     "model",
@@ -35,8 +35,8 @@ LAYERS = [
     "__main__",
 ]
 
-# The same within the runtime. A line names a module of tfcluster.runtime, or a package
-# with all of its modules but those that have a line of their own.
+# The layers within the runtime. An entry is a module of tfcluster.runtime, or a package
+# with all of its modules except those that have their own entry.
 RUNTIME_LAYERS = [
     "errors",
     "tensor_types",
@@ -79,7 +79,8 @@ RUNTIME_LAYERS = [
     "horovod.keras_module",
     "site",
 ]
-# Who alone may import what costs time or ties us to something.
+# Dependencies that are slow to import or that few modules should depend on -> the only
+# modules that may import them.
 ONLY = {
     "click": {"cli"},
     "yaml": {"config"},
@@ -91,7 +92,8 @@ ONLY = {
     "mpi4py": {"runtime.collective.transports.mpi"},
 }
 
-# The runtime is started with -m or imported by the user's script, never by us.
+# The runtime is started with -m or imported by the user's script; no other part of
+# tfcluster imports it.
 RUNTIME_MAY_IMPORT = {
     "runtime",
     "wire",
@@ -102,7 +104,7 @@ RUNTIME_MAY_IMPORT = {
     "process_title",
     "versions",
 }
-# Shipped to hosts that have nothing but Python.
+# The agent is shipped to hosts that have only Python.
 AGENT_MAY_IMPORT = {"agent", "process_title", "wire"}
 
 
@@ -125,7 +127,7 @@ def _tree(module: str) -> ast.Module:
 
 
 def _imports(module: str) -> Iterator[str]:
-    """Every module that the source names in an import, wherever it stands."""
+    """Every name that the module imports, at any place in its source."""
     for node in ast.walk(_tree(module)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -137,7 +139,7 @@ def _imports(module: str) -> Iterator[str]:
 
 
 def _modules_imported(module: str) -> Iterator[str]:
-    """The modules that are imported, not the package of ``from PACKAGE import X``."""
+    """The imported modules; for ``from PACKAGE import MODULE`` only the latter."""
     known = set(_modules())
     for node in ast.walk(_tree(module)):
         if isinstance(node, ast.Import):
@@ -209,7 +211,7 @@ def test_the_runtime_stands_alone() -> None:
 
 
 def _runtime_level(module: str) -> int:
-    """The place of the longest name in RUNTIME_LAYERS that ``module`` begins with."""
+    """The index of the layer that has the longest prefix of ``module``."""
     while module not in _RUNTIME_LEVELS:
         module = module.rpartition(".")[0]
     return _RUNTIME_LEVELS[module]
@@ -224,7 +226,7 @@ _RUNTIME_LEVELS = {
 
 @functools.cache
 def _runtime_imports(module: str) -> set[str]:
-    """What a module of the runtime imports of it, relative to ``tfcluster.runtime``."""
+    """The runtime modules that a module imports, relative to ``tfcluster.runtime``."""
     known = set(_modules())
     return {
         name.removeprefix("tfcluster.runtime").lstrip(".")
@@ -249,7 +251,7 @@ def test_the_runtime_has_layers_of_its_own() -> None:
 
 
 def test_no_module_of_the_runtime_is_needed_by_what_it_needs() -> None:
-    """Imports make no circle, wherever in a module they stand."""
+    """There are no circular imports, including imports within functions."""
     needs = {
         module.removeprefix("runtime").lstrip("."): _runtime_imports(module)
         for module in _modules()
@@ -298,33 +300,33 @@ def test_importing_is_cheap(module: str, forbidden: str) -> None:
     assert not set(forbidden.split()) & set(done.stdout.split())
 
 
-# The only ways to what Keras and TensorFlow keep to themselves.
+# The only modules that may use private names of Keras and TensorFlow.
 INTERNALS = {"runtime.keras.internals", "runtime.tf_internals"}
 PRIVATE_OF_OTHERS = {
-    # A copy of an object of the same class.
+    # Uses private attributes of another object of its own class.
     "runtime.collective.transports.tensorflow.collective_keys",
-    # The group of a ProcessSet, a class of this module.
+    # Uses the group of a ProcessSet, a class of this module.
     "runtime.process_sets",
-    # runpy, of Python.
+    # Uses Python's runpy.
     "runtime.scripts.run_script",
 }
 SETS_ATTRIBUTES = {
-    # The machinery itself.
+    # Applies the tables of patches.
     "runtime.contract",
-    # Attributes of its own object, by names that the program has chosen.
+    # Attributes of its own object, with names chosen by the user's program.
     "runtime.elastic",
     # Methods of its own class.
     "runtime.horovod.tf1_optimizer",
-    # Modules of its own, called horovod.
+    # Its own modules, which are named horovod.
     "runtime.horovod.module_names",
-    # A mark on a function of its own.
+    # A mark on its own function.
     "runtime.keras.train.metrics",
     "runtime.keras.train.sharded_steps",
-    # The settings of an optimizer that this module has made.
+    # Settings of an optimizer that this module created.
     "runtime.keras.strategies.optimizer_replica",
-    # A threading.local of its own.
+    # Its own threading.local.
     "runtime.keras.session",
-    # Loaders of Python's import system.
+    # Loaders in Python's import system.
     "runtime.site.sitecustomize",
     "runtime.task.import_hook",
 }
@@ -378,7 +380,7 @@ def test_patches_are_seen(source: str) -> None:
 
 
 def _private_names(tree: ast.Module) -> Iterator[str]:
-    """Private attributes that are asked of anything but ``self`` and ``cls``."""
+    """Uses of private attributes of objects other than ``self`` and ``cls``."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute):
             asked, name = node.value, node.attr
@@ -392,14 +394,14 @@ def _private_names(tree: ast.Module) -> Iterator[str]:
         else:
             continue
         own = isinstance(asked, ast.Name) and asked.id in ("self", "cls", "os", "sys")
-        # A named tuple's fields are documented.
+        # The _fields of named tuples are documented.
         known = name.startswith(("__", "_tfcluster_")) or name == "_fields"
         if name.startswith("_") and not own and not known:
             yield f"{node.lineno}: {ast.unparse(node)}"
 
 
 def _set_on_others(tree: ast.Module) -> Iterator[str]:
-    """What sets attributes of libraries, or by a name that cannot be told."""
+    """Statements that set attributes of libraries, or attributes by computed names."""
     foreign = _foreign_names(tree)
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
@@ -420,7 +422,7 @@ def _set_on_others(tree: ast.Module) -> Iterator[str]:
 
 
 def _foreign_names(tree: ast.Module) -> set[str]:
-    """The names in a module that are of Keras or TensorFlow, aliases as well."""
+    """The names in a module, including aliases, that refer to Keras or TensorFlow."""
     found: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):

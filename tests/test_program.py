@@ -1,4 +1,4 @@
-"""Command lines taken apart."""
+"""Parsing of command lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rig of hosts does what its users rely on, and leaves nothing behind."""
+"""The rig of hosts provides what tests need, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_a_program_that_takes_too_long_is_ended(testbed: Testbed) -> None:
 
 
 def _left_of(path: Path) -> list[str]:
-    """Processes and mounts of this machine that name a rig's folder."""
+    """Processes and mounts of this machine that mention a rig's folder."""
     mounts = [
         m for m in Path("/proc/mounts").read_text().splitlines() if str(path) in m
     ]
@@ -241,7 +241,7 @@ Testbed.up(Options(nodes=3), name=sys.argv[1])
 def test_a_crash_in_the_middle_leaves_nothing(
     testbed_factory: Factory, how: str
 ) -> None:
-    testbed_factory(Options(nodes=1)).down()  # so that it is known to be possible
+    testbed_factory(Options(nodes=1)).down()  # skips if rigs are not possible
     name = f"crash-{how}-{os.getpid()}"
     argv = (sys.executable, "-c", _CRASH, name, how)
     pid = run(("env", f"PYTHONPATH={layout.REPOSITORY}", *argv)).stdout.strip()
@@ -267,7 +267,7 @@ def test_a_daemon_that_does_not_start_says_why(
 
 
 def _own_rigs() -> list[str]:
-    """Other test processes put up rigs at the same time."""
+    """The rigs of this process; other test processes start rigs at the same time."""
     return [name for name in record.names() if name.startswith(f"{os.getpid()}-")]
 
 
@@ -277,7 +277,7 @@ def _command(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_commands(testbed_factory: Factory) -> None:
-    testbed_factory(Options(nodes=1)).down()  # so that it is known to be possible
+    testbed_factory(Options(nodes=1)).down()  # skips if rigs are not possible
     name = f"--name=commands-{os.getpid()}"
     assert _command(name, "up", "-n", "2").stdout == "login node1 node2\n"
     try:

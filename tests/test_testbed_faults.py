@@ -1,4 +1,4 @@
-"""Every fault of the rig, seen to happen for real and to be repaired."""
+"""Every fault that the rig can inject really happens and can be repaired."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WAIT_S = 40.0
 
 @contextmanager
 def _conversation(rig: Testbed, node: Host) -> Iterator[subprocess.Popen[bytes]]:
-    """An ssh that echoes, proven to be up."""
+    """An ssh connection that echoes lines, and has echoed one already."""
     ssh = rig.ssh(node.name, "MARK=echo exec cat")
     with rig.login.popen(ssh, stdin=subprocess.PIPE) as client:
         try:
@@ -30,7 +30,7 @@ def _conversation(rig: Testbed, node: Host) -> Iterator[subprocess.Popen[bytes]]
 
 
 def _answers(client: subprocess.Popen[bytes], timeout_s: float) -> bool:
-    """Whether a line comes back; the end of the stream is no answer."""
+    """Whether a line is echoed; end of file does not count."""
     assert client.stdin is not None
     assert client.stdout is not None
     client.stdin.write(b"again\n")

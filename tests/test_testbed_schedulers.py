@@ -23,7 +23,7 @@ def test_slurm_hands_out_gpus(testbed: Testbed) -> None:
 
 
 def _batch(rig: Testbed, *options: str, script: str, user: str = "alice") -> str:
-    """The id of a job that has been submitted."""
+    """Submit a batch job; returns its id."""
     done = rig.login.run(
         ("sbatch", "--parsable", *options), user=user, stdin=f"#!/bin/sh\n{script}\n"
     )
@@ -68,7 +68,7 @@ def test_a_partition_has_a_time_limit(testbed: Testbed) -> None:
 
 
 def _queued(rig: Testbed, *options: str, script: str) -> str:
-    """The id of a job that has been submitted, by alice, in her home."""
+    """Submit a job as alice, in her home; returns its id."""
     argv = ("qsub", "-terse", "-cwd", "-j", "y", *options)
     done = rig.login.run(argv, user="alice", stdin=script)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -80,7 +80,7 @@ def _ended(rig: Testbed, job: str) -> bool:
 
 
 def _hosts_of(rig: Testbed, environment: str, slots: int) -> dict[str, int]:
-    """What PE_HOSTFILE says in a job."""
+    """The hosts and slots that PE_HOSTFILE lists in a job."""
     output = rig.accounts["alice"].home / f"{environment}.txt"
     pe = ("-pe", environment, str(slots))
     job = _queued(rig, *pe, "-o", str(output), script="cat $PE_HOSTFILE")

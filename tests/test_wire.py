@@ -1,4 +1,4 @@
-"""Frames: any bytes in, frames or one clear error out."""
+"""Decoding of frames: any bytes give frames or one clear error."""
 
 from __future__ import annotations
 

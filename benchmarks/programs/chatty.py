@@ -1,4 +1,4 @@
-"""Works for some seconds, prints 10,000 lines a second meanwhile, says how long."""
+"""Prints 10,000 lines a second while it works for some seconds; writes its run time."""
 
 import os
 import sys

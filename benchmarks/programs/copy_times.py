@@ -1,6 +1,6 @@
-"""How fast N processes at a time can copy memory; prints seconds for each size.
+"""Measures how fast N processes at once can copy memory; prints seconds for each size.
 
-``argv``: the sizes in bytes as JSON, and N.
+``argv``: a JSON list of sizes in bytes, and N.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One worker that leaves after its first all-reduce with TensorFlow's own strategy."""
+"""A worker that exits after its first all-reduce with TensorFlow's own strategy."""
 
 import json
 import os
@@ -27,5 +27,5 @@ total = tf.function(sum_of_ones)
 assert float(strategy.experimental_local_results(total())[0]) == float(
     strategy.num_replicas_in_sync
 )
-# The strategy's threads may hang while an interpreter with peers already gone ends.
+# The strategy's threads may hang at interpreter exit if peers have already left.
 os._exit(0)

@@ -1,7 +1,7 @@
-"""Sends a tensor to a ps and back over TensorFlow's gRPC: median seconds of both ways.
+"""Sends a tensor to a ps and back over TensorFlow's gRPC; prints the median seconds.
 
-``argv[1]``: how many numbers it has. Started by ``tfcluster launch`` with ``strategy:
-none``, one worker and one ps.
+``argv[1]``: the number of its elements. Started by ``tfcluster launch`` with
+``strategy: none``, one worker and one ps.
 """
 
 from __future__ import annotations

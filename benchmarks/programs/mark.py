@@ -1,4 +1,4 @@
-"""Imports TensorFlow, tells when its script runs, and waits to be killed."""
+"""Imports TensorFlow, writes when its script runs, and waits to be killed."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""One worker that leaves after its first all-reduce with tfcluster's runtime."""
+"""A worker that exits after its first all-reduce with tfcluster's runtime."""
 
 import tensorflow as tf
 

@@ -1,7 +1,7 @@
-"""Pushes gradients of 40 MB to the ps tasks and gets the weights back: median seconds.
+"""Pushes gradients to the ps tasks and gets the weights back; prints median seconds.
 
-``argv[1]``: how many numbers the variable has; ``argv[2]``: ``sum`` (what is pushed is
-subtracted) or ``none`` (the ps does nothing with it). Started by ``tfcluster launch``.
+``argv[1]``: the number of elements of the variable; ``argv[2]``: ``sum`` (the ps
+subtracts gradients) or ``none`` (the ps ignores them). Started by ``tfcluster launch``.
 """
 
 from __future__ import annotations

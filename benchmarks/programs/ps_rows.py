@@ -1,6 +1,7 @@
-"""Pushes gradients of an Embedding to a ps, as rows and as a whole: median seconds.
+"""Pushes gradients of an Embedding to a ps, as rows and as a whole; prints medians.
 
-1 M rows of 64, of which a step touches 1 %. Started by ``tfcluster launch``.
+The Embedding has 1 M rows of 64, of which a step touches 1 %. Started by ``tfcluster
+launch``.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def pack(pieces: Sequence[Piece], kinds: str) -> bytes:
 
 zeros = np.zeros(table.shape, np.float32)
 for name, kinds in (("rows", "s"), ("whole", "d")):
-    # A table each: one of which rows have been set is copied when it is read whole.
+    # Separate tables: after row updates, TensorFlow copies a table on each full read.
     servers.open(name, [table], [zeros], kinds, pack)
 rng = np.random.default_rng(0)
 values = rng.normal(size=(TOUCHED, COLUMNS)).astype(np.float32)

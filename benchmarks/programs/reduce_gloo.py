@@ -1,4 +1,4 @@
-"""All-reduces of torch tensors over gloo; started by torchrun or ``tfcluster``."""
+"""Times all-reduces of torch tensors over gloo; started by torchrun or tfcluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All-reduces of numpy arrays over MPI; started by mpirun."""
+"""Times all-reduces of numpy arrays over MPI; started by mpirun."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Times what an all-reduce consists of, layer by layer, and prints it as JSON.
+"""Times the layers of an all-reduce and prints their times as JSON.
 
 ``argv[1]`` is a JSON list of sizes in bytes. Started by ``tfcluster launch``.
 """

@@ -1,4 +1,4 @@
-"""All-reduces as MultiWorkerMirroredStrategy does them, with TensorFlow's own ring.
+"""Times all-reduces of MultiWorkerMirroredStrategy, which uses TensorFlow's own ring.
 
 Started by ``tfcluster launch`` with ``strategy: none``.
 """
@@ -41,6 +41,6 @@ def act(count: int) -> Callable[[], None]:
 one = act(1)
 report(task["index"], act, one)
 one()
-time.sleep(1.0)  # who leaves at once breaks off what others are still receiving
-# The strategy's threads may hang while an interpreter with peers already gone ends.
+time.sleep(1.0)  # exiting at once would break transfers that peers still receive
+# The strategy's threads may hang at interpreter exit if peers have already left.
 os._exit(0)

@@ -1,6 +1,6 @@
-"""``reduce_tfcluster.py`` over TensorFlow's ops, with other settings than ours.
+"""Runs ``reduce_tfcluster.py`` over TensorFlow's ops, with settings other than ours.
 
-``argv[2]`` is a JSON object of them. Started with ``transport: tensorflow``.
+``argv[2]`` is a JSON object of these settings. Started with ``transport: tensorflow``.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any
 from tfcluster.runtime.collective.transports.tensorflow import lazy_server, ops
 
 settings: dict[str, int] = json.loads(sys.argv[2])
-# Module constants: nobody but this measurement wants them otherwise.
+# Set module constants: only this benchmark needs other values.
 found: Any = lazy_server
 found._CHUNK_BYTES = settings.get("recv_buf_max_chunk", lazy_server._CHUNK_BYTES)
 found._CHANNELS = settings.get("num_channels_per_target", lazy_server._CHANNELS)
 found = ops
 found._SUBDIVISIONS = settings.get("max_subdivs_per_device", ops._SUBDIVISIONS)
 
-import benchmarks.programs.reduce_tfcluster  # noqa: E402, F401  # it measures
+import benchmarks.programs.reduce_tfcluster  # noqa: E402, F401  # runs the benchmark

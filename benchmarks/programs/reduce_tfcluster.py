@@ -1,4 +1,4 @@
-"""All-reduces of TensorFlow tensors with tfcluster; started by ``tfcluster launch``."""
+"""Times all-reduces of TensorFlow tensors; started by ``tfcluster launch``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Times all-reduces of float32 and prints them as JSON: what the programs share.
+"""Times all-reduces of float32 and prints times as JSON; shared by several programs.
 
 ``argv[1]`` is a JSON list of sizes in bytes. Rank 0 prints the median of each.
 """
@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 
 _LARGE_BYTES = 1 << 27
-"""So much is reduced for each size, as far as that is not too often."""
+"""Bytes to reduce for each size, within the limits of ``repeats``."""
 
 
 def repeats(size: int) -> int:
@@ -24,9 +24,10 @@ def report(
     act: Callable[[int], Callable[[], None]],
     meet: Callable[[], object],
 ) -> None:
-    """``act(count)`` prepares an all-reduce of so many numbers; ``meet`` is a barrier.
+    """Time all-reduces; rank 0 prints the medians.
 
-    Every all-reduce begins when all ranks are there, as gradients of equal ranks do.
+    ``act(count)`` prepares an all-reduce of ``count`` numbers. ``meet`` is a barrier:
+    all ranks begin each all-reduce together, as ranks of equal speed do in training.
     """
     found = {}
     for size in json.loads(sys.argv[1]):

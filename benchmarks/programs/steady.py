@@ -9,5 +9,5 @@ for number in range(lines):
     due = begin + number / rate
     if (left := due - time.monotonic()) > 0:
         sys.stdout.flush()
-        time.sleep(max(left, 0.05))  # a batch of lines at a time, as a buffer makes it
+        time.sleep(max(left, 0.05))  # write lines in batches, like a buffered program
     sys.stdout.write(f"line {number} loss 0.12345 accuracy 0.98765 something more\n")

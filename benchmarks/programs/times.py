@@ -1,7 +1,7 @@
-"""Median times of commands that take turns: ``times.py JSON REPEATS``.
+"""Prints median times of commands that take turns: ``times.py JSON REPEATS``.
 
-JSON is an object of argv lists; each that has the word ``{host}`` in it is started for
-every host of the Grid Engine job at once. Prints an object of seconds.
+JSON is an object: name -> argv. An argv with the word ``{host}`` is started for all
+hosts of the Grid Engine job at once. Prints an object: name -> seconds.
 """
 
 import json

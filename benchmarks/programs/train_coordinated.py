@@ -1,7 +1,7 @@
-"""The MLP of ``train_served.py`` under ParameterServerStrategy, in a loop by hand.
+"""Trains the MLP of ``train_served.py`` under ParameterServerStrategy in a custom loop.
 
-A ClusterCoordinator on the chief hands steps to the workers. Started by ``tfcluster
-launch`` with ``strategy: none``; ``argv`` is that of ``train_served.py``.
+A ClusterCoordinator on the chief schedules steps on the workers. Started by ``tfcluster
+launch`` with ``strategy: none``; ``argv`` is the same as for ``train_served.py``.
 """
 
 from __future__ import annotations
@@ -61,5 +61,5 @@ for _ in range(EPOCHS):
     coordinator.join()
     times.append((time.perf_counter() - begin) / steps)
 print("TIMES", json.dumps({"step": statistics.median(times[2:])}), flush=True)
-# The coordinator's threads may hang while an interpreter with servers around it ends.
+# The coordinator's threads may hang at interpreter exit while servers are running.
 os._exit(0)

@@ -1,6 +1,6 @@
-"""The MLP of ``train_keras.py`` in torch, with DDP over gloo; started by torchrun.
+"""Trains the MLP of ``train_keras.py`` in torch with DDP over gloo.
 
-``argv[1]`` is the batch of all ranks.
+``argv[1]`` is the global batch size. Started by torchrun.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Trains an MLP of 10.0 M parameters with Keras and prints seconds for each step.
 
-``argv[1]`` is the batch. Not a word of tfcluster, unless asked (``bare``) how long an
-all-reduce of as many numbers takes.
+``argv[1]`` is the batch size. The program does not mention tfcluster, except to time a
+bare all-reduce of as many numbers if ``argv`` contains ``bare``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The MLP of ``train_keras.py`` under MultiWorkerMirroredStrategy, in a loop by hand.
+"""Trains the MLP of ``train_keras.py`` under MultiWorkerMirroredStrategy.
 
-Keras 3's own ``fit`` fails under it. ``argv[1]`` is the batch of all workers; started
-by ``tfcluster launch`` with ``strategy: none``.
+Uses a custom loop, since Keras 3's ``fit`` fails under this strategy. ``argv[1]`` is
+the global batch size. Started by ``tfcluster launch`` with ``strategy: none``.
 """
 
 from __future__ import annotations
@@ -71,5 +71,5 @@ for _ in range(EPOCHS):
     times.append((time.perf_counter() - begin) / STEPS)
 if json.loads(os.environ["TF_CONFIG"])["task"]["index"] == 0:
     print("TIMES", json.dumps({"step": statistics.median(times[1:])}), flush=True)
-# The strategy's threads may hang while an interpreter with peers already gone ends.
+# The strategy's threads may hang at interpreter exit if peers have already left.
 os._exit(0)

@@ -1,7 +1,7 @@
-"""Trains an MLP with Keras, ``argv[1]`` wide, and prints seconds for each step.
+"""Trains an MLP with Keras and prints seconds for each step.
 
-Not a word of tfcluster. ``argv[2]`` is the batch, ``argv[3]`` how many batches make an
-epoch; steps of all workers count.
+The program does not mention tfcluster. ``argv[1]`` is the width of the MLP, ``argv[2]``
+the batch size, ``argv[3]`` the number of batches per epoch over all workers.
 """
 
 from __future__ import annotations

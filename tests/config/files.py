@@ -47,7 +47,7 @@ def problems(
     overrides: Sequence[str] = (),
     environ: Mapping[str, str] = ENVIRON,
 ) -> list[Problem]:
-    """What is wrong with it; the places are without the folder."""
+    """The problems of this configuration, their places relative to ``folder``."""
     try:
         result = loaded(folder, content, overrides=overrides, environ=environ)
     except ConfigError as error:
@@ -62,17 +62,17 @@ def problems(
 
 
 class Bad(NamedTuple):
-    """A configuration that is refused, and what is said about it."""
+    """An invalid configuration and the error expected for it."""
 
     content: str | bytes
     where: str
-    """``line:column``: what follows ``cluster.yaml:``."""
+    """``line:column``, as printed after ``cluster.yaml:``."""
     words: str
-    """What the problem as printed begins with, behind ``error: ``."""
+    """The beginning of the message printed after ``error: ``."""
 
 
 def check_bad(bad: Bad, folder: Path) -> None:
-    """It is refused with these words, and no other problem follows from that one."""
+    """Check that it is refused with exactly this one error."""
     (found,) = map(str, problems(folder, bad.content))
     place, _, words = found.partition(": error: ")
     assert place == f"cluster.yaml:{bad.where}", found

@@ -1,4 +1,4 @@
-"""What is wrong with flags, and how several problems are reported."""
+"""Invalid flags, and how several problems are reported together."""
 
 from __future__ import annotations
 

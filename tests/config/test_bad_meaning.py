@@ -1,4 +1,4 @@
-"""Values that are well formed and still cannot be meant, or not together."""
+"""Values that are well formed but invalid, alone or in combination."""
 
 from __future__ import annotations
 
@@ -322,7 +322,7 @@ def test_a_workdir_that_someone_else_put_into_a_shared_folder(tmp_path: Path) ->
     assert "belongs to uid 12345" in problem.message
 
 
-# What is only warned of.
+# Warnings.
 
 
 def test_one_machine_under_two_names(tmp_path: Path) -> None:
@@ -442,7 +442,7 @@ def test_a_secret_file_that_is_not_here_is_warned_of(tmp_path: Path) -> None:
 
 
 def test_a_secret_is_never_opened(tmp_path: Path) -> None:
-    """A pipe would block whoever opens it."""
+    """The secret is a named pipe: a program that opened it would hang."""
     os.mkfifo(tmp_path / "secret", 0o600)
     assert stat.S_ISFIFO((tmp_path / "secret").stat().st_mode)
     content = f"{SMALLEST}secrets: {{A: {{file: secret}}}}\n"

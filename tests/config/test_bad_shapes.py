@@ -1,4 +1,4 @@
-"""Keys that there are not, and values that no key takes."""
+"""Unknown keys, and values of the wrong type."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that are no YAML, more than YAML, or not ours to read."""
+"""Files with invalid or unsupported YAML, and files that cannot or must not be read."""
 
 from __future__ import annotations
 
@@ -88,12 +88,12 @@ def test_bad_yaml(bad: Bad, tmp_path: Path) -> None:
 def test_bad_yaml_without_libyaml(
     bad: Bad, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """PyYAML's own parser words its errors otherwise; ours stay the same."""
+    """PyYAML's own parser has different messages; ours stay the same."""
     monkeypatch.setattr(parse, "_LOADER", yaml.SafeLoader)
     check_bad(bad, tmp_path)
 
 
-# What cannot be read.
+# Files that cannot be read.
 
 
 @pytest.mark.parametrize("kind", ["missing", "folder", "pipe", "unreadable", "NUL"])
@@ -125,7 +125,7 @@ def test_a_file_that_is_too_large(tmp_path: Path) -> None:
     assert problem.message == "larger than 1048576 bytes"
 
 
-# Whose file it is.
+# Owners and permissions.
 
 
 def test_a_file_that_others_can_write(tmp_path: Path) -> None:

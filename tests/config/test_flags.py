@@ -1,4 +1,4 @@
-"""What ``--set``, ``--name`` and flags without a file come to."""
+"""Configurations that result from ``--set``, ``--name``, or flags without a file."""
 
 from __future__ import annotations
 

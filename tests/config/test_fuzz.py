@@ -1,4 +1,4 @@
-"""Whatever is in the file: a description or a ConfigError, soon, and never a traceback.
+"""Any input quickly gives a description or a ConfigError, and never a traceback.
 
 ``TFCLUSTER_FUZZ_EXAMPLES`` sets how many examples each test tries.
 """
@@ -120,7 +120,7 @@ ODD = [
 
 
 def _keys(shape: dict[str, Any], definitions: dict[str, Any]) -> list[str]:
-    """Dotted keys of a JSON schema, sections and what is in them."""
+    """The dotted keys of a JSON schema: sections and the keys in them."""
     found: list[str] = []
     for part in (shape, *shape.get("anyOf", [])):
         if "$ref" in part:
@@ -269,7 +269,7 @@ _line = st.text(
 def test_what_is_written_comes_back(
     folder: Path, command: list[str], env: dict[str, str], count: int
 ) -> None:
-    """JSON is YAML: so any text can be written, and it comes back as it was."""
+    """JSON is YAML: any text can be written as JSON and must be read back unchanged."""
     written = {"command": command, "env": env, "tasks": {"worker": {"count": count}}}
     path = write(folder, json.dumps(written, ensure_ascii=False))
     description = load(path, environ=ENVIRON).description

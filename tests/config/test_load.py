@@ -1,4 +1,4 @@
-"""What valid configurations come to."""
+"""The descriptions that valid configurations are loaded as."""
 
 from __future__ import annotations
 
@@ -382,7 +382,7 @@ def test_importing_the_package_is_cheap() -> None:
 @pytest.mark.parametrize("item", ["node{}", "{{host: node{}, slots: 4, gpus: 1}}"])
 def test_the_time_grows_with_the_hosts_and_no_faster(item: str, tmp_path: Path) -> None:
     def least_s(count: int) -> float:
-        """CPU time, the best of three: other load of the machine does not count."""
+        """The lowest CPU time of three trials, which other load affects least."""
         hosts = "".join(f"  - {item.format(index)}\n" for index in range(count))
         path = write(tmp_path, f"{SMALLEST}backend: ssh\nhosts:\n{hosts}")
         took_s = []
@@ -395,5 +395,5 @@ def test_the_time_grows_with_the_hosts_and_no_faster(item: str, tmp_path: Path) 
         return min(took_s)
 
     load(write(tmp_path, SMALLEST, "first.yaml"), environ={})
-    # In proportion that is 10; with the square of the hosts it were 100.
+    # The ratio is 10 if the time is linear in the hosts, and 100 if it is quadratic.
     assert least_s(10_000) < 40 * least_s(1000)

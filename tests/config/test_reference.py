@@ -1,4 +1,4 @@
-"""Schema, starters and the reference say the same as the loader does."""
+"""The schema, the starters and the reference agree with the loader."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _is(value: Any, kind: str) -> bool:
 
 
 def violations(value: Any, shape: Mapping[str, Any], path: str = "") -> Iterator[str]:
-    """What of the JSON Schema ``value`` breaks: the keywords that ours uses."""
+    """Violations of the JSON Schema. Knows only the keywords that our schema uses."""
     unknown = set(shape) - _KEYWORDS
     assert not unknown, unknown
     if "$ref" in shape:
@@ -134,7 +134,7 @@ def test_every_key_has_a_description() -> None:
     }
     fields = [field for path, each in shapes.items() for field in _fields(each, path)]
     assert len(fields) > 60
-    # A section is described where it is defined.
+    # A section has its description in its definition.
     described = {"description", "$ref"}
     assert [key for key, field in fields if described.isdisjoint(field)] == []
     assert all(each["description"] for each in SCHEMA["$defs"].values())
@@ -175,7 +175,7 @@ def test_what_the_schema_refuses_the_loader_refuses(
         loaded(tmp_path, f"{content}\n")
 
 
-# Starters and the files that come with tfcluster.
+# Starters, and the files that are shipped with tfcluster.
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -190,12 +190,12 @@ _COMMENTED = re.compile(r"^( *)# ([a-z_]+:.*(?:\n *#   .*)*)", re.MULTILINE)
 
 
 def _each_put_in(text: str) -> Iterator[str]:
-    """``text`` with each thing that is commented out put in, one at a time."""
+    """Copies of ``text``, each with one of its commented-out settings made active."""
     for match in _COMMENTED.finditer(text):
         indent, commented = match.groups()
         key = commented.partition(":")[0]
         live = re.sub(r"\n *# ", f"\n{indent}", commented)
-        # A key that is there already gives way.
+        # The setting replaces an active one with the same key.
         others = (text[: match.start()], text[match.end() :])
         before, after = (re.sub(f"(?m)^{indent}{key}:.*$", "", each) for each in others)
         yield f"{before}{indent}{live}{after}"

@@ -1,4 +1,4 @@
-"""What is made of the hosts' facts."""
+"""The problems that doctor concludes from the facts about each host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command on this machine."""
+"""The ``doctor`` command, run on this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Descriptions for tests, with only what matters spelled out."""
+"""Builds descriptions for tests, which give only the values that matter to them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tfcluster.model import (
 
 
 def describe(tasks: dict[str, int | TaskGroup], **given: Any) -> Description:
-    """``tasks``: counts or groups by type."""
+    """A description with these tasks: type -> count or group."""
     groups = {
         kind: group if isinstance(group, TaskGroup) else TaskGroup(count=group)
         for kind, group in tasks.items()
@@ -49,7 +49,7 @@ def describe(tasks: dict[str, int | TaskGroup], **given: Any) -> Description:
 
 
 def hosts(*slots: int | None, gpus: int | None = None) -> Allocation:
-    """Hosts h1, h2, ... with so many slots each."""
+    """Hosts h1, h2, ... with these numbers of slots."""
     devices = None if gpus is None else tuple(map(str, range(gpus)))
     return Allocation(
         hosts=tuple(

@@ -1,4 +1,4 @@
-"""Plans within an allocation: its hosts, or an error that names the variable."""
+"""Plans within a job's allocation: its hosts, or an error naming the bad variable."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PLANS = (["plan"], ["launch", "--dry-run"])
 def tfcluster(
     folder: Path, backend: str, variables: dict[str, str], *words: str
 ) -> subprocess.CompletedProcess[str]:
-    """The command on a file with three workers."""
+    """Run a command on a configuration with three workers."""
     config = folder / "digits.yaml"
     config.write_text(
         f"backend: {backend}\ncommand: echo hi\ntasks: {{worker: 3}}\n"

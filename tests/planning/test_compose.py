@@ -1,4 +1,4 @@
-"""What tasks are started with: TF_CONFIG by TensorFlow's rules, argv, environment."""
+"""TF_CONFIG (by TensorFlow's rules), argv and environment of tasks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Plans word for word. TFCLUSTER_GOLDEN=write writes them anew: read the diff."""
+"""Plans must match the golden files. To update them, set TFCLUSTER_GOLDEN=write.
+
+Read the diff before committing it.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ NAMES = sorted(path.stem for path in GOLDEN.glob("*.yaml"))
 
 
 def tfcluster_plan(folder: Path, config: str, *words: str) -> str:
-    """What the command prints, with the folder written as HERE."""
+    """The output of ``plan``, with HERE in place of the folder."""
     env = {
         "PATH": os.environ["PATH"],
         "HOME": "/home/u",
@@ -33,7 +36,7 @@ def tfcluster_plan(folder: Path, config: str, *words: str) -> str:
         text=True,
         check=True,
     )
-    # The interpreter of the files is not on this machine.
+    # A warning says that the interpreter of the golden files does not exist here.
     other = [line for line in done.stderr.splitlines() if "/opt/venv" not in line]
     assert other == []
     return done.stdout.replace(str(folder), "HERE").replace(sys.executable, "PYTHON")
@@ -81,7 +84,7 @@ def _children_cpu_s() -> float:
 
 
 def test_a_plan_of_3000_tasks_takes_a_moment(tmp_path: Path) -> None:
-    """A loose bound: the benchmark has the figure. TF_CONFIG alone is 150 MB here."""
+    """A loose bound; ``benchmarks.planning`` measures it. TF_CONFIG alone is 150 MB."""
     (tmp_path / "big.yaml").write_text(
         "backend: ssh\ncommand: python train.py\n"
         'hosts: ["node[0001-1000]"]\n'

@@ -1,4 +1,4 @@
-"""Who runs where, with which rank and which GPUs."""
+"""The hosts, ranks and GPUs of tasks."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_gpus_that_are_not_there_are_refused(have: int | None) -> None:
         place(description, hosts(None, gpus=have))
 
 
-# Again, on fewer hosts
+# --- again, on fewer hosts ------------------------------------------------------------
 
 
 def again(description: Description, *slots: int | None, left: str) -> dict[str, str]:
