@@ -19,7 +19,6 @@ from tfcluster.runtime.collective import Signature, tensor_words
 from tfcluster.runtime.collective.collectives import broadcast_bytes
 from tfcluster.runtime.collective.transports.base import flat_bytes
 from tfcluster.runtime.keras.session import Session
-from tfcluster.runtime.keras.tf_variables import have_values
 from tfcluster.runtime.keras.types import Model, Variable
 from tfcluster.runtime.tensors import name_of
 
@@ -34,12 +33,10 @@ class InitialBroadcast:
     def ensure(self, variables: Iterable[Variable]) -> None:
         """Broadcast those variables that have never been.
 
-        Variables that the current trace creates have no values yet. They are broadcast
-        during the function's second trace.
+        Variables that the current trace creates have no values yet. Their initializers
+        have the same seed on all ranks.
         """
         fresh = [v for v in _unique(variables) if not self._is_synchronised(v)]
-        if not tf.executing_eagerly():
-            fresh = [variable for variable in fresh if have_values([variable])]
         if fresh:
             self.force(fresh)
 
