@@ -154,7 +154,7 @@ def test_the_mean_of_rows(found: Found) -> None:
 
 
 def test_a_step_reads_a_variable_once(found: Found) -> None:
-    # Two towers, each of which uses the variable in the loss and in its gradient.
+    # Each of two towers uses the variable in the loss and in its gradient.
     assert found["variable_reads"] == {"cached": 1, "plain": 4}
 
 

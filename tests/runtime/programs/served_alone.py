@@ -76,7 +76,7 @@ def weights(model):
 
 
 def case_sums():
-    """Two ranks with four batches, each of which is pushed once."""
+    """Two ranks push each of four batches once."""
     seen: list[Any] = []
     count = keras.callbacks.LambdaCallback(
         on_train_batch_end=lambda batch, logs: seen.append(batch)

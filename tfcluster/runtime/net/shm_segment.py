@@ -9,7 +9,6 @@ from __future__ import annotations
 import mmap
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tfcluster.runtime.net import memfd
 
@@ -20,8 +19,6 @@ _ROUND_BYTES = 1 << 21
 """Upper limit for all pieces of a round, so that they stay in a core's cache."""
 _LINE_BYTES = 64
 """Size of a cache line. Each word that ranks poll has a line of its own."""
-
-Bytes = NDArray[np.uint8]
 
 
 class ShmSegment:

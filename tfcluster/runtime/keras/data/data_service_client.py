@@ -1,8 +1,8 @@
 """Compute a dataset on the data tasks, and receive this rank's elements.
 
-Ranks that train synchronously all get the same sequence of elements, each of which is
-computed once: tf.data service works in rounds (coordinated reads), and each round is N
-copies of one element. Coordinated reads require an infinite stream of rounds, so
+Ranks that train synchronously all get the same sequence of elements, and each element
+is computed once: tf.data service works in rounds (coordinated reads), and each round is
+N copies of one element. Coordinated reads require an infinite stream of rounds, so
 elements mark where the pass ends.
 """
 
