@@ -249,6 +249,52 @@ def doctor(config: str, overrides: tuple[str, ...], as_json: bool, quick: bool) 
     return doctor.doctor(config, overrides, os.environ, as_json=as_json, quick=quick)
 
 
+@cli.command(cls=_Launch)
+@click.argument("words", nargs=-1, metavar="[CONFIG.yaml] [-- COMMAND...]")
+@_SET
+@click.option("-n", "count", type=int, metavar="N", help="Number of workers.")
+@click.option("--ps", type=int, default=0, metavar="M", help="M parameter servers.")
+@click.option(
+    "--steps",
+    type=click.IntRange(min=0),
+    default=20,
+    show_default=True,
+    metavar="K",
+    help="Compare K steps; 0: until the program ends.",
+)
+@click.option("--strategy", metavar="NAME", help="As runtime.strategy of a file.")
+@click.option(
+    "--tolerance",
+    type=click.FloatRange(min=0),
+    default=1e-5,
+    show_default=True,
+    metavar="X",
+    help="Largest difference that counts as equal, relative to each array.",
+)
+@click.option(
+    "--in-place", is_flag=True, help="Run in the folder itself, not in copies of it."
+)
+@_JSON
+def verify(words: tuple[str, ...], **options: Any) -> int:
+    """Check that ranks compute what one process computes.
+
+    Runs the program alone and then on the ranks, both on this machine with the same
+    seeds and in copies of the working directory, and compares weights, optimizers'
+    variables, losses and metrics after each step. If the program ends within the
+    steps, also compares the files that it wrote and what it printed. Exits with 1 if
+    they differ.
+
+    \b
+    tfcluster verify -n 2 -- python train.py
+    tfcluster verify -n 3 --steps 0 -- python train.py --epochs 1
+    tfcluster verify cluster.yaml
+    """
+    from tfcluster.commands import verify
+
+    behind = click.get_current_context().meta.get(_BEHIND, 0)
+    return verify.verify(words, verify.Options(**options, behind=behind), os.environ)
+
+
 @cli.command()
 def schema() -> int:
     """Print the JSON Schema of cluster.yaml."""

@@ -5,7 +5,6 @@
       HostError           3   a host is not reachable or not trusted
       StartError          4   start-up failed
       ContactLostError    5   contact to a host or an agent was lost
-      NoProgressError     6   the run hangs
       ActiveRunError      7   the run is already active
       ResourceError       8   the launcher lacks a resource, or tfcluster has a bug
 
@@ -98,10 +97,6 @@ class StartError(TfclusterError):
 
 class ContactLostError(TfclusterError):
     exit_code = ExitCode.CONTACT_LOST
-
-
-class NoProgressError(TfclusterError):
-    exit_code = ExitCode.NO_PROGRESS
 
 
 class ActiveRunError(TfclusterError):

@@ -27,5 +27,4 @@ def _placeholders(
     names = [f"<node {number}>" for number in range(1, count + 1)]
     return Allocation(
         hosts=tuple(Host(name=n, slots=slots, gpus=gpus) for n in names),
-        provisional=True,
     )

@@ -92,6 +92,8 @@ class Runtime:
     bucket_mb: float = 25.0
     compression: str = "none"
     batch: str = "global"
+    batch_normalization: str = "global"
+    """global | local: over whose rows BatchNormalization normalises."""
     data: str = "shared"
     """shared | seed_offset: each rank has all data, in a random order of its own."""
     sync_every: int | None = None
@@ -256,5 +258,3 @@ class Allocation:
     """The hosts that a backend gives us, in its own order (never sorted as text)."""
 
     hosts: tuple[Host, ...]
-    provisional: bool = False
-    """The hosts are placeholders: the scheduler has not chosen yet."""

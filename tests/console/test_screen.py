@@ -14,7 +14,7 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
@@ -24,6 +24,7 @@ import pytest
 from tests.pace import allow_s
 from tfcluster.console import writer_thread
 from tfcluster.console.screen import Screen
+from tfcluster.console.stream import Stream
 from tfcluster.isolated_import import PACKAGE_ROOT
 
 DEADLINE_S = 30.0
@@ -103,8 +104,15 @@ def terminal() -> Iterator[Terminal]:
 
 
 @contextmanager
-def _screen(out: TextIO | None, err: TextIO | None, **environ: str) -> Iterator[Screen]:
-    screen = Screen(out, err, environ={"TERM": "xterm", "NO_COLOR": "1", **environ})
+def _screen(
+    out: TextIO | None,
+    err: TextIO | None,
+    *,
+    tasks: Sequence[str] = (),
+    **environ: str,
+) -> Iterator[Screen]:
+    environ = {"TERM": "xterm", "NO_COLOR": "1", **environ}
+    screen = Screen(out, err, environ=environ, tasks=tasks)
     try:
         yield screen
     finally:
@@ -120,8 +128,7 @@ def _closed(screen: Screen) -> None:
 
 def test_logs_go_to_stdout_and_talk_to_stderr() -> None:
     out, err = io.StringIO(), io.StringIO()
-    with _screen(out, err) as screen:
-        screen.line_up(["worker:0", "ps:0"])
+    with _screen(out, err, tasks=["worker:0", "ps:0"]) as screen:
         screen.log("worker:0", ["one", "two"])
         screen.log("ps:0", ["three"], skipped=1234)
         screen.say("hello")
@@ -354,7 +361,6 @@ def test_a_pipe_whose_reader_has_gone_silences_the_logs_only(tmp_path: Path) -> 
             screen.log("ps:0", [str(i)])
         screen.error(["error: still told"])
         _closed(screen)
-        assert screen.log_closed
     assert errors.read_text() == "error: still told\n"
 
 
@@ -381,7 +387,18 @@ def test_a_terminal_that_hangs_up_is_survived(terminal: Terminal) -> None:
         screen.log("ps:0", ["x"])
         screen.error(["error: y"])
         _closed(screen)
-        assert screen.log_closed
+
+
+def test_a_stream_is_closed_when_nobody_reads_it(terminal: Terminal) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    terminal.hang_up()
+    with os.fdopen(writer, "w") as pipe:
+        for file in (pipe, terminal.file):
+            stream = Stream(file, {})
+            assert not stream.closed
+            stream.write("x")
+            assert stream.closed
 
 
 def test_streams_that_were_closed_from_the_beginning() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections.abc import Sequence
 
 import pytest
 
@@ -12,12 +13,26 @@ from tests.launch.cluster import Cluster, Running
 from tests.launch.oracle import assert_nothing_left
 
 PROGRAM = """
+import pathlib
+import time
+
 import keras
 import tensorflow as tf
 
+# Waits in the middle of some epochs until the test has killed a task.
 class Epochs(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch, logs=None):
-        print("epoch", epoch, "begins", flush=True)
+        self.epoch = epoch
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch != 4 or self.epoch not in WAITS:
+            return
+        print("in the middle of epoch", self.epoch, flush=True)
+        goes_on = pathlib.Path(f"{__file__}.{self.epoch}")
+        deadline = time.monotonic() + 120
+        while not goes_on.exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
 
 ROWS = 40
 numbers = tf.data.Dataset.range(ROWS).map(lambda x: tf.cast(x, tf.float32)[None])
@@ -29,9 +44,12 @@ print("trained", flush=True)
 """
 
 
-def launched(cluster: Cluster, *, restarts: int, epochs: int) -> Running:
+def launched(
+    cluster: Cluster, *, restarts: int, epochs: int, waits: Sequence[int]
+) -> Running:
+    """A training that waits in the middle of the epochs ``waits``."""
     program = cluster.folder / "train.py"
-    program.write_text(f"EPOCHS = {epochs}\n{PROGRAM}")
+    program.write_text(f"EPOCHS = {epochs}\nWAITS = {list(waits)}\n{PROGRAM}")
     config = {
         "command": f"python {program}",
         "tasks": {"worker": 2, "data": 2},
@@ -41,20 +59,21 @@ def launched(cluster: Cluster, *, restarts: int, epochs: int) -> Running:
     return cluster.start(cluster.file(json.dumps(config)))
 
 
-def kill(running: Running, task: str) -> None:
+def kill_in_epoch(running: Running, cluster: Cluster, epoch: int, task: str) -> None:
+    text = f"in the middle of epoch {epoch}"
+    running.wait_for_text(text, "worker:0", timeout_s=120)
     (pid,) = [t["pid"] for t in running.status()["tasks"] if t["task"] == task]
     os.kill(pid, signal.SIGKILL)
+    (cluster.folder / f"train.py.{epoch}").touch()
 
 
 @pytest.mark.tensorflow
 @pytest.mark.timeout(400)
 def test_data_tasks_that_are_killed_come_back(cluster: Cluster) -> None:
-    running = launched(cluster, restarts=2, epochs=12)
-    running.wait_for_text("epoch 1 begins", "worker:0", timeout_s=120)
-    kill(running, "data:1")
+    running = launched(cluster, restarts=2, epochs=6, waits=[1, 3])
+    kill_in_epoch(running, cluster, 1, "data:1")
     running.wait_for("task", task="data:1", state="running", attempt=1, timeout_s=60)
-    running.wait_for_text("epoch 3 begins", "worker:0", timeout_s=120)
-    kill(running, "data:0")
+    kill_in_epoch(running, cluster, 3, "data:0")
     assert running.end(240) == 0, running.err
     report = running.report()
     assert report["first_failure"] is None
@@ -68,9 +87,8 @@ def test_data_tasks_that_are_killed_come_back(cluster: Cluster) -> None:
 @pytest.mark.tensorflow
 @pytest.mark.timeout(400)
 def test_without_restarts_the_other_data_tasks_do_the_work(cluster: Cluster) -> None:
-    running = launched(cluster, restarts=0, epochs=4)
-    running.wait_for_text("epoch 1 begins", "worker:0", timeout_s=120)
-    kill(running, "data:1")
+    running = launched(cluster, restarts=0, epochs=4, waits=[1])
+    kill_in_epoch(running, cluster, 1, "data:1")
     assert running.end(240) == 0, running.err
     assert "data:1 failed (killed by SIGKILL); continuing without it" in running.err
     assert "trained" in running.text("worker:0")

@@ -16,7 +16,6 @@ WEIGHTS, METRICS = 1e-5, 1e-6
 """Tolerances for float32, relative to an array's largest value."""
 
 HALF_PRECISION = ["mixed_bfloat16", "mixed_precision", "overflow"]
-STATISTICAL = ["batch_normalization", "dropout"]
 LOOPS_THAT_TELL_THEIR_ROWS = ["tape_eager", "tape_graph"]
 OTHERS = [
     "checkpoints",
@@ -26,9 +25,7 @@ OTHERS = [
     "without_a_fixed_order",
     "written",
 ]
-EQUAL = sorted(
-    CASES.keys() - {*HALF_PRECISION, *STATISTICAL, *LOOPS_THAT_TELL_THEIR_ROWS, *OTHERS}
-)
+EQUAL = sorted(CASES.keys() - {*HALF_PRECISION, *LOOPS_THAT_TELL_THEIR_ROWS, *OTHERS})
 
 
 def equal_of(theme: str) -> list[str]:

@@ -44,7 +44,7 @@ ON_ALL_SIZES = {
     "mean_by_weights",
     "tape_graph",
 }
-ON_THREE = {"dropout", "files", "one_rank_stops"}
+ON_THREE = {"random_layers", "files", "one_rank_stops"}
 """Cases whose tests need a third rank."""
 IN_DEFAULT_TIER = {
     "callbacks": [
@@ -58,17 +58,18 @@ IN_DEFAULT_TIER = {
     "inputs": ["fit", "batches_of_one", "cached_in_files"],
     "loops": [
         *("tape_graph", "tape_on_arrays", "on_batch", "tape_compiled_by_xla"),
+        "tape_that_gathers",
     ],
-    "losses": ["mean_by_weights", "masked_sum"],
+    "losses": ["mean_by_weights", "masked_sum", "similarity"],
     "metrics": ["metrics"],
     "models": [
         *("embedding", "batch_normalization", "batch_normalization_of_all_rows"),
-        *("dropout", "several_steps_per_execution", "built_in_the_first_step"),
+        *("random_layers", "several_steps_per_execution", "built_in_the_first_step"),
     ],
     "optimizers": ["clipped", "accumulated", "mixed_precision"],
     "refused": [
         *("strategies_of_clusters", "parameter_servers", "two_replicas"),
-        *("one_replica", "states_of_rows", "function_that_sums", "whole_batch"),
+        *("one_replica", "states_of_rows", "function_that_sums"),
         *("rate_by_its_own_loss", "added_sum"),
         *("added_mean", "changed_gradients_of_a_graph", "spread_kept_by_a_layer"),
         *("unlike_data", "counted_in_a_step", "divided_by_its_maximum"),

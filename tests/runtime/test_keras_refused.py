@@ -54,7 +54,7 @@ def test_what_would_train_wrongly_is_refused(
     "case",
     in_tiers(
         [
-            *("one_replica", "whole_batch", "unlike_data", "added_mean", "added_root"),
+            *("one_replica", "unlike_data", "added_mean", "added_root"),
             *("changes_that_all_ranks_make", "batch_shape_that_does_no_harm"),
             *("counted_in_a_step", "divided_by_its_maximum"),
         ]
@@ -73,7 +73,6 @@ def test_what_a_step_says_of_its_counts_is_done(outcomes: Outcomes) -> None:
     ("case", "text"),
     in_tiers(
         [
-            ("whole_batch", "dice is not a mean over the rows"),
             (
                 "added_root",
                 "the layer root adds to the loss is not a mean over the rows",

@@ -26,6 +26,7 @@ OF_INTERVALS = (
     "embedding",
     "drift",
 )
+LOCAL = {"batch_normalization": "local"}
 STEPS = 3
 """Steps between averagings, in the jobs that do not average after every step."""
 
@@ -46,7 +47,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Written:
         job("collective", "collective", {}, "fit", "embedding"),
         job("every-step", "local_sgd", {"sync_every": 1}, "embedding"),
         job("intervals", "local_sgd", {"sync_every": STEPS}, *OF_INTERVALS),
-        job("more-collective", "collective", {}, "batch_normalization"),
+        job("more-collective", "collective", LOCAL, "batch_normalization"),
         job("more-every-step", "local_sgd", {"sync_every": 1}, "batch_normalization"),
         job("more-intervals", "local_sgd", {"sync_every": STEPS}, *SLOW[1:]),
         job("gradients-sent", "collective", {}, "many_weights"),

@@ -221,7 +221,7 @@ def test_messages_arrive_as_they_were() -> None:
         b"\0\0\0\1" + bytes(8) + b"{",
         b"\0\0\0\x1d" + bytes(8) + b'{"arrays":[["float32",[-9]]]}',
         b"\0\0\0\x1d" + bytes(8) + b'{"arrays":[["float32",[99]]]}',
-        b"\0\0\0\x0a" + bytes(8) + b'{"room":7}',
+        b"\0\0\0\x0c" + bytes(8) + b'{"buffer":7}',
     ],
 )
 def test_nonsense_is_refused(data: bytes) -> None:
@@ -232,11 +232,11 @@ def test_nonsense_is_refused(data: bytes) -> None:
             receive(right, Pool(), {})
 
 
-def test_rooms_are_shared_and_known_to_be_in_use() -> None:
+def test_buffers_are_shared_and_known_to_be_in_use() -> None:
     sizes = [5000, 100]
     descriptor, ours = create(sizes)
     theirs = attach(offer(descriptor, ours, sizes))
-    message = Message({}, [np.arange(1000, dtype="f4")]).moved(ours[0], 0)
+    message = Message({}, [np.arange(1000, dtype="f4")]).moved_to(ours[0], 0)
     np.testing.assert_array_equal(theirs[0][:4000].view("f4"), message.arrays[0])
     assert not ours.is_free(0)
     assert ours.is_free(1)

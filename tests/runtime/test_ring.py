@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
+from tfcluster.runtime.collective.transports.base import ScaledVector
 from tfcluster.runtime.collective.transports.ring import _BLOCK_BYTES, Ring
-from tfcluster.runtime.collective.transports.scaled_vector import ScaledVector
 from tfcluster.runtime.errors import PeerLostError
 from tfcluster.runtime.net.multiplexed_sockets import Incoming, PeerSockets
 

@@ -29,6 +29,10 @@ SYNCHRONOUS = {
     "TFCLUSTER_RUNTIME": '{"synchronous": true}',
 }
 REPLICATED = {"TFCLUSTER_STRATEGY": "replicated"}
+OWN_STATISTICS = {
+    **REPLICATED,
+    "TFCLUSTER_RUNTIME": '{"batch_normalization": "local"}',
+}
 ALONE = {"TFCLUSTER_STRATEGY": "parameter_server"}
 
 IN_STEP = [
@@ -69,6 +73,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Written:
 
     jobs = [
         job("steps", 2, "served_in_step.py", REPLICATED),
+        job("own-rows", 2, "served_in_step.py", OWN_STATISTICS, "averages"),
         job("alone", 2, "served_alone.py", ALONE),
     ]
     for name, size, env, cases in (
@@ -163,8 +168,14 @@ def test_another_layer_on_a_rank_is_named(found: Written) -> None:
         assert "layer1/kernel" in text
 
 
-def test_moving_averages_are_the_chiefs_at_every_epoch(found: Written) -> None:
+def test_moving_averages_are_those_of_all_rows(found: Written) -> None:
     chief, other = found.of("steps", "averages")
+    for ours, theirs in zip(chief["own"], other["own"], strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_moving_averages_of_own_rows_are_the_chiefs(found: Written) -> None:
+    chief, other = found.of("own-rows", "averages")
     for epoch in (0, 1):
         last = chief["own"][4 * epoch + 3]
         assert np.abs(other["own"][4 * epoch + 3] - last).max() > 0

@@ -6,6 +6,8 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -183,6 +185,18 @@ def test_a_server_listens_idles_and_stops(
         # Once all threads have started, none is busy: less than a tenth of one CPU.
         eventually(lambda: process.cpu_percent(interval=0.5) < 10, lambda: "busy", 30.0)
         assert stop(server) < allow_s(1)
+
+
+def test_no_thread_starts_before_the_signals_are_blocked() -> None:
+    # numpy's own threads would get the signals.
+    code = (
+        "import sys, tfcluster.runtime.task.serve; "
+        "print({'tensorflow', 'keras', 'numpy'} & {*sys.modules})"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert found.stdout == "set()\n"
 
 
 @pytest.mark.tensorflow

@@ -20,6 +20,7 @@ Array = NDArray[np.float32]
 Update = Callable[[Array, Array], Array]
 
 ROWS = np.random.default_rng(3).normal(size=(7, 4)).astype(np.float32)
+RUNNING_MAX, RUNNING_MIN = Kind("max", running=True), Kind("min", running=True)
 
 
 def tried(update: Update, old: Array, rows: Array = ROWS) -> Kind | None:
@@ -57,10 +58,10 @@ def decayed(old: Array, rows: Array) -> Array:
         (lambda old, rows: 0 * old + rows.max(0), Kind("max")),
         (lambda old, rows: 0 * old + rows.std(0), Kind("other")),
         (lambda old, rows: old + rows.max(0), Kind("max", 1.0)),
-        (lambda old, rows: np.maximum(old, rows.max(0)), Kind("max")),
-        (lambda old, rows: np.maximum(old, rows.max(0) + 600), Kind("max")),
-        (lambda old, rows: np.maximum(old, rows.max(0) * 9e4), Kind("max")),
-        (lambda old, rows: np.minimum(old, rows.min(0) - 600), Kind("min")),
+        (lambda old, rows: np.maximum(old, rows.max(0)), RUNNING_MAX),
+        (lambda old, rows: np.maximum(old, rows.max(0) + 600), RUNNING_MAX),
+        (lambda old, rows: np.maximum(old, rows.max(0) * 9e4), RUNNING_MAX),
+        (lambda old, rows: np.minimum(old, rows.min(0) - 600), RUNNING_MIN),
         (lambda old, rows: old * old, Kind("other")),
     ],
 )
@@ -71,7 +72,7 @@ def test_kinds_of_updates(update: Update, kind: Kind, scale: float) -> None:
         assert found is None
         return
     assert found is not None
-    assert found.how == kind.how
+    assert (found.how, found.running) == (kind.how, kind.running)
     assert found.how == "other" or found.slope == kind.slope
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.runtime.harness import Ended, Running, WarmInterpreter, held_ports, told
-from tfcluster.runtime.scripts.tf1_script import says_so
+from tfcluster.runtime.scripts.analysis import analyse
 
 PROGRAMS = Path(__file__).parent / "programs" / "v1"
 DEADLINE_S = 120.0
@@ -328,4 +328,4 @@ def test_a_graph_of_ones_own_is_refused(cluster: Tasks) -> None:
     ],
 )
 def test_scripts_are_known_by_their_text(source: str, expected: bool) -> None:
-    assert says_so(source) is expected
+    assert analyse(source).is_tf1_cluster_script is expected

@@ -18,7 +18,7 @@ from tfcluster.runtime import v1
 from tfcluster.runtime.errors import ContextError
 from tfcluster.runtime.tf1.caching import Caches
 from tfcluster.runtime.tf1.cluster_members import cluster_of
-from tfcluster.runtime.tf1.placement import least, overweight
+from tfcluster.runtime.tf1.placement import least, imbalance
 from tfcluster.runtime.tf1 import ps_reachability
 
 tf1 = tf.compat.v1
@@ -57,20 +57,20 @@ sizes = [50, 300, 200, 150, 99]
 found["caches"] = [[caches.device_for(size) for size in sizes], caches.bytes_held]
 found["least"] = [least([3, 1], [0, 9]), least([1, 1], [2, 1]), least([0, 0], [0, 0])]
 large = 3 << 20
-found["overweight"] = [overweight("v", large, [large, 1 << 20]) is not None,
-                       overweight("v", large, [large, large]),
-                       overweight("v", 1000, [1000, 0])]
-ps_reachability._ANSWER_S = 0.5
+found["imbalance"] = [imbalance("v", large, [large, 1 << 20]) is not None,
+                      imbalance("v", large, [large, large]),
+                      imbalance("v", 1000, [1000, 0])]
+ps_reachability._PROBE_TIMEOUT_S = 0.5
 listener = socket.create_server(("127.0.0.1", 0))
 address = "127.0.0.1:%d" % listener.getsockname()[1]
-found["answers"] = [ps_reachability.ask(local.target[len("grpc://"):]).name]
-found["answers"].append(ps_reachability.ask(address).name)
+found["answers"] = [ps_reachability.probe(local.target[len("grpc://"):]).name]
+found["answers"].append(ps_reachability.probe(address).name)
 closing = threading.Thread(target=lambda: [listener.accept()[0].close() for _ in "12"])
 closing.start()
-found["answers"].append(ps_reachability.ask(address).name)
+found["answers"].append(ps_reachability.probe(address).name)
 listener.close()
 closing.join()
-found["answers"].append(ps_reachability.ask(address).name)
+found["answers"].append(ps_reachability.probe(address).name)
 print(json.dumps(found))
 """
 
@@ -139,9 +139,9 @@ def test_small_variables_together_large_ones_spread(found: Any) -> None:
 
 def test_the_fewest_bytes_come_first(found: Any) -> None:
     assert found["least"] == [1, 1, 0]
-    assert found["overweight"] == [True, None, None]
+    assert found["imbalance"] == [True, None, None]
 
 
 def test_only_a_server_that_speaks_is_there(found: Any) -> None:
     """The kernel still accepts connections for a process that it is terminating."""
-    assert found["answers"] == ["THERE", "SILENT", "GONE", "GONE"]
+    assert found["answers"] == ["READY", "SILENT", "CLOSED", "CLOSED"]

@@ -42,7 +42,7 @@ from tfcluster.runtime.collective.collectives import (
     reduce_arrays,
 )
 from tfcluster.runtime.collective.sparse import Slices
-from tfcluster.runtime.collective.transports.base import Array
+from tfcluster.runtime.collective.transports.base import Array, ScaledVector
 from tfcluster.runtime.collective.transports.hierarchical import HostTransport
 from tfcluster.runtime.net.handshake import HandshakeError, Member, accept, dial
 from tfcluster.runtime.net.rendezvous import listen
@@ -459,7 +459,6 @@ def test_an_acceptors_proof_cannot_be_sent_back_to_it() -> None:
 def test_each_rank_sends_as_little_as_a_ring_can() -> None:
     """A ring of N ranks sends 2 (N-1)/N of the vector per rank."""
     from tfcluster.runtime.collective.transports.ring import Ring
-    from tfcluster.runtime.collective.transports.scaled_vector import ScaledVector
 
     vector = np.ones(1_000_000, "float32")
     ring = Ring(1, range(4), vector, np.add, ScaledVector(vector))

@@ -172,6 +172,14 @@ class Runtime(_Section):
             "together or of each.",
         ),
     ]
+    batch_normalization: Annotated[
+        Literal["global", "local"],
+        Field(
+            default="global",
+            description="Whether BatchNormalization normalises over the rows of the "
+            "whole batch, or each task over its own.",
+        ),
+    ]
     data: Annotated[
         Literal["shared", "seed_offset"],
         Field(

@@ -12,7 +12,7 @@ from typing import TextIO
 
 from tfcluster.console.sanitise import sanitise, sanitise_word, settle
 from tfcluster.console.stream import Stream
-from tfcluster.console.style import Style, style_of
+from tfcluster.console.style import style_of
 from tfcluster.console.text import plural
 from tfcluster.console.writer_thread import WriterThread
 
@@ -35,7 +35,7 @@ class Screen:
         tasks: Iterable[str] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``tasks`` are those whose prefixes are aligned, see ``line_up``."""
+        """``tasks`` are those whose prefixes are padded to the same width."""
         tasks = tuple(tasks)
         self._out, self._err = Stream(out, environ), Stream(err, environ)
         self._out_style = style_of(out, environ, tasks)
@@ -46,17 +46,6 @@ class Screen:
         self._talk = WriterThread(terminal, "console")
         shared = self._out.same_as(self._err)
         self._logs = self._talk if shared else WriterThread(None, "console-logs")
-
-    @property
-    def log_closed(self) -> bool:
-        """Whether nobody reads the log lines any more."""
-        return self._out.closed
-
-    def line_up(self, tasks: Iterable[str]) -> None:
-        """Pad prefixes to the widest of these names."""
-        widest = max(map(len, tasks), default=0)
-        self._out_style = Style(self._out_style.colours, widest)
-        self.style = Style(self.style.colours, widest)
 
     def log(self, task: str, lines: Sequence[str], *, skipped: int = 0) -> None:
         """Show a task's raw lines; ``skipped`` lines before them are missing."""

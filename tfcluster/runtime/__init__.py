@@ -24,9 +24,6 @@ if TYPE_CHECKING:
         broadcast_global_variables,
         broadcast_variables,
     )
-    from tfcluster.runtime.exchange.compression import (
-        Compression,
-    )
     from tfcluster.runtime.exchange.gather_broadcast import (
         allgather,
         alltoall,
@@ -56,6 +53,9 @@ if TYPE_CHECKING:
         grouped_allreduce,
         grouped_reducescatter,
         reducescatter,
+    )
+    from tfcluster.runtime.exchange.wire_format import (
+        Compression,
     )
     from tfcluster.runtime.horovod.capabilities import (
         ccl_built,
@@ -93,6 +93,8 @@ if TYPE_CHECKING:
         start_timeline,
         stop_timeline,
     )
+    from tfcluster.runtime.keras.merge_rules import merge_with
+    from tfcluster.runtime.keras.train.whole_batch import gather_batch
     from tfcluster.runtime.process_group import (
         barrier,
         cross_rank,
@@ -168,6 +170,7 @@ __all__ = [
     "ddl_built",
     "device_filters",
     "elastic",
+    "gather_batch",
     "get_process_set_ids_and_ranks",
     "global_process_set",
     "gloo_built",
@@ -186,6 +189,7 @@ __all__ = [
     "local_rank_op",
     "local_size",
     "local_size_op",
+    "merge_with",
     "mpi_built",
     "mpi_enabled",
     "mpi_threads_supported",
@@ -207,7 +211,9 @@ __all__ = [
     "v1",
 ]
 
-_HOMES: dict[str, tuple[str, ...]] = {
+_NAMES: dict[str, tuple[str, ...]] = {
+    "tfcluster.runtime.keras.train.whole_batch": ("gather_batch",),
+    "tfcluster.runtime.keras.merge_rules": ("merge_with",),
     "tfcluster.runtime.exchange.gather_broadcast": (
         "allgather",
         "alltoall",
@@ -260,7 +266,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "NotDistributedError",
         "PeerLostError",
     ),
-    "tfcluster.runtime.exchange.compression": ("Compression",),
+    "tfcluster.runtime.exchange.wire_format": ("Compression",),
     "tfcluster.runtime.horovod.optimizer": (
         "DistributedOptimizer",
         "PartialDistributedOptimizer",
@@ -312,7 +318,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "size",
     ),
 }
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+_MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
 _MODULES = {
     "callbacks": "tfcluster.runtime.callbacks",
     "elastic": "tfcluster.runtime.elastic",
@@ -323,10 +329,10 @@ _MODULES = {
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return importlib.import_module(_MODULES[name])
-    home = _HOME_OF.get(name)
-    if home is None:
+    module = _MODULE_OF.get(name)
+    if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(home), name)
+    value = getattr(importlib.import_module(module), name)
     globals()[name] = value
     return value
 

@@ -6,7 +6,7 @@ They have to be passed to ``fit`` on every rank, in the same order.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import keras
 import numpy as np
@@ -15,15 +15,18 @@ from tfcluster.runtime.collective import ReduceOp, Signature
 from tfcluster.runtime.collective.collectives import combine
 from tfcluster.runtime.exchange.broadcast_variables import broadcast_variables
 from tfcluster.runtime.keras import internals
+from tfcluster.runtime.keras.types import Optimizer
 from tfcluster.runtime.process_group import group, is_chief, size
 
-Logs = dict[str, Any] | None
+Logs: TypeAlias = dict[str, Any] | None
+"""What Keras passes to callbacks: numbers by the names of metrics."""
 
 
 class BroadcastVariables(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
     """Broadcasts weights and optimizer state of rank ``root_rank`` to all ranks.
 
-    It does so when training begins, or after the first batch if the model is not built
+    Follows ``horovod.keras.callbacks.BroadcastGlobalVariablesCallback``. It broadcasts
+    when training begins, or after the first batch if the model is not built
     before. Raises CollectiveMismatchError on all ranks if the models differ. ``device``
     is ignored.
     """
@@ -52,7 +55,8 @@ class BroadcastVariables(keras.callbacks.Callback):  # type: ignore[misc]  # unt
 class MetricAverage(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
     """Averages the logs of an epoch over the ranks, for the callbacks after this one.
 
-    All scalar numbers are averaged, with equal weights. ``device`` is ignored.
+    All scalar numbers are averaged in float64, with equal weights. ``device`` is
+    ignored.
     """
 
     def __init__(self, device: str = "") -> None:
@@ -232,7 +236,7 @@ LearningRateScheduleCallback = LearningRateSchedule
 LearningRateWarmupCallback = LearningRateWarmup
 
 
-def _velocities(optimizer: Any) -> list[Any]:
+def _velocities(optimizer: Optimizer) -> list[Any]:
     """The momentum variables of SGD, even within a LossScaleOptimizer."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     if isinstance(inner, keras.optimizers.SGD) and inner.momentum and inner.built:
@@ -240,6 +244,6 @@ def _velocities(optimizer: Any) -> list[Any]:
     return []
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     array = np.asarray(value)
     return array.ndim == 0 and array.dtype.kind in "fiu"

@@ -26,6 +26,18 @@ _OUTSIDE_TYPES = ("evaluator", "data")
 """Types that are not in TensorFlow's cluster: it has no evaluator and no data tasks."""
 
 
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """What ``tfcluster verify`` wants to be recorded of a task's training."""
+
+    folder: str
+    """Where the task writes it."""
+    steps: int | None
+    """After how many steps the task waits to be stopped; None: it ends by itself."""
+    seed: int
+    """The seed of all random generators before the program's first line."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
     """A task's identity, and what it knows about the other tasks.
@@ -58,33 +70,42 @@ class Context:
     """``host:port`` of the parameter service of every ps task, in order."""
     device_filters: tuple[str, ...] = ()
     """Device filters of the task's sessions; empty: they see all devices."""
+    recording: Recording | None = None
+    """None except under ``tfcluster verify``."""
 
     @property
     def rank(self) -> int:
+        """The rank of this task. Raises NoRankError if it does not train, like a ps."""
         return self._placed().rank
 
     @property
     def size(self) -> int:
+        """The number of ranks. Raises NoRankError like ``rank``."""
         return self._placed().size
 
     @property
     def local_rank(self) -> int:
+        """The rank of this task among those on its host."""
         return self._placed().local_rank
 
     @property
     def local_size(self) -> int:
+        """The number of ranks on this host."""
         return self._placed().local_size
 
     @property
     def cross_rank(self) -> int:
+        """The rank of this task among those with its local rank on all hosts."""
         return self._placed().cross_rank
 
     @property
     def cross_size(self) -> int:
+        """The number of hosts that have a task with this local rank."""
         return self._placed().cross_size
 
     @property
     def is_chief(self) -> bool:
+        """Whether this is rank 0."""
         return self._placed().rank == 0
 
     @property
@@ -130,6 +151,7 @@ def context_from(env: Mapping[str, str]) -> Context:
         data_tasks=number(env, "TFCLUSTER_DATA_TASKS", default=1, at_least=1),
         parameter_servers=_listed(env.get("TFCLUSTER_PARAMETER_SERVERS", "")),
         device_filters=_filters(env.get("TFCLUSTER_DEVICE_FILTERS", "[]")),
+        recording=_recording(env.get("TFCLUSTER_RECORDING", "")),
     )
 
 
@@ -162,7 +184,7 @@ def _identity(
     return cluster, task_type, index
 
 
-def _cluster(found: Any) -> dict[str, tuple[str, ...]]:
+def _cluster(found: object) -> dict[str, tuple[str, ...]]:
     if not isinstance(found, dict):
         raise ContextError("TF_CONFIG: 'cluster' is not an object")
     cluster: dict[str, tuple[str, ...]] = {}
@@ -183,7 +205,7 @@ def _cluster(found: Any) -> dict[str, tuple[str, ...]]:
     return cluster
 
 
-def _task(found: Any, cluster: Mapping[str, tuple[str, ...]]) -> tuple[str, int]:
+def _task(found: object, cluster: Mapping[str, tuple[str, ...]]) -> tuple[str, int]:
     if not isinstance(found, dict) or not isinstance(found.get("type"), str):
         raise ContextError("TF_CONFIG: 'task' has no 'type'")
     kind = "chief" if found["type"] == "master" else found["type"]
@@ -267,6 +289,16 @@ def _options(text: str, strategy: Strategy) -> Runtime:
     )
 
 
+def _recording(text: str) -> Recording | None:
+    if not text:
+        return None
+    found = _object(text, "TFCLUSTER_RECORDING")
+    try:
+        return Recording(**found)
+    except TypeError as error:
+        raise ContextError(f"TFCLUSTER_RECORDING: {error}") from error
+
+
 def _token(text: str) -> bytes:
     try:
         return bytes.fromhex(text)
@@ -294,7 +326,7 @@ def _object(text: str, name: str) -> dict[str, Any]:
     return found
 
 
-def _json(text: str, name: str) -> Any:
+def _json(text: str, name: str) -> object:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:

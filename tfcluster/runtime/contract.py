@@ -23,7 +23,15 @@ from tfcluster import versions
 from tfcluster.runtime.errors import CollectiveError
 
 Around = Callable[..., Any]
-"""A handler is called as ``handler(original, *args, **kwargs)``."""
+"""A handler, called as the table says: see ``Called``."""
+
+Called = Literal["around", "before", "after"]
+"""When a handler is called, and with what.
+
+around     in place of the original: ``handler(original, *args, **kwargs)``
+before     it observes a call: ``handler(*args, **kwargs)``
+after      it observes what a call returned: ``handler(result)``
+"""
 
 How = Literal[
     "attribute",
@@ -50,7 +58,7 @@ for a while      on the target itself, within a ``with`` statement
 
 _PACKAGE = "tfcluster.runtime."
 _TITLES = {"keras": "Keras", "tensorflow": "TensorFlow"}
-_SEAM = "_tfcluster_seam"
+_WRAPPED = "_tfcluster_wrapped"
 
 
 class Named(Protocol):
@@ -113,6 +121,7 @@ class Handler:
     """The strategy, or the condition, under which the handler is installed."""
     always: bool = False
     """Whether it is also called if the program distributes its training by itself."""
+    called: Called = "around"
 
 
 @dataclass(frozen=True)
@@ -168,7 +177,7 @@ class Patch:
 
 
 @dataclass
-class _Seam:
+class _WrappedAttribute:
     """A wrapped attribute of a module or class."""
 
     owner: Any
@@ -185,9 +194,9 @@ class _Seam:
         self.found[self.patch.place(name_of(handler))] = handler
         call = self.original
         for place in sorted(self.found, reverse=True):
-            always = self.patch.handlers[place].always
-            aside = None if always else self.stands_aside
-            call = _around(self.found[place], call, aside)
+            entry = self.patch.handlers[place]
+            aside = None if entry.always else self.stands_aside
+            call = _with(self.found[place], entry.called, call, aside)
         self.call = call
 
     def wrapper(self) -> Any:
@@ -197,7 +206,7 @@ class _Seam:
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             return self.call(*args, **kwargs)
 
-        setattr(wrapper, _SEAM, self)
+        setattr(wrapper, _WRAPPED, self)
         return wrapper
 
 
@@ -239,13 +248,13 @@ class Table:
         name, original = patch.attribute, getattr(owner, patch.attribute)
         if patch.how == "property":
             original = original.fget
-        seam = getattr(original, _SEAM, None)
-        if isinstance(seam, _Seam) and seam.owner is owner:
-            seam.add(handler)
+        wrapped = getattr(original, _WRAPPED, None)
+        if isinstance(wrapped, _WrappedAttribute) and wrapped.owner is owner:
+            wrapped.add(handler)
             return
-        seam = _Seam(owner, patch, original, self._stands_aside)
-        seam.add(handler)
-        wrapper = seam.wrapper()
+        wrapped = _WrappedAttribute(owner, patch, original, self._stands_aside)
+        wrapped.add(handler)
+        wrapper = wrapped.wrapper()
         if patch.how == "property":
             setattr(owner, name, property(wrapper))
             return
@@ -264,7 +273,7 @@ class Table:
         for cls in _with_subclasses(owner):
             put(cls)
         own = vars(owner).get("__init_subclass__")
-        followers = getattr(getattr(own, "__func__", None), _SEAM, None)
+        followers = getattr(getattr(own, "__func__", None), _WRAPPED, None)
         if followers is not None:
             followers.append(put)
             return
@@ -279,7 +288,7 @@ class Table:
             for follower in followers:
                 follower(cls)
 
-        setattr(init_subclass, _SEAM, followers)
+        setattr(init_subclass, _WRAPPED, followers)
         owner.__init_subclass__ = classmethod(init_subclass)
 
     def replace(self, patch: Patch, one: Any, value: Any) -> None:
@@ -307,7 +316,7 @@ class Table:
                 owner = patch.owner()
                 original = vars(owner)[patch.attribute]
                 before.append((owner, patch.attribute, original))
-                setattr(owner, patch.attribute, _around(handler, original, None))
+                setattr(owner, patch.attribute, _with(handler, "around", original))
             yield
         finally:
             for owner, name, original in reversed(before):
@@ -321,15 +330,15 @@ class Table:
 def original_of(patch: Patch) -> Any:
     """The library's own function, whether it is wrapped or not."""
     found = getattr(patch.owner(), patch.attribute)
-    seam = getattr(found, _SEAM, None)
-    return seam.original if isinstance(seam, _Seam) else found
+    wrapped = getattr(found, _WRAPPED, None)
+    return wrapped.original if isinstance(wrapped, _WrappedAttribute) else found
 
 
 def mark(one: Any, name: str, value: Any) -> None:
     """Set an attribute of our own, ``tfcluster_...``, on an object of a library."""
     if not name.lstrip("_").startswith("tfcluster_"):
         raise ValueError(f"{name} is no name of ours")
-    if hasattr(one, "__dict__"):
+    if hasattr(one, "__dict__") and not isinstance(one, type):
         # Not setattr: Keras tracks attributes that are set on its objects.
         vars(one)[name] = value
     else:
@@ -400,10 +409,31 @@ def name_of(handler: Around) -> str:
     return f"{handler.__module__}.{name}".removeprefix(_PACKAGE)
 
 
-def _around(
-    handler: Around, inner: Any, stands_aside: Callable[[], bool] | None
+def _with(
+    handler: Around,
+    called: Called,
+    inner: Any,
+    stands_aside: Callable[[], bool] | None = None,
 ) -> Any:
-    if stands_aside is None:
+    """``inner`` with the handler, which is not called while ``stands_aside()``."""
+    if called == "before":
+
+        @functools.wraps(inner)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if stands_aside is None or not stands_aside():
+                handler(*args, **kwargs)
+            return inner(*args, **kwargs)
+    elif called == "after":
+
+        @functools.wraps(inner)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            # As for the other handlers, what counts is the state before the call.
+            aside = stands_aside is not None and stands_aside()
+            result = inner(*args, **kwargs)
+            if not aside:
+                handler(result)
+            return result
+    elif stands_aside is None:
 
         @functools.wraps(inner)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -469,5 +499,8 @@ def _described(patch: Patch) -> str:
     lines = [f"{patch.path}{how}", f"    for {patch.why}"]
     for number, handler in enumerate(patch.handlers, 1):
         always = ", always" if handler.always else ""
-        lines.append(f"    {number}. {handler.function} [{handler.when}{always}]")
+        called = "" if handler.called == "around" else f", {handler.called}"
+        lines.append(
+            f"    {number}. {handler.function} [{handler.when}{always}{called}]"
+        )
     return "\n".join(lines) + "\n"

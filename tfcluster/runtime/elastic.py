@@ -11,21 +11,36 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
 
 import keras
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from tfcluster.runtime import process_group
 from tfcluster.runtime.exchange.broadcast_variables import broadcast_variables
 from tfcluster.runtime.exchange.objects import broadcast_object
+from tfcluster.runtime.keras.types import Model, Optimizer, Variable
+from tfcluster.runtime.tf1_types import Session
 
 T = TypeVar("T")
+P = ParamSpec("P")
+AnyState = TypeVar("AnyState", bound="Synchronised")
 Reset = Callable[[], object]
 
 
-def run(function: Callable[..., T]) -> Callable[..., T]:
+class Synchronised(Protocol):
+    """A state that ranks can have in common, such as ``ObjectState``."""
+
+    def sync(self) -> None:
+        """Copy the state of rank 0 to all ranks."""
+        ...
+
+
+def run(
+    function: Callable[Concatenate[AnyState, P], T],
+) -> Callable[Concatenate[AnyState, P], T]:
     """Wrap ``function(state, ...)``, so that all ranks begin with the state of rank 0.
 
     Unlike Horovod's, it does not retry: a CollectiveError ends the program. If
@@ -34,12 +49,20 @@ def run(function: Callable[..., T]) -> Callable[..., T]:
     """
 
     @functools.wraps(function)
-    def wrapper(state: Any, *args: Any, **kwargs: Any) -> T:
+    def wrapper(state: AnyState, *args: P.args, **kwargs: P.kwargs) -> T:
         process_group.init()
         state.sync()
         return function(state, *args, **kwargs)
 
-    return wrapper
+    return cast("Callable[Concatenate[AnyState, P], T]", wrapper)
+
+
+class StateVariable(Variable, Protocol):
+    """A variable of Keras or TensorFlow."""
+
+    def load(self, value: npt.NDArray[Any], session: Session) -> None:
+        """Set a variable of TensorFlow 1; others have ``assign``."""
+        ...
 
 
 class ObjectState:
@@ -49,10 +72,10 @@ class ObjectState:
     """
 
     def __init__(
-        self, bcast_object: Any = None, get_rank: Any = None, **attributes: Any
+        self, bcast_object: object = None, get_rank: object = None, **attributes: Any
     ) -> None:
         self._names = tuple(attributes)
-        self._saved: dict[str, Any] = {}
+        self._saved: dict[str, object] = {}
         self._resets: list[Reset] = []
         for name, value in attributes.items():
             setattr(self, name, value)
@@ -98,18 +121,25 @@ class ObjectState:
 
 
 class TensorFlowState(ObjectState):
-    """TensorFlow variables and Python objects."""
+    """TensorFlow variables and Python objects.
+
+    A graph of TensorFlow 1 needs ``session`` or a default session when values are read
+    or set; ValueError is raised if there is none.
+    """
 
     def __init__(
-        self, variables: Any = None, session: Any = None, **attributes: Any
+        self,
+        variables: Iterable[StateVariable] | None = None,
+        session: Session | None = None,
+        **attributes: Any,
     ) -> None:
         self._variables = None if variables is None else list(variables)
         self._session = session
-        self._values: list[Any] = []
+        self._values: list[npt.NDArray[Any]] = []
         super().__init__(**attributes)
         self.save()
 
-    def variables(self) -> list[Any]:
+    def variables(self) -> list[StateVariable]:
         """The variables of the state; in a TF1 graph, all global ones by default.
 
         Raises ValueError if eager execution is on and none were given.
@@ -135,32 +165,36 @@ class TensorFlowState(ObjectState):
             self._in_session().run(done)
         super().sync()
 
-    def _read(self, variables: list[Any]) -> list[Any]:
+    def _read(self, variables: list[StateVariable]) -> list[npt.NDArray[Any]]:
         if tf.compat.v1.executing_eagerly_outside_functions():
             return [keras.ops.convert_to_numpy(variable) for variable in variables]
         return list(self._in_session().run(variables))
 
-    def _set(self, variable: Any, value: Any) -> None:
+    def _set(self, variable: StateVariable, value: npt.NDArray[Any]) -> None:
         if tf.compat.v1.executing_eagerly_outside_functions():
             variable.assign(value)
         else:
             variable.load(value, self._in_session())
 
-    def _in_session(self) -> Any:
-        session = self._session or tf.compat.v1.get_default_session()
+    def _in_session(self) -> Session:
+        session: Session | None = self._session or tf.compat.v1.get_default_session()
         if session is None:
             raise ValueError("a graph of TensorFlow 1 needs a session: session=...")
         return session
 
 
 class TensorFlowKerasState(TensorFlowState):
-    """A Keras model, its optimizer, and Python objects."""
+    """A Keras model, its optimizer, and Python objects.
+
+    ``optimizer`` defaults to that of the model; ``backend`` is ignored. Raises
+    ValueError if the model is not built.
+    """
 
     def __init__(
         self,
-        model: Any,
-        optimizer: Any = None,
-        backend: Any = None,
+        model: Model,
+        optimizer: Optimizer | None = None,
+        backend: object = None,
         **attributes: Any,
     ) -> None:
         if not model.built:
@@ -171,7 +205,7 @@ class TensorFlowKerasState(TensorFlowState):
         self.optimizer = optimizer or getattr(model, "optimizer", None)
         super().__init__((), **attributes)
 
-    def variables(self) -> list[Any]:
+    def variables(self) -> list[StateVariable]:
         state = [*self.model.weights, *getattr(self.optimizer, "variables", ())]
         return list({id(variable): variable for variable in state}.values())
 
@@ -189,22 +223,22 @@ KerasState = TensorFlowKerasState
 class CommitStateCallback(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
     """Commits a state every ``batches_per_commit`` batches, and after each epoch."""
 
-    def __init__(self, state: Any, batches_per_commit: int = 1) -> None:
+    def __init__(self, state: ObjectState, batches_per_commit: int = 1) -> None:
         super().__init__()
         self._state = state
         self._every = batches_per_commit
         self._left = batches_per_commit
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: object = None) -> None:
         self._left = self._every
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: object = None) -> None:
         self._left -= 1
         if self._left == 0:
             self._state.commit()
             self._left = self._every
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: object = None) -> None:
         self._state.commit()
 
 
@@ -215,10 +249,10 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):  # type: ignore[misc] 
         super().__init__()
         self._state = state
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: object = None) -> None:
         self._state.batch = batch
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: object = None) -> None:
         self._state.batch = 0
 
 
@@ -230,8 +264,8 @@ class UpdateEpochStateCallback(keras.callbacks.Callback):  # type: ignore[misc] 
         self._state = state
         self._first = 0
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: object = None) -> None:
         self._first = self._state.epoch
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: object = None) -> None:
         self._state.epoch = self._first + epoch + 1

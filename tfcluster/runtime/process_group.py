@@ -19,7 +19,7 @@ from tfcluster.runtime.collective.peer_monitor import PeerMonitor
 from tfcluster.runtime.collective.transports.hierarchical import HostTransport
 from tfcluster.runtime.context import Context, context_from
 from tfcluster.runtime.net.handshake import Member
-from tfcluster.runtime.scripts import self_distributed
+from tfcluster.runtime.scripts import program_kind
 from tfcluster.runtime.telemetry import exit_status
 from tfcluster.runtime.telemetry.agent_channel import reporter
 from tfcluster.runtime.telemetry.exit_cause import cause
@@ -128,7 +128,7 @@ def exchanged(*, combined: bool) -> None:
     For a program that distributes its training by itself, only operations that combine
     values of all ranks count: a broadcast of the initial weights proves nothing.
     """
-    if combined or not self_distributed.claimed():
+    if combined or not program_kind.distributes_itself():
         reporter().exchanged()
 
 

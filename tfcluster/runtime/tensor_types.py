@@ -1,11 +1,353 @@
-"""Names for the types of TensorFlow's objects, which has no types of its own."""
+"""The types of TensorFlow's objects, as far as the runtime uses them.
+
+TensorFlow has no type information, so mypy takes the result of each of its functions
+for ``Any``. These protocols list the attributes and methods on which the runtime
+relies.
+"""
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, TypeAlias
 
-Tensor: TypeAlias = Any
-"""A ``tf.Tensor``, eager or of a graph, or what ``tf.convert_to_tensor`` takes."""
+import numpy as np
+from numpy.typing import NDArray
+
+Array: TypeAlias = NDArray[Any]
+
+Nest: TypeAlias = object
+"""Anything that ``tf.nest`` takes: tensors, arrays or other values in nested tuples,
+lists and dictionaries. Only functions for nested structures can use it."""
+
+Leaf: TypeAlias = object
+"""A value in a nested structure: a tensor of any kind, an array, or something else."""
+
+
+class DType(Protocol):
+    """A ``tf.DType``."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def is_floating(self) -> bool: ...
+
+    @property
+    def is_complex(self) -> bool: ...
+
+    @property
+    def is_integer(self) -> bool: ...
+
+    @property
+    def is_bool(self) -> bool: ...
+
+    @property
+    def base_dtype(self) -> DType: ...
+
+    @property
+    def as_numpy_dtype(self) -> Any:
+        """The type of numpy's scalars; not always one of numpy's own."""
+        ...
+
+
+DTypeLike: TypeAlias = DType | np.dtype[Any] | type | str
+"""What ``tf.as_dtype`` takes."""
+
+
+class Shape(Protocol):
+    """A ``tf.TensorShape``."""
+
+    @property
+    def rank(self) -> int | None: ...
+
+    def as_list(self) -> list[int | None]:
+        """Raises ValueError if the rank is unknown."""
+        ...
+
+    def num_elements(self) -> int | None: ...
+
+    def is_fully_defined(self) -> bool: ...
+
+    def __iter__(self) -> Iterator[int | None]: ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, key: Any) -> Any: ...
+
+
+class Tensor(Protocol):
+    """A ``tf.Tensor``, eager or of a graph."""
+
+    @property
+    def dtype(self) -> DType: ...
+
+    @property
+    def shape(self) -> Shape: ...
+
+    @property
+    def ndim(self) -> int: ...
+
+    @property
+    def name(self) -> str:
+        """Of tensors of a graph only."""
+        ...
+
+    @property
+    def op(self) -> Operation:
+        """Of tensors of a graph only."""
+        ...
+
+    @property
+    def graph(self) -> Graph:
+        """Of tensors of a graph only."""
+        ...
+
+    @property
+    def device(self) -> str: ...
+
+    def consumers(self) -> Sequence[Operation]:
+        """Of tensors of a graph only."""
+        ...
+
+    def numpy(self) -> Any:
+        """An array, or a number of numpy's for a scalar. Of eager tensors only."""
+        ...
+
+    def set_shape(self, shape: Shape | Sequence[int | None]) -> None: ...
+
+    def __getitem__(self, key: Any) -> Tensor: ...
+
+    def __bool__(self) -> bool: ...
+
+    def __int__(self) -> int: ...
+
+    def __float__(self) -> float: ...
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Tensor]: ...
+
+    def __abs__(self) -> Tensor: ...
+
+    def __neg__(self) -> Tensor: ...
+
+    def __invert__(self) -> Tensor: ...
+
+    def __add__(self, other: TensorLike) -> Tensor: ...
+
+    def __radd__(self, other: TensorLike) -> Tensor: ...
+
+    def __sub__(self, other: TensorLike) -> Tensor: ...
+
+    def __rsub__(self, other: TensorLike) -> Tensor: ...
+
+    def __mul__(self, other: TensorLike) -> Tensor: ...
+
+    def __rmul__(self, other: TensorLike) -> Tensor: ...
+
+    def __truediv__(self, other: TensorLike) -> Tensor: ...
+
+    def __rtruediv__(self, other: TensorLike) -> Tensor: ...
+
+    def __floordiv__(self, other: TensorLike) -> Tensor: ...
+
+    def __mod__(self, other: TensorLike) -> Tensor: ...
+
+    def __pow__(self, other: TensorLike) -> Tensor: ...
+
+    def __and__(self, other: TensorLike) -> Tensor: ...
+
+    def __or__(self, other: TensorLike) -> Tensor: ...
+
+    def __lt__(self, other: TensorLike) -> Tensor: ...
+
+    def __le__(self, other: TensorLike) -> Tensor: ...
+
+    def __gt__(self, other: TensorLike) -> Tensor: ...
+
+    def __ge__(self, other: TensorLike) -> Tensor: ...
+
+
+TensorLike: TypeAlias = Tensor | Array | np.generic | complex
+"""What ``tf.convert_to_tensor`` takes, except lists; includes int, float and bool."""
+
+
+class IndexedSlices(Protocol):
+    """A ``tf.IndexedSlices``: a sparse gradient."""
+
+    @property
+    def values(self) -> Tensor:
+        """Shape ``(n, ...)``: the rows."""
+        ...
+
+    @property
+    def indices(self) -> Tensor:
+        """Shape ``(n,)``: the numbers of the rows; one may occur repeatedly."""
+        ...
+
+    @property
+    def dense_shape(self) -> Tensor | None: ...
+
+    @property
+    def dtype(self) -> DType: ...
+
+    @property
+    def shape(self) -> Shape: ...
+
 
 Gradient: TypeAlias = Any
-"""A tensor, ``tf.IndexedSlices``, or None."""
+"""A ``Tensor``, ``IndexedSlices``, or None if the loss does not depend on the variable.
+Not a union, since mypy cannot narrow one by ``isinstance`` of an untyped class."""
+
+
+class Operation(Protocol):
+    """A ``tf.Operation``."""
+
+    @property
+    def _is_stateful(self) -> bool: ...
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def type(self) -> str: ...
+
+    @property
+    def device(self) -> str: ...
+
+    @property
+    def graph(self) -> Graph: ...
+
+    @property
+    def inputs(self) -> Sequence[Tensor]: ...
+
+    @property
+    def outputs(self) -> Sequence[Tensor]: ...
+
+    @property
+    def node_def(self) -> Message: ...
+
+
+class Graph(Protocol):
+    """A ``tf.Graph``; ``captures`` has those of a ``tf.function`` only."""
+
+    @property
+    def captures(self) -> Sequence[tuple[Tensor, Tensor]]:
+        """Pairs of an outer tensor and the placeholder that stands for it."""
+        ...
+
+    def as_default(self) -> AbstractContextManager[Graph]: ...
+
+    def get_collection(self, name: str) -> list[Any]: ...
+
+    @property
+    def graph_def_versions(self) -> Message: ...
+
+
+class Message(Protocol):
+    """A protocol buffer, such as a GraphDef or a NodeDef."""
+
+    def CopyFrom(self, other: Message) -> None: ...
+
+    def SerializeToString(self) -> bytes: ...
+
+    def __getattr__(self, field: str) -> Any: ...
+
+    def __setattr__(self, field: str, value: Any) -> None: ...
+
+
+class Variable(Protocol):
+    """A ``tf.Variable``."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def dtype(self) -> DType: ...
+
+    @property
+    def shape(self) -> Shape: ...
+
+    @property
+    def trainable(self) -> bool: ...
+
+    @property
+    def device(self) -> str: ...
+
+    @property
+    def op(self) -> Operation:
+        """Of variables of a graph only."""
+        ...
+
+    @property
+    def handle(self) -> Tensor:
+        """The resource: a scalar of dtype ``tf.resource``."""
+        ...
+
+    @property
+    def initial_value(self) -> Tensor: ...
+
+    def assign(self, value: TensorLike, *, read_value: bool = True) -> Any: ...
+
+    def assign_add(self, delta: TensorLike) -> Any: ...
+
+    def __int__(self) -> int: ...
+
+    def read_value(self) -> Tensor: ...
+
+    def numpy(self) -> Any: ...
+
+
+class Dataset(Protocol):
+    """A ``tf.data.Dataset``. Its elements are nested structures of tensors."""
+
+    _variant_tensor: Tensor
+
+    @property
+    def element_spec(self) -> Nest: ...
+
+    def _inputs(self) -> Sequence[Dataset]: ...
+
+    def __iter__(self) -> Iterator[Any]: ...
+
+    def as_numpy_iterator(self) -> Iterator[Any]: ...
+
+    def cardinality(self) -> Tensor: ...
+
+    def options(self) -> Any: ...
+
+    def with_options(self, options: Any) -> Dataset: ...
+
+    def apply(self, transformation: Callable[[Dataset], Dataset]) -> Dataset: ...
+
+    def concatenate(self, dataset: Dataset) -> Dataset: ...
+
+    def enumerate(self) -> Dataset: ...
+
+    def filter(self, predicate: Callable[..., Tensor]) -> Dataset: ...
+
+    def flat_map(self, map_func: Callable[..., Dataset]) -> Dataset: ...
+
+    def map(self, map_func: Callable[..., Nest]) -> Dataset: ...
+
+    def prefetch(self, buffer_size: int) -> Dataset: ...
+
+    def repeat(self, count: int | None = None) -> Dataset: ...
+
+    def scan(self, initial_state: Nest, scan_func: Callable[..., Nest]) -> Dataset: ...
+
+    def shard(self, num_shards: int, index: int) -> Dataset: ...
+
+    def skip(self, count: int) -> Dataset: ...
+
+    def take(self, count: int) -> Dataset: ...
+
+    def take_while(self, predicate: Callable[..., Tensor]) -> Dataset: ...
+
+
+DatasetIterator: TypeAlias = Iterator[Nest]
+"""What ``iter`` of a ``Dataset`` returns."""

@@ -12,19 +12,20 @@ import tensorflow as tf
 
 from tfcluster.runtime.collective.buffer_pool import ALIGNMENT
 from tfcluster.runtime.collective.transports.base import Array
+from tfcluster.runtime.tensor_types import DType, Gradient, Tensor, Variable
 
 
-def as_tensor(value: Any) -> Any:
+def as_tensor(value: Tensor) -> Tensor:
     """``value`` as a tensor; skips convert_to_tensor, which is slow, if it is one."""
     return value if isinstance(value, tf.Tensor) else tf.convert_to_tensor(value)
 
 
-def is_sparse(value: Any) -> bool:
+def is_sparse(value: Gradient) -> bool:
     """Whether a gradient is IndexedSlices."""
     return isinstance(value, tf.IndexedSlices)
 
 
-def is_inexact(tensor: Any) -> bool:
+def is_inexact(tensor: Tensor | Variable) -> bool:
     """Whether a tensor can have a gradient: its numbers are real or complex."""
     return bool(tensor.dtype.is_floating or tensor.dtype.is_complex)
 
@@ -34,14 +35,21 @@ def name_of(variable: Any) -> str:
     return str(getattr(variable, "path", None) or variable.name)
 
 
-def array_of(tensor: Any) -> Array:
-    """An eager tensor as an array; shares its memory if that is on the host."""
+def array_of(tensor: Tensor) -> Array:
+    """An eager tensor as an array; shares its memory if that is on the host.
+
+    Shape and dtype stay; bfloat16 is the dtype of ml_dtypes.
+    """
     # For a bfloat16 scalar, TensorFlow makes a number instead of an array.
     return np.asarray(tensor if tensor.ndim else tensor.numpy())
 
 
-def tensor_of(array: Array, dtype: Any) -> Any:
-    """The array as a tensor of ``dtype``, which takes over its memory if possible."""
+def tensor_of(array: Array, dtype: DType) -> Tensor:
+    """The array as a tensor of ``dtype``, which takes over its memory if possible.
+
+    That needs an array that is contiguous, writeable, aligned to ``ALIGNMENT`` bytes
+    and of that dtype; otherwise it is copied. The shape stays.
+    """
     fits = array.flags.c_contiguous and array.flags.writeable
     same = array.dtype == dtype.as_numpy_dtype
     empty = not array.size

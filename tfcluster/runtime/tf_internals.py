@@ -1,16 +1,28 @@
-"""All that the runtime touches of TensorFlow and that it does not promise to keep.
+"""All of TensorFlow's non-public parts that the runtime uses.
 
-``NAMES`` says for each name who needs it; the functions are the only way to it. Other
-modules have no import of ``tensorflow.python`` and no private attribute of its objects.
+``NAMES`` says for each name which feature needs it; other modules use only the
+functions here. They neither import ``tensorflow.python`` nor use private attributes of
+TensorFlow's objects.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tfcluster.runtime.contract import Name
+
+if TYPE_CHECKING:
+    # It imports numpy, which a server must not do: see ``task.serve``.
+    from tfcluster.runtime.tensor_types import (
+        Dataset,
+        Graph,
+        Message,
+        Operation,
+        Tensor,
+        Variable,
+    )
 
 _CONTEXT = "tensorflow.python.eager.context.Context"
 _DATASET = "tensorflow.data.Dataset"
@@ -182,7 +194,7 @@ NAMES_OF_OPTIMIZER_1 = tuple(
         "_valid_dtypes",
     )
 )
-"""What the classes of TensorFlow's optimizers call of each other."""
+"""The private methods that TensorFlow 1's optimizers call of one another."""
 
 BATCHES = ("Batch", "PaddedBatch", "ParallelBatch", "Rebatch")
 """Kinds of datasets whose elements are batches."""
@@ -208,28 +220,22 @@ KEEPS_BATCHES = (
 """Kinds whose elements are batches where those of their inputs are."""
 
 
-class Dataset(Protocol):
-    _variant_tensor: Any
-
-    def _inputs(self) -> Sequence[Dataset]: ...
-
-
 class Function(Protocol):
     """A ``tf.function``."""
 
     _jit_compile: bool | None
+
+    @property
+    def name(self) -> str: ...
 
     def _clone(self, python_function: Callable[..., Any] | None) -> Function: ...
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 
 
-class Operation(Protocol):
-    @property
-    def _is_stateful(self) -> bool: ...
-
-
 class CheckpointManager(Protocol):
+    """A ``tf.train.CheckpointManager``."""
+
     _latest_checkpoint: str | None
     _maybe_delete: dict[str, float]
 
@@ -238,26 +244,43 @@ class CheckpointManager(Protocol):
 
 
 class Server(Protocol):
-    """``tf.compat.v1.train.Server``."""
+    """A ``tf.compat.v1.train.Server``."""
 
-    _server: Any
-    _server_def: Any
+    _server: object
+    _server_def: Message
+
+    @property
+    def target(self) -> str:
+        """The target of sessions on this server: ``grpc://HOST:PORT``."""
+        ...
+
+
+class Queue(Protocol):
+    """A ``tf.queue.QueueBase`` in a graph."""
+
+    def close(self) -> Operation:
+        """The op that closes the queue."""
+        ...
 
 
 class SessionManager(Protocol):
-    _graph: Any
+    """A ``tf.compat.v1.train.SessionManager``."""
+
+    _graph: Graph
     _recovery_wait_secs: float
 
 
 class SyncReplicasOptimizer(Protocol):
-    _sync_token_queue: Any
+    """A ``tf.compat.v1.train.SyncReplicasOptimizer``."""
+
+    _sync_token_queue: Queue
 
 
 class Context(Protocol):
     """The eager context of a process."""
 
-    _context_handle: Any
-    config: Any
+    _context_handle: object | None
+    config: Message
 
     def ensure_initialized(self) -> None: ...
 
@@ -267,11 +290,11 @@ class Context(Protocol):
         self, *, collective_leader: str, device_filters: Sequence[str]
     ) -> None: ...
 
-    def enable_collective_ops(self, server_def: Any) -> None: ...
+    def enable_collective_ops(self, server_def: Message) -> None: ...
 
-    def add_function_def(self, fdef: Any) -> None: ...
+    def add_function_def(self, fdef: Message) -> None: ...
 
-    def get_function_def(self, name: str) -> Any: ...
+    def get_function_def(self, name: str) -> Message: ...
 
 
 class Frame(Protocol):
@@ -285,29 +308,33 @@ class Frame(Protocol):
 
 
 def inputs_of(dataset: Dataset) -> Sequence[Dataset]:
-    """The datasets that one is made of."""
+    """The datasets that ``dataset`` reads from; none for a source."""
     return dataset._inputs()
 
 
-def variant_of(dataset: Dataset) -> Any:
-    """The tensor that a dataset is for TensorFlow's ops."""
+def variant_of(dataset: Dataset) -> Tensor:
+    """The tensor that stands for a dataset in ops: a scalar of dtype ``tf.variant``."""
     return dataset._variant_tensor
 
 
 def kind_of(dataset: Dataset) -> str:
-    """What has made a dataset: ``Batch`` or ``Map``, from the name of its class."""
+    """The kind of a dataset, such as ``Batch`` or ``Map``: a part of its class name."""
     return type(dataset).__name__.removeprefix("_").removesuffix("Dataset")
 
 
 def shard_of(dataset: Dataset) -> tuple[int | None, int | None] | None:
-    """The arguments of ``dataset.shard``, as far as they are known; None of others."""
+    """The arguments ``num_shards`` and ``index`` of a dataset that ``shard`` returned.
+
+    Each is None if it is not known before the graph runs. Returns None for a dataset
+    of another kind.
+    """
     if kind_of(dataset) != "Shard":
         return None
     return _number(dataset, "_num_shards"), _number(dataset, "_index")
 
 
 def _number(dataset: Dataset, name: str) -> int | None:
-    """A tensor that a dataset was made with."""
+    """The value of a dataset's attribute, a scalar tensor; None if it is not known."""
     import tensorflow as tf
 
     value = tf.get_static_value(getattr(dataset, name, None))
@@ -329,24 +356,25 @@ def without_xla(function: Function) -> Function:
     return plain
 
 
-def is_in_xla(graph: Any) -> bool:
-    """Whether XLA is to compile a graph, or one that it is part of."""
+def is_in_xla(graph: Graph) -> bool:
+    """Whether XLA will compile a graph, or one that it is part of."""
     from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 
     return bool(GraphOrParentsInXlaContext(graph))
 
 
-def plain_variable(_: Callable[..., Any], **settings: Any) -> Any:
-    """A creator for ``tf.variable_creator_scope`` that uses no other creator.
+def plain_variable(_: Callable[..., Any], **settings: Any) -> Variable:
+    """A creator for ``tf.variable_creator_scope`` that calls no other creator.
 
-    A ``tf.function`` forbids new variables in its second trace, also where the trace
-    has been left by ``tf.init_scope``. Variables that are used outside of the function
-    only are none of its business.
+    A ``tf.function`` forbids new variables in its second trace, even within
+    ``tf.init_scope``. Variables that are used only outside of the function should not
+    be affected.
     """
     from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
     wanted = ("initial_value", "trainable", "name", "dtype", "shape")
-    return ResourceVariable(**{key: settings.get(key) for key in wanted})
+    made: Variable = ResourceVariable(**{key: settings.get(key) for key in wanted})
+    return made
 
 
 def is_stateful(op: Operation) -> bool:
@@ -355,36 +383,39 @@ def is_stateful(op: Operation) -> bool:
 
 
 def user_frames() -> list[Frame]:
-    """Where the program is, the innermost last; generated code as its source."""
+    """The frames of the current call stack, the innermost last.
+
+    A frame of code that AutoGraph has generated refers to the original source.
+    """
     from tensorflow.python.util import tf_stack
 
     return list(tf_stack.extract_stack().get_user_frames())
 
 
 def is_generated(file: str) -> bool:
-    """Whether a file is one that AutoGraph has written."""
+    """Whether AutoGraph has generated a file."""
     return "__autograph_generated" in file
 
 
 def is_of_autograph(error: BaseException) -> bool:
-    """Whether AutoGraph has made a text of what was raised while it traced."""
+    """Whether AutoGraph raised this in place of an error during tracing."""
     return type(error).__name__ == "StagingError"
 
 
 # --- tapes ----------------------------------------------------------------------------
 
 
-def should_record_backprop(tensors: Sequence[Any]) -> bool:
-    """Whether a tape records what is done with any of these tensors."""
+def should_record_backprop(tensors: Sequence[Tensor]) -> bool:
+    """Whether a tape records operations on any of these tensors."""
     from tensorflow.python.eager import record
 
     return bool(record.should_record_backprop(tensors))
 
 
 def could_record() -> bool:
-    """Whether there is a tape. True where that cannot be known."""
+    """Whether a tape exists; True if this version of TensorFlow cannot tell."""
     try:
-        # One is always ready for a tape where this name is gone: it has no check.
+        # A version without this name has no such check.
         from tensorflow.python.eager import record
     except ImportError:
         return True
@@ -403,12 +434,12 @@ def context() -> Context:
 
 
 def is_running(context: Context) -> bool:
-    """Whether TensorFlow has been used: its devices are fixed."""
+    """Whether TensorFlow is initialized, so that its devices cannot change any more."""
     return context._context_handle is not None
 
 
 def executor_type(name: str | None) -> AbstractContextManager[None]:
-    """Have functions that are called inside run by that executor; None: the usual."""
+    """A context in which functions run with the named executor; None: the default."""
     from tensorflow.python.eager import context as eager
 
     found: AbstractContextManager[None] = eager.function_executor_type(name)
@@ -416,33 +447,40 @@ def executor_type(name: str | None) -> AbstractContextManager[None]:
 
 
 def execute(
-    kind: str, outputs: int, inputs: Sequence[Any], attrs: Sequence[Any]
-) -> Sequence[Any]:
-    """Execute an operation eagerly."""
+    kind: str, outputs: int, inputs: Sequence[Tensor], attrs: Sequence[Any]
+) -> Sequence[Tensor]:
+    """Execute an operation eagerly; returns its ``outputs`` output tensors.
+
+    ``attrs`` alternates names and values. Raises tf.errors.OpError.
+    """
     from tensorflow.python.eager import execute as eager
 
-    found: Sequence[Any] = eager.quick_execute(
+    found: Sequence[Tensor] = eager.quick_execute(
         kind, outputs, list(inputs), attrs, context()
     )
     return found
 
 
-def op_definition(kind: str) -> Any:
-    """The OpDef of a kind of operation; None where there is no such kind."""
+def op_definition(kind: str) -> Message | None:
+    """The OpDef of a kind of operation; None if there is no such kind."""
     from tensorflow.python.framework import op_def_registry
 
-    return op_def_registry.get(kind)
+    found: Message | None = op_def_registry.get(kind)
+    return found
 
 
 def observe_ops(callback: Callable[..., None]) -> None:
-    """Have ``callback`` called with each operation that this thread executes."""
+    """Call ``callback`` after each op that this thread executes or adds to a graph.
+
+    It gets the operation's type, inputs, attributes, outputs, name and graph.
+    """
     from tensorflow.python.framework import op_callbacks
 
     op_callbacks.add_op_callback(callback)
 
 
 def stop_observing_ops(callback: Callable[..., None]) -> None:
-    """The end of ``observe_ops``."""
+    """Undo ``observe_ops``."""
     from tensorflow.python.framework import op_callbacks
 
     op_callbacks.remove_op_callback(callback)
@@ -457,7 +495,10 @@ def prefix_of(manager: CheckpointManager) -> str:
 
 
 def note_checkpoint(manager: CheckpointManager, path: str, time_s: float) -> None:
-    """Have a manager know a checkpoint as if it had written it."""
+    """Register a checkpoint with a manager as if the manager had written it.
+
+    ``time_s`` is when it was written, in seconds since the epoch.
+    """
     manager._latest_checkpoint = path
     manager._maybe_delete[path] = time_s
 
@@ -466,26 +507,26 @@ def note_checkpoint(manager: CheckpointManager, path: str, time_s: float) -> Non
 
 
 def share_server(server: Server, other: Server) -> None:
-    """Have ``server`` be ``other``."""
+    """Make ``server`` an alias of ``other``: both use the same native server."""
     server._server = other._server
     server._server_def = other._server_def
 
 
 def is_same_server(server: Server, other: Server) -> bool:
-    """Whether both are one server."""
+    """Whether both use the same native server."""
     return server._server is other._server
 
 
-def graph_of_manager(manager: SessionManager) -> Any:
+def graph_of_manager(manager: SessionManager) -> Graph:
     """The graph of a manager's sessions."""
     return manager._graph
 
 
 def look_more_often(manager: SessionManager, seconds: float) -> None:
-    """Have a manager look for the chief's variables at least that often."""
+    """Make a manager check for the chief's variables at least every ``seconds``."""
     manager._recovery_wait_secs = min(manager._recovery_wait_secs, seconds)
 
 
-def token_queue(optimizer: SyncReplicasOptimizer) -> Any:
-    """The queue that workers take the permission for their next step from."""
+def token_queue(optimizer: SyncReplicasOptimizer) -> Queue:
+    """The queue from which workers take a token before each step."""
     return optimizer._sync_token_queue

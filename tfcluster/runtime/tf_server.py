@@ -7,13 +7,13 @@ TF_GRPC_REUSE_PORT makes TensorFlow accept that.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from tfcluster.runtime.context import Context
 from tfcluster.runtime.errors import ContextError
+from tfcluster.runtime.tf1_types import Server
 
 
-def start(context: Context) -> Any:
+def start(context: Context) -> Server:
     """Start a ``tf.distribute.Server`` for ``context``'s task.
 
     Raises ContextError if TF_CONFIG has no address for it.
@@ -23,13 +23,14 @@ def start(context: Context) -> Any:
         raise ContextError(f"TF_CONFIG has no address for {context.task}")
     import tensorflow as tf
 
-    return tf.distribute.Server(
+    server: Server = tf.distribute.Server(
         cluster,
         job_name=context.task_type,
         task_index=context.task_index,
         protocol="grpc",
         config=tf.compat.v1.ConfigProto(device_filters=filters_of(context)),
     )
+    return server
 
 
 def filters_of(context: Context) -> tuple[str, ...]:

@@ -35,7 +35,6 @@ def test_hosts_come_under_exactly_the_names_of_the_file(tmp_path: Path) -> None:
         ("node4.cluster.test", 2),
         ("node1.cluster.test", 3),
     ]
-    assert not allocation.provisional
 
 
 def test_only_this_hosts_gpus_are_known(tmp_path: Path) -> None:

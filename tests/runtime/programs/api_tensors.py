@@ -172,7 +172,7 @@ def check_grouped():
     assert tfc.grouped_allreduce([]) == []
     rows = tfc.grouped_allgather([tf.fill([RANK], RANK), tf.fill([1, 2], True)])
     assert rows[0].numpy().tolist() == [r for r in range(SIZE) for _ in range(r)]
-    assert rows[1].shape == (SIZE, 2)
+    assert rows[1].shape.as_list() == [SIZE, 2]
 
 
 def check_slices():

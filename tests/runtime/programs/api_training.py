@@ -13,7 +13,7 @@ import tfcluster.runtime as hvd
 from tests.runtime.programs import checks
 from tests.runtime.programs.api_data import exchanges, refuses
 from tests.runtime.programs.checks import RANK, SIZE
-from tfcluster.runtime.scripts import self_distributed
+from tfcluster.runtime.scripts import program_kind
 
 ROWS = 4
 DRAWN = random.random()
@@ -79,7 +79,7 @@ def close(found, expected, tolerance=1e-9):
 
 
 def check_claimed_from_the_text():
-    assert self_distributed.claimed()
+    assert program_kind.distributes_itself()
     assert not hasattr(keras.optimizers.Optimizer.apply, "__wrapped__")
 
 

@@ -22,7 +22,7 @@ def case_forms():
     import tensorflow as tf
 
     import tfcluster.runtime as tfc
-    from tfcluster.runtime.tf1.cluster_formats import jobs_of, tasks_of
+    from tfcluster.runtime.tf1.cluster_formats import jobs_of
 
     spec = tf.train.ClusterSpec(json.loads(os.environ["CLUSTER"]))
     server = tf.train.ServerDef(
@@ -37,7 +37,6 @@ def case_forms():
     return {
         name: [
             jobs_of(form),
-            tasks_of(form),
             tfc.cluster_spec(form).as_dict(),
             tfc.cluster_spec(form) == spec,
         ]
@@ -88,10 +87,10 @@ def case_service():
     parts = {}
 
     def consume(rank, in_step):
-        desk = DataServiceClient(f"grpc://{address}", len(workers), rank, 3, in_step)
+        client = DataServiceClient(f"grpc://{address}", len(workers), rank, 3, in_step)
         elements = tf.data.Dataset.range(60)
         job = "in step" if in_step else "in turn"
-        parts[rank] = [int(x) for x in desk.handed_out(elements, job, 60)]
+        parts[rank] = [int(x) for x in client.distributed(elements, job, 60)]
 
     found = {}
     for in_step in (False, True):

@@ -171,7 +171,7 @@ def case_reasons():
         "zip": tf.data.Dataset.zip(numbers, numbers),
     }
     return {
-        f"{name}_{tasks}": np.array(str(Pipeline(dataset).why_here(tasks)))
+        f"{name}_{tasks}": np.array(str(Pipeline(dataset).why_local(tasks)))
         for name, dataset in asked.items()
         for tasks in (1, 2)
     }

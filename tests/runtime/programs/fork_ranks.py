@@ -169,12 +169,13 @@ def _environment(rank: int, addresses: list[str], token: str) -> dict[str, str]:
 def _run(script: str, args: list[str]) -> int:
     from tfcluster.runtime.context import context_from
     from tfcluster.runtime.horovod import module_names
-    from tfcluster.runtime.scripts import self_distributed
+    from tfcluster.runtime.scripts import program_kind
+    from tfcluster.runtime.scripts.run_script import Program
     from tfcluster.runtime.task import injection
 
     context = context_from(os.environ)
     module_names.install(print)
-    self_distributed.claim_by(Path(script).read_text())
+    program_kind.read(Program("", script), context)
     injection.begin(context)
     injection.install(context)
     sys.argv[:] = [script, *args]

@@ -321,12 +321,60 @@ def check_losses_are_reduced_by_one_function() -> None:
     assert weights is not None
 
 
-def check_dropout_is_that_of_the_backend() -> None:
-    module = contract.resolve(patches.DROPOUT.target)
-    with instead(module, "dropout", lambda inputs, *args, **kwargs: inputs + 7.0):
-        layer = keras.layers.Dropout(0.5)
-        assert float(layer(tf.zeros([1]), training=True)[0]) == 7.0
-        assert float(keras.random.dropout(tf.zeros([1]), 0.5)[0]) == 7.0
+def check_random_numbers_come_from_four_functions() -> None:
+    shape, zeros = [2], tf.zeros([2])
+    for patch, draws in (
+        (
+            patches.STATELESS_UNIFORM,
+            [
+                lambda: keras.layers.Dropout(0.5)(zeros, training=True),
+                lambda: keras.random.dropout(zeros, 0.5),
+                lambda: keras.random.uniform(shape),
+            ],
+        ),
+        (
+            patches.STATELESS_NORMAL,
+            [
+                lambda: keras.layers.GaussianNoise(0.5)(zeros, training=True),
+                lambda: tf.random.stateless_normal(shape, [1, 2]),
+            ],
+        ),
+        (
+            patches.STATELESS_TRUNCATED_NORMAL,
+            [lambda: keras.random.truncated_normal(shape)],
+        ),
+        (patches.STATELESS_UNIFORM_INT, [lambda: keras.random.randint(shape, 0, 9)]),
+    ):
+        module = contract.resolve(patch.target)
+        shapes: list[list[int]] = []
+        original = getattr(module, patch.attribute)
+
+        def seen(shape, *args, original=original, shapes=shapes, **kwargs):
+            shapes.append(tf.convert_to_tensor(shape).numpy().tolist())
+            return original(shape, *args, **kwargs)
+
+        with instead(module, patch.attribute, seen):
+            for draw in draws:
+                draw()
+        assert shapes == [[2]] * len(draws), patch.attribute
+
+
+def check_a_generator_can_begin_in_the_middle() -> None:
+    """A block of 128 bits is drawn for each step of the counter's first part."""
+    for name, dtype, each in (
+        ("Uniform", tf.float32, 4),
+        ("Uniform", tf.float64, 2),
+        ("Uniform", tf.bfloat16, 4),
+        ("Normal", tf.float32, 4),
+        ("Normal", tf.float64, 2),
+        ("Normal", tf.float16, 4),
+    ):
+        draw = getattr(tf.raw_ops, f"StatelessRandom{name}V2")
+        key, counter = tf.raw_ops.StatelessRandomGetKeyCounter(seed=[3, 4])
+        whole = draw(shape=[40], key=key, counter=counter, alg=1, dtype=dtype)
+        later = counter + tf.constant([3, 0], tf.uint64)
+        part = draw(shape=[7], key=key, counter=later, alg=1, dtype=dtype)
+        assert part.numpy().tolist() == whole[3 * each :][:7].numpy().tolist(), name
 
 
 def check_normalization_asks_for_its_moments() -> None:
@@ -469,7 +517,9 @@ def check_tapes_are_known() -> None:
 
 
 def check_operations_are_known() -> None:
-    assert tf_internals.op_definition("AddV2").name == "AddV2"
+    definition = tf_internals.op_definition("AddV2")
+    assert definition is not None
+    assert definition.name == "AddV2"
     assert tf_internals.op_definition("NoSuchOperation") is None
     with tf.Graph().as_default():
         assert tf_internals.is_stateful(tf.random.uniform([]).op)

@@ -7,7 +7,7 @@ import numpy as np
 
 import tfcluster.runtime as tfc
 from tests.runtime.programs.library_of_late_claims import distributed
-from tfcluster.runtime.scripts import self_distributed
+from tfcluster.runtime.scripts import program_kind
 
 tfc.init()
 X = np.random.default_rng(tfc.rank()).normal(size=(16, 3))
@@ -35,7 +35,7 @@ assert all(np.array_equal(theirs, weights) for theirs in everyone)
 print(f"weights of rank {tfc.rank()} are those of all")
 
 # Forget the claim; the program trains, and only then claims the distribution.
-self_distributed._claimed = False
+program_kind._known.distributes_itself = False
 fit(keras.optimizers.SGD(0.1))
 try:
     distributed(keras.optimizers.SGD(0.1))

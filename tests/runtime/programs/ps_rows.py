@@ -73,22 +73,22 @@ def _check(update: Callable[[Any, Any], None]) -> None:
 
     engine = Engine([np.zeros((ROWS, COLUMNS), np.float32)])
     engine.define(serialised(apply, [shadow], {}, "s"))
-    master = ShardedModel([Piece(0, 0, ROWS, whole=True)], [True], engine)
+    model = ShardedModel([Piece(0, 0, ROWS, whole=True)], [True], engine)
     for gradient in (slices(7, 3, 9), slices(9, 9, 30), slices(*range(20))):
         update(expected, tf.IndexedSlices(gradient.values, gradient.indices))
-        since = master.version
-        master.apply([gradient], "s")
-        letters, (values, indices) = master.fresh(since)
-        assert letters == "s"
+        since = model.version
+        model.apply([gradient], "s")
+        kinds, (values, indices) = model.changes_since(since)
+        assert kinds == "s"
         assert sorted(indices) == sorted(set(gradient.indices))
         np.testing.assert_allclose(values, expected.numpy()[indices], rtol=1e-6)
-        np.testing.assert_allclose(master.values()[0], expected.numpy(), rtol=1e-6)
+        np.testing.assert_allclose(model.values()[0], expected.numpy(), rtol=1e-6)
     # All rows that another task has missed; then a value that was assigned.
-    _, (values, indices) = master.fresh(0)
+    _, (values, indices) = model.changes_since(0)
     np.testing.assert_allclose(values, expected.numpy()[indices], rtol=1e-6)
-    master.apply([slices(1, 2)], "s")
-    master.assign(0, np.full((ROWS, COLUMNS), 5, np.float32))
-    _, (values,) = master.fresh(master.version - 1)
+    model.apply([slices(1, 2)], "s")
+    model.assign(0, np.full((ROWS, COLUMNS), 5, np.float32))
+    _, (values,) = model.changes_since(model.version - 1)
     assert set(values.ravel()) == {5.0}
 
 

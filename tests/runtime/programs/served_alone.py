@@ -64,7 +64,7 @@ def train(model, x, batch_size=1, **kwargs):
     return model
 
 
-def masters():
+def server_models():
     """The runtime's own ServerModels, to which programs have no access."""
     from tfcluster.runtime.keras.strategies.ps_models import ServerModels
 

@@ -14,7 +14,7 @@ import keras
 import numpy as np
 
 from tests.runtime.programs.cases.tools import RANK, classifier, compiled, data
-from tests.runtime.programs.served_alone import masters, product, train, weights
+from tests.runtime.programs.served_alone import product, server_models, train, weights
 
 
 def case_steps():
@@ -36,8 +36,8 @@ def case_steps():
         def on_train_batch_end(self, batch, logs=None):
             talks.append(list(exchanges))
             if self.model.optimizer.iterations.numpy() % 2:
-                found = masters()
-                kept = found.servers.pull(found._masters[-1].key)
+                found = server_models()
+                kept = found.servers.pull(found._models[-1].key)
                 own = [v.numpy() for v in self.model.trainable_variables]
                 differences.append(
                     max(np.abs(a - b).max() for a, b in zip(kept, own, strict=True))
@@ -83,7 +83,7 @@ def case_averages():
         validation_data=(x, y),
         callbacks=[Last()],
     )
-    servers = masters().servers
+    servers = server_models().servers
     for name in list(servers._models):
         if name.startswith("model variables"):
             kept = [v for v in servers.pull(name) if v.shape == own[-1].shape]
@@ -125,7 +125,7 @@ class Remembers(keras.optimizers.Optimizer):
 def case_own_optimizer():
     optimizer = Remembers(memory=0.25)
     model = train(product(optimizer), [1.0, 1.0, 1.0, 1.0], batch_size=2)
-    masters().pull_slots(optimizer)
+    server_models().pull_slots(optimizer)
     return {**weights(model), "sum": optimizer.sums[0].numpy()}
 
 
@@ -149,10 +149,10 @@ def case_wrong():
     return {"error_text": np.array("")}
 
 
-def main(path):
+def main(path, *names):
     found: dict[str, Any] = {}
     for name, case in list(globals().items()):
-        if name.startswith("case_"):
+        if name.startswith("case_") and (not names or name[5:] in names):
             found |= {f"{name[5:]}/{key}": value for key, value in case().items()}
     np.savez(f"{path}-{RANK}.npz", **found)
 

@@ -239,7 +239,7 @@ def gathered():
         own = tf.reshape(tf.range(float(np.prod(shape))), shape) + 1000.0 * RANK
         eager = tfc.allgather(own, axis=axis)
         in_graph = tf.function(lambda x, a=axis: tfc.allgather(x, axis=a))(own)
-        assert np.array_equal(eager, in_graph)
+        assert np.array_equal(eager.numpy(), in_graph.numpy())
         found[f"gathered/{axis}"] = eager.numpy()
     found["gathered/carried"] = carried() - before
 

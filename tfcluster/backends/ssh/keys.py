@@ -18,8 +18,6 @@ from paramiko.pkey import UnknownKeyType
 from tfcluster.backends.ssh.known_hosts import fingerprint
 from tfcluster.backends.ssh.route import Route
 
-_CERTIFICATE = "-cert.pub"
-
 
 @dataclass(slots=True)
 class Keys:

@@ -32,7 +32,7 @@ _UNUSED = _references([np.empty(0)])[0]
 """References to a base that only a list of the pool has; arrays of it have one each."""
 
 
-def _room(size: int) -> Array:
+def _new_buffer(size: int) -> Array:
     return np.empty(size + ALIGNMENT, np.uint8)
 
 
@@ -47,9 +47,9 @@ class Pool:
         """An uninitialised vector of ``count`` items, aligned to ``ALIGNMENT``."""
         dtype = np.dtype(dtype)
         size = count * dtype.itemsize
-        base = self._free(size) if size >= _MIN_BYTES else _room(size)
+        base = self._free(size) if size >= _MIN_BYTES else _new_buffer(size)
         if base is None:
-            base = _room(size)
+            base = _new_buffer(size)
             with self._lock:
                 self._bases.setdefault(size, []).append(base)
                 while len(self._bases) > _MAX_SIZES:

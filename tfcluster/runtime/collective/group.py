@@ -236,11 +236,11 @@ class Group:
         states = {rank: said.state for rank, said in others.items()}
         return compared_at_end(self.rank, ours, states, self.last_equal())
 
-    def _leave(self, farewell: ExitReport) -> None:
+    def _leave(self, report: ExitReport) -> None:
         if not self._begun:
             return
         if self._monitor is not None:
-            self._monitor.leave(farewell)
+            self._monitor.leave(report)
         self._transport.close()
 
     def _standing(self) -> RankProgress:

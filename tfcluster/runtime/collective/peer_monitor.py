@@ -100,7 +100,7 @@ class PeerMonitor:
         self._ready: set[int] = set()
         self._join_error: CollectiveError | None = None
         self._died: dict[int, float] = {}
-        self._farewells: dict[int, ExitReport] = {}
+        self._exit_reports: dict[int, ExitReport] = {}
         self._answers: dict[int, RankProgress] = {}
         self._heard_by: set[int] = set()
         """Ranks that know that this one has left."""
@@ -207,13 +207,13 @@ class PeerMonitor:
         deadline = time.monotonic() + _EVIDENCE_S
         with self._changed:
             while True:
-                found = verdict(number, self._died, self._farewells, here)
+                found = verdict(number, self._died, self._exit_reports, here)
                 left_s = deadline - time.monotonic()
                 if found is not None or left_s <= 0 or not self.joined:
                     return found or error
                 self._changed.wait(left_s)
 
-    def leave(self, farewell: ExitReport) -> None:
+    def leave(self, report: ExitReport) -> None:
         """Send the report to all ranks and disconnect; later calls do nothing.
 
         In a forked child, only the child's copies of the connections are closed.
@@ -229,8 +229,8 @@ class PeerMonitor:
             self._closed = True
             connections = dict(self._found)
         for connection in connections.values():
-            _send_whole(connection, {"type": "left", **farewell.as_frame()})
-        if farewell.state:
+            _send_whole(connection, {"type": "left", **report.as_frame()})
+        if report.state:
             self._wait_until_heard(set(connections))
         for connection in connections.values():
             with suppress(OSError):
@@ -241,7 +241,7 @@ class PeerMonitor:
         with self._changed:
             return {
                 rank: said
-                for rank, said in self._farewells.items()
+                for rank, said in self._exit_reports.items()
                 if not said.failed and said.number == number
             }
 
@@ -252,7 +252,7 @@ class PeerMonitor:
         """
         deadline = time.monotonic() + _ANSWER_S
         with self._changed:
-            while ranks - self._heard_by - set(self._farewells) - set(self._died):
+            while ranks - self._heard_by - set(self._exit_reports) - set(self._died):
                 left_s = deadline - time.monotonic()
                 if left_s <= 0 or not self._changed.wait(left_s):
                     return
@@ -304,7 +304,7 @@ class PeerMonitor:
 
     def _sleep_s(self) -> float:
         with self._changed:
-            urgent = self._asked or self._died or self._farewells
+            urgent = self._asked or self._died or self._exit_reports
         if urgent:
             return _GRACE_S / 3
         return min(self._warning_s / _LOOKS_PER_WARNING, _MAX_SLEEP_S)
@@ -314,19 +314,19 @@ class PeerMonitor:
         try:
             data = self._found[rank].recv(65536)
             for frame in frames.feed(data):
-                self._heard(rank, frame)
+                self._process(rank, frame)
         except BlockingIOError:
             return True
         except (OSError, WireError, KeyError, TypeError, ValueError):
             data = b""
         if not data:
             with self._changed:
-                if rank not in self._farewells:
+                if rank not in self._exit_reports:
                     self._died[rank] = time.monotonic()
                 self._changed.notify_all()
         return bool(data)
 
-    def _heard(self, rank: int, frame: Frame) -> None:
+    def _process(self, rank: int, frame: Frame) -> None:
         match frame["type"]:
             case "where":
                 self._answer(rank, frame)
@@ -336,9 +336,9 @@ class PeerMonitor:
                 with self._changed:
                     self._answers[rank] = standing
             case "left":
-                farewell = ExitReport.of_frame(frame)
+                report = ExitReport.of_frame(frame)
                 with self._changed:
-                    self._farewells[rank] = farewell
+                    self._exit_reports[rank] = report
                 _send(self._found[rank], {"type": "heard"})
             case "heard":
                 with self._changed:
@@ -372,7 +372,7 @@ class PeerMonitor:
             lost = standing.since_s > _GRACE_S and any(
                 now - since > _GRACE_S for since in self._died.values()
             )
-            doomed = lost or cannot_succeed(number, self._farewells)
+            doomed = lost or cannot_succeed(number, self._exit_reports)
         if doomed:
             # On every check: the exchange may only now have reached its wait.
             self._interrupt()

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import tensorflow as tf
 
 from tfcluster.runtime.exchange.gather_broadcast import broadcast_tensors
 from tfcluster.runtime.exchange.graph_ops import unconverted
 from tfcluster.runtime.process_sets import ProcessSet, global_process_set
+from tfcluster.runtime.tensor_types import Tensor
 from tfcluster.runtime.tensors import name_of
 
 
 @unconverted
 def broadcast_variables(
-    variables: Iterable[Any],
+    variables: Iterable[tf.Variable],
     root_rank: int,
     process_set: ProcessSet = global_process_set,
     inplace: bool = False,
-) -> Any:
+) -> tf.Operation | None:
     """Set TensorFlow or Keras variables to the values of rank ``root_rank``.
 
     They are sent in one exchange. Order, names, shapes and dtypes must be the same on
@@ -43,11 +43,11 @@ def broadcast_variables(
 
 
 def broadcast_(
-    variables: Iterable[Any],
+    variables: Iterable[tf.Variable],
     root_rank: int,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
-) -> list[Any]:
+) -> list[tf.Variable | Tensor]:
     """``broadcast_variables`` that returns the variables.
 
     In a TensorFlow 1 graph it returns tensors with the new values instead.
@@ -60,7 +60,7 @@ def broadcast_(
         return [tf.identity(variable.read_value()) for variable in chosen]
 
 
-def broadcast_global_variables(root_rank: int) -> Any:
+def broadcast_global_variables(root_rank: int) -> tf.Operation | None:
     """``broadcast_variables`` of all global variables of a TensorFlow 1 graph.
 
     Raises RuntimeError in TensorFlow 2, which keeps no list of all variables.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -19,8 +19,11 @@ from tfcluster.runtime.exchange.graph_ops import (
 from tfcluster.runtime.exchange.reduce_engine import Exchange, reduce_tensors
 from tfcluster.runtime.exchange.wire_format import Reduction
 from tfcluster.runtime.process_sets import ProcessSet, global_process_set
-from tfcluster.runtime.tensor_types import Tensor
+from tfcluster.runtime.tensor_types import Gradient, Tensor
 from tfcluster.runtime.tensors import is_inexact
+
+_Backward: TypeAlias = Callable[..., list[Gradient]]
+"""The gradients of an op's inputs, from those of its outputs."""
 
 
 @unconverted
@@ -30,7 +33,7 @@ def allgather(
     name: str | None = None,
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
-) -> Any:
+) -> Tensor:
     """Concatenate the ranks' tensors along ``axis``, in rank order.
 
     Their shapes may differ only along ``axis``. The gradient is this rank's part of the
@@ -58,26 +61,29 @@ def grouped_allgather(
     name: str | None = None,
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
-) -> list[Any]:
-    """``allgather`` each tensor of a list, all in one exchange."""
+) -> list[Tensor]:
+    """``allgather`` each tensor of a list along axis 0, all in one exchange."""
     what = f"grouped allgather of {name}" if name else "grouped allgather"
     return gather_tensors(tensors, what, process_set)
 
 
 def gather_tensors(
     tensors: Sequence[Tensor], what: str, among: ProcessSet = global_process_set
-) -> list[Any]:
-    """Concatenate the ranks' tensors along the first dimension, in one exchange."""
+) -> list[Tensor]:
+    """Concatenate the ranks' tensors along the first dimension, in one exchange.
+
+    ``what`` names the exchange: see ``exchange_op``. Raises what ``allgather`` raises.
+    """
     tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
     for tensor in tensors:
-        require_numbers(tensor, what)
+        require_numbers(tensor.dtype, what)
         if tensor.shape.rank == 0:
             raise ValueError(f"{what} takes tensors of at least one dimension")
 
-    def forward(*flat: Any) -> Any:
+    def forward(*flat: Tensor) -> tuple[list[Tensor], _Backward]:
         results, counts = _gathered(flat, what, among)
 
-        def backward(*upstream: Any) -> list[Any]:
+        def backward(*upstream: Tensor | None) -> list[Gradient]:
             totals = _averaged(upstream, results, f"gradient of {what}", among)
             starts = tf.reduce_sum(counts[:, : among.rank()], axis=1)
             rows = counts[:, among.rank()]
@@ -95,7 +101,7 @@ def gather_tensors(
 
 def _gathered(
     tensors: Sequence[Tensor], what: str, among: ProcessSet
-) -> tuple[list[Any], Any]:
+) -> tuple[list[Tensor], Tensor]:
     """The results, and the ranks' row counts (int64, tensors x ranks)."""
     dtypes = [tensor.dtype for tensor in tensors]
 
@@ -104,8 +110,8 @@ def _gathered(
             tensor_words("rows of", dtype.name, array.shape[1:])
             for dtype, array in zip(dtypes, arrays, strict=True)
         )
-        with among.group().exchange(Signature(what, words)) as turn:
-            found = [allgatherv(turn.transport, array) for array in arrays]
+        with among.group().exchange(Signature(what, words)) as call:
+            found = [allgatherv(call.transport, array) for array in arrays]
         counts = np.array([counts for _, counts in found], np.int64)
         return [*(result for result, _ in found), counts]
 
@@ -123,7 +129,7 @@ def broadcast(
     name: str | None = None,
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
-) -> Any:
+) -> Tensor:
     """The tensor of rank ``root_rank``; shapes and dtypes must be equal on all ranks.
 
     At the root the gradient is the mean of the ranks' gradients, elsewhere it is zero,
@@ -141,22 +147,27 @@ def broadcast_tensors(
     what: str,
     names: Sequence[str],
     among: ProcessSet = global_process_set,
-) -> list[Any]:
-    """The tensors of rank ``root_rank``, sent in one exchange."""
+) -> list[Tensor]:
+    """The tensors of rank ``root_rank``, sent in one exchange.
+
+    ``names`` are those of the tensors, for the error message if the ranks' tensors
+    differ; ``what`` names the exchange: see ``exchange_op``. Raises what ``broadcast``
+    raises.
+    """
     if root_rank not in among.ranks:
         there = f"{among.size()} ranks" if among.process_set_id == 0 else among
         raise ValueError(f"rank {root_rank} is not among {there}")
     root = among.ranks.index(root_rank)
     tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
     for tensor in tensors:
-        require_numbers(tensor, what)
+        require_numbers(tensor.dtype, what)
     if not tensors:
         return []
 
-    def forward(*flat: Any) -> Any:
+    def forward(*flat: Tensor) -> tuple[list[Tensor], _Backward]:
         results = _broadcast(flat, root, what, names, among)
 
-        def backward(*upstream: Any) -> list[Any]:
+        def backward(*upstream: Tensor | None) -> list[Gradient]:
             totals = _averaged(upstream, results, f"gradient of {what}", among)
             if among.rank() == root:
                 return totals
@@ -175,7 +186,7 @@ def _broadcast(
     what: str,
     names: Sequence[str],
     among: ProcessSet,
-) -> list[Any]:
+) -> list[Tensor]:
     dtypes = [tensor.dtype for tensor in tensors]
 
     def act(*arrays: Array) -> list[Array]:
@@ -184,8 +195,8 @@ def _broadcast(
             for name, dtype, array in zip(names, dtypes, arrays, strict=True)
         )
         signature = Signature(f"{what} from rank {among.ranks[root]}", words)
-        with among.group().exchange(signature) as turn:
-            data = turn.transport.broadcast(flat_bytes(arrays), root)
+        with among.group().exchange(signature) as call:
+            data = call.transport.broadcast(flat_bytes(arrays), root)
         ends = np.cumsum([0, *(array.nbytes for array in arrays)])
         return [
             np.frombuffer(data[start:end], array.dtype).reshape(array.shape)
@@ -201,7 +212,7 @@ def _broadcast(
 @unconverted
 def alltoall(
     tensor: Tensor,
-    splits: Any = None,
+    splits: Tensor | Sequence[int] | None = None,
     name: str | None = None,
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
@@ -219,21 +230,23 @@ def alltoall(
     """
     what = f"alltoall of {name}" if name else "alltoall"
     tensor = tf.convert_to_tensor(tensor)
-    require_numbers(tensor, what)
+    require_numbers(tensor.dtype, what)
     if tensor.shape.rank == 0:
         raise ValueError(f"{what} takes tensors of at least one dimension")
     even = splits is None
     given = tf.zeros([0], tf.int64) if even else tf.cast(splits, tf.int64)
 
-    def forward(tensor: Tensor) -> Any:
+    def forward(
+        tensor: Tensor,
+    ) -> tuple[tuple[Tensor, Tensor], Callable[..., Tensor]]:
         result, received, sent = _swapped_rows(
             tensor, given, what, process_set, even=even
         )
 
-        def backward(upstream: Any, *_: Any) -> Any:
-            back, _, _ = _swapped_rows(
+        def backward(upstream: Tensor, *_: Tensor | None) -> Tensor:
+            back = _swapped_rows(
                 upstream, received, f"gradient of {what}", process_set, even=False
-            )
+            )[0]
             rows = tf.shape(tensor, tf.int64)[0] - tf.reduce_sum(sent)
             stayed = tf.concat([[rows], tf.shape(back, tf.int64)[1:]], 0)
             return tf.concat([back, tf.zeros(stayed, back.dtype)], 0)
@@ -248,9 +261,12 @@ def alltoall(
 
 
 def _swapped_rows(
-    tensor: Tensor, splits: Any, what: str, among: ProcessSet, *, even: bool
-) -> tuple[Any, Any, Any]:
-    """The received rows, then how many were received from and sent to each rank."""
+    tensor: Tensor, splits: Tensor, what: str, among: ProcessSet, *, even: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The received rows, then how many were received from and sent to each rank.
+
+    The counts are int64 vectors with an element for each rank.
+    """
     dtype = tensor.dtype
 
     def act(array: Array, splits: Array) -> list[Array]:
@@ -260,9 +276,9 @@ def _swapped_rows(
         # A rank with wrong splits says so in its signature: no other rank waits for it.
         with ranks.exchange(
             Signature(what, (words, wrong or "splits that fit"))
-        ) as turn:
+        ) as call:
             if not wrong:
-                result, received = alltoallv(turn.transport, array, sent)
+                result, received = alltoallv(call.transport, array, sent)
         if wrong:
             raise ValueError(f"{what}: {wrong}")
         return [result, received, np.array(sent, np.int64)]
@@ -291,12 +307,15 @@ def _checked(
 
 
 def _averaged(
-    upstream: Sequence[Any], results: Sequence[Any], what: str, among: ProcessSet
-) -> list[Any]:
+    upstream: Sequence[Tensor | None],
+    results: Sequence[Tensor],
+    what: str,
+    among: ProcessSet,
+) -> list[Tensor | None]:
     """The means of the ranks' gradients; None for results of integer dtype."""
     wanted = [i for i, result in enumerate(results) if is_inexact(result)]
     given = [
-        tf.zeros_like(results[i]) if upstream[i] is None else upstream[i]
+        tf.zeros_like(results[i]) if (one := upstream[i]) is None else one
         for i in wanted
     ]
     exchange = Exchange(what, Reduction(ReduceOp.AVERAGE), among=among)
@@ -305,7 +324,7 @@ def _averaged(
     return [next(means) if is_inexact(result) else None for result in results]
 
 
-def _zeros_after(tensor: Tensor) -> Any:
+def _zeros_after(tensor: Tensor) -> Tensor:
     """Zeros like ``tensor``. Forces its computation: other ranks take part in it."""
     with tf.control_dependencies([tensor]):
         return tf.zeros_like(tensor)

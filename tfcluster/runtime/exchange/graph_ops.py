@@ -8,7 +8,7 @@ the ranks negotiate an order while it runs.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import ParamSpec, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -19,7 +19,7 @@ from tfcluster.runtime.exchange.error_translation import raise_our_errors
 from tfcluster.runtime.exchange.pending_ops import waiting_op
 from tfcluster.runtime.process_group import exchanged
 from tfcluster.runtime.process_sets import ProcessSet, global_process_set
-from tfcluster.runtime.tensor_types import Tensor
+from tfcluster.runtime.tensor_types import DType, Tensor
 from tfcluster.runtime.tensors import array_of, as_tensor, tensor_of
 
 NUMBERS = frozenset(
@@ -32,35 +32,37 @@ NUMBERS = frozenset(
 )
 """The dtypes that can be exchanged."""
 
-F = TypeVar("F", bound=Callable[..., Any])
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 
-def unconverted(function: F) -> F:
+def unconverted(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """Keep AutoGraph from converting a function that a ``tf.function`` calls."""
-    return tf.autograph.experimental.do_not_convert(function)  # type: ignore[no-any-return]
+    return tf.autograph.experimental.do_not_convert(function)
 
 
-def require_numbers(tensor: Tensor, what: str) -> None:
-    """Raise TypeError unless the tensor holds numbers or booleans."""
-    if tensor.dtype not in NUMBERS:
-        raise TypeError(f"{what} takes numbers, not {tensor.dtype.name}")
+def require_numbers(dtype: DType, what: str) -> None:
+    """Raise TypeError unless a tensor of ``dtype`` holds numbers or booleans."""
+    if dtype not in NUMBERS:
+        raise TypeError(f"{what} takes numbers, not {dtype.name}")
 
 
 def exchange_op(
     exchange: Callable[..., Sequence[Array]],
     tensors: Sequence[Tensor],
-    dtypes: Sequence[Any],
+    dtypes: Sequence[tf.DType],
     what: str,
     among: ProcessSet = global_process_set,
     *,
     combines: bool = True,
-) -> list[Any]:
+) -> list[Tensor]:
     """The results of ``exchange``, which is called with the tensors as numpy arrays.
 
     ``what`` names the operation in messages, such as ``allreduce of weights``. In a
     TensorFlow 1 graph, ranks match their ops by it, or by the name in it.
-    ``dtypes`` are those of the results. ``combines``: the results depend on the data of
-    every rank.
+    ``dtypes`` are those of the results, whose shapes a graph does not know.
+    ``combines``: the results depend on the data of every rank. Raises what ``exchange``
+    raises, in a graph when the op runs.
     """
 
     def act(*arrays: Array) -> Sequence[Array]:
@@ -89,16 +91,20 @@ def may_be_differentiated() -> bool:
 
 
 def _called(
-    act: Callable[..., Sequence[Array]], tensors: list[Tensor], dtypes: Sequence[Any]
-) -> list[Any]:
+    act: Callable[..., Sequence[Array]],
+    tensors: list[Tensor],
+    dtypes: Sequence[tf.DType],
+) -> list[Tensor]:
     # Not numpy_function: it fails on scalars of bfloat16.
     arrays = act(*(array_of(tensor) for tensor in tensors))
     return [tensor_of(*pair) for pair in zip(arrays, dtypes, strict=True)]
 
 
 def _outputs(
-    act: Callable[..., Sequence[Array]], tensors: list[Tensor], dtypes: Sequence[Any]
-) -> list[Any]:
+    act: Callable[..., Sequence[Array]],
+    tensors: list[Tensor],
+    dtypes: Sequence[tf.DType],
+) -> list[Tensor]:
     def run(*arrays: Array) -> list[Array]:
         return [np.asarray(array) for array in act(*arrays)]
 

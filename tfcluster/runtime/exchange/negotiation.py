@@ -2,7 +2,8 @@
 
 A TensorFlow 1 graph runs its ops in any order. Each thread records which exchange it
 has reached. The ranks compare these lists and run the exchanges that all of them have
-reached, in the order of rank 0's list. Horovod's coordinator does the same.
+reached, in the order of rank 0's list. Horovod's coordinator does the same
+(``horovod/common/controller.cc``).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from tfcluster.runtime.collective.group import Group
 from tfcluster.runtime.collective.signature import Signature
@@ -23,7 +24,10 @@ from tfcluster.runtime.errors import (
     CollectiveTimeoutError,
 )
 
+_T = TypeVar("_T")
+
 DEADLINE_S = 60.0
+"""Seconds without a common exchange after which the ranks give up."""
 _PAUSE_S = 0.002
 
 
@@ -32,12 +36,12 @@ class _PendingOp:
     """A thread's request for one exchange, and its outcome."""
 
     key: str
-    act: Callable[[], Any]
+    act: Callable[[], object]
     done: bool = False
     result: Any = None
     error: BaseException | None = None
 
-    def fulfil(self) -> None:
+    def run(self) -> None:
         """Run the exchange and keep its result or error."""
         try:
             self.result = self.act()
@@ -59,9 +63,9 @@ class Coordinator:
         self._deadline_s = deadline_s
         self._clock = clock
         self._changed = threading.Condition()
-        self._wishes: list[_PendingOp] = []
-        self._speaking = False
-        self._fruitless_since: float | None = None
+        self._pending: list[_PendingOp] = []
+        self._negotiating = False
+        self._stuck_since: float | None = None
         self._runs = 0
         self._broken: CollectiveError | None = None
         """Why the graph runs in progress cannot continue."""
@@ -83,7 +87,7 @@ class Coordinator:
             with self._changed:
                 self._runs -= 1
 
-    def run(self, key: str, act: Callable[[], Any]) -> Any:
+    def run(self, key: str, act: Callable[[], _T]) -> _T:
         """Call ``act`` once all ranks have reached ``key``, and return its result.
 
         ``act`` exchanges through the group. Raises what ``act`` raises, and
@@ -92,83 +96,86 @@ class Coordinator:
         """
         if self._group.size == 1:
             return act()
-        wish = _PendingOp(key, act)
+        op = _PendingOp(key, act)
         with self._changed:
             if self._broken is not None:
                 raise type(self._broken)(str(self._broken))
-            self._wishes.append(wish)
+            self._pending.append(op)
             self._changed.notify_all()
         try:
-            while (known := self._next_speech(wish)) is not None:
-                self._speak(known)
+            while (known := self._next_negotiation(op)) is not None:
+                self._negotiate(known)
         finally:
             with self._changed:
-                if wish in self._wishes:
-                    self._wishes.remove(wish)
-        if wish.error is not None:
-            raise wish.error
-        return wish.result
+                if op in self._pending:
+                    self._pending.remove(op)
+        if op.error is not None:
+            raise op.error
+        result: _T = op.result
+        return result
 
-    def _next_speech(self, wish: _PendingOp) -> list[_PendingOp] | None:
+    def _next_negotiation(self, op: _PendingOp) -> list[_PendingOp] | None:
         """Wait for our turn; return the requests to negotiate, None if ours is done."""
         with self._changed:
-            self._changed.wait_for(lambda: wish.done or not self._speaking)
-            if wish.done:
+            self._changed.wait_for(lambda: op.done or not self._negotiating)
+            if op.done:
                 return None
-            self._speaking = True
-            return list(self._wishes)
+            self._negotiating = True
+            return list(self._pending)
 
-    def _speak(self, known: list[_PendingOp]) -> None:
+    def _negotiate(self, known: list[_PendingOp]) -> None:
         """Compare lists with the other ranks; run what all have reached."""
-        fruitful = False
+        progressed = False
         try:
-            common = self._common([wish.key for wish in known])
+            common = self._common([op.key for op in known])
             for key in common:
-                self._fulfil(next(w for w in known if w.key == key and not w.done))
+                self._complete(
+                    next(op for op in known if op.key == key and not op.done)
+                )
                 if self._broken is not None:
                     break  # All ranks do: they have all got the same error.
-            fruitful = bool(common)
+            progressed = bool(common)
         finally:
             with self._changed:
-                if not fruitful:
+                if not progressed:
                     # Another thread of this rank may reach what the other ranks wait
                     # for.
                     self._changed.wait_for(
-                        lambda: len(self._wishes) > len(known), _PAUSE_S
+                        lambda: len(self._pending) > len(known), _PAUSE_S
                     )
-                self._speaking = False
+                self._negotiating = False
                 self._changed.notify_all()
 
-    def _fulfil(self, wish: _PendingOp) -> None:
-        wish.fulfil()
+    def _complete(self, op: _PendingOp) -> None:
+        op.run()
         with self._changed:
-            wish.done = True
-            self._wishes.remove(wish)
-            if isinstance(wish.error, CollectiveMismatchError):
-                self._break(wish.error)
+            op.done = True
+            self._pending.remove(op)
+            if isinstance(op.error, CollectiveMismatchError):
+                self._break(op.error)
             self._changed.notify_all()
 
     def _break(self, error: CollectiveError) -> None:
         self._broken = error
-        for wish in self._wishes:
-            wish.done, wish.error = True, type(error)(str(error))
-        self._wishes.clear()
+        for op in self._pending:
+            op.done, op.error = True, type(error)(str(error))
+        self._pending.clear()
 
     def _common(self, keys: Sequence[str]) -> list[str]:
         """The exchanges all ranks have reached. Rank 0's clock decides on a timeout."""
         now = self._clock()
-        if self._fruitless_since is None:
-            self._fruitless_since = now
-        late = now - self._fruitless_since > self._deadline_s
-        with self._group.exchange(Signature("which operation is next")) as turn:
-            said = json.dumps([late, list(dict.fromkeys(keys))]).encode()
-            heard = [json.loads(data) for data in turn.transport.allgather(said)]
-            lists = [[str(key) for key in theirs] for _, theirs in heard]
+        if self._stuck_since is None:
+            self._stuck_since = now
+        late = now - self._stuck_since > self._deadline_s
+        with self._group.exchange(Signature("which operation is next")) as call:
+            sent = json.dumps([late, list(dict.fromkeys(keys))]).encode()
+            received = [json.loads(data) for data in call.transport.allgather(sent)]
+            lists = [[str(key) for key in theirs] for _, theirs in received]
             common = [key for key in lists[0] if all(key in keys for keys in lists)]
-            if not common and heard[0][0]:
+            if not common and received[0][0]:
                 raise CollectiveTimeoutError(_disagreement(lists, self._deadline_s))
         if common:
-            self._fruitless_since = None
+            self._stuck_since = None
         return common
 
 

@@ -9,30 +9,35 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 
 from tfcluster.runtime.collective import Signature
 from tfcluster.runtime.collective.collectives import allgather_bytes, broadcast_bytes
+from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.process_group import exchanged, rank, size
 from tfcluster.runtime.process_sets import ProcessSet, global_process_set
+
+Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
+"""A value that ``json.dumps`` takes."""
 
 _TAG = "\0"
 _NUMERIC_KINDS = "biufc"
 
 
 def broadcast_object(
-    obj: Any = None,
+    obj: object = None,
     root_rank: int = 0,
-    session: Any = None,
+    session: object = None,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
     """The object of rank ``root_rank``; the other ranks' objects are ignored.
 
-    ``session`` is ignored. Raises TypeError on all ranks if the object cannot be sent,
-    ValueError if there is no such rank.
+    Instances of subclasses come back as their base class, and arrays are new ones of
+    the same shape and dtype. ``session`` is ignored; Horovod has it. Raises TypeError
+    on all ranks if the object cannot be sent, ValueError if there is no such rank.
     """
     if root_rank not in process_set.ranks:
         there = f"{size()} ranks" if process_set.process_set_id == 0 else process_set
@@ -47,33 +52,37 @@ def broadcast_object(
 
 def broadcast_object_fn(
     root_rank: int = 0,
-    session: Any = None,
+    session: object = None,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
-) -> Callable[[Any], Any]:
+) -> Callable[[object], Any]:
     """Return a function that broadcasts its argument; see ``broadcast_object``."""
 
-    def broadcast(obj: Any) -> Any:
+    def broadcast(obj: object) -> Any:
         return broadcast_object(obj, root_rank, session, name, process_set)
 
     return broadcast
 
 
 def allgather_object(
-    obj: Any,
-    session: Any = None,
+    obj: object,
+    session: object = None,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
-    """The ranks' objects, in rank order. Raises TypeError if one cannot be sent."""
+    """The objects of the ranks of ``process_set``, in rank order.
+
+    They may differ in type. Raises TypeError on all ranks if one cannot be sent.
+    ``session`` is ignored; Horovod has it.
+    """
     signature = Signature(f"allgather of object {name or ''}".rstrip())
     parts = allgather_bytes(process_set.group(), _encoded(obj), signature)
     exchanged(combined=True)
     return [_decoded(part, sender) for sender, part in enumerate(parts)]
 
 
-def _encoded(obj: Any) -> bytes:
-    """``[null, data]`` or ``[complaint, null]``, for every rank to raise."""
+def _encoded(obj: object) -> bytes:
+    """``[null, data]``, or ``[error, null]`` for every rank to raise."""
     try:
         return json.dumps([None, to_json(obj)]).encode()
     except (TypeError, RecursionError) as error:
@@ -81,16 +90,19 @@ def _encoded(obj: Any) -> bytes:
 
 
 def _decoded(data: bytes, sender: int) -> Any:
-    complaint, found = json.loads(data)
-    if complaint is not None:
-        raise TypeError(f"the object of rank {sender} cannot be sent: {complaint}")
+    error, found = json.loads(data)
+    if error is not None:
+        raise TypeError(f"the object of rank {sender} cannot be sent: {error}")
     return from_json(found)
 
 
-def to_json(value: Any) -> Any:
-    """Convert to JSON's types. Raises TypeError for values that cannot be sent."""
+def to_json(value: object) -> Json:
+    """Convert to JSON's types. Raises TypeError for values that cannot be sent.
+
+    What JSON lacks becomes a dictionary whose key NUL has the name of the type.
+    """
     if value is None or type(value) in (bool, int, float, str):
-        return value
+        return cast("Json", value)
     if isinstance(value, list):
         return [to_json(item) for item in value]
     if isinstance(value, tuple):
@@ -100,7 +112,9 @@ def to_json(value: Any) -> Any:
     if isinstance(value, dict):
         if all(type(key) is str and key != _TAG for key in value):
             return {key: to_json(item) for key, item in value.items()}
-        pairs = [[to_json(key), to_json(item)] for key, item in value.items()]
+        pairs: list[Json] = [
+            [to_json(key), to_json(item)] for key, item in value.items()
+        ]
         return {_TAG: "dict", "of": pairs}
     if isinstance(value, np.ndarray | np.generic):
         return _array_to_json(value)
@@ -111,7 +125,7 @@ def to_json(value: Any) -> Any:
     )
 
 
-def _array_to_json(value: Any) -> Any:
+def _array_to_json(value: Array | np.generic) -> Json:
     array = np.asarray(value)
     if array.dtype.kind not in _NUMERIC_KINDS:
         raise TypeError(f"a numpy array of dtype {array.dtype}")
@@ -123,21 +137,25 @@ def _array_to_json(value: Any) -> Any:
     }
 
 
-def from_json(found: Any) -> Any:
-    """Undo ``to_json``. Instances of subclasses come back as their base class."""
+def from_json(found: Json) -> Any:
+    """Undo ``to_json``; arrays are writeable copies.
+
+    Instances of subclasses come back as their base class.
+    """
     if isinstance(found, list):
         return [from_json(item) for item in found]
     if not isinstance(found, dict):
         return found
-    kind = found.get(_TAG)
+    fields: dict[str, Any] = found
+    kind = fields.get(_TAG)
     if kind is None:
-        return {key: from_json(item) for key, item in found.items()}
+        return {key: from_json(item) for key, item in fields.items()}
     if kind == "tuple":
-        return tuple(from_json(item) for item in found["of"])
+        return tuple(from_json(item) for item in fields["of"])
     if kind == "dict":
-        return {from_json(key): from_json(item) for key, item in found["of"]}
-    data = base64.b64decode(found["of"])
+        return {from_json(key): from_json(item) for key, item in fields["of"]}
+    data = base64.b64decode(fields["of"])
     if kind == "bytes":
         return data
-    array = np.frombuffer(data, found["dtype"]).reshape(found["shape"]).copy()
+    array = np.frombuffer(data, fields["dtype"]).reshape(fields["shape"]).copy()
     return array if kind == "array" else array[()]

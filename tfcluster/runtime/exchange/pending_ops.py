@@ -13,7 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -29,23 +29,31 @@ from tfcluster.runtime.tensor_types import Tensor
 from tfcluster.runtime.tf1 import patches
 
 Act = Callable[..., Sequence[Array]]
+"""An exchange: a function of arrays."""
 
-_made: WeakKeyDictionary[Any, Counter[str]] = WeakKeyDictionary()
-_functions: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+_made: WeakKeyDictionary[tf.Graph, Counter[str]] = WeakKeyDictionary()
+_functions: WeakKeyDictionary[
+    tf.Graph, list[tf.types.experimental.ConcreteFunction]
+] = WeakKeyDictionary()
 _orders: WeakKeyDictionary[Group, Coordinator] = WeakKeyDictionary()
 
 
 def waiting_op(
     act: Act,
     tensors: Sequence[Tensor],
-    dtypes: Sequence[Any],
+    dtypes: Sequence[tf.DType],
     what: str,
     among: ProcessSet,
-) -> list[Any]:
+) -> list[Tensor]:
     """The tensors that ``act`` returns, called once all ranks have reached this op.
 
     ``what`` may contain a name, as in ``allreduce of NAME``. Ranks match named ops by
     name, whatever order they create them in, and unnamed ones by the order of creation.
+    ``act`` gets the values of ``tensors``. ``dtypes`` are those of its results, whose
+    shapes are unknown. When the op runs, it raises what ``Coordinator.run`` raises.
     """
     _see_runs()
     key = _key(what)
@@ -62,7 +70,7 @@ def waiting_op(
         input_signature=[tf.TensorSpec(None, value.dtype) for value in values],
         autograph=False,
     )
-    def computed(nothing: Any, *own: Any) -> list[Any]:
+    def computed(nothing: Tensor, *own: Tensor) -> list[Tensor]:
         return list(tf.numpy_function(run, list(own), list(dtypes)))
 
     # Not tf.data.Dataset.map: its function runs on the session's threads.
@@ -106,7 +114,9 @@ def _key(what: str) -> str:
     return name if used[name] == 1 else f"{name} (number {used[name]} of this name)"
 
 
-def _in_this_graph(function: Any) -> Any:
+def _in_this_graph(
+    function: tf.types.experimental.PolymorphicFunction,
+) -> tf.types.experimental.ConcreteFunction:
     """The function as an op's attribute, which must be in the graph's library."""
     concrete = function.get_concrete_function()
     graph = tf.compat.v1.get_default_graph()
@@ -127,7 +137,7 @@ def _see_runs() -> None:
     patches.TABLE.install({patches.SESSION_RUN: _run, patches.INTERACTIVE_RUN: _run})
 
 
-def _run(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _run(original: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> _R:
     if not is_initialized():
         return original(*args, **kwargs)
     with ExitStack() as runs:

@@ -2,37 +2,39 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import tensorflow as tf
 
 from tfcluster.runtime import process_group
 from tfcluster.runtime.process_sets import process_set_of
+from tfcluster.runtime.tensor_types import Tensor
 
 
-def size_op(process_set_id: int | str = 0, name: str | None = None) -> Any:
-    """``size()`` of a process set as an int32 scalar tensor."""
+def size_op(process_set_id: int | str = 0, name: str | None = None) -> Tensor:
+    """``size()`` of a process set as an int32 scalar tensor.
+
+    A string is taken as the name. Raises ValueError if there is no such process set.
+    """
     if isinstance(process_set_id, str):
         return size_op(0, process_set_id)
     return tf.constant(process_set_of(process_set_id).size(), tf.int32, name=name)
 
 
-def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> Any:
+def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> Tensor:
     """1 if this process is in the process set, else 0, as an int32 scalar tensor."""
     included = process_set_of(process_set_id).included()
     return tf.constant(int(included), tf.int32, name=name)
 
 
-def rank_op(name: str | None = None) -> Any:
+def rank_op(name: str | None = None) -> Tensor:
     """``rank()`` as an int32 scalar tensor."""
     return tf.constant(process_group.rank(), tf.int32, name=name)
 
 
-def local_size_op(name: str | None = None) -> Any:
+def local_size_op(name: str | None = None) -> Tensor:
     """``local_size()`` as an int32 scalar tensor."""
     return tf.constant(process_group.local_size(), tf.int32, name=name)
 
 
-def local_rank_op(name: str | None = None) -> Any:
+def local_rank_op(name: str | None = None) -> Tensor:
     """``local_rank()`` as an int32 scalar tensor."""
     return tf.constant(process_group.local_rank(), tf.int32, name=name)

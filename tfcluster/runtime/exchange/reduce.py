@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -11,19 +10,20 @@ import tensorflow as tf
 from tfcluster.runtime.collective import ReduceOp, Signature, tensor_words
 from tfcluster.runtime.collective.ragged_collectives import reduce_scatter
 from tfcluster.runtime.collective.transports.base import Array, Transport
-from tfcluster.runtime.exchange.compression import Compression, Compressor
 from tfcluster.runtime.exchange.gather_broadcast import gather_tensors
 from tfcluster.runtime.exchange.graph_ops import exchange_op, unconverted
 from tfcluster.runtime.exchange.reduce_engine import Exchange, reduce_tensors
 from tfcluster.runtime.exchange.reduced_tensors import reduced
 from tfcluster.runtime.exchange.wire_format import (
+    Compression,
+    Compressor,
     Reduction,
     carrier,
     chosen_op,
     scaled_by,
 )
 from tfcluster.runtime.process_sets import ProcessSet, global_process_set
-from tfcluster.runtime.tensor_types import Tensor
+from tfcluster.runtime.tensor_types import Gradient, Tensor
 from tfcluster.runtime.tensors import as_tensor, is_inexact
 
 Average = ReduceOp.AVERAGE
@@ -36,7 +36,7 @@ Adasum = ReduceOp.ADASUM
 
 @unconverted
 def allreduce(
-    tensor: Tensor,
+    tensor: Gradient,
     average: bool | None = None,
     op: ReduceOp | None = None,
     name: str | None = None,
@@ -48,7 +48,7 @@ def allreduce(
     device_sparse: str = "",
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
-) -> Any:
+) -> Gradient:
     """Combine a tensor, variable or IndexedSlices over all ranks, by default averaging.
 
     Shapes and dtypes must be the same on all ranks; only the number of rows of
@@ -56,9 +56,10 @@ def allreduce(
     precision is summed in float32; the average of integers is rounded down; for
     booleans Sum and Max are "or", Min and Product "and". Values are multiplied by
     ``prescale_factor`` before and by ``postscale_factor`` afterwards.
-    ``sparse_as_dense`` converts IndexedSlices to a tensor first. The gradient of an
-    average or sum is the same operation on the gradients. The ``device`` arguments and
-    ``ignore_name_scope`` are Horovod's and have no effect.
+    ``sparse_as_dense`` converts IndexedSlices to a tensor first. Adasum is Maleki et
+    al., arXiv:2006.02924. The gradient of an average or sum is the same operation on
+    the gradients. The ``device`` arguments and ``ignore_name_scope`` are Horovod's and
+    have no effect.
 
     Raises ValueError if both ``average`` and ``op`` are given, TypeError for tensors
     that are neither numbers nor booleans and for averages of booleans,
@@ -82,7 +83,7 @@ def allreduce(
 
 @unconverted
 def grouped_allreduce(
-    tensors: Sequence[Tensor],
+    tensors: Sequence[Gradient],
     average: bool | None = None,
     op: ReduceOp | None = None,
     name: str | None = None,
@@ -94,7 +95,7 @@ def grouped_allreduce(
     device_sparse: str = "",
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
-) -> list[Any]:
+) -> list[Gradient]:
     """``allreduce`` each tensor of a list, all in one exchange."""
     what = f"grouped allreduce of {name}" if name else "grouped allreduce"
     return _reduced(
@@ -113,14 +114,14 @@ def grouped_allreduce(
 
 
 def _reduced(
-    tensors: Sequence[Tensor],
+    tensors: Sequence[Gradient],
     what: str,
     names: Sequence[str],
     reduction: Reduction,
     *,
     sparse_as_dense: bool,
     among: ProcessSet,
-) -> list[Any]:
+) -> list[Gradient]:
     chosen = [
         as_tensor(tensor)
         if sparse_as_dense or not isinstance(tensor, tf.IndexedSlices)
@@ -143,7 +144,7 @@ def reducescatter(
     device_dense: str = "",
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
-) -> Any:
+) -> Tensor:
     """Combine the ranks' tensors, by default averaging, and return this rank's rows.
 
     Shapes and dtypes must be the same on all ranks. The d rows are divided in rank
@@ -170,7 +171,7 @@ def grouped_reducescatter(
     device_dense: str = "",
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
-) -> list[Any]:
+) -> list[Tensor]:
     """``reducescatter`` each tensor of a list, all in one exchange."""
     what = f"grouped reducescatter of {name}" if name else "grouped reducescatter"
     reduction = _scattering(op, compression, prescale_factor, postscale_factor)
@@ -192,17 +193,19 @@ def _scattering(
 
 def _reduced_parts(
     tensors: Sequence[Tensor], what: str, reduction: Reduction, among: ProcessSet
-) -> list[Any]:
+) -> list[Tensor]:
     given = [as_tensor(tensor) for tensor in tensors]
     if any(tensor.shape.rank == 0 for tensor in given):
         raise ValueError(f"{what} takes tensors of at least one dimension")
     if not given:
         return []
 
-    def forward(*flat: Any) -> Any:
+    def forward(
+        *flat: Tensor,
+    ) -> tuple[list[Tensor], Callable[..., list[Gradient]]]:
         results = _scattered(flat, what, reduction, among)
 
-        def backward(*upstream: Any) -> list[Any]:
+        def backward(*upstream: Tensor | None) -> list[Gradient]:
             if reduction.op not in (Average, Sum):
                 raise ValueError(f"{reduction.words(what)} has no gradient")
             used = [
@@ -230,7 +233,7 @@ def _reduced_parts(
 
 def _scattered(
     tensors: Sequence[Tensor], what: str, reduction: Reduction, among: ProcessSet
-) -> list[Any]:
+) -> list[Tensor]:
     sent = [carrier(tensor, reduction, what) for tensor in tensors]
 
     def act(*arrays: Array) -> list[Array]:
@@ -238,8 +241,8 @@ def _scattered(
             tensor_words("tensor", each.words, array.shape)
             for each, array in zip(sent, arrays, strict=True)
         )
-        with among.group().exchange(Signature(reduction.words(what), words)) as turn:
-            return [_part(turn.transport, array, reduction.op) for array in arrays]
+        with among.group().exchange(Signature(reduction.words(what), words)) as call:
+            return [_part(call.transport, array, reduction.op) for array in arrays]
 
     parts = exchange_op(
         act,

@@ -1,15 +1,12 @@
-"""Combine tensors over all ranks, many in one exchange.
+"""The reductions of the Horovod-like API: many tensors in one exchange, with gradients.
 
-Everything that reduces gradients calls ``exchange_list``: the Keras hooks
-(``keras.train.gradient_allreduce``) with a mean weighted by rows, and the Horovod-like
-API through ``reduce_tensors``.
+The Keras hooks, which weight the mean by rows, have ``keras.train.gradient_allreduce``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -19,59 +16,13 @@ from tfcluster.runtime.collective.collectives import combine
 from tfcluster.runtime.collective.sparse import Slices
 from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.exchange.graph_ops import exchange_op, may_be_differentiated
-from tfcluster.runtime.exchange.tensor_list import TensorList, flattened
+from tfcluster.runtime.exchange.tensor_list import Combine, TensorList, exchange_list
 from tfcluster.runtime.exchange.wire_format import Carrier, Reduction, carrier
 from tfcluster.runtime.process_sets import ProcessSet, global_process_set
-from tfcluster.runtime.tensor_types import Gradient, Tensor
+from tfcluster.runtime.tensor_types import DType, Gradient, Tensor
 from tfcluster.runtime.tensors import is_inexact
 
 _LINEAR = (ReduceOp.AVERAGE, ReduceOp.SUM)
-
-
-class Combine(Protocol):
-    """The collective operation that ranks run on their arrays in an exchange."""
-
-    def __call__(
-        self, context: Sequence[Array], dense: Sequence[Array], sparse: list[Slices]
-    ) -> tuple[Sequence[Array], Sequence[Slices], Sequence[Array]]:
-        """Return the reduced arrays, the gathered slices, and any further arrays."""
-        ...
-
-
-def exchange_list(
-    tensors: TensorList,
-    carriers: Sequence[Carrier],
-    combine: Combine,
-    call: Callable[..., Any],
-    *,
-    context: Sequence[Any] = (),
-    others: Sequence[Any] = (),
-) -> tuple[TensorList, list[Any]]:
-    """Apply ``combine`` to the arrays of ``tensors``; return a list of the same kinds.
-
-    ``carriers`` define how the dense tensors and the slices' values are sent. ``call``
-    gets a function of arrays, its input tensors and the dtypes of its results; it makes
-    an op of them or calls the function. ``combine`` also gets the values of the tensors
-    in ``context``. The further arrays that it returns, of dtypes ``others``, are
-    returned beside the list.
-    """
-
-    def run(*arrays: Array) -> list[Array]:
-        given = len(context)
-        dense, sparse = tensors.unflattened(arrays[given:])
-        reduced, gathered, more = combine(arrays[:given], dense, sparse)
-        return [*flattened(reduced, gathered), *more]
-
-    sent = [*(each.tensor for each in carriers), *tensors.indices]
-    types = [*(tensor.dtype for tensor in sent), *others]
-    results = tf.nest.flatten(call(run, [*context, *sent], types))
-    flat = results[: len(sent)]
-    for index, (result, local) in enumerate(zip(flat, tensors.flat, strict=True)):
-        dense = index < tensors.dense_count
-        result.set_shape(local.shape if dense else [None, *local.shape[1:]])
-    for index, each in enumerate(carriers):
-        flat[index] = each.restored(flat[index])
-    return tensors.with_flat(flat), results[len(sent) :]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +38,14 @@ class Exchange:
 
 
 def reduce_tensors(
-    exchange: Exchange, tensors: Sequence[Tensor], names: Sequence[str]
-) -> list[Any]:
-    """Combine tensors, IndexedSlices or None over the ranks.
+    exchange: Exchange, tensors: Sequence[Gradient], names: Sequence[str]
+) -> list[Gradient]:
+    """Combine tensors, IndexedSlices or None over the ranks; dtypes stay.
 
     An entry must be None on all ranks or on none; it stays None. Slices are summed by
-    gathering them, and divided by the number of ranks for an average. Raises TypeError
-    and ValueError for tensors that the operation cannot combine.
+    gathering them, and divided by the number of ranks for an average. ``names`` are
+    those in messages, one per entry. Raises TypeError and ValueError for tensors that
+    the operation cannot combine, CollectiveMismatchError if the ranks' lists differ.
     """
     given = TensorList.of(tensors)
     for values in given.flat[given.dense_count : given.summed_count]:
@@ -101,7 +53,7 @@ def reduce_tensors(
     return _Plan(exchange, tuple(names)).run(given).tensors()
 
 
-def _require_summable(values: Any, exchange: Exchange) -> None:
+def _require_summable(values: Tensor, exchange: Exchange) -> None:
     op = exchange.reduction.op
     if op not in _LINEAR:
         raise ValueError(f"{exchange.what}: IndexedSlices have no {op.value}")
@@ -117,15 +69,17 @@ class _Plan:
     names: tuple[str, ...]
 
     def run(self, given: TensorList) -> TensorList:
-        wanted = self.exchange.differentiable and may_be_differentiated()
-        if not (wanted and any(map(is_inexact, given.flat))):
+        differentiable = self.exchange.differentiable and may_be_differentiated()
+        if not (differentiable and any(map(is_inexact, given.flat))):
             return self._exchanged(given)[0]
 
-        def forward(*flat: Any) -> Any:
+        def forward(
+            *flat: Tensor,
+        ) -> tuple[list[Tensor], Callable[..., list[Gradient]]]:
             local = given.with_flat(flat)
             results, counts = self._exchanged(local)
 
-            def backward(*upstream: Any) -> list[Any]:
+            def backward(*upstream: Gradient) -> list[Gradient]:
                 return self._gradients(local, results, counts, upstream)
 
             return list(results.flat), backward
@@ -133,15 +87,22 @@ class _Plan:
         flat = tf.nest.flatten(tf.custom_gradient(forward)(*given.flat))
         return given.with_flat(flat)
 
-    def _exchanged(self, given: TensorList) -> tuple[TensorList, Any]:
-        """The results, and the ranks' row counts (slices x ranks) or None."""
+    def _exchanged(self, given: TensorList) -> tuple[TensorList, Tensor | None]:
+        """The results, and how many rows of each slices tensor each rank has sent.
+
+        The counts are int64 of shape (slices, ranks), or None if there are no slices.
+        """
         exchange = self.exchange
         carriers = [
             carrier(tensor, exchange.reduction, exchange.what)
             for tensor in given.flat[: given.summed_count]
         ]
 
-        def call(run: Callable[..., Any], sent: Sequence[Any], types: Any) -> Any:
+        def call(
+            run: Callable[..., Sequence[Array]],
+            sent: Sequence[Tensor],
+            types: Sequence[DType],
+        ) -> list[Tensor]:
             return exchange_op(run, sent, types, exchange.what, exchange.among)
 
         found, counts = exchange_list(
@@ -153,10 +114,10 @@ class _Plan:
         )
         flat = list(found.flat)
         for index in range(given.dense_count, given.summed_count):
-            flat[index] = self._shared(flat[index])
+            flat[index] = self._scaled(flat[index])
         return found.with_flat(flat), counts[0] if counts else None
 
-    def _shared(self, values: Any) -> Any:
+    def _scaled(self, values: Tensor) -> Tensor:
         """Gathered slice values, divided by the number of ranks for an average."""
         if self.exchange.reduction.op is ReduceOp.SUM:
             return values
@@ -188,14 +149,20 @@ class _Plan:
         dense: Sequence[Array],
         sparse: Sequence[Slices],
     ) -> Signature:
-        whole, rows = carriers[: given.dense_count], carriers[given.dense_count :]
-        forms = given.in_order(
-            [(c.words, array.shape) for c, array in zip(whole, dense, strict=True)],
-            [(c.words, s.values.shape[1:]) for c, s in zip(rows, sparse, strict=True)],
+        of_dense = carriers[: given.dense_count]
+        of_sparse = carriers[given.dense_count :]
+        dtypes_and_shapes = given.in_order(
+            [(c.words, a.shape) for c, a in zip(of_dense, dense, strict=True)],
+            [
+                (c.words, slices.values.shape[1:])
+                for c, slices in zip(of_sparse, sparse, strict=True)
+            ],
         )
         words = tuple(
-            kind.words(name, *(form or ("", ())))
-            for kind, name, form in zip(given.kinds, self.names, forms, strict=True)
+            kind.words(name, *(entry or ("", ())))
+            for kind, name, entry in zip(
+                given.kinds, self.names, dtypes_and_shapes, strict=True
+            )
         )
         return Signature(self.exchange.reduction.words(self.exchange.what), words)
 
@@ -203,10 +170,15 @@ class _Plan:
         self,
         given: TensorList,
         results: TensorList,
-        counts: Any,
-        upstream: Sequence[Any],
-    ) -> list[Any]:
-        """Gradients of the sum, over all ranks, of what each makes of the results."""
+        counts: Tensor | None,
+        upstream: Sequence[Gradient],
+    ) -> list[Gradient]:
+        """Gradients of the sum, over all ranks, of what each makes of the results.
+
+        ``upstream`` are the gradients of the results, as in ``tf.custom_gradient``.
+        As in Horovod, a sum's gradient is the sum of the ranks' upstream gradients,
+        and that of an average is their average.
+        """
         reduction, among = self.exchange.reduction, self.exchange.among
         if reduction.op not in _LINEAR:
             what = reduction.words(self.exchange.what)
@@ -229,7 +201,9 @@ class _Plan:
         for index, total in zip(wanted, totals, strict=True):
             number = index - given.dense_count
             gradients[index] = (
-                total if number < 0 else _own_rows(total, counts[number], among.rank())
+                total
+                if number < 0 or counts is None
+                else _own_rows(total, counts[number], among.rank())
             )
         return gradients
 
@@ -238,7 +212,7 @@ def _nothing() -> None:
     pass
 
 
-def _own_rows(gathered: Any, counts: Any, rank: int) -> Any:
-    """The part of the gathered rows that belongs to ``rank``."""
+def _own_rows(gathered: Tensor, counts: Tensor, rank: int) -> Tensor:
+    """The part of the gathered rows that ``rank`` has sent; ``counts``: by rank."""
     start = tf.reduce_sum(counts[:rank])
     return gathered[start : start + counts[rank]]

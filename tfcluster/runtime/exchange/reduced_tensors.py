@@ -8,30 +8,30 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import tensorflow as tf
 
-from tfcluster.runtime.scripts import self_distributed
-from tfcluster.runtime.tensor_types import Gradient, Tensor
+from tfcluster.runtime.scripts import program_kind
+from tfcluster.runtime.tensor_types import Gradient, Graph, Nest, Tensor
 
 
 class ReducedTensors:
     """Tensors that were combined: in graphs, and eagerly since the last ``applied``."""
 
     def __init__(self) -> None:
-        self._ops: weakref.WeakKeyDictionary[Any, set[str]] = (
+        # Ops are stored by name, and eager tensors by id.
+        self._ops: weakref.WeakKeyDictionary[Graph, set[str]] = (
             weakref.WeakKeyDictionary()
         )
-        self._gradients: weakref.WeakKeyDictionary[Any, set[str]] = (
+        self._gradients: weakref.WeakKeyDictionary[Graph, set[str]] = (
             weakref.WeakKeyDictionary()
         )
-        self._eager: dict[int, weakref.ref[Any]] = {}
-        self._shapes: Counter[tuple[int, ...]] = Counter()
+        self._eager: dict[int, weakref.ref[Tensor]] = {}
+        self._shapes: Counter[tuple[int | None, ...]] = Counter()
 
-    def note(self, tensors: Iterable[Tensor]) -> None:
-        """Record tensors that the program has got from a reduction."""
-        if self_distributed.claimed():
+    def note(self, tensors: Iterable[Gradient]) -> None:
+        """Record tensors or IndexedSlices that the program got from a reduction."""
+        if program_kind.distributes_itself():
             return
         for tensor in map(_values, tensors):
             if isinstance(tensor, tf.__internal__.EagerTensor):
@@ -40,8 +40,11 @@ class ReducedTensors:
             else:
                 self._ops.setdefault(tensor.graph, set()).add(tensor.op.name)
 
-    def gradients(self, found: Any) -> None:
-        """Record a tape's gradients: a search back through the graph ends there."""
+    def gradients(self, found: Nest) -> None:
+        """Record a tape's gradients: a search back through the graph ends there.
+
+        ``found`` is the result of ``tape.gradient``.
+        """
         for tensor in map(_values, tf.nest.flatten(found)):
             if tensor is not None and not isinstance(
                 tensor, tf.__internal__.EagerTensor
@@ -49,7 +52,11 @@ class ReducedTensors:
                 self._gradients.setdefault(tensor.graph, set()).add(tensor.op.name)
 
     def applied(self, gradients: Sequence[Gradient]) -> bool:
-        """Whether the gradients being applied were computed from recorded tensors."""
+        """Whether the gradients being applied were computed from recorded tensors.
+
+        Forgets the eager tensors. In a graph the ops that compute the gradients are
+        searched; an eager tensor is recognized by itself or by its shape.
+        """
         found = [_values(gradient) for gradient in gradients if gradient is not None]
         eager = [t for t in found if isinstance(t, tf.__internal__.EagerTensor)]
         others = [t for t in found if not isinstance(t, tf.__internal__.EagerTensor)]
@@ -58,7 +65,7 @@ class ReducedTensors:
         self._shapes.clear()
         return made
 
-    def _made_eagerly(self, gradients: Sequence[Gradient]) -> bool:
+    def _made_eagerly(self, gradients: Sequence[Tensor]) -> bool:
         for gradient in gradients:
             known = self._eager.get(id(gradient))
             if known is not None and known() is gradient:
@@ -68,26 +75,26 @@ class ReducedTensors:
         shapes = Counter(tuple(gradient.shape) for gradient in gradients)
         return any(shapes) and shapes <= self._shapes
 
-    def _made_in_graph(self, gradient: Gradient) -> bool:
+    def _made_in_graph(self, gradient: Tensor) -> bool:
         graph = gradient.graph
         if not (ops := self._ops.get(graph)):
             return False
-        stops = self._gradients.get(graph, set())
-        seen: set[str] = set()
-        waiting = [gradient.op]
-        while waiting:
-            op = waiting.pop()
-            if op.name in seen:
+        ops_of_gradients = self._gradients.get(graph, set())
+        visited: set[str] = set()
+        to_visit = [gradient.op]
+        while to_visit:
+            op = to_visit.pop()
+            if op.name in visited:
                 continue
-            seen.add(op.name)
+            visited.add(op.name)
             if op.name in ops:
                 return True
-            if op.name not in stops:
-                waiting.extend(tensor.op for tensor in op.inputs)
+            if op.name not in ops_of_gradients:
+                to_visit.extend(tensor.op for tensor in op.inputs)
         return False
 
 
-def _values(tensor: Tensor) -> Any:
+def _values(tensor: Gradient) -> Gradient:
     return tensor.values if isinstance(tensor, tf.IndexedSlices) else tensor
 
 

@@ -1,26 +1,38 @@
-"""Sort the tensors, IndexedSlices and Nones of a list, and put them back in order.
+"""Exchange a list of tensors, IndexedSlices and Nones.
 
-All exchanges of gradients use this. Nones are not sent. The others are sent as one flat
-list: the dense tensors, the slices' values, the slices' indices.
+All reductions of gradients use this. Nones are not sent. The others are sent as one
+flat list: the dense tensors, the slices' values, the slices' indices. The result has
+the order of the list.
 """
 
 from __future__ import annotations
 
 import enum
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Protocol, TypeAlias, TypeVar
 
 import tensorflow as tf
 
 from tfcluster.runtime.collective import tensor_words
 from tfcluster.runtime.collective.sparse import Slices
 from tfcluster.runtime.collective.transports.base import Array
+from tfcluster.runtime.exchange.wire_format import Carrier
+from tfcluster.runtime.tensor_types import DType, Gradient, Tensor
 from tfcluster.runtime.tensors import as_tensor, is_sparse
 
 D = TypeVar("D")
 S = TypeVar("S")
+
+Call: TypeAlias = Callable[
+    [Callable[..., Sequence[Array]], Sequence[Tensor], Sequence[DType]],
+    Sequence[Tensor],
+]
+"""Makes an op of a function of arrays, or calls it.
+
+Its arguments are the function, its input tensors and the dtypes of its results.
+"""
 
 
 class Kind(enum.Enum):
@@ -31,8 +43,8 @@ class Kind(enum.Enum):
     SPARSE = "s"
 
     @classmethod
-    def of(cls, value: Any) -> Kind:
-        """The kind of ``value``."""
+    def of(cls, value: Gradient) -> Kind:
+        """The kind of ``value``, a tensor (or convertible), IndexedSlices or None."""
         if value is None:
             return cls.NONE
         return cls.SPARSE if is_sparse(value) else cls.DENSE
@@ -51,13 +63,13 @@ class TensorList:
 
     kinds: tuple[Kind, ...]
     """The kind of each entry, in the program's order."""
-    flat: tuple[Any, ...]
+    flat: tuple[Tensor, ...]
     """The dense tensors, the slices' values, the slices' indices."""
-    shapes: tuple[Any, ...]
-    """The ``dense_shape`` of each IndexedSlices, a tensor or None."""
+    shapes: tuple[Tensor | None, ...]
+    """The ``dense_shape`` of each IndexedSlices."""
 
     @classmethod
-    def of(cls, values: Sequence[Any]) -> TensorList:
+    def of(cls, values: Sequence[Gradient]) -> TensorList:
         """Sort ``values``, each a tensor (or convertible), IndexedSlices or None."""
         kinds = tuple(map(Kind.of, values))
         dense = [v for v, kind in zip(values, kinds, strict=True) if kind is Kind.DENSE]
@@ -85,11 +97,11 @@ class TensorList:
         return len(self.flat) - len(self.shapes)
 
     @property
-    def indices(self) -> tuple[Any, ...]:
-        """The slices' indices."""
+    def indices(self) -> tuple[Tensor, ...]:
+        """The slices' indices: integers of shape ``(n,)`` each."""
         return self.flat[self.summed_count :]
 
-    def with_flat(self, flat: Sequence[Any]) -> TensorList:
+    def with_flat(self, flat: Sequence[Tensor]) -> TensorList:
         """A list of the same kinds with other tensors, in the order of ``flat``."""
         return replace(self, flat=tuple(flat))
 
@@ -103,14 +115,14 @@ class TensorList:
 
     def in_order(self, dense: Sequence[D], sparse: Sequence[S]) -> list[D | S | None]:
         """The values in the program's order, with None for each entry that was None."""
-        found: dict[Kind, Iterator[Any]] = {
+        iterators: dict[Kind, Iterator[D | S | None]] = {
             Kind.DENSE: iter(dense),
             Kind.SPARSE: iter(sparse),
             Kind.NONE: itertools.repeat(None),
         }
-        return [next(found[kind]) for kind in self.kinds]
+        return [next(iterators[kind]) for kind in self.kinds]
 
-    def tensors(self) -> list[Any]:
+    def tensors(self) -> list[Gradient]:
         """The entries in the program's order: tensors, IndexedSlices and None."""
         dense, summed = self.dense_count, self.summed_count
         values, indices = self.flat[dense:summed], self.flat[summed:]
@@ -119,6 +131,52 @@ class TensorList:
             for each in zip(values, indices, self.shapes, strict=True)
         ]
         return self.in_order(self.flat[:dense], slices)
+
+
+class Combine(Protocol):
+    """The collective operation that ranks run on their arrays in an exchange."""
+
+    def __call__(
+        self, context: Sequence[Array], dense: Sequence[Array], sparse: list[Slices]
+    ) -> tuple[Sequence[Array], Sequence[Slices], Sequence[Array]]:
+        """Return the reduced arrays, the gathered slices, and any further arrays."""
+        ...
+
+
+def exchange_list(
+    tensors: TensorList,
+    carriers: Sequence[Carrier],
+    combine: Combine,
+    call: Call,
+    *,
+    context: Sequence[Tensor] = (),
+    others: Sequence[DType] = (),
+) -> tuple[TensorList, list[Tensor]]:
+    """Apply ``combine`` to the arrays of ``tensors``; return a list of the same kinds.
+
+    ``carriers`` define how the dense tensors and the slices' values are sent. Dense
+    tensors keep their shapes; slices may get another number of rows. ``combine`` also
+    gets the values of the tensors in ``context``. The further arrays that it returns,
+    of dtypes ``others``, are returned beside the list. In a graph, what ``combine``
+    raises is raised when the op runs.
+    """
+
+    def run(*arrays: Array) -> list[Array]:
+        count = len(context)
+        dense, sparse = tensors.unflattened(arrays[count:])
+        reduced, gathered, more = combine(arrays[:count], dense, sparse)
+        return [*flattened(reduced, gathered), *more]
+
+    sent = [*(each.tensor for each in carriers), *tensors.indices]
+    types = [*(tensor.dtype for tensor in sent), *others]
+    results = tf.nest.flatten(call(run, [*context, *sent], types))
+    flat = results[: len(sent)]
+    for index, (result, local) in enumerate(zip(flat, tensors.flat, strict=True)):
+        dense = index < tensors.dense_count
+        result.set_shape(local.shape if dense else [None, *local.shape[1:]])
+    for index, each in enumerate(carriers):
+        flat[index] = each.restored(flat[index])
+    return tensors.with_flat(flat), results[len(sent) :]
 
 
 def flattened(dense: Sequence[Array], sparse: Sequence[Slices]) -> list[Array]:

@@ -1,19 +1,90 @@
-"""How tensors are sent: scaled, compressed, and in dtypes that can be combined."""
+"""How tensors are sent: scaled, compressed, and in dtypes that can be combined.
+
+Ranks send compressed gradients rounded, but sum them in float32.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import tensorflow as tf
 
 from tfcluster.runtime.collective import ReduceOp
-from tfcluster.runtime.exchange.compression import Compression, Compressor
 from tfcluster.runtime.exchange.graph_ops import require_numbers
-from tfcluster.runtime.tensor_types import Tensor
+from tfcluster.runtime.tensor_types import DType, Tensor
 
-_HALVES = (tf.float16, tf.bfloat16)
+_HALF_PRECISION = (tf.float16, tf.bfloat16)
+
+
+class Compressor(Protocol):
+    """Makes a tensor smaller before an exchange and restores its dtype afterwards."""
+
+    def compress(self, tensor: Tensor) -> tuple[Tensor, Any]:
+        """Return the tensor to send, and the context that ``decompress`` needs."""
+        ...
+
+    def decompress(self, tensor: Tensor, context: Any) -> Tensor:
+        """Return a received tensor in the dtype that ``compress`` was given."""
+        ...
+
+
+class NoCompression:
+    """Sends tensors as they are."""
+
+    @staticmethod
+    def compress(tensor: Tensor) -> tuple[Tensor, None]:
+        return tensor, None
+
+    @staticmethod
+    def decompress(tensor: Tensor, context: None) -> Tensor:
+        return tensor
+
+
+class _Rounded:
+    """Casts floating-point tensors to a smaller dtype."""
+
+    dtype: DType
+
+    @classmethod
+    def compress(cls, tensor: Tensor) -> tuple[Tensor, DType | None]:
+        dtype = tensor.dtype
+        if not dtype.is_floating or dtype.size <= cls.dtype.size:
+            return tensor, None
+        return tf.cast(tensor, cls.dtype), dtype
+
+    @classmethod
+    def decompress(cls, tensor: Tensor, context: DType | None) -> Tensor:
+        return tensor if context is None else tf.cast(tensor, context)
+
+
+class FP16Compression(_Rounded):
+    """Sends float32 and float64 as float16: 11 bits of precision, up to 65504."""
+
+    dtype = tf.float16
+
+
+class BF16Compression(_Rounded):
+    """Sends float32 and float64 as bfloat16: 8 bits of precision, float32's range."""
+
+    dtype = tf.bfloat16
+
+
+class Compression:
+    """The available compressors, by name."""
+
+    none = NoCompression
+    fp16 = FP16Compression
+    bf16 = BF16Compression
+
+
+def compression_named(name: str) -> Compressor:
+    """The compressor for the option ``runtime.compression``: none, fp16 or bf16.
+
+    Raises AttributeError for any other name.
+    """
+    return getattr(Compression, name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +107,7 @@ class Reduction:
 def chosen_op(average: bool | None, op: ReduceOp | None) -> ReduceOp:
     """The operation for Horovod's arguments ``average`` and ``op``; default: average.
 
-    Raises ValueError if both are given.
+    Raises ValueError if both are given, or if ``op`` is no ReduceOp.
     """
     if average is not None and op is not None:
         raise ValueError("give either average or op, not both")
@@ -51,10 +122,11 @@ def chosen_op(average: bool | None, op: ReduceOp | None) -> ReduceOp:
 
 @dataclass(frozen=True, slots=True)
 class Carrier:
-    """A tensor as it is sent; ``restored`` undoes the change on the result."""
+    """A tensor as it is sent."""
 
     tensor: Tensor
-    restored: Callable[[Any], Any]
+    restored: Callable[[Tensor], Tensor]
+    """Makes a tensor of the original dtype from the result."""
     words: str
     """The dtype in a signature."""
 
@@ -67,7 +139,7 @@ def uncompressed(tensor: Tensor) -> Carrier:
 def widened(tensor: Tensor) -> Carrier:
     """Send ``tensor`` as it is, but half precision as float32, as sums need it."""
     dtype = tensor.dtype
-    if dtype not in _HALVES:
+    if dtype not in _HALF_PRECISION:
         return uncompressed(tensor)
     return Carrier(
         tf.cast(tensor, tf.float32), lambda result: tf.cast(result, dtype), dtype.name
@@ -75,12 +147,13 @@ def widened(tensor: Tensor) -> Carrier:
 
 
 def carrier(tensor: Tensor, reduction: Reduction, what: str) -> Carrier:
-    """Prepare ``tensor`` for ``reduction``: scale and compress it.
+    """Prepare ``tensor`` for ``reduction``: scale and compress it. Its shape stays.
 
-    Raises TypeError if the operation does not support its dtype.
+    ``what`` names the exchange in messages. Raises TypeError if the operation does not
+    support the dtype.
     """
-    _require(tensor, reduction, what)
     dtype = tensor.dtype
+    _require(dtype, reduction, what)
     if dtype == tf.bool:
         # A sum counts the true values; cast back to bool, it is an "or".
         sent = tf.int32 if reduction.op is ReduceOp.SUM else tf.uint8
@@ -88,23 +161,23 @@ def carrier(tensor: Tensor, reduction: Reduction, what: str) -> Carrier:
             tf.cast(tensor, sent), lambda result: tf.cast(result, tf.bool), dtype.name
         )
     scaled = scaled_by(tensor, reduction.prescale)
-    small, context = reduction.compression.compress(scaled)
+    compressed, context = reduction.compression.compress(scaled)
 
-    def restored(result: Any) -> Any:
-        whole = reduction.compression.decompress(result, context)
-        return scaled_by(whole, reduction.postscale)
+    def restored(result: Tensor) -> Tensor:
+        decompressed = reduction.compression.decompress(result, context)
+        return scaled_by(decompressed, reduction.postscale)
 
-    same = small.dtype == dtype
-    words = dtype.name if same else f"{dtype.name} as {small.dtype.name}"
-    return Carrier(small, restored, words)
+    same = compressed.dtype == dtype
+    words = dtype.name if same else f"{dtype.name} as {compressed.dtype.name}"
+    return Carrier(compressed, restored, words)
 
 
-def scaled_by(tensor: Tensor, factor: float) -> Any:
+def scaled_by(tensor: Tensor, factor: float) -> Tensor:
     """``tensor`` times ``factor`` in its own dtype; integers round towards zero."""
     if factor == 1.0:
         return tensor
     dtype = tensor.dtype
-    if dtype in _HALVES:
+    if dtype in _HALF_PRECISION:
         return tf.cast(tf.cast(tensor, tf.float32) * factor, dtype)
     if dtype.is_integer:
         exact = tf.constant(factor, tf.float64)
@@ -113,9 +186,9 @@ def scaled_by(tensor: Tensor, factor: float) -> Any:
     return tensor * tf.constant(factor, dtype)
 
 
-def _require(tensor: Tensor, reduction: Reduction, what: str) -> None:
-    require_numbers(tensor, what)
-    dtype, op = tensor.dtype, reduction.op
+def _require(dtype: DType, reduction: Reduction, what: str) -> None:
+    require_numbers(dtype, what)
+    op = reduction.op
     if dtype == tf.bool:
         if op is ReduceOp.AVERAGE:
             raise TypeError(

@@ -1,5 +1,5 @@
 """Horovod-like training: the program's own optimizer or tape exchanges the gradients.
 
-tfcluster does nothing else for such a program (see ``scripts.self_distributed``). The
+tfcluster does nothing else for such a program (see ``scripts.program_kind``). The
 program gives each rank its data, broadcasts the initial weights and writes on rank 0.
 """

@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import tensorflow as tf
 
-from tfcluster.runtime.tensor_types import Gradient
+from tfcluster.runtime.tensor_types import Gradient, Tensor, Variable
 
 
 class Accumulation:
-    """Sums the gradients of ``passes`` calls of ``add``, or averages them."""
+    """Sums the gradients of ``passes`` calls of ``add``, or averages them.
+
+    This is ``backward_passes_per_step`` of Horovod.
+    """
 
     def __init__(self, passes: int, *, average: bool) -> None:
         self._passes = passes
         self._average = average
-        self._sums: list[Any] | None = None
-        self._count: Any = None
+        self._sums: list[Variable | None] | None = None
+        self._count: Variable | None = None
 
     def add(
-        self, gradients: Sequence[Gradient], act: Callable[[list[Any]], object]
+        self,
+        gradients: Sequence[Gradient],
+        apply: Callable[[list[Tensor | None]], object],
     ) -> None:
-        """Add one pass's gradients; on every ``passes``-th call, ``act`` on the sums.
+        """Add one pass's gradients; on every ``passes``-th call, ``apply`` on the sums.
 
         A None stays None. IndexedSlices become tensors. All shapes must be known.
         Raises ValueError if a variable has a gradient in some passes and none in
@@ -40,7 +44,7 @@ class Accumulation:
 
         def finish() -> bool:
             factor = 1 / self._passes if self._average else 1
-            act(
+            apply(
                 [
                     None if total is None else total * tf.constant(factor, total.dtype)
                     for total in sums
@@ -59,9 +63,11 @@ class Accumulation:
             full = tf.greater_equal(count.read_value(), self._passes)
             tf.cond(full, finish, lambda: False)
 
-    def _prepared(self, dense: Sequence[Any]) -> tuple[list[Any], Any]:
+    def _prepared(
+        self, dense: Sequence[Tensor | None]
+    ) -> tuple[list[Variable | None], Variable]:
         """The sums and the number of passes; both are created at the first pass."""
-        if self._sums is None:
+        if self._sums is None or self._count is None:
             with tf.init_scope():
                 self._sums = [
                     None

@@ -19,9 +19,9 @@ def join(device: object = None) -> int:
     would let a rank without data contribute zeros to the others' exchanges, so that the
     last batches would give other results than in a single process.
     """
-    came = _TIME.pack(time.time())
+    arrival = _TIME.pack(time.time())
     try:
-        found = allgather_bytes(process_group.group(), came, Signature("join"))
+        found = allgather_bytes(process_group.group(), arrival, Signature("join"))
     except CollectiveMismatchError as error:
         raise CollectiveMismatchError(
             f"{error}. A rank without more data cannot wait in join() while others "

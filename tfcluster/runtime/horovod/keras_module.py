@@ -12,27 +12,28 @@ import tensorflow as tf
 
 from tfcluster import runtime
 from tfcluster.runtime.collective import ReduceOp
+from tfcluster.runtime.exchange.wire_format import Compressor
 from tfcluster.runtime.process_sets import ProcessSet, global_process_set
 from tfcluster.runtime.tensor_types import Tensor
 
 __all__ = list(runtime.__all__)  # Most of these come from __getattr__.
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     return getattr(runtime, name)
 
 
 def allreduce(
-    value: Any,
+    value: Tensor,
     name: str | None = None,
     average: bool | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     op: ReduceOp | None = None,
-    compression: Any = None,
+    compression: Compressor | None = None,
     process_set: ProcessSet = global_process_set,
-) -> Any:
-    """Combine the ranks' values, by default averaging."""
+) -> Tensor:
+    """Combine the ranks' values, of equal shape and dtype; by default their average."""
     return _value(
         runtime.allreduce(
             tf.convert_to_tensor(value),
@@ -48,31 +49,34 @@ def allreduce(
 
 
 def allgather(
-    value: Any,
+    value: Tensor,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
-) -> Any:
-    """Concatenate the ranks' values along the first dimension."""
+) -> Tensor:
+    """Concatenate the ranks' values along the first dimension.
+
+    The other dimensions and the dtype have to be equal on all ranks.
+    """
     return _value(runtime.allgather(value, 0, name, process_set=process_set))
 
 
 def broadcast(
-    value: Any,
+    value: Tensor,
     root_rank: int,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
-) -> Any:
+) -> Tensor:
     """The value of rank ``root_rank``."""
     return _value(runtime.broadcast(value, root_rank, name, process_set=process_set))
 
 
 def reducescatter(
-    value: Any,
+    value: Tensor,
     name: str | None = None,
     op: ReduceOp | None = None,
     process_set: ProcessSet = global_process_set,
-) -> Any:
-    """Combine the ranks' values and return this rank's rows."""
+) -> Tensor:
+    """Combine the ranks' values and return this rank's rows, of the first dimension."""
     return _value(runtime.reducescatter(value, op, name, process_set=process_set))
 
 

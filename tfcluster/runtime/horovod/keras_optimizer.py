@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from types import MethodType
-from typing import Any
+from typing import Any, TypeVar
 
 import keras
 import tensorflow as tf
@@ -19,15 +19,20 @@ from tfcluster.runtime.horovod.accumulation import Accumulation
 from tfcluster.runtime.horovod.settings import Settings
 from tfcluster.runtime.keras import internals, patches
 from tfcluster.runtime.keras.train.xla_fallback import without_xla
-from tfcluster.runtime.keras.types import Model, Optimizer
+from tfcluster.runtime.keras.types import Model, Optimizer, Variable
 from tfcluster.runtime.tensor_types import Gradient
+
+AnOptimizer = TypeVar("AnOptimizer", bound=Optimizer)
 
 _SETTINGS = "_tfcluster_settings"
 _ACCUMULATION = "_tfcluster_accumulation"
 
 
-def distribute(optimizer: Optimizer, settings: Settings) -> Any:
-    """Make ``optimizer`` exchange gradients before it applies them."""
+def distribute(optimizer: AnOptimizer, settings: Settings) -> AnOptimizer:
+    """Make ``optimizer`` exchange gradients before it applies them, and return it.
+
+    It replaces the settings of an optimizer that is already distributed.
+    """
     patches.TABLE.install({patches.MODEL_COMPILE: _compile})
     contract.mark(optimizer, _SETTINGS, settings)
     vars(optimizer).pop(_ACCUMULATION, None)
@@ -45,8 +50,8 @@ def is_distributed(optimizer: Optimizer | None) -> bool:
 @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
 def _apply(
     optimizer: Optimizer,
-    grads: Sequence[Any],
-    trainable_variables: Sequence[Any] | None = None,
+    grads: Sequence[Gradient],
+    trainable_variables: Sequence[Variable] | None = None,
 ) -> None:
     """``Optimizer.apply`` preceded by an exchange."""
     grads = list(grads)
@@ -67,7 +72,7 @@ def _apply(
 
 
 def _built(
-    optimizer: Optimizer, trainable_variables: Sequence[Any] | None, count: int
+    optimizer: Optimizer, trainable_variables: Sequence[Variable] | None, count: int
 ) -> list[Any]:
     """The variables of the gradients. Builds the optimizer if necessary.
 

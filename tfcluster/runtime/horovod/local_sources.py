@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Hashable
+from typing import TypeAlias
 
 import tensorflow as tf
 
-from tfcluster.runtime.tensor_types import Gradient
+from tfcluster.runtime.keras.types import Layer, Variable
+from tfcluster.runtime.tensor_types import Gradient, Tensor
+from tfcluster.runtime.tensor_types import Variable as TfVariable
+
+Source: TypeAlias = Variable | TfVariable | Tensor
+"""A variable of Keras or TensorFlow, or a tensor that a tape watches."""
 
 
 class LocalSources:
@@ -18,18 +24,21 @@ class LocalSources:
 
     def __init__(self, *, scale: bool = True) -> None:
         self._scale = scale
-        self._known: dict[Any, Any] = {}
+        self._known: dict[Hashable, Source] = {}
 
-    def add(self, source: Any) -> None:
+    def add(self, source: Source) -> None:
         """Make ``source`` a local variable."""
         self._known[_key(source)] = source
 
-    def has(self, source: Any) -> bool:
+    def has(self, source: Source) -> bool:
         """Whether ``source`` is a local variable."""
         return bool(self._known) and _key(source) in self._known
 
-    def scaled(self, gradient: Gradient, size: int) -> Any:
-        """The gradient of a local variable as it is to be applied."""
+    def scaled(self, gradient: Gradient, size: int) -> Gradient:
+        """The gradient of a local variable as it is to be applied.
+
+        ``size`` is the number of ranks. Shape, dtype and kind stay.
+        """
         if gradient is None or not self._scale or size == 1:
             return gradient
         if isinstance(gradient, tf.IndexedSlices):
@@ -38,14 +47,17 @@ class LocalSources:
         return gradient / tf.cast(size, gradient.dtype)
 
 
-def weights_of(layers: Any) -> list[Any]:
+def weights_of(
+    layers: Layer | list[Layer] | tuple[Layer, ...] | None,
+) -> list[Variable]:
     """The trainable weights of one layer or of several.
 
     Raises ValueError if a layer is not built.
     """
-    chosen = [] if layers is None else layers
-    found = []
-    for layer in chosen if isinstance(chosen, list | tuple) else [chosen]:
+    found: list[Variable] = []
+    if layers is None:
+        return found
+    for layer in layers if isinstance(layers, list | tuple) else [layers]:
         if not layer.built:
             raise ValueError(
                 f"the layer {layer.name} has no weights yet: build the model before "
@@ -55,7 +67,7 @@ def weights_of(layers: Any) -> list[Any]:
     return found
 
 
-def _key(source: Any) -> Any:
+def _key(source: Source) -> Hashable:
     value = getattr(source, "value", None)
     inner = source if value is None or callable(value) else value
     return inner.ref() if isinstance(inner, tf.Tensor | tf.Variable) else id(inner)

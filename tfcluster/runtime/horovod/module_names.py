@@ -12,16 +12,15 @@ from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
 
-from tfcluster.runtime.scripts import self_distributed
+from tfcluster.runtime.scripts import program_kind
 
 VERSION = "0.28.1"
 """The version of Horovod that these modules imitate; some scripts compare it."""
 
 _ERRORS = "tfcluster.runtime.errors"
 _KERAS = "tfcluster.runtime.horovod.keras_module"
-_HOMES = {
+_MODULES = {
     "horovod": "",
     "horovod.common": "",
     "horovod.common.exceptions": _ERRORS,
@@ -31,7 +30,7 @@ _HOMES = {
     "horovod.keras.callbacks": "tfcluster.runtime.callbacks",
     "horovod.keras.elastic": "tfcluster.runtime.elastic",
     "horovod.tensorflow": "tfcluster.runtime",
-    "horovod.tensorflow.compression": "tfcluster.runtime.exchange.compression",
+    "horovod.tensorflow.compression": "tfcluster.runtime.exchange.wire_format",
     "horovod.tensorflow.elastic": "tfcluster.runtime.elastic",
     "horovod.tensorflow.functions": "tfcluster.runtime",
     "horovod.tensorflow.keras": _KERAS,
@@ -52,16 +51,16 @@ _OTHER_NAMES = {
 }
 
 
-def install(tell: Callable[[str], None]) -> None:
-    """Make ``horovod`` importable if it is not installed; ``tell`` reports it once."""
-    sys.meta_path.append(_Finder(tell))
+def install(report: Callable[[str], None]) -> None:
+    """Make ``horovod`` importable if it is not installed; ``report`` is called once."""
+    sys.meta_path.append(_Finder(report))
 
 
 class _Finder(MetaPathFinder):
     """Must be the last finder, so that an installed Horovod is preferred."""
 
-    def __init__(self, tell: Callable[[str], None]) -> None:
-        self._tell = tell
+    def __init__(self, report: Callable[[str], None]) -> None:
+        self._report = report
 
     def find_spec(
         self,
@@ -69,46 +68,46 @@ class _Finder(MetaPathFinder):
         path: Sequence[str] | None,
         target: ModuleType | None = None,
     ) -> ModuleSpec | None:
-        if fullname not in _HOMES:
+        if fullname not in _MODULES:
             return None
-        package = any(name.startswith(f"{fullname}.") for name in _HOMES)
+        package = any(name.startswith(f"{fullname}.") for name in _MODULES)
         return ModuleSpec(
-            fullname, _Loader(self._tell), origin=__file__, is_package=package
+            fullname, _Loader(self._report), origin=__file__, is_package=package
         )
 
 
 class _Loader(Loader):
-    def __init__(self, tell: Callable[[str], None]) -> None:
-        self._tell = tell
+    def __init__(self, report: Callable[[str], None]) -> None:
+        self._report = report
 
     def exec_module(self, module: ModuleType) -> None:
         name = module.__name__
         module.__file__ = __file__
         if name == "horovod":
-            self._tell(
+            self._report(
                 "horovod is not installed: `import horovod` imports tfcluster.runtime"
             )
         if name in _CLAIMING:
-            self_distributed.claim()
+            program_kind.claim_distribution()
         vars(module)["__version__"] = VERSION
-        if home := _HOMES[name]:
-            found = importlib.import_module(home)
+        if source := _MODULES[name]:
+            found = importlib.import_module(source)
             vars(module)["__all__"] = list(getattr(found, "__all__", ()))
         vars(module)["__getattr__"] = _attributes_of(module)
 
 
-def _attributes_of(module: ModuleType) -> Callable[[str], Any]:
-    home = _HOMES[module.__name__]
+def _attributes_of(module: ModuleType) -> Callable[[str], object]:
+    source = _MODULES[module.__name__]
 
-    def attribute(name: str) -> Any:
+    def attribute(name: str) -> object:
         full = f"{module.__name__}.{name}"
-        if full in _HOMES:
+        if full in _MODULES:
             return importlib.import_module(full)
         if name in _OTHER_NAMES:
-            place, ours = _OTHER_NAMES[name]
-            return getattr(importlib.import_module(place), ours)
-        if home and not name.startswith("__"):
-            return getattr(importlib.import_module(home), name)
+            own_module, own_name = _OTHER_NAMES[name]
+            return getattr(importlib.import_module(own_module), own_name)
+        if source and not name.startswith("__"):
+            return getattr(importlib.import_module(source), name)
         raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
 
     return attribute

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import tensorflow as tf
 
 from tfcluster.runtime.collective import ReduceOp
-from tfcluster.runtime.exchange.compression import Compressor
+from tfcluster.runtime.exchange.wire_format import Compressor
 from tfcluster.runtime.horovod.local_sources import weights_of
 from tfcluster.runtime.horovod.settings import settings
+from tfcluster.runtime.keras.types import Layer, Optimizer
 from tfcluster.runtime.process_sets import ProcessSet, global_process_set
+
+AnOptimizer = TypeVar("AnOptimizer")
+"""An optimizer of Keras 3 or of TensorFlow 1."""
 
 
 def DistributedOptimizer(
-    optimizer: Any,
+    optimizer: AnOptimizer,
     name: str | None = None,
     use_locking: bool = False,
     *,
@@ -27,10 +31,10 @@ def DistributedOptimizer(
     gradient_predivide_factor: float = 1.0,
     average_aggregated_gradients: bool = False,
     num_groups: int = 0,
-    groups: Any = None,
+    groups: object = None,
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
-) -> Any:
+) -> AnOptimizer:
     """Return an optimizer that combines the ranks' gradients before it applies them.
 
     A Keras optimizer is modified and returned; its class and config stay, so that
@@ -80,19 +84,20 @@ def DistributedOptimizer(
     if is_v1:
         from tfcluster.runtime.horovod.tf1_optimizer import V1Optimizer
 
-        return V1Optimizer(optimizer, chosen, use_locking=use_locking)
+        wrapper = V1Optimizer(cast(Any, optimizer), chosen, use_locking=use_locking)
+        return cast(AnOptimizer, wrapper)
     from tfcluster.runtime.horovod.keras_optimizer import distribute
 
-    return distribute(optimizer, chosen)
+    return cast(AnOptimizer, distribute(cast(Optimizer, optimizer), chosen))
 
 
 def PartialDistributedOptimizer(
-    optimizer: Any,
+    optimizer: AnOptimizer,
     name: str | None = None,
     *,
-    local_layers: Any = None,
+    local_layers: Layer | list[Layer] | tuple[Layer, ...] | None = None,
     **settings: Any,
-) -> Any:
+) -> AnOptimizer:
     """A ``DistributedOptimizer`` except for the layers that each rank trains alone.
 
     ``local_layers`` is a layer or a list of layers, which must be built. The other
@@ -100,13 +105,13 @@ def PartialDistributedOptimizer(
     built.
     """
     local = weights_of(local_layers)
-    found = DistributedOptimizer(optimizer, name, **settings)
+    found: Any = DistributedOptimizer(optimizer, name, **settings)
     for variable in local:
         found.register_local_var(variable)
-    return found
+    return cast(AnOptimizer, found)
 
 
-def _require_keras(optimizer: Any) -> None:
+def _require_keras(optimizer: object) -> None:
     # Imported here because TensorFlow 1 programs do not need Keras.
     import keras
 

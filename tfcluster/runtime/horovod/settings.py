@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import tensorflow as tf
 
 from tfcluster.runtime.collective import ReduceOp
 from tfcluster.runtime.collective.group import Group
-from tfcluster.runtime.exchange.compression import Compressor, compression_named
 from tfcluster.runtime.exchange.reduce_engine import Exchange, reduce_tensors
-from tfcluster.runtime.exchange.wire_format import Reduction
-from tfcluster.runtime.horovod.local_sources import LocalSources
-from tfcluster.runtime.keras.types import Variable
+from tfcluster.runtime.exchange.wire_format import (
+    Compressor,
+    Reduction,
+    compression_named,
+)
+from tfcluster.runtime.horovod.local_sources import LocalSources, Source
 from tfcluster.runtime.process_group import context, group
 from tfcluster.runtime.process_sets import ProcessSet, global_process_set
-from tfcluster.runtime.scripts import self_distributed
+from tfcluster.runtime.scripts import program_kind
 from tfcluster.runtime.telemetry.agent_channel import reporter
 from tfcluster.runtime.telemetry.step_rate import StepRate
 from tfcluster.runtime.tensor_types import Gradient
@@ -41,8 +42,8 @@ class Settings:
     """Variables whose gradients are not exchanged."""
 
     def exchanged(
-        self, gradients: Sequence[Gradient], variables: Sequence[Variable]
-    ) -> list[Any]:
+        self, gradients: Sequence[Gradient], variables: Sequence[Source]
+    ) -> list[Gradient]:
         """Combine gradients (None, tensors or IndexedSlices) over the ranks.
 
         None stays None. Raises CollectiveMismatchError on all ranks if their gradients
@@ -114,7 +115,7 @@ def settings(
         raise ValueError("gradient_predivide_factor must be positive")
     if backward_passes_per_step < 1:
         raise ValueError("backward_passes_per_step must be 1 or more")
-    self_distributed.claim()
+    program_kind.claim_distribution()
     if compression is None:
         compression = compression_named(context().options.compression)
     reduction = Reduction(
@@ -131,7 +132,7 @@ def settings(
     )
 
 
-def _name(variable: Variable, index: int) -> str:
+def _name(variable: Source, index: int) -> str:
     if hasattr(variable, "path") or hasattr(variable, "name"):
         try:
             return name_of(variable)

@@ -10,6 +10,7 @@ import tensorflow as tf
 from tfcluster.runtime.exchange.reduce import Sum, allreduce
 from tfcluster.runtime.keras import internals
 from tfcluster.runtime.process_group import size
+from tfcluster.runtime.tensor_types import Tensor
 
 
 class SyncBatchNormalization(
@@ -17,8 +18,10 @@ class SyncBatchNormalization(
 ):
     """A ``BatchNormalization`` over the rows of all ranks, each with its own batch.
 
-    Loading a saved model requires this class. Masks are not supported. If tfcluster
-    divides the batches, use ``BatchNormalization(synchronized=True)`` instead.
+    Follows ``horovod.tensorflow.SyncBatchNormalization``: mean and variance come from
+    one exchange of sums and sums of squares. Loading a saved model requires this class.
+    Masks are not supported. If tfcluster divides the batches, use
+    ``BatchNormalization(synchronized=True)`` instead.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -27,7 +30,7 @@ class SyncBatchNormalization(
         super().__init__(*args, **kwargs)
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
-    def _moments(self, inputs: Any, mask: Any) -> tuple[Any, Any]:
+    def _moments(self, inputs: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         if size() == 1:
             return internals.moments(cast(Any, super()), inputs, mask)
         if mask is not None:

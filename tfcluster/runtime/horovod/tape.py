@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from types import MethodType
-from typing import Any
 
 import tensorflow as tf
 
 from tfcluster.runtime.collective import ReduceOp
-from tfcluster.runtime.exchange.compression import Compressor
 from tfcluster.runtime.exchange.graph_ops import unconverted
+from tfcluster.runtime.exchange.wire_format import Compressor
 from tfcluster.runtime.horovod.local_sources import weights_of
 from tfcluster.runtime.horovod.settings import Settings, settings
 from tfcluster.runtime.keras import patches
+from tfcluster.runtime.keras.types import Layer
 from tfcluster.runtime.process_sets import ProcessSet, global_process_set
+from tfcluster.runtime.tensor_types import Nest
 
 
 @unconverted
 def DistributedGradientTape(
-    gradtape: Any,
+    gradtape: tf.GradientTape,
     device_dense: str = "",
     device_sparse: str = "",
     compression: Compressor | None = None,
@@ -27,10 +29,10 @@ def DistributedGradientTape(
     op: ReduceOp | None = None,
     gradient_predivide_factor: float = 1.0,
     num_groups: int = 0,
-    groups: Any = None,
+    groups: object = None,
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
-) -> Any:
+) -> tf.GradientTape:
     """A copy of ``gradtape`` whose ``gradient`` combines the ranks' gradients.
 
     ``gradtape`` may have recorded already or not, and is not changed. The arguments and
@@ -56,7 +58,7 @@ def DistributedGradientTape(
 
 
 def PartialDistributedGradientTape(
-    gradtape: Any,
+    gradtape: tf.GradientTape,
     device_dense: str = "",
     device_sparse: str = "",
     compression: Compressor | None = None,
@@ -64,11 +66,11 @@ def PartialDistributedGradientTape(
     op: ReduceOp | None = None,
     gradient_predivide_factor: float = 1.0,
     num_groups: int = 0,
-    groups: Any = None,
+    groups: object = None,
     process_set: ProcessSet = global_process_set,
-    local_layers: Any = None,
+    local_layers: Layer | list[Layer] | tuple[Layer, ...] | None = None,
     scale_local_gradients: bool = True,
-) -> Any:
+) -> tf.GradientTape:
     """A ``DistributedGradientTape`` except for the layers that each rank trains alone.
 
     ``local_layers`` is a layer or a list of layers, which must be built.
@@ -91,15 +93,15 @@ def PartialDistributedGradientTape(
     return tape
 
 
-def _gradient_by(chosen: Settings) -> Any:
+def _gradient_by(chosen: Settings) -> Callable[..., Nest]:
     @unconverted
     def gradient(
-        self: Any,
-        target: Any,
-        sources: Any,
-        output_gradients: Any = None,
-        unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
-    ) -> Any:
+        self: tf.GradientTape,
+        target: Nest,
+        sources: Nest,
+        output_gradients: Nest = None,
+        unconnected_gradients: tf.UnconnectedGradients = tf.UnconnectedGradients.NONE,
+    ) -> Nest:
         """``tf.GradientTape.gradient``, with the result combined over the ranks."""
         local = type(self).gradient(
             self, target, sources, output_gradients, unconnected_gradients

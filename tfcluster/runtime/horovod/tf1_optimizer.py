@@ -10,6 +10,8 @@ import tensorflow as tf
 from tfcluster.runtime import tf_internals
 from tfcluster.runtime.exchange.graph_ops import unconverted
 from tfcluster.runtime.horovod.settings import Settings
+from tfcluster.runtime.tensor_types import Gradient, Variable
+from tfcluster.runtime.tf1_types import V1Optimizer as WrappedOptimizer
 
 _DELEGATED = (
     "apply_gradients",
@@ -24,7 +26,7 @@ class V1Optimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]  # untype
     """Wraps an optimizer: combines its gradients and delegates everything else."""
 
     def __init__(
-        self, optimizer: Any, settings: Settings, *, use_locking: bool
+        self, optimizer: WrappedOptimizer, settings: Settings, *, use_locking: bool
     ) -> None:
         super().__init__(name=settings.label, use_locking=use_locking)
         self._optimizer = optimizer
@@ -32,7 +34,9 @@ class V1Optimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]  # untype
         self.register_local_var = settings.local.add
 
     @unconverted
-    def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
+    def compute_gradients(
+        self, *args: Any, **kwargs: Any
+    ) -> list[tuple[Gradient, Variable]]:
         """The wrapped optimizer's, combined over the ranks; None stays None."""
         pairs = self._optimizer.compute_gradients(*args, **kwargs)
         variables = [variable for _, variable in pairs]

@@ -7,18 +7,32 @@ objects.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 from tfcluster.runtime import contract, tf_internals
 from tfcluster.runtime.contract import Name
 from tfcluster.runtime.keras import patches
 from tfcluster.runtime.keras.types import (
+    BackupAndRestore,
     BatchNormalization,
+    CallContext,
+    EpochIterator,
     Layer,
+    Logs,
+    Metric,
     Model,
+    ModelCheckpoint,
     Optimizer,
+    SwapEMAWeights,
     Variable,
+)
+from tfcluster.runtime.tensor_types import (
+    Dataset,
+    DTypeLike,
+    Gradient,
+    Tensor,
+    TensorLike,
 )
 
 _OPTIMIZER = "keras.optimizers.Optimizer"
@@ -31,7 +45,7 @@ _METRIC = "keras.metrics.MeanMetricWrapper"
 
 _SERVERS = "parameter servers"
 _STATE = "state of layers"
-_DEALT = "sharded batches"
+_SHARDED = "sharded batches"
 _DATA = "data tasks"
 _ADDED = "the check of add_loss"
 _DECAY = "weight decay on ps tasks"
@@ -145,24 +159,33 @@ NAMES = (
     Name(
         "keras.src.losses.loss", "apply_mask", "masked losses", "masks have no weights"
     ),
+    *(
+        Name(
+            "keras.src.backend.common.masking",
+            name,
+            "losses of the whole batch",
+            "masks of other ranks' rows are lost",
+        )
+        for name in ("get_keras_mask", "set_keras_mask")
+    ),
     Name(f"{_METRIC}.__init__", "_fn", "metrics", "custom functions are not tested"),
     # The epochs of fit.
-    Name(_ITERATOR, "", _DEALT, "every rank trains on all batches"),
-    Name(_ITERATOR, "reset", _DEALT, "epochs end too late"),
+    Name(_ITERATOR, "", _SHARDED, "every rank trains on all batches"),
+    Name(_ITERATOR, "reset", _SHARDED, "epochs end too late"),
     Name(
         f"{_ITERATOR}.__init__",
         "_distributed_dataset",
-        _DEALT,
+        _SHARDED,
         "every rank trains on all batches",
     ),
     Name(
         f"{_ITERATOR}._get_iterator",
         "_distributed_dataset",
-        _DEALT,
+        _SHARDED,
         "every rank trains on all batches",
     ),
-    Name(f"{_BASE_ITERATOR}.__init__", "_num_batches", _DEALT, "epochs end too late"),
-    Name(f"{_BASE_ITERATOR}.reset", "_num_batches", _DEALT, "epochs end too late"),
+    Name(f"{_BASE_ITERATOR}.__init__", "_num_batches", _SHARDED, "epochs end too late"),
+    Name(f"{_BASE_ITERATOR}.reset", "_num_batches", _SHARDED, "epochs end too late"),
     Name(_ITERATOR, "_interrupted_warning", _DATA, "false warnings that data ran out"),
     Name(
         "keras.src.trainers.data_adapters.tf_dataset_adapter",
@@ -210,37 +233,6 @@ UPDATE_METHODS = (
 """Methods that see all gradients; a class that overrides one may need all at once."""
 
 
-class CallContext(Protocol):
-    """The context of an outermost layer's call."""
-
-    training: Any
-    """In Keras up to 3.9."""
-
-    def get_value(self, arg_name: str, default: Any = None) -> Any:
-        """In Keras 3.10 and later."""
-        ...
-
-
-class EpochIterator(Protocol):
-    """The iterator from which ``fit`` gets its batches."""
-
-    data_adapter: Any
-    _distributed_dataset: Any
-    _num_batches: int | None
-
-
-class SwapEMAWeights(Protocol):
-    _ema_weights_in_model: bool
-
-
-class BackupAndRestore(Protocol):
-    def _save_model(self) -> None: ...
-
-
-class ModelCheckpoint(Protocol):
-    def _save_model(self, epoch: int, batch: int | None, logs: Any) -> None: ...
-
-
 def check() -> None:
     """Raise one CollectiveError that names all that Keras and TensorFlow lack."""
     contract.check([*NAMES, *tf_internals.NAMES, *patches.PATCHES])
@@ -249,12 +241,12 @@ def check() -> None:
 # --- optimizers -----------------------------------------------------------------------
 
 
-def trained_variables(optimizer: Optimizer) -> list[Any]:
+def trained_variables(optimizer: Optimizer) -> list[Variable]:
     """The variables that an optimizer was built for, in its order."""
     return list(optimizer._trainable_variables)
 
 
-def iterations_of(optimizer: Optimizer) -> Any:
+def iterations_of(optimizer: Optimizer) -> Variable:
     """The variable that counts gradients, including accumulated ones."""
     return optimizer._iterations
 
@@ -264,22 +256,22 @@ def rate_of(optimizer: Optimizer) -> Any:
     return optimizer._learning_rate
 
 
-def require_known(optimizer: Optimizer, variables: Sequence[Any]) -> None:
+def require_known(optimizer: Optimizer, variables: Sequence[Variable]) -> None:
     """Raise Keras's ValueError if the optimizer was not built for ``variables``."""
     optimizer._check_variables_are_known(variables)
 
 
-def index_of(optimizer: Optimizer, variable: Any) -> int:
+def index_of(optimizer: Optimizer, variable: Variable) -> int:
     """The index of a variable among those that the optimizer was built for."""
     return optimizer._get_variable_index(variable)
 
 
-def clipped(optimizer: Optimizer, gradients: Sequence[Any]) -> list[Any]:
+def clipped(optimizer: Optimizer, gradients: Sequence[Gradient]) -> list[Gradient]:
     """The gradients, clipped according to the optimizer's settings."""
     return optimizer._clip_gradients(gradients)
 
 
-def decays(optimizer: Optimizer, variable: Any) -> bool:
+def decays(optimizer: Optimizer, variable: Variable) -> bool:
     """Whether the optimizer applies weight decay to a variable."""
     return optimizer._use_weight_decay(variable)
 
@@ -309,17 +301,17 @@ def is_of_keras(cls: type) -> bool:
 # --- layers and models ----------------------------------------------------------------
 
 
-def layers_of(layer: Layer, *, include_self: bool = True) -> Iterator[Any]:
+def layers_of(layer: Layer, *, include_self: bool = True) -> Iterator[Layer]:
     """All layers within a layer, and the layer itself if ``include_self``."""
     return layer._flatten_layers(include_self=include_self)
 
 
-def own_losses(layer: Layer) -> Sequence[Any]:
-    """The losses that a layer got by ``add_loss`` in its last call."""
+def own_losses(layer: Layer) -> Sequence[Tensor]:
+    """The losses, scalars, that a layer got by ``add_loss`` in its last call."""
     return layer._get_own_losses()
 
 
-def regularization_losses(layer: Layer) -> Sequence[Any]:
+def regularization_losses(layer: Layer) -> Sequence[Tensor]:
     """The regularization losses of a layer's weights, including nested layers'."""
     return layer._get_regularization_losses()
 
@@ -351,8 +343,13 @@ def in_stateless_scope() -> bool:
     return bool(stateless_scope.in_stateless_scope())
 
 
-def moments(layer: BatchNormalization, inputs: Any, mask: Any) -> tuple[Any, Any]:
-    """The mean and variance as ``BatchNormalization`` itself computes them."""
+def moments(
+    layer: BatchNormalization, inputs: Tensor, mask: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The mean and variance as ``BatchNormalization`` itself computes them.
+
+    Both have one number per channel.
+    """
     return layer._moments(inputs, mask)
 
 
@@ -371,7 +368,7 @@ def set_initial_epoch(model: Model, epoch: int | None) -> None:
     model._initial_epoch = epoch
 
 
-def flat_metrics(model: Model, logs: Any) -> Any:
+def flat_metrics(model: Model, logs: Logs) -> list[float] | float:
     """The logs as ``train_on_batch`` returns them: a list or one number."""
     return model._flatten_metrics_in_order(logs)
 
@@ -379,14 +376,36 @@ def flat_metrics(model: Model, logs: Any) -> Any:
 # --- losses and metrics ---------------------------------------------------------------
 
 
-def apply_mask(sample_weight: Any, mask: Any, dtype: Any, reduction: Any) -> Any:
-    """The sample weights of a loss, combined with a mask."""
+def apply_mask(
+    sample_weight: TensorLike | None,
+    mask: Tensor | None,
+    dtype: DTypeLike,
+    reduction: str | None,
+) -> Tensor | None:
+    """The sample weights of a loss, combined with a mask: 0 for masked entries.
+
+    None if both are None.
+    """
     from keras.src.losses import loss
 
-    return loss.apply_mask(sample_weight, mask, dtype, reduction)
+    weights: Tensor | None = loss.apply_mask(sample_weight, mask, dtype, reduction)
+    return weights
 
 
-def function_of(metric: Any) -> Any:
+def keras_mask(tensor: TensorLike) -> Tensor | None:
+    """The mask that layers have attached to a tensor, or None."""
+    masking = contract.resolve("keras.src.backend.common.masking")
+    mask: Tensor | None = masking.get_keras_mask(tensor)
+    return mask
+
+
+def set_keras_mask(tensor: Tensor, mask: Tensor) -> None:
+    """Attach a mask to a tensor, as layers do."""
+    masking = contract.resolve("keras.src.backend.common.masking")
+    masking.set_keras_mask(tensor, mask)
+
+
+def function_of(metric: Metric) -> Callable[..., Any] | None:
     """The function that a metric wraps, or None."""
     return getattr(metric, "_fn", None)
 
@@ -394,12 +413,12 @@ def function_of(metric: Any) -> Any:
 # --- the epochs of fit ----------------------------------------------------------------
 
 
-def dataset_of(iterator: EpochIterator) -> Any:
+def dataset_of(iterator: EpochIterator) -> Dataset:
     """The dataset that ``fit`` iterates over."""
     return iterator._distributed_dataset
 
 
-def set_dataset(iterator: EpochIterator, dataset: Any) -> None:
+def set_dataset(iterator: EpochIterator, dataset: Dataset) -> None:
     """Make ``fit`` iterate over another dataset."""
     iterator._distributed_dataset = dataset
 
@@ -424,13 +443,13 @@ def averages_are_in_model(callback: SwapEMAWeights) -> bool:
     return callback._ema_weights_in_model
 
 
-def save_of(callback: BackupAndRestore) -> Any:
+def save_of(callback: BackupAndRestore) -> Callable[[], None]:
     """The bound method with which a ``BackupAndRestore`` saves."""
     return callback._save_model
 
 
 def save_checkpoint(
-    callback: ModelCheckpoint, epoch: int, batch: int | None, logs: Any
+    callback: ModelCheckpoint, epoch: int, batch: int | None, logs: Logs | None
 ) -> None:
     """Save as the ``ModelCheckpoint`` itself would."""
     callback._save_model(epoch, batch, logs)

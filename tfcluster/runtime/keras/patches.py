@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import sys
 
-from tfcluster.runtime.contract import Handler, Patch, Table
-from tfcluster.runtime.scripts import self_distributed
+from tfcluster.runtime.contract import Called, Handler, Patch, Table
+from tfcluster.runtime.scripts import program_kind
 
 _EACH = "every strategy"
 _IN_STEP = "ranks in step"
@@ -17,14 +17,19 @@ _ASYNC = "asynchronous parameter servers"
 _SERVED = "parameter servers"
 _DATA = "data tasks"
 _OWN = "Horovod's API"
+_VERIFY = "tfcluster verify"
 
 
-def _in_keras(function: str, when: str, *, always: bool = False) -> Handler:
-    return Handler(f"keras.{function}", when, always)
+def _in_keras(
+    function: str, when: str, called: Called = "around", *, always: bool = False
+) -> Handler:
+    return Handler(f"keras.{function}", when, always, called)
 
 
-_OWN_APPLY = _in_keras("checks.own_exchanges.OwnExchanges._apply", _EACH)
-_XLA_APPLY = _in_keras("train.xla_fallback.XlaFallback._apply", _EACH)
+_RECORD = "step_recorder.StepRecorder"
+_RECORD_APPLY = _in_keras(f"{_RECORD}._apply", _VERIFY, always=True)
+_RECORD_RESULT = _in_keras(f"{_RECORD}._result", _VERIFY, always=True)
+_RECORD_CLIP = _in_keras(f"{_RECORD}._clip", _VERIFY, "before", always=True)
 _APPLY = "train.optimizer_hook.OptimizerHook._apply"
 _SAVED = _in_keras("train.chief_only_saving.ChiefOnlySaving._saved_as", _EACH)
 _ALL_SLOTS = _in_keras("strategies.ps_models.ServerModels._with_all_slots", _SERVED)
@@ -34,17 +39,16 @@ _ALL_SLOTS = _in_keras("strategies.ps_models.ServerModels._with_all_slots", _SER
 OPTIMIZER_APPLY = Patch(
     "keras.optimizers.Optimizer",
     "apply",
-    (_OWN_APPLY, _XLA_APPLY, _in_keras(_APPLY, _EACH)),
+    (_RECORD_APPLY, _in_keras(_APPLY, _EACH)),
     "exchange of gradients",
 )
 LOSS_SCALE_APPLY = Patch(
     "keras.optimizers.LossScaleOptimizer",
     "apply",
     (
-        _OWN_APPLY,
-        _XLA_APPLY,
+        _RECORD_APPLY,
         _in_keras(_APPLY, "collective, local_sgd"),
-        _in_keras("strategies.parameter_server.PsUpdate.loss_scaled", _SERVED),
+        _in_keras(f"{_APPLY}_loss_scaled", _SERVED),
     ),
     "exchange of gradients before the check for infinities",
 )
@@ -97,15 +101,14 @@ ONE_OPTIMIZER_LOCAL = Patch(
 # --- models ---------------------------------------------------------------------------
 
 _ENTRY = "train.model_methods.ModelMethods"
-_ALONE = "strategies.async_parameter_server.AsyncModelMethods"
 
 MODEL_FIT = Patch(
     "keras.Model",
     "fit",
     (
+        _in_keras(f"{_RECORD}._fit", _VERIFY, always=True),
         _in_keras("checks.own_exchanges.OwnExchanges._fit", _EACH),
-        _in_keras(f"{_ENTRY}._fit", _IN_STEP),
-        _in_keras(f"{_ALONE}._fit", _ASYNC),
+        _in_keras(f"{_ENTRY}._fit", _EACH),
     ),
     "training on a part of each batch, callbacks in step",
     how="inherited",
@@ -113,10 +116,7 @@ MODEL_FIT = Patch(
 MODEL_EVALUATE = Patch(
     "keras.Model",
     "evaluate",
-    (
-        _in_keras(f"{_ENTRY}._evaluate", _IN_STEP),
-        _in_keras(f"{_ALONE}._evaluate", _ASYNC),
-    ),
+    (_RECORD_RESULT, _in_keras(f"{_ENTRY}._evaluate", _EACH)),
     "evaluation on a part of each batch",
     how="inherited",
 )
@@ -124,10 +124,8 @@ MODEL_PREDICT = Patch(
     "keras.Model",
     "predict",
     (
-        # The asynchronous handler is the outermost, the synchronous one the innermost.
-        _in_keras(f"{_ALONE}._inside", _ASYNC),
         _in_keras("data.data_service_hooks.DataServiceHooks._predict", _DATA),
-        _in_keras(f"{_ENTRY}._predict", _IN_STEP),
+        _in_keras(f"{_ENTRY}._predict", _EACH),
     ),
     "prediction of all rows on each rank",
     how="inherited",
@@ -135,30 +133,21 @@ MODEL_PREDICT = Patch(
 MODEL_TRAIN_ON_BATCH = Patch(
     "keras.Model",
     "train_on_batch",
-    (
-        _in_keras(f"{_ENTRY}._on_batch", _IN_STEP),
-        _in_keras(f"{_ALONE}._train_on_batch", _ASYNC),
-    ),
+    (_RECORD_RESULT, _in_keras(f"{_ENTRY}._train_on_batch", _EACH)),
     "training on a part of a batch",
     how="inherited",
 )
 MODEL_TEST_ON_BATCH = Patch(
     "keras.Model",
     "test_on_batch",
-    (
-        _in_keras(f"{_ENTRY}._test_on_batch", _IN_STEP),
-        _in_keras(f"{_ALONE}._inside", _ASYNC),
-    ),
+    (_RECORD_RESULT, _in_keras(f"{_ENTRY}._test_on_batch", _EACH)),
     "evaluation on a part of a batch",
     how="inherited",
 )
 MODEL_PREDICT_ON_BATCH = Patch(
     "keras.Model",
     "predict_on_batch",
-    (
-        _in_keras(f"{_ENTRY}._predict", _IN_STEP),
-        _in_keras(f"{_ALONE}._inside", _ASYNC),
-    ),
+    (_in_keras(f"{_ENTRY}._predict", _EACH),),
     "prediction of all rows on each rank",
     how="inherited",
 )
@@ -167,7 +156,7 @@ MODEL_COMPILE = Patch(
     "compile",
     (
         Handler("horovod.keras_optimizer._compile", _OWN, True),
-        _in_keras(f"{_ENTRY}._compile", _IN_STEP),
+        _in_keras(f"{_ENTRY}._compile", _EACH),
     ),
     "models without XLA",
     how="inherited",
@@ -248,7 +237,7 @@ LAYER_CALL = Patch(
 LAYER_GET_WEIGHTS = Patch(
     "keras.Layer",
     "get_weights",
-    (_in_keras(f"{_ENTRY}._get_weights", _IN_STEP),),
+    (_in_keras(f"{_ENTRY}._get_weights", _EACH),),
     "reads of weights combined over all ranks",
 )
 NORMALIZATION_MOMENTS = Patch(
@@ -270,8 +259,8 @@ VARIABLE_ASSIGN = Patch(
 LOSS_CALL = Patch(
     "keras.losses.Loss",
     "__call__",
-    (_in_keras("checks.loss_reduction.LossReductionCheck._call", _IN_STEP),),
-    "check for losses that are not a mean over rows",
+    (_in_keras("train.whole_batch_losses.WholeBatchLosses._call", _IN_STEP),),
+    "losses that depend on the batch as a whole; a check for sums over rows",
 )
 REDUCE_WEIGHTED_VALUES = Patch(
     "keras.src.losses.loss",
@@ -285,17 +274,43 @@ COMPUTE_AVERAGE_LOSS = Patch(
     (_in_keras("train.loss_rescaling.LossRescaling._average", _IN_STEP),),
     "losses divided by a global batch size",
 )
+_DRAWS = "train.row_draws.RowDraws"
 SEED_GENERATOR_NEXT = Patch(
     "keras.random.SeedGenerator",
     "next",
-    (_in_keras("train.per_rank_seeds.PerRankSeeds._next", _IN_STEP),),
-    "different random numbers on each rank",
+    (_in_keras(f"{_DRAWS}._next", _IN_STEP),),
+    "different random numbers on each rank where they cannot be those of rows",
 )
-DROPOUT = Patch(
-    "keras.src.backend.tensorflow.random",
-    "dropout",
-    (_in_keras("train.per_rank_seeds.PerRankSeeds._dropout", _IN_STEP),),
-    "the same dropout for both copies of a row in a trial",
+
+
+def _stateless(name: str, function: str) -> Patch:
+    return Patch(
+        "tensorflow.python.ops.gen_stateless_random_ops_v2",
+        f"stateless_{name}",
+        (_in_keras(f"{_DRAWS}.{function}", _IN_STEP),),
+        "the random numbers of a rank's rows in the whole batch",
+    )
+
+
+STATELESS_UNIFORM = _stateless("random_uniform_v2", "_skipping")
+STATELESS_NORMAL = _stateless("random_normal_v2", "_skipping")
+STATELESS_UNIFORM_INT = _stateless("random_uniform_int_v2", "_slicing")
+STATELESS_TRUNCATED_NORMAL = _stateless("truncated_normal_v2", "_slicing")
+OTHER_DRAWS = tuple(
+    Patch(
+        "keras.src.backend.tensorflow.random",
+        name,
+        (_in_keras(f"{_DRAWS}._apart", _IN_STEP),),
+        "different random numbers on each rank",
+    )
+    for name in ("beta", "binomial", "categorical", "gamma", "shuffle")
+)
+INITIALIZER_CALL = Patch(
+    "keras.initializers.Initializer",
+    "__call__",
+    (_in_keras(f"{_DRAWS}._initializes", _IN_STEP),),
+    "the same initial values on all ranks",
+    how="each class",
 )
 _UPDATE_STATE = _in_keras("train.metrics.Metrics._update_state", _IN_STEP)
 MEAN_UPDATE = Patch(
@@ -367,7 +382,7 @@ EPOCH_ITERATOR = Patch(
 ONE_EPOCH_ITERATOR_RESET = Patch(
     "keras.src.backend.tensorflow.trainer.TFEpochIterator",
     "reset",
-    (_in_keras("data.round_robin_sharding._deal", _ASYNC),),
+    (_in_keras("data.round_robin_sharding._shard_epochs", _ASYNC),),
     "the number of batches of this rank",
     how="object",
 )
@@ -506,8 +521,10 @@ TAPE_GRADIENT = Patch(
     "tensorflow.GradientTape",
     "gradient",
     (
-        _in_keras("checks.own_exchanges.OwnExchanges._gradient", _EACH),
-        _in_keras("checks.row_terms.RowTerms._gradient", _IN_STEP),
+        Handler(
+            "exchange.reduced_tensors.ReducedTensors.gradients", _EACH, called="after"
+        ),
+        _in_keras("checks.row_terms.RowTerms._before_gradient", _IN_STEP, "before"),
         _in_keras("train.tape_gradients.TapeGradients._gradient", _IN_STEP),
     ),
     "gradients from a tape over all ranks' rows",
@@ -593,6 +610,12 @@ ONE_CONTEXT_INITIALIZED = Patch(
     how="object's dict",
 )
 
+_GRADIENT_CLIPS = tuple(
+    Patch("tensorflow", name, (_RECORD_CLIP,), "the line of a clip in a report")
+    for name in ("clip_by_global_norm", "clip_by_norm", "clip_by_value")
+)
+CLIP_BY_GLOBAL_NORM, CLIP_BY_NORM, CLIP_BY_VALUE = _GRADIENT_CLIPS
+
 # --- strategies of TensorFlow's -------------------------------------------------------
 
 _REFUSE = "checks.unsupported_strategies._refuse"
@@ -623,10 +646,11 @@ STRATEGIES_OF_ONE_HOST = tuple(
 
 PATCHES = (
     *(each for each in list(vars().values()) if isinstance(each, Patch)),
+    *OTHER_DRAWS,
     *STRATEGIES_OF_CLUSTERS,
     *STRATEGIES_OF_ONE_HOST,
 )
-TABLE = Table(PATCHES, self_distributed.claimed)
+TABLE = Table(PATCHES, program_kind.distributes_itself)
 
 if __name__ == "__main__":
     sys.stdout.write(TABLE.text())

@@ -29,6 +29,12 @@ _SUSPICIOUS_APPLIES = 3
 DOUBLING_RANK = 1
 """The rank that gets the chief's rows in a trial, each of them twice."""
 
+BY_ROWS = "gradients by rows"
+"""For ``Session.within``: the code is called for single rows."""
+
+OF_ALL_ROWS = "code that got the rows of all ranks"
+"""For ``Session.within``: a loss or a metric sees the whole batch."""
+
 MOST_TRIALS = 100
 """Stop after this many trial batches, since each costs time."""
 
@@ -50,36 +56,44 @@ class Share:
     """The other ranks may not be running a step: nothing may be exchanged."""
     trial: Any = False
     """One rank has the chief's rows, each twice; see ``loss_scaling_probe``."""
-    present: Any = None
-    """The number of rows that this rank computes, if it is not ``rows``."""
+    uncounted: Any = 0
+    """The number of rows that this rank computes beside ``rows``, without weight."""
+    first: Any = 0
+    """The number of the first row that this rank computes in the whole batch."""
     data: Any = None
     """This rank's rows, set if the program's own code takes part in the loss."""
     undivided: Any = False
     """Whether every rank has the whole batch; a bool or a boolean tensor."""
+
+    @property
+    def present(self) -> Any:
+        """The number of rows that this rank computes."""
+        return self.rows + self.uncounted
+
+
+def whole_batch(*, counts: bool) -> Share:
+    """The share of a custom loop's batch that every rank gets as a whole."""
+    return Share(rows=1.0, counts=counts, total=1.0, undivided=True)
 
 
 @dataclass(frozen=True, slots=True)
 class TakenBatch:
     """A batch that a custom training loop has got."""
 
-    passage: int
+    dataset_pass: int
     """The pass over a dataset that yielded it."""
     fractions: tuple[Fraction, ...] | None
     """Each rank's fraction of it; None if every rank got the whole batch."""
 
 
 @dataclass(slots=True)
-class LoopShare:
-    """The share of the last batch that a dataset yielded to a custom training loop."""
+class LoopState:
+    """What is known of the program's custom training loops."""
 
-    counts: bool
-    rows: float = 1.0
-    total: float = 1.0
-    """The number of rows of the whole batch."""
-    divided: bool = False
-    trial: bool = False
-    present: float | None = None
-    """See ``Share``."""
+    share: Share
+    """This rank's share of the last batch that a dataset yielded; without tensors."""
+    in_pass: bool = False
+    """Whether ``share`` is that of a batch of a pass that has not ended."""
     unjudged: set[str] = field(default_factory=set)
     """Optimizers that have applied gradients, but never one of a trial."""
     trials: int = 0
@@ -100,11 +114,19 @@ class LoopShare:
     applied_at: str = "the program"
     """Where the program applied the last gradient."""
 
+    @property
+    def divided(self) -> bool:
+        """Whether each rank got its own part of the last batch."""
+        return not self.share.undivided
+
+    @property
+    def is_dividing(self) -> bool:
+        """Whether the program is computing its own part of a batch."""
+        return self.divided and self.in_pass
+
     def present_rows(self) -> int | None:
         """The rows of the last batch that the program got; None if it was undivided."""
-        if not self.divided:
-            return None
-        return int(self.rows if self.present is None else self.present)
+        return int(self.share.present) if self.divided else None
 
 
 class Trials(Protocol):
@@ -133,6 +155,10 @@ class Session:
     reporter: Reporter
     divides: bool = True
     """True: tfcluster divides the global batch. False: the program divides its data."""
+    waits_in_steps: bool = True
+    """Whether ranks wait for each other in every step; not under ``local_sgd``."""
+    normalizes_whole_batches: bool = False
+    """Whether BatchNormalization normalises over the rows of all ranks by default."""
     bucket_bytes: int = DEFAULT_BYTES
     """The approximate number of bytes per bucket in which gradients are exchanged."""
     applies: int = 0
@@ -143,6 +169,8 @@ class Session:
     """The weight of this rank's last gradient."""
     draws: int = 0
     """The number of calls so far that draw other random numbers on each rank."""
+    unapplied: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """The shapes of weights, by id, whose gradients were computed but not applied."""
     waited_for_servers_s: Callable[[], float] = lambda: 0.0
     """Seconds spent waiting for ps tasks since the start."""
     trials: Trials | None = None
@@ -172,7 +200,7 @@ class Session:
         self.group.steps = lambda: self.pace.steps
         # With an undivided batch every rank computes the same, so only the chief
         # counts.
-        self.loop = LoopShare(counts=not self.divides or self.chief)
+        self.loop = LoopState(whole_batch(counts=not self.divides or self.chief))
 
     @property
     def rank(self) -> int:
@@ -290,15 +318,18 @@ class Session:
     def _applied_in_loop(self, optimizer: str, judged: bool, step: str) -> None:
         loop = self.loop
         loop.applies += 1
+        # After its pass, a batch may be part of gradients that were added up; if not,
+        # this gradient comes from elsewhere, as from a loop within a tf.function.
+        divided = loop.divided and (loop.in_pass or bool(loop.batches or loop.taken))
         if loop.batches:
             loop.window, loop.batches = loop.batches, 0
         if loop.taken:
-            loop.several = len({taken.passage for taken in loop.taken}) > 1
+            loop.several = len({taken.dataset_pass for taken in loop.taken}) > 1
             loop.taken.clear()
         if judged:
             self._judged.add(optimizer)
             loop.unjudged.discard(optimizer)
-        if loop.divided:
+        if divided:
             loop.undivided_applies.clear()
             return
         if (

@@ -30,7 +30,7 @@ class StepRows:
 
     def of(self, values: Sequence[Array]) -> float:
         """This rank's number of rows, given the values of ``inputs``."""
-        return float(values[0]) if values else self._session.loop.rows
+        return float(values[0] if values else self._session.loop.share.rows)
 
     def weight(self, values: Sequence[Array]) -> float:
         """This rank's weight in a mean over the ranks.

@@ -6,8 +6,23 @@ the runtime relies; private ones are used in ``internals`` only.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, TypeAlias
+
+from tfcluster.runtime.tensor_types import (
+    Array,
+    Dataset,
+    Gradient,
+    Nest,
+    Tensor,
+    TensorLike,
+)
+
+Logs: TypeAlias = dict[str, Any]
+"""The logs of a step or an epoch: numbers by name, or nested dictionaries of them."""
+
+Config: TypeAlias = dict[str, Any]
+"""What ``get_config`` returns: values that JSON can represent, by argument."""
 
 
 class Variable(Protocol):
@@ -19,26 +34,40 @@ class Variable(Protocol):
     def name(self) -> str: ...
 
     @property
-    def dtype(self) -> Any: ...
+    def dtype(self) -> Any:
+        """A string for Keras's variables, a ``tf.DType`` for TensorFlow's."""
+        ...
 
     @property
-    def shape(self) -> Any: ...
+    def shape(self) -> Any:
+        """A tuple for Keras's variables, a ``tf.TensorShape`` for TensorFlow's."""
+        ...
 
     @property
     def path(self) -> str: ...
 
     @property
-    def value(self) -> Any: ...
+    def value(self) -> Any:
+        """The ``tf.Variable`` of Keras's variables, a method of TensorFlow's."""
+        ...
 
     @property
-    def aggregation(self) -> Any: ...
+    def aggregation(self) -> Any:
+        """A string for Keras's variables, an enum's value for TensorFlow's."""
+        ...
 
     @property
     def trainable(self) -> bool: ...
 
-    def assign(self, value: Any) -> Any: ...
+    constraint: Callable[[Tensor], Tensor] | None
+    overwrite_with_gradient: bool
+    """Only Keras's variables have it."""
 
-    def numpy(self) -> Any: ...
+    def assign(self, value: TensorLike) -> Any: ...
+
+    def assign_add(self, value: TensorLike) -> Any: ...
+
+    def numpy(self) -> Array: ...
 
 
 class Optimizer(Protocol):
@@ -46,7 +75,7 @@ class Optimizer(Protocol):
 
     name: str
     built: bool
-    iterations: Any
+    iterations: Variable
     learning_rate: Any
     loss_scale_factor: float | None
     clipnorm: float | None
@@ -54,38 +83,42 @@ class Optimizer(Protocol):
     weight_decay: float | None
     use_ema: bool
     gradient_accumulation_steps: int | None
-    momentum: Any
+    momentum: float
     """Of SGD and RMSprop."""
-    _trainable_variables: Sequence[Any]
-    _iterations: Any
+    _trainable_variables: Sequence[Variable]
+    _iterations: Variable
     _learning_rate: Any
     _exclude_from_weight_decay: set[str]
     _exclude_from_weight_decay_cache: dict[str, bool]
-    _exclude_from_weight_decay_pattern: Any
+    _exclude_from_weight_decay_pattern: str | None
 
     @property
-    def variables(self) -> Sequence[Any]: ...
+    def variables(self) -> Sequence[Variable]: ...
 
-    def build(self, variables: Sequence[Any]) -> None: ...
+    def build(self, variables: Sequence[Variable]) -> None: ...
 
     def apply(
-        self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None
-    ) -> Any: ...
+        self,
+        grads: Sequence[Gradient],
+        trainable_variables: Sequence[Variable] | None = None,
+    ) -> Variable:
+        """Returns ``iterations``."""
+        ...
 
-    def get_config(self) -> dict[str, Any]: ...
+    def get_config(self) -> Config: ...
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Any: ...
+    def from_config(cls, config: Config) -> Any: ...
 
-    def _check_variables_are_known(self, variables: Sequence[Any]) -> None: ...
+    def _check_variables_are_known(self, variables: Sequence[Variable]) -> None: ...
 
-    def _get_variable_index(self, variable: Any) -> int: ...
+    def _get_variable_index(self, variable: Variable) -> int: ...
 
-    def _clip_gradients(self, grads: Sequence[Any]) -> list[Any]: ...
+    def _clip_gradients(self, grads: Sequence[Gradient]) -> list[Gradient]: ...
 
-    def _use_weight_decay(self, variable: Any) -> bool: ...
+    def _use_weight_decay(self, variable: Variable) -> bool: ...
 
-    def _var_key(self, variable: Any) -> str: ...
+    def _var_key(self, variable: Variable) -> str: ...
 
 
 class Layer(Protocol):
@@ -96,26 +129,29 @@ class Layer(Protocol):
     _call_has_training_arg: bool
 
     @property
-    def variables(self) -> Sequence[Any]: ...
+    def variables(self) -> Sequence[Variable]: ...
 
     @property
-    def trainable_variables(self) -> Sequence[Any]: ...
+    def weights(self) -> Sequence[Variable]: ...
 
     @property
-    def non_trainable_variables(self) -> Sequence[Any]: ...
+    def trainable_variables(self) -> Sequence[Variable]: ...
+
+    @property
+    def non_trainable_variables(self) -> Sequence[Variable]: ...
 
     def stateless_call(self, *args: Any, **kwargs: Any) -> Any: ...
 
     @property
-    def losses(self) -> Sequence[Any]: ...
+    def losses(self) -> Sequence[Tensor]: ...
 
     def _flatten_layers(
         self, include_self: bool = True, recursive: bool = True
     ) -> Iterator[Layer]: ...
 
-    def _get_own_losses(self) -> Sequence[Any]: ...
+    def _get_own_losses(self) -> Sequence[Tensor]: ...
 
-    def _get_regularization_losses(self) -> Sequence[Any]: ...
+    def _get_regularization_losses(self) -> Sequence[Tensor]: ...
 
 
 class BatchNormalization(Layer, Protocol):
@@ -124,7 +160,9 @@ class BatchNormalization(Layer, Protocol):
     synchronized: bool
     _reduction_axes: Sequence[int]
 
-    def _moments(self, inputs: Any, mask: Any) -> tuple[Any, Any]: ...
+    def _moments(
+        self, inputs: Tensor, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor]: ...
 
 
 class Metric(Protocol):
@@ -133,31 +171,139 @@ class Metric(Protocol):
     name: str
 
     @property
-    def variables(self) -> Sequence[Any]: ...
+    def dtype(self) -> str: ...
+
+    @property
+    def variables(self) -> Sequence[Variable]: ...
 
     def update_state(self, *args: Any, **kwargs: Any) -> Any: ...
 
     def stateless_update_state(self, *args: Any, **kwargs: Any) -> Any: ...
 
-    def reset_state(self) -> None: ...
+    def result(self) -> Any:
+        """A scalar tensor, normally; a metric of the program may return anything."""
+        ...
 
-    def result(self) -> Any: ...
+
+class SeedGenerator(Protocol):
+    """A ``keras.random.SeedGenerator``."""
+
+    def next(self, ordered: bool = True) -> Tensor:
+        """A seed: shape ``(2,)``."""
+        ...
 
 
 class Model(Layer, Protocol):
     """A ``keras.Model``."""
 
     optimizer: Any
+    """An ``Optimizer``, or None before ``compile``."""
     compiled: bool
     jit_compile: bool
     stop_training: bool
-    distribute_strategy: Any
-    train_function: Any
+    distribute_strategy: Strategy | None
+    train_function: Callable[[Iterator[Nest]], Logs]
     _initial_epoch: int | None
 
     @property
-    def metrics(self) -> list[Any]: ...
+    def metrics(self) -> list[Metric]: ...
 
-    def get_metrics_result(self) -> dict[str, Any]: ...
+    def get_metrics_result(self) -> Logs: ...
 
-    def _flatten_metrics_in_order(self, logs: Mapping[str, Any]) -> Any: ...
+    def _flatten_metrics_in_order(self, logs: Logs) -> list[float] | float: ...
+
+
+class Callback(Protocol):
+    """A ``keras.callbacks.Callback``."""
+
+    model: Model
+
+    def set_model(self, model: Model) -> None: ...
+
+    def set_params(self, params: Mapping[str, Any]) -> None: ...
+
+    def on_train_begin(self, logs: Logs | None = None) -> None: ...
+
+    def on_train_end(self, logs: Logs | None = None) -> None: ...
+
+    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None: ...
+
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None: ...
+
+    def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None: ...
+
+
+class CallbackList(Protocol):
+    """A ``keras.callbacks.CallbackList``."""
+
+    callbacks: list[Callback]
+
+    @property
+    def params(self) -> Mapping[str, Any]: ...
+
+
+class BackupAndRestore(Callback, Protocol):
+    """A ``keras.callbacks.BackupAndRestore``."""
+
+    def _save_model(self) -> None: ...
+
+
+class ModelCheckpoint(Callback, Protocol):
+    """A ``keras.callbacks.ModelCheckpoint``."""
+
+    save_freq: str | int
+
+    def _save_model(self, epoch: int, batch: int | None, logs: Logs | None) -> None: ...
+
+
+class SwapEMAWeights(Callback, Protocol):
+    """A ``keras.callbacks.SwapEMAWeights``."""
+
+    _ema_weights_in_model: bool
+
+
+class DataAdapter(Protocol):
+    """A source of batches for ``fit``, of one kind of data."""
+
+    @property
+    def num_batches(self) -> int | None:
+        """Batches per epoch; None if unknown."""
+        ...
+
+
+class EpochIterator(Protocol):
+    """The iterator from which ``fit`` gets its batches."""
+
+    data_adapter: DataAdapter
+    steps_per_epoch: int | None
+    reset: Callable[[], None]
+    _distributed_dataset: Dataset
+    _num_batches: int | None
+
+
+class CallContext(Protocol):
+    """The context of an outermost layer's call."""
+
+    training: Any
+    """In Keras up to 3.9."""
+
+    def get_value(self, arg_name: str, default: Any = None) -> Any:
+        """In Keras 3.10 and later."""
+        ...
+
+
+class Strategy(Protocol):
+    """A ``tf.distribute.Strategy``."""
+
+    @property
+    def num_replicas_in_sync(self) -> int: ...
+
+
+class Tape(Protocol):
+    """A ``tf.GradientTape``."""
+
+    def gradient(
+        self, target: Nest, sources: Nest, output_gradients: Nest | None = None
+    ) -> Any:
+        """Gradients in the structure of ``sources``."""
+        ...

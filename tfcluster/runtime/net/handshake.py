@@ -7,7 +7,8 @@ Nothing else is read before that: at most 76 bytes from an unauthenticated peer.
     dialer -> acceptor   HMAC-SHA256 over "dial", both ranks and nonces
     acceptor -> dialer   one byte: welcome
 
-Knows nothing of what is sent afterwards.
+It is a challenge-response protocol like SKID3 (Menezes et al., "Handbook of Applied
+Cryptography", 10.3.2). Knows nothing of what is sent afterwards.
 """
 
 from __future__ import annotations

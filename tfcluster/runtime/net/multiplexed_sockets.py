@@ -29,13 +29,17 @@ class Source(Protocol):
     def rank(self) -> int: ...
 
     @property
-    def done(self) -> bool: ...
+    def done(self) -> bool:
+        """Whether everything has been sent."""
+        ...
 
     def view(self) -> memoryview:
         """The bytes that can be sent now; empty while they depend on data to come."""
         ...
 
-    def advance(self, count: int) -> None: ...
+    def advance(self, count: int) -> None:
+        """Note that the first ``count`` bytes of ``view()`` have been sent."""
+        ...
 
 
 class Sink(Protocol):
@@ -45,19 +49,24 @@ class Sink(Protocol):
     def rank(self) -> int: ...
 
     @property
-    def done(self) -> bool: ...
+    def done(self) -> bool:
+        """Whether everything has been received."""
+        ...
 
     def view(self) -> memoryview:
         """Memory for the next bytes; not empty unless ``done``."""
         ...
 
-    def advance(self, count: int) -> None: ...
+    def advance(self, count: int) -> None:
+        """Note that ``count`` bytes have been written to the start of ``view()``."""
+        ...
 
 
 class PeerSockets:
     """The connections to the other ranks."""
 
     def __init__(self, connections: Mapping[int, socket.socket]) -> None:
+        """``connections``: TCP sockets by rank; they become non-blocking."""
         self._connections = dict(connections)
         self.waited_s = 0.0
         self.waiting_for: tuple[int, ...] = ()
@@ -80,6 +89,7 @@ class PeerSockets:
         return self._connections[peer].fileno()
 
     def close(self) -> None:
+        """Close all connections."""
         for connection in self._connections.values():
             connection.close()
 
@@ -108,7 +118,7 @@ class PeerSockets:
         """Send and receive until all sources and sinks are done.
 
         Raises PeerLostError if a rank has disconnected, and CollectiveTimeoutError
-        after ``timeout_s`` without any progress.
+        after ``timeout_s`` seconds without any progress.
         """
         try:
             while True:

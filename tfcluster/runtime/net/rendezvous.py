@@ -31,9 +31,9 @@ _HANDSHAKE_S = 10.0
 _FIRST_RETRY_S = 0.002
 _RETRY_S = 0.05
 """Retry soon at first, since ranks usually start together, then less often."""
-_LOOK_S = 0.1
+_POLL_S = 0.1
 """How often a wait for connections checks whether it was interrupted."""
-_MAX_STRANGERS = 64
+_MAX_UNAUTHENTICATED = 64
 """Maximal number of connections that are not authenticated yet."""
 
 
@@ -62,16 +62,18 @@ def connect(
     found = {} if found is None else found
     interrupted = interrupted or threading.Event()
     with listen(addresses, me.rank, f"rank {me.rank}") as listener:
-        door = Acceptor(listener, me)
+        acceptor = Acceptor(listener, me)
         try:
             for peer in range(me.rank):
                 found[peer] = _dial(me, peer, addresses[peer], deadline, interrupted)
             while missing := set(range(me.rank + 1, me.size)) - found.keys():
-                arrival = door.next_arrival(deadline, interrupted)
+                arrival = acceptor.next_arrival(deadline, interrupted)
                 if arrival is None and interrupted.is_set():
                     raise _interrupted()
                 if arrival is None:
-                    raise CollectiveTimeoutError(_in_vain(me, missing, addresses))
+                    raise CollectiveTimeoutError(
+                        _timeout_message(me, missing, addresses)
+                    )
                 peer, connection = arrival
                 _close(found.get(peer))
                 found[peer] = connection
@@ -80,11 +82,11 @@ def connect(
                 connection.close()
             raise
         finally:
-            door.close()
+            acceptor.close()
     return found
 
 
-def _in_vain(me: Member, missing: set[int], addresses: Sequence[str]) -> str:
+def _timeout_message(me: Member, missing: set[int], addresses: Sequence[str]) -> str:
     ranks = ", ".join(f"{rank} ({addresses[rank]})" for rank in sorted(missing))
     return f"rank {me.rank} timed out waiting for rank {ranks}"
 
@@ -113,7 +115,7 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def listen(addresses: Sequence[str], index: int, who: str) -> socket.socket:
+def listen(addresses: Sequence[str], index: int, name: str) -> socket.socket:
     """Listen on our own port, which the agent has bound but does not listen on.
 
     If all addresses are loopback addresses, only our own is bound, so that other hosts
@@ -121,7 +123,9 @@ def listen(addresses: Sequence[str], index: int, who: str) -> socket.socket:
     name to another address than other hosts do. Raises CollectiveError.
     """
     host, port = parse_address(addresses[index])
-    local = all(_is_loopback(parse_address(address)[0]) for address in addresses)
+    only_loopback = all(
+        _is_loopback(parse_address(address)[0]) for address in addresses
+    )
     family, kind, protocol, _, target = socket.getaddrinfo(
         host, port, type=socket.SOCK_STREAM
     )[0]
@@ -130,12 +134,12 @@ def listen(addresses: Sequence[str], index: int, who: str) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        listener.bind(target if local else (wildcard, port))
-        listener.listen(len(addresses) + _MAX_STRANGERS)
+        listener.bind(target if only_loopback else (wildcard, port))
+        listener.listen(len(addresses) + _MAX_UNAUTHENTICATED)
     except OSError as error:
         listener.close()
         raise CollectiveError(
-            f"{who} cannot listen on {addresses[index]}: {error.strerror}"
+            f"{name} cannot listen on {addresses[index]}: {error.strerror}"
         ) from error
     return listener
 
@@ -184,7 +188,7 @@ class Acceptor:
         self._arrivals: queue.SimpleQueue[tuple[int, socket.socket]] = (
             queue.SimpleQueue()
         )
-        self._strangers = threading.BoundedSemaphore(_MAX_STRANGERS)
+        self._unauthenticated = threading.BoundedSemaphore(_MAX_UNAUTHENTICATED)
         threading.Thread(target=self._serve, daemon=True).start()
 
     def next_arrival(
@@ -193,7 +197,7 @@ class Acceptor:
         """The next rank and its connection; None after the deadline or an interrupt."""
         while not interrupted.is_set() and (left_s := deadline - time.monotonic()) > 0:
             with suppress(queue.Empty):
-                return self._arrivals.get(timeout=min(left_s, _LOOK_S))
+                return self._arrivals.get(timeout=min(left_s, _POLL_S))
         return None
 
     def arrival(self) -> tuple[int, socket.socket]:
@@ -206,9 +210,9 @@ class Acceptor:
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self._closed = True
-        self._turn_away()
+        self._close_unclaimed()
 
-    def _turn_away(self) -> None:
+    def _close_unclaimed(self) -> None:
         """Close connections that were accepted but are not wanted any more."""
         with suppress(queue.Empty):
             while True:
@@ -220,14 +224,14 @@ class Acceptor:
                 connection, _ = self._listener.accept()
             except OSError:
                 return
-            if self._strangers.acquire(blocking=False):
+            if self._unauthenticated.acquire(blocking=False):
                 threading.Thread(
-                    target=self._greet, args=(connection,), daemon=True
+                    target=self._authenticate, args=(connection,), daemon=True
                 ).start()
             else:
                 connection.close()
 
-    def _greet(self, connection: socket.socket) -> None:
+    def _authenticate(self, connection: socket.socket) -> None:
         try:
             connection.settimeout(_HANDSHAKE_S)
             rank = accept(connection, self._me)
@@ -236,6 +240,6 @@ class Acceptor:
         else:
             self._arrivals.put((rank, connection))
             if self._closed:
-                self._turn_away()
+                self._close_unclaimed()
         finally:
-            self._strangers.release()
+            self._unauthenticated.release()

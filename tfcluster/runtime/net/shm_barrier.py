@@ -20,51 +20,51 @@ from tfcluster.runtime.net.shm_segment import ShmSegment
 
 _SPIN_S = 500e-6
 """A wakeup takes tens of microseconds, but spinning for long would waste a core."""
-_LOOKS = 50
+_POLLS = 50
 """Polls before the first yield: the other ranks have usually progressed as far."""
 _DRAIN_BYTES = 4096
 
 # Not os.sched_yield: a call by ctypes also releases the GIL.
-_yield: Callable[[], int] = ctypes.CDLL(None).sched_yield
+_sched_yield: Callable[[], int] = ctypes.CDLL(None).sched_yield
 
 
 class ProgressCounters:
-    """The progress counters of an arena, for member ``me``; member m is ``ranks[m]``.
+    """The progress counters of a segment, for member ``me``; member m is ``ranks[m]``.
 
-    ``wakers[m]`` is the write end of member m's pipe, ``sleep`` the read end of our
-    own. ``lines[m]`` is a socket descriptor that reports a hang-up when member m has
+    ``wakers[m]`` is the write end of member m's pipe, ``wakeup`` the read end of our
+    own. ``sockets[m]`` is a socket descriptor that reports a hang-up when member m has
     left. The pipes are closed by ``close``.
     """
 
     def __init__(
         self,
-        arena: ShmSegment,
+        segment: ShmSegment,
         me: int,
         ranks: Sequence[int],
         *,
-        sleep: int,
+        wakeup: int,
         wakers: Mapping[int, int],
-        lines: Mapping[int, int],
+        sockets: Mapping[int, int],
     ) -> None:
-        self._mine = arena.steps[me]
-        self._asleep = arena.asleep[me]
-        self._others = [m for m in range(arena.members) if m != me]
-        self._steps = [arena.steps[m] for m in self._others]
-        self._sleepers = [(arena.asleep[m], wakers[m]) for m in self._others]
-        self._descriptors = [sleep, *wakers.values()]
-        self._sleep = sleep
-        self._member_of = {line: m for m, line in lines.items()}
-        self._gone: set[int] = set()
+        self._own_step = segment.steps[me]
+        self._own_asleep = segment.asleep[me]
+        self._others = [m for m in range(segment.members) if m != me]
+        self._steps = [segment.steps[m] for m in self._others]
+        self._sleepers = [(segment.asleep[m], wakers[m]) for m in self._others]
+        self._descriptors = [wakeup, *wakers.values()]
+        self._wakeup = wakeup
+        self._member_of = {sock: m for m, sock in sockets.items()}
+        self._disconnected: set[int] = set()
         self._ranks = ranks
         self._fence = _Fence()
-        self.step = int(self._mine[0])
+        self.step = int(self._own_step[0])
         """Number of steps that this rank has done."""
         self.waited_s = 0.0
         self.waiting_for: tuple[int, ...] = ()
         self._poll = select.poll()
-        self._poll.register(sleep, select.POLLIN)
-        for line in lines.values():
-            self._poll.register(line, select.POLLRDHUP)
+        self._poll.register(wakeup, select.POLLIN)
+        for sock in sockets.values():
+            self._poll.register(sock, select.POLLRDHUP)
 
     def done(self) -> None:
         """Count a step and wake sleeping members.
@@ -73,7 +73,7 @@ class ProgressCounters:
         """
         self.step += 1
         self._fence()
-        self._mine[0] = self.step
+        self._own_step[0] = self.step
         self._fence()
         for asleep, waker in self._sleepers:
             if asleep[0]:
@@ -90,10 +90,10 @@ class ProgressCounters:
             return
         began = time.monotonic()
         try:
-            if not self._seen_soon(step, began):
+            if not self._spin_until(step, began):
                 self._sleep_until(step, began + timeout_s, timeout_s)
         finally:
-            self._asleep[0] = 0
+            self._own_asleep[0] = 0
             self.waiting_for = ()
             self.waited_s += time.monotonic() - began
         self._fence()
@@ -104,37 +104,37 @@ class ProgressCounters:
             os.close(descriptor)
         self._descriptors = []
 
-    def _seen_soon(self, step: int, began: float) -> bool:
+    def _spin_until(self, step: int, began: float) -> bool:
         for other in self._steps:
-            looks = 0
+            polls = 0
             while other[0] < step:
-                looks += 1
-                if looks > _LOOKS:
-                    _yield()
+                polls += 1
+                if polls > _POLLS:
+                    _sched_yield()
                     if time.monotonic() - began > _SPIN_S:
                         return False
         return True
 
     def _sleep_until(self, step: int, deadline: float, timeout_s: float) -> None:
         while True:
-            self._asleep[0] = 1
+            self._own_asleep[0] = 1
             self._fence()
             missing = self._missing(step)
             if not missing:
                 return
             self.waiting_for = tuple(self._ranks[member] for member in missing)
             # A member that left after its last step matters only if it is missing.
-            if left := self._gone.intersection(missing):
-                raise peer_lost(self._ranks[min(left)])
+            if lost := self._disconnected.intersection(missing):
+                raise peer_lost(self._ranks[min(lost)])
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 raise peers_late(self.waiting_for, timeout_s)
             for descriptor, _ in self._poll.poll(left_s * 1000):
-                if descriptor == self._sleep:
+                if descriptor == self._wakeup:
                     _drain(descriptor)
                 else:
                     self._poll.unregister(descriptor)
-                    self._gone.add(self._member_of[descriptor])
+                    self._disconnected.add(self._member_of[descriptor])
 
     def _missing(self, step: int) -> list[int]:
         return [

@@ -8,19 +8,19 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tfcluster.runtime.collective.sparse import Slices
+from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.errors import (
     CollectiveError,
     CollectiveMismatchError,
     PeerLostError,
 )
 from tfcluster.runtime.parameter_server.connections import Connections
-from tfcluster.runtime.parameter_server.messages import Message, padded
+from tfcluster.runtime.parameter_server.messages import Header, Message, padded
 from tfcluster.runtime.parameter_server.model_signature import facts_of
 from tfcluster.runtime.parameter_server.placement import (
     Piece,
@@ -48,8 +48,7 @@ __all__ = [
     "Variable",
 ]
 
-Array = NDArray[Any]
-Pack = Callable[[Sequence[Piece], str], bytes]
+Pack: TypeAlias = Callable[[Sequence[Piece], str], bytes]
 """Serialises the update of one ps' pieces (``update_graph.serialised``) for gradients
 of these kinds: a letter for each piece, ``d`` an array, ``s`` Slices, ``-`` none."""
 
@@ -120,14 +119,17 @@ class ParameterServerClient:
 
     @property
     def waited_s(self) -> float:
+        """Seconds that this task has waited for answers."""
         return self._connections.waited_s
 
     @property
     def sent_bytes(self) -> int:
+        """Bytes sent over sockets, without those in shared memory."""
         return self._connections.sent_bytes
 
     @property
     def received_bytes(self) -> int:
+        """Bytes received over sockets, without those in shared memory."""
         return self._connections.received_bytes
 
     def open(
@@ -144,9 +146,10 @@ class ParameterServerClient:
     ) -> OpenResult:
         """Create ``model`` on the ps tasks; the first task to call gives the values.
 
-        ``kinds`` has a letter for each variable (see ``Pack``): the kinds of gradients
-        expected to be pushed. ``pack`` is called now, and later for other kinds, if a
-        ps lacks the update. ``synchronous``: a step applies the mean over all tasks.
+        ``values[i]`` has the shape and dtype of ``variables[i]``. ``kinds`` are those
+        of the gradients expected to be pushed, a letter for each variable: see
+        ``Pack``. ``pack`` is called now, and later for other kinds, if a ps lacks the
+        update. ``synchronous``: a step applies the mean over all tasks.
         ``splittable``: rows may be updated separately, so variables may be sharded.
         ``together``: the update needs all gradients at once, so one ps gets them all.
 
@@ -155,7 +158,7 @@ class ParameterServerClient:
         """
         servers = self._connections.count
         placement = placed(variables, servers, splittable=splittable, together=together)
-        opened = _Model(tuple(variables), placement, pack, [0] * servers)
+        state = _Model(tuple(variables), placement, pack, [0] * servers)
         facts = facts_of(
             variables,
             synchronous=synchronous,
@@ -166,20 +169,20 @@ class ParameterServerClient:
         request = Message({"op": "open", "model": model, "facts": facts})
         with self._lock:
             # ps:0 decides which task defines the model: one task gives all values.
-            answers = self._ask({0: request})
+            answers = self._request({0: request})
             defined = answers[0].header["do"] == "define"
             if defined:
-                self._define(model, opened, facts, values, kinds)
+                self._define(model, state, facts, values, kinds)
                 found = list(values)
             else:
-                others = [ps for ps in opened.used if ps != 0]
-                answers |= self._ask(dict.fromkeys(others, request))
-                found = _values(opened, answers)
+                others = [ps for ps in state.used if ps != 0]
+                answers |= self._request(dict.fromkeys(others, request))
+                found = _values(state, answers)
                 for ps, answer in answers.items():
-                    opened.versions[ps] = answer.header["version"]
-            self._connections.share(model, _message_sizes(opened))
-            self._models[model] = opened
-        version = max(opened.versions)
+                    state.versions[ps] = answer.header["version"]
+            self._connections.share_memory(model, _message_sizes(state))
+            self._models[model] = state
+        version = max(state.versions)
         return OpenResult(found, version, defined, placement)
 
     def push(
@@ -187,7 +190,8 @@ class ParameterServerClient:
     ) -> list[Array | Rows | None]:
         """Push gradients to be applied; returns the variables after that.
 
-        Arguments and results are in the model's order. An item of the result is the
+        Arguments and results are in the model's order; a gradient has the shape of its
+        variable, or is the Slices of some of its rows. An item of the result is the
         whole variable, the Rows that changed, or None if nothing has changed since this
         task last saw it. In a synchronous model, this returns after all tasks have
         pushed and their weighted mean has been applied; ``weight`` is used there only.
@@ -195,28 +199,30 @@ class ParameterServerClient:
         CollectiveMismatchError if the ranks' gradients are of different kinds.
         """
         with self._lock:
-            found = self._models[model]
+            state = self._models[model]
             requests = {}
-            for ps in found.used:
-                pieces = found.placement[ps]
-                kinds, arrays = pushed_part(found.variables, pieces, gradients)
-                self._teach(model, found, ps, kinds)
+            for ps in state.used:
+                pieces = state.placement[ps]
+                kinds, arrays = pushed_part(state.variables, pieces, gradients)
+                self._send_update_if_missing(model, state, ps, kinds)
                 header = {
                     "op": "push",
                     "model": model,
-                    "version": found.versions[ps],
+                    "version": state.versions[ps],
                     "weight": weight,
                     "kinds": kinds,
                 }
-                sharing = self._connections.sharing[ps]
-                requests[ps] = sharing.placed(model, Message(header, arrays))
-            answers = self._ask(requests)
+                channel = self._connections.channels[ps]
+                requests[ps] = channel.with_shared_buffers(
+                    model, Message(header, arrays)
+                )
+            answers = self._request(requests)
             for ps, answer in answers.items():
-                found.versions[ps] = answer.header["version"]
+                state.versions[ps] = answer.header["version"]
             return joined(
-                found.variables,
+                state.variables,
                 {
-                    ps: (found.placement[ps], answer.header["kinds"], answer.arrays)
+                    ps: (state.placement[ps], answer.header["kinds"], answer.arrays)
                     for ps, answer in answers.items()
                 },
             )
@@ -224,12 +230,12 @@ class ParameterServerClient:
     def pull(self, model: str) -> list[Array]:
         """Pull all variables: their current values, in the model's order."""
         with self._lock:
-            found = self._models[model]
+            state = self._models[model]
             request = Message({"op": "pull", "model": model})
-            answers = self._ask(dict.fromkeys(found.used, request))
+            answers = self._request(dict.fromkeys(state.used, request))
             for ps, answer in answers.items():
-                found.versions[ps] = answer.header["version"]
-            return _values(found, answers)
+                state.versions[ps] = answer.header["version"]
+            return _values(state, answers)
 
     def slots(self, model: str) -> dict[str, Array]:
         """The optimizer's slot variables by path, with shards joined.
@@ -238,14 +244,14 @@ class ParameterServerClient:
         ``/``) within their own, which is how Keras names them.
         """
         with self._lock:
-            found = self._models[model]
+            state = self._models[model]
             request = Message({"op": "slots", "model": model})
-            answers = self._ask(dict.fromkeys(found.used, request))
+            answers = self._request(dict.fromkeys(state.used, request))
         return joined_slots(
-            found.variables,
+            state.variables,
             {
                 ps: (
-                    found.placement[ps],
+                    state.placement[ps],
                     dict(zip(answer.header["paths"], answer.arrays, strict=True)),
                 )
                 for ps, answer in answers.items()
@@ -259,14 +265,14 @@ class ParameterServerClient:
         """
         value = np.asarray(value)
         with self._lock:
-            found = self._models[model]
+            state = self._models[model]
             requests = {}
-            for ps in found.used:
-                place, part = part_of(found.variables, found.placement[ps], path, value)
+            for ps in state.used:
+                place, part = part_of(state.variables, state.placement[ps], path, value)
                 if place is not None:
                     header = {"op": "assign", "model": model, "place": place}
                     requests[ps] = Message(header, [part])
-            answers = self._ask(requests)
+            answers = self._request(requests)
         if not any(answer.header["known"] for answer in answers.values()):
             raise KeyError(path)
 
@@ -283,36 +289,39 @@ class ParameterServerClient:
         """All stored texts whose keys begin with ``prefix``."""
         return dict(self._note({"op": "notes", "prefix": prefix})["notes"])
 
-    def statistics(self) -> list[Mapping[str, Any]]:
-        """For each ps: steps applied and dropped, their staleness, bytes it holds."""
+    def statistics(self) -> list[Mapping[str, float]]:
+        """For each ps: steps applied and dropped, their staleness, bytes it holds.
+
+        Staleness is counted in updates: see ``service.Service.statistics``.
+        """
         request = Message({"op": "statistics"})
         with self._lock:
-            everywhere = range(self._connections.count)
-            answers = self._ask(dict.fromkeys(everywhere, request))
+            all_servers = range(self._connections.count)
+            answers = self._request(dict.fromkeys(all_servers, request))
         return [answers[ps].header for ps in sorted(answers)]
 
     def close(self) -> None:
-        """Disconnect."""
+        """Close the connections to all ps tasks; later calls fail."""
         self._connections.close()
 
-    def _note(self, header: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _note(self, header: Header) -> Header:
         with self._lock:
-            return self._ask({0: Message(header)})[0].header
+            return self._request({0: Message(header)})[0].header
 
     def _define(
         self,
         model: str,
-        opened: _Model,
-        facts: Mapping[str, Any],
+        state: _Model,
+        facts: Header,
         values: Sequence[Array],
         kinds: str,
     ) -> None:
         """Send the model to all ps; ps:0 last, because then other tasks may proceed."""
         servers = self._connections.count
-        for ps in [*(ps for ps in opened.used if ps != 0), 0][:servers]:
-            pieces = opened.placement[ps]
-            letters = "".join(kinds[piece.variable] for piece in pieces)
-            graph = opened.pack(pieces, letters) if pieces else b""
+        for ps in [*(ps for ps in state.used if ps != 0), 0][:servers]:
+            pieces = state.placement[ps]
+            piece_kinds = "".join(kinds[piece.variable] for piece in pieces)
+            graph = state.pack(pieces, piece_kinds) if pieces else b""
             parts = [
                 values[p.variable] if p.whole else values[p.variable][p.start : p.end]
                 for p in pieces
@@ -323,20 +332,26 @@ class ParameterServerClient:
                 "facts": facts,
                 "pieces": [[p.variable, p.start, p.end, p.whole] for p in pieces],
             }
-            self._ask({ps: Message(header, [np.frombuffer(graph, np.uint8), *parts])})
-            opened.known.add((ps, letters))
+            self._request(
+                {ps: Message(header, [np.frombuffer(graph, np.uint8), *parts])}
+            )
+            state.known.add((ps, piece_kinds))
 
-    def _teach(self, model: str, found: _Model, ps: int, kinds: str) -> None:
+    def _send_update_if_missing(
+        self, model: str, state: _Model, ps: int, kinds: str
+    ) -> None:
         """Send a ps the update for these kinds of gradients, if it lacks it."""
-        if (ps, kinds) in found.known:
+        if (ps, kinds) in state.known:
             return
-        about = {"model": model, "kinds": kinds}
-        if not self._ask({ps: Message({"op": "ask", **about})})[ps].header["known"]:
-            graph = np.frombuffer(found.pack(found.placement[ps], kinds), np.uint8)
-            self._ask({ps: Message({"op": "learn", **about}, [graph])})
-        found.known.add((ps, kinds))
+        fields = {"model": model, "kinds": kinds}
+        if not self._request({ps: Message({"op": "ask", **fields})})[ps].header[
+            "known"
+        ]:
+            graph = np.frombuffer(state.pack(state.placement[ps], kinds), np.uint8)
+            self._request({ps: Message({"op": "learn", **fields}, [graph])})
+        state.known.add((ps, kinds))
 
-    def _ask(self, requests: Mapping[int, Message]) -> dict[int, Message]:
+    def _request(self, requests: Mapping[int, Message]) -> dict[int, Message]:
         answers = self._connections.exchange(requests)
         for ps in sorted(answers):
             kind = answers[ps].header.get("error")

@@ -46,12 +46,15 @@ class Connections:
         join_timeout_s: float,
         stall_timeout_s: float | None,
     ) -> None:
-        """Raises CollectiveTimeoutError if a ps cannot be reached in time."""
+        """Raises CollectiveTimeoutError if a ps is not reached in ``join_timeout_s``.
+
+        ``stall_timeout_s`` limits the wait for any byte of an answer; None: no limit.
+        """
         self._addresses = tuple(addresses)
         self._timeout_s = stall_timeout_s
         self._pool = Pool()
         self._sockets: list[socket.socket] = []
-        self.sharing = [ClientChannel() for _ in addresses]
+        self.channels = [ClientChannel() for _ in addresses]
         self._failure: CollectiveError | None = None
         self.waited_s = 0.0
         self.sent_bytes = 0
@@ -59,7 +62,7 @@ class Connections:
         deadline = time.monotonic() + join_timeout_s
         try:
             for index, address in enumerate(addresses):
-                found = _dialled(address, index, rank, size, token, deadline)
+                found = _connected(address, index, rank, size, token, deadline)
                 self._sockets.append(found)
                 tune(found)
                 found.setblocking(False)
@@ -69,20 +72,25 @@ class Connections:
 
     @property
     def count(self) -> int:
+        """The number of ps tasks."""
         return len(self._addresses)
 
     def close(self) -> None:
+        """Close all sockets."""
         for connection in self._sockets:
             connection.close()
 
-    def share(self, model: str, sizes: Mapping[int, int]) -> None:
-        """Share memory with each ps on this host, for messages of ``sizes`` bytes."""
+    def share_memory(self, model: str, sizes: Mapping[int, int]) -> None:
+        """Share memory with each ps on this host, for messages of ``sizes`` bytes.
+
+        Raises what ``exchange`` raises.
+        """
         for ps, size in sizes.items():
-            offered = self.sharing[ps].offer(size)
+            offered = self.channels[ps].offer(size)
             if offered is not None:
                 message, descriptor = offered
                 answer = self.exchange({ps: message})[ps]
-                self.sharing[ps].agreed(model, answer, descriptor)
+                self.channels[ps].accept_answer(model, answer, descriptor)
 
     def exchange(self, requests: Mapping[int, Message]) -> dict[int, Message]:
         """Send each ps its message, and return their answers, by the index of the ps.
@@ -101,20 +109,22 @@ class Connections:
 
     def _exchange(self, requests: Mapping[int, Message]) -> dict[int, Message]:
         sending = {ps: Outgoing(message) for ps, message in requests.items()}
-        rooms = [sharing.rooms for sharing in self.sharing]
-        receiving = {ps: Incoming(self._pool, rooms[ps]) for ps in requests}
+        buffers = [channel.buffers for channel in self.channels]
+        receiving = {ps: Incoming(self._pool, buffers[ps]) for ps in requests}
         answers: dict[int, Message] = {}
         while receiving:
             progress = False
             for ps in list(receiving):
-                progress |= self._move(ps, sending, receiving[ps])
+                progress |= self._transfer(ps, sending, receiving[ps])
                 if receiving[ps].done:
                     answers[ps] = receiving.pop(ps).message()
             if receiving and not progress:
                 self._wait(sending, receiving)
         return answers
 
-    def _move(self, ps: int, sending: dict[int, Outgoing], incoming: Incoming) -> bool:
+    def _transfer(
+        self, ps: int, sending: dict[int, Outgoing], incoming: Incoming
+    ) -> bool:
         connection = self._sockets[ps]
         progress = False
         try:
@@ -126,7 +136,7 @@ class Connections:
         except BlockingIOError:
             pass
         except OSError as error:
-            raise self._lost(ps, error) from error
+            raise self._lost_error(ps, error) from error
         try:
             # An answer, usually an error, may come before everything has been sent.
             self.received_bytes += incoming.receive(connection)
@@ -134,7 +144,7 @@ class Connections:
         except BlockingIOError:
             pass
         except (OSError, EOFError) as error:
-            raise self._lost(ps, error) from error
+            raise self._lost_error(ps, error) from error
         except MessageError as error:
             raise CollectiveError(
                 f"ps:{ps} ({self._addresses[ps]}) sent {error}"
@@ -153,12 +163,12 @@ class Connections:
         ready = poll.poll(timeout)
         self.waited_s += time.monotonic() - start
         if not ready:
-            late = ", ".join(f"ps:{ps} ({self._addresses[ps]})" for ps in receiving)
+            silent = ", ".join(f"ps:{ps} ({self._addresses[ps]})" for ps in receiving)
             raise CollectiveTimeoutError(
-                f"{late} has not answered for {self._timeout_s:g} s"
+                f"{silent} has not answered for {self._timeout_s:g} s"
             )
 
-    def _lost(self, ps: int, error: Exception) -> PeerLostError:
+    def _lost_error(self, ps: int, error: Exception) -> PeerLostError:
         cause = getattr(error, "strerror", None) or "connection closed"
         return PeerLostError(
             f"ps:{ps} ({self._addresses[ps]}) is gone: its process ended or the "
@@ -166,12 +176,12 @@ class Connections:
         )
 
 
-def _dialled(
+def _connected(
     address: str, index: int, rank: int, size: int, token: bytes, deadline: float
 ) -> socket.socket:
     """Retry until the ps accepts and has authenticated itself, or the time is up."""
     target = parse_address(address)
-    me = member(index, rank, size, token)
+    identity = member(index, rank, size, token)
     cause: Exception | None = None
     pause, pause_s = threading.Event(), _FIRST_RETRY_S
     while (left := deadline - time.monotonic()) > 0:
@@ -181,7 +191,7 @@ def _dialled(
             cause = error
         else:
             try:
-                dial(connection, me, 0)
+                dial(connection, identity, 0)
             except (OSError, HandshakeError) as error:
                 connection.close()
                 cause = error

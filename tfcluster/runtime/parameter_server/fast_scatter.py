@@ -11,27 +11,33 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
 from tfcluster.runtime.keras import patches
+from tfcluster.runtime.tensor_types import Gradient, Graph, Operation, Tensor, Variable
+
+Combine: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
 _READS = ("ReadVariableOp", "ResourceGather", "VariableShape")
 
 
 @dataclass(frozen=True, slots=True)
 class Addition:
-    """A replaced scatter: rows at ``indices`` have been set to ``values``."""
+    """A replaced scatter: rows at ``indices`` have been set to ``values``.
 
-    indices: Any
-    values: Any
-    update: Any
+    ``indices`` has shape (n,) and ``values`` shape (n, ...) and the variable's dtype.
+    """
+
+    indices: Tensor
+    values: Tensor
+    update: Operation
     """The op that sets them."""
 
 
 @contextmanager
-def rows_at_once(distinct: Sequence[Any]) -> Iterator[dict[int, Addition]]:
+def rows_at_once(distinct: Sequence[Tensor]) -> Iterator[dict[int, Addition]]:
     """Replaces scatter_add and scatter_sub in graphs that are traced inside.
 
     Only calls whose indices are one of the tensors ``distinct`` are replaced. Yields
@@ -47,8 +53,13 @@ def rows_at_once(distinct: Sequence[Any]) -> Iterator[dict[int, Addition]]:
         yield done
 
 
-def new_rows(graph: Any, handle: Any, done: Mapping[int, Addition]) -> Any:
-    """The rows' values after ``graph`` has run; None if other ops write to them."""
+def new_rows(
+    graph: Graph, handle: Tensor, done: Mapping[int, Addition]
+) -> Tensor | None:
+    """The rows' values after ``graph`` has run; None if other ops write to them.
+
+    ``handle`` is the variable's, outside of the graph.
+    """
     addition = done.get(id(handle))
     if addition is None:
         return None
@@ -58,14 +69,14 @@ def new_rows(graph: Any, handle: Any, done: Mapping[int, Addition]) -> Any:
 
 
 def _around(
-    combine: Callable[[Any, Any], Any],
+    combine: Combine,
     known: set[int],
     done: dict[int, Addition],
 ) -> Callable[..., Any]:
     def scatter(
         original: Callable[..., Any],
-        variable: Any,
-        sparse_delta: Any,
+        variable: Variable,
+        sparse_delta: Gradient,
         *args: Any,
         **kwargs: Any,
     ) -> Any:

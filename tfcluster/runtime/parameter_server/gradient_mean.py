@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tfcluster.runtime.collective.half_precision import is_half
 from tfcluster.runtime.collective.sparse import Slices
-
-Array = NDArray[Any]
-Gradient = Array | Slices | None
+from tfcluster.runtime.collective.transports.base import Array
+from tfcluster.runtime.parameter_server.sharding import Gradient
 
 _PORTION = 1 << 16
 """Number of items added at a time, so that they stay in a core's cache."""
@@ -30,9 +27,9 @@ class Pushed:
 
 def difference(pushed: Mapping[int, Pushed]) -> str | None:
     """A sentence on how the kinds of the ranks' gradients differ; None if equal."""
-    (first, found), *others = sorted(pushed.items())
+    (first, expected), *others = sorted(pushed.items())
     for rank, other in others:
-        for index, (a, b) in enumerate(zip(found.kinds, other.kinds, strict=False)):
+        for index, (a, b) in enumerate(zip(expected.kinds, other.kinds, strict=False)):
             if a != b:
                 return (
                     f"rank {first} has {_WORDS[a]} for piece {index}, rank {rank} has "
@@ -47,7 +44,9 @@ _WORDS = {"d": "an array", "s": "rows", "-": "no gradient"}
 def mean(pushed: Mapping[int, Pushed]) -> list[Gradient]:
     """The weighted mean of each gradient; ranks of weight zero are ignored, even NaN.
 
-    Dense gradients may be overwritten. Sparse ones are scaled and concatenated.
+    All ranks have the same kinds and shapes; the result keeps them and the dtypes. Half
+    precision is summed in float32. Dense gradients may be overwritten. Sparse ones are
+    scaled and concatenated.
     """
     ranks = sorted(pushed)
     total = sum(pushed[rank].weight for rank in ranks) or 1.0
@@ -62,12 +61,14 @@ def _mean(column: Sequence[Gradient], shares: Sequence[float]) -> Gradient:
     if first is None:
         return None
     if isinstance(first, Slices):
-        some = [gradient for gradient in column if isinstance(gradient, Slices)]
+        slices = [gradient for gradient in column if isinstance(gradient, Slices)]
         values = [
             (s.values * np.float32(share)).astype(s.values.dtype, copy=False)
-            for s, share in zip(some, shares, strict=True)
+            for s, share in zip(slices, shares, strict=True)
         ]
-        return Slices(np.concatenate(values), np.concatenate([s.indices for s in some]))
+        return Slices(
+            np.concatenate(values), np.concatenate([s.indices for s in slices])
+        )
     arrays = [array for array in column if isinstance(array, np.ndarray)]
     return _weighted(arrays, shares)
 
@@ -83,12 +84,12 @@ def _weighted(arrays: Sequence[Array], shares: Sequence[float]) -> Array:
     result = arrays[0]
     flats = [array.reshape(-1) for array in arrays]
     factors = [dtype.type(share) for share in shares]
-    room = np.empty(min(_PORTION, len(flats[0])), dtype)
+    scratch = np.empty(min(_PORTION, len(flats[0])), dtype)
     for start in range(0, len(flats[0]), _PORTION):
-        into = flats[0][start : start + _PORTION]
-        into *= factors[0]
+        target = flats[0][start : start + _PORTION]
+        target *= factors[0]
         for flat, factor in zip(flats[1:], factors[1:], strict=True):
-            part = room[: len(into)]
+            part = scratch[: len(target)]
             np.multiply(flat[start : start + _PORTION], factor, out=part)
-            into += part
+            target += part
     return result

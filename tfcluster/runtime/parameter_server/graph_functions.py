@@ -1,4 +1,4 @@
-"""Makes the function names of a GraphDef unique.
+"""Makes the function names of a Message unique.
 
 TensorFlow registers functions by name for the whole process, and removes one as soon as
 any graph with a function of that name is deleted. Tasks that trace the same code give
@@ -8,11 +8,25 @@ their functions the same names.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol
+
+from tfcluster.runtime.tensor_types import Message
 
 
-def rename_functions(definition: Any, prefix: str) -> None:
-    """Prefix the names of a GraphDef's functions and their references, in place."""
+class AttrValue(Protocol):
+    """An ``AttrValue``: an attribute of a node as a protocol buffer."""
+
+    @property
+    def func(self) -> Any: ...
+
+    @property
+    def list(self) -> Any: ...
+
+    def WhichOneof(self, group: str) -> str | None: ...
+
+
+def rename_functions(definition: Message, prefix: str) -> None:
+    """Prefix the names of a Message's functions and their references, in place."""
     library = definition.library
     names = {f.signature.name: prefix + f.signature.name for f in library.function}
     for function in library.function:
@@ -30,14 +44,14 @@ def rename_functions(definition: Any, prefix: str) -> None:
             _rename_in(attribute, names)
 
 
-def nodes_of(definition: Any) -> Iterator[Any]:
-    """All nodes of a GraphDef and of its functions."""
+def nodes_of(definition: Message) -> Iterator[Message]:
+    """All nodes of a Message and of its functions."""
     yield from definition.node
     for function in definition.library.function:
         yield from function.node_def
 
 
-def _rename_in(attribute: Any, names: Mapping[str, str]) -> None:
+def _rename_in(attribute: AttrValue, names: Mapping[str, str]) -> None:
     kind = attribute.WhichOneof("value")
     if kind == "func":
         found = [attribute.func]

@@ -5,7 +5,7 @@
     header    JSON; "arrays" has a dtype and a shape for each array
     arrays    one after the other, each starting at a multiple of 64 bytes
 
-If the header has a "room", the arrays are in that buffer of shared memory instead.
+If the header has a "buffer", the arrays are in that buffer of shared memory instead.
 Nothing is copied: arrays are sent from where they are, and received with the alignment
 that TensorFlow needs to use them as tensors. Sockets may be blocking or non-blocking.
 """
@@ -18,14 +18,17 @@ import socket
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tfcluster.runtime.collective.buffer_pool import ALIGNMENT, Pool
+from tfcluster.runtime.collective.transports.base import Array
 
-Array = NDArray[Any]
+Bytes: TypeAlias = NDArray[np.uint8]
+Header: TypeAlias = Mapping[str, Any]
+"""The JSON object of a message; docs/protocols.md lists its keys."""
 
 _PREFIX = struct.Struct(">IQ")
 _MAX_HEADER = 1 << 26
@@ -41,9 +44,11 @@ class MessageError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    header: Mapping[str, Any]
+    """A header and arrays of any dtype and shape."""
+
+    header: Header
     arrays: Sequence[Array] = field(default_factory=tuple)
-    room: int | None = None
+    shared_buffer: int | None = None
     """Number of the shared buffer that already holds the arrays; None: the socket."""
 
     @property
@@ -51,20 +56,23 @@ class Message:
         """Bytes that the arrays take in a message, padding included."""
         return sum(padded(array.nbytes) for array in self.arrays)
 
-    def moved(self, room: Array, number: int) -> Message:
-        """A message with its arrays copied to a shared buffer of sufficient size."""
+    def moved_to(self, buffer: Bytes, number: int) -> Message:
+        """A message with its arrays copied to shared buffer ``number``.
+
+        ``buffer`` has shape (capacity,) with capacity at least ``size``.
+        """
         offset = 0
         arrays = []
         for array in self.arrays:
-            part = room[offset : offset + array.nbytes]
+            part = buffer[offset : offset + array.nbytes]
             part[:] = flat(array)
             arrays.append(part.view(array.dtype).reshape(array.shape))
             offset += padded(array.nbytes)
         return Message(self.header, arrays, number)
 
 
-def flat(array: Array) -> Array:
-    """All of an array's bytes, in order; a view if possible."""
+def flat(array: Array) -> Bytes:
+    """All of an array's bytes in C order, shape (nbytes,); a view if possible."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
@@ -81,8 +89,8 @@ class Outgoing:
         header = dict(message.header)
         if message.arrays:
             header["arrays"] = [[a.dtype.name, a.shape] for a in message.arrays]
-        if message.room is not None:
-            header["room"] = message.room
+        if message.shared_buffer is not None:
+            header["buffer"] = message.shared_buffer
             arrays = []
         text = json.dumps(header, separators=(",", ":")).encode()
         length = sum(padded(len(array)) for array in arrays)
@@ -96,6 +104,7 @@ class Outgoing:
 
     @property
     def done(self) -> bool:
+        """Whether everything has been sent."""
         return self._next == len(self._views)
 
     def send(self, connection: socket.socket) -> int:
@@ -117,10 +126,12 @@ class Outgoing:
 class Incoming:
     """A message that is being received from a socket."""
 
-    def __init__(self, pool: Pool, rooms: Mapping[int, Array] | None = None) -> None:
-        """``rooms`` are the shared buffers in which the peer may have put arrays."""
+    def __init__(
+        self, pool: Pool, shared_buffers: Mapping[int, Bytes] | None = None
+    ) -> None:
+        """``shared_buffers``: where the peer may have put arrays, by number."""
         self._pool = pool
-        self._rooms = rooms or {}
+        self._shared_buffers = shared_buffers or {}
         self._buffer = np.empty(_PREFIX.size, np.uint8)
         self._view = self._buffer.data
         self._position = 0
@@ -130,10 +141,12 @@ class Incoming:
 
     @property
     def begun(self) -> bool:
+        """Whether anything has been received."""
         return self._stage > 0 or self._position > 0
 
     @property
     def done(self) -> bool:
+        """Whether the whole message has been received."""
         return self._stage == 3
 
     def receive(self, connection: socket.socket) -> int:
@@ -152,18 +165,18 @@ class Incoming:
         return count
 
     def message(self) -> Message:
-        """The received message, once ``done``."""
+        """The received message, once ``done``; its arrays are views of the buffer."""
         arrays = []
         offset = 0
-        room = self._header.pop("room", None)
-        buffer = self._buffer if room is None else self._rooms[room]
+        number = self._header.pop("buffer", None)
+        buffer = self._buffer if number is None else self._shared_buffers[number]
         for name, shape in self._header.pop("arrays", ()):
             dtype = np.dtype(name)
             size = math.prod(shape) * dtype.itemsize
             part = buffer[offset : offset + size]
             arrays.append(part.view(dtype).reshape(shape))
             offset += padded(size)
-        return Message(self._header, arrays, room)
+        return Message(self._header, arrays, number)
 
     def _advance(self) -> None:
         self._stage += 1
@@ -171,25 +184,27 @@ class Incoming:
             header, self._length = _PREFIX.unpack(self._buffer.tobytes())
             if header > _MAX_HEADER:
                 raise MessageError("an oversized header")
-            self._take(np.empty(header, np.uint8))
+            self._receive_into(np.empty(header, np.uint8))
         elif self._stage == 2:
             text = self._buffer.tobytes()
-            self._header = _parsed(text, self._length, self._rooms)
-            self._take(self._pool.empty(self._length, np.uint8))
+            self._header = _parsed(text, self._length, self._shared_buffers)
+            self._receive_into(self._pool.empty(self._length, np.uint8))
 
-    def _take(self, buffer: Array) -> None:
+    def _receive_into(self, buffer: Bytes) -> None:
         self._buffer, self._view, self._position = buffer, buffer.data, 0
 
 
-def _parsed(text: bytes, length: int, rooms: Mapping[int, Array]) -> dict[str, Any]:
+def _parsed(
+    text: bytes, length: int, shared_buffers: Mapping[int, Bytes]
+) -> dict[str, Any]:
     try:
         header = json.loads(text)
         sizes = [
             math.prod(shape) * np.dtype(name).itemsize
             for name, shape in header.get("arrays", ())
         ]
-        room = header.get("room")
-        space = None if room is None else len(rooms[room])
+        number = header.get("buffer")
+        capacity = None if number is None else len(shared_buffers[number])
     except (
         LookupError,
         ValueError,
@@ -199,14 +214,17 @@ def _parsed(text: bytes, length: int, rooms: Mapping[int, Array]) -> dict[str, A
     ) as error:
         raise MessageError(f"a header that cannot be read: {error}") from error
     needed = sum(map(padded, sizes))
-    fits = needed == length if space is None else needed <= space and length == 0
+    fits = needed == length if capacity is None else needed <= capacity and length == 0
     if min(sizes, default=0) < 0 or not fits:
         raise MessageError("a header that does not match its data")
     return dict(header)
 
 
 def send(connection: socket.socket, message: Message) -> int:
-    """Send a message over a blocking socket; returns the number of bytes."""
+    """Send a message over a blocking socket; returns the number of bytes.
+
+    Raises OSError.
+    """
     outgoing = Outgoing(message)
     sent = 0
     while not outgoing.done:
@@ -215,10 +233,13 @@ def send(connection: socket.socket, message: Message) -> int:
 
 
 def receive(
-    connection: socket.socket, pool: Pool, rooms: Mapping[int, Array]
+    connection: socket.socket, pool: Pool, shared_buffers: Mapping[int, Bytes]
 ) -> tuple[Message, int]:
-    """Receive a message from a blocking socket; also returns its number of bytes."""
-    incoming = Incoming(pool, rooms)
+    """Receive a message from a blocking socket; also returns its number of bytes.
+
+    Raises what ``Incoming.receive`` raises.
+    """
+    incoming = Incoming(pool, shared_buffers)
     received = 0
     while not incoming.done:
         received += incoming.receive(connection)

@@ -7,9 +7,9 @@ from typing import Any
 
 from tfcluster.runtime.parameter_server.placement import Variable
 
-_MOST = 8
+_MAX_LISTED = 8
 """Maximal number of differences listed in a message."""
-_SWITCHES = ("synchronous", "splittable", "together", "servers", "rows_only")
+_OPTIONS = ("synchronous", "splittable", "together", "servers", "rows_only")
 
 
 def facts_of(
@@ -32,34 +32,39 @@ def facts_of(
 
 
 def differing(
-    theirs: Mapping[str, Any], ours: Mapping[str, Any], rank: int
+    server_facts: Mapping[str, Any], rank_facts: Mapping[str, Any], rank: int
 ) -> str | None:
-    """A sentence on how the model of ``rank`` (``ours``) differs from that on the ps.
+    """A sentence on how the model of ``rank`` differs from that on the ps, or None.
 
-    None if it does not.
+    Both arguments are results of ``facts_of``, perhaps by way of JSON.
     """
-    if theirs == ours:
+    if server_facts == rank_facts:
         return None
-    have = {path: (dtype, tuple(shape)) for path, dtype, shape in theirs["variables"]}
-    has = {path: (dtype, tuple(shape)) for path, dtype, shape in ours["variables"]}
-    found = [f"{path} is missing" for path in have if path not in has]
-    found += [f"{path} is not on the ps" for path in has if path not in have]
+    on_ps = {
+        path: (dtype, tuple(shape)) for path, dtype, shape in server_facts["variables"]
+    }
+    on_rank = {
+        path: (dtype, tuple(shape)) for path, dtype, shape in rank_facts["variables"]
+    }
+    found = [f"{path} is missing" for path in on_ps if path not in on_rank]
+    found += [f"{path} is not on the ps" for path in on_rank if path not in on_ps]
     found += [
-        f"{path} is {_words(*has[path])}, on the ps {_words(*have[path])}"
-        for path in has
-        if path in have and has[path] != have[path]
+        f"{path} is {_described(*on_rank[path])}, on the ps {_described(*on_ps[path])}"
+        for path in on_rank
+        if path in on_ps and on_rank[path] != on_ps[path]
     ]
-    if not found and list(have) != list(has):
+    if not found and list(on_ps) != list(on_rank):
         found = ["its variables are in a different order"]
     if not found:
         found = [
-            f"{name.replace('_', ' ')} is {ours[name]}, on the ps {theirs[name]}"
-            for name in _SWITCHES
-            if ours[name] != theirs[name]
+            f"{name.replace('_', ' ')} is {rank_facts[name]}, "
+            f"on the ps {server_facts[name]}"
+            for name in _OPTIONS
+            if rank_facts[name] != server_facts[name]
         ]
-    more = f" and {len(found) - _MOST} more" if len(found) > _MOST else ""
-    return f"the model of rank {rank} differs: {'; '.join(found[:_MOST])}{more}"
+    more = f" and {len(found) - _MAX_LISTED} more" if len(found) > _MAX_LISTED else ""
+    return f"the model of rank {rank} differs: {'; '.join(found[:_MAX_LISTED])}{more}"
 
 
-def _words(dtype: str, shape: Sequence[int]) -> str:
+def _described(dtype: str, shape: Sequence[int]) -> str:
     return f"{dtype}{list(shape)}"

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-_CUT = 16
+_SPLIT_DIVISOR = 16
 """Variables smaller than 1/16 of the average load of a ps are not split."""
 
 
@@ -31,6 +31,7 @@ class Variable:
 
     @property
     def bytes(self) -> int:
+        """The bytes of the whole variable."""
         return math.prod(self.shape) * self.item_bytes
 
 
@@ -59,26 +60,30 @@ def placed(
 ) -> Placement:
     """Place each variable, largest first, on the ps that has the fewest bytes so far.
 
+    Of equally loaded ps tasks, the first is chosen: greedy scheduling by longest
+    processing time (Graham, "Bounds on Multiprocessing Timing Anomalies", 1969).
     ``splittable``: large variables are first split by rows, evenly among all ps.
     ``together``: all variables are placed on the first ps.
     """
     if together or servers == 1:
-        all_of_them = tuple(_whole(v, i) for i, v in enumerate(variables))
-        return (all_of_them, *([()] * (servers - 1)))
+        everything = tuple(_whole(v, i) for i, v in enumerate(variables))
+        return (everything, *([()] * (servers - 1)))
     pieces: list[list[Piece]] = [[] for _ in range(servers)]
     loads = [0] * servers
     order = sorted(range(len(variables)), key=lambda i: -variables[i].bytes)
-    fair = sum(variable.bytes for variable in variables) / servers
-    cut = [
+    average = sum(variable.bytes for variable in variables) / servers
+    to_split = [
         i
         for i in order
-        if splittable and variables[i].rows > 1 and variables[i].bytes > fair / _CUT
+        if splittable
+        and variables[i].rows > 1
+        and variables[i].bytes > average / _SPLIT_DIVISOR
     ]
-    level = sum(variables[i].bytes for i in cut) / servers
-    for index in cut:
-        _pour(variables[index], index, level, pieces, loads)
+    target = sum(variables[i].bytes for i in to_split) / servers
+    for index in to_split:
+        _split(variables[index], index, target, pieces, loads)
     for index in order:
-        if index not in cut:
+        if index not in to_split:
             ps = loads.index(min(loads))
             pieces[ps].append(_whole(variables[index], index))
             loads[ps] += variables[index].bytes
@@ -99,14 +104,14 @@ def _whole(variable: Variable, index: int) -> Piece:
     return Piece(index, 0, variable.rows, True)
 
 
-def _pour(
+def _split(
     variable: Variable,
     index: int,
-    level: float,
+    target: float,
     pieces: list[list[Piece]],
     loads: list[int],
 ) -> None:
-    """Split a variable: fill the emptiest ps up to ``level`` bytes, then the next.
+    """Split a variable: fill the emptiest ps up to ``target`` bytes, then the next.
 
     No ps gets two pieces; the last one gets the rest.
     """
@@ -116,8 +121,8 @@ def _pour(
     while start < variable.rows:
         ps = min(left, key=lambda ps: (loads[ps], ps))
         left.remove(ps)
-        room = max(1, round((level - loads[ps]) / row))
-        end = min(variable.rows, start + room) if left else variable.rows
+        rows = max(1, round((target - loads[ps]) / row))
+        end = min(variable.rows, start + rows) if left else variable.rows
         whole = (start, end) == (0, variable.rows)
         pieces[ps].append(Piece(index, start, end, whole))
         loads[ps] += (end - start) * row

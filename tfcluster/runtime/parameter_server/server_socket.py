@@ -26,8 +26,8 @@ from tfcluster.runtime.parameter_server.shm_buffers import BufferTable
 from tfcluster.runtime.parameter_server.shm_channel import ServerChannel
 
 _BUFFER_BYTES = 1 << 22
-_LOOKS, _LOOK_S = 20, 0.0005
-_PURPOSE = 1 << 32
+_FREE_CHECKS, _FREE_CHECK_S = 20, 0.0005
+_PS_GENERATION = 1 << 32
 """A generation that ranks never have: proofs for a ps are not valid between ranks."""
 
 
@@ -37,7 +37,7 @@ def member(index: int, rank: int | None, size: int, token: bytes) -> Member:
     The ps is member 0, and rank r is member r + 1.
     """
     number = 0 if rank is None else rank + 1
-    return Member(number, size + 1, token, generation=_PURPOSE + index)
+    return Member(number, size + 1, token, generation=_PS_GENERATION + index)
 
 
 def tune(connection: socket.socket) -> None:
@@ -54,8 +54,8 @@ class _Client:
 
     rank: int
     connection: socket.socket
-    shared: ServerChannel = field(default_factory=ServerChannel)
-    copied: set[str] = field(default_factory=set)
+    channel: ServerChannel = field(default_factory=ServerChannel)
+    copied_models: set[str] = field(default_factory=set)
     """Models whose optimizer keeps references to gradients, and so gets copies."""
 
 
@@ -79,72 +79,76 @@ class ServerSocket:
         self.received_bytes = 0
         self.sent_bytes = 0
         listener = listen(addresses, index, f"ps:{index}")
-        self._door = Acceptor(listener, member(index, None, size, token))
-        threading.Thread(target=self._welcome, name="ps door", daemon=True).start()
+        self._acceptor = Acceptor(listener, member(index, None, size, token))
+        threading.Thread(
+            target=self._accept_clients, name="ps acceptor", daemon=True
+        ).start()
 
     def close(self) -> None:
         """Stop listening, and close all connections."""
         with suppress(OSError):
-            self._door.close()
+            self._acceptor.close()
         with self._lock:
             for connection in self._connections:
                 with suppress(OSError):
                     connection.shutdown(socket.SHUT_RDWR)
 
-    def _welcome(self) -> None:
+    def _accept_clients(self) -> None:
         while True:
-            number, connection = self._door.arrival()
+            number, connection = self._acceptor.arrival()
             threading.Thread(
-                target=self._converse,
+                target=self._serve_client,
                 args=(number - 1, connection),
                 name=f"rank {number - 1}",
                 daemon=True,
             ).start()
 
-    def _converse(self, rank: int, connection: socket.socket) -> None:
+    def _serve_client(self, rank: int, connection: socket.socket) -> None:
         with self._lock:
             self._connections.add(connection)
-        self._service.joined(rank, connection)
-        guest = _Client(rank, connection)
+        self._service.connected(rank, connection)
+        client = _Client(rank, connection)
         try:
             connection.settimeout(None)
             tune(connection)
             while True:
-                self._exchange(guest)
+                self._serve_request(client)
         except (OSError, EOFError, MessageError):
             # The client is gone or violates the protocol; the other clients go on.
             pass
         finally:
-            self._service.left(rank, connection)
+            self._service.disconnected(rank, connection)
             with self._lock:
                 self._connections.discard(connection)
             connection.close()
 
-    def _exchange(self, guest: _Client) -> None:
-        request, received = receive(guest.connection, self._pool, guest.shared.rooms)
-        model, room = str(request.header.get("model")), request.room
-        if model in guest.copied:
+    def _serve_request(self, client: _Client) -> None:
+        request, received = receive(
+            client.connection, self._pool, client.channel.buffers
+        )
+        model, buffer = str(request.header.get("model")), request.shared_buffer
+        if model in client.copied_models:
             request = Message(request.header, [a.copy() for a in request.arrays])
-        reply = self._reply(guest, request)
+        reply = self._reply(client, request)
         # Release the arrays, so that the client can reuse their memory.
         del request
-        if room is not None and not _let_go(guest.shared.rooms, room):
+        if buffer is not None and not _wait_until_free(client.channel.buffers, buffer):
             self._service.release(model)
-            guest.copied.add(model)
-        sent = send(guest.connection, reply)
+            client.copied_models.add(model)
+        sent = send(client.connection, reply)
         with self._lock:
             self.received_bytes += received
             self.sent_bytes += sent
 
-    def _reply(self, guest: _Client, request: Message) -> Message:
+    def _reply(self, client: _Client, request: Message) -> Message:
         try:
             if request.header.get("op") == "share":
-                return guest.shared.attach(request)
+                return client.channel.attach(request)
             return self._service.answer(
-                guest.rank,
-                guest.connection,
+                client.rank,
+                client.connection,
                 request,
-                lambda answer: guest.shared.answer(request.header, answer),
+                lambda answer: client.channel.answer(request.header, answer),
             )
         except RefusedError as error:
             return Message({"error": error.kind, "text": str(error)})
@@ -154,13 +158,13 @@ class ServerSocket:
             return Message({"error": "failed", "text": text})
 
 
-def _let_go(rooms: BufferTable, number: int) -> bool:
+def _wait_until_free(buffers: BufferTable, number: int) -> bool:
     """Whether no array refers to a buffer any more.
 
     Waits a moment, because TensorFlow's threads may be about to release theirs.
     """
-    for _ in range(_LOOKS):
-        if rooms.is_free(number):
+    for _ in range(_FREE_CHECKS):
+        if buffers.is_free(number):
             return True
-        time.sleep(_LOOK_S)
+        time.sleep(_FREE_CHECK_S)
     return False

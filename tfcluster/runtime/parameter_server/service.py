@@ -1,4 +1,4 @@
-"""The service of a ps task: master copies of models, notes and statistics.
+"""The service of a ps task: variables of models, notes and statistics.
 
 One lock guards all state; connections do not wait for each other otherwise. If a task
 leaves, even in the middle of a message, only its incomplete message is lost.
@@ -9,23 +9,22 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
-
-from numpy.typing import NDArray
+from typing import TypeAlias
 
 from tfcluster.runtime.collective.sparse import Slices
+from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.parameter_server.gradient_mean import Pushed, difference, mean
-from tfcluster.runtime.parameter_server.messages import Message
+from tfcluster.runtime.parameter_server.messages import Header, Message
 from tfcluster.runtime.parameter_server.model_signature import differing
 from tfcluster.runtime.parameter_server.placement import Piece
 from tfcluster.runtime.parameter_server.sharded_model import (
     Engine,
-    Gradient,
     ShardedModel,
 )
+from tfcluster.runtime.parameter_server.sharding import Gradient
 
-Array = NDArray[Any]
-MakeEngine = Callable[[Sequence[Array]], Engine]
+MakeEngine: TypeAlias = Callable[[Sequence[Array]], Engine]
+"""Makes an engine whose variables have these initial values."""
 
 _DONE = Message({})
 
@@ -49,9 +48,9 @@ class _Step:
 
 @dataclass(slots=True)
 class _Model:
-    facts: Mapping[str, Any]
+    facts: Header
     """The model's signature, which has to be equal on all tasks."""
-    master: ShardedModel
+    shards: ShardedModel
     step: _Step = field(default_factory=_Step)
 
 
@@ -65,15 +64,15 @@ class Service:
         self._definers: dict[str, object] = {}
         self._notes: dict[str, str] = {}
         self._lock = threading.Condition()
-        self.news = threading.Event()
+        self.gradient_arrived = threading.Event()
         """Set when a gradient has arrived."""
-        self._gone: set[int] = set()
-        self._present: dict[int, object] = {}
-        self._verbs = {
+        self._disconnected: set[int] = set()
+        self._connections: dict[int, object] = {}
+        self._handlers = {
             "open": self._open,
             "define": self._define,
-            "ask": self._ask,
-            "learn": self._learn,
+            "ask": self._has_update,
+            "learn": self._add_update,
             "push": self._push,
             "pull": self._pull,
             "slots": self._slots,
@@ -84,18 +83,18 @@ class Service:
             "statistics": self._statistics,
         }
 
-    def joined(self, rank: int, connection: object) -> None:
+    def connected(self, rank: int, connection: object) -> None:
         """A task has connected; ``connection`` identifies the connection."""
         with self._lock:
-            self._present[rank] = connection
-            self._gone.discard(rank)
+            self._connections[rank] = connection
+            self._disconnected.discard(rank)
 
-    def left(self, rank: int, connection: object) -> None:
+    def disconnected(self, rank: int, connection: object) -> None:
         """A task has disconnected: wake those that wait for it."""
         with self._lock:
-            if self._present.get(rank) is connection:
-                del self._present[rank]
-                self._gone.add(rank)
+            if self._connections.get(rank) is connection:
+                del self._connections[rank]
+                self._disconnected.add(rank)
             for model in [m for m, c in self._definers.items() if c is connection]:
                 del self._definers[model]
             self._lock.notify_all()
@@ -105,28 +104,31 @@ class Service:
         rank: int,
         connection: object,
         request: Message,
-        place: Callable[[Message], Message] = lambda answer: answer,
+        copy_arrays: Callable[[Message], Message] = lambda answer: answer,
     ) -> Message:
         """The answer to a request. Raises RefusedError if it cannot be fulfilled.
 
-        ``place`` is called with the answer while the lock is held, and may copy its
-        arrays before another update is applied.
+        ``copy_arrays`` is called with the answer while the lock is held, and may copy
+        its arrays before another update is applied.
         """
-        verb = self._verbs.get(request.header.get("op", ""))
-        if verb is None:
+        handler = self._handlers.get(request.header.get("op", ""))
+        if handler is None:
             raise RefusedError("failed", "unknown request")
         with self._lock:
-            return place(verb(rank, connection, request))
+            return copy_arrays(handler(rank, connection, request))
 
     def release(self, model: str) -> None:
         """Make variables that share a gradient's memory copy it; see ``Engine``."""
         with self._lock:
-            self._models[model].master.engine.release()
+            self._models[model].shards.engine.release()
 
-    def statistics(self) -> Mapping[str, Any]:
-        """Statistics of all models together."""
+    def statistics(self) -> Mapping[str, float]:
+        """Statistics of all models together: gradients, their staleness, bytes held.
+
+        The staleness of a gradient is counted in updates.
+        """
         with self._lock:
-            return _summed([model.master for model in self._models.values()])
+            return _totals([model.shards for model in self._models.values()])
 
     # --- models ---------------------------------------------------------------------
 
@@ -144,8 +146,8 @@ class Service:
         model = self._models[name]
         if difference := differing(model.facts, request.header["facts"], rank):
             raise RefusedError("mismatch", difference)
-        master = model.master
-        return Message({"do": "take", "version": master.version}, master.values())
+        shards = model.shards
+        return Message({"do": "take", "version": shards.version}, shards.values())
 
     def _define(self, rank: int, connection: object, request: Message) -> Message:
         header = request.header
@@ -153,10 +155,10 @@ class Service:
         engine = self._make_engine(values)
         pieces = [Piece(*piece) for piece in header["pieces"]]
         rows_only = [header["facts"]["rows_only"][piece.variable] for piece in pieces]
-        master = ShardedModel(pieces, rows_only, engine)
+        shards = ShardedModel(pieces, rows_only, engine)
         if graph.size:
             engine.define(graph.tobytes())
-        self._models[header["model"]] = _Model(header["facts"], master)
+        self._models[header["model"]] = _Model(header["facts"], shards)
         self._definers.pop(header["model"], None)
         self._lock.notify_all()
         return _DONE
@@ -167,12 +169,12 @@ class Service:
             raise RefusedError("failed", f"no task has opened {name!r} here")
         return self._models[name]
 
-    def _ask(self, rank: int, connection: object, request: Message) -> Message:
-        engine = self._model(request).master.engine
+    def _has_update(self, rank: int, connection: object, request: Message) -> Message:
+        engine = self._model(request).shards.engine
         return Message({"known": engine.knows(request.header["kinds"])})
 
-    def _learn(self, rank: int, connection: object, request: Message) -> Message:
-        self._model(request).master.engine.define(request.arrays[0].tobytes())
+    def _add_update(self, rank: int, connection: object, request: Message) -> Message:
+        self._model(request).shards.engine.define(request.arrays[0].tobytes())
         return _DONE
 
     # --- gradients ------------------------------------------------------------------
@@ -182,16 +184,16 @@ class Service:
         model = self._model(request)
         gradients = gradients_of(header["kinds"], request.arrays)
         since = int(header["version"])
-        self.news.set()
+        self.gradient_arrived.set()
         pushed = Pushed(float(header["weight"]), header["kinds"], gradients)
         if not model.facts["synchronous"]:
-            staleness = max(0, model.master.version - since)
-            model.master.apply(gradients, pushed.kinds, staleness=staleness)
-        elif since < model.master.version:
-            model.master.counts.dropped += 1
+            staleness = max(0, model.shards.version - since)
+            model.shards.apply(gradients, pushed.kinds, staleness=staleness)
+        elif since < model.shards.version:
+            model.shards.counts.dropped += 1
         else:
             self._push_in_step(rank, model, pushed)
-        return _fresh(model.master, since)
+        return _changes_since(model.shards, since)
 
     def _push_in_step(self, rank: int, model: _Model, pushed: Pushed) -> None:
         """Add a rank's gradients to the current step; return when that is complete."""
@@ -202,7 +204,7 @@ class Service:
             try:
                 if unlike := difference(step.pushed):
                     raise RefusedError("mismatch", f"gradients differ: {unlike}")
-                model.master.apply(mean(step.pushed), pushed.kinds)
+                model.shards.apply(mean(step.pushed), pushed.kinds)
             except RefusedError as error:
                 step.error = error
             except Exception as error:
@@ -213,7 +215,7 @@ class Service:
             step.pushed = {}
             self._lock.notify_all()
         while not step.done:
-            if missing := sorted(self._gone - step.pushed.keys()):
+            if missing := sorted(self._disconnected - step.pushed.keys()):
                 step.pushed.pop(rank, None)
                 raise RefusedError(
                     "lost",
@@ -225,23 +227,23 @@ class Service:
             raise RefusedError(step.error.kind, str(step.error))
 
     def _pull(self, rank: int, connection: object, request: Message) -> Message:
-        master = self._model(request).master
-        return Message({"version": master.version}, master.values())
+        shards = self._model(request).shards
+        return Message({"version": shards.version}, shards.values())
 
     # --- slot variables --------------------------------------------------------------
 
     def _slots(self, rank: int, connection: object, request: Message) -> Message:
-        slots = self._model(request).master.engine.slots()
+        slots = self._model(request).shards.engine.slots()
         return Message({"paths": list(slots)}, list(slots.values()))
 
     def _assign(self, rank: int, connection: object, request: Message) -> Message:
-        master = self._model(request).master
-        place = request.header["place"]
-        if isinstance(place, int):
-            master.assign(place, request.arrays[0])
+        shards = self._model(request).shards
+        target = request.header["place"]
+        if isinstance(target, int):
+            shards.assign(target, request.arrays[0])
             return Message({"known": True})
         try:
-            master.engine.assign_slot(place, request.arrays[0])
+            shards.engine.assign_slot(target, request.arrays[0])
         except KeyError:
             return Message({"known": False})
         return Message({"known": True})
@@ -262,11 +264,14 @@ class Service:
         )
 
     def _statistics(self, rank: int, connection: object, request: Message) -> Message:
-        return Message(_summed([model.master for model in self._models.values()]))
+        return Message(_totals([model.shards for model in self._models.values()]))
 
 
 def gradients_of(kinds: str, arrays: Sequence[Array]) -> list[Gradient]:
-    """The gradients of these kinds (see ``client.Pack``), from their arrays."""
+    """The gradients of these kinds (see ``client.Pack``), from their arrays.
+
+    ``d`` takes one array, ``s`` two (values, indices), ``-`` none.
+    """
     rest = iter(arrays)
     found: list[Gradient] = []
     for kind in kinds:
@@ -280,13 +285,13 @@ def gradients_of(kinds: str, arrays: Sequence[Array]) -> list[Gradient]:
     return found
 
 
-def _fresh(master: ShardedModel, since: int) -> Message:
-    letters, arrays = master.fresh(since)
-    return Message({"version": master.version, "kinds": letters}, arrays)
+def _changes_since(shards: ShardedModel, since: int) -> Message:
+    kinds, arrays = shards.changes_since(since)
+    return Message({"version": shards.version, "kinds": kinds}, arrays)
 
 
-def _summed(masters: Sequence[ShardedModel]) -> dict[str, Any]:
-    counts = [master.counts for master in masters]
+def _totals(models: Sequence[ShardedModel]) -> dict[str, float]:
+    counts = [model.counts for model in models]
     applied = sum(count.applied for count in counts)
     staleness = sum(count.staleness_sum for count in counts)
     return {
@@ -294,5 +299,5 @@ def _summed(masters: Sequence[ShardedModel]) -> dict[str, Any]:
         "dropped": sum(count.dropped for count in counts),
         "staleness_mean": staleness / applied if applied else 0.0,
         "staleness_max": max((count.staleness_max for count in counts), default=0),
-        "bytes": sum(master.engine.held_bytes for master in masters),
+        "bytes": sum(model.engine.held_bytes for model in models),
     }

@@ -1,4 +1,4 @@
-"""The master copy of one model's variable shards on one ps, and its version.
+"""One model's variable shards on one ps, and their version.
 
 All methods are called with the lock of the ps held, so that others see an update as a
 whole or not at all. Returned arrays do not change when later updates are applied.
@@ -6,37 +6,68 @@ whole or not at all. Returned arrays do not change when later updates are applie
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tfcluster.runtime.collective.sparse import Slices, are_distinct
+from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.parameter_server.placement import Piece
-
-Array = NDArray[Any]
-Gradient = Array | Slices | None
+from tfcluster.runtime.parameter_server.sharding import Gradient
 
 _MANY_ROWS = 0.5
 """If more than this fraction of the rows has changed, the whole array is sent."""
 
 
 class Engine(Protocol):
-    """Holds variables and applies updates to them: see ``update_graph.Engine``."""
+    """Holds variables and applies updates to them: see ``update_graph.Engine``.
+
+    ``kinds`` has a letter for each variable (see ``client.Pack``); an ``index`` is that
+    of a variable. Methods that take kinds raise KeyError if their update is unknown.
+    """
 
     @property
-    def held_bytes(self) -> int: ...
-    def knows(self, kinds: str) -> bool: ...
-    def define(self, data: bytes) -> None: ...
-    def apply(self, gradients: Sequence[Gradient], kinds: str) -> None: ...
-    def read(self, index: int) -> Array: ...
-    def rows(self, index: int, indices: Array) -> Array: ...
-    def assign(self, index: int, value: Array) -> None: ...
-    def slots(self) -> dict[str, Array]: ...
-    def assign_slot(self, path: str, value: Array) -> None: ...
-    def release(self) -> None: ...
+    def held_bytes(self) -> int:
+        """Bytes of the variables and of the optimizer's slot variables."""
+        ...
+
+    def knows(self, kinds: str) -> bool:
+        """Whether the update for gradients of these kinds is defined."""
+        ...
+
+    def define(self, data: bytes) -> None:
+        """Add a serialised update. Raises ValueError if it is for other variables."""
+        ...
+
+    def apply(self, gradients: Sequence[Gradient], kinds: str) -> None:
+        """Run the update once. Gradients have the variables' shapes and dtypes."""
+        ...
+
+    def read(self, index: int) -> Array:
+        """A variable's value, which later updates do not change."""
+        ...
+
+    def rows(self, index: int, indices: Array) -> Array:
+        """The values of some rows, shape (len(indices), ...)."""
+        ...
+
+    def assign(self, index: int, value: Array) -> None:
+        """Set a variable."""
+        ...
+
+    def slots(self) -> dict[str, Array]:
+        """The values of all slot variables, by path."""
+        ...
+
+    def assign_slot(self, path: str, value: Array) -> None:
+        """Set a slot variable. Raises KeyError if there is none with that path."""
+        ...
+
+    def release(self) -> None:
+        """Copy variables that share the memory of a received gradient."""
+        ...
 
 
 @dataclass(slots=True)
@@ -49,13 +80,10 @@ class Counts:
     staleness_max: int = 0
 
     def apply(self, staleness: int) -> None:
+        """Count a gradient that was computed ``staleness`` versions ago."""
         self.applied += 1
         self.staleness_sum += staleness
         self.staleness_max = max(self.staleness_max, staleness)
-
-    @property
-    def staleness_mean(self) -> float:
-        return self.staleness_sum / self.applied if self.applied else 0.0
 
 
 class ShardedModel:
@@ -80,8 +108,14 @@ class ShardedModel:
     def apply(
         self, gradients: Sequence[Gradient], kinds: str, *, staleness: int = 0
     ) -> None:
-        """Apply one step. The gradients were computed ``staleness`` versions ago."""
-        gradients = [_kept(g) if isinstance(g, Slices) else g for g in gradients]
+        """Apply one step. The gradients were computed ``staleness`` versions ago.
+
+        There is one gradient per shard, of the shard's shape. Raises KeyError if the
+        engine does not know the update for ``kinds``.
+        """
+        gradients = [
+            _with_own_indices(g) if isinstance(g, Slices) else g for g in gradients
+        ]
         self.engine.apply(gradients, kinds)
         self.version += 1
         self.counts.apply(staleness)
@@ -98,16 +132,16 @@ class ShardedModel:
             else:
                 changed[:] = self.version
 
-    def fresh(self, since: int) -> tuple[str, list[Array]]:
+    def changes_since(self, since: int) -> tuple[str, list[Array]]:
         """What has changed since a version: a letter for each shard, and arrays.
 
         ``d``: the whole value; ``s``: the changed rows, then their indices; ``-``: no
         change and no array.
         """
-        letters, arrays = "", []
+        kinds, arrays = "", []
         for index, changed in enumerate(self._changed):
             if changed is None:
-                letters += "d"
+                kinds += "d"
                 arrays.append(self.engine.read(index))
                 continue
             if since == self.version - 1 and index in self._latest:
@@ -115,14 +149,14 @@ class ShardedModel:
             else:
                 rows = np.flatnonzero(changed > since)
             if len(rows) > _MANY_ROWS * len(changed):
-                letters += "d"
+                kinds += "d"
                 arrays.append(self.engine.read(index))
             elif len(rows):
-                letters += "s"
+                kinds += "s"
                 arrays += [self.engine.rows(index, rows), rows]
             else:
-                letters += "-"
-        return letters, arrays
+                kinds += "-"
+        return kinds, arrays
 
     def values(self) -> list[Array]:
         """The current values of all shards, in their order."""
@@ -136,18 +170,7 @@ class ShardedModel:
         if changed is not None:
             changed[:] = self.version + 1
 
-    def facts(self) -> Mapping[str, Any]:
-        """The model's entries of ``Servers.statistics``."""
-        return {
-            "applied": self.counts.applied,
-            "dropped": self.counts.dropped,
-            "staleness_mean": self.counts.staleness_mean,
-            "staleness_max": self.counts.staleness_max,
-            "bytes": self.engine.held_bytes,
-            "version": self.version,
-        }
 
-
-def _kept(slices: Slices) -> Slices:
+def _with_own_indices(slices: Slices) -> Slices:
     """With a copy of the indices, because they are kept after this update."""
     return Slices(slices.values, slices.indices.copy(), slices.rows)

@@ -4,32 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tfcluster.runtime.collective.sparse import Slices
+from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.parameter_server.placement import Piece, Variable
 
-Array = NDArray[Any]
-Gradient = Array | Slices | None
+Gradient: TypeAlias = Array | Slices | None
+"""None: the variable has no gradient in this step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The changed rows of a variable: row ``indices[i]`` is now ``values[i]``."""
+    """The changed rows of a variable: row ``indices[i]`` is now ``values[i]``.
+
+    ``values`` has shape (n, ...) and ``indices`` shape (n,).
+    """
 
     values: Array
-    indices: Array
+    indices: NDArray[np.int64]
 
 
 Part = tuple[Sequence[Piece], str, Sequence[Array]]
-"""One ps' answer: its pieces, a letter for each, and arrays; see ``Master.fresh``."""
+"""One ps' answer: its pieces, a letter for each, and arrays.
+
+See ``ShardedModel.changes_since``."""
 
 
 def cut(array: Array, piece: Piece) -> Array:
-    """The rows of ``array`` that belong to ``piece``; a view."""
+    """The rows of ``piece``, shape (end - start, ...): a view of ``array``."""
     return array if piece.whole else array[piece.start : piece.end]
 
 
@@ -88,10 +94,10 @@ def joined(
                 values = next(rest)
                 value = Rows(values, next(rest))
             found[piece.variable].append((piece, value))
-    return [_one(of_one) for of_one in found]
+    return [_join_shards(shards) for shards in found]
 
 
-def _one(parts: list[tuple[Piece, Array | Rows | None]]) -> Array | Rows | None:
+def _join_shards(parts: list[tuple[Piece, Array | Rows | None]]) -> Array | Rows | None:
     parts.sort(key=lambda part: part[0].start)
     if len(parts) == 1:
         return parts[0][1]
@@ -160,7 +166,7 @@ def _piece_of(
     variables: Sequence[Variable], pieces: Sequence[Piece], path: str, value: Array
 ) -> Piece | None:
     """The piece of a split variable that a slot belongs to; None if there is none."""
-    mine = [
+    candidates = [
         piece
         for piece in pieces
         if not piece.whole
@@ -169,17 +175,17 @@ def _piece_of(
         and _in_path(variables[piece.variable], path)
     ]
     return max(
-        mine, key=lambda piece: len(variables[piece.variable].path), default=None
+        candidates, key=lambda piece: len(variables[piece.variable].path), default=None
     )
 
 
 def _owner(variables: Sequence[Variable], path: str, value: Array) -> int | None:
-    mine = [
+    candidates = [
         index
         for index, variable in enumerate(variables)
         if _in_path(variable, path) and value.ndim and len(value) == variable.rows
     ]
-    return max(mine, key=lambda index: len(variables[index].path), default=None)
+    return max(candidates, key=lambda index: len(variables[index].path), default=None)
 
 
 def _in_path(variable: Variable, path: str) -> bool:

@@ -11,21 +11,24 @@ import mmap
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tfcluster.runtime.net import memfd
 
-Array = NDArray[Any]
+Bytes: TypeAlias = NDArray[np.uint8]
 
 
 class ShmBuffers:
-    """The buffers of one file, each an array of bytes. Its first page holds a nonce."""
+    """The buffers of one file: arrays of dtype uint8 and shape (size,).
+
+    Each size is rounded up to whole pages. The first page of the file holds a nonce.
+    """
 
     def __init__(self, descriptor: int, sizes: Sequence[int]) -> None:
-        self._buffers: list[Array] = []
+        self._buffers: list[Bytes] = []
         self.nonce = os.pread(descriptor, memfd.NONCE_BYTES, 0)
         offset = mmap.PAGESIZE
         for size in map(_pages, sizes):
@@ -34,7 +37,7 @@ class ShmBuffers:
             offset += size
         self._unused = [self._references(index) for index in range(len(sizes))]
 
-    def __getitem__(self, index: int) -> Array:
+    def __getitem__(self, index: int) -> Bytes:
         return self._buffers[index]
 
     def is_free(self, index: int) -> bool:
@@ -45,30 +48,31 @@ class ShmBuffers:
         return sys.getrefcount(self._buffers[index])
 
 
-class BufferTable(Mapping[int, Array]):
+class BufferTable(Mapping[int, Bytes]):
     """All buffers of a connection, by number; keeps no references to their arrays."""
 
     def __init__(self) -> None:
-        self._places: list[tuple[ShmBuffers, int]] = []
+        self._entries: list[tuple[ShmBuffers, int]] = []
 
     def add(self, buffers: ShmBuffers, count: int) -> None:
         """Add the buffers of a file; they get the next numbers."""
-        self._places += [(buffers, index) for index in range(count)]
+        self._entries += [(buffers, index) for index in range(count)]
 
-    def __getitem__(self, number: int) -> Array:
-        if not 0 <= number < len(self._places):
+    def __getitem__(self, number: int) -> Bytes:
+        if not 0 <= number < len(self._entries):
             raise KeyError(number)
-        buffers, index = self._places[number]
+        buffers, index = self._entries[number]
         return buffers[index]
 
     def __iter__(self) -> Iterator[int]:
-        return iter(range(len(self._places)))
+        return iter(range(len(self._entries)))
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._entries)
 
     def is_free(self, number: int) -> bool:
-        buffers, index = self._places[number]
+        """Whether no array in this process refers to buffer ``number``."""
+        buffers, index = self._entries[number]
         return buffers.is_free(index)
 
 
@@ -81,7 +85,9 @@ def create(sizes: Sequence[int]) -> tuple[int, ShmBuffers]:
         return descriptor, ShmBuffers(descriptor, sizes)
 
 
-def offer(descriptor: int, buffers: ShmBuffers, sizes: Sequence[int]) -> dict[str, Any]:
+def offer(
+    descriptor: int, buffers: ShmBuffers, sizes: Sequence[int]
+) -> dict[str, object]:
     """The JSON fields that the other process needs for ``attach``."""
     return {
         "pid": os.getpid(),

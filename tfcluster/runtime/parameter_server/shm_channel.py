@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from typing import Any
 
-from numpy.typing import NDArray
-
-from tfcluster.runtime.parameter_server.messages import Message
+from tfcluster.runtime.parameter_server.messages import Bytes, Header, Message
 from tfcluster.runtime.parameter_server.shm_buffers import (
     BufferTable,
     ShmBuffers,
@@ -16,8 +12,6 @@ from tfcluster.runtime.parameter_server.shm_buffers import (
     create,
     offer,
 )
-
-Array = NDArray[Any]
 
 _ANSWERS = 3
 """Answer buffers for each model: arrays of an answer may still be in use when the next
@@ -30,74 +24,75 @@ class ClientChannel:
     """The training task's end for one ps; it has a few buffers for each model."""
 
     def __init__(self) -> None:
-        self.rooms = BufferTable()
-        self._first: dict[str, int] = {}
-        self._next: ShmBuffers | None = None
+        self.buffers = BufferTable()
+        self._first_buffer: dict[str, int] = {}
+        self._offered: ShmBuffers | None = None
 
     def offer(self, size: int) -> tuple[Message, int] | None:
         """A message that offers buffers of ``size`` bytes to the ps, and a descriptor.
 
-        ``agreed`` closes the descriptor. None if buffers are impossible or no use.
+        ``accept_answer`` closes the descriptor. None if buffers are impossible or would
+        not help.
         """
         if size < _MIN_BYTES:
             return None
         sizes = [size] * (1 + _ANSWERS)
         try:
-            descriptor, rooms = create(sizes)
+            descriptor, buffers = create(sizes)
         except OSError:
             return None
-        self._next = rooms
-        told = {"op": "share", **offer(descriptor, rooms, sizes)}
-        return Message(told), descriptor
+        self._offered = buffers
+        header = {"op": "share", **offer(descriptor, buffers, sizes)}
+        return Message(header), descriptor
 
-    def agreed(self, model: str, answer: Message, descriptor: int) -> None:
+    def accept_answer(self, model: str, answer: Message, descriptor: int) -> None:
         """Take the answer of the ps to the last offer."""
         os.close(descriptor)
-        rooms, self._next = self._next, None
-        if rooms is not None and answer.header.get("shared"):
-            self._first[model] = len(self.rooms)
-            self.rooms.add(rooms, 1 + _ANSWERS)
+        buffers, self._offered = self._offered, None
+        if buffers is not None and answer.header.get("shared"):
+            self._first_buffer[model] = len(self.buffers)
+            self.buffers.add(buffers, 1 + _ANSWERS)
 
-    def placed(self, model: str, message: Message) -> Message:
+    def with_shared_buffers(self, model: str, message: Message) -> Message:
         """A push whose arrays are in our buffer, and which names one for its answer."""
-        first = self._first.get(model)
+        first = self._first_buffer.get(model)
         if first is None:
             return message
         answers = range(first + 1, first + 1 + _ANSWERS)
-        free = [number for number in answers if self.rooms.is_free(number)]
+        free = [number for number in answers if self.buffers.is_free(number)]
         if free:
-            header = {**message.header, "answer_room": free[0]}
+            header = {**message.header, "answer_buffer": free[0]}
             message = Message(header, message.arrays)
-        return _moved(message, first, self.rooms[first])
+        return _in_buffer(message, first, self.buffers[first])
 
 
 class ServerChannel:
     """The end of the ps for one training task."""
 
     def __init__(self) -> None:
-        self.rooms = BufferTable()
+        self.buffers = BufferTable()
 
     def attach(self, request: Message) -> Message:
         """Answer an offer of shared memory: open it if possible."""
         sizes = request.header["sizes"]
         try:
-            rooms = attach(request.header)
+            buffers = attach(request.header)
         except OSError:
             # The client is on another host or in another container: use the socket.
             return Message({"shared": False})
-        self.rooms.add(rooms, len(sizes))
+        self.buffers.add(buffers, len(sizes))
         return Message({"shared": True})
 
-    def answer(self, header: Mapping[str, Any], answer: Message) -> Message:
+    def answer(self, header: Header, answer: Message) -> Message:
         """The answer, with its arrays in the buffer that the request names."""
-        number = header.get("answer_room")
-        if not isinstance(number, int) or number not in self.rooms:
+        number = header.get("answer_buffer")
+        if not isinstance(number, int) or number not in self.buffers:
             return answer
-        return _moved(answer, number, self.rooms[number])
+        return _in_buffer(answer, number, self.buffers[number])
 
 
-def _moved(message: Message, number: int, room: Array) -> Message:
+def _in_buffer(message: Message, number: int, buffer: Bytes) -> Message:
     """The message with its arrays in the buffer, if they fit and it is worthwhile."""
-    if _MIN_BYTES <= message.size <= len(room):
-        return message.moved(room, number)
+    if _MIN_BYTES <= message.size <= len(buffer):
+        return message.moved_to(buffer, number)
     return message

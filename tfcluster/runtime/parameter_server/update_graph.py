@@ -12,15 +12,15 @@ import json
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
-from numpy.typing import NDArray
 
 from tfcluster.runtime import tf_internals
 from tfcluster.runtime.collective.buffer_pool import ALIGNMENT
 from tfcluster.runtime.collective.sparse import Slices, are_distinct
+from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.parameter_server.fast_scatter import (
     Addition,
     new_rows,
@@ -30,14 +30,14 @@ from tfcluster.runtime.parameter_server.graph_functions import (
     nodes_of,
     rename_functions,
 )
+from tfcluster.runtime.tensor_types import Gradient, Message, Tensor, Variable
 
-Array = NDArray[Any]
-Apply = Callable[[list[Any]], Any]
+Apply: TypeAlias = Callable[[list[Gradient]], object]
 """Applies gradients: a tensor, IndexedSlices or None for each piece."""
 
 _LENGTH = struct.Struct(">Q")
 _PYTHON_OPS = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
-_NUMBERS = itertools.count()
+_COUNTER = itertools.count()
 _SMALL_BYTES = 1 << 12
 """Arrays smaller than this are copied: sharing their memory would cost more."""
 
@@ -47,7 +47,10 @@ class UntraceableError(Exception):
 
 
 def serialised(
-    apply: Apply, variables: Sequence[Any], slots: Mapping[str, Any], kinds: str
+    apply: Apply,
+    variables: Sequence[Variable],
+    slots: Mapping[str, Variable],
+    kinds: str,
 ) -> bytes:
     """Trace and serialise the update that ``apply`` makes.
 
@@ -59,17 +62,19 @@ def serialised(
 
     Raises UntraceableError if the update needs Python, a table or an iterator to run.
     """
-    found = [_traced(apply, variables, slots, kinds, distinct=False)[0]]
+    graphs = [_traced(apply, variables, slots, kinds, distinct=False)[0]]
     if "s" in kinds:
-        quick, additions = _traced(apply, variables, slots, kinds, distinct=True)
-        found += [quick] if additions else []
-    return b"".join(_LENGTH.pack(len(data)) + data for data in found)
+        distinct_graph, additions = _traced(
+            apply, variables, slots, kinds, distinct=True
+        )
+        graphs += [distinct_graph] if additions else []
+    return b"".join(_LENGTH.pack(len(data)) + data for data in graphs)
 
 
 def _traced(
     apply: Apply,
-    variables: Sequence[Any],
-    slots: Mapping[str, Any],
+    variables: Sequence[Variable],
+    slots: Mapping[str, Variable],
     kinds: str,
     *,
     distinct: bool,
@@ -84,7 +89,7 @@ def _traced(
     """The additions whose indices are those of the variable's own gradient."""
 
     @tf.function(autograph=False)  # type: ignore[untyped-decorator]
-    def update(*flat: Any) -> None:
+    def update(*flat: Tensor) -> None:
         gradients = _structured(kinds, flat, variables)
         sparse = [g for g in gradients if isinstance(g, tf.IndexedSlices) and distinct]
         with rows_at_once([slices.indices for slices in sparse]) as done:
@@ -98,30 +103,30 @@ def _traced(
     traced = update.get_concrete_function(*specs)
     definition = traced.graph.as_graph_def()
     _refuse_python(definition)
-    _forget_devices(definition)
-    places = {id(v.handle): ["variable", i] for i, v in enumerate(variables)}
+    _clear_devices(definition)
+    sources = {id(v.handle): ["variable", i] for i, v in enumerate(variables)}
     known = dict(slots)
-    places |= {id(slot.handle): ["slot", path] for path, slot in known.items()}
+    sources |= {id(slot.handle): ["slot", path] for path, slot in known.items()}
     for used in traced.graph.variables:
-        if id(used.handle) not in places:
+        if id(used.handle) not in sources:
             known[used.name] = used
-            places[id(used.handle)] = ["slot", used.name]
-    captures: list[list[Any]] = []
+            sources[id(used.handle)] = ["slot", used.name]
+    captures: list[list[object]] = []
     arrays = [
         np.empty(0, slot.dtype.as_numpy_dtype) if distinct else np.asarray(slot.numpy())
         for slot in known.values()
     ]
     for outer, inner in traced.graph.captures:
-        place = places.get(id(outer))
-        if place is None and outer.dtype == tf.resource:
+        source = sources.get(id(outer))
+        if source is None and outer.dtype == tf.resource:
             raise UntraceableError(
                 f"its update uses {inner.name}, which is not a variable: tables and "
                 "iterators cannot be sent to a ps"
             )
-        if place is None:
-            place = ["constant", len(arrays)]
+        if source is None:
+            source = ["constant", len(arrays)]
             arrays.append(np.asarray(outer.numpy()))
-        captures.append([inner.name, *place])
+        captures.append([inner.name, *source])
     header = {
         "kinds": kinds,
         "distinct": distinct,
@@ -143,7 +148,7 @@ def _traced(
     return b"".join(parts), len(additions)
 
 
-def _refuse_python(definition: Any) -> None:
+def _refuse_python(definition: Message) -> None:
     for node in nodes_of(definition):
         if node.op in _PYTHON_OPS:
             raise UntraceableError(
@@ -152,13 +157,13 @@ def _refuse_python(definition: Any) -> None:
             )
 
 
-def _forget_devices(definition: Any) -> None:
+def _clear_devices(definition: Message) -> None:
     """Clear device names: a ps has other devices than the worker."""
     for node in nodes_of(definition):
         node.device = ""
 
 
-def _specs(kinds: str, variables: Sequence[Any]) -> list[Any]:
+def _specs(kinds: str, variables: Sequence[Variable]) -> list[tf.TypeSpec]:
     specs = []
     for kind, variable in zip(kinds, variables, strict=True):
         dtype, shape = variable.dtype, variable.shape
@@ -170,10 +175,12 @@ def _specs(kinds: str, variables: Sequence[Any]) -> list[Any]:
     return specs
 
 
-def _structured(kinds: str, flat: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-    """The gradients of these kinds, from their tensors in order."""
+def _structured(
+    kinds: str, flat: Sequence[Tensor], variables: Sequence[Variable]
+) -> list[Gradient]:
+    """The gradients of these kinds, from their tensors in order: see ``_specs``."""
     tensors = iter(flat)
-    gradients: list[Any] = []
+    gradients: list[Gradient] = []
     for kind, variable in zip(kinds, variables, strict=True):
         if kind == "d":
             gradients.append(next(tensors))
@@ -188,7 +195,7 @@ def _structured(kinds: str, flat: Sequence[Any], variables: Sequence[Any]) -> li
 
 @dataclass(frozen=True, slots=True)
 class _Update:
-    run: Any
+    run: Callable[..., Sequence[Tensor]]
     """Takes the gradients' tensors; returns values of ``dense``, then new ``rows``."""
     dense: list[int]
     rows: list[int]
@@ -204,20 +211,22 @@ class Engine:
 
     def __init__(self, values: Sequence[Array]) -> None:
         with tf.device("CPU:0"):
-            self._variables = [tf.Variable(_constant(value)) for value in values]
-        self._slots: dict[str, Any] = {}
+            self._variables: list[Variable] = [
+                tf.Variable(_constant(value)) for value in values
+            ]
+        self._slots: dict[str, Variable] = {}
         self._updates: dict[tuple[str, bool], _Update] = {}
         """By the kinds of gradients, and whether their indices must be distinct."""
-        self._fresh: dict[int, Any] = {}
+        self._unread: dict[int, Tensor] = {}
         """Values that the last update returned and that have not been read yet."""
-        self._fresh_rows: dict[int, tuple[Array, Any]] = {}
+        self._unread_rows: dict[int, tuple[Array, Tensor]] = {}
         """Rows that the last update set: their indices and values."""
 
     @property
     def held_bytes(self) -> int:
         """Number of bytes of the variables and slots."""
         every = [*self._variables, *self._slots.values()]
-        return int(sum(v.dtype.size * v.shape.num_elements() for v in every))
+        return sum(v.dtype.size * (v.shape.num_elements() or 0) for v in every)
 
     def knows(self, kinds: str) -> bool:
         """Whether an update for gradients of these kinds is defined."""
@@ -241,7 +250,7 @@ class Engine:
         header = json.loads(bytes(data[lengths : lengths + size]))
         offset = lengths + size + graph_size
         graph = tf.compat.v1.GraphDef.FromString(bytes(data[lengths + size : offset]))
-        rename_functions(graph, f"update_{next(_NUMBERS)}_")
+        rename_functions(graph, f"update_{next(_COUNTER)}_")
         for function in graph.library.function:
             # Importing a graph does not register its functions with the runtime.
             tf_internals.context().add_function_def(function)
@@ -258,10 +267,10 @@ class Engine:
                     self._slots[path] = tf.Variable(_constant(value))
         kinds = header["kinds"]
         specs = _specs(kinds, self._variables)
-        outer = [self._captured(place, arrays) for _, *place in header["captures"]]
+        outer = [self._captured(source, arrays) for _, *source in header["captures"]]
 
         @tf.function(autograph=False, input_signature=specs)  # type: ignore[untyped-decorator]
-        def update(*flat: Any) -> list[Any]:
+        def update(*flat: Tensor) -> list[Tensor]:
             graph_here = tf.compat.v1.get_default_graph()
             inner = [graph_here.capture(tensor) for tensor in outer]
             names = [*header["inputs"], *(name for name, *_ in header["captures"])]
@@ -288,16 +297,17 @@ class Engine:
             traced, dense, rows, executor
         )
 
-    def _captured(self, place: Sequence[Any], arrays: Sequence[Array]) -> Any:
-        what, where = place
-        if what == "variable":
-            return self._variables[where].handle
-        return (
-            self._slots[where].handle if what == "slot" else tf.constant(arrays[where])
-        )
+    def _captured(self, source: Sequence[Any], arrays: Sequence[Array]) -> Tensor:
+        kind, key = source
+        if kind == "variable":
+            return self._variables[key].handle
+        return self._slots[key].handle if kind == "slot" else tf.constant(arrays[key])
 
     def apply(self, gradients: Sequence[Array | Slices | None], kinds: str) -> None:
-        """Run the update for gradients of these kinds. KeyError if none is defined."""
+        """Run the update for gradients of these kinds; indices become int64.
+
+        Raises KeyError if no update is defined for these kinds.
+        """
         flat = []
         for gradient in gradients:
             if isinstance(gradient, Slices):
@@ -306,23 +316,23 @@ class Engine:
             elif gradient is not None:
                 flat.append(tensor_of(gradient))
         # Drop references first: TensorFlow copies a variable whose value is shared.
-        self._fresh.clear()
-        self._fresh_rows.clear()
+        self._unread.clear()
+        self._unread_rows.clear()
         sparse = [g.indices for g in gradients if isinstance(g, Slices)]
-        quick = (kinds, True) in self._updates and all(map(are_distinct, sparse))
-        update = self._updates[kinds, quick]
+        distinct = (kinds, True) in self._updates and all(map(are_distinct, sparse))
+        update = self._updates[kinds, distinct]
         with tf_internals.executor_type(update.executor):
             found = update.run(*flat)
         values, rows = found[: len(update.dense)], found[len(update.dense) :]
-        self._fresh.update(zip(update.dense, values, strict=True))
+        self._unread.update(zip(update.dense, values, strict=True))
         for index, new in zip(update.rows, rows, strict=True):
             gradient = gradients[index]
             if isinstance(gradient, Slices):
-                self._fresh_rows[index] = (gradient.indices, new)
+                self._unread_rows[index] = (gradient.indices, new)
 
     def read(self, index: int) -> Array:
         """A variable's value; later updates do not change the returned array."""
-        known = self._fresh.pop(index, None)
+        known = self._unread.pop(index, None)
         if known is None:
             known = self._variables[index].read_value()
         return array_of(known)
@@ -332,15 +342,15 @@ class Engine:
 
         Cached if ``indices`` is the very array of the last gradient.
         """
-        numbers, values = self._fresh_rows.get(index, (None, None))
-        if numbers is indices:
+        numbers, values = self._unread_rows.get(index, (None, None))
+        if values is not None and numbers is indices:
             return array_of(values)
         return array_of(tf.gather(self._variables[index], indices))
 
     def assign(self, index: int, value: Array) -> None:
         """Set a variable."""
-        self._fresh.pop(index, None)
-        self._fresh_rows.pop(index, None)
+        self._unread.pop(index, None)
+        self._unread_rows.pop(index, None)
         self._variables[index].assign(_constant(value))
 
     def slots(self) -> dict[str, Array]:
@@ -357,20 +367,20 @@ class Engine:
         An optimizer that stores a gradient unchanged (``previous.assign(gradient)``)
         makes its variable share the memory in which the gradient was received.
         """
-        self._fresh_rows.clear()
-        self._fresh.clear()
+        self._unread_rows.clear()
+        self._unread.clear()
         for variable in [*self._variables, *self._slots.values()]:
             variable.assign(_constant(array_of(variable.read_value()).copy()))
 
 
-def _constant(value: Array) -> Any:
+def _constant(value: Array) -> Tensor:
     """A tensor with a copy of the array."""
     if value.dtype.name == "bfloat16":
         return tf.bitcast(tf.constant(value.view(np.uint16)), tf.bfloat16)
     return tf.constant(value)
 
 
-def tensor_of(array: Array) -> Any:
+def tensor_of(array: Array) -> Tensor:
     """A tensor that shares the array's memory if possible.
 
     The array must not be written to afterwards: TensorFlow may use it as a variable.
@@ -382,14 +392,19 @@ def tensor_of(array: Array) -> Any:
     return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
 
 
-def array_of(tensor: Any) -> Array:
-    """An array that shares the tensor's memory; it must not be written to."""
+def array_of(tensor: Tensor) -> Array:
+    """An array that shares the tensor's memory; it must not be written to.
+
+    Its shape and dtype are the tensor's.
+    """
     dtype = tensor.dtype.as_numpy_dtype
-    shape = tensor.shape.as_list()
+    shape: list[Any] = tensor.shape.as_list()
     if 0 in shape:
         return np.empty(shape, dtype)
+    # An eager tensor has the buffer protocol, which no protocol of typing can say.
+    buffer: Any = tensor
     if tensor.dtype == tf.bfloat16:
-        tensor = tf.bitcast(tensor, tf.uint16)
-    found: Array = np.asarray(memoryview(tensor))
+        buffer = tf.bitcast(tensor, tf.uint16)
+    found: Array = np.asarray(memoryview(buffer))
     shaped: Array = found.view(dtype).reshape(shape)
     return shaped

@@ -1,4 +1,4 @@
-"""Static analysis of a program: does it distribute its training by itself? Pure.
+"""Static analysis of a program: what its source says about how it trains. Pure.
 
 The source is read before the program's first line runs, because later may be too late.
 """
@@ -6,7 +6,7 @@ The source is read before the program's first line runs, because later may be to
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 NAMES = (
@@ -17,8 +17,22 @@ NAMES = (
 )
 """Names by which a program that distributes its training exchanges its gradients."""
 
+TF1_NAMES = (
+    "ClusterSpec",
+    "MonitoredTrainingSession",
+    "Supervisor",
+    "SyncReplicasOptimizer",
+    "parameter_server_graph",
+    "replica_device_setter",
+    "replicated_graph",
+)
+"""Names by which a TensorFlow 1 script trains in a cluster."""
+
 _PACKAGE = "tfcluster.runtime"
 _HOROVOD = "horovod"
+_WORDS = (_HOROVOD, "tfcluster", *TF1_NAMES)
+"""A source with none of these words need not be parsed."""
+
 _REDUCTIONS = ("allreduce", "grouped_allreduce", "reducescatter")
 _GRADIENTS = ("compute_gradients", "gradient", "gradients")
 _UPDATES = ("apply", "apply_gradients", "set_weights")
@@ -27,23 +41,39 @@ _ASSIGNMENTS = ("assign", "assign_add", "assign_sub")
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def distributes_itself(source: str) -> bool:
-    """Whether a program exchanges gradients or weights by itself.
+@dataclass(frozen=True, slots=True)
+class Analysis:
+    """What a program's source says about how it trains."""
 
-    True if it imports ``horovod`` at module level, or if it imports
-    ``tfcluster.runtime`` and either uses one of ``NAMES``, or passes the result of a
-    reduction to an optimizer or variable. Averages of other values, such as a loss that
-    is printed, do not count. False if the source cannot be parsed.
+    distributes_itself: bool = False
+    """The program exchanges gradients or weights by itself.
+
+    It imports ``horovod`` at module level, or it imports ``tfcluster.runtime`` and
+    either uses one of ``NAMES``, or passes the result of a reduction to an optimizer or
+    variable. Averages of other values, such as a loss that is printed, do not count.
     """
-    if _HOROVOD not in source and "tfcluster" not in source:
-        return False
+    is_tf1_cluster_script: bool = False
+    """The program uses one of ``TF1_NAMES``."""
+
+
+def analyse(source: str) -> Analysis:
+    """Parse a program's source once. One that cannot be parsed says nothing."""
+    if not any(word in source for word in _WORDS):
+        return Analysis()
     try:
         tree = ast.parse(source)
+        nodes = list(ast.walk(tree))
+        return Analysis(
+            distributes_itself=_distributes_itself(tree, nodes),
+            is_tf1_cluster_script=any(_uses(node, TF1_NAMES) for node in nodes),
+        )
     except (SyntaxError, ValueError, RecursionError):
-        return False
+        return Analysis()
+
+
+def _distributes_itself(tree: ast.Module, nodes: Sequence[ast.AST]) -> bool:
     if any(_imports(node, _HOROVOD) for node in _run_with_the_module(tree)):
         return True
-    nodes = list(ast.walk(tree))
     if not any(_imports_us(node) for node in nodes):
         return False
     return any(_names_one(node) for node in nodes) or _Reductions(tree).reach_weights()
@@ -80,10 +110,12 @@ def _imports_us(node: ast.AST) -> bool:
 
 
 def _names_one(node: ast.AST) -> bool:
-    return (
-        (isinstance(node, ast.Attribute) and node.attr in NAMES)
-        or (isinstance(node, ast.Name) and node.id in NAMES)
-        or (isinstance(node, ast.alias) and node.name in NAMES)
+    return _uses(node, NAMES) or (isinstance(node, ast.alias) and node.name in NAMES)
+
+
+def _uses(node: ast.AST, names: Sequence[str]) -> bool:
+    return (isinstance(node, ast.Attribute) and node.attr in names) or (
+        isinstance(node, ast.Name) and node.id in names
     )
 
 

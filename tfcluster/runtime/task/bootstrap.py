@@ -16,7 +16,7 @@ from tfcluster.process_title import set_title
 from tfcluster.runtime.context import Context, context_from
 from tfcluster.runtime.errors import ContextError
 from tfcluster.runtime.horovod import module_names
-from tfcluster.runtime.scripts import self_distributed, tf1_script
+from tfcluster.runtime.scripts import program_kind
 from tfcluster.runtime.scripts.run_script import Program, parse, run
 from tfcluster.runtime.task import injection
 from tfcluster.runtime.task.import_hook import around_import
@@ -104,24 +104,25 @@ def surround(program: Program, context: Context) -> None:
     def after_import() -> None:
         events.listen()
         if not context.trains:
+            injection.record(context)
             return
         injection.warn_of_unknown_versions(context)
         _install_tf1(context)
-        if not tf1_script.claimed():
+        if not program_kind.is_tf1_script():
             injection.install(context)
+            injection.record(context)
 
     if context.place is not None:
         module_names.install(lambda text: _tell(context, text))
     if context.trains:
-        self_distributed.read(program)
-        tf1_script.read(program, context)
+        program_kind.read(program, context)
         around_import(("tf_keras",), before=_warn_of_keras_2, after=lambda: None)
     around_import(LIBRARIES, before=before_import, after=after_import)
 
 
 def _install_tf1(context: Context) -> None:
     """Patch TensorFlow for a TensorFlow 1 script, once TensorFlow is imported."""
-    if tf1_script.concerns(context) and "tensorflow" in sys.modules:
+    if program_kind.has_tf1_cluster(context) and "tensorflow" in sys.modules:
         from tfcluster.runtime.tf1 import script_hooks
 
         script_hooks.install(context)
@@ -138,7 +139,8 @@ def _warn_of_keras_2(name: str) -> None:
 
 def _run(program: Program, context: Context) -> None:
     surround(program, context)
-    if context.trains and not tf1_script.claimed():
+    trains = context.trains or context.recording is not None
+    if trains and not program_kind.is_tf1_script():
         # Before the program's first line, which may set its own seed.
         injection.begin(context)
     run(program)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from tfcluster import versions
 from tfcluster.model import Strategy
 from tfcluster.runtime.context import Context
-from tfcluster.runtime.scripts import chief_only_output, self_distributed
+from tfcluster.runtime.scripts import chief_only_output, program_kind
 from tfcluster.runtime.task.import_hook import around_import
 from tfcluster.runtime.telemetry import exit_status
 from tfcluster.runtime.telemetry.agent_channel import reporter
@@ -36,11 +36,12 @@ def begin(context: Context) -> None:
     seeds later. No seeds are set for a program that distributes its training by itself:
     it may rely on a different random order on each rank.
     """
-    if not _concerns(context):
+    if _concerns(context):
+        exit_status.install()
+        chief_only_output.silence_print(context)
+    elif context.recording is None:
         return
-    exit_status.install()
-    chief_only_output.silence_print(context)
-    if self_distributed.claimed():
+    if program_kind.distributes_itself() and context.recording is None:
         return
     seed = common_seed(context)
     random.seed(seed)
@@ -61,7 +62,7 @@ def install(context: Context) -> None:
     def into_tensorflow() -> None:
         import tensorflow as tf
 
-        if not self_distributed.claimed():
+        if not program_kind.distributes_itself():
             tf.random.set_seed(common_seed(context))
         if context.options.transport == "tensorflow":
             from tfcluster.runtime import process_group
@@ -70,7 +71,7 @@ def install(context: Context) -> None:
             process_group.join(context)
 
     def into_keras() -> None:
-        if self_distributed.claimed():
+        if program_kind.distributes_itself():
             return
         import keras
 
@@ -80,12 +81,34 @@ def install(context: Context) -> None:
         warn_of_unknown_versions(context)
         internals.check()
         # Imported here, because they import numpy and TensorFlow.
-        from tfcluster.runtime.keras.checks.own_exchanges import OwnExchanges
         from tfcluster.runtime.keras.strategies import select
 
         session = select.begin(context)
-        OwnExchanges(session, context.rank, context.size).install()
-        self_distributed.guard(lambda: _refuse_late_claim(session))
+        program_kind.guard_distribution(lambda: _refuse_late_claim(session))
+
+    if "tensorflow" in sys.modules:
+        into_tensorflow()
+    around_import(("keras",), before=lambda name: None, after=into_keras)
+
+
+def record(context: Context) -> None:
+    """Record the steps of the program's training, for ``tfcluster verify``."""
+    recording = context.recording
+    if recording is None or context.place is None:
+        return
+
+    def into_tensorflow() -> None:
+        import tensorflow as tf
+
+        tf.random.set_seed(recording.seed)
+
+    def into_keras() -> None:
+        # Imported here, because it imports Keras.
+        from tfcluster.runtime.keras import internals
+        from tfcluster.runtime.keras.step_recorder import StepRecorder
+
+        internals.check()
+        StepRecorder(recording, context).install()
 
     if "tensorflow" in sys.modules:
         into_tensorflow()
@@ -120,6 +143,8 @@ def refuse_other_backends(backend: str) -> None:
 
 def common_seed(context: Context) -> int:
     """A seed, 0 <= seed < 2**31, that is equal on all ranks and new for every run."""
+    if context.recording is not None:
+        return context.recording.seed
     # A worker that is restarted alone must reuse the seed of its running peers.
     attempt = 0 if _independent(context) else context.attempt
     message = f"seed {attempt}{_child()}".encode()

@@ -20,11 +20,11 @@ class ParameterService:
     """The service of this task, and a thread that reports its statistics."""
 
     def __init__(
-        self, service: Service, listening: ServerSocket, said: Reporter
+        self, service: Service, listening: ServerSocket, reporter: Reporter
     ) -> None:
         self._service = service
         self._listening = listening
-        self._reporter = said
+        self._reporter = reporter
         self._closed = threading.Event()
         threading.Thread(target=self._tell, name="ps counts", daemon=True).start()
 
@@ -33,18 +33,21 @@ class ParameterService:
         self._reporter.serving(self._service.statistics())
 
     def close(self) -> None:
+        """Stop listening, disconnect all clients, and end the reports."""
         self._closed.set()
-        self._service.news.set()
+        self._service.gradient_arrived.set()
         self._listening.close()
 
     def _tell(self) -> None:
         # Sleeps as long as no gradient arrives.
-        while self._service.news.wait() and not self._closed.wait(STEP_INTERVAL_S):
-            self._service.news.clear()
+        while self._service.gradient_arrived.wait() and not self._closed.wait(
+            STEP_INTERVAL_S
+        ):
+            self._service.gradient_arrived.clear()
             self.report()
 
 
-def start(context: Context, said: Reporter) -> ParameterService:
+def start(context: Context, reporter: Reporter) -> ParameterService:
     """Start to serve on the address of this ps.
 
     Raises ContextError if the environment has no address for it, and CollectiveError if
@@ -60,7 +63,7 @@ def start(context: Context, said: Reporter) -> ParameterService:
     listening = ServerSocket(
         service, addresses, context.task_index, size=size, token=context.token
     )
-    return ParameterService(service, listening, said)
+    return ParameterService(service, listening, reporter)
 
 
 def _engine(values: Sequence[NDArray[Any]]) -> Engine:

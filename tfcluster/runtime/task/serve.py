@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from tfcluster.runtime import tf_server
 from tfcluster.runtime.context import Context
@@ -27,8 +27,8 @@ def serve(context: Context) -> NoReturn:
 
     Raises ContextError if the environment has no address for it.
     """
-    # Blocked before TensorFlow starts threads, which inherit the mask: so only sigwait
-    # gets the signals, whatever the threads do in C++.
+    # Blocked before TensorFlow and numpy start threads, which inherit the mask: so only
+    # sigwait gets the signals, whatever the threads do in C++.
     signal.pthread_sigmask(signal.SIG_BLOCK, _STOP)
     reporter().listen()
     reporter().phase("importing tensorflow")
@@ -51,7 +51,7 @@ def _parameters(context: Context) -> ParameterService | None:
 
 
 def _until_stopped(
-    server: Any,
+    server: object,
     parameters: ParameterService | None,
     clear: Callable[[], None] = lambda: None,
 ) -> NoReturn:

@@ -11,7 +11,6 @@ import socket
 import stat
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from tfcluster.runtime.context import Context
 from tfcluster.runtime.errors import ContextError
@@ -23,10 +22,11 @@ _WORKER_TIMEOUT_MS = 5000
 """A data task is considered dead this long after its last heartbeat."""
 
 
-def start(context: Context) -> list[Any]:
+def start(context: Context) -> list[object]:
     """Start the servers of ``context``'s task; they stop when garbage-collected.
 
-    Raises ContextError if the dispatcher's address is not known.
+    Raises ContextError if the dispatcher's address is not known, or if the journal's
+    folder belongs to another user.
     """
     protocol, _, address = (context.data_service or "").partition("://")
     host, _, port = address.rpartition(":")
@@ -36,7 +36,7 @@ def start(context: Context) -> list[Any]:
         )
     from tensorflow.data.experimental import service
 
-    servers: list[Any] = []
+    servers: list[object] = []
     if context.task_index == 0:
         # The journal lets a restarted dispatcher know what it has given out already.
         journal = _private(journal_of(context))

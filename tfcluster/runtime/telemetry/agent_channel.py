@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
-from typing import Any
 
 from tfcluster.runtime.telemetry.stack_dump import stacks_text
 from tfcluster.wire import Decoder, WireError, encode
@@ -37,7 +36,8 @@ class Waiting:
     what: str
     ranks: tuple[int, ...] = ()
 
-    def as_event(self) -> dict[str, Any]:
+    def as_event(self) -> dict[str, object]:
+        """The keys of a ``waiting`` event; ``since_s`` is in seconds."""
         return {
             "since_s": round(self.since_s, 3),
             "what": self.what,
@@ -62,7 +62,7 @@ class Reporter:
         self._lock = threading.RLock()
         self._pending = bytearray()
         self._step_sent = _NEVER
-        self._step_held_back: dict[str, Any] | None = None
+        self._step_held_back: dict[str, object] | None = None
         self._waiting: Callable[[], Waiting | None] | None = None
         self._listening = False
         self._exchanged = False
@@ -152,7 +152,7 @@ class Reporter:
         if connection is not None:
             connection.close()
 
-    def _say(self, event: dict[str, Any], *, always: bool = False) -> None:
+    def _say(self, event: dict[str, object], *, always: bool = False) -> None:
         with self._lock:
             if self._connection is None:
                 return
@@ -183,7 +183,7 @@ class Reporter:
         except (OSError, WireError):
             return  # The agent is gone.
 
-    def _stack(self) -> dict[str, Any]:
+    def _stack(self) -> dict[str, object]:
         text, waiting = stacks_text(_thread.get_ident()), None
         try:
             waiting = self._waiting and self._waiting()

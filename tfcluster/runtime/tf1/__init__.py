@@ -41,7 +41,7 @@ __all__ = [
     "workers",
 ]
 
-_HOMES = {
+_NAMES = {
     "barrier": ("Barriers",),
     "cluster": ("cluster_spec", "device_filters", "server", "session_config"),
     "cluster_members": ("Workers", "workers"),
@@ -51,14 +51,14 @@ _HOMES = {
     "session": ("BroadcastGlobalVariablesHook", "Session"),
     "graph_result": ("Training",),
 }
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+_MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    home = _HOME_OF.get(name)
-    if home is None:
+    module = _MODULE_OF.get(name)
+    if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{home}"), name)
+    value = getattr(importlib.import_module(f"{__name__}.{module}"), name)
     globals()[name] = value
     return value
 

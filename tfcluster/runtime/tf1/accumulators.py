@@ -1,19 +1,20 @@
 """Average all workers' gradients on the parameter servers.
 
 Each worker adds its gradients to conditional accumulators there; the chief takes the
-means and applies them once.
+means and applies them once, as in ``SyncReplicasOptimizer``.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TypeAlias
 
 import tensorflow as tf
 
-from tfcluster.runtime.tensor_types import Gradient
+from tfcluster.runtime.tensor_types import Gradient, Operation, Tensor, Variable
 from tfcluster.runtime.tf1.barrier import Barriers
 from tfcluster.runtime.tf1.cluster_members import Workers
 from tfcluster.runtime.tf1.towers import Gradients
+from tfcluster.runtime.tf1_types import V1Optimizer
 
 tf1 = tf.compat.v1
 
@@ -21,13 +22,18 @@ _NEVER_STALE = tf.int64.max
 """Never drop a gradient as stale: the barriers ensure that none is late."""
 
 
+Accumulator: TypeAlias = (
+    "tf.compat.v1.ConditionalAccumulator | tf.compat.v1.SparseConditionalAccumulator"
+)
+
+
 def applied_mean(
-    optimizer: Any,
+    optimizer: V1Optimizer,
     pairs: Gradients,
-    global_step: Any,
+    global_step: Variable,
     workers: Workers,
     barriers: Barriers,
-) -> tuple[Any, Any]:
+) -> tuple[Operation, Tensor]:
     """The op that applies the workers' mean gradient, and whether any worker has left.
 
     On workers other than the chief the op only contributes. After a worker has left,
@@ -64,7 +70,7 @@ def applied_mean(
     return (applied if workers.is_chief else pushed.op), pushed.left
 
 
-def _accumulator(gradient: Gradient, variable: Any, scope: str) -> Any:
+def _accumulator(gradient: Gradient, variable: Variable, scope: str) -> Accumulator:
     kind = (
         tf1.SparseConditionalAccumulator
         if isinstance(gradient, tf.IndexedSlices)
@@ -78,16 +84,21 @@ def _accumulator(gradient: Gradient, variable: Any, scope: str) -> Any:
         )
 
 
-def _pushed(accumulator: Any, gradient: Gradient, variable: Any) -> Any:
+def _pushed(
+    accumulator: Accumulator, gradient: Gradient, variable: Variable
+) -> Operation:
     with tf1.device(variable.device):
         if isinstance(gradient, tf.IndexedSlices):
-            return accumulator.apply_indexed_slices_grad(
-                gradient, local_step=_NEVER_STALE
-            )
-        return accumulator.apply_grad(gradient, local_step=_NEVER_STALE)
+            add = accumulator.apply_indexed_slices_grad
+        else:
+            add = accumulator.apply_grad
+        pushed: Operation = add(gradient, local_step=_NEVER_STALE)
+        return pushed
 
 
-def _taken(accumulator: Any, gradient: Gradient, variable: Any) -> Any:
+def _taken(
+    accumulator: Accumulator, gradient: Gradient, variable: Variable
+) -> Gradient:
     """The mean of all gradients received so far: after the barrier, all workers'."""
     with tf1.device(variable.device):
         if isinstance(gradient, tf.IndexedSlices):

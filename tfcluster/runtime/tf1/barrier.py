@@ -12,24 +12,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import tensorflow as tf
 
+from tfcluster.runtime.tensor_types import Operation, Tensor
 from tfcluster.runtime.tf1.cluster_members import Workers
 
 tf1 = tf.compat.v1
 
 _TOKENS_A_WORKER = 4
-"""The most tokens of one sender in a queue: those of two steps, and its farewell."""
+"""The most tokens of one sender in a queue: two steps' and that of its departure."""
 
 
 @dataclass(frozen=True, slots=True)
 class Barrier:
     """``op`` is what later ops should depend on."""
 
-    op: Any
-    left: Any
+    op: Operation
+    left: Tensor
     """A bool tensor: whether any other worker has left."""
 
 
@@ -43,53 +43,54 @@ class Barriers:
     def __init__(self, workers: Workers, scope: str = "") -> None:
         self._workers = workers
         self.scope = scope
-        self._made: dict[str, list[Any]] = {}
+        self._queues: dict[str, list[tf.queue.FIFOQueue]] = {}
 
     def __len__(self) -> int:
-        return len(self._made)
+        return len(self._queues)
 
-    def after(self, name: str, dependencies: Sequence[Any]) -> Barrier:
+    def after(self, name: str, dependencies: Sequence[Operation | Tensor]) -> Barrier:
         """A barrier that a worker reaches when ``dependencies`` are done.
 
         It can be run again in every step. ``name`` identifies it in the whole cluster:
         equal names denote the same barrier, in whichever session. Raises ValueError if
         this graph already has a barrier of that name.
         """
-        if name in self._made:
+        if name in self._queues:
             raise ValueError(f"this graph already has a barrier {name!r}")
         workers, others = self._workers, self._workers.num_worker - 1
         if not others:
-            self._made[name] = []
+            self._queues[name] = []
             with tf1.control_dependencies(dependencies):
                 return Barrier(tf1.no_op(name=name), tf1.constant(False))
         # Outside the caller's control dependencies: the op may be run without them.
         with tf1.control_dependencies(None), tf1.device(self._next_device()):
             queues = [self._queue(name, rank) for rank in range(workers.num_worker)]
-        self._made[name] = queues
+        self._queues[name] = queues
         with tf1.control_dependencies(dependencies):
-            here = self._put(queues, leaving=False)
+            sent = self._put(queues, leaving=False)
             tokens = queues[workers.rank].dequeue_many(others)
         with tf1.device(workers.device):
             left = tf1.reduce_any(tokens)
-        return Barrier(tf1.group(*here, tokens, name=name), left)
+        return Barrier(tf1.group(*sent, tokens, name=name), left)
 
-    def farewell(self) -> Any:
+    def departure(self) -> Operation:
         """An op that tells all other workers that this one has left for good.
 
         They pass each barrier once more, and then know.
         """
         puts = [
             put
-            for queues in self._made.values()
+            for queues in self._queues.values()
             for put in self._put(queues, leaving=True)
         ]
-        return tf1.group(*puts, name="farewell")
+        departure: Operation = tf1.group(*puts, name="departure")
+        return departure
 
     def _next_device(self) -> str:
         devices = self._workers.ps_devices
-        return devices[len(self._made) % len(devices)]
+        return devices[len(self._queues) % len(devices)]
 
-    def _queue(self, name: str, rank: int) -> Any:
+    def _queue(self, name: str, rank: int) -> tf.queue.FIFOQueue:
         """The queue of the worker with this rank; it is shared by all sessions."""
         return tf1.FIFOQueue(
             _TOKENS_A_WORKER * self._workers.num_worker,
@@ -98,7 +99,9 @@ class Barriers:
             shared_name=f"{name}/{self.scope}/{rank}",
         )
 
-    def _put(self, queues: Sequence[Any], *, leaving: bool) -> list[Any]:
+    def _put(
+        self, queues: Sequence[tf.queue.FIFOQueue], *, leaving: bool
+    ) -> list[Operation]:
         return [
             queue.enqueue(tf1.constant(leaving))
             for rank, queue in enumerate(queues)

@@ -8,6 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfcluster.runtime.tensor_types import DType, Shape, Variable
+
 THRESHOLD_BYTES = 64 * 1024
 """Smaller variables stay on one device: spreading them gains nothing."""
 
@@ -39,7 +41,9 @@ class Caches:
         self._bytes[device] += size
         return device
 
-    def cached(self, getter: Callable[..., Any], name: str, **options: Any) -> Any:
+    def cached(
+        self, getter: Callable[..., Variable], name: str, **options: Any
+    ) -> Variable:
         """A ``custom_getter`` for variable scopes that caches trainable variables."""
         # None means the default, which is trainable.
         trained = options.get("trainable") is not False
@@ -65,7 +69,7 @@ def caches(kind: str, cpu: str, towers: Sequence[str], threshold_bytes: int) -> 
     return Caches(devices, cpu, threshold_bytes)
 
 
-def _bytes_of(shape: Any, dtype: Any) -> int:
+def _bytes_of(shape: Shape | Sequence[int] | None, dtype: DType | None) -> int:
     known = tf.TensorShape(shape)
     if not known.is_fully_defined():
         return 0

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import tensorflow as tf
 
 from tfcluster.runtime import process_group, tf_server
 from tfcluster.runtime.tf1.cluster_formats import jobs_of
+from tfcluster.runtime.tf1_types import ConfigProto, Server
 
 tf1 = tf.compat.v1
 
@@ -15,7 +14,7 @@ _THREADS = 64
 """Each exchange that waits for other ranks holds a thread."""
 
 
-def cluster_spec(cluster: Any = None) -> Any:
+def cluster_spec(cluster: object = None) -> tf.train.ClusterSpec:
     """The cluster in TF_CONFIG as a ``tf.train.ClusterSpec``; empty without TF_CONFIG.
 
     The evaluator is not part of it. Alternatively converts ``cluster``: a dict, another
@@ -28,7 +27,7 @@ def cluster_spec(cluster: Any = None) -> Any:
     return tf.train.ClusterSpec({job: list(tasks) for job, tasks in found.items()})
 
 
-def server() -> Any:
+def server() -> Server:
     """A new, running ``tf.distribute.Server`` for this task, on its own address.
 
     Raises ContextError if TF_CONFIG has no address for it.
@@ -45,13 +44,13 @@ def device_filters() -> list[str]:
     return list(tf_server.filters_of(process_group.context()))
 
 
-def session_config(config: Any = None) -> Any:
+def session_config(config: ConfigProto | None = None) -> ConfigProto:
     """A copy of a ``tf.compat.v1.ConfigProto`` with what a rank's sessions need.
 
     Values set in ``config`` are kept. Added are the device filters, this local rank's
     GPU if several are visible, and enough threads for exchanges that wait.
     """
-    made = tf1.ConfigProto()
+    made: ConfigProto = tf1.ConfigProto()
     if config is not None:
         made.CopyFrom(config)
     if not made.device_filters:

@@ -6,9 +6,7 @@ Does not import TensorFlow: it recognises the objects by their attributes.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
-from tfcluster.model import TASK_TYPES
 from tfcluster.runtime.errors import ContextError
 
 _OLD_NAMES = {"master": "chief"}
@@ -16,7 +14,7 @@ _OLD_NAMES = {"master": "chief"}
 Jobs = dict[str, dict[int, str]]
 
 
-def jobs_of(cluster: Any) -> Jobs:
+def jobs_of(cluster: object) -> Jobs:
     """Addresses by job and index, from any of these forms or from a ServerDef.
 
     In a dict, a job has a list of addresses, one address, or addresses by index.
@@ -38,21 +36,7 @@ def jobs_of(cluster: Any) -> Jobs:
     return {_OLD_NAMES.get(job, job): tasks for job, tasks in found.items()}
 
 
-def tasks_of(cluster: Any) -> dict[str, int]:
-    """The ``tasks:`` section of a cluster.yaml with as many tasks of each type.
-
-    Raises ContextError if a job is not a task type.
-    """
-    found = {job: len(tasks) for job, tasks in jobs_of(cluster).items() if tasks}
-    unknown = [job for job in found if job not in TASK_TYPES]
-    if unknown:
-        raise ContextError(
-            f"unknown task type {unknown[0]!r}; known types: {', '.join(TASK_TYPES)}"
-        )
-    return {kind: found[kind] for kind in TASK_TYPES if kind in found}
-
-
-def _by_index(job: Any, tasks: Any) -> dict[int, str]:
+def _by_index(job: object, tasks: object) -> dict[int, str]:
     if isinstance(tasks, str):
         tasks = [tasks]
     if isinstance(tasks, Mapping):

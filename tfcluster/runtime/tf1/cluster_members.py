@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import tensorflow as tf
 
 from tfcluster.model import RANKED_TYPES
 from tfcluster.runtime import process_group
 from tfcluster.runtime.errors import ContextError
+from tfcluster.runtime.tf1_types import Server
 
 tf1 = tf.compat.v1
 
@@ -59,10 +59,12 @@ class Workers:
 
     @property
     def rank(self) -> int:
+        """This task's position in ``tasks``."""
         return self.tasks.index(f"{self.task_type}:{self.task_index}")
 
     @property
     def is_chief(self) -> bool:
+        """Whether this is the first of ``tasks``."""
         return self.rank == 0
 
     @property
@@ -83,7 +85,7 @@ class Workers:
         )
 
 
-def workers(server: Any = None) -> Workers:
+def workers(server: Server | tf.train.ServerDef | None = None) -> Workers:
     """The workers in TF_CONFIG, or those of ``server`` if given.
 
     ``server`` may be a ``tf.distribute.Server`` or a ``ServerDef``. Raises ContextError
@@ -97,7 +99,7 @@ def workers(server: Any = None) -> Workers:
             context.task_index,
             context.attempt,
         )
-    definition = getattr(server, "server_def", server)
+    definition: tf.train.ServerDef = getattr(server, "server_def", server)
     cluster = cluster_of(definition.cluster)
     return Workers(
         {_modern(job): found for job, found in cluster.items()},
@@ -107,7 +109,9 @@ def workers(server: Any = None) -> Workers:
     )
 
 
-def cluster_of(cluster: Any) -> dict[str, tuple[str, ...]]:
+def cluster_of(
+    cluster: tf.train.ClusterSpec | tf.train.ClusterDef | Mapping[str, Sequence[str]],
+) -> dict[str, tuple[str, ...]]:
     """Addresses by job, from a ``ClusterSpec``, a ``ClusterDef`` or a dictionary."""
     found = tf1.train.ClusterSpec(cluster)
     return {job: tuple(found.job_tasks(job)) for job in found.jobs}

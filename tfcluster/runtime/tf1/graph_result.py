@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import tensorflow as tf
+
+from tfcluster.runtime.tensor_types import Operation, Tensor, Variable
+from tfcluster.runtime.tf1_types import (
+    Coordinator,
+    Session,
+    SessionRunContext,
+    SessionRunHook,
+)
 
 tf1 = tf.compat.v1
 
@@ -14,53 +21,58 @@ tf1 = tf.compat.v1
 class Training:
     """``train_op`` is one step, including its last barrier."""
 
-    train_op: Any
-    loss: Any
+    train_op: Operation
+    loss: Tensor
     """The mean over this worker's towers."""
-    global_step: Any
+    global_step: Variable
     barriers: int
     """The number of barriers in a step."""
-    hook: Any
-    """For ``MonitoredTrainingSession(hooks=[...])``: see ``Together``."""
-    sync_initial: Any = None
+    hook: SessionRunHook
+    """For ``MonitoredTrainingSession(hooks=[...])``: see ``TrainingHook``."""
+    sync_initial: Operation | None = None
     """Sets this worker's copies to the values on the parameter servers."""
-    sync_model_variables: Any = None
+    sync_model_variables: Operation | None = None
     """Copies the chief's non-trainable variables to the parameter servers. None on
     other workers, and if there are none."""
     bytes_held: tuple[int, ...] = ()
     """Bytes of the placed variables by ps task, without the optimizer's slots."""
-    masters: tuple[Any, ...] = field(default=(), repr=False)
+    masters: tuple[Variable, ...] = field(default=(), repr=False)
     """The variables on the parameter servers."""
 
 
-class Together(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]  # untyped
+class TrainingHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]  # untyped
     """Workers start with the same weights and end in the same step.
 
     When one of them ends, the others end after their next step. Its last tokens let
     them through that step, so no worker waits for it.
     """
 
-    def __init__(self, *, left: Any, farewell: Any, initial: Any = None) -> None:
+    def __init__(
+        self, *, left: Tensor, departure: Operation, initial: Operation | None = None
+    ) -> None:
         super().__init__()
         self._left = left
-        self._farewell = farewell
+        self._departure = departure
         self._initial = initial
 
-    def after_create_session(self, session: Any, coord: Any) -> None:
+    def after_create_session(self, session: Session, coord: Coordinator) -> None:
         if self._initial is not None:
             session.run(self._initial)
 
-    def after_run(self, run_context: Any, run_values: Any) -> None:
+    def after_run(self, run_context: SessionRunContext, run_values: object) -> None:
         # In a separate call: within the same one it could be read before it is written.
         if run_context.session.run(self._left):
             run_context.request_stop()
 
-    def end(self, session: Any) -> None:
-        session.run(self._farewell)
+    def end(self, session: Session) -> None:
+        session.run(self._departure)
 
 
-def remembered(left: Any, device: str) -> tuple[Any, Any]:
-    """A local variable that records whether a worker left, and the op to set it."""
+def departure_flag(left: Tensor, device: str) -> tuple[Tensor, Operation]:
+    """The value of a local variable that records ``left``, and the op that sets it.
+
+    ``left`` is a boolean scalar: whether a worker has left.
+    """
     with tf1.device(device):
         variable = tf1.get_variable(
             "tfcluster/left",

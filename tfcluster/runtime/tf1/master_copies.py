@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tfcluster.runtime.errors import CollectiveMismatchError
+from tfcluster.runtime.tensor_types import Operation, Tensor, Variable
 from tfcluster.runtime.tf1.towers import require_same
 
 tf1 = tf.compat.v1
@@ -18,7 +19,7 @@ def scope_of(tower: int) -> str:
     return f"tower{tower}"
 
 
-def local(getter: Any, name: str, **options: Any) -> Any:
+def local(getter: Callable[..., Variable], name: str, **options: Any) -> Variable:
     """A ``custom_getter`` for variable scopes: makes variables local to the worker."""
     wanted = list(options.get("collections") or [tf1.GraphKeys.GLOBAL_VARIABLES])
     options["collections"] = [
@@ -28,17 +29,17 @@ def local(getter: Any, name: str, **options: Any) -> Any:
     return getter(name, **options)
 
 
-def require_own(before: Sequence[Any]) -> None:
+def require_own(before: Sequence[Variable]) -> None:
     """Raise CollectiveMismatchError if a tower has created global variables.
 
     ``before`` are the global variables that existed before.
     """
     known = {variable.name for variable in before}
-    strange = [v.name for v in tf1.global_variables() if v.name not in known]
-    if strange:
+    foreign = [v.name for v in tf1.global_variables() if v.name not in known]
+    if foreign:
         raise CollectiveMismatchError(
             "a tower makes its variables with tf.compat.v1.get_variable, in the scope "
-            f"that is open; not so {', '.join(strange)}"
+            f"that is open; not so {', '.join(foreign)}"
         )
 
 
@@ -61,27 +62,28 @@ class MasterCopies:
         """The names in the order of creation."""
         return list(self._towers[0])
 
-    def of(self, name: str) -> list[Any]:
+    def of(self, name: str) -> list[Variable]:
         """The variable of that name in each tower."""
         return [found[name] for found in self._towers]
 
-    def in_tower(self, tower: int) -> list[Any]:
+    def in_tower(self, tower: int) -> list[Variable]:
         """One tower's variables, in the order of ``names``."""
         return [self._towers[tower][name] for name in self.names]
 
 
-def shadow(copy: Any, name: str, *, trainable: bool) -> Any:
+def shadow(copy: Variable, name: str, *, trainable: bool) -> Variable:
     """Create the master copy of ``copy``, with the same initial value."""
-    return tf1.get_variable(
+    made: Variable = tf1.get_variable(
         name,
         dtype=copy.dtype.base_dtype,
         initializer=copy.initial_value,
         trainable=trainable,
     )
+    return made
 
 
-def read(master: Any) -> Any:
-    """Its value at this point of the graph.
+def read(master: Variable) -> Tensor:
+    """The value of ``master`` at this point of the graph.
 
     Read on its own device: otherwise the value may be sent before the ops that this
     depends on have run.
@@ -90,18 +92,19 @@ def read(master: Any) -> Any:
         return tf1.identity(master.read_value())
 
 
-def copied(master: Any, copies: Sequence[Any]) -> list[Any]:
+def copied(master: Variable, copies: Sequence[Variable]) -> list[Operation]:
     """Ops that set each of ``copies`` to ``master``."""
     value = read(master)
     return [copy.assign(value).op for copy in copies]
 
 
-def pushed(copy: Any, master: Any) -> Any:
+def pushed(copy: Variable, master: Variable) -> Operation:
     """An op that sets ``master`` to ``copy``."""
     with tf1.device(copy.device):
         value = tf1.identity(copy.read_value())
-    return master.assign(value).op
+    assignment: Operation = master.assign(value).op
+    return assignment
 
 
-def _without_scope(variable: Any, tower: int) -> str:
+def _without_scope(variable: Variable, tower: int) -> str:
     return str(variable.op.name).removeprefix(f"{scope_of(tower)}/")

@@ -1,7 +1,7 @@
 """Check that all workers have variables of the same names and shapes.
 
 A worker whose variables have other names than the chief's would wait forever for their
-initialisation. So the chief leaves a list of its variables on a parameter server, and
+initialisation. So the chief writes a list of its variables to a parameter server, and
 the other workers compare it with their own.
 """
 
@@ -15,6 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfcluster.runtime.errors import CollectiveMismatchError
+from tfcluster.runtime.tensor_types import Graph, Operation, Tensor
 from tfcluster.runtime.tf1.cluster_members import Workers
 
 tf1 = tf.compat.v1
@@ -28,9 +29,9 @@ class VariableList:
 
     workers: Workers
     text: str
-    there: Any
-    found: Any
-    leave: Any
+    is_written: Tensor
+    value: Tensor
+    write: Operation
 
 
 def add(workers: Workers) -> None:
@@ -61,20 +62,20 @@ def add(workers: Workers) -> None:
     tf1.add_to_collection(_KEY, layout)
 
 
-def of(graph: Any) -> VariableList | None:
+def of(graph: Graph) -> VariableList | None:
     """The list of a graph that ``add`` was called for, or None."""
     found = graph.get_collection(_KEY)
     return found[-1] if found else None
 
 
-def compare(layout: VariableList, run: Callable[[Any], Any]) -> bool:
+def compare(layout: VariableList, run: Callable[[Tensor], Any]) -> bool:
     """Whether the chief has written its list.
 
     Raises CollectiveMismatchError if this worker's list differs.
     """
-    if not run(layout.there):
+    if not run(layout.is_written):
         return False
-    text = run(layout.found).decode()
+    text = run(layout.value).decode()
     if text == layout.text:
         return True
     workers = layout.workers

@@ -11,20 +11,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfcluster.runtime.tf1 import session_manager
-from tfcluster.runtime.tf1.accumulators import applied_mean
-from tfcluster.runtime.tf1.barrier import Barriers
 from tfcluster.runtime.tf1.caching import THRESHOLD_BYTES, caches
 from tfcluster.runtime.tf1.cluster_members import Workers
-from tfcluster.runtime.tf1.cluster_members import workers as all_workers
-from tfcluster.runtime.tf1.graph_result import Together, Training, remembered
-from tfcluster.runtime.tf1.placement import ByBytes
-from tfcluster.runtime.tf1.towers import (
-    Gradients,
-    device_of,
-    mean_gradients,
-    mean_loss,
-)
+from tfcluster.runtime.tf1.graph_builder import GraphBuilder
+from tfcluster.runtime.tf1.graph_result import Training
+from tfcluster.runtime.tf1.towers import Gradients
 
 tf1 = tf.compat.v1
 
@@ -58,28 +49,13 @@ def parameter_server_graph(
     """
     if mean and not barrier:
         raise ValueError("mean=True makes workers wait for each other: barrier=True")
-    workers = workers or all_workers()
-    cpu = device_of(workers.device, "cpu:0")
-    devices = [device_of(workers.device, tower) for tower in towers]
-    copies = caches(caching, cpu, devices, caching_threshold_bytes)
-    placed = ByBytes(len(workers.ps_devices))
-
-    def setter(device: str) -> Any:
-        return tf1.train.replica_device_setter(
-            cluster=tf1.train.ClusterSpec(
-                {job: list(found) for job, found in workers.cluster.items()}
-            ),
-            worker_device=device,
-            ps_strategy=placed,
-        )
-
-    with tf1.device(setter(cpu)):
-        global_step = tf1.train.get_or_create_global_step()
+    graph = GraphBuilder(optimizer, workers, towers, name)
+    copies = caches(caching, graph.cpu, graph.towers, caching_threshold_bytes)
     losses: list[Any] = []
     gradients: list[Gradients] = []
-    for tower, device in enumerate(devices):
+    for tower, device in enumerate(graph.towers):
         with (
-            tf1.device(setter(device)),
+            tf1.device(graph.setter(device)),
             tf1.variable_scope(
                 tf1.get_variable_scope(),
                 custom_getter=copies.cached,
@@ -93,29 +69,10 @@ def parameter_server_graph(
                     losses[-1], tf1.trainable_variables(), gate_gradients=0
                 )
             )
-    masters = [variable for _, variable in gradients[0]]
-    pairs = list(zip(mean_gradients(gradients, cpu), masters, strict=True))
-    barriers = Barriers(workers, name)
-    with tf1.device(setter(cpu)):
-        if mean:
-            applied, left = applied_mean(
-                optimizer, pairs, global_step, workers, barriers
-            )
-        else:
-            applied = optimizer.apply_gradients(pairs, global_step=global_step)
-            left = tf1.constant(False)
+    variables = [variable for _, variable in gradients[0]]
+    with tf1.device(graph.setter(graph.cpu)):
+        last, left = graph.applied(gradients, variables, mean=mean)
         if barrier:
-            last = barriers.after("all_workers_sync_barrier", [applied])
-            left = tf1.logical_or(left, last.left)
-            applied = last.op
-        known, noted = remembered(left, cpu)
-    session_manager.guard(workers)
-    return Training(
-        train_op=tf1.group(applied, noted, name="train_op"),
-        loss=mean_loss(losses, cpu),
-        global_step=global_step,
-        barriers=len(barriers),
-        hook=Together(left=known, farewell=barriers.farewell()),
-        bytes_held=placed.bytes_held,
-        masters=tuple(masters),
-    )
+            passed = graph.barriers.after("all_workers_sync_barrier", [last])
+            last, left = passed.op, tf1.logical_or(left, passed.left)
+    return graph.training(last, left, losses, variables)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
+from tfcluster.runtime.tensor_types import Message, Operation
 from tfcluster.runtime.tf1.shapes import dtype_and_shape
 
 _SHARE_SLACK = 1.1
@@ -19,7 +19,7 @@ _MIN_SAID_BYTES = 1 << 20
 """Warn only of larger variables: smaller ones do not matter."""
 
 
-def byte_size(op: Any) -> int:
+def byte_size(op: Operation | Message) -> int:
     """The bytes of the variable that ``op`` creates; 0 if its shape is unknown."""
     dtype, shape = dtype_and_shape(op)
     if dtype is None or shape is None:
@@ -30,11 +30,14 @@ def byte_size(op: Any) -> int:
 class ByBytes:
     """For ``replica_device_setter(ps_strategy=...)``: the ps with the fewest bytes.
 
+    It follows ``tf.contrib.training.GreedyLoadBalancingStrategy`` of TensorFlow 1.
     ``size`` returns the bytes of an op's variable. Ties go to the ps with the fewest
     variables, so variables of unknown size are spread round-robin.
     """
 
-    def __init__(self, num_ps: int, size: Callable[[Any], int] = byte_size) -> None:
+    def __init__(
+        self, num_ps: int, size: Callable[[Operation], int] = byte_size
+    ) -> None:
         if num_ps < 1:
             raise ValueError(f"variables need a parameter server, not {num_ps}")
         self._size = size
@@ -42,7 +45,7 @@ class ByBytes:
         self._counts = [0] * num_ps
         self._largest = ("", 0)
 
-    def __call__(self, op: Any) -> int:
+    def __call__(self, op: Operation) -> int:
         size = self._size(op)
         task = least(self._bytes, self._counts)
         self._bytes[task] += size
@@ -59,7 +62,7 @@ class ByBytes:
     @property
     def warning(self) -> str | None:
         """A warning if one variable is larger than a parameter server's share."""
-        return overweight(self._largest[0], self._largest[1], self._bytes)
+        return imbalance(self._largest[0], self._largest[1], self._bytes)
 
 
 def least(bytes_held: Sequence[int], counts: Sequence[int]) -> int:
@@ -69,7 +72,7 @@ def least(bytes_held: Sequence[int], counts: Sequence[int]) -> int:
     )
 
 
-def overweight(name: str, size: int, bytes_held: Sequence[int]) -> str | None:
+def imbalance(name: str, size: int, bytes_held: Sequence[int]) -> str | None:
     """A warning if a variable is larger than a server's share, else None."""
     total, servers = sum(bytes_held), len(bytes_held)
     if size < _MIN_SAID_BYTES or size * servers <= total * _SHARE_SLACK:

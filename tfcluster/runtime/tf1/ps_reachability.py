@@ -10,9 +10,9 @@ import socket
 from collections.abc import Mapping, Sequence
 
 from tfcluster.runtime.errors import PeerLostError
-from tfcluster.runtime.tf1.wait_policy import patience
+from tfcluster.runtime.tf1.wait_policy import wait_policy
 
-_ANSWER_S = 5.0
+_PROBE_TIMEOUT_S = 5.0
 
 
 class PsReachability:
@@ -23,7 +23,7 @@ class PsReachability:
             f"ps:{index}": address
             for index, address in enumerate(cluster.get("ps", ()))
         }
-        self._met: set[str] = set()
+        self._reached: set[str] = set()
 
     def require(self) -> None:
         """Return when all of them listen.
@@ -32,32 +32,34 @@ class PsReachability:
         CollectiveTimeoutError for one that does not come in time.
         """
         for task, address in self._addresses.items():
-            waiting = patience(f"waiting for {task} ({address}) to listen")
-            while (answer := ask(address)) is not Answer.THERE:
-                if task in self._met and answer is Answer.GONE:
+            waiting = wait_policy(f"waiting for {task} ({address}) to listen")
+            while (answer := probe(address)) is not Answer.READY:
+                if task in self._reached and answer is Answer.CLOSED:
                     raise PeerLostError(
                         f"{task} ({address}) is gone, with the variables that it held: "
                         "restart the job from its last checkpoint (restart: {max: 1, "
                         "scope: job} does so automatically)"
                     )
                 waiting.wait()
-            self._met.add(task)
+            self._reached.add(task)
 
     def lost(self) -> bool:
         """Whether one that was reached before does not answer now."""
-        return any(ask(self._addresses[task]) is not Answer.THERE for task in self._met)
+        return any(
+            probe(self._addresses[task]) is not Answer.READY for task in self._reached
+        )
 
 
 class Answer(enum.Enum):
     """How a server responds to a connection."""
 
-    THERE = enum.auto()
+    READY = enum.auto()
     SILENT = enum.auto()
     """The connection stays open, but the server has sent nothing yet."""
-    GONE = enum.auto()
+    CLOSED = enum.auto()
 
 
-def ask(address: str) -> Answer:
+def probe(address: str) -> Answer:
     """Connect to the gRPC server at ``host:port`` and wait for its first bytes.
 
     A connection alone proves nothing: the kernel still accepts some for a killed
@@ -65,11 +67,11 @@ def ask(address: str) -> Answer:
     (RFC 9113, section 3.4).
     """
     host, _, port = address.rpartition(":")
-    where = (host.strip("[]"), int(port))
+    endpoint = (host.strip("[]"), int(port))
     try:
-        with socket.create_connection(where, _ANSWER_S) as connection:
-            return Answer.THERE if connection.recv(1) else Answer.GONE
+        with socket.create_connection(endpoint, _PROBE_TIMEOUT_S) as connection:
+            return Answer.READY if connection.recv(1) else Answer.CLOSED
     except TimeoutError:
         return Answer.SILENT
     except OSError:
-        return Answer.GONE
+        return Answer.CLOSED

@@ -6,17 +6,14 @@ workers have done so, each of them copies it back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from tfcluster.runtime.tf1 import session_manager
-from tfcluster.runtime.tf1.accumulators import applied_mean
-from tfcluster.runtime.tf1.barrier import Barriers
 from tfcluster.runtime.tf1.cluster_members import Workers
-from tfcluster.runtime.tf1.cluster_members import workers as all_workers
-from tfcluster.runtime.tf1.graph_result import Together, Training, remembered
+from tfcluster.runtime.tf1.graph_builder import GraphBuilder
+from tfcluster.runtime.tf1.graph_result import Training
 from tfcluster.runtime.tf1.master_copies import (
     MasterCopies,
     copied,
@@ -26,8 +23,6 @@ from tfcluster.runtime.tf1.master_copies import (
     scope_of,
     shadow,
 )
-from tfcluster.runtime.tf1.placement import ByBytes
-from tfcluster.runtime.tf1.towers import device_of, mean_gradients, mean_loss
 
 tf1 = tf.compat.v1
 
@@ -55,99 +50,69 @@ def replicated_graph(
     each worker's gradient is applied on its own. A second graph in the same run needs
     another ``name``, as for ``parameter_server_graph``.
     """
-    workers = workers or all_workers()
-    cpu = device_of(workers.device, "cpu:0")
-    devices = [device_of(workers.device, tower) for tower in towers]
-    placed = ByBytes(len(workers.ps_devices))
-    setter = tf1.train.replica_device_setter(
-        cluster=tf1.train.ClusterSpec(
-            {job: list(found) for job, found in workers.cluster.items()}
-        ),
-        worker_device=cpu,
-        ps_strategy=placed,
-    )
-    with tf1.device(setter):
-        global_step = tf1.train.get_or_create_global_step()
-
+    graph = GraphBuilder(optimizer, workers, towers, name)
     before = tf1.global_variables()
     losses = []
-    for tower, device in enumerate(devices):
+    for tower, device in enumerate(graph.towers):
         with (
             tf1.device(device),
             tf1.variable_scope(scope_of(tower), custom_getter=local),
         ):
             losses.append(loss(tower))
     require_own(before)
-    trained = MasterCopies(tf1.GraphKeys.TRAINABLE_VARIABLES, len(devices))
+    trained = MasterCopies(tf1.GraphKeys.TRAINABLE_VARIABLES, len(graph.towers))
     gradients = []
-    for tower, device in enumerate(devices):
+    for tower, device in enumerate(graph.towers):
         with tf1.device(device):
             gradients.append(
                 optimizer.compute_gradients(losses[tower], trained.in_tower(tower))
             )
 
-    barriers = Barriers(workers, name)
-    with tf1.device(setter):
-        masters = {
-            name: shadow(trained.of(name)[0], name, trainable=True)
-            for name in trained.names
-        }
-        kept = _model_masters(len(devices), masters)
-        pairs = list(zip(mean_gradients(gradients, cpu), masters.values(), strict=True))
-        left = tf1.constant(False)
-        if mean:
-            applied, left = applied_mean(
-                optimizer, pairs, global_step, workers, barriers
-            )
-        else:
-            applied = optimizer.apply_gradients(pairs, global_step=global_step)
+    with tf1.device(graph.setter(graph.cpu)):
+        weights = _shadows(trained, trained.names, trainable=True)
+        found = MasterCopies(tf1.GraphKeys.MODEL_VARIABLES, len(graph.towers))
+        others = [name for name in found.names if name not in trained.names]
+        statistics = _shadows(found, others, trainable=False)
+        variables = [variable for variable, _ in weights]
+        applied, left = graph.applied(gradients, variables, mean=mean)
         # One barrier for all variables: none is read before all workers have applied
         # theirs.
-        all_applied = barriers.after("gradients_applied", [applied])
+        all_applied = graph.barriers.after("gradients_applied", [applied])
         with tf1.control_dependencies([all_applied.op]):
-            copies = [
-                op
-                for name, master in masters.items()
-                for op in copied(master, trained.of(name))
-            ]
+            updated = _copied(weights)
         # And no worker applies its next gradients before all have read.
-        all_copied = barriers.after("post_copy_barrier", copies)
+        all_copied = graph.barriers.after("post_copy_barrier", updated)
         left = tf1.reduce_any([left, all_applied.left, all_copied.left])
-        known, noted = remembered(left, cpu)
+        shadows = weights + statistics
         initial = tf1.group(
-            *(
-                op
-                for name, master in masters.items()
-                for op in copied(master, trained.of(name))
-            ),
-            *(op for master, found in kept for op in copied(master, found)),
-            name=f"sync_{len(masters) + len(kept)}_variables_from_ps",
+            *_copied(shadows), name=f"sync_{len(shadows)}_variables_from_ps"
         )
-        model = None
-        if kept and workers.is_chief:
-            model = tf1.group(
-                *(pushed(found[0], master) for master, found in kept),
-                name=f"sync_{len(kept)}_model_variables_to_ps",
+        model_variables = None
+        if statistics and graph.workers.is_chief:
+            model_variables = tf1.group(
+                *(pushed(copies[0], variable) for variable, copies in statistics),
+                name=f"sync_{len(statistics)}_model_variables_to_ps",
             )
-    session_manager.guard(workers)
-    return Training(
-        train_op=tf1.group(all_copied.op, noted, name="train_op"),
-        loss=mean_loss(losses, cpu),
-        global_step=global_step,
-        barriers=len(barriers),
-        hook=Together(left=known, farewell=barriers.farewell(), initial=initial),
-        sync_initial=initial,
-        sync_model_variables=model,
-        bytes_held=placed.bytes_held,
-        masters=(*masters.values(), *(master for master, _ in kept)),
+    return graph.training(
+        all_copied.op,
+        left,
+        losses,
+        [variable for variable, _ in shadows],
+        initial=initial,
+        model_variables=model_variables,
     )
 
 
-def _model_masters(towers: int, masters: dict[str, Any]) -> list[tuple[Any, list[Any]]]:
-    """Master copies of non-trainable model variables, each with the towers' copies."""
-    found = MasterCopies(tf1.GraphKeys.MODEL_VARIABLES, towers)
+def _shadows(
+    towers: MasterCopies, names: Iterable[str], *, trainable: bool
+) -> list[tuple[Any, list[Any]]]:
+    """Create variables on the parameter servers, each paired with the towers' own."""
     return [
-        (shadow(found.of(name)[0], name, trainable=False), found.of(name))
-        for name in found.names
-        if name not in masters
+        (shadow(towers.of(name)[0], name, trainable=trainable), towers.of(name))
+        for name in names
     ]
+
+
+def _copied(shadows: Iterable[tuple[Any, Sequence[Any]]]) -> list[Any]:
+    """Ops that set the towers' variables to those on the parameter servers."""
+    return [op for variable, copies in shadows for op in copied(variable, copies)]

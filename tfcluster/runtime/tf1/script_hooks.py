@@ -10,9 +10,9 @@ from __future__ import annotations
 import inspect
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
@@ -22,9 +22,10 @@ from tfcluster.runtime.errors import (
     CollectiveTimeoutError,
     NotDistributedError,
 )
-from tfcluster.runtime.scripts import tf1_script
+from tfcluster.runtime.scripts import program_kind
 from tfcluster.runtime.telemetry.agent_channel import reporter
 from tfcluster.runtime.telemetry.rank_claim import claim
+from tfcluster.runtime.tensor_types import Graph, Operation
 from tfcluster.runtime.tf1 import patches, session_manager
 from tfcluster.runtime.tf1.cluster_members import Workers
 from tfcluster.runtime.tf1.placement import ByBytes
@@ -32,12 +33,15 @@ from tfcluster.runtime.tf1.ps_reachability import PsReachability
 from tfcluster.runtime.tf1.shared_server import SharedServer
 from tfcluster.runtime.tf1.step_counter_hook import StepCounterHook
 from tfcluster.runtime.tf1.sync_replicas_hook import STOP_GRACE_S, SyncReplicasHook
+from tfcluster.runtime.tf1_types import ConfigProto, Session, SessionRunHook
 
 tf1 = tf.compat.v1
 
+DeviceSetter: TypeAlias = Callable[[Operation], str]
+
 _EXCHANGES = "tfcluster_exchanges"
 _TIMEOUT_MS = "tfcluster_timeout_ms"
-_GRACE_AT = 5
+_GRACE_POSITION = 5
 """The position of ``stop_grace_period_secs`` after ``hooks``."""
 
 
@@ -72,8 +76,8 @@ class ScriptHooks:
     context: Context
     server: SharedServer = field(init=False)
     workers: Workers = field(init=False)
-    reach: PsReachability = field(init=False)
-    placed: weakref.WeakKeyDictionary[Any, ByBytes] = field(
+    reachability: PsReachability = field(init=False)
+    placed: weakref.WeakKeyDictionary[Graph, ByBytes] = field(
         default_factory=weakref.WeakKeyDictionary
     )
     """One per graph, however many device setters it has."""
@@ -83,7 +87,7 @@ class ScriptHooks:
     def __post_init__(self) -> None:
         context = self.context
         self.server = SharedServer(context)
-        self.reach = PsReachability(context.cluster)
+        self.reachability = PsReachability(context.cluster)
         self.workers = Workers(
             dict(context.cluster),
             context.task_type,
@@ -93,15 +97,15 @@ class ScriptHooks:
 
     def device_setter(
         self,
-        original: Callable[..., Any],
+        original: Callable[..., DeviceSetter | None],
         ps_tasks: int = 0,
         ps_device: str = "/job:ps",
         worker_device: str = "/job:worker",
         merge_devices: bool = True,  # TensorFlow's own
-        cluster: Any = None,
-        ps_ops: Any = None,
-        ps_strategy: Any = None,
-    ) -> Any:
+        cluster: object = None,
+        ps_ops: Sequence[str] | None = None,
+        ps_strategy: Callable[[Operation], int] | None = None,
+    ) -> DeviceSetter | None:
         """``replica_device_setter`` with this run's cluster and balanced bytes."""
         if cluster is None and not ps_tasks:
             jobs = self.context.cluster.items()
@@ -122,15 +126,15 @@ class ScriptHooks:
 
     def monitored(
         self,
-        original: Callable[..., Any],
+        original: Callable[..., Session],
         master: str = "",
         is_chief: bool | None = None,  # TensorFlow's own signature
-        checkpoint_dir: Any = None,
-        scaffold: Any = None,
-        hooks: Any = None,
+        checkpoint_dir: str | None = None,
+        scaffold: tf.compat.v1.train.Scaffold | None = None,
+        hooks: Iterable[SessionRunHook] | None = None,
         *args: Any,
         **kwargs: Any,
-    ) -> Any:
+    ) -> Session:
         """``MonitoredTrainingSession`` on this task's server."""
         master = master or self.server.start().target
         if not self.server.is_target(master):
@@ -140,12 +144,12 @@ class ScriptHooks:
             )
         self._require_distributed()
         if self.context.options.synchronous and self.workers.is_chief:
-            self._say(
+            self._warn(
                 "runtime.synchronous is for Keras: a graph of TensorFlow 1 waits "
                 "for all gradients with SyncReplicasOptimizer"
             )
         session_manager.guard(self.workers)
-        if self.synchronised and len(args) <= _GRACE_AT:
+        if self.synchronised and len(args) <= _GRACE_POSITION:
             kwargs.setdefault("stop_grace_period_secs", STOP_GRACE_S)
         return original(
             master,
@@ -160,24 +164,24 @@ class ScriptHooks:
     def begin_session(
         self,
         original: Callable[..., None],
-        session: Any,
+        session: Session,
         target: str = "",
-        graph: Any = None,
-        config: Any = None,
+        graph: Graph | None = None,
+        config: ConfigProto | None = None,
     ) -> None:
         """``Session.__init__``: a session on our server first waits for the ps."""
         if target and self.server.is_target(target):
             claim(self.context.task)
-            tf1_script.claim()
-            self.reach.require()
-            self._warn_of_weights(graph or tf1.get_default_graph())
+            program_kind.claim_tf1_script()
+            self.reachability.require()
+            self._warn_of_imbalance(graph or tf1.get_default_graph())
             config = self._config(config)
             contract.mark(session, _EXCHANGES, True)
             contract.mark(session, _TIMEOUT_MS, config.operation_timeout_in_ms)
         original(session, target, graph, config)
 
     def run(
-        self, original: Callable[..., Any], session: Any, *args: Any, **kwargs: Any
+        self, original: Callable[..., Any], session: Session, *args: Any, **kwargs: Any
     ) -> Any:
         """``Session.run`` that raises CollectiveTimeoutError after a stall."""
         try:
@@ -194,22 +198,22 @@ class ScriptHooks:
                 "come to a barrier (runtime.stall_timeout is how long it waits)"
             ) from error
 
-    def close(self, original: Callable[..., None], session: Any) -> None:
+    def close(self, original: Callable[..., None], session: Session) -> None:
         """``Session.close`` that does not wait for lost parameter servers."""
         on_cluster = hasattr(session, _TIMEOUT_MS)
-        if on_cluster and not sys.is_finalizing() and self.reach.lost():
+        if on_cluster and not sys.is_finalizing() and self.reachability.lost():
             # TensorFlow would wait forever for the lost server.
             return
         original(session)
 
     def sync_hook(
         self,
-        original: Callable[..., Any],
-        optimizer: Any,
-        is_chief: Any = None,
+        original: Callable[..., SessionRunHook],
+        optimizer: tf_internals.SyncReplicasOptimizer,
+        is_chief: bool | None = None,
         *args: Any,
         **kwargs: Any,
-    ) -> Any:
+    ) -> SessionRunHook:
         """``SyncReplicasOptimizer.make_session_run_hook`` with the run's chief."""
         chief = self._is_chief(is_chief)
         self.synchronised = True
@@ -221,15 +225,15 @@ class ScriptHooks:
     ) -> None:
         """``Supervisor.__init__`` with the run's chief."""
         bound = inspect.signature(original).bind(*args, **kwargs)
-        said = bound.arguments.get("is_chief")
-        bound.arguments["is_chief"] = self._is_chief(said)
+        given = bound.arguments.get("is_chief")
+        bound.arguments["is_chief"] = self._is_chief(given)
         graph = bound.arguments.get("graph") or tf1.get_default_graph()
         with graph.as_default():
             session_manager.guard(self.workers)
         # Only now, since the original finalises the graph.
         original(*bound.args, **bound.kwargs)
 
-    def _note_exchange(self, session: Any) -> None:
+    def _note_exchange(self, session: Session) -> None:
         """Report that a session on our servers ran a graph with variables on a ps."""
         if getattr(session, _EXCHANGES, False):
             variables = session.graph.get_collection(tf1.GraphKeys.GLOBAL_VARIABLES)
@@ -243,19 +247,19 @@ class ScriptHooks:
             self.placed[graph] = ByBytes(self.workers.num_ps)
         return self.placed[graph]
 
-    def _config(self, config: Any) -> Any:
-        made = self.server.config(config)
+    def _config(self, config: ConfigProto | None) -> ConfigProto:
+        options = self.server.config(config)
         timeout_s = self.context.options.stall_timeout_s
-        if timeout_s is not None and not made.operation_timeout_in_ms:
-            made.operation_timeout_in_ms = int(timeout_s * 1000)
-        return made
+        if timeout_s is not None and not options.operation_timeout_in_ms:
+            options.operation_timeout_in_ms = int(timeout_s * 1000)
+        return options
 
-    def _is_chief(self, said: Any) -> bool:
+    def _is_chief(self, given: bool | None) -> bool:
         """Whether this is the chief, whatever the script says: there must be one."""
-        if said is not None and bool(said) != self.workers.is_chief:
-            self._say(
+        if given is not None and bool(given) != self.workers.is_chief:
+            self._warn(
                 f"the script takes {self.context.task} for "
-                f"{'the chief' if said else 'no chief'}; the chief of this run is "
+                f"{'the chief' if given else 'no chief'}; the chief of this run is "
                 f"{self.workers.tasks[0]}, and that counts"
             )
         return self.workers.is_chief
@@ -269,12 +273,12 @@ class ScriptHooks:
                 "tf.compat.v1.device(tf.compat.v1.train.replica_device_setter())"
             )
 
-    def _warn_of_weights(self, graph: Any) -> None:
+    def _warn_of_imbalance(self, graph: Graph) -> None:
         balance = self.placed.pop(graph, None)
         if balance and balance.warning and self.workers.is_chief:
-            self._say(balance.warning)
+            self._warn(balance.warning)
 
-    def _say(self, text: str) -> None:
+    def _warn(self, text: str) -> None:
         reporter().warning(text)
         if self.workers.is_chief:
             sys.stderr.write(f"tfcluster: warning: {text}\n")

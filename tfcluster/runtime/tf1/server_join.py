@@ -5,30 +5,35 @@ from __future__ import annotations
 import socket
 from contextlib import suppress
 
-from tfcluster.runtime.tf1.ps_reachability import Answer, ask
-from tfcluster.runtime.tf1.wait_policy import patience
+from tfcluster.runtime.tf1.ps_reachability import Answer, probe
+from tfcluster.runtime.tf1.wait_policy import wait_policy
 
-_LOOK_S = 5.0
+_RECONNECT_S = 5.0
 """A connection that stays silent is reopened after this time."""
 
 
-def until_gone(address: str) -> None:
+def wait_until_closed(address: str) -> None:
     """Return when the server at ``host:port`` has come and gone.
 
     Raises CollectiveTimeoutError if it never comes.
     """
-    waiting = patience(f"waiting for the chief ({address}) to listen")
-    while ask(address) is Answer.GONE:
+    waiting = wait_policy(f"waiting for the chief ({address}) to listen")
+    while probe(address) is Answer.CLOSED:
         waiting.wait()
-    while _stays(address):
+    while _wait_for_close(address):
         pass
 
 
-def _stays(address: str) -> bool:
-    """Whether it was reachable. Returns after silence, or as soon as it hangs up."""
+def _wait_for_close(address: str) -> bool:
+    """Return when the server closes the connection, or after it has sent nothing.
+
+    Returns whether it was reachable.
+    """
     host, _, port = address.rpartition(":")
     try:
-        connection = socket.create_connection((host.strip("[]"), int(port)), _LOOK_S)
+        connection = socket.create_connection(
+            (host.strip("[]"), int(port)), _RECONNECT_S
+        )
     except OSError:
         return False
     with connection, suppress(OSError):

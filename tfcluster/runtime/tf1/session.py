@@ -9,7 +9,10 @@ import tensorflow as tf
 from tfcluster.runtime import process_group
 from tfcluster.runtime.exchange.broadcast_variables import broadcast_global_variables
 from tfcluster.runtime.exchange.error_translation import translated
+from tfcluster.runtime.tensor_types import Graph, Nest, Operation
 from tfcluster.runtime.tf1.cluster import session_config
+from tfcluster.runtime.tf1_types import ConfigProto, Coordinator
+from tfcluster.runtime.tf1_types import Session as V1Session
 
 tf1 = tf.compat.v1
 
@@ -23,7 +26,12 @@ class Session(tf.compat.v1.Session):  # type: ignore[misc]  # untyped
     raises the errors of exchanges unchanged.
     """
 
-    def __init__(self, target: str = "", graph: Any = None, config: Any = None) -> None:
+    def __init__(
+        self,
+        target: str = "",
+        graph: Graph | None = None,
+        config: ConfigProto | None = None,
+    ) -> None:
         process_group.init()
         options = session_config(config)
         if not target:
@@ -34,7 +42,7 @@ class Session(tf.compat.v1.Session):  # type: ignore[misc]  # untyped
         if not target:
             self._initialise()
 
-    def run(self, fetches: Any, *args: Any, **kwargs: Any) -> Any:
+    def run(self, fetches: Nest, *args: Any, **kwargs: Any) -> Any:
         """Like TensorFlow's; integers such as ``rank()`` are returned as they are."""
         flat = tf.nest.flatten(fetches)
         if not any(map(_is_number, flat)):
@@ -58,25 +66,28 @@ class Session(tf.compat.v1.Session):  # type: ignore[misc]  # untyped
             self.run(initialisers)
 
 
-def _is_number(fetch: Any) -> bool:
+def _is_number(fetch: object) -> bool:
     return isinstance(fetch, int)
 
 
 class BroadcastGlobalVariablesHook(
     tf.compat.v1.train.SessionRunHook  # type: ignore[misc]  # untyped
 ):
-    """Sets the global variables to rank ``root_rank``'s when a session starts."""
+    """Sets the global variables to rank ``root_rank``'s when a session starts.
+
+    Follows ``horovod.tensorflow.BroadcastGlobalVariablesHook``. ``device`` is ignored.
+    """
 
     def __init__(self, root_rank: int, device: str = "") -> None:
         super().__init__()
         self._root_rank = root_rank
-        self._op: Any = None
+        self._op: Operation | None = None
 
     def begin(self) -> None:
         graph = tf1.get_default_graph()
         if self._op is None or self._op.graph is not graph:
             self._op = broadcast_global_variables(self._root_rank)
 
-    def after_create_session(self, session: Any, coord: Any) -> None:
+    def after_create_session(self, session: V1Session, coord: Coordinator) -> None:
         with translated():
             session.run(self._op)

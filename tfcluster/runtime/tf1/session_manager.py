@@ -16,7 +16,8 @@ from tfcluster.runtime import contract, tf_internals
 from tfcluster.runtime.errors import CollectiveTimeoutError
 from tfcluster.runtime.tf1 import model_check, patches
 from tfcluster.runtime.tf1.cluster_members import Workers
-from tfcluster.runtime.tf1.wait_policy import patience
+from tfcluster.runtime.tf1.wait_policy import wait_policy
+from tfcluster.runtime.tf1_types import ConfigProto, Session
 
 tf1 = tf.compat.v1
 
@@ -38,36 +39,36 @@ def watch() -> None:
 
 
 def _prepare(
-    original: Callable[..., Any],
-    manager: Any,
+    original: Callable[..., Session],
+    manager: tf_internals.SessionManager,
     master: str,
     *args: Any,
     **kwargs: Any,
-) -> Any:
+) -> Session:
     found = model_check.of(tf_internals.graph_of_manager(manager))
     if found is not None and found.workers.attempt and _is_known(found, master):
         # This task was restarted: its peers train on the variables, so keep them.
-        wait = contract.original_of(patches.WAIT_FOR_SESSION)
+        wait: Callable[..., Session] = contract.original_of(patches.WAIT_FOR_SESSION)
         return wait(manager, master, kwargs.get("config"))
     session = original(manager, master, *args, **kwargs)
     if found is not None and found.workers.is_chief:
-        session.run(found.leave)
+        session.run(found.write)
     return session
 
 
 def _wait(
-    original: Callable[..., Any],
-    manager: Any,
+    original: Callable[..., Session],
+    manager: tf_internals.SessionManager,
     master: str,
-    config: Any = None,
+    config: ConfigProto | None = None,
     max_wait_secs: float = math.inf,
-) -> Any:
+) -> Session:
     graph = tf_internals.graph_of_manager(manager)
     found = model_check.of(graph)
     if found is None:
         return original(manager, master, config, max_wait_secs)
     chief = found.workers.tasks[0]
-    waiting = patience(f"waiting for {chief}, the chief, to initialise variables")
+    waiting = wait_policy(f"waiting for {chief}, the chief, to initialise variables")
     with tf1.Session(master, graph=graph, config=config) as session:
         while not model_check.compare(found, session.run):
             waiting.wait()
@@ -83,6 +84,6 @@ def _wait(
 
 
 def _is_known(found: model_check.VariableList, master: str) -> bool:
-    """Whether the chief left its list before this task was restarted."""
-    with tf1.Session(master, graph=found.there.graph) as session:
+    """Whether the chief wrote its list before this task was restarted."""
+    with tf1.Session(master, graph=found.is_written.graph) as session:
         return model_check.compare(found, session.run)

@@ -6,13 +6,17 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfcluster.runtime.tensor_types import DType, Message, Operation
 
-def dtype_and_shape(op: Any) -> tuple[Any, tuple[int, ...] | None]:
+
+def dtype_and_shape(
+    op: Operation | Message,
+) -> tuple[DType | None, tuple[int, ...] | None]:
     """A variable op's dtype and shape, each None if unknown.
 
     ``op`` is an operation or its ``NodeDef``.
     """
-    node = getattr(op, "node_def", op)
+    node: Any = getattr(op, "node_def", op)
     if "dtype" not in node.attr or "shape" not in node.attr:
         return None, None
     shape = tf.TensorShape(node.attr["shape"].shape)

@@ -6,8 +6,8 @@ without another target does.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
 
 import tensorflow as tf
 
@@ -15,9 +15,17 @@ from tfcluster.runtime import tf_internals, tf_server
 from tfcluster.runtime.context import Context
 from tfcluster.runtime.tf1 import patches
 from tfcluster.runtime.tf1.cluster_members import cluster_of
-from tfcluster.runtime.tf1.server_join import until_gone
+from tfcluster.runtime.tf1.server_join import wait_until_closed
+from tfcluster.runtime.tf1_types import ConfigProto
 
 tf1 = tf.compat.v1
+
+
+ServerDefinition: TypeAlias = (
+    "tf.train.ServerDef | tf.train.ClusterSpec | tf.train.ClusterDef | "
+    "Mapping[str, Sequence[str]]"
+)
+"""What the constructor of ``tf.distribute.Server`` takes."""
 
 
 class SharedServer:
@@ -26,12 +34,13 @@ class SharedServer:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._address = context.cluster[context.task_type][context.task_index]
-        self._server: Any = None
+        self._server: tf_internals.Server | None = None
 
-    def start(self) -> Any:
+    def start(self) -> tf_internals.Server:
         """The server, which the first call starts."""
         if self._server is None:
             tf_server.start(self._context)
+        assert self._server is not None  # The patched constructor has set it.
         return self._server
 
     def is_target(self, target: str) -> bool:
@@ -42,6 +51,7 @@ class SharedServer:
         return self._server is not None and target == self._server.target
 
     def install(self) -> None:
+        """Install the patches of ``tf.distribute.Server`` in this process."""
         patches.TABLE.install(
             {patches.SERVER_INIT: self.create, patches.SERVER_JOIN: self.join}
         )
@@ -49,12 +59,12 @@ class SharedServer:
     def create(
         self,
         original: Callable[..., None],
-        server: Any,
-        definition: Any,
+        server: tf_internals.Server,
+        definition: ServerDefinition,
         job_name: str | None = None,
         task_index: int | None = None,
         protocol: str | None = None,
-        config: Any = None,
+        config: ConfigProto | None = None,
         start: bool = True,  # TensorFlow's own signature
     ) -> None:
         """``Server.__init__``: all objects for this task's address share one server."""
@@ -68,7 +78,7 @@ class SharedServer:
             # These two attributes are all that its clients use.
             tf_internals.share_server(server, self._server)
 
-    def join(self, original: Callable[..., None], server: Any) -> None:
+    def join(self, original: Callable[..., None], server: tf_internals.Server) -> None:
         """``Server.join``: except on the chief, returns when the chief is gone."""
         ours = self._server is not None and tf_internals.is_same_server(
             server, self._server
@@ -76,22 +86,22 @@ class SharedServer:
         if ours and not self._context.is_chief:
             # Serve as long as the chief needs it: a TensorFlow server never ends by
             # itself.
-            until_gone(self._context.addresses[0])
+            wait_until_closed(self._context.addresses[0])
         else:
             original(server)
 
-    def config(self, config: Any) -> Any:
+    def config(self, config: ConfigProto | None) -> ConfigProto:
         """A copy of ``config`` with this task's device filters, unless it has some."""
-        made = tf1.ConfigProto()
+        options: ConfigProto = tf1.ConfigProto()
         if config is not None:
-            made.CopyFrom(config)
-        if not made.device_filters:
-            made.device_filters.extend(tf_server.filters_of(self._context))
-        return made
+            options.CopyFrom(config)
+        if not options.device_filters:
+            options.device_filters.extend(tf_server.filters_of(self._context))
+        return options
 
 
 def address_of(
-    definition: Any, job_name: str | None, task_index: int | None
+    definition: ServerDefinition, job_name: str | None, task_index: int | None
 ) -> str | None:
     """The address that a server of this definition would use; None if it is unclear.
 

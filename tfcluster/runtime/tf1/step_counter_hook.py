@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import tensorflow as tf
 
 from tfcluster.runtime.telemetry.agent_channel import Reporter
+from tfcluster.runtime.tf1_types import Session, SessionRunContext
 
 tf1 = tf.compat.v1
 
@@ -24,7 +24,7 @@ class StepCounterHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc] 
         self._window = (time.monotonic(), 0)
         self._rate = 0.0
 
-    def after_run(self, run_context: Any, run_values: Any) -> None:
+    def after_run(self, run_context: SessionRunContext, run_values: object) -> None:
         self._steps += 1
         now = time.monotonic()
         began, steps = self._window
@@ -33,5 +33,5 @@ class StepCounterHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc] 
             self._window = (now, self._steps)
         self._reporter.step(self._steps, self._rate, 0.0)
 
-    def end(self, session: Any) -> None:
+    def end(self, session: Session) -> None:
         self._reporter.flush()

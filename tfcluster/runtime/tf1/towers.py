@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TypeAlias
 
 import tensorflow as tf
 
 from tfcluster.runtime.errors import CollectiveMismatchError
-from tfcluster.runtime.tensor_types import Gradient
+from tfcluster.runtime.tensor_types import Gradient, Tensor, Variable
 
 tf1 = tf.compat.v1
 
-Gradients = list[tuple[Any, Any]]
+Gradients: TypeAlias = list[tuple[Gradient, Variable]]
 """Pairs of a gradient and its variable."""
 
 
@@ -46,7 +46,7 @@ def differences(expected: Sequence[str], found: Sequence[str]) -> str:
     return " and ".join(parts)
 
 
-def mean_gradients(towers: Sequence[Gradients], device: str) -> list[Any]:
+def mean_gradients(towers: Sequence[Gradients], device: str) -> list[Gradient]:
     """The mean of each variable's gradients over the towers; None if no tower has one.
 
     Raises CollectiveMismatchError if only some towers have one.
@@ -58,13 +58,13 @@ def mean_gradients(towers: Sequence[Gradients], device: str) -> list[Any]:
         ]
 
 
-def mean_loss(losses: Sequence[Any], device: str) -> Any:
-    """The mean of the towers' losses, computed on ``device``."""
+def mean_loss(losses: Sequence[Tensor], device: str) -> Tensor:
+    """The mean of the towers' losses, tensors of one shape, computed on ``device``."""
     with tf1.device(device):
         return tf1.add_n(list(losses)) / len(losses)
 
 
-def _mean(gradients: Sequence[Gradient], name: str) -> Any:
+def _mean(gradients: Sequence[Gradient], name: str) -> Gradient:
     present = [gradient for gradient in gradients if gradient is not None]
     if not present:
         return None

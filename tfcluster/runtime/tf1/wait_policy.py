@@ -54,7 +54,7 @@ class WaitPolicy:
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
 
 
-def patience(what: str) -> WaitPolicy:
+def wait_policy(what: str) -> WaitPolicy:
     """The policy of ``runtime.stall_warning`` and ``runtime.stall_timeout``."""
     options = process_group.context().options
     return WaitPolicy(what, options.stall_warning_s, options.stall_timeout_s)

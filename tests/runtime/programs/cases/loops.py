@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+import tfcluster.runtime as tfc
 from tests.runtime.programs.cases.tools import (
     EPOCHS,
     ROWS,
@@ -64,6 +65,68 @@ def case_tape_graph():
     return tape_loop(compile_step=True)
 
 
+def loop_with_noise(compile_step):
+    """Dropout, and noise of Keras and of TensorFlow, in a loop of the program's own."""
+    x, y = data()
+    dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(12)
+    noise = keras.layers.GaussianNoise(0.1)
+    model = classifier(keras.layers.Dropout(0.4))
+    optimizer = keras.optimizers.SGD(0.1)
+
+    def noisy_step(x, y, number):
+        shift = tf.random.stateless_normal(tf.shape(x), tf.stack([3, number]))
+        x = noise(x, training=True) + 0.1 * tf.cast(shift, x.dtype)
+        with tf.GradientTape() as tape:
+            loss = keras.losses.sparse_categorical_crossentropy(
+                y, model(x, training=True)
+            )
+            loss = tf.reduce_mean(loss)
+        weights = model.trainable_variables
+        optimizer.apply(tape.gradient(loss, weights), weights)
+
+    step = tf.function(noisy_step) if compile_step else noisy_step
+    for epoch in range(2):
+        for number, (rows, labels) in enumerate(dataset):
+            step(rows, labels, tf.constant(10 * epoch + number))
+    return results(model)
+
+
+def loop_with_batch_normalization(function):
+    x, y = data(46)
+    model = classifier(keras.layers.BatchNormalization(momentum=0.8))
+    optimizer = keras.optimizers.SGD(0.1)
+
+    @function
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(
+                keras.losses.sparse_categorical_crossentropy(y, model(x, training=True))
+            )
+        weights = model.trainable_variables
+        optimizer.apply(tape.gradient(loss, weights), weights)
+
+    for _ in range(2):
+        for batch in tf.data.Dataset.from_tensor_slices((x, y)).batch(8):
+            step(*batch)
+    return results(model)
+
+
+def case_tape_with_batch_normalization():
+    return loop_with_batch_normalization(tf.function)
+
+
+def case_tape_with_batch_normalization_eagerly():
+    return loop_with_batch_normalization(lambda step: step)
+
+
+def case_tape_with_noise():
+    return loop_with_noise(compile_step=True)
+
+
+def case_tape_with_noise_eagerly():
+    return loop_with_noise(compile_step=False)
+
+
 def case_tape_on_arrays():
     """There is no dataset to divide: every rank computes the same."""
     x, y = data(48)
@@ -117,6 +180,82 @@ def case_tape_in_one_function():
         epoch()
         accuracies.append(float(accuracy.result()))
     return {**results(model), "accuracies": np.array(accuracies)}
+
+
+def case_tape_with_metrics_around_it():
+    """Metrics of another dataset within the loop, and of all data after it."""
+    x, y = data(46)
+    y = y.astype("float32")[:, None]
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1, "sigmoid")])
+    optimizer = keras.optimizers.SGD(0.1)
+    loss_of = keras.losses.BinaryCrossentropy()
+    trained, within, after = [keras.metrics.TruePositives() for _ in range(3)]
+
+    @tf.function
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            predicted = model(x, training=True)
+            loss = loss_of(y, predicted)
+        weights = model.trainable_variables
+        optimizer.apply(tape.gradient(loss, weights), weights)
+        trained.update_state(y, predicted)
+
+    batches = tf.data.Dataset.from_tensor_slices((x, y)).batch(8)
+    others = tf.data.Dataset.from_tensor_slices((x[:20], y[:20])).batch(7)
+    for epoch in range(2):
+        for number, batch in enumerate(batches):
+            if number == 2:
+                for rows, labels in others:
+                    within.update_state(labels, model(rows))
+            step(*batch)
+            if epoch and number == 4:
+                break
+        after.update_state(y, model(x))
+    counts = [float(metric.result()) for metric in (trained, within, after)]
+    return {**results(model), "counts": np.array(counts)}
+
+
+def loop_that_gathers(function):
+    """A contrastive loss of all rows, and its sum and mean over the batches."""
+    x, _ = data(46)
+    model = keras.Sequential(
+        [
+            keras.Input((6,)),
+            keras.layers.Dense(8, activation="tanh"),
+            keras.layers.Dense(4),
+        ]
+    )
+    optimizer = keras.optimizers.SGD(0.1)
+    kept = [keras.metrics.Mean(), keras.metrics.Sum()]
+
+    @function
+    def step(x):
+        with tf.GradientTape() as tape:
+            one, two = tfc.gather_batch(model(x), model(0.9 * x))
+            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(
+                tf.range(tf.shape(one)[0]), tf.matmul(one, two, transpose_b=True)
+            )
+            loss = tf.reduce_mean(losses)
+        weights = model.trainable_variables
+        optimizer.apply(tape.gradient(loss, weights), weights)
+        for metric in kept:
+            metric.update_state(loss)
+        return loss
+
+    losses = []
+    for _ in range(3):
+        for batch in tf.data.Dataset.from_tensor_slices(x).batch(8):
+            losses.append(float(step(batch)))
+    found = [float(metric.result()) for metric in kept]
+    return {**results(model), "kept": np.array(found), "losses": np.array(losses)}
+
+
+def case_tape_that_gathers():
+    return loop_that_gathers(tf.function)
+
+
+def case_tape_that_gathers_eagerly():
+    return loop_that_gathers(lambda step: step)
 
 
 def case_on_batch():

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import keras
 import numpy as np
+import tensorflow as tf
 
+import tfcluster.runtime as tfc
 from tests.runtime.programs.cases.tools import (
     EPOCHS,
     ROWS,
@@ -153,6 +155,96 @@ def case_function_of_a_batch():
         x, y, batch_size=16, epochs=EPOCHS, validation_split=0.2, verbose=0
     )
     return results(model, history)
+
+
+def similarity(y_true, y_pred):
+    """Each row has to be most similar to itself, among all rows of the batch."""
+    rows = tf.math.l2_normalize(y_pred, 1)
+    logits = 5 * tf.matmul(rows, rows * (1 + y_true), transpose_b=True)
+    return tf.nn.sparse_softmax_cross_entropy_with_logits(
+        tf.range(tf.shape(rows)[0]), logits
+    )
+
+
+def correlation(y_true, y_pred):
+    """In float64: the differences of nearly equal numbers lose digits."""
+    y_true, y_pred = tf.cast(y_true, "float64"), tf.cast(y_pred, "float64")
+    y_true, y_pred = y_true - tf.reduce_mean(y_true), y_pred - tf.reduce_mean(y_pred)
+    squares = tf.reduce_sum(y_true**2) * tf.reduce_sum(y_pred**2)
+    found = 2 - tf.reduce_sum(y_true * y_pred) / tf.sqrt(squares + 1e-2)
+    return tf.cast(found, "float32")
+
+
+def median(y_true, y_pred):
+    errors = tf.reshape(tf.abs(y_true - y_pred), [-1])
+    return tf.sort(errors)[tf.size(errors) // 2]
+
+
+class Spread(keras.metrics.Metric):
+    """The decaying average of the batches' standard deviations: no function of sums."""
+
+    def __init__(self, name="spread"):
+        super().__init__(name=name)
+        self.average = self.add_variable((), "zeros", name="average")
+        self.batches = self.add_variable((), "zeros", name="batches")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.average.assign(0.9 * self.average + tf.math.reduce_std(y_pred - y_true))
+        self.batches.assign_add(1.0)
+
+    def result(self):
+        return self.average / self.batches
+
+
+@tfc.merge_with(sum, largest=max)
+class Declared(keras.metrics.Metric):
+    def __init__(self, name="declared"):
+        super().__init__(name=name)
+        self.total = self.add_variable((), "zeros", name="total")
+        self.largest = self.add_variable((), "zeros", name="largest")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        errors = tf.abs(y_true - y_pred)
+        self.total.assign_add(tf.reduce_sum(errors))
+        self.largest.assign(tf.maximum(self.largest, tf.reduce_max(errors)))
+
+    def result(self):
+        return self.total + self.largest
+
+
+def of_the_whole_batch(loss, **kwargs):
+    """46 rows in batches of 8: the ranks' parts differ, and one may be empty."""
+    x, labels = data(46)
+    y = np.eye(3, dtype="float32")[labels % 3]
+    keras.utils.set_random_seed(2)
+    model = keras.Sequential(
+        [keras.Input((6,)), keras.layers.Dense(3, activation="sigmoid")]
+    )
+    metrics = [correlation, median, Spread(), Declared()]
+    model.compile(keras.optimizers.SGD(0.05), loss, metrics=metrics, **kwargs)
+    weights = np.linspace(0.5, 1.5, 46)
+    history = model.fit(
+        x,
+        y,
+        sample_weight=weights if loss is correlation else None,
+        batch_size=8,
+        epochs=2,
+        validation_data=(x[:9], y[:9]),
+        verbose=0,
+    )
+    return results(model, history)
+
+
+def case_dice():
+    return of_the_whole_batch(keras.losses.Dice())
+
+
+def case_similarity():
+    return of_the_whole_batch(similarity)
+
+
+def case_correlation_eagerly():
+    return of_the_whole_batch(correlation, run_eagerly=True)
 
 
 class OwnLoss(keras.Model):

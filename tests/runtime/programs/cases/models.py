@@ -63,7 +63,9 @@ def case_structures():
 
 def case_batch_normalization():
     x, y = data()
-    model = compiled(classifier(keras.layers.BatchNormalization()))
+    norm = keras.layers.BatchNormalization()
+    # Not Adam: the bias before the layer has no gradient but rounding errors.
+    model = compiled(classifier(norm), keras.optimizers.SGD(0.03))
     history = model.fit(x, y, batch_size=16, epochs=2, verbose=0, shuffle=False)
     found = results(model, history)
     norm = next(
@@ -106,6 +108,84 @@ def case_dropout():
     x, y = data()
     model = compiled(classifier(keras.layers.Dropout(0.5)))
     return results(model, model.fit(x, y, batch_size=16, epochs=2, verbose=0))
+
+
+def case_random_layers():
+    """Noise and dropout of many shapes: also masks shared by steps, units or rows."""
+    x, y = data()
+    inputs = keras.Input(x.shape[1:])
+    hidden = keras.layers.GaussianNoise(0.1)(inputs)
+    hidden = keras.layers.Dense(12, activation="tanh")(hidden)
+    hidden = keras.layers.GaussianDropout(0.2)(hidden)
+    hidden = keras.layers.Dropout(0.3, noise_shape=(1, 12))(hidden)
+    hidden = keras.layers.Reshape((3, 4))(hidden)
+    hidden = keras.layers.SpatialDropout1D(0.3)(hidden)
+    # Without biases: that of the keys has no gradient but rounding errors.
+    attention = keras.layers.MultiHeadAttention(2, 2, dropout=0.3, use_bias=False)
+    hidden = attention(hidden, hidden)
+    hidden = keras.layers.LSTM(4, dropout=0.2, recurrent_dropout=0.2)(hidden)
+    hidden = keras.layers.AlphaDropout(0.1)(hidden)
+    model = keras.Model(inputs, keras.layers.Dense(2, activation="softmax")(hidden))
+    compiled(model, keras.optimizers.SGD(0.05))
+    return results(model, model.fit(x, y, batch_size=16, epochs=2, verbose=0))
+
+
+def case_augmentation():
+    generator = np.random.default_rng(5)
+    images = generator.uniform(size=(45, 8, 8, 1)).astype("float32")
+    labels = generator.integers(0, 2, size=45)
+    model = keras.Sequential(
+        [
+            keras.Input((8, 8, 1)),
+            keras.layers.RandomFlip(),
+            keras.layers.RandomTranslation(0.1, 0.1),
+            keras.layers.RandomRotation(0.1),
+            keras.layers.RandomContrast(0.2),
+            keras.layers.Conv2D(4, 3),
+            keras.layers.GlobalAveragePooling2D(),
+            keras.layers.Dense(2, activation="softmax"),
+        ]
+    )
+    compiled(model, keras.optimizers.SGD(0.05))
+    return results(model, model.fit(images, labels, batch_size=11, epochs=2, verbose=0))
+
+
+class Autoencoder(keras.Model):
+    """A variational autoencoder, with noise of both of Keras and TensorFlow."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = keras.layers.Dense(8)
+        self.decoder = keras.layers.Dense(6)
+        self.seeds = keras.random.SeedGenerator(11)
+
+    def call(self, inputs):
+        mean, log_variance = keras.ops.split(self.encoder(inputs), 2, axis=-1)
+        noise = keras.random.normal(keras.ops.shape(mean), seed=self.seeds)
+        more = tf.random.stateless_truncated_normal(tf.shape(mean), [3, 4])
+        # Two draws for each row, in one dimension.
+        pairs = tf.random.stateless_uniform([2 * tf.shape(mean)[0]], [5, 6])
+        scale = tf.reduce_mean(tf.reshape(pairs, [-1, 2]), 1, keepdims=True)
+        hidden = mean + keras.ops.exp(0.5 * log_variance) * (noise + 0.1 * more) * scale
+        return self.decoder(hidden)
+
+
+def case_autoencoder():
+    x, _ = data()
+    model = Autoencoder()
+    model.compile(keras.optimizers.SGD(0.05), "mse")
+    return results(model, model.fit(x, x, batch_size=16, epochs=2, verbose=0))
+
+
+def case_random_layers_eagerly():
+    x, y = data()
+    layers = [keras.layers.GaussianNoise(0.1), keras.layers.Dropout(0.4)]
+    model = keras.Sequential(
+        [keras.Input((6,)), keras.layers.Dense(5), *layers, keras.layers.Dense(2)]
+    )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(0.05), loss, run_eagerly=True)
+    return results(model, model.fit(x, y, batch_size=16, epochs=1, verbose=0))
 
 
 def case_eager():

@@ -170,11 +170,6 @@ def case_added_root():
     return raised_by(fitting_with(layer))
 
 
-def case_whole_batch():
-    """Neither mean nor sum: a warning."""
-    return raised_by(fitting(keras.losses.Dice()))
-
-
 def loop(after_batch):
     """A custom loop that calls ``after_batch`` after each step."""
     x, _ = data(60)

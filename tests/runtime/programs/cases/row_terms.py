@@ -206,8 +206,8 @@ def fitting_with(loss):
     return raised_by(lambda: model.fit(x, targets, batch_size=8, verbose=0))
 
 
-def case_fit_with_a_mask():
-    """Missing targets do not count."""
+def case_no_fit_with_a_mask():
+    """Missing targets do not count: the loss gets the rows of all ranks."""
 
     def present(y_true, y_pred):
         there = ~tf.math.is_nan(y_true)
@@ -217,7 +217,7 @@ def case_fit_with_a_mask():
     return fitting_with(present)
 
 
-def case_fit_with_a_statistic():
+def case_no_fit_with_a_statistic():
     """A loss per row, each divided by the largest one of the batch."""
 
     def scaled(y_true, y_pred):

@@ -8,6 +8,7 @@ transport is used by one thread at a time, except for ``waiting_for``, ``waited_
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
 
@@ -101,6 +102,33 @@ class Transport(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledVector:
+    """A rank's contribution to an all-reduce: ``scale`` times ``vector``.
+
+    Multiplying while the data are copied anyway costs nothing, and saves a separate
+    pass.
+    """
+
+    vector: Array
+    scale: float = 1.0
+
+    def write(self, start: int, end: int, out: Array) -> None:
+        """Write the values from ``start`` to ``end`` into ``out``, of that length."""
+        if self.scale == 1.0:
+            out[:] = self.vector[start:end]
+        else:
+            factor = out.dtype.type(self.scale)
+            np.multiply(self.vector[start:end], factor, out=out)
+
+    def read(self, start: int, end: int, out: Array) -> Array:
+        """The values from ``start`` to ``end``: a view, or scaled into ``out``."""
+        if self.scale != 1.0:
+            self.write(start, end, out)
+            return out
+        return self.vector[start:end]
 
 
 def fill(buffer: Array, source: Array | None, scale: float) -> None:

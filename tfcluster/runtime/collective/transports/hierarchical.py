@@ -14,11 +14,16 @@ from dataclasses import replace
 
 import numpy as np
 
-from tfcluster.runtime.collective.transports.base import UFUNCS, Array, ReduceOp, fill
+from tfcluster.runtime.collective.transports.base import (
+    UFUNCS,
+    Array,
+    ReduceOp,
+    ScaledVector,
+    fill,
+)
 from tfcluster.runtime.collective.transports.ring import Ring
-from tfcluster.runtime.collective.transports.scaled_vector import ScaledVector
 from tfcluster.runtime.collective.transports.shm_allreduce import ShmCollectives
-from tfcluster.runtime.collective.transports.topology import Groups, settle
+from tfcluster.runtime.collective.transports.topology import Groups, share_memory
 from tfcluster.runtime.net.handshake import Member
 from tfcluster.runtime.net.multiplexed_sockets import (
     Incoming,
@@ -73,11 +78,11 @@ class HostTransport:
     @property
     def waited_s(self) -> float:
         waited_s = self._links.waited_s if self._links else 0.0
-        return waited_s + (self._local.pulse.waited_s if self._local else 0.0)
+        return waited_s + (self._local.progress.waited_s if self._local else 0.0)
 
     @property
     def waiting_for(self) -> tuple[int, ...]:
-        local = self._local.pulse.waiting_for if self._local else ()
+        local = self._local.progress.waiting_for if self._local else ()
         return local or (self._links.waiting_for if self._links else ())
 
     @property
@@ -142,10 +147,10 @@ class HostTransport:
             start, end = self._local.reduce_scatter(buffer, ufunc, source, owners)
             source = ScaledVector(buffer)
         if me < owners:
-            around = [group[me] for group in self._groups]
+            ring_ranks = [group[me] for group in self._groups]
             shard = slice(start, end)
             values = ScaledVector(source.vector[shard], source.scale)
-            ring = Ring(self.rank, around, buffer[shard], ufunc, values)
+            ring = Ring(self.rank, ring_ranks, buffer[shard], ufunc, values)
             links.transfer([ring.source], [ring.sink], self._stall_timeout_s)
         if self._local is not None:
             self._local.allgather_shards(buffer, owners)
@@ -182,7 +187,7 @@ class HostTransport:
         if self._links:
             self._links.close()
         if self._local:
-            self._local.pulse.close()
+            self._local.progress.close()
 
     def _joined(self) -> PeerSockets:
         if self._links is None:
@@ -196,7 +201,7 @@ class HostTransport:
             )
             self._links = links
             if self.size > 1:
-                self._groups, self._local = settle(
+                self._groups, self._local = share_memory(
                     self.rank,
                     links,
                     lambda data: links.swap(

@@ -15,8 +15,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tfcluster.runtime.collective.transports.base import Array
-from tfcluster.runtime.collective.transports.scaled_vector import ScaledVector
+from tfcluster.runtime.collective.transports.base import Array, ScaledVector
 
 _BLOCK_BYTES = 1 << 21
 """So much is received before it is combined.
@@ -48,7 +47,7 @@ class Ring:
         rounds = 2 * (size - 1)
         outgoing = [parts[(rank - step) % size] for step in range(rounds)]
         incoming = [parts[(rank - 1 - step) % size] for step in range(rounds)]
-        ahead = outgoing[0][1] - outgoing[0][0]
+        own_bytes = outgoing[0][1] - outgoing[0][0]
         data = own = _bytes_of(vector)
         if source.scale == 1.0:
             own = _bytes_of(source.vector)
@@ -61,7 +60,7 @@ class Ring:
             incoming[size - 1 :],
         )
         self.source = RingSource(
-            ranks[(rank + 1) % size], own, data, outgoing, ahead, self.sink
+            ranks[(rank + 1) % size], own, data, outgoing, own_bytes, self.sink
         )
 
 
@@ -74,7 +73,7 @@ def _bytes_of(vector: Array) -> memoryview:
 
 
 class RingSource:
-    """Forwards parts as they come in; the first one, ``ahead`` bytes, is our own."""
+    """Forwards parts as they come in; the first, of ``own_bytes``, is our own."""
 
     def __init__(
         self,
@@ -82,16 +81,16 @@ class RingSource:
         own: memoryview,
         data: memoryview,
         parts: list[tuple[int, int]],
-        ahead: int,
+        own_bytes: int,
         sink: RingSink,
     ) -> None:
         self.rank = rank
-        self._own = own if ahead else data
+        self._own = own if own_bytes else data
         self._data = data
         self._parts = [part for part in parts if part[0] < part[1]]
         self._index = 0
         self._position = self._parts[0][0] if self._parts else 0
-        self._ahead = ahead
+        self._own_bytes = own_bytes
         self._sink = sink
         self._sent = 0
 
@@ -100,7 +99,7 @@ class RingSource:
         return self._index == len(self._parts)
 
     def view(self) -> memoryview:
-        available = self._ahead + self._sink.processed - self._sent
+        available = self._own_bytes + self._sink.processed - self._sent
         end = min(self._parts[self._index][1], self._position + available)
         data = self._own if self._index == 0 else self._data
         return data[self._position : end]
@@ -137,24 +136,24 @@ class _Combination:
         ]
         longest = max((end - start for start, end in self.blocks), default=0)
         self._scratch = np.empty(longest // item, vector.dtype)
-        self._apart = not np.may_share_memory(vector, source.vector)
-        self._room = _bytes_of(vector if self._apart else self._scratch)
+        self._is_separate = not np.may_share_memory(vector, source.vector)
+        self._receive_buffer = _bytes_of(vector if self._is_separate else self._scratch)
         self._vector = vector
         self._source = source
         self._ufunc = ufunc
 
-    def room(self, start: int, end: int) -> memoryview:
+    def receive_buffer(self, start: int, end: int) -> memoryview:
         """The memory into which a block is to be received."""
-        offset = start if self._apart else 0
-        return self._room[offset : offset + end - start]
+        offset = start if self._is_separate else 0
+        return self._receive_buffer[offset : offset + end - start]
 
     def combine(self, start: int, end: int) -> None:
         item = self._vector.itemsize
         first, last = start // item, end // item
         target = self._vector[first:last]
         scratch = self._scratch[: len(target)]
-        came, spare = (target, scratch) if self._apart else (scratch, target)
-        self._ufunc(self._source.read(first, last, spare), came, out=target)
+        received, work = (target, scratch) if self._is_separate else (scratch, target)
+        self._ufunc(self._source.read(first, last, work), received, out=target)
 
 
 class RingSink:
@@ -188,7 +187,7 @@ class RingSink:
     def view(self) -> memoryview:
         start, end = self._blocks[self._index]
         if self._combines:
-            return self._combination.room(start, end)[self._fill :]
+            return self._combination.receive_buffer(start, end)[self._fill :]
         return self._data[start + self._fill : end]
 
     def advance(self, count: int) -> None:

@@ -15,8 +15,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tfcluster.runtime.collective.transports.base import Array
-from tfcluster.runtime.collective.transports.scaled_vector import ScaledVector
+from tfcluster.runtime.collective.transports.base import Array, ScaledVector
 from tfcluster.runtime.net.shm_barrier import ProgressCounters
 from tfcluster.runtime.net.shm_segment import SLOTS, ShmSegment
 
@@ -26,45 +25,45 @@ _AT_ONCE_BYTES = 1 << 14
 
 
 class ShmCollectives:
-    """Member ``me`` of the ranks that share an arena."""
+    """Member ``me`` of the ranks that share a segment."""
 
     def __init__(
-        self, arena: ShmSegment, me: int, pulse: ProgressCounters, timeout_s: float
+        self, segment: ShmSegment, me: int, progress: ProgressCounters, timeout_s: float
     ) -> None:
         self.me = me
-        self.members = arena.members
-        self.pulse = pulse
-        self._arena = arena
+        self.members = segment.members
+        self.progress = progress
+        self._segment = segment
         self._timeout_s = timeout_s
-        self._others = [m for m in range(arena.members) if m != me]
-        self._turn = 0
-        """Pieces that were ever written: the next one's slot."""
+        self._others = [m for m in range(segment.members) if m != me]
+        self._written = 0
+        """Number of pieces written so far, which determines the next one's slot."""
 
     # --- small data ------------------------------------------------------------------
 
     def allgather(self, data: bytes) -> list[bytes]:
         """Every member's data, of any lengths, in the order of members."""
-        ours = np.frombuffer(data, np.uint8)
-        room = self.members * self._arena.piece_bytes
+        own_data = np.frombuffer(data, np.uint8)
+        slot_bytes = self.members * self._segment.piece_bytes
         found: list[list[bytes]] = [[] for _ in range(self.members)]
         lengths = [0] * self.members
         start = 0
         while True:
-            slot = self._turn % SLOTS
-            self._turn += 1
-            portion = ours[start : start + room]
-            self._arena.lengths[self.me][slot] = len(ours)
-            self._arena.pieces[self.me][slot][: len(portion)] = portion
-            self.pulse.done()
-            self._wait(self.pulse.step)
+            slot = self._written % SLOTS
+            self._written += 1
+            portion = own_data[start : start + slot_bytes]
+            self._segment.lengths[self.me][slot] = len(own_data)
+            self._segment.pieces[self.me][slot][: len(portion)] = portion
+            self.progress.done()
+            self._wait(self.progress.step)
             for member in self._others:
-                lengths[member] = int(self._arena.lengths[member][slot])
-                size = min(room, lengths[member] - start)
+                lengths[member] = int(self._segment.lengths[member][slot])
+                size = min(slot_bytes, lengths[member] - start)
                 if size > 0:
-                    piece = self._arena.pieces[member][slot][:size]
+                    piece = self._segment.pieces[member][slot][:size]
                     found[member].append(piece.tobytes())
-            start += room
-            if max(len(ours), *lengths) <= start:
+            start += slot_bytes
+            if max(len(own_data), *lengths) <= start:
                 break
         return [
             data if member == self.me else b"".join(found[member])
@@ -73,7 +72,7 @@ class ShmCollectives:
 
     def fits_at_once(self, nbytes: int) -> bool:
         """Whether ``allreduce_at_once`` is the faster way for a vector of this size."""
-        most = self.members * self._arena.piece_bytes if self.members == 2 else 0
+        most = self.members * self._segment.piece_bytes if self.members == 2 else 0
         return nbytes <= max(most, _AT_ONCE_BYTES)
 
     def allreduce_at_once(
@@ -84,16 +83,16 @@ class ShmCollectives:
         For two members this moves hardly more bytes than shards would, and each member
         waits only once.
         """
-        slot = self._turn % SLOTS
-        self._turn += 1
+        slot = self._written % SLOTS
+        self._written += 1
         size = vector.nbytes
         first, *others = [
-            self._arena.pieces[member][slot][:size].view(vector.dtype)
+            self._segment.pieces[member][slot][:size].view(vector.dtype)
             for member in range(self.members)
         ]
         source.write(0, len(vector), [first, *others][self.me])
-        self.pulse.done()
-        self._wait(self.pulse.step)
+        self.progress.done()
+        self._wait(self.progress.step)
         for piece in others:
             ufunc(first, piece, out=vector)
             first = vector
@@ -106,26 +105,26 @@ class ShmCollectives:
         Every member owns a shard.
         """
         plan = _Plan(len(vector), self._per_piece(vector), self.members)
-        slots = _Slots(self._arena, vector.dtype)
-        base, first = self.pulse.step, self._turn
-        self._turn += plan.rounds
+        slots = _Slots(self._segment, vector.dtype)
+        base, first = self.progress.step, self._written
+        self._written += plan.rounds
         if plan.rounds:
-            self._offer(plan, slots, source, 0, first)
+            self._write_pieces(plan, slots, source, 0, first)
         for number in range(plan.rounds + 1):
             if number + 1 < plan.rounds:
-                self._offer(plan, slots, source, number + 1, first)
+                self._write_pieces(plan, slots, source, number + 1, first)
             elif number < plan.rounds:
-                self.pulse.done()
+                self.progress.done()
             if number < plan.rounds:
                 self._wait(base + max(1, 2 * number))
                 start, end = plan.piece(number, self.me)
-                mine = vector[start:end]
+                own = vector[start:end]
                 self._combine(plan, slots, source, vector, number, first, ufunc)
-                slots.results[self.me][number % SLOTS][: len(mine)] = mine
-                self.pulse.done()
+                slots.results[self.me][number % SLOTS][: len(own)] = own
+                self.progress.done()
             if number > 0:
                 self._wait(base + 2 * number + 1)
-                self._take(plan, slots, vector, number - 1, number - 1)
+                self._read_results(plan, slots, vector, number - 1, number - 1)
 
     def reduce_scatter(
         self, vector: Array, ufunc: np.ufunc, source: ScaledVector, owners: int
@@ -135,37 +134,37 @@ class ShmCollectives:
         (0, 0) for members that own no shard: the first ``owners`` members own one.
         """
         plan = _Plan(len(vector), self._per_piece(vector), owners)
-        slots = _Slots(self._arena, vector.dtype)
-        base, first = self.pulse.step, self._turn
-        self._turn += plan.rounds
+        slots = _Slots(self._segment, vector.dtype)
+        base, first = self.progress.step, self._written
+        self._written += plan.rounds
         for number in range(plan.rounds):
-            self._offer(plan, slots, source, number, first)
+            self._write_pieces(plan, slots, source, number, first)
             self._wait(base + 2 * number + 1)
             self._combine(plan, slots, source, vector, number, first, ufunc)
-            self.pulse.done()
+            self.progress.done()
         return plan.shard(self.me)
 
     def allgather_shards(self, vector: Array, owners: int) -> None:
         """Copy every owner's shard into ``vector``."""
         plan = _Plan(len(vector), self._per_piece(vector), owners)
-        slots = _Slots(self._arena, vector.dtype)
+        slots = _Slots(self._segment, vector.dtype)
         for number in range(plan.rounds):
             start, end = plan.piece(number, self.me)
             slots.results[self.me][number % SLOTS][: end - start] = vector[start:end]
-            self.pulse.done()
-            self._wait(self.pulse.step)
-            self._take(plan, slots, vector, number, number)
+            self.progress.done()
+            self._wait(self.progress.step)
+            self._read_results(plan, slots, vector, number, number)
 
-    def _offer(
+    def _write_pieces(
         self, plan: _Plan, slots: _Slots, source: ScaledVector, number: int, first: int
     ) -> None:
         """Write our pieces of the other members' shards to shared memory."""
-        room = slots.pieces[self.me][(first + number) % SLOTS]
+        target = slots.pieces[self.me][(first + number) % SLOTS]
         for owner in self._others:
             start, end = plan.piece(number, owner)
             offset = owner * plan.length
-            source.write(start, end, room[offset : offset + end - start])
-        self.pulse.done()
+            source.write(start, end, target[offset : offset + end - start])
+        self.progress.done()
 
     def _combine(
         self,
@@ -179,17 +178,17 @@ class ShmCollectives:
     ) -> None:
         """Reduce all members' pieces of our shard into the vector."""
         start, end = plan.piece(number, self.me)
-        mine = vector[start:end]
+        own = vector[start:end]
         offset, slot = self.me * plan.length, (first + number) % SLOTS
-        theirs = [
-            slots.pieces[member][slot][offset : offset + len(mine)]
+        other_pieces = [
+            slots.pieces[member][slot][offset : offset + len(own)]
             for member in self._others
         ]
-        ufunc(source.read(start, end, mine), theirs[0], out=mine)
-        for piece in theirs[1:]:
-            ufunc(mine, piece, out=mine)
+        ufunc(source.read(start, end, own), other_pieces[0], out=own)
+        for piece in other_pieces[1:]:
+            ufunc(own, piece, out=own)
 
-    def _take(
+    def _read_results(
         self, plan: _Plan, slots: _Slots, vector: Array, number: int, turn: int
     ) -> None:
         for owner in self._others:
@@ -197,10 +196,10 @@ class ShmCollectives:
             vector[start:end] = slots.results[owner][turn % SLOTS][: end - start]
 
     def _per_piece(self, vector: Array) -> int:
-        return self._arena.piece_bytes // vector.itemsize
+        return self._segment.piece_bytes // vector.itemsize
 
     def _wait(self, step: int) -> None:
-        self.pulse.wait(step, self._timeout_s)
+        self.progress.wait(step, self._timeout_s)
 
 
 class _Plan:
@@ -231,13 +230,13 @@ class _Plan:
 
 
 class _Slots:
-    """The arena's slots as arrays of the vector's dtype."""
+    """The segment's slots as arrays of the vector's dtype."""
 
-    def __init__(self, arena: ShmSegment, dtype: np.dtype[np.generic]) -> None:
+    def __init__(self, segment: ShmSegment, dtype: np.dtype[np.generic]) -> None:
         def typed(
             rows: list[list[np.ndarray[tuple[int], np.dtype[np.uint8]]]],
         ) -> list[list[Array]]:
             return [[slot.view(dtype) for slot in row] for row in rows]
 
-        self.pieces = typed(arena.pieces)
-        self.results = typed(arena.results)
+        self.pieces = typed(segment.pieces)
+        self.results = typed(segment.results)

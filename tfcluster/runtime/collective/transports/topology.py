@@ -23,7 +23,7 @@ Gather = Callable[[bytes], list[bytes]]
 Groups = tuple[tuple[int, ...], ...]
 
 
-def settle(
+def share_memory(
     me: int,
     links: PeerSockets,
     gather: Gather,
@@ -37,24 +37,24 @@ def settle(
     of its own, and has no transport (None). ``gather`` is an all-gather. ``place``
     overrides the detected place of this rank; "" means that no other rank shares it.
     """
-    where = _place() if place is None else place
-    groups = _grouped(gather((where or f"rank {me}").encode()))
+    own_place = _place() if place is None else place
+    groups = _grouped(gather((own_place or f"rank {me}").encode()))
     ours = next(group for group in groups if me in group)
-    setting = _ShmNegotiation(me, ours)
-    offers = [json.loads(offer) for offer in gather(setting.offer())]
-    local = setting.accept(offers, links, timeout_s)
-    well = [answer == b"1" for answer in gather(b"0" if local is None else b"1")]
-    setting.forget()
-    if local is not None and not all(well[rank] for rank in ours):
-        local.pulse.close()
+    negotiation = _ShmNegotiation(me, ours)
+    offers = [json.loads(offer) for offer in gather(negotiation.offer())]
+    local = negotiation.accept(offers, links, timeout_s)
+    succeeded = [answer == b"1" for answer in gather(b"0" if local is None else b"1")]
+    negotiation.close_offered()
+    if local is not None and not all(succeeded[rank] for rank in ours):
+        local.progress.close()
         local = None
-    return tuple(sorted(_lasting(groups, well))), local
+    return tuple(sorted(_final_groups(groups, succeeded))), local
 
 
-def _lasting(groups: Groups, well: Sequence[bool]) -> list[tuple[int, ...]]:
+def _final_groups(groups: Groups, succeeded: Sequence[bool]) -> list[tuple[int, ...]]:
     found: list[tuple[int, ...]] = []
     for group in groups:
-        together = len(group) > 1 and all(well[rank] for rank in group)
+        together = len(group) > 1 and all(succeeded[rank] for rank in group)
         found += [group] if together else [(rank,) for rank in group]
     return found
 
@@ -82,7 +82,7 @@ class _ShmNegotiation:
     def __init__(self, me: int, ours: Sequence[int]) -> None:
         self._me = me
         self._ours = ours
-        self._arena: ShmSegment | None = None
+        self._segment: ShmSegment | None = None
         self._memory: int | None = None
         self._pipe: tuple[int, int] | None = None
 
@@ -92,17 +92,17 @@ class _ShmNegotiation:
             return b"null"
         try:
             if self._me == self._ours[0]:
-                self._memory, self._arena = shm_segment.create(len(self._ours))
+                self._memory, self._segment = shm_segment.create(len(self._ours))
             self._pipe = shm_barrier.pipe()
         except OSError:
             return b"null"
-        said = {
+        offer = {
             "pid": os.getpid(),
             "waker": self._pipe[1],
             "memory": self._memory,
-            "nonce": self._arena.nonce.hex() if self._arena else None,
+            "nonce": self._segment.nonce.hex() if self._segment else None,
         }
-        return json.dumps(said).encode()
+        return json.dumps(offer).encode()
 
     def accept(
         self, offers: Sequence[Any], links: PeerSockets, timeout_s: float
@@ -113,7 +113,7 @@ class _ShmNegotiation:
         me = self._ours.index(self._me)
         wakers: dict[int, int] = {}
         try:
-            memory = self._arena or _attach(theirs[0], len(self._ours))
+            memory = self._segment or _attach(theirs[0], len(self._ours))
             for member, offer in enumerate(theirs):
                 if member != me:
                     waker = shm_barrier.open_waker(
@@ -124,22 +124,22 @@ class _ShmNegotiation:
             for waker in wakers.values():
                 os.close(waker)
             return None
-        beat = ProgressCounters(
+        progress = ProgressCounters(
             memory,
             me,
             self._ours,
-            sleep=os.dup(self._pipe[0]),
+            wakeup=os.dup(self._pipe[0]),
             wakers=wakers,
-            lines={member: links.fileno(self._ours[member]) for member in wakers},
+            sockets={member: links.fileno(self._ours[member]) for member in wakers},
         )
-        return ShmCollectives(memory, me, beat, timeout_s)
+        return ShmCollectives(memory, me, progress, timeout_s)
 
-    def forget(self) -> None:
+    def close_offered(self) -> None:
         """Close what was offered: all ranks have opened it, or given up."""
         for descriptor in (self._memory, *(self._pipe or ())):
             if descriptor is not None:
                 os.close(descriptor)
-        self._arena = self._memory = self._pipe = None
+        self._segment = self._memory = self._pipe = None
 
 
 def _attach(offer: Any, members: int) -> ShmSegment:

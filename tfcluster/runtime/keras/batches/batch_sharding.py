@@ -4,7 +4,10 @@ from __future__ import annotations
 
 
 def bounds(batch: int, rank: int, size: int) -> tuple[int, int]:
-    """First row of a rank's part of ``batch`` rows, and the row after its last."""
+    """First row of a rank's part of ``batch`` rows, and the row after its last.
+
+    The sizes of the ranks' parts differ by one row at most; a part may be empty.
+    """
     return rank * batch // size, (rank + 1) * batch // size
 
 

@@ -8,24 +8,35 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
 
 from tfcluster.runtime.keras.batches.batch_sharding import bounds
 from tfcluster.runtime.keras.session import Share
+from tfcluster.runtime.tensor_types import DTypeLike, Leaf, Nest, Tensor
+
+Rows: TypeAlias = Any
+"""A tensor (dense, ragged or sparse) or array of at least one dimension: the rows.
+Not a union, since mypy cannot narrow one by ``isinstance`` of an untyped class."""
+
+Number: TypeAlias = int | Tensor
+"""A number of rows: a Python number if it is known, else a scalar integer tensor."""
+
+Flag: TypeAlias = bool | Tensor
+"""A Python bool if it is known, else a scalar boolean tensor."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
     """A rank's part of a batch and its share."""
 
-    data: Any
+    data: Nest
     share: Share
 
 
-def take_part(data: Any, rank: int, size: int) -> Part:
+def take_part(data: Nest, rank: int, size: int) -> Part:
     """This rank's rows of a global batch.
 
     A rank without rows gets the first row, with weight 0. If the tensors do not all
@@ -43,18 +54,23 @@ def take_part(data: Any, rank: int, size: int) -> Part:
     rows = stop - start
     if not rows:
         start, stop = 0, 1
-    share = Share(float(rows), rows > 0, total=float(batch))
+    share = Share(
+        rows=float(rows),
+        counts=rows > 0,
+        total=float(batch),
+        first=start,
+    )
     return Part(_cut_all(data, start, stop), share)
 
 
-def common_rows(leaves: Sequence[Any]) -> tuple[Any, Any]:
+def common_rows(leaves: Sequence[Rows]) -> tuple[Number, Flag]:
     """The number of rows of the first tensor, and whether all tensors have the same.
 
     Returns an int and a bool if these are known, else scalar tensors. A square matrix
     beside other tensors may be the adjacency matrix of a graph. Then the batch is one
     graph and must not be divided by its nodes, so the second result is false.
     """
-    counts = [rows_in(leaf) for leaf in leaves]
+    counts: list[Any] = [rows_in(leaf) for leaf in leaves]
     common: Any
     if all(isinstance(count, int) for count in counts):
         common = len(set(counts)) == 1
@@ -75,8 +91,8 @@ _SMALLEST_GRAPH = 4
 """The smallest adjacency matrix; smaller matrices are often symmetric by chance."""
 
 
-def _is_adjacency(leaf: Any) -> Any:
-    """Whether a tensor is an adjacency matrix: False, or a boolean tensor."""
+def _is_adjacency(leaf: Rows) -> Flag:
+    """Whether a tensor is an adjacency matrix: False, or a scalar boolean tensor."""
     if isinstance(leaf, tf.RaggedTensor) or leaf.shape is None:
         return False
     shape = tuple(leaf.shape) if isinstance(leaf, np.ndarray) else leaf.shape.as_list()
@@ -87,29 +103,39 @@ def _is_adjacency(leaf: Any) -> Any:
         return False
     if isinstance(leaf, tf.SparseTensor):
         lengths = leaf.dense_shape
-        return tf.equal(lengths[0], lengths[1]) & (lengths[0] >= _SMALLEST_GRAPH)
+        found: Tensor = tf.equal(lengths[0], lengths[1]) & (
+            lengths[0] >= _SMALLEST_GRAPH
+        )
+        return found
     matrix = tf.convert_to_tensor(leaf)
     lengths = tf.shape(matrix)
 
-    def symmetric() -> Any:
+    def symmetric() -> Tensor:
         there = tf.cast(matrix, tf.bool)
         alike = tf.reduce_all(tf.equal(there, tf.transpose(there)))
         equal = tf.reduce_all(tf.equal(matrix, tf.transpose(matrix)))
         # A matrix without zeros must equal its transpose: a normalised adjacency has
         # zeros.
-        return alike & (equal | ~tf.reduce_all(there))
+        found: Tensor = alike & (equal | ~tf.reduce_all(there))
+        return found
 
     square = tf.equal(lengths[0], lengths[1]) & (lengths[0] >= _SMALLEST_GRAPH)
-    return tf.cond(square, symmetric, lambda: tf.constant(False))
+    decided: Tensor = tf.cond(square, symmetric, lambda: tf.constant(False))
+    return decided
 
 
-def _is_numeric(dtype: Any) -> bool:
+def _is_numeric(dtype: DTypeLike) -> bool:
     kind = tf.as_dtype(dtype)
     return bool(kind.is_floating or kind.is_integer or kind.is_bool)
 
 
 def _dynamic_part(
-    data: Any, leaves: Sequence[Any], batch: Any, common: Any, rank: int, size: int
+    data: Nest,
+    leaves: Sequence[Rows],
+    batch: Number,
+    common: Flag,
+    rank: int,
+    size: int,
 ) -> Part:
     counts = [tf.cast(rows_in(leaf), tf.int64) for leaf in leaves]
     batch = tf.cast(batch, tf.int64)
@@ -124,6 +150,7 @@ def _dynamic_part(
         rows=tf.where(common, tf.cast(rows, tf.float64), _float(chiefs.rows)),
         counts=tf.where(common, ~empty, chiefs.counts),
         total=tf.where(common, tf.cast(batch, tf.float64), _float(1.0)),
+        first=first,
         undivided=~common,
     )
     return Part(_cut_all(data, first, last), share)
@@ -138,12 +165,13 @@ def _of_the_chief(rank: int) -> Share:
     return Share(rows=float(rank == 0), counts=rank == 0, total=1.0)
 
 
-def _float(number: float) -> Any:
-    return tf.constant(number, tf.float64)
+def _float(number: float) -> Tensor:
+    constant: Tensor = tf.constant(number, tf.float64)
+    return constant
 
 
-def cut(leaf: Any, start: Any, stop: Any) -> Any:
-    """Rows ``[start, stop)`` of one tensor."""
+def cut(leaf: Rows, start: Number, stop: Number) -> Rows:
+    """Rows ``[start, stop)`` of one tensor or array."""
     if not isinstance(leaf, tf.SparseTensor):
         return leaf[start:stop]
     shape = leaf.dense_shape
@@ -154,14 +182,14 @@ def cut(leaf: Any, start: Any, stop: Any) -> Any:
     return piece
 
 
-def twice(leaf: Any) -> Any:
-    """All rows of a tensor, followed by all of them again."""
+def twice(leaf: Rows) -> Rows:
+    """All rows of a tensor, followed by all of them again: twice as many rows."""
     if isinstance(leaf, tf.SparseTensor):
         return tf.sparse.concat(0, [leaf, leaf])
     return tf.concat([leaf, leaf], 0)
 
 
-def has_rows(leaf: Any) -> bool:
+def has_rows(leaf: Leaf) -> bool:
     """Whether this leaf of a batch has a first dimension."""
     if isinstance(leaf, np.ndarray):
         return leaf.ndim > 0
@@ -170,26 +198,32 @@ def has_rows(leaf: Any) -> bool:
     return False
 
 
-def has_dense_rows(leaf: Any) -> bool:
+def has_dense_rows(leaf: Leaf) -> bool:
     """Whether it has rows and is neither ragged nor sparse."""
     return isinstance(leaf, tf.Tensor | np.ndarray) and has_rows(leaf)
 
 
-def rows_in(leaf: Any) -> Any:
-    """The number of rows: an int if it is known, else a scalar tensor."""
+def rows_in(leaf: Rows) -> Number:
+    """The number of rows: an int if it is known, else a scalar tensor.
+
+    Its dtype is int64, or that of the row splits of a ragged tensor.
+    """
     if isinstance(leaf, np.ndarray):
-        return leaf.shape[0]
+        return int(leaf.shape[0])
     known = leaf.shape[0] if leaf.shape.rank is not None else None
     if known is not None:
         return int(known)
     if isinstance(leaf, tf.RaggedTensor):
-        return leaf.nrows()
+        found: Tensor = leaf.nrows()
+        return found
     if isinstance(leaf, tf.SparseTensor):
-        return leaf.dense_shape[0]
-    return tf.shape(leaf, out_type=tf.int64)[0]
+        length: Tensor = leaf.dense_shape[0]
+        return length
+    rows: Tensor = tf.shape(leaf, out_type=tf.int64)[0]
+    return rows
 
 
-def _cut_all(data: Any, start: Any, stop: Any) -> Any:
+def _cut_all(data: Nest, start: Number, stop: Number) -> Nest:
     return tf.nest.map_structure(
         lambda leaf: cut(leaf, start, stop) if has_rows(leaf) else leaf, data
     )

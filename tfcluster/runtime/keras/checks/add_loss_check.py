@@ -8,18 +8,20 @@ the numbers are compared like those of a loss function: see ``loss_reduction``.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.keras import internals
 from tfcluster.runtime.keras.batches.batch_slicing import has_dense_rows, rows_in
 from tfcluster.runtime.keras.checks.known_objects import KnownObjects
 from tfcluster.runtime.keras.checks.loss_reduction import kind_of_loss
+from tfcluster.runtime.keras.checks.types import Leaf, Nested
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.types import Model
+from tfcluster.runtime.tensor_types import Tensor
 
 _TOLERANCE = 0.02
 """Relative; wide, as the model may have been called with dropout."""
@@ -33,10 +35,11 @@ class AddLossCheck:
         self._judged = KnownObjects()
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
-    def look(self, model: Model, data: Any, undivided: Any) -> None:
+    def look(self, model: Model, data: Nested, undivided: bool | Tensor) -> None:
         """Compare what layers add to the loss for a rank's rows and for their halves.
 
-        Runs until everything is known. Does nothing for an ``undivided`` batch.
+        ``data`` is this rank's part of the batch, as ``train_step`` gets it. Runs until
+        everything is known. Does nothing for an ``undivided`` batch (a boolean scalar).
 
         Raises CollectiveError, when the step runs, if a layer adds a sum over the rows.
         """
@@ -49,10 +52,10 @@ class AddLossCheck:
         half = rows // 2
         known = self._judged.of(model)
 
-        def judge(numbers: Any, rows: Any) -> Any:
+        def judge(numbers: Array, rows: Array) -> np.bool_:
             return np.bool_(self._judge(names, numbers, int(rows)))
 
-        def look() -> Any:
+        def look() -> Tensor:
             parts = [(0, rows), (0, half), (half, rows)]
             numbers = [_added(model, inputs, names, *part) for part in parts]
             if any(part is None for part in numbers):
@@ -63,9 +66,11 @@ class AddLossCheck:
         over = known | (rows < 2) | undivided
         tf.cond(over, lambda: tf.no_op(), lambda: tf.group(look()))
 
-    def _judge(self, names: Sequence[str], numbers: Any, rows: int) -> bool:
+    def _judge(self, names: Sequence[str], numbers: Array, rows: int) -> bool:
         """Judge the numbers of a batch and of its halves; return whether all are known.
 
+        ``numbers`` (float64) has three rows, for the batch and its halves, and a column
+        for each of ``names``.
         Raises CollectiveError for a sum.
         """
         kinds = [
@@ -94,14 +99,19 @@ def _adders(model: Model) -> list[str]:
 
 
 def _added(
-    model: Model, inputs: Any, names: Sequence[str], start: Any, stop: Any
-) -> Any:
+    model: Model,
+    inputs: Nested,
+    names: Sequence[str],
+    start: int | Tensor,
+    stop: int | Tensor,
+) -> Tensor | None:
     """The numbers that layers add to the loss for some rows, without any side effect.
 
-    None if there are not as many as ``names``, those of the step.
+    Returns a float64 vector with a number for each of ``names``, those of the step, or
+    None if there are more or fewer.
     """
 
-    def cut(leaf: Any) -> Any:
+    def cut(leaf: Leaf) -> Tensor:
         return tf.convert_to_tensor(leaf)[start:stop]
 
     rows = keras.tree.map_structure(cut, inputs)

@@ -7,15 +7,14 @@ the same for all batches. Its value does not show which, but its computation doe
 
 from __future__ import annotations
 
-import weakref
-from typing import Any
-
 import tensorflow as tf
 
 from tfcluster.runtime.keras.batches.batch_slicing import rows_in
 from tfcluster.runtime.keras.checks.row_degrees import degree
 from tfcluster.runtime.keras.checks.row_terms import RowTerms
+from tfcluster.runtime.keras.object_map import ObjectMap
 from tfcluster.runtime.keras.types import Metric
+from tfcluster.runtime.tensor_types import Tensor
 
 
 class BatchNumbers:
@@ -23,22 +22,21 @@ class BatchNumbers:
 
     def __init__(self, row_terms: RowTerms) -> None:
         self._row_terms = row_terms
-        self._known: dict[int, tuple[weakref.ref[Any], str]] = {}
+        self._kinds = ObjectMap[str]()
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
-    def kind(self, metric: Metric, number: Any) -> str:
-        """The kind of ``number``, which ``metric`` gets: sum, mean, or unknown.
+    def kind(self, metric: Metric, number: Tensor) -> str:
+        """The kind of ``number``, which ``metric`` gets: 'sum', 'mean' or 'unknown'.
 
         Not every eager step is analysed. In the others the last known kind is returned.
         """
         found = self._of(number)
         if found is not None:
-            self._known[id(metric)] = weakref.ref(metric), found
+            self._kinds[metric] = found
             return found
-        known = self._known.get(id(metric))
-        return known[1] if known and known[0]() is metric else "unknown"
+        return self._kinds.get(metric) or "unknown"
 
-    def _of(self, number: Any) -> str | None:
+    def _of(self, number: Tensor) -> str | None:
         known = self._row_terms.known_ops(number)
         if known is None:
             return None

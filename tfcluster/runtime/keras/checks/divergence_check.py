@@ -14,7 +14,6 @@ import json
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -30,7 +29,7 @@ from tfcluster.runtime.keras.checks.weight_digests import (
 )
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.types import Optimizer, Variable
-from tfcluster.runtime.tensor_types import Gradient
+from tfcluster.runtime.tensor_types import Tensor
 
 _DIGEST_BYTES = 4
 """A note consists of two digests: of the hyperparameters and of the weights."""
@@ -39,7 +38,7 @@ _FIRST_STEPS, _EVERY = (1, 2, 4), 8
 """Weights are compared in these steps, and then in every eighth."""
 _EVERY_AFTER_ROUNDING = 64
 
-Owner = Callable[[], tuple[str, Any] | None]
+Owner = Callable[[], tuple[str, Optimizer] | None]
 """Returns the name and the optimizer that applies some gradients, or None as long as it
 is not known. The name is equal on all ranks. Called when an exchange runs, because the
 ranks may have traced their graphs at different times."""
@@ -50,7 +49,7 @@ class _Training:
     """The state of the comparison for one optimizer."""
 
     name: str
-    optimizer: Callable[[], Any]
+    optimizer: Callable[[], Optimizer | None]
     """Returns None when the optimizer is gone."""
     weights: Weights | None = None
     hyperparameters: Hyperparameters | None = None
@@ -69,8 +68,8 @@ class DivergenceCheck:
         self._trainings: dict[str, _Training] = {}
         self._unowned: dict[str, _Training] = {}
         """By the names of gradients whose optimizer is not known yet."""
-        self._told_of = _Training("", lambda: None)
-        self._left_behind: dict[str, str] = {}
+        self._not_averaged = _Training("", lambda: None)
+        self._final_state: dict[str, str] = {}
         """The final state of optimizers that are gone, by label."""
         self._ended = False
 
@@ -79,50 +78,63 @@ class DivergenceCheck:
         owner: Owner,
         what: str,
         variables: Sequence[Variable],
-        gradients: Sequence[Gradient],
     ) -> Watch:
         """Create the watch of one trace, or of one eager step.
 
-        ``what`` names the gradients, equal on all ranks. Only variables with a gradient
-        are compared.
+        ``what`` names the gradients, equal on all ranks; ``variables`` are those that
+        have one.
         """
-        chosen = [
-            variable
-            for variable, gradient in zip(variables, gradients, strict=True)
-            if gradient is not None
-        ]
         known = owner()
         training = self.training(*known) if known else self.without_owner(what)
         weights = training.weights
         # Eager steps call this every time, with the same variables.
-        if weights is None or not weights.are(chosen):
-            weights = training.weights = Weights(chosen)
+        if weights is None or not weights.are(variables):
+            weights = training.weights = Weights(variables)
         hyperparameters = training.hyperparameters
         return Watch(self, owner, what, weights, hyperparameters, self._session)
 
-    def look_at(self, optimizers: Sequence[tuple[str, Any]], steps: int) -> Look:
+    def hyperparameters(self, name: str, optimizer: Optimizer | None) -> list[Tensor]:
+        """Tensors of an optimizer's hyperparameters, for ``look_at`` in a graph."""
+        if optimizer is None:
+            return []
+        found = self.training(name, optimizer).hyperparameters
+        return [] if found is None else found.read()
+
+    def look_at(
+        self,
+        optimizers: Sequence[tuple[str, Optimizer | None]],
+        steps: int,
+        scalars: Sequence[Array] | None = None,
+    ) -> Look:
         """Compare hyperparameters, for strategies that average no gradients.
 
-        Optimizers that are gone (None) on a rank are not compared.
+        ``optimizers`` are pairs of a name, equal on all ranks, and an optimizer.
+        Optimizers that are gone (None) on a rank are not compared. ``scalars`` are the
+        values of ``hyperparameters`` of the only optimizer. They are needed in a graph,
+        which may change the variables before or after this call; without them, the
+        variables are read now.
         """
-        told: dict[str, str] = {}
+        texts: dict[str, str] = {}
         for name, optimizer in optimizers:
             if optimizer is None:
                 continue
             found = self.training(name, optimizer).hyperparameters
             if found is not None:
-                told |= found.texts(found.read())
+                texts |= found.texts(found.read() if scalars is None else scalars)
         names = ", ".join(name for name, _ in optimizers)
-        self._told_of.name, self._told_of.steps = names, steps
-        return Look(self._session, self._told_of, told, {})
+        self._not_averaged.name, self._not_averaged.steps = names, steps
+        return Look(self._session, self._not_averaged, texts, {})
 
     def last_state(self) -> dict[str, str]:
-        """The state to compare when the programs end; must be called only once."""
+        """The state to compare when the programs end, as text by label.
+
+        Must be called only once.
+        """
         if self._session.group.failure is None:
             for name in list(self._trainings):
-                self._leave_behind(name)
+                self._record_final_state(name)
         self._ended = True
-        return dict(list(self._left_behind.items())[-MAX_LABELS:])
+        return dict(list(self._final_state.items())[-MAX_LABELS:])
 
     def last_equal(self) -> dict[str, int]:
         """By label: the last step in which the value was seen to be equal."""
@@ -136,7 +148,7 @@ class DivergenceCheck:
         """The state for ``optimizer``, which has this name on all ranks."""
         training = self._trainings.get(name)
         if training is None or training.optimizer() is not optimizer:
-            ref = weakref.ref(optimizer, lambda _: self._leave_behind(name))
+            ref = weakref.ref(optimizer, lambda _: self._record_final_state(name))
             training = self._trainings[name] = _Training(name, ref)
         if training.hyperparameters is None:
             training.hyperparameters = Hyperparameters(name, optimizer)
@@ -146,7 +158,7 @@ class DivergenceCheck:
         """The state for gradients that no optimizer has applied yet."""
         return self._unowned.setdefault(what, _Training(what, lambda: None))
 
-    def _leave_behind(self, name: str) -> None:
+    def _record_final_state(self, name: str) -> None:
         """Record the final state of a training or of its optimizer."""
         training = self._trainings[name]
         if self._ended or not training.steps:
@@ -155,9 +167,9 @@ class DivergenceCheck:
         with contextlib.suppress(Exception), tf.init_scope():
             if training.hyperparameters is not None:
                 found = training.hyperparameters
-                self._left_behind |= found.texts(found.read())
+                self._final_state |= found.texts(found.read())
             if training.weights is not None:
-                self._left_behind |= training.weights.summaries()
+                self._final_state |= training.weights.summaries()
 
 
 class Watch:
@@ -187,21 +199,24 @@ class Watch:
         self._carries = in_graph and weights.on_cpu
         self._compares_weights = self._carries or not in_graph
 
-    def inputs(self) -> list[Any]:
-        """The tensors whose values ``look`` needs."""
+    def inputs(self) -> list[Tensor]:
+        """The tensors whose values ``look`` needs: hyperparameters, then weights."""
         found = self._hyperparameters
         scalars = [] if found is None else found.read()
         self._scalars = len(scalars)
         return scalars + (self._weights.read() if self._carries else [])
 
-    def look(self, *inputs: Any) -> Look:
-        """Look at this rank's state right before an exchange."""
+    def look(self, *inputs: Array) -> Look:
+        """Look at this rank's state right before an exchange.
+
+        ``inputs`` are the values of the tensors that the method ``inputs`` returned.
+        """
         training = self._training()
         training.weights = self._weights
         training.steps += 1
-        told: dict[str, str] = {}
+        texts: dict[str, str] = {}
         if self._hyperparameters is not None:
-            told = self._hyperparameters.texts(inputs[: self._scalars])
+            texts = self._hyperparameters.texts(inputs[: self._scalars])
         parts: dict[str, Array] = {}
         due = training.steps in _FIRST_STEPS or training.steps % training.every == 0
         if self._compares_weights and due:
@@ -212,7 +227,7 @@ class Watch:
                 part = self._weights.part(chunk, values)
                 if part is not None:
                     parts[self._weights.labels[chunk.place]] = part
-        return Look(self._session, training, told, parts)
+        return Look(self._session, training, texts, parts)
 
     def _training(self) -> _Training:
         """The state for this watch: its owner may become known only after the trace."""
@@ -229,15 +244,15 @@ class Look:
         self,
         session: Session,
         training: _Training,
-        told: Mapping[str, str],
+        texts: Mapping[str, str],
         parts: Mapping[str, Array],
     ) -> None:
         self._session = session
         self._training = training
         self._parts = parts
         sums = {label: f"{rank_divergence.checksum(a):x}" for label, a in parts.items()}
-        self._told = {**told, **sums}
-        self.note = _digest(told) + _digest(sums)
+        self._texts = {**texts, **sums}
+        self.note = _digest(texts) + _digest(sums)
 
     def compared(self, notes: Sequence[bytes]) -> None:
         """Compare the ranks' notes. Raises CollectiveError on all ranks on divergence.
@@ -251,42 +266,42 @@ class Look:
         ]
         if any(len(found) > 1 for found in kinds):
             self._explain()
-        self._training.equal |= dict.fromkeys(self._told, self._training.steps)
+        self._training.equal |= dict.fromkeys(self._texts, self._training.steps)
 
     def _explain(self) -> None:
         name, steps = self._training.name, self._training.steps
         signature = Signature(f"what {name} trains")
         group = self._session.group
-        sent = allgather_bytes(group, json.dumps(self._told).encode(), signature)
-        told = [json.loads(data) for data in sent]
-        label = rank_divergence.differing(told)
+        sent = allgather_bytes(group, json.dumps(self._texts).encode(), signature)
+        texts = [json.loads(data) for data in sent]
+        label = rank_divergence.differing(texts)
         if label is None:
             return
         when = f"in step {steps} of {name}"
         last = rank_divergence.equal_text(self._training.equal.get(label, 0))
         if label not in self._parts:
-            values = {rank: found[label] for rank, found in enumerate(told)}
+            values = {rank: found[label] for rank, found in enumerate(texts)}
             self._session.refuse(
                 rank_divergence.hyperparameter_text(label, values, when, last)
             )
         part = self._parts[label]
-        away, rank = self._farthest(part, Signature(f"what {label} is"))
-        if away <= rank_divergence.rounding_of(part.dtype.itemsize):
+        distance, rank = self._farthest(part, Signature(f"what {label} is"))
+        if distance <= rank_divergence.rounding_of(part.dtype.itemsize):
             self._training.every = _EVERY_AFTER_ROUNDING
-            self._session.warn(rank_divergence.rounding_text(label, away))
+            self._session.warn(rank_divergence.rounding_text(label, distance))
             return
         ranks = f"rank 0 and rank {rank}"
         self._session.refuse(
-            rank_divergence.weights_text(label, ranks, away, when, last)
+            rank_divergence.weights_text(label, ranks, distance, when, last)
         )
 
     def _farthest(self, part: Array, signature: Signature) -> tuple[float, int]:
         """The largest distance of a rank's array from the chief's, and that rank."""
         sent = allgather_bytes(self._session.group, part.tobytes(), signature)
         arrays = [np.frombuffer(data, part.dtype) for data in sent]
-        away = [rank_divergence.distance(arrays[0], array) for array in arrays]
-        rank = int(np.argmax(away))
-        return away[rank], rank
+        distances = [rank_divergence.distance(arrays[0], array) for array in arrays]
+        rank = int(np.argmax(distances))
+        return distances[rank], rank
 
 
 def _digest(values: Mapping[str, str]) -> bytes:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import tensorflow as tf
 
 from tfcluster.runtime.keras.session import Session
 
 
-def warn_of_endless_epochs(session: Session, arguments: Mapping[str, Any]) -> None:
+def warn_of_endless_epochs(session: Session, arguments: Mapping[str, object]) -> None:
     """Warn if an infinite dataset has no ``steps_per_epoch``.
 
     ``arguments`` are those of ``fit``, by name.

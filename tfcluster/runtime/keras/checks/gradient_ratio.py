@@ -21,7 +21,10 @@ class GradientRatio(NamedTuple):
 
 
 def growth(ours: Sequence[Array], chiefs: Sequence[Array]) -> GradientRatio:
-    """Compare the gradient ``ours`` with the reference ``chiefs``."""
+    """Compare the gradient ``ours`` with the reference ``chiefs``, in float64.
+
+    Both have an array of the same shape for each variable.
+    """
     length = along = own = 0.0
     with np.errstate(all="ignore"):
         for one, other in zip(ours, chiefs, strict=True):

@@ -7,7 +7,6 @@ the first, second, fourth, eighth, ... batch is compared.
 from __future__ import annotations
 
 import zlib
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -15,8 +14,10 @@ import tensorflow as tf
 from tfcluster.runtime.collective import Signature
 from tfcluster.runtime.collective.collectives import allgather_bytes
 from tfcluster.runtime.collective.transports.base import Array
+from tfcluster.runtime.keras.checks.types import Leaf, Nested
 from tfcluster.runtime.keras.graph_order import exchange_in_order
 from tfcluster.runtime.keras.session import Session
+from tfcluster.runtime.tensor_types import Tensor
 
 _SAMPLE = 256
 """How many numbers at each end of a tensor are compared."""
@@ -30,8 +31,11 @@ class InputConsistency:
         self._steps: tf.Variable | None = None
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
-    def look(self, data: Any) -> None:
-        """Compare this rank's batch with the other ranks', eagerly or in a graph."""
+    def look(self, data: Nested) -> None:
+        """Compare this rank's batch with the other ranks', eagerly or in a graph.
+
+        ``data`` is the whole batch, before it is divided. All ranks must call this.
+        """
         samples = [_sample(leaf) for leaf in tf.nest.flatten(data)]
         samples = [sample for sample in samples if sample is not None]
         if not samples:
@@ -46,7 +50,7 @@ class InputConsistency:
             lambda: tf.constant(0, tf.int64),
         )
 
-    def _compare(self, *samples: Array) -> Any:
+    def _compare(self, *samples: Array) -> np.int64:
         ours = digest(samples)
         found = allgather_bytes(
             self._session.group, ours, Signature("digest of a batch")
@@ -58,11 +62,12 @@ class InputConsistency:
                 "seed for the data, or use the global random generators of Python, "
                 "NumPy, TensorFlow or Keras, which have the same seed on all ranks"
             )
-        return np.int64(0)
+        nothing: np.int64 = np.int64(0)
+        return nothing
 
 
 def digest(arrays: tuple[Array, ...]) -> bytes:
-    """A checksum (CRC-32, 4 bytes) of numbers or strings."""
+    """A CRC-32 checksum (4 bytes, big-endian) of arrays of numbers or of bytes."""
     code = 0
     for array in arrays:
         if array.dtype == object:
@@ -71,7 +76,7 @@ def digest(arrays: tuple[Array, ...]) -> bytes:
     return code.to_bytes(4, "big")
 
 
-def _sample(leaf: Any) -> Any:
+def _sample(leaf: Leaf) -> Tensor | None:
     if isinstance(leaf, tf.SparseTensor | tf.RaggedTensor):
         leaf = leaf.values
     if not isinstance(leaf, tf.Tensor | np.ndarray):

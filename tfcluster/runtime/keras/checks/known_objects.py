@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import weakref
-from typing import Any
-
 import tensorflow as tf
+
+from tfcluster.runtime.keras.object_map import ObjectMap
 
 
 class KnownObjects:
     """The objects that a check has finished with."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[weakref.ref[Any], tf.Variable]] = {}
+        self._flags = ObjectMap[tf.Variable]()
 
-    def of(self, judged: Any) -> tf.Variable:
-        """The flag of ``judged``, a boolean tf.Variable that is False at first."""
-        entry = self._known.get(id(judged))
-        if entry is None or entry[0]() is not judged:
-            with tf.init_scope():
-                variable = tf.Variable(False, trainable=False)
-            entry = self._known[id(judged)] = weakref.ref(judged), variable
-        return entry[1]
+    def of(self, judged: object) -> tf.Variable:
+        """The flag of ``judged``, a boolean scalar variable that is False at first."""
+        return self._flags.of(judged, new_flag)
+
+
+def new_flag() -> tf.Variable:
+    """A boolean tf.Variable that is False at first. A graph may be being traced."""
+    with tf.init_scope():
+        return tf.Variable(False, trainable=False)

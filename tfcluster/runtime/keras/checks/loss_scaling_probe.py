@@ -36,6 +36,7 @@ class LossScalingProbe:
         self._session = session
 
     def allowed(self) -> bool:
+        """Whether no rank uses a GPU; all ranks must call this."""
         # A rank gets up to four times its usual rows, too many perhaps for a GPU's
         # memory.
         ours = b"" if tf.config.list_logical_devices("GPU") else b"1"
@@ -43,6 +44,11 @@ class LossScalingProbe:
         return all(allgather_bytes(self._session.group, ours, signature))
 
     def judge(self, optimizer: str, ours: Sequence[Array]) -> bool:
+        """See ``session.Trials``. ``DOUBLING_RANK`` is compared with the chief.
+
+        ``ours`` has an array for each variable. A gradient with the same direction and
+        about twice the length is refused; a smaller growth gets a warning.
+        """
         session = self._session
         what = f"gradients of {optimizer} for rows that come twice"
         sent = flat_bytes(ours) if session.chief else b""
@@ -50,8 +56,8 @@ class LossScalingProbe:
         found = GradientRatio(0.0, 0.0)
         if session.rank == DOUBLING_RANK:
             found = growth(ours, chiefs)
-        said = allgather_bytes(session.group, _GROWTH.pack(*found), Signature(what))
-        found = GradientRatio(*_GROWTH.unpack(said[DOUBLING_RANK]))
+        packed = allgather_bytes(session.group, _GROWTH.pack(*found), Signature(what))
+        found = GradientRatio(*_GROWTH.unpack(packed[DOUBLING_RANK]))
         if found.times >= _SUM and found.cosine >= _CERTAIN:
             session.refuse(
                 f"the gradients for {optimizer} grow with the number of rows in a "

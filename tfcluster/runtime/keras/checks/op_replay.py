@@ -7,7 +7,14 @@ others keep their values, so variables and random numbers are the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -15,6 +22,7 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from tfcluster.runtime import contract, tf_internals
+from tfcluster.runtime.keras.checks.types import TensorKey
 from tfcluster.runtime.tensor_types import Tensor
 
 _T = TypeVar("_T")
@@ -43,11 +51,12 @@ class Op:
     """An operation that was executed, or added to a graph."""
 
     kind: str
-    inputs: Sequence[Any]
-    outputs: Sequence[Any]
+    """TensorFlow's name of the type of operation, such as ``AddV2``."""
+    inputs: Sequence[Tensor]
+    outputs: Sequence[Tensor]
     functions: Sequence[str]
     """The names of functions that it calls."""
-    run: Callable[[list[Any]], Sequence[Any]]
+    run: Callable[[list[Tensor]], Sequence[Tensor]]
     """Computes the outputs from other inputs."""
     held: bool = False
     """Whether its results keep their values."""
@@ -59,10 +68,10 @@ class Holds:
     def __init__(self) -> None:
         self.recording = False
         """Whether to record eager tensors."""
-        self.eager: dict[Any, Any] = {}
+        self.eager: dict[TensorKey, Tensor] = {}
         """The held eager tensors, by their keys."""
 
-    def hold(self, tensor: Tensor) -> Any:
+    def hold(self, tensor: Tensor) -> Tensor:
         """Mark ``tensor`` as held; use the returned tensor instead of it."""
         if not tf.executing_eagerly():
             return tf.identity(tensor, name=_HELD)
@@ -71,7 +80,7 @@ class Holds:
         return tensor
 
 
-def attached(graph: Any, name: str, make: Callable[[], _T]) -> _T:
+def attached(graph: tf.Graph, name: str, make: Callable[[], _T]) -> _T:
     """An object of ours that lives as long as ``graph``; made if it does not exist."""
     if not hasattr(graph, name):
         contract.mark(graph, name, make())
@@ -79,9 +88,9 @@ def attached(graph: Any, name: str, make: Callable[[], _T]) -> _T:
     return found
 
 
-def key_of(tensor: Tensor) -> Any:
+def key_of(tensor: Tensor) -> TensorKey:
     """A tensor's identity: in a graph its name, since its Python object may vary."""
-    return id(tensor) if hasattr(tensor, "numpy") else tensor.name
+    return id(tensor) if hasattr(tensor, "numpy") else str(tensor.name)
 
 
 @dataclass(slots=True)
@@ -92,18 +101,22 @@ class Recording:
 
     def __call__(
         self,
-        kind: Any,
-        inputs: Any,
-        attrs: Any,
-        outputs: Any,
-        op_name: Any = None,
-        graph: Any = None,
+        kind: str | bytes,
+        inputs: Sequence[Tensor],
+        attrs: Sequence[Any],
+        outputs: Sequence[Tensor],
+        op_name: str | None = None,
+        graph: tf.Graph | None = None,
     ) -> None:
+        """Record an operation; TensorFlow calls this after it has executed one.
+
+        ``attrs`` has the operation's attributes: a name, its value, a name, ...
+        """
         if graph is not None or not outputs:
             return
         name = kind.decode() if isinstance(kind, bytes) else str(kind)
 
-        def run(values: list[Any]) -> Sequence[Any]:
+        def run(values: list[Tensor]) -> Sequence[Tensor]:
             return tf_internals.execute(name, len(outputs), values, attrs)
 
         called = [] if tf_internals.op_definition(name) else [name]
@@ -123,13 +136,13 @@ def recorded() -> Iterator[Recording]:
         tf_internals.stop_observing_ops(recording)
 
 
-def ops_of(graph: Any) -> list[Op]:
+def ops_of(graph: tf.Graph) -> list[Op]:
     """The operations of a graph, in the order in which they were added."""
     return [_op(operation) for operation in graph.get_operations()]
 
 
-def _op(operation: Any) -> Op:
-    def run(values: list[Any]) -> Sequence[Any]:
+def _op(operation: tf.Operation) -> Op:
+    def run(values: list[Tensor]) -> Sequence[Tensor]:
         attrs = operation.node_def.attr
         again = tf.compat.v1.get_default_graph().create_op(
             operation.type,
@@ -140,7 +153,7 @@ def _op(operation: Any) -> Op:
         )
         for output, before in zip(again.outputs, operation.outputs, strict=True):
             output.set_shape(before.shape)
-        outputs: Sequence[Any] = again.outputs
+        outputs: Sequence[Tensor] = again.outputs
         return outputs
 
     return Op(
@@ -153,7 +166,7 @@ def _op(operation: Any) -> Op:
     )
 
 
-def _functions(operation: Any) -> list[str]:
+def _functions(operation: tf.Operation) -> list[str]:
     found = []
     for definition in operation.op_def.attr:
         if definition.type not in ("func", "list(func)"):
@@ -164,7 +177,10 @@ def _functions(operation: Any) -> list[str]:
 
 
 def path_between(
-    ops: Iterable[Op], inputs: Iterable[Any], target: Any, held: Collection[Any]
+    ops: Iterable[Op],
+    inputs: Iterable[Tensor],
+    target: Tensor,
+    held: Collection[TensorKey],
 ) -> list[Op] | None:
     """The operations that compute ``target`` from ``inputs``, in order.
 
@@ -189,8 +205,14 @@ def path_between(
     return path[::-1]
 
 
-def replay(path: Iterable[Op], inputs: dict[Any, Any], target: Any) -> Any:
-    """The value of ``target`` for other values of ``inputs``, given by their keys."""
+def replay(
+    path: Iterable[Op], inputs: Mapping[TensorKey, Tensor], target: Tensor
+) -> Tensor:
+    """The value of ``target`` for other values of ``inputs``, given by their keys.
+
+    ``path`` is a result of ``path_between``. A value needs the dtype of the tensor that
+    it replaces, and a compatible shape.
+    """
     values = dict(inputs)
     for op in path:
         found = op.run([values.get(key_of(i), i) for i in op.inputs])

@@ -7,7 +7,6 @@ only some of the rows, so its largest value may differ.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -17,8 +16,10 @@ from tfcluster.runtime.keras.batches.batch_slicing import cut, has_dense_rows, r
 from tfcluster.runtime.keras.checks.known_objects import KnownObjects
 from tfcluster.runtime.keras.checks.loss_reduction import same_rows
 from tfcluster.runtime.keras.checks.rounding import TOLERANCES
+from tfcluster.runtime.keras.checks.types import Leaf, Nested
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.types import Layer
+from tfcluster.runtime.tensor_types import Tensor
 
 
 class OutputsByRow:
@@ -28,16 +29,22 @@ class OutputsByRow:
         self._session = session
         self._judged = KnownObjects()
 
-    def look(self, layer: Layer, outputs: Callable[[Any], Any], given: Any) -> None:
-        """Check ``layer``; ``outputs`` computes its outputs, given its arguments."""
+    def look(
+        self, layer: Layer, outputs: Callable[[Nested], Nested], given: Nested
+    ) -> None:
+        """Check ``layer``, whose arguments are ``given``.
+
+        ``outputs`` computes its outputs for arguments of the same structure. Does
+        nothing if no argument is a dense tensor with rows.
+        """
         leaves = [leaf for leaf in tf.nest.flatten(given) if has_dense_rows(leaf)]
         if not leaves:
             return
         rows = tf.cast(rows_in(leaves[0]), tf.int64)
         known = self._judged.of(layer)
 
-        def of_rows(start: Any, stop: Any) -> list[Any]:
-            def piece(leaf: Any) -> Any:
+        def of_rows(start: int | Tensor, stop: int | Tensor) -> list[Tensor]:
+            def piece(leaf: Leaf) -> Leaf:
                 if not any(leaf is other for other in leaves):
                     return leaf
                 return cut(tf.convert_to_tensor(leaf), start, stop)
@@ -45,7 +52,7 @@ class OutputsByRow:
             found = tf.nest.flatten(outputs(tf.nest.map_structure(piece, given)))
             return [tensor for tensor in found if tensor.dtype.is_floating]
 
-        def judge(*arrays: Array) -> Any:
+        def judge(*arrays: Array) -> np.bool_:
             count = len(arrays) // 3
             for place in range(count):
                 whole, *halves = arrays[place::count]
@@ -58,7 +65,7 @@ class OutputsByRow:
                     )
             return np.bool_(True)
 
-        def look() -> Any:
+        def look() -> Tensor:
             half = rows // 2
             parts = of_rows(0, rows), of_rows(0, half), of_rows(half, rows)
             arrays = [tensor for part in parts for tensor in part]

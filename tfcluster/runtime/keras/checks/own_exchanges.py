@@ -7,7 +7,7 @@ batches, too, so that most of its data would be lost.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -17,12 +17,12 @@ from tfcluster.runtime.collective import CollectiveError
 from tfcluster.runtime.exchange.reduced_tensors import reduced
 from tfcluster.runtime.keras import patches
 from tfcluster.runtime.keras.session import Session
-from tfcluster.runtime.keras.types import Model, Optimizer
-from tfcluster.runtime.scripts import self_distributed
+from tfcluster.runtime.keras.types import Model
+from tfcluster.runtime.scripts import program_kind
 
 
 class OwnExchanges:
-    """The outermost hooks: if they find something, no other hook runs."""
+    """The outermost checks: if they find something, no hook runs from then on."""
 
     def __init__(self, session: Session, rank: int, size: int) -> None:
         self._session = session
@@ -33,33 +33,22 @@ class OwnExchanges:
     def install(self) -> None:
         patches.TABLE.install(
             {
-                patches.TAPE_GRADIENT: self._gradient,
-                patches.OPTIMIZER_APPLY: self._apply,
-                patches.LOSS_SCALE_APPLY: self._apply,
+                patches.TAPE_GRADIENT: reduced.gradients,
                 patches.DATASET_ITER: self._iter,
                 patches.MODEL_FIT: self._fit,
             }
         )
 
-    def _gradient(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        found = original(*args, **kwargs)
-        reduced.gradients(found)
-        return found
+    def apply_begins(self, *, exchanged: bool) -> None:
+        """Called when an optimizer applies gradients.
 
-    def _apply(
-        self,
-        original: Callable[..., Any],
-        optimizer: Optimizer,
-        grads: Sequence[Any],
-        *args: Any,
-        **kwargs: Any,
-    ) -> Any:
-        grads = list(grads)
-        if reduced.applied(grads):
-            self_distributed.claim()
+        ``exchanged``: the program itself has exchanged them. Raises CollectiveError if
+        it has not, but shards its dataset by rank.
+        """
+        if exchanged:
+            program_kind.claim_distribution()
         elif self._parted and not self._session.inside_keras:
             raise self._refusal()
-        return original(optimizer, grads, *args, **kwargs)
 
     def _iter(self, original: Callable[..., Any], dataset: Any) -> Any:
         if not self._session.inside_keras:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.keras.checks.op_replay import Op, key_of
 from tfcluster.runtime.tensor_types import Tensor
 
@@ -44,13 +44,16 @@ class _Growth:
     """Whether the first axis is that of the rows."""
     is_shape: bool = False
     """Whether it is the shape of a tensor that has rows."""
+    held: bool = False
+    """Whether it is the same however the batch is divided: computed from all rows."""
 
 
 _UNKNOWN = _Growth(None, by_row=False)
+_HELD = _Growth(0.0, by_row=False, held=True)
 
 
 def degree(
-    ops: Iterable[Op], leaves: Sequence[Any], number: Any, rows: int | None
+    ops: Iterable[Op], leaves: Sequence[Tensor], number: Tensor, rows: int | None
 ) -> float | None:
     """The degree of ``number``, computed by ``ops`` from ``leaves``, tensors with rows.
 
@@ -62,13 +65,17 @@ def degree(
         inputs = [grown.get(key_of(tensor)) for tensor in op.inputs]
         if any(found is not None for found in inputs):
             for output in op.outputs:
-                found = _of(op, inputs, output, rows)
+                known = [each for each in inputs if each is not None]
+                if op.held or all(each.held for each in known):
+                    found = _HELD
+                else:
+                    found = _of(op, inputs, output, rows)
                 grown.setdefault(key_of(output), found)
     return grown[key_of(number)].degree
 
 
 def _of(
-    op: Op, inputs: Sequence[_Growth | None], output: Any, rows: int | None
+    op: Op, inputs: Sequence[_Growth | None], output: Tensor, rows: int | None
 ) -> _Growth:
     """The degree of an output; None in ``inputs``: independent of the batch."""
     dependent = [found for found in inputs if found is not None]
@@ -160,6 +167,7 @@ def _reduced(op: Op, first: _Growth, rank: int | None) -> _Growth:
     return _Growth(first.degree + grows, by_row=first.by_row and not over_rows)
 
 
-def _constant(tensor: Tensor) -> Any:
+def _constant(tensor: Tensor) -> Array | None:
+    """The value of a constant of the graph, with at least one dimension."""
     value = tf.get_static_value(tensor)
     return None if value is None else np.atleast_1d(value)

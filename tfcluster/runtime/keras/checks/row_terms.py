@@ -16,12 +16,13 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import ParamSpec, TypeVar
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.keras import patches
 from tfcluster.runtime.keras.batches.batch_slicing import has_dense_rows, has_rows
 from tfcluster.runtime.keras.checks.check_steps import RareSteps
@@ -37,9 +38,13 @@ from tfcluster.runtime.keras.checks.op_replay import (
     replay,
 )
 from tfcluster.runtime.keras.checks.rounding import TOLERANCES
+from tfcluster.runtime.keras.checks.types import Leaf, Nested, TensorKey
 from tfcluster.runtime.keras.program_lines import user_line
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.tensor_types import Tensor
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 _MOST_RECORDED = 100_000
 """The most operations per step: a loop left in mid-step must not record forever."""
@@ -57,14 +62,15 @@ class RowTerms:
         self._holds = holds
         self._steps = RareSteps()
         self._recording: Recording | None = None
-        self._leaves: list[Any] = []
+        self._leaves: list[Tensor] = []
         self._end = ExitStack()
         self._batches: Counter[str] = Counter()
 
     def install(self) -> None:
-        patches.TABLE.install({patches.TAPE_GRADIENT: self._gradient})
+        """Install the hook in Keras, once per process."""
+        patches.TABLE.install({patches.TAPE_GRADIENT: self._before_gradient})
 
-    def begin_batch(self, data: Any, loop: str) -> None:
+    def begin_batch(self, data: Nested, loop: str) -> None:
         """Record the eager step in which ``loop`` uses ``data``, this rank's rows."""
         self.end_batch()
         self._batches[loop] += 1
@@ -83,21 +89,19 @@ class RowTerms:
         self._holds.recording = False
         self._holds.eager.clear()
 
-    def _gradient(
+    def _before_gradient(
         self,
-        original: Callable[..., Any],
-        tape: Any,
-        target: Any,
-        sources: Any,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Any:
+        tape: tf.GradientTape,
+        target: Nested,
+        sources: Nested,
+        *args: object,
+        **kwargs: object,
+    ) -> None:
         if any(getattr(source, "trainable", False) for source in _flat(sources)):
             self._look(_flat(target))
-        return original(tape, target, sources, *args, **kwargs)
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
-    def _look(self, targets: Sequence[Any]) -> None:
+    def _look(self, targets: Sequence[Tensor]) -> None:
         targets = [target for target in targets if isinstance(target, tf.Tensor)]
         if not targets or not all(target.dtype.is_floating for target in targets):
             return
@@ -106,7 +110,7 @@ class RowTerms:
         else:
             self._look_in_graph(targets)
 
-    def _look_eagerly(self, targets: Sequence[Any]) -> None:
+    def _look_eagerly(self, targets: Sequence[Tensor]) -> None:
         recording = self._recording
         if recording is None:
             return
@@ -118,7 +122,7 @@ class RowTerms:
             numbers = _in_orders(paths, targets, self._leaves)
             self._judge(user_line(), _coarsest(paths), np.asarray(numbers))
 
-    def _look_in_graph(self, targets: Sequence[Any]) -> None:
+    def _look_in_graph(self, targets: Sequence[Tensor]) -> None:
         graph = tf.compat.v1.get_default_graph()
         leaves = self._leaves_in(graph)
         if not leaves:
@@ -131,10 +135,10 @@ class RowTerms:
         # The graph keeps the object alive, and with it the count of its steps.
         attached(graph, "_tfcluster_checks", list[_Check]).append(checked)
 
-        def judge(numbers: Any) -> Any:
+        def judge(numbers: Array) -> np.bool_:
             return np.bool_(self._judge(where, dtype, numbers))
 
-        def look() -> Any:
+        def look() -> Tensor:
             numbers = _in_orders(paths, targets, leaves)
             over = tf.numpy_function(judge, [numbers], tf.bool)
             return self._steps.end_if(checked, tf.reshape(over, []))
@@ -144,8 +148,8 @@ class RowTerms:
         due = self._steps.due(checked) & tf.logical_not(undivided)
         tf.cond(due, lambda: tf.group(look()), lambda: tf.no_op())
 
-    def known_ops(self, number: Any) -> tuple[Sequence[Op], Sequence[Any]] | None:
-        """The operations that led to ``number``, and the batch's tensors.
+    def known_ops(self, number: Tensor) -> tuple[Sequence[Op], Sequence[Tensor]] | None:
+        """The operations that led to ``number``, and the batch's tensors, at least one.
 
         None if they are not known.
         """
@@ -160,7 +164,7 @@ class RowTerms:
         leaves = self._leaves_in(graph)
         return (ops_of(graph), leaves) if leaves else None
 
-    def _leaves_in(self, graph: Any) -> list[Any]:
+    def _leaves_in(self, graph: tf.Graph) -> list[Tensor]:
         """The tensors of a graph whose rows are the batch's, as far as known."""
         share = self._session.share
         if share is not None:
@@ -174,7 +178,7 @@ class RowTerms:
         return _arguments_with_rows(graph, self._session.loop.present_rows())
 
     def _paths(
-        self, ops: Sequence[Op], targets: Sequence[Any], leaves: Sequence[Any]
+        self, ops: Sequence[Op], targets: Sequence[Tensor], leaves: Sequence[Tensor]
     ) -> list[list[Op]] | None:
         """How each target is computed from the batch; None if that is unknown."""
         held = self._holds.eager
@@ -182,7 +186,7 @@ class RowTerms:
         known = [path for path in paths if path is not None]
         return known if len(known) == len(paths) and any(known) else None
 
-    def _judge(self, where: str, dtype: str, numbers: Any) -> bool:
+    def _judge(self, where: str, dtype: str, numbers: Array) -> bool:
         """Judge a loss by its values for four orders; return whether the check ends."""
         session = self._session
         if not session.inside_keras and not session.loop.divided:
@@ -202,7 +206,10 @@ class RowTerms:
 def has_row_terms(
     both: float, swapped: float, first: float, second: float, *, tolerance: float
 ) -> bool:
-    """Whether a loss may be a sum over rows, from its values for AB, BA, AA and BB."""
+    """Whether a loss may be a sum over rows, from its values for AB, BA, AA and BB.
+
+    ``tolerance`` is relative. True if a value is not finite, which proves nothing.
+    """
     numbers = both, swapped, first, second
     if not all(map(math.isfinite, numbers)):
         return True
@@ -211,9 +218,12 @@ def has_row_terms(
 
 
 def _in_orders(
-    paths: Sequence[list[Op]], targets: Sequence[Any], leaves: Sequence[Any]
-) -> Any:
-    """The sum of the targets for the rows as they are and in three other orders."""
+    paths: Sequence[list[Op]], targets: Sequence[Tensor], leaves: Sequence[Tensor]
+) -> Tensor:
+    """The sum of the targets for the rows as they are and in three other orders.
+
+    A float64 vector of four elements.
+    """
     whole = [
         _total(
             [
@@ -226,11 +236,13 @@ def _in_orders(
     return tf.stack([_total(targets), *whole])
 
 
-def _total(tensors: Sequence[Tensor]) -> Any:
+def _total(tensors: Sequence[Tensor]) -> Tensor:
     return tf.add_n([tf.reduce_sum(tf.cast(t, tf.float64)) for t in tensors])
 
 
-def _reordered(leaves: Sequence[Any], order: Callable[[Any], Any]) -> dict[Any, Any]:
+def _reordered(
+    leaves: Sequence[Tensor], order: Callable[[Tensor], Tensor]
+) -> dict[TensorKey, Tensor]:
     found = {}
     for leaf in leaves:
         rows = tf.shape(leaf)[0]
@@ -241,15 +253,15 @@ def _reordered(leaves: Sequence[Any], order: Callable[[Any], Any]) -> dict[Any, 
     return found
 
 
-def _swapped(half: Any) -> Any:
+def _swapped(half: Tensor) -> Tensor:
     return tf.concat([tf.range(half, 2 * half), tf.range(half)], 0)
 
 
-def _first_twice(half: Any) -> Any:
+def _first_twice(half: Tensor) -> Tensor:
     return tf.concat([tf.range(half), tf.range(half)], 0)
 
 
-def _second_twice(half: Any) -> Any:
+def _second_twice(half: Tensor) -> Tensor:
     return tf.concat([tf.range(half, 2 * half), tf.range(half, 2 * half)], 0)
 
 
@@ -261,7 +273,7 @@ def _coarsest(paths: Sequence[list[Op]]) -> str:
     return next((name for name in reversed(TOLERANCES) if name in found), "float32")
 
 
-def _arguments_with_rows(graph: Any, rows: int | None) -> list[Any]:
+def _arguments_with_rows(graph: tf.Graph, rows: int | None) -> list[Tensor]:
     """The arguments of the function being traced whose rows are the batch's.
 
     These are arguments with ``rows`` rows or an unknown number of rows.
@@ -284,9 +296,9 @@ def _arguments_with_rows(graph: Any, rows: int | None) -> list[Any]:
     ]
 
 
-def _is_dense_tensor(leaf: Any) -> bool:
+def _is_dense_tensor(leaf: Leaf) -> bool:
     return tf.is_tensor(leaf) and has_dense_rows(leaf)
 
 
-def _flat(structure: Any) -> list[Any]:
+def _flat(structure: Nested) -> list[Leaf]:
     return [] if structure is None else list(keras.tree.flatten(structure))

@@ -65,14 +65,21 @@ class ShapeErrors:
 
     @contextmanager
     def in_fit(self) -> Iterator[None]:
-        """A context in which Keras trains or evaluates on parts of batches."""
+        """A context in which Keras trains or evaluates on parts of batches.
+
+        Raises CollectiveError instead of an error about shapes.
+        """
         self._session.has_divided = False
         with self._explaining(lambda: self._session.has_divided):
             yield
 
     @contextmanager
     def in_function(self) -> Iterator[None]:
-        """A context in which a ``tf.function`` is called."""
+        """A context in which a ``tf.function`` is called.
+
+        Raises CollectiveError instead of an error about shapes, in loops whose batches
+        are divided.
+        """
         session = self._session
         outermost = tf.executing_eagerly() and not session.inside_keras
         with self._explaining(lambda: outermost and session.loop.divided):

@@ -7,9 +7,8 @@ a gradient has been compared, and never after that.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import keras
 import tensorflow as tf
@@ -23,6 +22,7 @@ from tfcluster.runtime.keras.batches.batch_slicing import (
     has_rows,
     twice,
 )
+from tfcluster.runtime.keras.checks.types import Leaf, Nested, TrainFunction
 from tfcluster.runtime.keras.session import (
     DOUBLING_RANK,
     MOST_TRIALS,
@@ -31,6 +31,7 @@ from tfcluster.runtime.keras.session import (
     Trials,
 )
 from tfcluster.runtime.keras.types import Model
+from tfcluster.runtime.tensor_types import Tensor
 
 _OWN = ("train_step", "compute_loss")
 
@@ -58,10 +59,11 @@ class TrialSteps:
         self._trial: _Trial | None = None
 
     def install(self) -> None:
+        """Install the hook in Keras, once per process."""
         patches.TABLE.install({patches.MODEL_MAKE_TRAIN_FUNCTION: self._make})
 
-    def part(self, data: Any, part: Part) -> Part:
-        """This rank's ``part`` of ``data``, or another part during a trial."""
+    def part(self, data: Nested, part: Part) -> Part:
+        """This rank's ``part`` of the whole batch ``data``; in a trial another part."""
         if self._trial is None:
             return part
         tried = _trial_part(data, self._session.rank, self._session.size)
@@ -74,8 +76,11 @@ class TrialSteps:
         return _either(possible, trial_part, part)
 
     def _make(
-        self, original: Callable[..., Any], model: Model, force: bool = False
-    ) -> Any:
+        self,
+        original: Callable[..., TrainFunction],
+        model: Model,
+        force: bool = False,
+    ) -> TrainFunction:
         before = model.train_function
         found = original(model, force=force)
         trials = self._session.trials
@@ -90,13 +95,13 @@ class TrialSteps:
     def _function(
         self,
         trials: Trials,
-        tried: Callable[[Any], Any],
-        plain: Callable[[Any], Any],
-    ) -> Callable[[Any], Any]:
+        tried: TrainFunction,
+        plain: TrainFunction,
+    ) -> TrainFunction:
         """A train function: ``tried`` during the trial, ``plain`` afterwards."""
         trial = _Trial()
 
-        def train_function(iterator: Any) -> Any:
+        def train_function(iterator: Iterator[Nested]) -> Nested:
             nonlocal tried
             if trial.allowed is None:
                 trial.allowed = trials.allowed()
@@ -124,7 +129,9 @@ def has_own_step(model: Model) -> bool:
     )
 
 
-def _trial_part(data: Any, rank: int, size: int) -> tuple[Any, Part] | None:
+def _trial_part(
+    data: Nested, rank: int, size: int
+) -> tuple[bool | Tensor, Part] | None:
     """Whether a batch can be a trial (a bool or tensor), and a rank's part in it.
 
     None if a trial is impossible.
@@ -133,7 +140,7 @@ def _trial_part(data: Any, rank: int, size: int) -> tuple[Any, Part] | None:
     if not leaves:
         return None
     batch, common = common_rows(leaves)
-    possible: Any
+    possible: bool | Tensor
     if isinstance(batch, int) and isinstance(common, bool):
         possible = common and batch >= size
     else:
@@ -143,7 +150,7 @@ def _trial_part(data: Any, rank: int, size: int) -> tuple[Any, Part] | None:
     doubles = rank == DOUBLING_RANK
     rows = stop - start
 
-    def rows_of(leaf: Any) -> Any:
+    def rows_of(leaf: Leaf) -> Leaf:
         if not has_rows(leaf):
             return leaf
         piece = cut(leaf, start, stop)
@@ -154,15 +161,16 @@ def _trial_part(data: Any, rank: int, size: int) -> tuple[Any, Part] | None:
         counts=not doubles,
         total=batch,
         trial=True,
-        present=2 * rows if doubles else rows,
+        uncounted=2 * rows if doubles else 0,
+        first=start,
     )
     return possible, Part(tf.nest.map_structure(rows_of, data), share)
 
 
-def _either(possible: Any, one: Part, other: Part) -> Part:
+def _either(possible: Tensor, one: Part, other: Part) -> Part:
     """``one`` if ``possible``, a tensor, is true, else ``other``."""
 
-    def chosen(one: Any, other: Any) -> Any:
+    def chosen(one: Leaf, other: Leaf) -> Leaf:
         if not has_rows(other):
             return other
         return tf.cond(possible, lambda: one, lambda: other)
@@ -172,11 +180,19 @@ def _either(possible: Any, one: Part, other: Part) -> Part:
         counts=_where(possible, one.share.counts, other.share.counts, tf.bool),
         total=_where(possible, one.share.total, other.share.total, tf.float64),
         trial=possible,
-        present=_where(possible, one.share.present, other.share.rows, tf.float64),
+        uncounted=_where(
+            possible, one.share.uncounted, other.share.uncounted, tf.float64
+        ),
+        first=_where(possible, one.share.first, other.share.first, tf.int64),
         undivided=other.share.undivided,
     )
     return Part(tf.nest.map_structure(chosen, one.data, other.data), share)
 
 
-def _where(possible: Any, then: Any, other: Any, dtype: Any) -> Any:
+def _where(
+    possible: Tensor,
+    then: float | Tensor,
+    other: float | Tensor,
+    dtype: tf.DType,
+) -> Tensor:
     return tf.where(possible, tf.cast(then, dtype), tf.cast(other, dtype))

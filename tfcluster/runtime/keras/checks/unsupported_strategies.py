@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Concatenate, ParamSpec
 
 from tfcluster.runtime.collective import CollectiveError
 from tfcluster.runtime.keras import patches
+from tfcluster.runtime.keras.types import Strategy
 from tfcluster.runtime.telemetry.agent_channel import reporter
+
+_P = ParamSpec("_P")
 
 
 def refuse_strategies() -> None:
@@ -26,18 +29,21 @@ def refuse_strategies() -> None:
         patches.TABLE.install({patch: _refuse_replicas})
 
 
-def refuse_replicas(strategy: Any) -> None:
+def refuse_replicas(strategy: Strategy | None) -> None:
     """Raise CollectiveError if a strategy has several replicas."""
-    if strategy.num_replicas_in_sync > 1:
+    if strategy is not None and strategy.num_replicas_in_sync > 1:
         raise _refusal(type(strategy).__name__)
 
 
-def _refuse(name: str, *_: Any, **__: Any) -> None:
+def _refuse(name: str, *_: object, **__: object) -> None:
     raise _refusal(name)
 
 
 def _refuse_replicas(
-    original: Callable[..., Any], strategy: Any, *args: Any, **kwargs: Any
+    original: Callable[Concatenate[Strategy, _P], None],
+    strategy: Strategy,
+    *args: _P.args,
+    **kwargs: _P.kwargs,
 ) -> None:
     original(strategy, *args, **kwargs)
     refuse_replicas(strategy)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -18,6 +17,7 @@ from tfcluster.runtime.collective.rank_divergence import Chunk
 from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.keras.tf_variables import raw
 from tfcluster.runtime.keras.types import Optimizer, Variable
+from tfcluster.runtime.tensor_types import Tensor
 from tfcluster.runtime.tensors import name_of
 
 MAX_LABELS = 200
@@ -54,8 +54,8 @@ class Weights:
         found = (ref() for ref in self._refs)
         return all("GPU" not in v.device for v in found if v is not None)
 
-    def read(self) -> list[Any]:
-        """A tensor for each of them that still exists."""
+    def read(self) -> list[Tensor]:
+        """The value of each variable that still exists."""
         found = (ref() for ref in self._refs)
         return [_read(variable) for variable in found if variable is not None]
 
@@ -63,8 +63,12 @@ class Weights:
         """The chunks to compare next, from position ``begin`` on."""
         return rank_divergence.next_chunks(self._sizes, self._widths, begin)
 
-    def part(self, chunk: Chunk, values: Sequence[Any]) -> Array | None:
-        """A chunk of a weight: from ``values`` if these are complete, else read now."""
+    def part(self, chunk: Chunk, values: Sequence[Array]) -> Array | None:
+        """A chunk of a weight, a vector; None if the variable is gone.
+
+        It is taken from ``values``, those of ``read``, if these are complete, else read
+        now.
+        """
         if len(values) == len(self._refs):
             value = np.asarray(values[chunk.place])
             return value.reshape(-1)[chunk.start : chunk.stop]
@@ -72,7 +76,10 @@ class Weights:
         return None if variable is None else _value(variable, chunk.start, chunk.stop)
 
     def summaries(self) -> dict[str, str]:
-        """A summary of each weight, or of groups of weights if there are very many."""
+        """A summary of each weight by label; of groups of weights if there are many.
+
+        At most ``MAX_LABELS``. Weights that are gone are left out.
+        """
         found = {}
         each = -(-len(self.labels) // MAX_LABELS) or 1
         for start in range(0, len(self.labels), each):
@@ -100,12 +107,12 @@ class Hyperparameters:
             for variable in scalars[:_MAX_SCALARS]
         }
 
-    def read(self) -> list[Any]:
+    def read(self) -> list[Tensor]:
         """Tensors of the hyperparameters that are variables."""
         found = (ref() for ref in self._scalars.values())
         return [_read(variable) for variable in found if variable is not None]
 
-    def texts(self, scalars: Sequence[Any]) -> dict[str, str]:
+    def texts(self, scalars: Sequence[Tensor | Array]) -> dict[str, str]:
         """Hyperparameters as text, by label; ``scalars`` are the values of ``read``."""
         told = {}
         if len(scalars) == len(self._scalars):
@@ -152,7 +159,7 @@ def _is_readable(variable: Variable) -> bool:
     )
 
 
-def _read(variable: Variable) -> Any:
+def _read(variable: Variable) -> Tensor:
     plain = raw(variable)
     return tf.raw_ops.ReadVariableOp(resource=plain.handle, dtype=plain.dtype)
 

@@ -10,6 +10,10 @@ from typing import Any
 import tensorflow as tf
 
 from tfcluster.runtime.keras import patches
+from tfcluster.runtime.tensor_types import Dataset, Tensor
+
+_File = str | os.PathLike[str] | Tensor | None
+"""A path as ``tf.data`` takes it; a tensor is a scalar string."""
 
 
 def install(rank: int) -> None:
@@ -30,31 +34,32 @@ def install(rank: int) -> None:
 
 def _cache(
     ending: str,
-    original: Callable[..., Any],
-    dataset: Any,
-    filename: Any = "",
+    original: Callable[..., Dataset],
+    dataset: Dataset,
+    filename: _File = "",
     name: str | None = None,
-) -> Any:
+) -> Dataset:
     return original(dataset, _with(ending, filename), name=name)
 
 
 def _snapshot(
     ending: str,
-    original: Callable[..., Any],
-    dataset: Any,
-    path: Any,
+    original: Callable[..., Dataset],
+    dataset: Dataset,
+    path: _File,
     *args: Any,
     **kwargs: Any,
-) -> Any:
+) -> Dataset:
     return original(dataset, _with(ending, path), *args, **kwargs)
 
 
-def _with(ending: str, path: Any) -> Any:
+def _with(ending: str, path: _File) -> _File:
     if isinstance(path, str | os.PathLike):
         text = os.fspath(path)
         # Without a name the cache is in memory.
         return f"{text.rstrip('/')}{ending}" if text else path
     if path is None:
         return path
-    path = tf.convert_to_tensor(path)
-    return tf.where(tf.strings.length(path) > 0, path + ending, path)
+    tensor = tf.convert_to_tensor(path)
+    chosen: Tensor = tf.where(tf.strings.length(tensor) > 0, tensor + ending, tensor)
+    return chosen

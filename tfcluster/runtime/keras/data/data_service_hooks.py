@@ -7,7 +7,7 @@ iterate over. It does not change which rows of a batch belong to which rank.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,13 +20,13 @@ from tfcluster.runtime.keras import internals, patches
 from tfcluster.runtime.keras.data.data_service_client import DataServiceClient
 from tfcluster.runtime.keras.data.dataset_graph import Pipeline
 from tfcluster.runtime.keras.data.loop_datasets import (
+    IS_SHARDED,
     YIELDS_BATCHES,
     serves_a_loop,
 )
 from tfcluster.runtime.keras.session import Session
-
-_DEALT = "_tfcluster_dealt"
-"""Set on a Keras iterator whose batches go to this rank alone."""
+from tfcluster.runtime.keras.types import EpochIterator
+from tfcluster.runtime.tensor_types import Dataset, Nest
 
 
 @dataclass
@@ -38,10 +38,10 @@ class _Known:
     passes: int = 0
 
 
-def desk_of(context: Context) -> tuple[DataServiceClient, str] | None:
-    """The run's tf.data service client, and the prefix of its job names there.
+def data_service_client(context: Context) -> tuple[DataServiceClient, str] | None:
+    """The client of the run's tf.data service, and the prefix of its job names.
 
-    None if there is no data service, or if this task cannot join it any more.
+    None if the run has no data service, or if this task cannot join it any more.
     """
     if context.data_service is None:
         return None
@@ -49,7 +49,7 @@ def desk_of(context: Context) -> tuple[DataServiceClient, str] | None:
     independent = context.strategy is Strategy.PARAMETER_SERVER
     in_step = not independent or options.synchronous
     run = f"{context.run or 'run'}/{context.attempt}"
-    desk = DataServiceClient(
+    client = DataServiceClient(
         service=context.data_service,
         tasks=context.data_tasks,
         rank=context.rank,
@@ -58,19 +58,23 @@ def desk_of(context: Context) -> tuple[DataServiceClient, str] | None:
     )
     if not options.divides:
         # Each rank has its own pipeline.
-        return replace(desk, rank=0, size=1, in_step=True), f"{run}/{context.rank}"
+        return replace(client, rank=0, size=1, in_step=True), f"{run}/{context.rank}"
     # A task that restarts while others run does not know how far they are.
-    return None if context.attempt and not in_step else (desk, run)
+    return None if context.attempt and not in_step else (client, run)
 
 
 class DataServiceHooks:
-    """The hooks on everything that iterates over datasets."""
+    """The hooks on everything that iterates over datasets.
 
-    def __init__(self, session: Session, desk: DataServiceClient, run: str) -> None:
+    ``run`` is the prefix of job names; other arguments as ``data_service_client``
+    returns them.
+    """
+
+    def __init__(self, session: Session, client: DataServiceClient, run: str) -> None:
         self._session = session
-        self._desk = desk
+        self._client = client
         self._run = run
-        self._known: weakref.WeakKeyDictionary[Any, _Known] = (
+        self._known: weakref.WeakKeyDictionary[Dataset, _Known] = (
             weakref.WeakKeyDictionary()
         )
         self._count = 0
@@ -90,7 +94,11 @@ class DataServiceHooks:
             return original(*args, **kwargs)
 
     def _epochs(
-        self, original: Callable[..., Any], iterator: Any, *args: Any, **kwargs: Any
+        self,
+        original: Callable[..., None],
+        iterator: EpochIterator,
+        *args: Any,
+        **kwargs: Any,
     ) -> None:
         original(iterator, *args, **kwargs)
         if not internals.reads_dataset(iterator):
@@ -103,17 +111,19 @@ class DataServiceHooks:
         if known.pipeline is None:
             return
         internals.set_dataset(iterator, Passes(dataset, lambda: self._pass(known)))
-        contract.mark(iterator, _DEALT, not self._desk.in_step)
-        if self._desk.tasks > 1 or not self._desk.in_step:
+        contract.mark(iterator, IS_SHARDED, not self._client.in_step)
+        if self._client.tasks > 1 or not self._client.in_step:
             _leave_uncounted(iterator)
 
-    def _iter(self, original: Callable[..., Any], dataset: Any) -> Any:
-        if not self._desk.in_step or not serves_a_loop(self._session, dataset):
+    def _iter(
+        self, original: Callable[[Dataset], Iterator[Nest]], dataset: Dataset
+    ) -> Iterator[Nest]:
+        if not self._client.in_step or not serves_a_loop(self._session, dataset):
             return original(dataset)
         known = self._look(dataset)
         return original(dataset if known.pipeline is None else self._pass(known))
 
-    def _look(self, dataset: Any) -> _Known:
+    def _look(self, dataset: Dataset) -> _Known:
         known = self._known.get(dataset)
         if known is None:
             self._count += 1
@@ -121,10 +131,10 @@ class DataServiceHooks:
             self._known[dataset] = known
         return known
 
-    def _pipeline(self, dataset: Any) -> Pipeline | None:
+    def _pipeline(self, dataset: Dataset) -> Pipeline | None:
         try:
             pipeline = Pipeline(dataset)
-            reason = pipeline.why_here(self._desk.tasks)
+            reason = pipeline.why_local(self._client.tasks)
         except (tf.errors.OpError, ValueError) as error:
             reason = str(error).splitlines()[0]
         if reason is None:
@@ -135,37 +145,37 @@ class DataServiceHooks:
         )
         return None
 
-    def _pass(self, known: _Known) -> Any:
+    def _pass(self, known: _Known) -> Dataset:
         """The dataset of the next pass."""
         assert known.pipeline is not None
         job = f"{self._run}/{known.number}/{known.passes}"
         source = known.pipeline.for_pass(known.passes, job)
         known.passes += 1
-        made = self._desk.handed_out(source, job, known.pipeline.cardinality)
+        made = self._client.distributed(source, job, known.pipeline.cardinality)
         contract.mark(made, YIELDS_BATCHES, True)
         return made
 
 
 class Passes(tf.data.Dataset):  # type: ignore[misc]  # untyped
-    """A dataset whose every iteration gets its elements from elsewhere."""
+    """A dataset that reads from a new dataset, made by ``begin``, in each iteration."""
 
-    def __init__(self, dataset: Any, begin: Callable[[], Any]) -> None:
+    def __init__(self, dataset: Dataset, begin: Callable[[], Dataset]) -> None:
         self._dataset = dataset
         self._begin = begin
         super().__init__(tf_internals.variant_of(dataset))
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[Nest]:
         return iter(self._begin())
 
-    def _inputs(self) -> list[Any]:
+    def _inputs(self) -> Sequence[Dataset]:
         return [self._dataset]
 
     @property
-    def element_spec(self) -> Any:
+    def element_spec(self) -> Nest:
         return self._dataset.element_spec
 
 
-def _leave_uncounted(iterator: Any) -> None:
+def _leave_uncounted(iterator: EpochIterator) -> None:
     """Let each epoch end where its data ends, however many batches the last one had."""
     kind = type(iterator)
     never = property(lambda self: None, lambda self, count: None)

@@ -1,18 +1,23 @@
 """A ``tf.data`` pipeline as a graph: what it contains, and its seeds for one pass.
 
 The data tasks restart the dataset from its graph for each pass. A shuffle would then
-repeat the same order, whereas in one process it continues its random sequence. So it is
-given the seeds that it would have drawn by then.
+repeat the same order, whereas in one process it continues its random sequence. So it
+gets the seeds that it would have drawn by then. This follows the seed generator of
+``ShuffleDatasetOp`` in TensorFlow.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TypeAlias
 
 import tensorflow as tf
 
 from tfcluster.runtime import tf_internals
+from tfcluster.runtime.tensor_types import Dataset, Message
+
+Message: TypeAlias = Message
+Message: TypeAlias = Message
 
 _PYTHON = ("EagerPyFunc", "PyFunc", "PyFuncStateless", "GeneratorDataset")
 _STATE = ("MutableDenseHashTableV2", "MutableHashTableV2", "VarHandleOp")
@@ -60,7 +65,7 @@ _REMAINDER = {
 class Pipeline:
     """The graph of a dataset. Raises tf.errors.OpError if the dataset has none."""
 
-    def __init__(self, dataset: Any) -> None:
+    def __init__(self, dataset: Dataset) -> None:
         self.spec = dataset.element_spec
         self.cardinality = int(dataset.cardinality())
         self._text: bytes = tf.raw_ops.DatasetToGraphV2(
@@ -69,7 +74,7 @@ class Pipeline:
             strip_device_assignment=True,
         ).numpy()
 
-    def why_here(self, tasks: int) -> str | None:
+    def why_local(self, tasks: int) -> str | None:
         """Why ``tasks`` data tasks cannot compute it; None if they can."""
         graph = self._graph()
         for node in _nodes(graph):
@@ -80,7 +85,7 @@ class Pipeline:
                 return "it uses a variable of this process"
         return None if tasks == 1 else _why_undivided(graph)
 
-    def for_pass(self, number: int, name: str) -> Any:
+    def for_pass(self, number: int, name: str) -> Dataset:
         """The dataset as it is in pass ``number``, counted from 0.
 
         ``name`` must be unique to this pass.
@@ -98,48 +103,50 @@ class Pipeline:
             drawn = _drawn(_value(inputs[_SEED]), _value(inputs[_SEED2]), number)
             for place, seed in zip((_SEED, _SEED2), drawn, strict=True):
                 # Nodes may share a constant, so give this one its own.
-                fresh = graph.node.add()
-                fresh.CopyFrom(inputs[place])
-                fresh.name = f"{node.name}/seed{place}"
-                fresh.attr["value"].tensor.CopyFrom(
+                seed_node = graph.node.add()
+                seed_node.CopyFrom(inputs[place])
+                seed_node.name = f"{node.name}/seed{place}"
+                seed_node.attr["value"].tensor.CopyFrom(
                     tf.make_tensor_proto(seed, tf.int64)
                 )
-                node.input[place] = fresh.name
+                node.input[place] = seed_node.name
             node.attr["reshuffle_each_iteration"].b = repeats
         if number:
             _draw_otherwise(graph, number)
         variant = tf.raw_ops.DatasetFromGraph(graph_def=graph.SerializeToString())
-        return tf.data.experimental.from_variant(variant, self.spec)
+        made: Dataset = tf.data.experimental.from_variant(variant, self.spec)
+        return made
 
-    def _graph(self) -> Any:
-        return tf.compat.v1.GraphDef.FromString(self._text)
+    def _graph(self) -> Message:
+        graph: Message = tf.compat.v1.GraphDef.FromString(self._text)
+        return graph
 
 
-def _nodes(graph: Any) -> Iterator[Any]:
+def _nodes(graph: Message) -> Iterator[Message]:
     """All nodes, including those of the functions that a pipeline calls."""
     yield from graph.node
     for function in graph.library.function:
         yield from function.node_def
 
 
-def _reshuffles(node: Any) -> bool:
+def _reshuffles(node: Message) -> bool:
     # Reading a missing attribute would create it.
     return node.op == _SHUFFLE and bool(node.attr["reshuffle_each_iteration"].b)
 
 
-def _draws(node: Any) -> bool:
+def _draws(node: Message) -> bool:
     """Whether this is a random op with a seed of its own or a global one."""
     if "seed" not in node.attr or "seed2" not in node.attr or "Dataset" in node.op:
         return False
     return bool(node.attr["seed"].i or node.attr["seed2"].i)
 
 
-def _draw_otherwise(graph: Any, number: int) -> None:
+def _draw_otherwise(graph: Message, number: int) -> None:
     for node in filter(_draws, list(_nodes(graph))):
         node.attr["seed2"].i += number
 
 
-def _value(node: Any) -> int:
+def _value(node: Message) -> int:
     return int(tf.make_ndarray(node.attr["value"].tensor).item())
 
 
@@ -154,7 +161,7 @@ def _drawn(seed: int, seed2: int, number: int) -> tuple[int, int]:
     return int(first), int(second)
 
 
-def _why_undivided(graph: Any) -> str | None:
+def _why_undivided(graph: Message) -> str | None:
     by_name = {node.name: node for node in graph.node}
     sources = 0
     for node in graph.node:

@@ -8,9 +8,10 @@ the whole first batch, and loops that only inspect data or predict see all of it
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
-from typing import Any
+from typing import Generic, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -31,20 +32,33 @@ from tfcluster.runtime.keras.session import (
     DOUBLING_RANK,
     MOST_TRIALS,
     Session,
+    Share,
     TakenBatch,
+    whole_batch,
 )
-from tfcluster.runtime.scripts import self_distributed
+from tfcluster.runtime.scripts import program_kind
+from tfcluster.runtime.tensor_types import (
+    Dataset,
+    DTypeLike,
+    Leaf,
+    Nest,
+    Tensor,
+    Variable,
+)
+
+T = TypeVar("T", bool, float)
 
 
-class GraphMirroredValue:
-    """A Python value that graphs read when they run, not when they are traced."""
+class GraphMirroredValue(Generic[T]):
+    """A bool or float that graphs read when they run, not when they are traced."""
 
-    def __init__(self, value: Any, dtype: Any) -> None:
-        self._value, self._dtype = value, dtype
-        self._variable: tf.Variable | None = None
+    def __init__(self, value: T, dtype: DTypeLike) -> None:
+        self._value: T = value
+        self._dtype = dtype
+        self._variable: Variable | None = None
 
-    def read(self) -> Any:
-        """The value; in a graph, a tensor that is read when the graph runs."""
+    def read(self) -> T | Tensor:
+        """The value; in a graph, a scalar tensor that is read when the graph runs."""
         if tf.executing_eagerly():
             return self._value
         if self._variable is None:
@@ -54,7 +68,7 @@ class GraphMirroredValue:
                 )
         return self._variable.read_value()
 
-    def set(self, value: Any) -> None:
+    def set(self, value: T) -> None:
         """Change the value, also for graphs that are traced already."""
         if value != self._value and self._variable is not None:
             self._variable.assign(value)
@@ -67,47 +81,84 @@ class DatasetIteration:
     def __init__(self, session: Session, row_terms: RowTerms) -> None:
         self._session = session
         self._row_terms = row_terms
-        self.counts = GraphMirroredValue(session.loop.counts, tf.bool)
+        self.counts = GraphMirroredValue(session.loop.share.counts, tf.bool)
         """Whether metrics count this rank's rows."""
         self.fraction = GraphMirroredValue(1.0, tf.float64)
-        """This rank's fraction of the rows."""
+        """This rank's fraction of the rows that metrics get."""
+        self.weight = GraphMirroredValue(1.0, tf.float64)
+        """This rank's fraction of the rows of the batch that it trains on."""
         self.doubles = GraphMirroredValue(False, tf.bool)
         """Whether each row comes twice."""
+        self.first = GraphMirroredValue(0.0, tf.float64)
+        """The number of this rank's first row in the whole batch."""
+        self.present = GraphMirroredValue(0.0, tf.float64)
+        """The number of rows that this rank computes; 0 if each rank has all rows."""
+        self._pass = 0
+        """The pass that has yielded the last batch, as long as it has not ended."""
 
     def install(self) -> None:
         patches.TABLE.install({patches.DATASET_ITER: self._iter})
 
-    def yields(
-        self,
-        *,
-        rows: float,
-        total: float,
-        counts: bool,
-        divided: bool,
-        present: float | None = None,
-        trial: bool = False,
-    ) -> None:
+    def yields(self, share: Share, dataset_pass: int) -> None:
         """Record the share of the batch that the program gets now."""
         loop = self._session.loop
-        loop.trials += trial
-        loop.rows, loop.total = rows, total
-        loop.counts, loop.divided = counts, divided
-        loop.present, loop.trial = present, trial
-        self.counts.set(counts)
-        self.fraction.set(rows / total)
-        self.doubles.set(trial and self._session.rank == DOUBLING_RANK)
+        loop.trials += share.trial
+        loop.share = share
+        self._pass = dataset_pass
+        self._takes_part()
 
-    def _iter(self, original: Callable[..., Any], dataset: Any) -> Any:
+    def looks_beside(self) -> None:
+        """Make metrics count what all ranks get now, besides their parts of a batch."""
+        self.counts.set(self._session.chief or not self._session.divides)
+        self.fraction.set(1.0)
+
+    def ended(self, dataset_pass: int) -> None:
+        """Record the end of a pass: of the last one, or of one within its loop.
+
+        Gradients keep the share of the last batch: a program may add them up, and apply
+        them after its loop.
+        """
+        # Python may release an iterator at any time, also while a graph is traced.
+        with tf.init_scope():
+            if self._pass == dataset_pass:
+                self._pass = 0
+                self._session.loop.in_pass = False
+                self.looks_beside()
+                self.weight.set(1.0)
+                self.doubles.set(False)
+                self.first.set(0.0)
+                self.present.set(0.0)
+            elif self._pass:
+                self._takes_part()
+
+    def _takes_part(self) -> None:
+        """Make metrics and layers use the share of the last batch."""
+        loop = self._session.loop
+        share, loop.in_pass = loop.share, True
+        self.counts.set(share.counts)
+        self.fraction.set(share.rows / share.total)
+        self.weight.set(share.rows / share.total)
+        self.doubles.set(share.trial and self._session.rank == DOUBLING_RANK)
+        self.first.set(float(share.first))
+        self.present.set(0.0 if share.undivided else float(share.present))
+
+    def _iter(
+        self, original: Callable[[Dataset], Iterator[Nest]], dataset: Dataset
+    ) -> Iterator[Nest]:
         session = self._session
         if not session.divides or not serves_a_loop(session, dataset):
             return original(dataset)
-        passage = DatasetPass(session, self, _batches_in(dataset))
-        iterator = original(_divided(dataset, passage))
-        return _watched(iterator, session, self._row_terms)
+        dataset_pass = DatasetPass(session, self, _batches_in(dataset))
+        iterator = original(_divided(dataset, dataset_pass))
+        return _watched(iterator, session, self._row_terms, dataset_pass)
 
 
 class DatasetPass:
-    """One pass over a dataset by a custom loop of the program."""
+    """One pass over a dataset by a custom loop of the program.
+
+    ``batches`` is how many batches are certain to come; ``math.inf`` for infinitely
+    many.
+    """
 
     def __init__(
         self, session: Session, loops: DatasetIteration, batches: float
@@ -120,12 +171,16 @@ class DatasetPass:
         self._looks = False
         """Whether it has yielded batches between which nothing was trained."""
 
+    def end(self) -> None:
+        """Called when the program has got all batches, or has left its loop."""
+        self._loops.ended(id(self))
+
     def next_bounds(self, batch: int) -> tuple[int, int, int]:
         """Choose the rows of the next batch: start, stop, and how many times they come.
 
         ``batch`` is its number of rows; a negative one means that it cannot be divided.
         """
-        if self_distributed.claimed():
+        if program_kind.distributes_itself():
             return 0, max(batch, 0), 1
         applies = self._session.loop.applies
         if self._applies is not None and applies > self._applies:
@@ -134,9 +189,11 @@ class DatasetPass:
         self._left -= 1
         rank, size = self._session.rank, self._session.size
         loop = self._session.loop
-        if not self._trains and any(each.passage == id(self) for each in loop.taken):
+        if not self._trains and any(
+            each.dataset_pass == id(self) for each in loop.taken
+        ):
             self._looks = True
-            loop.taken = [each for each in loop.taken if each.passage != id(self)]
+            loop.taken = [each for each in loop.taken if each.dataset_pass != id(self)]
         trial = self._trains and batch > 0 and self._tries(batch)
         loop.batches += 1
         divide = trial_bounds if trial else bounds
@@ -158,21 +215,21 @@ class DatasetPass:
             if any(beside):
                 self._whole_beside(batch)
             else:
-                counts = rank == 0
-                self._loops.yields(rows=1.0, total=1.0, counts=counts, divided=False)
+                self._loops.yields(whole_batch(counts=rank == 0), id(self))
             return 0, max(batch, 0), 1
         start, stop = parts[rank]
         rows = stop - start
         times = 2 if trial and rank == DOUBLING_RANK else 1
         counted = rows if times == 1 else 0
-        self._loops.yields(
+        share = Share(
             rows=float(counted),
-            total=float(batch),
             counts=counted > 0,
-            divided=True,
-            present=float(rows * times) if trial else None,
+            total=float(batch),
             trial=trial,
+            uncounted=float(rows * times - counted),
+            first=start,
         )
+        self._loops.yields(share, id(self))
         return (start, stop, times) if rows else (0, 1, 1)
 
     def _fits(
@@ -201,7 +258,7 @@ class DatasetPass:
         """
         if not self._trains:
             # The program looks at data in the middle of a step.
-            self._loops.counts.set(self._session.chief)
+            self._loops.looks_beside()
             return
         self._session.warn(
             f"a batch of {batch} rows contributes to one gradient together with "
@@ -216,30 +273,38 @@ class DatasetPass:
         loop = self._session.loop
         if not loop.unjudged or loop.trials >= MOST_TRIALS:
             return False
-        if loop.trial and loop.batches:
+        if loop.share.trial and loop.batches:
             return True
         # Otherwise the first batch of the next pass, which is whole, would be part of
         # it.
         return batch >= self._session.size and loop.window <= max(self._left, 0) + 1
 
 
-def _batches_in(dataset: Any) -> float:
+def _batches_in(dataset: Dataset) -> float:
     """How many batches of the dataset are certain to come (infinite: ``math.inf``)."""
     found = int(dataset.cardinality())
     return math.inf if found == tf.data.INFINITE_CARDINALITY else max(found, 0)
 
 
-def _watched(iterator: Any, session: Session, row_terms: RowTerms) -> Any:
+def _watched(
+    iterator: Iterator[Nest],
+    session: Session,
+    row_terms: RowTerms,
+    dataset_pass: DatasetPass,
+) -> Iterator[Nest]:
     """Observe the batches of ``iterator``, and settle the weights when it ends."""
     kind = type(iterator)
     loop = user_line()
+    # A loop that the program leaves early releases its iterator.
+    weakref.finalize(iterator, dataset_pass.end).atexit = False
 
-    def following(self: Any) -> Any:
+    def following(self: Iterator[Nest]) -> Nest:
         row_terms.end_batch()
         try:
             batch = kind.__next__(self)
         except StopIteration:
             session.settle("end of a pass over a dataset")
+            dataset_pass.end()
             raise
         if session.loop.divided:
             row_terms.begin_batch(batch, loop)
@@ -251,14 +316,14 @@ def _watched(iterator: Any, session: Session, row_terms: RowTerms) -> Any:
     return iterator
 
 
-def _divided(dataset: Any, passage: DatasetPass) -> Any:
-    """``dataset`` with each batch sliced as ``passage`` decides at that moment."""
+def _divided(dataset: Dataset, dataset_pass: DatasetPass) -> Dataset:
+    """``dataset`` with each batch sliced as ``dataset_pass`` decides at that moment."""
 
-    def next_bounds(batch: Any) -> list[Any]:
-        return [np.int64(number) for number in passage.next_bounds(int(batch))]
+    def next_bounds(batch: np.int64) -> list[np.int64]:
+        return [np.int64(number) for number in dataset_pass.next_bounds(int(batch))]
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
-    def part(*element: Any) -> Any:
+    def part(*element: Nest) -> Nest:
         leaves = [leaf for leaf in tf.nest.flatten(element) if has_rows(leaf)]
         counts = [tf.cast(rows_in(leaf), tf.int64) for leaf in leaves]
         _, common = common_rows(leaves)
@@ -268,7 +333,7 @@ def _divided(dataset: Any, passage: DatasetPass) -> Any:
             number.set_shape([])
         last = tf.where(common, last, tf.reduce_max(tf.stack(counts)))
 
-        def piece(leaf: Any) -> Any:
+        def piece(leaf: Leaf) -> Leaf:
             if not has_rows(leaf):
                 return leaf
             rows = cut(leaf, first, last)
@@ -279,8 +344,10 @@ def _divided(dataset: Any, passage: DatasetPass) -> Any:
     return on_demand(dataset.map(part))
 
 
-def _as_spec(element: tuple[Any, ...], spec: Any) -> Any:
-    """Join the arguments of a mapped function to the one element that they are."""
+def _as_spec(element: tuple[Nest, ...], spec: Nest) -> Nest:
+    """The element whose components a mapped function got as its arguments."""
     if not isinstance(spec, tuple):
         return element[0]
-    return type(spec)(*element) if hasattr(spec, "_fields") else element
+    # A namedtuple's class takes its fields as separate arguments.
+    kind: Callable[..., Nest] = type(spec)
+    return kind(*element) if hasattr(spec, "_fields") else element

@@ -10,12 +10,12 @@ and all ranks wait for the slowest.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 
 from tfcluster.runtime.keras import patches
+from tfcluster.runtime.tensor_types import Dataset, Nest
 
 
 def install() -> None:
@@ -26,7 +26,9 @@ def install() -> None:
     patches.TABLE.install({patches.DATASET_ITER: _iter})
 
 
-def _iter(original: Callable[..., Any], dataset: Any) -> Any:
+def _iter(
+    original: Callable[[Dataset], Iterator[Nest]], dataset: Dataset
+) -> Iterator[Nest]:
     if not tf.executing_eagerly() or dataset.options().autotune.enabled is not None:
         return original(dataset)
     options = tf.data.Options()

@@ -17,7 +17,7 @@ import json
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -41,13 +41,14 @@ class Downloads:
         self._answers = folder / f"tfcluster-{os.getuid()}-{name.hex()[:32]}"
 
     def install(self) -> None:
+        """Put the hook in place; local rank 0 removes the shared file at exit."""
         if self._context.size == 1:
             return
         patches.TABLE.install({patches.GET_FILE: self._get_file})
         if self._context.local_rank == 0:
             atexit.register(self._answers.unlink, missing_ok=True)
 
-    def _get_file(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _get_file(self, original: Callable[..., str], *args: Any, **kwargs: Any) -> str:
         call = inspect.signature(original).bind(*args, **kwargs)
         key = self._key(call.arguments)
         with _locked(self._answers) as descriptor:
@@ -62,7 +63,7 @@ class Downloads:
                 _write(descriptor, {**answers, key: found})
             return found
 
-    def _key(self, arguments: dict[str, Any]) -> str:
+    def _key(self, arguments: Mapping[str, object]) -> str:
         """A key for a call: equal on all ranks, and new for each repetition."""
         text = repr(sorted((name, str(value)) for name, value in arguments.items()))
         digest = hashlib.sha256(text.encode()).hexdigest()
@@ -70,7 +71,7 @@ class Downloads:
         return f"{digest} {self._calls[digest]}"
 
     @contextmanager
-    def _alone_among_hosts(self, arguments: dict[str, Any]) -> Iterator[None]:
+    def _alone_among_hosts(self, arguments: Mapping[str, object]) -> Iterator[None]:
         """Lock a folder that hosts may share, if its file system supports that."""
         if self._context.cross_size == 1:
             yield

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import tensorflow as tf
 
 from tfcluster.runtime import tf_internals
 from tfcluster.runtime.keras.session import Session
+from tfcluster.runtime.tensor_types import Dataset
+
+IS_SHARDED = "_tfcluster_sharded"
+"""Set on a Keras iterator whose batches go to this rank alone."""
 
 YIELDS_BATCHES = "_tfcluster_yields_batches"
 """Set on our own datasets, whose class name does not tell."""
 
 
-def serves_a_loop(session: Session, dataset: Any) -> bool:
+def serves_a_loop(session: Session, dataset: Dataset) -> bool:
     """Whether an iterator that is created now yields batches to a loop of the program.
 
     Iterators that Keras's methods create, iterators in graphs, and datasets of single
@@ -24,7 +26,7 @@ def serves_a_loop(session: Session, dataset: Any) -> bool:
     )
 
 
-def yields_batches(dataset: Any) -> bool:
+def yields_batches(dataset: Dataset) -> bool:
     """Whether the elements of a dataset are certainly batches."""
     if getattr(dataset, YIELDS_BATCHES, False):
         return True
@@ -39,10 +41,10 @@ def yields_batches(dataset: Any) -> bool:
     )
 
 
-def on_demand(dataset: Any) -> Any:
-    """``dataset``, which produces an element when it is asked for, and not earlier.
+def on_demand(dataset: Dataset) -> Dataset:
+    """The same dataset, which produces an element only when that is requested.
 
-    The runtime decides at that moment what becomes of a batch.
+    The runtime decides at that moment which rows or which batches a rank gets.
     """
     options = tf.data.Options()
     options.experimental_optimization.inject_prefetch = False

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfcluster.runtime.keras import patches
@@ -28,12 +29,15 @@ class SeedOffset:
         self._rank = rank
 
     def install(self) -> None:
+        """Put the hook in place; a seed that is already set gets this rank's offset."""
         patches.TABLE.install({patches.SET_SEED: self._set_seed})
         seed = tf.compat.v1.get_seed(0)[0]
         if seed is not None:
             tf.random.set_seed(seed)
 
-    def _set_seed(self, original: Callable[..., Any], seed: Any) -> None:
+    def _set_seed(
+        self, original: Callable[[object], None], seed: int | np.integer[Any] | None
+    ) -> None:
         if isinstance(seed, int):
             seed = (seed + self._rank * STRIDE) % _SEEDS
         original(seed)

@@ -8,15 +8,24 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tfcluster.runtime.keras import internals, patches
-from tfcluster.runtime.keras.data.loop_datasets import on_demand, serves_a_loop
+from tfcluster.runtime.keras.data.loop_datasets import (
+    IS_SHARDED,
+    on_demand,
+    serves_a_loop,
+)
 from tfcluster.runtime.keras.session import Session
+from tfcluster.runtime.keras.types import EpochIterator
+from tfcluster.runtime.tensor_types import Dataset, Nest, Tensor
+
+_SHARDING = "sharding"
+"""The thread's mark (``Session.once``) that its next iterator is to be sharded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +49,17 @@ class ShardSpec:
 
 
 class FitBatches:
-    """Shards the batches of ``fit``."""
+    """Shards the batches of ``fit``.
+
+    ``set_idle`` is called with True if no batch of the epoch belongs to this rank, and
+    with False when the training ends.
+    """
 
     def __init__(
-        self, session: Session, hand: ShardSpec, set_idle: Callable[[bool], None]
+        self, session: Session, shard: ShardSpec, set_idle: Callable[[bool], None]
     ) -> None:
         self._session = session
-        self._hand = hand
+        self._shard = shard
         self._set_idle = set_idle
 
     def install(self) -> None:
@@ -54,44 +67,48 @@ class FitBatches:
 
     @contextmanager
     def next_is_dealt(self) -> Iterator[None]:
-        """Shard the next iterator that this thread creates: the training data's."""
-        with self._session.once("dealing"):
+        """Shard the next iterator of Keras that this thread creates, for training."""
+        with self._session.once(_SHARDING):
             try:
                 yield
             finally:
                 self._set_idle(False)
 
     def _begin(
-        self, original: Callable[..., Any], iterator: Any, *args: Any, **kwargs: Any
+        self,
+        original: Callable[..., None],
+        iterator: EpochIterator,
+        *args: Any,
+        **kwargs: Any,
     ) -> None:
         original(iterator, *args, **kwargs)
-        if not self._session.take("dealing"):
+        if not self._session.take(_SHARDING):
             return
-        if not self._session.divides or getattr(iterator, "_tfcluster_dealt", False):
+        if not self._session.divides or getattr(iterator, IS_SHARDED, False):
             return
-        hand, few = self._hand, _fewest(iterator)
-        if few and hand.count(few) == 0:
-            hand = hand.stand_in(few)
+        shard, batches = self._shard, _batches_per_epoch(iterator)
+        if batches and shard.count(batches) == 0:
+            shard = shard.stand_in(batches)
             self._set_idle(True)
-        _deal(iterator, hand)
+        _shard_epochs(iterator, shard)
 
 
-def _fewest(iterator: Any) -> int | None:
+def _batches_per_epoch(iterator: EpochIterator) -> int | None:
     """The number of batches per epoch, or None if unknown."""
     found = iterator.steps_per_epoch or iterator.data_adapter.num_batches
     return int(found) if found else None
 
 
-def _deal(iterator: Any, hand: ShardSpec) -> None:
-    dealt = internals.dataset_of(iterator).shard(hand.size, hand.rank)
-    internals.set_dataset(iterator, dealt)
+def _shard_epochs(iterator: EpochIterator, shard: ShardSpec) -> None:
+    dataset = internals.dataset_of(iterator).shard(shard.size, shard.rank)
+    internals.set_dataset(iterator, dataset)
     if iterator.steps_per_epoch:
-        iterator.steps_per_epoch = hand.count(iterator.steps_per_epoch)
+        iterator.steps_per_epoch = shard.count(iterator.steps_per_epoch)
     reset = iterator.reset
 
     def count() -> None:
         whole = iterator.data_adapter.num_batches
-        internals.set_batches(iterator, hand.count(whole) if whole else whole)
+        internals.set_batches(iterator, shard.count(whole) if whole else whole)
 
     def reset_and_count() -> None:
         reset()
@@ -108,46 +125,52 @@ class LoopBatches:
     batches. Its first batch goes to every rank, in later passes to one rank only.
     """
 
-    def __init__(self, session: Session, hand: ShardSpec) -> None:
+    def __init__(self, session: Session, shard: ShardSpec) -> None:
         self._session = session
-        self._hand = hand
-        self._trained: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._shard = shard
+        self._trained: weakref.WeakSet[Dataset] = weakref.WeakSet()
 
     def install(self) -> None:
         patches.TABLE.install({patches.DATASET_ITER: self._iter})
 
-    def _iter(self, original: Callable[..., Any], dataset: Any) -> Any:
+    def _iter(
+        self, original: Callable[[Dataset], Iterator[Nest]], dataset: Dataset
+    ) -> Iterator[Nest]:
         session = self._session
         if not session.divides or not serves_a_loop(session, dataset):
             return original(dataset)
-        return original(_dealt(dataset, self._passage(dataset)))
+        return original(_filtered(dataset, self._next_pass(dataset)))
 
-    def _passage(self, dataset: Any) -> Callable[[Any], Any]:
-        session, hand = self._session, self._hand
+    def _next_pass(self, dataset: Dataset) -> Callable[[np.int64], np.bool_]:
+        """A function that says whether this rank gets batch ``number`` of one pass."""
+        session, shard = self._session, self._shard
         applies: list[int] = []
 
-        def takes(number: Any) -> Any:
+        def takes(number: np.int64) -> np.bool_:
             if applies and session.loop.applies > applies[0]:
                 self._trained.add(dataset)
             applies[:] = [session.loop.applies]
             trains = dataset in self._trained
-            session.loop.divided = trains
-            return np.bool_(not trains or hand.takes(int(number)))
+            session.loop.share = replace(session.loop.share, undivided=not trains)
+            return np.bool_(not trains or shard.takes(int(number)))
 
         return takes
 
 
-def _dealt(dataset: Any, takes: Callable[[Any], Any]) -> Any:
-    """The batches of ``dataset`` that ``takes`` accepts; it is asked in their order."""
+def _filtered(dataset: Dataset, takes: Callable[[np.int64], np.bool_]) -> Dataset:
+    """The batches of ``dataset`` that ``takes`` accepts.
+
+    It is called in the order of the batches, when each is requested.
+    """
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
-    def is_taken(number: Any, *element: Any) -> Any:
-        taken = tf.numpy_function(takes, [number], tf.bool)
+    def is_taken(number: Tensor, *element: Nest) -> Tensor:
+        taken: Tensor = tf.numpy_function(takes, [number], tf.bool)
         taken.set_shape([])
         return taken
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
-    def without_number(number: Any, element: Any) -> Any:
+    def without_number(number: Tensor, element: Nest) -> Nest:
         return element
 
     return on_demand(dataset.enumerate().filter(is_taken).map(without_number))

@@ -14,13 +14,16 @@ from collections.abc import Callable
 from tfcluster.runtime.collective import CollectiveError, CollectiveTimeoutError
 from tfcluster.runtime.parameter_server.client import ParameterServerClient
 
-_LOOK_EVERY_S = 0.5
+_ASK_EVERY_S = 0.5
 _WAIT_S = 0.05
 _FOREVER_S = 20 * 86400.0
 
 
 class Progress:
-    """The notes of one rank. ``warn`` is called when a wait exceeds ``warning_s``."""
+    """The notes of one rank. ``warn`` is called when a wait exceeds ``warning_s``.
+
+    A wait fails after ``timeout_s``. Both are in seconds; None is no limit.
+    """
 
     def __init__(
         self,
@@ -42,14 +45,14 @@ class Progress:
         self._clock = clock
         self._fits = 0
         self._writings = 0
-        self._looked = 0.0
+        self._asked = 0.0
         self._stopped = False
 
     def begin_fit(self) -> None:
         """Begin a new ``fit``; its notes are separate from those of earlier ones."""
         self._fits += 1
         self._stopped = False
-        self._looked = self._clock()
+        self._asked = self._clock()
 
     def epochs_done(self) -> int:
         """Epochs of this ``fit`` that this rank completed before it was restarted."""
@@ -64,10 +67,14 @@ class Progress:
         self._servers().put(self._key("stop"), "stop")
 
     def chief_has_stopped(self, *, at_once: bool) -> bool:
-        """Whether the chief has stopped. Unless ``at_once``, asks only now and then."""
+        """Whether the chief has stopped.
+
+        Unless ``at_once``, asks at most every half second, and else repeats the last
+        answer.
+        """
         now = self._clock()
-        if not self._stopped and (at_once or now - self._looked >= _LOOK_EVERY_S):
-            self._looked = now
+        if not self._stopped and (at_once or now - self._asked >= _ASK_EVERY_S):
+            self._asked = now
             self._stopped = self._servers().get(self._key("stop")) is not None
         return self._stopped
 
@@ -82,7 +89,11 @@ class Progress:
             self._wait(self._key("end"), f"end of its fit number {self._fits}")
 
     def written(self, result: str, error: str = "") -> None:
-        """Note that the chief has saved something outside of ``fit``."""
+        """Note that the chief has saved something outside of ``fit``.
+
+        ``result`` is what the saving function returned, "" if it was no string;
+        ``error`` the message of an exception.
+        """
         self._writings += 1
         text = json.dumps([result, error])
         self._servers().put(f"written/{self._writings}", text)
@@ -90,7 +101,8 @@ class Progress:
     def wait_for_writing(self) -> str | None:
         """Wait until the chief has saved as often as this rank would have.
 
-        Returns the chief's result. Raises CollectiveError if the chief could not save.
+        Returns the chief's result, None if that was "". Raises CollectiveError if the
+        chief could not save, CollectiveTimeoutError if it does not save in time.
         """
         self._writings += 1
         key = f"written/{self._writings}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from typing import Any
 
 from tfcluster.runtime.keras.checks.divergence_check import DivergenceCheck
 from tfcluster.runtime.keras.session import Session
@@ -21,32 +20,38 @@ class CollectiveUpdate:
         self,
         session: Session,
         tape_gradients: TapeGradients,
-        drift: DivergenceCheck | None = None,
+        divergence_check: DivergenceCheck | None = None,
     ) -> None:
         self._session = session
         self._tape_gradients = tape_gradients
-        self._drift = drift
+        self._divergence_check = divergence_check
 
     def before(
         self,
         optimizer: Optimizer,
         gradients: Sequence[Gradient],
         variables: Sequence[Variable],
-        state: Sequence[Any],
-    ) -> list[Any] | None:
-        """Return the averaged gradients; averages those that no tape has averaged."""
+        state: Sequence[Variable],
+    ) -> list[Gradient] | None:
+        """Return the averaged gradients; averages those that no tape has averaged.
+
+        Raises CollectiveError if the program has changed a gradient of its rank, and
+        what ``exchange`` raises.
+        """
         tapes = self._tape_gradients
         name = tapes.names.of(optimizer)
         target = Target.of(name)
         watch = None
-        if self._drift is not None:
+        if self._divergence_check is not None:
             ref = weakref.ref(optimizer)
 
-            def owner() -> tuple[str, Any] | None:
+            def owner() -> tuple[str, Optimizer] | None:
                 found = ref()
                 return None if found is None else (name, found)
 
-            watch = self._drift.watch(owner, name, variables, gradients)
+            pairs = zip(variables, gradients, strict=True)
+            trained = [variable for variable, gradient in pairs if gradient is not None]
+            watch = self._divergence_check.watch(owner, name, trained)
         own = tapes.still_to_exchange(optimizer, gradients, variables)
         if all(own):
             return exchange(self._session, target, gradients, variables, state, watch)
@@ -70,7 +75,7 @@ class CollectiveUpdate:
         *,
         chiefs_count: bool = False,
     ) -> None:
-        whole = exchange(
+        averaged = exchange(
             self._session,
             target,
             [gradients[i] for i in places],
@@ -79,11 +84,14 @@ class CollectiveUpdate:
             watch,
             chiefs_count=chiefs_count,
         )
-        for place, gradient in zip(places, whole, strict=True):
+        for place, gradient in zip(places, averaged, strict=True):
             gradients[place] = gradient
 
     def after(
-        self, optimizer: Optimizer, variables: Sequence[Variable], state: Sequence[Any]
+        self,
+        optimizer: Optimizer,
+        variables: Sequence[Variable],
+        state: Sequence[Variable],
     ) -> None:
         """Does nothing."""
 

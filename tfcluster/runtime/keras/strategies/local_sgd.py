@@ -2,9 +2,10 @@
 
 A rank applies its own gradients to its own weights. Every so many steps, and before
 weights are saved or evaluated, all ranks take the mean, weighted by the rows that each
-has trained on since the last averaging. The optimizers' slot variables are not
-averaged: moments estimate the same gradient on every rank, and sending them would
-double or treble the bytes.
+has trained on since the last averaging: Stich, arXiv:1805.09767, with the weights of
+federated averaging, McMahan et al., arXiv:1602.05629. The optimizers' slot variables
+are not averaged: moments estimate the same gradient on every rank, and sending them
+would double or treble the bytes.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -24,6 +24,7 @@ from tfcluster.runtime.collective.collectives import allgather_bytes, mean_of_gr
 from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.keras.checks.divergence_check import DivergenceCheck
 from tfcluster.runtime.keras.graph_order import exchange_in_order
+from tfcluster.runtime.keras.object_map import ObjectMap
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.step_rows import StepRows
 from tfcluster.runtime.keras.strategies.local_sgd_schedule import Drift, Schedule
@@ -31,7 +32,7 @@ from tfcluster.runtime.keras.types import Optimizer, Variable
 from tfcluster.runtime.tensor_types import Gradient, Tensor
 from tfcluster.runtime.tensors import is_sparse, name_of
 
-_WORD = struct.Struct(">dQ")
+_STATISTICS = struct.Struct(">dQ")
 """A replica's squared relative distance from the mean, and its proposed interval."""
 
 _LEAST_ROWS = 1e-12
@@ -44,18 +45,22 @@ class Replica:
 
     name: str
     schedule: Schedule
-    optimizer: weakref.ref[Any]
-    variables: dict[int, Any] = field(default_factory=dict)
+    optimizer: weakref.ref[Optimizer]
+    variables: dict[int, Variable] = field(default_factory=dict)
     """By id: the parameters, and the variables that layers update from their data."""
     steps: int = 0
-    """Since the last averaging, like the following two."""
+    """Since the last averaging, like ``rows``."""
     rows: float = 0.0
     since_s: float = 0.0
+    """When the last averaging ended, by the clock of ``LocalSgdUpdate``."""
     drift: Drift = field(default_factory=Drift)
 
 
 class LocalSgdUpdate:
-    """The ``GradientUpdate`` of local SGD."""
+    """The ``GradientUpdate`` of local SGD.
+
+    Averages after ``every`` steps, or about every ``seconds``: see ``Schedule``.
+    """
 
     def __init__(
         self,
@@ -71,21 +76,23 @@ class LocalSgdUpdate:
         self._every, self._seconds = every, seconds
         self._clock = clock
         self._replicas: list[Replica] = []
-        self._by_optimizer: dict[int, tuple[weakref.ref[Any], Replica]] = {}
-        self.averagings = 0
+        self._by_optimizer = ObjectMap[Replica]()
 
     def before(
         self,
         optimizer: Optimizer,
         gradients: Sequence[Gradient],
         variables: Sequence[Variable],
-        state: Sequence[Any],
-    ) -> list[Any] | None:
+        state: Sequence[Variable],
+    ) -> list[Gradient] | None:
         """The rank's own gradients; zeros if it has no rows of this batch."""
         return _unless(self._has_rows(), gradients)
 
     def after(
-        self, optimizer: Optimizer, variables: Sequence[Variable], state: Sequence[Any]
+        self,
+        optimizer: Optimizer,
+        variables: Sequence[Variable],
+        state: Sequence[Variable],
     ) -> None:
         """Count the step, and average if an averaging is due."""
         replica = self._replica(optimizer)
@@ -94,7 +101,7 @@ class LocalSgdUpdate:
                 replica.variables.setdefault(id(variable), variable)
         rows = StepRows(self._session)
 
-        def stepped(*counted: Array) -> Any:
+        def stepped(*counted: Array) -> np.bool_:
             return np.bool_(self._stepped(replica, rows.of(counted), rows.in_loop))
 
         due = _scalar(tf.numpy_function(stepped, rows.inputs, tf.bool))
@@ -114,8 +121,8 @@ class LocalSgdUpdate:
                     self._average_within(replica, chosen)
 
     def _replica(self, optimizer: Optimizer) -> Replica:
-        known = self._by_optimizer.get(id(optimizer))
-        if known is None or known[0]() is not optimizer:
+        known = self._by_optimizer.get(optimizer)
+        if known is None:
             schedule = Schedule(every=self._every, seconds=self._seconds)
             name = f"{optimizer.name} {len(self._replicas) + 1}"
             # Declared before it exists: the callback runs only when the optimizer is
@@ -124,24 +131,26 @@ class LocalSgdUpdate:
             ref = weakref.ref(optimizer, lambda _: self._forget(replica))
             replica = Replica(name, schedule, ref, since_s=self._clock())
             self._replicas.append(replica)
-            known = self._by_optimizer[id(optimizer)] = ref, replica
-        return known[1]
+            known = self._by_optimizer[optimizer] = replica
+        return known
 
     def _forget(self, replica: Replica) -> None:
         """Forget the variables of a lost optimizer, unless they need averaging."""
         if not replica.steps:
             replica.variables.clear()
 
-    def _has_rows(self) -> Any:
+    def _has_rows(self) -> bool | Tensor:
         """Whether this rank has rows in this step: True, False or a boolean tensor."""
         share = self._session.share
         if share is not None:
-            known = share.rows
+            known: Tensor = share.rows
             return known > 0
         loop = self._session.loop
         if tf.executing_eagerly():
-            return loop.rows > 0
-        return _scalar(tf.numpy_function(lambda: np.bool_(loop.rows > 0), [], tf.bool))
+            return loop.share.rows > 0
+        return _scalar(
+            tf.numpy_function(lambda: np.bool_(loop.share.rows > 0), [], tf.bool)
+        )
 
     def _stepped(self, replica: Replica, rows: float, in_loop: bool) -> bool:
         """Count a step; return whether it is time to average."""
@@ -152,8 +161,13 @@ class LocalSgdUpdate:
         session.applied(replica.name, in_loop=in_loop, exchanged=False)
         return replica.schedule.is_due(replica.steps)
 
-    def _average_within(self, replica: Replica, variables: Sequence[Variable]) -> Any:
-        """Set ``variables`` to their mean over the ranks, eagerly or in a graph."""
+    def _average_within(
+        self, replica: Replica, variables: Sequence[Variable]
+    ) -> Tensor:
+        """Set ``variables`` to their mean over the ranks, eagerly or in a graph.
+
+        Returns a boolean scalar, as a branch of ``tf.cond`` has to.
+        """
         values = [tf.convert_to_tensor(variable) for variable in variables]
         signature = Signature(
             f"parameters of {replica.name}",
@@ -163,10 +177,16 @@ class LocalSgdUpdate:
             ),
         )
 
-        def average(*arrays: Array) -> list[Array]:
-            return self._means(replica, arrays, signature)
+        scalars = self._drift.hyperparameters(replica.name, replica.optimizer())
 
-        found = exchange_in_order(average, values, [value.dtype for value in values])
+        def average(*arrays: Array) -> list[Array]:
+            return self._means(
+                replica, arrays[: len(values)], arrays[len(values) :], signature
+            )
+
+        found = exchange_in_order(
+            average, [*values, *scalars], [value.dtype for value in values]
+        )
         for variable, value, mean in zip(
             variables, values, tf.nest.flatten(found), strict=True
         ):
@@ -175,7 +195,11 @@ class LocalSgdUpdate:
         return tf.constant(True)
 
     def _means(
-        self, replica: Replica, arrays: Sequence[Array], signature: Signature
+        self,
+        replica: Replica,
+        arrays: Sequence[Array],
+        scalars: Sequence[Array],
+        signature: Signature,
     ) -> list[Array]:
         group, steps = self._session.group, replica.steps
         means, _ = mean_of_gradients(
@@ -188,17 +212,19 @@ class LocalSgdUpdate:
         )
         now = self._clock()
         proposal = replica.schedule.proposal(steps, now - replica.since_s)
-        ours = _WORD.pack(_squared_distance(arrays, means), proposal)
+        ours = _STATISTICS.pack(_squared_distance(arrays, means), proposal)
         optimizers = [(replica.name, replica.optimizer())]
-        told = self._drift.look_at(optimizers, self._session.pace.steps)
+        check = self._drift.look_at(optimizers, self._session.pace.steps, scalars)
         signature = Signature(f"drift of {replica.name}")
-        words = [_WORD.unpack(w) for w in allgather_bytes(group, ours, signature, told)]
-        replica.schedule.agreed(words[0][1])
-        distance = float(np.sqrt(np.mean([word[0] for word in words])))
+        statistics = [
+            _STATISTICS.unpack(data)
+            for data in allgather_bytes(group, ours, signature, check)
+        ]
+        replica.schedule.agreed(statistics[0][1])
+        distance = float(np.sqrt(np.mean([each[0] for each in statistics])))
         if warning := replica.drift.saw(distance, steps):
             self._session.warn(warning)
         replica.steps, replica.rows, replica.since_s = 0, 0.0, self._clock()
-        self.averagings += 1
         self._session.exchanged()
         return means
 
@@ -214,7 +240,7 @@ def _squared_distance(arrays: Sequence[Array], means: Sequence[Array]) -> float:
     return away / length if length else 0.0
 
 
-def _unless(has_rows: Any, gradients: Sequence[Gradient]) -> list[Any]:
+def _unless(has_rows: bool | Tensor, gradients: Sequence[Gradient]) -> list[Gradient]:
     """The gradients, or zeros if ``has_rows`` is false."""
     if has_rows is True:
         return list(gradients)
@@ -233,12 +259,12 @@ def _unless(has_rows: Any, gradients: Sequence[Gradient]) -> list[Any]:
     return [None if g is None else _with(g, next(chosen)) for g in gradients]
 
 
-def _with(gradient: Gradient, tensor: Tensor) -> Any:
+def _with(gradient: Gradient, tensor: Tensor) -> Gradient:
     if not is_sparse(gradient):
         return tensor
     return tf.IndexedSlices(tensor, gradient.indices, gradient.dense_shape)
 
 
-def _scalar(tensor: Tensor) -> Any:
+def _scalar(tensor: Tensor) -> Tensor:
     tensor = tf.convert_to_tensor(tensor)
     return tf.reshape(tensor, [])

@@ -7,8 +7,8 @@ built on variables of the pieces' shapes, and its update is traced into a graph.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
 
 import keras
 import numpy as np
@@ -19,12 +19,13 @@ from tfcluster.runtime.collective import CollectiveError
 from tfcluster.runtime.keras import internals
 from tfcluster.runtime.keras.strategies.optimizer_slots import (
     Slot,
-    path_in_shadow,
-    slots_of_shadow,
+    path_in_replica,
+    slots_of_replica,
     unique,
 )
 from tfcluster.runtime.keras.tf_variables import raw
 from tfcluster.runtime.keras.types import Optimizer
+from tfcluster.runtime.keras.types import Variable as KerasVariable
 from tfcluster.runtime.parameter_server.placement import Piece, Variable
 from tfcluster.runtime.parameter_server.update_graph import serialised
 from tfcluster.runtime.tensor_types import Gradient
@@ -98,7 +99,7 @@ def _changes_rows_only(optimizer: Optimizer) -> bool:
     return cls is keras.optimizers.Adagrad
 
 
-def described(variables: Sequence[Any], *, rows_only: bool) -> list[Variable]:
+def described(variables: Sequence[KerasVariable], *, rows_only: bool) -> list[Variable]:
     """The variables as the ps tasks know them, with unique paths."""
     return [
         Variable(
@@ -113,16 +114,23 @@ def described(variables: Sequence[Any], *, rows_only: bool) -> list[Variable]:
 
 
 def packer(
-    optimizer: Optimizer, tracing: Callable[[], Any], *, clips_here: bool
+    optimizer: Optimizer,
+    tracing: Callable[[], AbstractContextManager[None]],
+    *,
+    clips_here: bool,
 ) -> Callable[[Sequence[Piece], str], bytes]:
     """Return a function that traces ``optimizer``'s update for some pieces and
-    serialises it. In the context ``tracing()``, ``apply`` is Keras's own."""
+    serialises it. In the context ``tracing()``, ``apply`` is Keras's own.
+
+    It returns what ``update_graph.serialised`` does, and raises UntraceableError, or
+    CollectiveError for an optimizer that cannot be recreated.
+    """
 
     def pack(pieces: Sequence[Piece], kinds: str) -> bytes:
         plain = tf.variable_creator_scope(tf_internals.plain_variable)
         with tf.init_scope(), tf.device("CPU:0"), plain, tracing():
-            shadow = _OptimizerReplica(optimizer, pieces, clips_here=clips_here)
-            return serialised(shadow.apply, shadow.values, shadow.slots, kinds)
+            replica = _OptimizerReplica(optimizer, pieces, clips_here=clips_here)
+            return serialised(replica.apply, replica.values, replica.slots, kinds)
 
     return pack
 
@@ -143,7 +151,7 @@ class _OptimizerReplica:
             self._optimizer.build(self._variables)
         self._optimizer.built = True
         self.values = [raw(variable) for variable in self._variables]
-        slots = slots_of_shadow(optimizer, self._optimizer, pieces)
+        slots = slots_of_replica(optimizer, self._optimizer, pieces)
         _begin_alike(optimizer, slots)
         self.slots = {slot.path: raw(slot.variable) for slot in slots}
 
@@ -161,18 +169,18 @@ class _OptimizerReplica:
             internals.iterations_of(self._optimizer).assign_add(1)
 
 
-def _piece_of(original: Any, piece: Piece) -> Any:
+def _piece_of(original: KerasVariable, piece: Piece) -> KerasVariable:
     """A Keras variable for some rows of another one."""
     shape = tuple(original.shape)
     if not piece.whole:
         shape = (piece.end - piece.start, *shape[1:])
-    variable = keras.Variable(
+    variable: KerasVariable = keras.Variable(
         np.zeros(shape, tf.as_dtype(original.dtype).as_numpy_dtype),
         dtype=tf.as_dtype(original.dtype).name,
         # Keras derives the slots' names from it, and we derive their owner from those.
         name=original.name.replace("/", "_").replace(":", "_"),
     )
-    internals.set_path(variable, path_in_shadow(piece.variable))
+    internals.set_path(variable, path_in_replica(piece.variable))
     if getattr(original, "constraint", None):
         variable.constraint = original.constraint
     if getattr(original, "overwrite_with_gradient", None):
@@ -180,8 +188,11 @@ def _piece_of(original: Any, piece: Piece) -> Any:
     return variable
 
 
-def _like(optimizer: Optimizer, *, clips_here: bool) -> Any:
-    """A new optimizer of the same class with the same settings."""
+def _like(optimizer: Optimizer, *, clips_here: bool) -> Optimizer:
+    """A new optimizer of the same class with the same settings.
+
+    Raises CollectiveError if its configuration does not recreate it.
+    """
     config = dict(optimizer.get_config())
     rate = internals.rate_of(optimizer)
     if "learning_rate" in config:
@@ -189,7 +200,7 @@ def _like(optimizer: Optimizer, *, clips_here: bool) -> Any:
         fixed = isinstance(rate, keras.Variable)
         config["learning_rate"] = float(rate.numpy()) if fixed else rate
     try:
-        shadow = type(optimizer).from_config(config)
+        replica = type(optimizer).from_config(config)
     except Exception as error:
         raise CollectiveError(
             f"the optimizer {type(optimizer).__name__} cannot be recreated for the "
@@ -199,30 +210,31 @@ def _like(optimizer: Optimizer, *, clips_here: bool) -> Any:
     for name, value in vars(optimizer).items():
         # Settings of a program's own class that its config does not contain.
         if isinstance(value, _PLAIN) and isinstance(
-            vars(shadow).get(name, value), _PLAIN
+            vars(replica).get(name, value), _PLAIN
         ):
-            vars(shadow)[name] = value
-    vars(shadow)["built"] = False
-    shadow.name = optimizer.name
+            vars(replica)[name] = value
+    vars(replica)["built"] = False
+    replica.name = optimizer.name
     # The ranks divide by it before they push.
-    shadow.loss_scale_factor = None
+    replica.loss_scale_factor = None
     if clips_here:
-        shadow.clipnorm = shadow.clipvalue = shadow.global_clipnorm = None
-    return shadow
+        replica.clipnorm = replica.clipvalue = replica.global_clipnorm = None
+    found: Optimizer = replica
+    return found
 
 
 def _exclude_alike(
     optimizer: Optimizer,
-    shadow: Any,
-    originals: Sequence[Any],
+    replica: Optimizer,
+    originals: Sequence[KerasVariable],
     pieces: Sequence[Piece],
-    variables: Sequence[Variable],
+    variables: Sequence[KerasVariable],
 ) -> None:
     """Exclude the same variables from weight decay."""
     if not optimizer.weight_decay:
         return
     internals.exclude_from_decay(
-        shadow,
+        replica,
         [
             variable
             for piece, variable in zip(pieces, variables, strict=True)

@@ -10,7 +10,6 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from tfcluster.runtime.keras import internals
 from tfcluster.runtime.keras.types import Optimizer, Variable
@@ -18,7 +17,7 @@ from tfcluster.runtime.parameter_server.placement import Piece
 from tfcluster.runtime.tensors import name_of
 
 _NAMELESS = re.compile(r"variable(_\d+)?")
-_IN_SHADOW = re.compile(r"tfcluster(\d+)_(.+)")
+_IN_REPLICA = re.compile(r"tfcluster(\d+)_(.+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +31,7 @@ class Slot:
     """The piece that it belongs to; None if it belongs to no trained variable."""
 
 
-def path_in_shadow(index: int) -> str:
+def path_in_replica(index: int) -> str:
     """The path of a replica's piece of the variable at this index."""
     return f"tfcluster{index}"
 
@@ -48,33 +47,36 @@ def unique(variables: Iterable[Variable]) -> list[str]:
     return paths
 
 
-def slots_of_shadow(
-    optimizer: Optimizer, shadow: Any, pieces: Sequence[Piece]
+def slots_of_replica(
+    optimizer: Optimizer, replica: Optimizer, pieces: Sequence[Piece]
 ) -> list[Slot]:
-    """Match each of the replica ``shadow``'s variables with one of ``optimizer``'s."""
+    """Match each variable of ``replica`` with one of ``optimizer``'s.
+
+    ``pieces`` are those that the replica was built for, in the same order.
+    """
     originals = optimizer.variables
     paths = unique(originals)
     by_name: dict[str, list[str]] = defaultdict(list)
     for path, variable in zip(paths, originals, strict=True):
         by_name[_last(variable)].append(path)
     trained = internals.trained_variables(optimizer)
-    stems = [_stem(variable) for variable in trained]
+    prefixes = [_prefix(variable) for variable in trained]
     place = {piece.variable: piece for piece in pieces}
-    alike = Counter(_last(variable) for variable in shadow.variables)
+    counts = Counter(_last(variable) for variable in replica.variables)
     seen: Counter[str] = Counter()
     slots = []
-    for variable in shadow.variables:
+    for variable in replica.variables:
         name, piece = _last(variable), None
         number = seen[name]
         seen[name] += 1
-        if found := _IN_SHADOW.fullmatch(name):
+        if found := _IN_REPLICA.fullmatch(name):
             index = int(found[1])
             piece = place[index]
-            candidates = by_name[f"{stems[index]}_{found[2]}"]
-            number = stems[:index].count(stems[index])
+            candidates = by_name[f"{prefixes[index]}_{found[2]}"]
+            number = prefixes[:index].count(prefixes[index])
         else:
             candidates = by_name[name]
-            if alike[name] == len(pieces) and len(candidates) == len(trained) > 1:
+            if counts[name] == len(pieces) and len(candidates) == len(trained) > 1:
                 # One per trained variable, all with the same name.
                 piece = pieces[number]
                 number = piece.variable
@@ -89,7 +91,7 @@ def _last(variable: Variable) -> str:
     return "variable" if _NAMELESS.fullmatch(name) else name
 
 
-def _stem(variable: Variable) -> str:
+def _prefix(variable: Variable) -> str:
     """The prefix that Keras gives to the names of a variable's slots."""
     if hasattr(variable, "path"):
         return str(variable.path).replace("/", "_")

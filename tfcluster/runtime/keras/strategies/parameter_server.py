@@ -1,9 +1,15 @@
-"""Parameter servers: push gradients to the ps tasks, and receive the new weights."""
+"""Parameter servers: push gradients to the ps tasks, and receive the new weights.
+
+Synchronous ranks get the weights after the mean of all ranks' gradients, as with
+TensorFlow 1's ``SyncReplicasOptimizer`` (Chen et al., arXiv:1604.00981). Asynchronous
+ones get them after their own gradients, as in DistBelief's Downpour SGD (Dean et al.,
+NIPS 2012).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import NoReturn, TypeAlias, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -14,6 +20,8 @@ from tfcluster.runtime.collective.collectives import (
     mean_of_gradients,
     reduce_arrays,
 )
+from tfcluster.runtime.collective.sparse import Slices
+from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.exchange.tensor_list import Kind, TensorList
 from tfcluster.runtime.keras import internals
 from tfcluster.runtime.keras.checks.divergence_check import DivergenceCheck
@@ -24,14 +32,19 @@ from tfcluster.runtime.keras.strategies.collective import CollectiveUpdate
 from tfcluster.runtime.keras.strategies.ps_models import ServerModel, ServerModels
 from tfcluster.runtime.keras.strategies.ps_non_trainable import ModelVariables
 from tfcluster.runtime.keras.tf_variables import have_values, raw
-from tfcluster.runtime.keras.train.optimizer_hook import built
 from tfcluster.runtime.keras.train.tape_gradients import TapeGradients
 from tfcluster.runtime.keras.types import Optimizer, Variable
 from tfcluster.runtime.parameter_server.client import Rows
-from tfcluster.runtime.tensor_types import Gradient
+from tfcluster.runtime.tensor_types import Gradient, Tensor
 from tfcluster.runtime.tensors import is_sparse, name_of
 
+_R = TypeVar("_R")
+
 _NOTHING, _ROWS, _WHOLE = range(3)
+"""What the ps tasks answer for a sparse gradient."""
+
+Received: TypeAlias = Sequence[Array | Rows | None]
+"""The ps tasks' answer, one per variable; None if it has not changed."""
 
 
 class PsUpdate:
@@ -46,14 +59,14 @@ class PsUpdate:
     def __init__(
         self,
         session: Session,
-        masters: ServerModels,
+        server_models: ServerModels,
         *,
         model_variables: ModelVariables | None = None,
         drift: DivergenceCheck | None = None,
         tape_gradients: TapeGradients | None = None,
     ) -> None:
         self._session = session
-        self._masters = masters
+        self._server_models = server_models
         self._model_variables = model_variables
         self._drift = drift
         self._looked_at = 0
@@ -70,37 +83,42 @@ class PsUpdate:
         optimizer: Optimizer,
         gradients: Sequence[Gradient],
         variables: Sequence[Variable],
-        state: Sequence[Any],
-    ) -> list[Any] | None:
-        """Push the gradients and set the variables to the new weights."""
+        state: Sequence[Variable],
+    ) -> list[Gradient] | None:
+        """Push the gradients and set the variables to the new weights.
+
+        Returns None, so that Keras's own update does not run, or the gradients if there
+        are none to push or the variables have no values yet. Raises CollectiveError,
+        when the step runs, if the ps tasks refuse the gradients.
+        """
         internals.require_known(optimizer, variables)
         if not tf.executing_eagerly() and not have_values(variables):
             self._refuse_to_run()
             return list(gradients)
-        alike = False
+        identical = False
         if self._tape_gradients is not None and self._collective is not None:
             own = self._tape_gradients.still_to_exchange(
                 optimizer, gradients, variables
             )
-            alike = not all(own)
-            if alike:
+            identical = not all(own)
+            if identical:
                 found = self._collective.before(optimizer, gradients, variables, [])
                 gradients = found or gradients
-        ordered: list[Any] = [None] * len(internals.trained_variables(optimizer))
+        ordered: list[Gradient] = [None] * len(internals.trained_variables(optimizer))
         for gradient, variable in zip(gradients, variables, strict=True):
             if gradient is not None:
                 place = internals.index_of(optimizer, variable)
-                ordered[place] = _as_of(variable, gradient)
+                ordered[place] = _cast_like(variable, gradient)
         if all(gradient is None for gradient in ordered):
             return list(gradients)  # Keras reports it.
         ordered = self._unscaled_and_clipped(optimizer, ordered)
         given = TensorList.of(ordered)
-        master = self._masters.of(optimizer, "".join(k.value for k in given.kinds))
+        model = self._server_models.of(optimizer, "".join(k.value for k in given.kinds))
         if self._model_variables is not None:
             self._model_variables.seen(state)
         elif state and self._session.size > 1:
             self._average(state)
-        answered = self._push(master, optimizer.name, given, alike=alike)
+        answered = self._push(model, optimizer.name, given, identical=identical)
         # Until the push, variables here are compared with those on the ps tasks.
         with tf.control_dependencies(answered):
             raw(internals.iterations_of(optimizer)).assign_add(1)
@@ -114,7 +132,7 @@ class PsUpdate:
         initial values outside of the function.
         """
 
-        def run() -> Any:
+        def run() -> NoReturn:
             self._session.refuse(
                 "the model's variables are created within a tf.function, and their "
                 "initial values depend on what the function computes: call the model "
@@ -124,19 +142,25 @@ class PsUpdate:
         tf.numpy_function(run, [], tf.bool)
 
     def after(
-        self, optimizer: Optimizer, variables: Sequence[Variable], state: Sequence[Any]
+        self,
+        optimizer: Optimizer,
+        variables: Sequence[Variable],
+        state: Sequence[Variable],
     ) -> None:
         """Does nothing."""
 
     def set_idle(self, idle: bool) -> None:
-        """Only fetch weights: this rank's batches also belong to another rank."""
+        """If ``idle``, push nothing and only fetch weights in each step.
+
+        Used while the batches that this rank computes belong to another rank, too.
+        """
         self._idle = idle
 
     def settle(self, what: str) -> None:
         """Pass on assignments, and get the latest weights if ranks are asynchronous."""
-        self._masters.tell_all()
-        if not self._masters.synchronous:
-            self._masters.pull()
+        self._server_models.tell_all()
+        if not self._server_models.synchronous:
+            self._server_models.pull()
         if self._model_variables is not None:
             self._model_variables.sync_model_variables()
         self._compare()
@@ -152,35 +176,19 @@ class PsUpdate:
         if self._looked_at == session.applies:
             return
         self._looked_at = session.applies
-        look = self._drift.look_at(self._masters.optimizers(), session.pace.steps)
+        look = self._drift.look_at(self._server_models.optimizers(), session.pace.steps)
         allgather_bytes(
             session.group, b"", Signature("settings of the optimizers"), look
         )
 
-    def loss_scaled(
-        self,
-        original: Callable[..., Any],
-        optimizer: Optimizer,
-        grads: Sequence[Any],
-        trainable_variables: Sequence[Any] | None = None,
-    ) -> Any:
-        """Wrap ``LossScaleOptimizer.apply``; its inner optimizer does the push.
-
-        Non-finite gradients never reach the inner optimizer.
-        """
-        grads = list(grads)
-        if grads and not self._session.within("apply"):
-            built(optimizer, trainable_variables)
-            grads = self._agreed_on_infinities(grads)
-        return original(optimizer, grads, trainable_variables)
-
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
-    def _agreed_on_infinities(self, gradients: Sequence[Gradient]) -> list[Any]:
+    def agreed_on_infinities(self, gradients: Sequence[Gradient]) -> list[Gradient]:
         """The gradients, made non-finite if those of any rank are.
 
-        So synchronous ranks skip the same steps.
+        Non-finite gradients never reach the inner optimizer of a LossScaleOptimizer,
+        which does the push. So synchronous ranks skip the same steps.
         """
-        if not self._masters.synchronous or self._session.size == 1:
+        if not self._server_models.synchronous or self._session.size == 1:
             return list(gradients)
         given = [
             gradient.values if is_sparse(gradient) else gradient
@@ -188,46 +196,48 @@ class PsUpdate:
             if gradient is not None
         ]
         own = tf.reduce_all([tf.reduce_all(tf.math.is_finite(g)) for g in given])
-        poison = exchange_in_order(self._poison, [own], tf.float32)
-        poison.set_shape([])
-        poisoned = list(gradients)
-        place = next(i for i, g in enumerate(poisoned) if g is not None)
-        first = poisoned[place]
+        nan_or_zero = exchange_in_order(self._nan_unless_all_finite, [own], tf.float32)
+        nan_or_zero.set_shape([])
+        marked = list(gradients)
+        place = next(i for i, g in enumerate(marked) if g is not None)
+        first = marked[place]
         if is_sparse(first):
-            values = first.values + tf.cast(poison, first.values.dtype)
-            poisoned[place] = tf.IndexedSlices(values, first.indices, first.dense_shape)
+            values = first.values + tf.cast(nan_or_zero, first.values.dtype)
+            marked[place] = tf.IndexedSlices(values, first.indices, first.dense_shape)
         else:
-            poisoned[place] = first + tf.cast(poison, first.dtype)
-        return poisoned
+            marked[place] = first + tf.cast(nan_or_zero, first.dtype)
+        return marked
 
-    def _poison(self, finite: Any) -> Any:
+    def _nan_unless_all_finite(self, finite: Array) -> np.float32:
+        """0 if the gradients of all ranks are finite, else NaN."""
         signature = Signature("whether gradients are finite")
         vote = np.array([bool(finite)], np.int64)
         votes = reduce_arrays(self._session.group, [vote], ReduceOp.MIN, signature)
-        if votes[0][0]:
-            return np.float32(0.0)
-        # The step is skipped, but it counts as an exchange of all ranks.
-        self._session.applies += 1
-        self._session.exchanged()
-        return np.float32(np.nan)
+        all_finite = bool(votes[0][0])
+        if not all_finite:
+            # The step is skipped, but it counts as an exchange of all ranks.
+            self._session.applies += 1
+            self._session.exchanged()
+        summand: np.float32 = np.float32(0.0 if all_finite else np.nan)
+        return summand
 
     def _unscaled_and_clipped(
-        self, optimizer: Optimizer, ordered: list[Any]
-    ) -> list[Any]:
+        self, optimizer: Optimizer, ordered: list[Gradient]
+    ) -> list[Gradient]:
         if optimizer.loss_scale_factor is not None:
             ordered = [
                 None if g is None else g / optimizer.loss_scale_factor for g in ordered
             ]
-        if not self._masters.clips_here(optimizer):
+        if not self._server_models.clips_here(optimizer):
             return ordered
         given = [g for g in ordered if g is not None]
         clipped = iter(internals.clipped(optimizer, given))
         return [None if g is None else next(clipped) for g in ordered]
 
-    def _average(self, state: Sequence[Any]) -> None:
+    def _average(self, state: Sequence[Variable]) -> None:
         session = self._session
 
-        def run(*arrays: Any) -> list[Any]:
+        def run(*arrays: Array) -> list[Array]:
             means, _ = mean_of_gradients(
                 session.group,
                 arrays[known:],
@@ -248,69 +258,77 @@ class PsUpdate:
             raw(variable).assign(tf.ensure_shape(mean, variable.shape))
 
     def _push(
-        self, master: ServerModel, name: str, gradients: TensorList, *, alike: bool
-    ) -> list[Any]:
-        """``alike``: all ranks have the same gradients, so only the chief's count."""
+        self, model: ServerModel, name: str, gradients: TensorList, *, identical: bool
+    ) -> list[Tensor]:
+        """Push the gradients and assign the answer, which is returned flat.
+
+        ``identical``: all ranks have the same gradients, so only the chief's count.
+        """
         rows = StepRows(self._session)
         known = len(rows.inputs)
         inputs = [*rows.inputs, *gradients.flat]
         plain = [kind is Kind.DENSE for kind in gradients.kinds]
-        types: list[Any] = []
-        for variable, whole in zip(master.variables, plain, strict=True):
+        types: list[tf.DType] = []
+        for variable, whole in zip(model.variables, plain, strict=True):
             dtype = tf.as_dtype(variable.dtype)
             types += [dtype] if whole else [tf.int32, dtype, tf.int64]
 
-        def run(*arrays: Any) -> list[Any]:
+        def run(*arrays: Array) -> list[Array | np.generic]:
             given = gradients.in_order(*gradients.unflattened(arrays[known:]))
             weight = rows.weight(arrays[:known])
             try:
-                fresh = self._exchange(
-                    master, name, given, weight, in_loop=rows.in_loop, alike=alike
+                received = self._exchange(
+                    model,
+                    name,
+                    given,
+                    weight,
+                    in_loop=rows.in_loop,
+                    identical=identical,
                 )
             except CollectiveError as error:
                 # Keep the error: TensorFlow turns it into text.
                 self._session.group.refusal = error
                 raise
-            return _flat(master, plain, fresh)
+            return _flat(model, plain, received)
 
-        answered: list[Any] = tf.nest.flatten(exchange_in_order(run, inputs, types))
+        answered: list[Tensor] = tf.nest.flatten(exchange_in_order(run, inputs, types))
         found = iter(answered)
-        for variable, whole in zip(master.variables, plain, strict=True):
+        for variable, whole in zip(model.variables, plain, strict=True):
             target = raw(variable)
             if whole:
                 value = tf.ensure_shape(next(found), target.shape)
                 target.assign(value, read_value=False)
             else:
-                _set_what_came(target, next(found), next(found), next(found))
+                _assign_received(target, next(found), next(found), next(found))
         return answered
 
     def _exchange(
         self,
-        master: ServerModel,
+        model: ServerModel,
         name: str,
-        given: Sequence[Any],
+        given: Sequence[Array | Slices | None],
         weight: float,
         *,
         in_loop: bool,
-        alike: bool,
-    ) -> Sequence[Any]:
-        session, servers = self._session, self._masters.servers
-        self._masters.pushing(master)
+        identical: bool,
+    ) -> Received:
+        session, servers = self._session, self._server_models.servers
+        self._server_models.pushing(model)
         in_loop = in_loop and not session.inside_keras
-        if self._idle or master.begun_elsewhere:
-            master.begun_elsewhere = False
-            fresh: Sequence[Any] = servers.pull(master.key)
+        if self._idle or model.begun_elsewhere:
+            model.begun_elsewhere = False
+            received: Received = servers.pull(model.key)
         else:
-            weight = weight if self._masters.synchronous else 1.0
+            weight = weight if self._server_models.synchronous else 1.0
             session.last_rows = weight
-            if alike:
+            if identical:
                 weight = float(session.chief)
-            fresh = servers.push(master.key, given, weight=weight)
+            received = servers.push(model.key, given, weight=weight)
         session.applied(name, in_loop=in_loop)
-        return fresh
+        return received
 
 
-def _as_of(variable: Variable, gradient: Gradient) -> Any:
+def _cast_like(variable: Variable, gradient: Gradient) -> Gradient:
     """Convert a gradient to the variable's dtype, as the ps tasks expect it."""
     dtype = tf.as_dtype(variable.dtype)
     if is_sparse(gradient):
@@ -321,11 +339,15 @@ def _as_of(variable: Variable, gradient: Gradient) -> Any:
 
 
 def _flat(
-    master: ServerModel, plain: Sequence[bool], fresh: Sequence[Any]
-) -> list[Any]:
-    """The ps tasks' answer for each variable, as arrays for the graph."""
-    flat: list[Any] = []
-    for variable, whole, value in zip(master.variables, plain, fresh, strict=True):
+    model: ServerModel, plain: Sequence[bool], received: Received
+) -> list[Array | np.generic]:
+    """The ps tasks' answer for each variable, as arrays for the graph.
+
+    For a dense gradient the variable's new value; for a sparse one three arrays: the
+    kind of the answer (int32), values, and indices (int64).
+    """
+    flat: list[Array | np.generic] = []
+    for variable, whole, value in zip(model.variables, plain, received, strict=True):
         dtype = tf.as_dtype(variable.dtype).as_numpy_dtype
         none = np.empty(0, np.int64)
         if whole:
@@ -345,21 +367,23 @@ def _flat(
     return flat
 
 
-def _set_what_came(target: Any, way: Any, values: Any, indices: Any) -> None:
+def _assign_received(
+    target: tf.Variable, kind: Tensor, values: Tensor, indices: Tensor
+) -> None:
     indices.set_shape([None])
-    way.set_shape([])
+    kind.set_shape([])
 
-    def rows() -> Any:
+    def rows() -> Tensor:
         shaped = tf.reshape(values, [-1, *target.shape[1:]])
         target.scatter_update(tf.IndexedSlices(shaped, indices))
         return tf.constant(0)
 
-    def whole() -> Any:
+    def whole() -> Tensor:
         target.assign(tf.reshape(values, target.shape), read_value=False)
         return tf.constant(0)
 
-    def nothing() -> Any:
+    def nothing() -> Tensor:
         return tf.constant(0)
 
-    acts: list[Callable[[], Any]] = [nothing, rows if target.shape.rank else nothing]
-    tf.switch_case(way, [*acts, whole])
+    acts: list[Callable[[], Tensor]] = [nothing, rows if target.shape.rank else nothing]
+    tf.switch_case(kind, [*acts, whole])

@@ -13,11 +13,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 import tensorflow as tf
 
+from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.keras import internals, patches
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.strategies.optimizer_replica import (
@@ -27,13 +28,21 @@ from tfcluster.runtime.keras.strategies.optimizer_replica import (
 )
 from tfcluster.runtime.keras.strategies.optimizer_slots import unique
 from tfcluster.runtime.keras.tf_variables import raw
-from tfcluster.runtime.keras.types import Optimizer, Variable
+from tfcluster.runtime.keras.types import (
+    Optimizer,
+    SwapEMAWeights,
+    Variable,
+)
 from tfcluster.runtime.parameter_server.client import (
     OpenResult,
     ParameterServerClient,
     Rows,
 )
 from tfcluster.runtime.parameter_server.update_graph import tensor_of
+from tfcluster.runtime.tensor_types import Tensor
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 
 @dataclass
@@ -41,27 +50,28 @@ class ServerModel:
     """One optimizer's variables, as the ps tasks keep them."""
 
     key: str
-    optimizer: weakref.ref[Any]
+    """Its name on the ps tasks: that of the optimizer, numbered if it repeats."""
+    optimizer: weakref.ref[Optimizer]
     variables: list[Variable]
     rows_only: bool
     """Whether only the changed rows come back for sparse gradients."""
     begun_elsewhere: bool = False
     """The ps tasks had trained weights already; a gradient of our own initial values
     must be discarded."""
-    changed: dict[str, Any] = field(default_factory=dict)
+    changed: dict[str, Variable] = field(default_factory=dict)
     """Variables by path whose assigned values the ps tasks do not have yet."""
     stale: bool = True
     """Whether the optimizer's slots have changed on the ps tasks since they were last
     fetched."""
-    shown: dict[str, tuple[Any, Any]] = field(default_factory=dict)
+    shown: dict[str, tuple[Variable, Array]] = field(default_factory=dict)
     """Variables by path, each with the value that the program could last see.
 
     Checkpoints and callbacks set variables without Keras's ``assign``, so the variables
     are compared with these values before the next push.
     """
 
-    def set(self, values: Sequence[Any]) -> None:
-        """Assign values from the ps tasks; None means unchanged."""
+    def set(self, values: Sequence[Array | Rows | None]) -> None:
+        """Assign values from the ps tasks, one per variable; None means unchanged."""
         for variable, value in zip(self.variables, values, strict=True):
             if isinstance(value, Rows):
                 slices = tf.IndexedSlices(value.values, value.indices)
@@ -88,13 +98,14 @@ class ServerModels:
         self._connect = servers
         self.synchronous = synchronous
         self._leads = leads
-        self._masters: list[ServerModel] = []
+        self._models: list[ServerModel] = []
         self._names: Counter[str] = Counter()
-        self._watched: dict[int, tuple[ServerModel, str, weakref.ref[Any]]] = {}
+        self._watched: dict[int, tuple[ServerModel, str, weakref.ref[Variable]]] = {}
         self._lock = threading.Lock()
 
     @property
     def servers(self) -> ParameterServerClient:
+        """The client of the ps tasks; the first access connects to them."""
         return self._connect()
 
     def install(self) -> None:
@@ -123,16 +134,20 @@ class ServerModels:
         return not self.synchronous and not optimizer.gradient_accumulation_steps
 
     def of(self, optimizer: Optimizer, kinds: str) -> ServerModel:
-        """The model of ``optimizer``; opens it if necessary."""
-        for master in self._living():
-            if master.optimizer() is optimizer:
-                return master
+        """The model of ``optimizer``; opens it if necessary.
+
+        ``kinds`` are those of the gradients expected: see ``client.Pack``. Raises
+        CollectiveMismatchError if the ranks' variables or options differ.
+        """
+        for model in self._existing():
+            if model.optimizer() is optimizer:
+                return model
         in_step = tf.executing_eagerly()
         with self._lock, tf.init_scope():
-            master, others = self._open(optimizer, kinds)
+            model, others = self._open(optimizer, kinds)
         # A step that is only being traced will run with the right values.
-        master.begun_elsewhere = others and in_step
-        return master
+        model.begun_elsewhere = others and in_step
+        return model
 
     def _open(self, optimizer: Optimizer, kinds: str) -> tuple[ServerModel, bool]:
         self._names[optimizer.name] += 1
@@ -152,12 +167,12 @@ class ServerModels:
             splittable=traits.splittable,
             together=traits.together,
         )
-        master = ServerModel(key, weakref.ref(optimizer), variables, traits.rows_only)
-        master.set(opened.values)
-        self._masters.append(master)
-        self._watch(master, variables)
-        self._watch(master, optimizer.variables)
-        return master, _are_others(opened, values)
+        model = ServerModel(key, weakref.ref(optimizer), variables, traits.rows_only)
+        model.set(opened.values)
+        self._models.append(model)
+        self._watch(model, variables)
+        self._watch(model, optimizer.variables)
+        return model, _are_others(opened, values)
 
     @contextmanager
     def _tracing(self) -> Iterator[None]:
@@ -167,40 +182,43 @@ class ServerModels:
 
     # --- to the ps tasks ------------------------------------------------------------
 
-    def pushing(self, master: ServerModel) -> None:
+    def pushing(self, model: ServerModel) -> None:
         """Before a push: pass on all changes of the program to this model."""
-        for path, (variable, before) in master.shown.items():
+        for path, (variable, before) in model.shown.items():
             if not np.array_equal(raw(variable).numpy(), before, equal_nan=True):
-                master.changed[path] = variable
-        master.shown.clear()
-        self.tell(master)
-        master.stale = True
+                model.changed[path] = variable
+        model.shown.clear()
+        self.tell(model)
+        model.stale = True
 
-    def tell(self, master: ServerModel) -> None:
+    def tell(self, model: ServerModel) -> None:
         """Pass on what the program has assigned since the last time."""
-        while master.changed:
-            path, variable = master.changed.popitem()
+        while model.changed:
+            path, variable = model.changed.popitem()
             if self._leads:
                 value = np.asarray(raw(variable).numpy())
                 with contextlib.suppress(KeyError):  # for a variable that is only here
-                    self.servers.assign(master.key, path, value)
+                    self.servers.assign(model.key, path, value)
 
     def tell_all(self) -> None:
         """``tell`` for all models."""
-        for master in self._masters:
-            self.tell(master)
+        for model in self._models:
+            self.tell(model)
 
-    def _watch(self, master: ServerModel, variables: Sequence[Variable]) -> None:
+    def _watch(self, model: ServerModel, variables: Sequence[Variable]) -> None:
         for path, variable in zip(unique(variables), variables, strict=True):
-            self._watched[id(variable)] = master, path, weakref.ref(variable)
+            self._watched[id(variable)] = model, path, weakref.ref(variable)
 
     def _assign(
-        self, original: Callable[..., Any], variable: Variable, value: Any
-    ) -> Any:
+        self,
+        original: Callable[[Variable, Tensor], _R],
+        variable: Variable,
+        value: Tensor,
+    ) -> _R:
         result = original(variable, value)
         watched = self._watched.get(id(variable))
         if watched and watched[2]() is variable and not self._session.within("apply"):
-            master, path, _ = watched
+            model, path, _ = watched
             if tf.inside_function():
                 self._session.warn(
                     f"{path} is assigned to inside a tf.function: the parameter "
@@ -208,7 +226,7 @@ class ServerModels:
                     "of the layer is applied there)"
                 )
             else:
-                master.changed[path] = variable
+                model.changed[path] = variable
         return result
 
     # --- from the ps tasks ----------------------------------------------------------
@@ -219,25 +237,25 @@ class ServerModels:
         Values that the program has just assigned are kept: the chief passes them on,
         but perhaps later.
         """
-        for master in self._living():
+        for model in self._existing():
             if self._leads:
-                self.tell(master)
-            if not master.changed:
-                master.set(self.servers.pull(master.key))
+                self.tell(model)
+            if not model.changed:
+                model.set(self.servers.pull(model.key))
 
-    def _living(self) -> list[ServerModel]:
+    def _existing(self) -> list[ServerModel]:
         """The models whose optimizers still exist; forgets the others."""
-        self._masters = [m for m in self._masters if m.optimizer() is not None]
+        self._models = [m for m in self._models if m.optimizer() is not None]
         self._watched = {
             key: found
             for key, found in self._watched.items()
             if found[0].optimizer() is not None
         }
-        return self._masters
+        return self._models
 
-    def optimizers(self) -> list[tuple[str, Any]]:
+    def optimizers(self) -> list[tuple[str, Optimizer | None]]:
         """The optimizers with their models' keys; None for those that are gone."""
-        return [(master.key, master.optimizer()) for master in self._masters]
+        return [(model.key, model.optimizer()) for model in self._models]
 
     def pull_slots(self, optimizer: Optimizer) -> None:
         """Fetch the optimizer's slots from the ps tasks.
@@ -245,31 +263,33 @@ class ServerModels:
         Synchronous ranks fetch only after a push: until this rank's next gradient
         nothing changes the slots there, and the program's changes here must be kept.
         """
-        own = [master for master in self._masters if master.optimizer() is optimizer]
-        for master in own:
-            if self.synchronous and not master.stale:
+        own = [model for model in self._models if model.optimizer() is optimizer]
+        for model in own:
+            if self.synchronous and not model.stale:
                 continue
             with self._session.once("slots"):
                 variables = optimizer.variables
-            self._pull_slots(master, variables)
+            self._pull_slots(model, variables)
 
-    def _pull_slots(self, master: ServerModel, own: Sequence[Any]) -> None:
-        self.tell(master)
-        found = self.servers.slots(master.key)
+    def _pull_slots(self, model: ServerModel, own: Sequence[Variable]) -> None:
+        self.tell(model)
+        found = self.servers.slots(model.key)
         named = list(zip(unique(own), own, strict=True))
         for path, variable in named:
             if path in found:
                 value = found[path]
                 raw(variable).assign(np.reshape(value, variable.shape))
-        master.stale = False
+        model.stale = False
         if self.synchronous:
-            named += zip(unique(master.variables), master.variables, strict=True)
-            master.shown = {
+            named += zip(unique(model.variables), model.variables, strict=True)
+            model.shown = {
                 path: (variable, np.array(raw(variable).numpy()))
                 for path, variable in named
             }
 
-    def _variables(self, original: Callable[..., Any], optimizer: Optimizer) -> Any:
+    def _variables(
+        self, original: Callable[[Optimizer], _R], optimizer: Optimizer
+    ) -> _R:
         """Fetch the slots before the program, or code that saves for it, reads them."""
         if self._may_look() and not self._session.within("slots"):
             self.pull_slots(optimizer)
@@ -279,13 +299,19 @@ class ServerModels:
         return not self._session.within("apply") and not tf.inside_function()
 
     def _with_slots(
-        self, original: Callable[..., Any], optimizer: Optimizer, *args: Any
-    ) -> Any:
+        self,
+        original: Callable[Concatenate[Optimizer, _P], _R],
+        optimizer: Optimizer,
+        *args: _P.args,
+        **kwargs: _P.kwargs,
+    ) -> _R:
         if self._may_look():
             self.pull_slots(optimizer)
-        return original(optimizer, *args)
+        return original(optimizer, *args, **kwargs)
 
-    def _swap(self, original: Callable[..., Any], callback: Any) -> Any:
+    def _swap(
+        self, original: Callable[[SwapEMAWeights], _R], callback: SwapEMAWeights
+    ) -> _R:
         """Fetch the moving averages before they are swapped with the weights."""
         optimizer = callback.model.optimizer
         optimizer = getattr(optimizer, "inner_optimizer", optimizer)
@@ -300,29 +326,33 @@ class ServerModels:
         return result
 
     def _finalize(
-        self, original: Callable[..., Any], optimizer: Optimizer, *args: Any
-    ) -> Any:
+        self,
+        original: Callable[Concatenate[Optimizer, _P], _R],
+        optimizer: Optimizer,
+        *args: _P.args,
+        **kwargs: _P.kwargs,
+    ) -> _R:
         """Fetch the moving averages before they replace the weights."""
         if not optimizer.use_ema:
-            return original(optimizer, *args)
+            return original(optimizer, *args, **kwargs)
         self.pull_slots(optimizer)
-        result = original(optimizer, *args)
-        for master in self._masters:
-            if master.optimizer() is optimizer:
-                paths = unique(master.variables)
-                master.changed |= dict(zip(paths, master.variables, strict=True))
+        result = original(optimizer, *args, **kwargs)
+        for model in self._models:
+            if model.optimizer() is optimizer:
+                paths = unique(model.variables)
+                model.changed |= dict(zip(paths, model.variables, strict=True))
         return result
 
     def _with_all_slots(
-        self, original: Callable[..., Any], *args: Any, **kwargs: Any
-    ) -> Any:
-        for master in self._masters:
-            if (optimizer := master.optimizer()) is not None:
+        self, original: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs
+    ) -> _R:
+        for model in self._models:
+            if (optimizer := model.optimizer()) is not None:
                 self.pull_slots(optimizer)
         return original(*args, **kwargs)
 
 
-def _are_others(opened: OpenResult, values: Sequence[Any]) -> bool:
+def _are_others(opened: OpenResult, values: Sequence[Array]) -> bool:
     """Whether the ps tasks have other values than this task's initial ones."""
     return not opened.defined and not all(
         np.array_equal(theirs, ours)

@@ -7,7 +7,6 @@ tasks, and copied to all ranks before they are saved or evaluated.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -30,7 +29,7 @@ class ModelVariables:
     ) -> None:
         self._session = session
         self._connect = servers
-        self._known: dict[int, Any] = {}
+        self._known: dict[int, Variable] = {}
         self._opened = 0
         self._applies = 0
 
@@ -61,8 +60,8 @@ class ModelVariables:
     def _open(self, key: str, variables: Sequence[Variable]) -> None:
         def pack(pieces: Sequence[Piece], kinds: str) -> bytes:
             with tf.init_scope(), tf.device("CPU:0"):
-                shadows = [_zeros(variables[piece.variable]) for piece in pieces]
-                return serialised(lambda gradients: None, shadows, {}, kinds)
+                copies = [_zeros(variables[piece.variable]) for piece in pieces]
+                return serialised(lambda gradients: None, copies, {}, kinds)
 
         self._connect().open(
             key,
@@ -73,5 +72,5 @@ class ModelVariables:
         )
 
 
-def _zeros(variable: Variable) -> Any:
+def _zeros(variable: Variable) -> tf.Variable:
     return tf.Variable(tf.zeros(variable.shape, variable.dtype), trainable=False)

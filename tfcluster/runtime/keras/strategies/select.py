@@ -15,7 +15,10 @@ from tfcluster.runtime.exchange.error_translation import raise_our_errors
 from tfcluster.runtime.keras.checks import loss_scaling_probe
 from tfcluster.runtime.keras.checks.divergence_check import DivergenceCheck
 from tfcluster.runtime.keras.data import disable_autotune
-from tfcluster.runtime.keras.data.data_service_hooks import DataServiceHooks, desk_of
+from tfcluster.runtime.keras.data.data_service_hooks import (
+    DataServiceHooks,
+    data_service_client,
+)
 from tfcluster.runtime.keras.data.per_rank_shuffle import SeedOffset
 from tfcluster.runtime.keras.data.round_robin_sharding import ShardSpec
 from tfcluster.runtime.keras.session import Session
@@ -87,21 +90,23 @@ def _served_in_step(context: Context, *, averages_state: bool) -> Session:
     """Synchronous ranks; the ps tasks average their gradients and apply the mean."""
     session = _session(context)
     servers = _servers(context, session)
-    masters = ServerModels(session, servers, synchronous=True, leads=session.chief)
-    chiefs = None if averages_state else ModelVariables(session, servers)
+    server_models = ServerModels(
+        session, servers, synchronous=True, leads=session.chief
+    )
+    model_variables = None if averages_state else ModelVariables(session, servers)
     tape_gradients = TapeGradients(session, averages_state=False)
     update = PsUpdate(
         session,
-        masters,
-        model_variables=chiefs,
+        server_models,
+        model_variables=model_variables,
         drift=DivergenceCheck(session),
         tape_gradients=tape_gradients,
     )
-    masters.install()
+    server_models.install()
     synchronous.install(
         session,
         update,
-        loss_scaled=update.loss_scaled,
+        before_loss_scale=update.agreed_on_infinities,
         tape_gradients=tape_gradients,
     )
     return session
@@ -115,10 +120,12 @@ def _independent(context: Context) -> Session:
         Group(alone),
         reporter(),
         divides=context.options.divides,
-        hand=ShardSpec(context.rank, context.size),
+        shard=ShardSpec(context.rank, context.size),
     )
     servers = _servers(context, session)
-    masters = ServerModels(session, servers, synchronous=False, leads=session.chief)
+    server_models = ServerModels(
+        session, servers, synchronous=False, leads=session.chief
+    )
     progress = Progress(
         servers,
         context.rank,
@@ -129,23 +136,28 @@ def _independent(context: Context) -> Session:
     )
     # Before batches are sharded: those from data tasks have been sharded already.
     _with_data_tasks(context, session)
-    async_parameter_server.install(session, masters, progress)
+    async_parameter_server.install(session, server_models, progress)
     return session
 
 
 def _with_data_tasks(context: Context, session: Session) -> None:
     if context.options.data == "seed_offset":
         SeedOffset(context.rank).install()
-    if found := desk_of(context):
+    if found := data_service_client(context):
         DataServiceHooks(session, *found).install()
 
 
 def _session(context: Context) -> Session:
+    options = context.options
     return Session(
         process_group.join(context),
         reporter(),
-        divides=context.options.divides,
-        bucket_bytes=int(context.options.bucket_mb * MEGABYTE),
+        divides=options.divides,
+        waits_in_steps=options.strategy is not Strategy.LOCAL_SGD,
+        normalizes_whole_batches=options.divides
+        and options.batch_normalization == "global"
+        and options.strategy is not Strategy.LOCAL_SGD,
+        bucket_bytes=int(options.bucket_mb * MEGABYTE),
     )
 
 

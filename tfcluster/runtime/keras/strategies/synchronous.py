@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from tfcluster.runtime.contract import Around
+from collections.abc import Callable
+
+from tfcluster.runtime.keras.checks.add_loss_check import AddLossCheck
 from tfcluster.runtime.keras.checks.batch_numbers import BatchNumbers
-from tfcluster.runtime.keras.checks.loss_reduction import LossReductionCheck
+from tfcluster.runtime.keras.checks.input_consistency import InputConsistency
 from tfcluster.runtime.keras.checks.op_replay import Holds
+from tfcluster.runtime.keras.checks.own_exchanges import OwnExchanges
 from tfcluster.runtime.keras.checks.row_terms import RowTerms
 from tfcluster.runtime.keras.checks.shape_errors import ShapeErrors
+from tfcluster.runtime.keras.checks.trial_steps import TrialSteps
 from tfcluster.runtime.keras.checks.unsupported_strategies import refuse_strategies
 from tfcluster.runtime.keras.data.dataset_iteration import DatasetIteration
 from tfcluster.runtime.keras.session import Session
+from tfcluster.runtime.keras.strategies.synchronous_training import SynchronousTraining
 from tfcluster.runtime.keras.train.assign_hook import AssignHook
 from tfcluster.runtime.keras.train.chief_only_saving import ChiefOnlySaving
 from tfcluster.runtime.keras.train.gradient_update import GradientUpdate
@@ -22,54 +27,67 @@ from tfcluster.runtime.keras.train.metrics import Metrics
 from tfcluster.runtime.keras.train.model_methods import ModelMethods
 from tfcluster.runtime.keras.train.moving_statistics import MovingStatistics
 from tfcluster.runtime.keras.train.optimizer_hook import OptimizerHook
-from tfcluster.runtime.keras.train.per_rank_seeds import PerRankSeeds
+from tfcluster.runtime.keras.train.row_draws import RowDraws
+from tfcluster.runtime.keras.train.sharded_steps import Looks
 from tfcluster.runtime.keras.train.sync_batch_norm import SyncBatchNorm
 from tfcluster.runtime.keras.train.tape_gradients import TapeGradients
+from tfcluster.runtime.keras.train.whole_batch import WholeBatch
+from tfcluster.runtime.keras.train.whole_batch_losses import WholeBatchLosses
 from tfcluster.runtime.keras.train.xla_fallback import XlaFallback
+from tfcluster.runtime.tensor_types import Gradient
 
 
 def install(
     session: Session,
     update: GradientUpdate,
     *,
-    loss_scaled: Around | None = None,
+    before_loss_scale: Callable[[list[Gradient]], list[Gradient]] | None = None,
     tape_gradients: TapeGradients | None = None,
 ) -> None:
     """Install the hooks in Keras, once per process.
 
-    ``loss_scaled`` wraps ``LossScaleOptimizer.apply``.
+    ``before_loss_scale``: see ``OptimizerHook.install``.
     """
-    synchroniser = InitialBroadcast(session)
+    initial_broadcast = InitialBroadcast(session)
     layer_state = MovingStatistics(session)
     holds = Holds()
     row_terms = RowTerms(session, holds)
     shape_errors = ShapeErrors(session)
-    loops = DatasetIteration(session, row_terms)
-    whole_batch = LossReductionCheck(session)
-    metric_state = MetricState(session, loops)
+    iteration = DatasetIteration(session, row_terms)
+    whole_batch = WholeBatch(session, holds)
+    whole_batch.install()
+    losses = WholeBatchLosses(session, whole_batch, holds)
+    metric_state = MetricState(session, iteration, whole_batch)
     metrics = Metrics(session, metric_state, layer_state, BatchNumbers(row_terms))
-    files = ChiefOnlySaving(session)
-    callbacks = InjectedCallbacks(session, synchroniser, metrics, files)
-    AssignHook(session, layer_state, metric_state, loops).install()
+    saving = ChiefOnlySaving(session)
+    callbacks = InjectedCallbacks(session, initial_broadcast, metrics, saving)
+    AssignHook(session, layer_state, metric_state, iteration).install()
     layer_state.install()
     session.settle = update.settle
-    optimizers = OptimizerHook(session, synchroniser, layer_state, update)
-    optimizers.install(loss_scaled)
+    own_exchanges = OwnExchanges(session, session.rank, session.size)
+    own_exchanges.install()
+    optimizers = OptimizerHook(
+        session, initial_broadcast, layer_state, update, own_exchanges
+    )
+    optimizers.install(before_loss_scale)
     if tape_gradients is not None:
         tape_gradients.install(optimizers.state_of)
     XlaFallback(session, shape_errors).install()
-    SyncBatchNorm(session, holds).install()
-    PerRankSeeds(session, loops).install()
+    SyncBatchNorm(session, holds, iteration).install()
+    RowDraws(session, iteration).install()
     refuse_strategies()
     metrics.install()
-    loops.install()
-    whole_batch.install()
-    LossRescaling(session, whole_batch, holds).install()
-    files.install()
+    iteration.install()
+    losses.install()
+    LossRescaling(session, losses, holds).install()
+    saving.install()
     if session.divides and session.size > 1:
         row_terms.install()
     shape_errors.install()
-    entry = ModelMethods(
-        session, synchroniser, metrics, callbacks, row_terms, shape_errors
+    trial_steps = TrialSteps(session)
+    trial_steps.install()
+    looks = Looks(
+        InputConsistency(session), AddLossCheck(session), trial_steps, row_terms
     )
-    entry.install()
+    policy = SynchronousTraining(session, initial_broadcast, metrics, callbacks, looks)
+    ModelMethods(session, policy, shape_errors).install()

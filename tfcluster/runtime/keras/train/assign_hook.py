@@ -17,6 +17,7 @@ from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.train.metric_state import MetricState
 from tfcluster.runtime.keras.train.moving_statistics import MovingStatistics
 from tfcluster.runtime.keras.types import Variable
+from tfcluster.runtime.tensor_types import Tensor, TensorLike
 
 
 class AssignHook:
@@ -38,7 +39,10 @@ class AssignHook:
         patches.TABLE.install({patches.VARIABLE_ASSIGN: self._assign})
 
     def _assign(
-        self, original: Callable[..., Any], variable: Variable, value: Any
+        self,
+        original: Callable[[Variable, TensorLike], Any],
+        variable: Variable,
+        value: TensorLike,
     ) -> Any:
         if not self._session.within("update_state"):
             if not self._session.within("apply"):
@@ -46,14 +50,19 @@ class AssignHook:
             return original(variable, value)
         counts = self._counts()
         current = tf.convert_to_tensor(variable.value)
-        value = tf.cast(tf.convert_to_tensor(value), current.dtype)
-        value = self._metric_state.weighed(variable, value, current)
+        new: Tensor = tf.cast(tf.convert_to_tensor(value), current.dtype)
+        new = self._metric_state.weighed(variable, new, current)
         if counts is not True:
-            value = tf.where(counts, value, current)
-        return original(variable, value)
+            new = tf.where(counts, new, current)
+        return original(variable, new)
 
-    def _counts(self) -> Any:
-        """Whether metrics count this rank's rows: True, False or a boolean tensor."""
+    def _counts(self) -> bool | Tensor:
+        """Whether metrics count this rank's rows: a bool or a scalar boolean tensor."""
+        if self._metric_state.trying:
+            return True
+        if self._metric_state.sees_all_rows:
+            return self._session.chief
         if (share := self._session.share) is not None:
-            return share.counts
+            counts: bool | Tensor = share.counts
+            return counts
         return True if self._session.inside_keras else self._loops.counts.read()

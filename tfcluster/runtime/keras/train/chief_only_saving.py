@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import tensorflow as tf
 
@@ -37,10 +37,12 @@ from tfcluster.runtime.keras.train.saved_copies import (
 )
 from tfcluster.runtime.process_group import context
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """A rank's own path for what is saved."""
+    """A rank's own path for saved files."""
 
     given: str
     """The path as the program gives it; may be relative."""
@@ -60,6 +62,11 @@ class ChiefOnlySaving:
         self._session = session
 
     def install(self) -> None:
+        """Install the hooks in Keras and TensorFlow, once per process.
+
+        On ranks other than the chief, Keras prints nothing, and no event files are
+        written if the option ``chief_only`` has ``summary``.
+        """
         file = self._saved_as("filepath")
         prefix = self._saved_as("file_prefix", prefix=True)
         patches.TABLE.install(
@@ -88,13 +95,14 @@ class ChiefOnlySaving:
             patches.TABLE.install({patches.PRINT_MSG: _say_nothing})
 
     def chief_only(
-        self, act: Callable[[], Any], what: str, name: Name | None = None
-    ) -> Any:
-        """Call ``act`` on the chief; all ranks return its result, if that is a string.
+        self, act: Callable[[], T], what: str, name: Name | None = None
+    ) -> T | str | None:
+        """Call ``act`` on the chief. All ranks must call this.
 
-        If it raises, every other rank raises an exception of the same built-in class,
-        or a RuntimeError. Ranks whose ``name`` differs find the files under their own
-        name.
+        Returns the result of ``act`` on the chief; on other ranks the same if it is a
+        string, else None. If ``act`` raises, every other rank raises an exception of
+        the same built-in class, or a RuntimeError. Ranks whose ``name`` differs find
+        the files under their own name.
         """
         session = self._session
         if session.within("saving"):
@@ -102,7 +110,7 @@ class ChiefOnlySaving:
         session.settle(what)
         began = time.time()
         error: Exception | None = None
-        result: Any = None
+        result: T | None = None
         if session.chief:
             try:
                 with session.once("saving"):
@@ -119,12 +127,12 @@ class ChiefOnlySaving:
         if error is not None:
             raise error
         if kind:
-            raise _likeness(kind, f"the chief could not save: {text}")
+            raise _same_exception(kind, f"the chief could not save: {text}")
         if name and len(paths) > 1 and "" not in paths:
             self._share(name, chiefs, began, what)
             if text and text.startswith(given):
                 text = name.given + text.removeprefix(given)
-        return result if session.chief else text
+        return result if session.chief else cast("str | None", text)
 
     def _share(self, name: Name, chiefs: str, began: float, what: str) -> None:
         """Make the chief's files available under every rank's own name."""
@@ -132,19 +140,19 @@ class ChiefOnlySaving:
         found = None
         if session.chief:
             found = described(chiefs, prefix=name.prefix, since=began)
-        words = json.dumps(found.as_words() if found else None)
-        saved = json.loads(session.agreed(words, f"{what}: its files"))
+        text = json.dumps(found.as_words() if found else None)
+        saved = json.loads(session.agreed(text, f"{what}: its files"))
         if saved is None:
             return
         files = Saved.of_words(saved)
-        lacks = b""
+        missing = b""
         if name.path != chiefs:
             if files.is_here():
                 link(files, name.path)
             else:
-                lacks = b"1"
+                missing = b"1"
         signature = Signature(f"{what}: who lacks the files")
-        if not any(allgather_bytes(session.group, lacks, signature)):
+        if not any(allgather_bytes(session.group, missing, signature)):
             return
         if files.bytes > MAX_BYTES:
             session.warn(
@@ -154,18 +162,18 @@ class ChiefOnlySaving:
             return
         data = packed(files) if session.chief else b""
         data = broadcast_bytes(session.group, data, 0, Signature(f"{what}: the files"))
-        if lacks:
+        if missing:
             unpack(files, data, name.path)
 
     def _saved_as(self, argument: str, *, prefix: bool = False) -> Around:
         """Wrap a function whose ``argument`` is the path that it saves to."""
 
-        def saved(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        def saved(original: Callable[..., object], *args: Any, **kwargs: Any) -> object:
             try:
                 call = inspect.signature(original).bind(*args, **kwargs)
             except TypeError:
                 return original(*args, **kwargs)  # It reports the wrong arguments.
-            path: Any = call.arguments.get(argument)
+            path = call.arguments.get(argument)
             return self.chief_only(
                 lambda: original(*args, **kwargs),
                 f"end of {original.__name__}",
@@ -175,8 +183,12 @@ class ChiefOnlySaving:
         return saved
 
     def _save_of_manager(
-        self, original: Callable[..., Any], manager: Any, *args: Any, **kwargs: Any
-    ) -> Any:
+        self,
+        original: Callable[..., str | None],
+        manager: tf_internals.CheckpointManager,
+        *args: Any,
+        **kwargs: Any,
+    ) -> str | None:
         given = tf_internals.prefix_of(manager)  # Folder and file name.
         name = Name(given, prefix=True) if _is_local(given) else None
         saved = self.chief_only(
@@ -188,12 +200,12 @@ class ChiefOnlySaving:
         return saved
 
 
-def _is_local(path: Any) -> bool:
+def _is_local(path: object) -> bool:
     """Whether ``path`` is a path of this machine, not an open file or a URL."""
     return isinstance(path, str | os.PathLike) and "://" not in str(os.fspath(path))
 
 
-def _likeness(kind: str, text: str) -> Exception:
+def _same_exception(kind: str, text: str) -> Exception:
     """An exception of the same built-in class, so that the same handler catches it."""
     cls = getattr(builtins, kind, None)
     if isinstance(cls, type) and issubclass(cls, Exception):
@@ -202,20 +214,19 @@ def _likeness(kind: str, text: str) -> Exception:
     return RuntimeError(f"{text} ({kind})")
 
 
-def _make_once(original: Callable[..., Any], path: Any) -> Any:
+def _make_once(original: Callable[[str], None], path: str) -> None:
     """Create a folder that another rank may be creating at the same time."""
     try:
-        return original(path)
+        original(path)
     except FileExistsError:
         if not Path(path).is_dir():
             raise
-    return None
 
 
-def _no_writer(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _no_writer(original: Callable[..., object], *args: Any, **kwargs: Any) -> object:
     """Write no event files: only the chief does."""
     return tf.summary.create_noop_writer()
 
 
-def _say_nothing(original: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+def _say_nothing(original: Callable[..., object], *args: Any, **kwargs: Any) -> None:
     """Print nothing: the chief prints it already."""

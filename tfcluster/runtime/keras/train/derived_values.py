@@ -7,14 +7,15 @@ through the same ops again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfcluster.runtime import tf_internals
-from tfcluster.runtime.tensor_types import Tensor
+from tfcluster.runtime.tensor_types import Array, Operation, Tensor
 
 _MOST_OPS = 200
 """With more ops it is not a derived number but a model."""
@@ -24,8 +25,8 @@ _MOST_OPS = 200
 class Ancestry:
     """The ops and tensors that a graph tensor is computed from."""
 
-    ops: tuple[Any, ...]
-    sources: tuple[Any, ...]
+    ops: tuple[Operation, ...]
+    sources: tuple[Tensor, ...]
     """The given tensors that it depends on."""
     closed: bool
     """Whether it depends on nothing else: no data, no variable, no random number."""
@@ -33,10 +34,13 @@ class Ancestry:
     """Whether it depends on an input of the graph other than a variable."""
 
 
-def ancestry(tensor: Tensor, given: Mapping[int, Any]) -> Ancestry:
-    """Search from ``tensor`` back to the ``given`` tensors (by id) and beyond."""
-    ops: dict[int, Any] = {}
-    sources: dict[int, Any] = {}
+def ancestry(tensor: Tensor, given: Mapping[int, object]) -> Ancestry:
+    """Search from a graph's ``tensor`` backwards, as far as the ``given`` values.
+
+    The keys of ``given`` are the ids of its values.
+    """
+    ops: dict[int, Operation] = {}
+    sources: dict[int, Tensor] = {}
     closed, sees_data = True, False
     waiting = [tensor.op]
     while waiting:
@@ -66,11 +70,12 @@ def ancestry(tensor: Tensor, given: Mapping[int, Any]) -> Ancestry:
     )
 
 
-def _captured(placeholder: Any) -> Any:
+def _captured(placeholder: Operation) -> Tensor | None:
     """The outer tensor that a function captured as this placeholder, or None."""
     for outer, inner in getattr(placeholder.graph, "captures", ()):
         if inner is placeholder.outputs[0]:
-            return outer
+            found: Tensor = outer
+            return found
     return None
 
 
@@ -79,26 +84,29 @@ class Derived:
 
     def __init__(self, tensor: Tensor, found: Ancestry) -> None:
         self.sources = found.sources
-        self._tensor = tensor
         self._function = _function(tensor, found)
 
-    def of(self, values: Sequence[Any]) -> Any:
-        """Compute the derived tensor with ``values`` in place of the sources."""
+    def of(self, values: Sequence[Array | np.generic | float]) -> Array | np.generic:
+        """Compute the derived tensor with ``values`` in place of the sources.
+
+        Values have the sources' shapes. Raises what the ops raise.
+        """
         given = [
             tf.constant(value, source.dtype, source.shape)
             for value, source in zip(values, self.sources, strict=True)
         ]
-        return self._function(*given).numpy()
+        result: Array | np.generic = self._function(*given).numpy()
+        return result
 
 
-def _calls_functions(op: Any) -> bool:
+def _calls_functions(op: Operation) -> bool:
     return any(
         attribute.HasField("func") or attribute.list.func
         for attribute in op.node_def.attr.values()
     )
 
 
-def _function(tensor: Tensor, found: Ancestry) -> Any:
+def _function(tensor: Tensor, found: Ancestry) -> Callable[..., Any]:
     definition = tf.compat.v1.GraphDef()
     definition.versions.CopyFrom(tensor.graph.graph_def_versions)
     for op in found.ops:
@@ -110,7 +118,8 @@ def _function(tensor: Tensor, found: Ancestry) -> Any:
     names = [source.name for source in found.sources]
 
     @tf.function(autograph=False)  # type: ignore[untyped-decorator]
-    def function(*values: Any) -> Any:
+    def function(*values: Tensor) -> Tensor:
+        result: Tensor
         (result,) = tf.graph_util.import_graph_def(
             definition,
             input_map=dict(zip(names, values, strict=True)),
@@ -119,4 +128,5 @@ def _function(tensor: Tensor, found: Ancestry) -> Any:
         )
         return result
 
-    return function
+    compiled: Callable[..., Any] = function
+    return compiled

@@ -1,7 +1,7 @@
 """All-reduce gradients inside TensorFlow, eagerly and in graphs.
 
-``reduce_engine`` does the work. This module weights the mean by each rank's rows, sends
-the layers' variables along with the gradients, and lets checks compare the ranks.
+The mean is weighted by each rank's rows. The layers' variables are sent along with the
+gradients, and checks may compare the ranks.
 ``graph_order`` keeps the exchanges of a graph in program order, the same on every rank.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import tensorflow as tf
 
@@ -17,13 +17,12 @@ from tfcluster.runtime.collective import ReduceOp, Signature, tensor_words
 from tfcluster.runtime.collective.collectives import Check, mean_of_gradients
 from tfcluster.runtime.collective.sparse import Slices
 from tfcluster.runtime.collective.transports.base import Array
-from tfcluster.runtime.exchange.compression import compression_named
-from tfcluster.runtime.exchange.reduce_engine import exchange_list
-from tfcluster.runtime.exchange.tensor_list import Kind, TensorList
+from tfcluster.runtime.exchange.tensor_list import Kind, TensorList, exchange_list
 from tfcluster.runtime.exchange.wire_format import (
     Carrier,
     Reduction,
     carrier,
+    compression_named,
     uncompressed,
     widened,
 )
@@ -33,14 +32,14 @@ from tfcluster.runtime.keras.step_rows import StepRows
 from tfcluster.runtime.keras.tf_variables import raw
 from tfcluster.runtime.keras.types import Variable
 from tfcluster.runtime.process_group import context
-from tfcluster.runtime.tensor_types import Gradient
+from tfcluster.runtime.tensor_types import Gradient, Tensor
 from tfcluster.runtime.tensors import name_of
 
 
 class Watch(Protocol):
     """Compares the ranks' state during the exchanges of a trace."""
 
-    def inputs(self) -> list[Any]:
+    def inputs(self) -> list[Tensor]:
         """Tensors whose values ``look`` needs."""
         ...
 
@@ -71,16 +70,19 @@ def exchange(
     target: Target,
     gradients: Sequence[Gradient],
     variables: Sequence[Variable],
-    state: Sequence[Any],
+    state: Sequence[Variable],
     watch: Watch | None = None,
     *,
     chiefs_count: bool = False,
-) -> list[Any]:
+) -> list[Gradient]:
     """Average gradients (None, tensors or IndexedSlices) over the ranks, by rows.
 
+    The average is ``sum(rows_r * g_r) / sum(rows_r)``; see ``mean_of_gradients``.
     The variables in ``state``, which layers update from their data, are set to their
     average. An entry must be None on all ranks or on none, and stays None. With
     ``chiefs_count`` the result is the chief's gradients. ``watch`` compares the ranks.
+    Raises CollectiveMismatchError on all ranks if names, shapes or dtypes differ; in a
+    graph, when the op runs.
     """
     if all(gradient is None for gradient in gradients):
         return list(gradients)
@@ -109,11 +111,11 @@ def exchange(
         exchange_in_order,
         context=step.context(),
     )
-    found = means.tensors()
-    for variable, mean in zip(state, found[len(gradients) :], strict=True):
+    averaged = means.tensors()
+    for variable, mean in zip(state, averaged[len(gradients) :], strict=True):
         # Not by Keras's assign, which would look like an assignment of the program.
         raw(variable).assign(mean)
-    return found[: len(gradients)]
+    return averaged[: len(gradients)]
 
 
 class _Step:
@@ -152,7 +154,7 @@ class _Step:
             *map(widened, flat[tensors.dense_count : tensors.summed_count]),
         ]
 
-    def context(self) -> list[Any]:
+    def context(self) -> list[Tensor]:
         """Tensors whose values ``combine`` needs."""
         share = self._session.share
         trial = tf.convert_to_tensor(share is not None and share.trial)
@@ -162,18 +164,20 @@ class _Step:
     def combine(
         self, context: Sequence[Array], dense: Sequence[Array], sparse: list[Slices]
     ) -> tuple[Sequence[Array], Sequence[Slices], Sequence[Array]]:
-        """See ``reduce_engine.Combine``."""
+        """See ``tensor_list.Combine``."""
         session, (trial, *rest) = self._session, context
-        known = len(self._rows.inputs)
-        rows, watched = rest[:known], rest[known:]
+        count = len(self._rows.inputs)
+        rows, watched = rest[:count], rest[count:]
         in_loop = self._rows.in_loop
         weight = float(session.chief) if self._chiefs_count else self._rows.of(rows)
-        alike = in_loop and not self._chiefs_count
+        may_be_undivided = in_loop and not self._chiefs_count
         name = self._target.name()
         means, slices = mean_of_gradients(
             session.group,
             dense,
-            [_as_on_one_machine(session, each) for each in sparse] if alike else sparse,
+            [_as_on_one_machine(session, each) for each in sparse]
+            if may_be_undivided
+            else sparse,
             weight=weight,
             signature=self._signature(name),
             bucket_bytes=session.bucket_bytes,
@@ -183,7 +187,7 @@ class _Step:
             return means, slices, ()
         session.last_rows = weight
         judged = False
-        if session.trials and (session.loop.trial if in_loop else trial):
+        if session.trials and (session.loop.share.trial if in_loop else trial):
             # Repeated rows also repeat the slices' indices, so judge their sums.
             sums = [each.values.sum(axis=0, keepdims=True) for each in sparse]
             judged = session.trials.judge(name, [*dense[: self._dense], *sums])

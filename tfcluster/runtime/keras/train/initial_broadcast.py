@@ -7,9 +7,7 @@ Every variable is broadcast once, and again when a new ``fit`` begins.
 from __future__ import annotations
 
 import gc
-import weakref
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import keras
 import numpy as np
@@ -18,8 +16,9 @@ import tensorflow as tf
 from tfcluster.runtime.collective import Signature, tensor_words
 from tfcluster.runtime.collective.collectives import broadcast_bytes
 from tfcluster.runtime.collective.transports.base import flat_bytes
+from tfcluster.runtime.keras.object_map import ObjectMap
 from tfcluster.runtime.keras.session import Session
-from tfcluster.runtime.keras.types import Model, Variable
+from tfcluster.runtime.keras.types import Layer, Variable
 from tfcluster.runtime.tensors import name_of
 
 
@@ -28,29 +27,28 @@ class InitialBroadcast:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._synchronised: dict[int, weakref.ref[Any]] = {}
+        self._synchronised = ObjectMap[bool]()
 
     def ensure(self, variables: Iterable[Variable]) -> None:
-        """Broadcast those variables that have never been.
+        """Broadcast those variables that were never broadcast. All ranks must call it.
 
         Variables that the current trace creates have no values yet. Their initializers
         have the same seed on all ranks.
         """
-        fresh = [v for v in _unique(variables) if not self._is_synchronised(v)]
-        if fresh:
-            self.force(fresh)
+        missing = [v for v in _unique(variables) if v not in self._synchronised]
+        if missing:
+            self.force(missing)
 
     def force(self, variables: Iterable[Variable]) -> None:
-        """Set ``variables`` to the chief's values, even from within a trace."""
+        """Set ``variables`` to the chief's values, even from within a trace.
+
+        Raises CollectiveMismatchError on all ranks if paths, shapes or dtypes differ.
+        """
         chosen = _unique(variables)
         with tf.init_scope():
             _share_values(self._session, chosen)
         for variable in chosen:
-            self._synchronised[id(variable)] = weakref.ref(variable)
-
-    def _is_synchronised(self, variable: Variable) -> bool:
-        known = self._synchronised.get(id(variable))
-        return known is not None and known() is variable
+            self._synchronised[variable] = True
 
 
 def _share_values(session: Session, variables: Sequence[Variable]) -> None:
@@ -74,8 +72,8 @@ def _share_values(session: Session, variables: Sequence[Variable]) -> None:
         offset = end
 
 
-def training_state(model: Model) -> list[Any]:
-    """The variables of a model and its optimizer, except the metrics' own variables."""
+def training_state(model: Layer) -> list[Variable]:
+    """The variables of a model or layer and its optimizer, except those of metrics."""
     own = {id(variable) for variable in getattr(model, "metrics_variables", ())}
     variables = [v for v in model.variables if id(v) not in own]
     optimizer = getattr(model, "optimizer", None)
@@ -84,7 +82,7 @@ def training_state(model: Model) -> list[Any]:
     return _unique(variables)
 
 
-def related_variables(trained: Sequence[Any]) -> list[Any]:
+def related_variables(trained: Sequence[Variable]) -> list[Variable]:
     """All variables of the layers that contain one of ``trained``.
 
     The widest layer, normally the model, comes first, so that the order is the same on
@@ -104,5 +102,5 @@ def related_variables(trained: Sequence[Any]) -> list[Any]:
     return _unique(variable for entry in found for variable in entry[2])
 
 
-def _unique(variables: Iterable[Variable]) -> list[Any]:
+def _unique(variables: Iterable[Variable]) -> list[Variable]:
     return list({id(variable): variable for variable in variables}.values())

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import keras
 import numpy as np
@@ -22,9 +21,14 @@ from tfcluster.runtime.keras.train.initial_broadcast import (
     training_state,
 )
 from tfcluster.runtime.keras.train.metrics import Metrics
-from tfcluster.runtime.keras.types import Model
-
-Logs = dict[str, Any] | None
+from tfcluster.runtime.keras.types import (
+    BackupAndRestore,
+    Callback,
+    CallbackList,
+    Logs,
+    Model,
+)
+from tfcluster.runtime.tensor_types import Nest
 
 _CHIEF_ONLY = (keras.callbacks.TensorBoard, keras.callbacks.CSVLogger)
 _DECIDES_NOTHING_IN_BATCHES = (
@@ -59,11 +63,11 @@ class Settling(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
         self._session = session
         self._every_epoch = every_epoch
 
-    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         if self._every_epoch:
             self._session.settle(f"end of epoch {epoch + 1}")
 
-    def on_train_end(self, logs: Logs = None) -> None:
+    def on_train_end(self, logs: Logs | None = None) -> None:
         self._session.settle(f"end of fit of {self.model.name}")
 
 
@@ -78,12 +82,12 @@ class BatchLogs(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
         self._metrics = metrics
         self._trains, self._tests = trains, tests
 
-    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         if logs and self._trains:
             # CallbackList passes the same dictionary to all callbacks, in order.
             logs.update(self._metrics.of_step(self.model, logs))
 
-    def on_test_batch_end(self, batch: int, logs: Logs = None) -> None:
+    def on_test_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         if logs and self._tests:
             logs.update(self._metrics.of_step(self.model, logs))
 
@@ -97,7 +101,8 @@ class Agreement(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
         self._synchroniser = synchroniser
         self._applies = 0
 
-    def on_train_begin(self, logs: Logs = None) -> None:
+    def on_train_begin(self, logs: Logs | None = None) -> None:
+        """Agree on the first epoch, broadcast the variables, check the first step."""
         first = str(internals.initial_epoch(self.model) or 0)
         first = self._session.agreed(first, "first epoch")
         internals.set_initial_epoch(self.model, int(first) or None)
@@ -105,19 +110,20 @@ class Agreement(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
             self._synchroniser.force(training_state(self.model))
         prove_first_step(self._session, self.model)
 
-    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         self._applies = self._session.applies
 
-    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
+        """Raises NotDistributedError if the epoch has exchanged no gradient."""
         if self._session.applies == self._applies and self.model.trainable_variables:
             raise not_distributed(f"epoch {epoch + 1} of {self.model.name}")
         self.agree_on_stopping()
 
     def agree_on_stopping(self) -> None:
         """Stop on all ranks if any rank wants to stop."""
-        wish = np.array([bool(self.model.stop_training)], np.int64)
+        stops = np.array([bool(self.model.stop_training)], np.int64)
         wishes = reduce_arrays(
-            self._session.group, [wish], ReduceOp.MAX, Signature("whether to stop")
+            self._session.group, [stops], ReduceOp.MAX, Signature("whether to stop")
         )
         self.model.stop_training = bool(wishes[0][0])
 
@@ -125,14 +131,16 @@ class Agreement(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
 class BatchAgreement(Agreement):
     """Also agrees after every batch, if a callback may stop there."""
 
-    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         self.agree_on_stopping()
 
 
 class ByTheChief(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
     """Wraps a callback with state in files: all ranks read, the chief writes."""
 
-    def __init__(self, inner: Any, session: Session, files: ChiefOnlySaving) -> None:
+    def __init__(
+        self, inner: BackupAndRestore, session: Session, files: ChiefOnlySaving
+    ) -> None:
         super().__init__()
         self._inner = inner
         self._session = session
@@ -142,16 +150,16 @@ class ByTheChief(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
         self._saves = internals.save_of(inner)
         patches.TABLE.replace(patches.ONE_BACKUP_SAVE, inner, self._save_alone)
 
-    def set_params(self, params: Any) -> None:
+    def set_params(self, params: Mapping[str, object]) -> None:
         self._inner.set_params(params)
 
     def set_model(self, model: Model) -> None:
         self._inner.set_model(model)
 
-    def on_train_begin(self, logs: Logs = None) -> None:
+    def on_train_begin(self, logs: Logs | None = None) -> None:
         self._inner.on_train_begin(logs)
 
-    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         self._inner.on_train_batch_end(batch, logs)
 
     def _save_alone(self) -> None:
@@ -162,13 +170,13 @@ class ByTheChief(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
             with self._session.once("saving"):
                 self._saves()
 
-    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         self._inner.on_epoch_begin(epoch, logs)
 
-    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         self._save(lambda: self._inner.on_epoch_end(epoch, logs))
 
-    def on_train_end(self, logs: Logs = None) -> None:
+    def on_train_end(self, logs: Logs | None = None) -> None:
         self._save(lambda: self._inner.on_train_end(logs))
 
     def _save(self, act: Callable[[], None]) -> None:
@@ -190,15 +198,11 @@ class InjectedCallbacks:
         self._metrics = metrics
         self._files = files
 
-    def around(self, callbacks: Any, model: Model) -> Any:
+    def around(self, callbacks: Sequence[Callback]) -> list[Callback]:
         """The program's callbacks with ours before and after them."""
-        if isinstance(callbacks, keras.callbacks.CallbackList):
-            theirs = callbacks.callbacks
-        else:
-            theirs = [cb for cb in keras.tree.flatten(callbacks) if cb is not None]
-        ours = served(theirs, self._session, self._files)
-        looks_at_batches = any(map(_looks_at_batches, theirs))
-        tests = self._session.divides and any(map(_looks_at_test_batches, theirs))
+        ours = served(callbacks, self._session, self._files)
+        looks_at_batches = any(map(_looks_at_batches, callbacks))
+        tests = self._session.divides and any(map(_looks_at_test_batches, callbacks))
         if looks_at_batches or tests:
             logs = BatchLogs(self._metrics, trains=looks_at_batches, tests=tests)
             ours.insert(0, logs)
@@ -206,22 +210,35 @@ class InjectedCallbacks:
             ours.append(BatchAgreement(self._session, self._synchroniser))
         else:
             ours.append(Agreement(self._session, self._synchroniser))
-        looks = any(not isinstance(cb, _LOOKS_AT_NO_WEIGHTS) for cb in theirs)
+        looks = any(not isinstance(cb, _LOOKS_AT_NO_WEIGHTS) for cb in callbacks)
         ours.insert(0, Settling(self._session, every_epoch=looks))
-        if isinstance(callbacks, keras.callbacks.CallbackList):
-            for callback in ours:
-                callback.set_model(model)
-                callback.set_params(callbacks.params)
-            callbacks.callbacks = ours
-            return callbacks
         return ours
 
 
+def with_callbacks(
+    callbacks: Nest,
+    model: Model,
+    change: Callable[[Sequence[Callback]], list[Callback]],
+) -> CallbackList | list[Callback]:
+    """Replace the program's callbacks by those that ``change`` makes of them.
+
+    ``callbacks`` is the argument of ``fit``: None, a callback, a nested structure of
+    callbacks, or a CallbackList, which is changed and returned.
+    """
+    if not isinstance(callbacks, keras.callbacks.CallbackList):
+        return change([cb for cb in keras.tree.flatten(callbacks) if cb is not None])
+    callbacks.callbacks = change(callbacks.callbacks)
+    for callback in callbacks.callbacks:
+        callback.set_model(model)
+        callback.set_params(callbacks.params)
+    return callbacks
+
+
 def served(
-    callbacks: Iterable[Any], session: Session, files: ChiefOnlySaving
-) -> list[Any]:
+    callbacks: Iterable[Callback], session: Session, files: ChiefOnlySaving
+) -> list[Callback]:
     """The callbacks of ``fit``; those that write files write only on the chief."""
-    ours: list[Any] = []
+    ours: list[Callback] = []
     for callback in callbacks:
         if isinstance(callback, keras.callbacks.BackupAndRestore):
             ours.append(ByTheChief(callback, session, files))
@@ -231,14 +248,15 @@ def served(
 
 
 def for_evaluation(
-    callbacks: Any, session: Session, metrics: Metrics | None = None
-) -> Any:
+    callbacks: Nest, session: Session, metrics: Metrics | None = None
+) -> CallbackList | list[Callback]:
     """The program's callbacks for ``evaluate`` and ``predict``.
 
     With ``metrics``, callbacks that read batch logs get those merged over all ranks.
     """
     if isinstance(callbacks, keras.callbacks.CallbackList):
-        return callbacks
+        unchanged: CallbackList = callbacks
+        return unchanged
     theirs = [cb for cb in keras.tree.flatten(callbacks) if cb is not None]
     looks = metrics and session.divides and any(map(_looks_at_test_batches, theirs))
     ours = [cb for cb in theirs if session.chief or not isinstance(cb, _CHIEF_ONLY)]
@@ -247,7 +265,7 @@ def for_evaluation(
     return ours
 
 
-def _looks_at_batches(callback: Any) -> bool:
+def _looks_at_batches(callback: Callback) -> bool:
     """Whether a callback may decide something in the middle of an epoch."""
     if isinstance(callback, _DECIDES_NOTHING_IN_BATCHES):
         return False
@@ -256,23 +274,26 @@ def _looks_at_batches(callback: Any) -> bool:
     return any(_has_own(callback, name) for name in _BATCH_METHODS)
 
 
-def _looks_at_test_batches(callback: Any) -> bool:
+def _looks_at_test_batches(callback: Callback) -> bool:
     """Whether a callback may use the logs of a validation batch."""
     if isinstance(callback, _DECIDES_NOTHING_IN_BATCHES):
         return False
     return _has_own(callback, "on_test_batch_end")
 
 
-def _has_own(callback: Any, name: str) -> bool:
+def _has_own(callback: Callback, name: str) -> bool:
     method = getattr(getattr(callback, name), "__func__", None)
     return method is not getattr(keras.callbacks.Callback, name)
 
 
 def prove_first_step(session: Session, model: Model) -> None:
-    """After the first step, check that its gradient was exchanged."""
+    """Make the model's first step check that its gradient was exchanged.
+
+    The step raises NotDistributedError if it was not.
+    """
     patch, train_function = patches.ONE_MODEL_TRAIN_FUNCTION, model.train_function
 
-    def first_step(iterator: Any) -> Any:
+    def first_step(iterator: Iterator[Nest]) -> Logs:
         patches.TABLE.replace(patch, model, train_function)
         applies = session.applies
         logs = train_function(iterator)

@@ -7,7 +7,7 @@ entries, is scaled here so that this average equals the gradient of the whole ba
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,11 +17,12 @@ from tfcluster.runtime.collective import ReduceOp, Signature
 from tfcluster.runtime.collective.collectives import reduce_arrays
 from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.keras import internals, patches
-from tfcluster.runtime.keras.checks.loss_reduction import LossReductionCheck
 from tfcluster.runtime.keras.checks.op_replay import Holds
 from tfcluster.runtime.keras.graph_order import exchange_in_order
 from tfcluster.runtime.keras.session import Session, Share
 from tfcluster.runtime.keras.step_rows import StepRows
+from tfcluster.runtime.keras.train.whole_batch_losses import WholeBatchLosses
+from tfcluster.runtime.tensor_types import DTypeLike, Tensor, TensorLike
 
 _BY_WEIGHTS = "mean_with_sample_weight"
 
@@ -30,11 +31,11 @@ class LossRescaling:
     """The hooks on the reduction of losses in Keras and TensorFlow."""
 
     def __init__(
-        self, session: Session, whole_batch: LossReductionCheck, holds: Holds
+        self, session: Session, losses: WholeBatchLosses, holds: Holds
     ) -> None:
         self._session = session
         self._holds = holds
-        self._whole_batch = whole_batch
+        self._losses = losses
 
     def install(self) -> None:
         patches.TABLE.install(
@@ -46,17 +47,18 @@ class LossRescaling:
 
     def _reduce(
         self,
-        original: Callable[..., Any],
-        values: Any,
-        sample_weight: Any = None,
-        mask: Any = None,
+        original: Callable[..., Tensor],
+        values: TensorLike,
+        sample_weight: TensorLike | None = None,
+        mask: Tensor | None = None,
         reduction: str | None = "sum_over_batch_size",
-        dtype: Any = None,
-    ) -> Any:
+        dtype: DTypeLike | None = None,
+    ) -> Tensor:
         loss = original(values, sample_weight, mask, reduction, dtype)
         if loss.shape.rank != 0:
             return loss
-        self._whole_batch.returned(values)
+        if self._losses.returned(values):
+            return loss
         if tf.convert_to_tensor(values).shape.rank == 0:
             return loss
         if reduction == "sum":
@@ -72,28 +74,28 @@ class LossRescaling:
 
     def _average(
         self,
-        original: Callable[..., Any],
-        per_example_loss: Any,
-        sample_weight: Any = None,
-        global_batch_size: Any = None,
-    ) -> Any:
+        original: Callable[..., Tensor],
+        per_example_loss: TensorLike,
+        sample_weight: TensorLike | None = None,
+        global_batch_size: TensorLike | None = None,
+    ) -> Tensor:
         loss = original(per_example_loss, sample_weight, global_batch_size)
         if global_batch_size is None:
             return loss
         return self._scaled(loss, self._whole())
 
-    def _scaled(self, loss: Any, factor: Any) -> Any:
+    def _scaled(self, loss: Tensor, factor: Tensor | None) -> Tensor:
         if factor is None:
             return loss
         # It now has the divisor of all ranks: checks need not examine it any more.
-        return self._holds.hold(loss * tf.cast(factor, loss.dtype))
+        scaled: Tensor = self._holds.hold(loss * tf.cast(factor, loss.dtype))
+        return scaled
 
-    def _whole(self) -> Any:
+    def _whole(self) -> Tensor | None:
         """Rows of the whole batch per row of this rank; None if that is 1."""
         session, share = self._session, self._session.share
         if share is not None and share.total is not None:
-            rows = share.rows if share.present is None else share.present
-            return tf.math.divide_no_nan(_float(share.total), _float(rows))
+            return tf.math.divide_no_nan(_float(share.total), _float(share.present))
         if not self._is_divided(share):
             return None
         if share is not None:
@@ -102,14 +104,13 @@ class LossRescaling:
 
         def run() -> Any:
             loop = session.loop
-            rows = loop.rows if loop.present is None else loop.present
-            if not loop.divided or not rows:
+            if not loop.divided or not loop.share.present:
                 return np.float64(1.0)
-            return np.float64(loop.total / rows)
+            return np.float64(loop.share.total / loop.share.present)
 
         return _called(run, [])
 
-    def _by_divisor(self, weights: Any) -> Any:
+    def _by_divisor(self, weights: Tensor | None) -> Tensor | None:
         share = self._session.share
         if not self._is_divided(share):
             return None
@@ -122,16 +123,16 @@ class LossRescaling:
             return not share.alone
         return self._session.divides and not self._session.inside_keras
 
-    def _exchanged(self, divisor: Any) -> Any:
+    def _exchanged(self, divisor: Tensor) -> Tensor:
         """The factor that makes a mean by rows divide by all ranks' divisors."""
         session, in_step = self._session, StepRows(self._session)
 
-        def run(divisor: Any, *counted: Array) -> Any:
+        def run(divisor: np.float64, *counted: Array) -> Any:
             rows = in_step.of(counted)
             if in_step.in_loop:
                 if not session.loop.divided:
                     return np.float64(1.0)
-                rows = rows if session.loop.counts else 0.0
+                rows = rows if session.loop.share.counts else 0.0
             local = np.array([divisor if rows else 0.0, rows])
             (total,) = reduce_arrays(
                 session.group, [local], ReduceOp.SUM, Signature("divisor of a loss")
@@ -143,12 +144,13 @@ class LossRescaling:
         return _called(run, [divisor, *in_step.inputs])
 
 
-def _float(number: Any) -> Any:
-    return tf.cast(number, tf.float64)
+def _float(number: TensorLike) -> Tensor:
+    cast: Tensor = tf.cast(number, tf.float64)
+    return cast
 
 
-def _called(run: Callable[..., Any], inputs: list[Any]) -> Any:
+def _called(run: Callable[..., np.float64], inputs: Sequence[Tensor]) -> Tensor:
     """Call ``run`` when the step runs, and return its number as a scalar tensor."""
-    factor = exchange_in_order(run, inputs, tf.float64)
+    factor: Tensor = exchange_in_order(run, inputs, tf.float64)
     factor.set_shape([])
     return factor

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -19,9 +19,11 @@ from tfcluster.runtime.collective import Signature
 from tfcluster.runtime.collective.collectives import allgather_bytes
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.train.step_logs import (
+    Numbers,
     Origin,
     Path,
     StepLogs,
+    Value,
     as_number,
     combined,
     is_same,
@@ -32,7 +34,7 @@ from tfcluster.runtime.keras.types import Metric, Model
 
 
 class Merges(Protocol):
-    """Makes metrics temporarily hold the counts of all ranks."""
+    """Makes metrics temporarily hold the state of all ranks."""
 
     def merged(
         self, metrics: list[Metric], name: str
@@ -48,7 +50,7 @@ class MergedLogs:
         metrics: Merges,
         model: Model,
         known: StepLogs | None,
-        logs: Mapping[str, Any],
+        logs: Mapping[str, Value],
     ) -> None:
         self._session = session
         self._metrics = metrics
@@ -57,8 +59,11 @@ class MergedLogs:
         self._logs = dict(leaves(logs))
         self._own = {path: as_number(value) for path, value in self._logs.items()}
 
-    def values(self) -> dict[Path, Any]:
-        """A value for each log, equal on all ranks."""
+    def values(self) -> dict[Path, Value]:
+        """A value for each log, equal on all ranks.
+
+        Each has the type of the original: a number of Python, or of the same dtype.
+        """
         session = self._session
         candidates = self._candidates()
         with session.once("result"):
@@ -83,7 +88,7 @@ class MergedLogs:
         weights, fits, remakes, numbers = zip(*said, strict=True)
         chosen = self._chosen(candidates, fits)
         merged = self._results([candidates[i] for i in chosen.values()])
-        found: dict[Path, Any] = dict(zip(chosen, merged, strict=True))
+        found: dict[Path, Value] = dict(zip(chosen, merged, strict=True))
         again = []
         for place, path in enumerate(self._own):
             if path in found:
@@ -114,7 +119,7 @@ class MergedLogs:
         return found
 
     def _chosen(
-        self, candidates: Sequence[Origin], fits: Sequence[Any]
+        self, candidates: Sequence[Origin], fits: Sequence[Sequence[Sequence[int]]]
     ) -> dict[Path, int]:
         """Which metric result each log value is.
 
@@ -132,7 +137,7 @@ class MergedLogs:
                 chosen[path] = min(named or possible)
         return chosen
 
-    def _results(self, origins: Sequence[Origin]) -> list[Any]:
+    def _results(self, origins: Sequence[Origin]) -> list[Numbers]:
         if not origins:
             return []
         metrics = unique(origin.metric for origin in origins)
@@ -150,7 +155,7 @@ class MergedLogs:
             return False
         derived, sources = self._known.derived[path]
         with self._session.once("result"):
-            values = [
+            values: list[Numbers] = [
                 _result_of(source)
                 if isinstance(source, Origin)
                 else self._own.get(source)
@@ -160,7 +165,7 @@ class MergedLogs:
             return False
         return bool(np.allclose(derived.of(values), self._own[path], equal_nan=True))
 
-    def _remake(self, paths: Sequence[Path], found: dict[Path, Any]) -> None:
+    def _remake(self, paths: Sequence[Path], found: dict[Path, Value]) -> None:
         if not paths or self._known is None:
             return
         derived = [self._known.derived[path] for path in paths]
@@ -188,8 +193,8 @@ class MergedLogs:
     # --- anything else --------------------------------------------------------------
 
     def _plain(
-        self, path: Path, values: Sequence[Any], weights: Sequence[float]
-    ) -> Any:
+        self, path: Path, values: Sequence[Value], weights: Sequence[float]
+    ) -> Value:
         name = "/".join(path)
         own = self._own[path]
         if own is None or any(value is None for value in values):
@@ -216,7 +221,7 @@ class MergedLogs:
             )
         return number
 
-    def _as_before(self, path: Path, value: Any) -> Any:
+    def _as_before(self, path: Path, value: Value) -> Value:
         """Convert to the type of the original log: Python number or numpy dtype."""
         own, old = self._own[path], self._logs[path]
         if own is None:
@@ -234,14 +239,14 @@ def _name(origin: Origin) -> str:
     return origin.path[-1] if origin.path else str(origin.metric.name)
 
 
-def _with_inner(metrics: Sequence[Metric]) -> Iterator[Any]:
+def _with_inner(metrics: Sequence[Metric]) -> Iterator[Metric]:
     """The metrics and those that they consist of."""
     for metric in metrics:
         yield metric
         yield from _with_inner(getattr(metric, "metrics", ()))
 
 
-def _result_or_none(metric: Metric) -> Any:
+def _result_or_none(metric: Metric) -> Value:
     """The metric's result; an empty dictionary if it has none yet."""
     try:
         return metric.result()
@@ -249,12 +254,13 @@ def _result_or_none(metric: Metric) -> Any:
         return {}
 
 
-def _result_of(origin: Origin) -> Any:
+def _result_of(origin: Origin) -> Numbers:
     value = _result_or_none(origin.metric)
     for key in origin.path:
         value = value[key]
     return as_number(value)
 
 
-def _sendable(number: Any) -> Any:
+def _sendable(number: Numbers) -> object:
+    """A number or nested lists of numbers, as JSON represents them."""
     return None if number is None else np.asarray(number).tolist()

@@ -1,63 +1,79 @@
 """The state of the program's own metrics, and how the ranks' values are combined.
 
 Keras's metrics accumulate sums. A metric of the program's own may keep a maximum, or
-add up the mean of each batch. The first update tests which it does; see
-``state_updates``.
+add up the mean of each batch. It may say so with ``merge_with``; otherwise, the first
+update tests which it does, with the rows of all ranks (see ``state_updates``). If it
+does something else, and as long as it is unknown, updates get the rows of all ranks,
+and the chief's state is the result.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
-import threading
 import weakref
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tfcluster.runtime.collective import ReduceOp, Signature, tensor_words
-from tfcluster.runtime.collective.collectives import allgather_bytes, reduce_arrays
+from tfcluster.runtime.collective.collectives import reduce_arrays
 from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.keras import internals
+from tfcluster.runtime.keras.checks.known_objects import KnownObjects, new_flag
 from tfcluster.runtime.keras.data.dataset_iteration import DatasetIteration
-from tfcluster.runtime.keras.session import Session
+from tfcluster.runtime.keras.merge_rules import declared_rule
+from tfcluster.runtime.keras.object_map import ObjectMap
+from tfcluster.runtime.keras.session import OF_ALL_ROWS, Session
+from tfcluster.runtime.keras.train.observed_variables import (
+    ObservedVariable,
+    agree_on_kinds,
+    take_kinds_of_chief,
+)
 from tfcluster.runtime.keras.train.state_trials import Trials
-from tfcluster.runtime.keras.train.state_updates import Kind, Trial, agreed, kind_of
+from tfcluster.runtime.keras.train.state_updates import CLOSE, ROUNDING, Kind, Trial
+from tfcluster.runtime.keras.train.whole_batch import WholeBatch, can_be_gathered
 from tfcluster.runtime.keras.types import Metric, Variable
+from tfcluster.runtime.tensor_types import Nest, Tensor, TensorLike
+from tfcluster.runtime.tensor_types import Variable as TfVariable
 from tfcluster.runtime.tensors import name_of
 
 _PLAIN = Kind("sum", 1.0)
 _MEANS = Kind("mean", 1.0)
 """The mean of each batch is added to the variable."""
+_OF_ALL_ROWS = Kind("all rows", 0.0)
+"""The chief's value is that of all ranks' rows."""
 
 
-@dataclass
-class _Kept:
+@dataclass(kw_only=True)
+class _MetricVariable(ObservedVariable):
     """A variable of one of the program's own metrics."""
 
-    variable: weakref.ref[Any]
-    weighs: Any
-    """A tf.Variable: whether changes are means, to be weighted by this rank's rows."""
-    kind: Kind | None = None
-    settled: bool = False
-    """Whether all ranks know its kind and agree."""
+    declared: bool = False
+    """Whether the program has declared the kind with ``merge_with``."""
+    gathers: bool = False
+    """Whether only the chief's is updated, with all rows, as long as it is unknown."""
+    weighs: TfVariable
+    """Scalar, bool: whether changes are means, to be weighted by this rank's rows."""
 
 
 class MetricState:
     """Tracks the variables of metrics, and merges their values over the ranks."""
 
-    def __init__(self, session: Session, loops: DatasetIteration) -> None:
+    def __init__(
+        self, session: Session, loops: DatasetIteration, whole_batch: WholeBatch
+    ) -> None:
         self._session = session
         self._loops = loops
-        self._kept: dict[int, _Kept] = {}
+        self._whole_batch = whole_batch
+        self._see_all = KnownObjects()
+        """Flags the metrics whose updates get all ranks' rows."""
+        self._observed = ObjectMap[_MetricVariable]()
         self._trials = Trials()
-        self._local = threading.local()
 
-    def fraction(self) -> Any:
-        """This rank's fraction of the batch's rows; None if unknown."""
+    def fraction(self) -> TensorLike | None:
+        """This rank's fraction of the batch's rows, a scalar; None if unknown."""
         if (share := self._session.share) is None:
             return None if self._session.inside_keras else self._loops.fraction.read()
         if share.total is None:
@@ -69,70 +85,185 @@ class MetricState:
     @property
     def trying(self) -> bool:
         """Whether this thread is testing an update, which must not change anything."""
-        return bool(getattr(self._local, "trying", False))
+        return self._trials.trying
 
-    def known(self, metric: Metric) -> Any:
-        """A boolean or boolean tensor: whether the kind of a metric's state is known.
+    def known(self, metric: Metric) -> bool | TfVariable | None:
+        """Whether the kind of a metric's state is known; a scalar if it is a variable.
 
         None for metrics that ``look`` has not been given.
         """
-        kept = [self._kept.get(id(variable)) for variable in metric.variables]
-        looked_at = [one for one in kept if one is not None]
-        if not looked_at:
+        found = [self._observed.get(variable) for variable in metric.variables]
+        observed = [one for one in found if one is not None]
+        if not observed:
             return None
-        if all(one.settled for one in looked_at):
+        if all(one.settled for one in observed):
             return True
         return self._trials.known(metric)
 
-    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
-    def look(self, metric: Metric, args: Any, kwargs: Any) -> None:
-        """Find out how ``metric``, which is about to be updated, changes its state.
+    def update(
+        self,
+        original: Callable[..., object],
+        metric: Metric,
+        args: tuple[Nest, ...],
+        kwargs: Mapping[str, Nest],
+    ) -> object:
+        """Update ``metric``, which is the program's own or wraps a function of its own.
 
-        It is one of the program's own, or wraps a function of the program's own.
+        ``original`` is its ``update_state``, and the other arguments are those of it.
         """
+        gathers = self._can_gather([args, dict(kwargs)])
+        self._look(metric, args, kwargs, gathers=gathers)
+        if not gathers or self._is_settled_otherwise(metric):
+            return original(metric, *args, **kwargs)
+        return self._update(original, metric, args, kwargs)
+
+    @property
+    def sees_all_rows(self) -> bool:
+        """Whether an update is running that got the rows of all ranks."""
+        return self._session.within(OF_ALL_ROWS)
+
+    def _can_gather(self, given: Nest) -> bool:
+        """Whether the arguments of an update have this rank's rows, and only these."""
+        if not self._whole_batch.may_gather() or not can_be_gathered(given):
+            return False
+        leaves = [leaf for leaf in tf.nest.flatten(given) if leaf is not None]
+        share = self._session.share
+        if not leaves or (share is None and not self._session.divides):
+            return False
+        if share is not None:
+            present = tf.get_static_value(share.present)
+        else:
+            present = self._session.loop.present_rows()
+            if present is None:
+                return True  # Every rank has all rows.
+        lengths = [tf.convert_to_tensor(leaf).shape[0] for leaf in leaves]
+        if present is None:
+            # The step is for batches of any size: another length is not that of rows.
+            return not any(length is not None for length in lengths)
+        # A rank without rows computes one that does not count.
+        return all(length in (None, max(int(present), 1)) for length in lengths)
+
+    def _is_settled_otherwise(self, metric: Metric) -> bool:
+        found = [self._observed.get(variable) for variable in metric.variables]
+        return all(one is None or one.declared for one in found) or all(
+            one is not None and one.settled and one.kind != _OF_ALL_ROWS
+            for one in found
+        )
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def _update(
+        self,
+        original: Callable[..., object],
+        metric: Metric,
+        args: tuple[Nest, ...],
+        kwargs: Mapping[str, Nest],
+    ) -> None:
+        def with_all_rows() -> Tensor:
+            what = f"rows for the metric {metric.name}"
+            args_of_all, kwargs_of_all = self._whole_batch.gather_nested(
+                (args, dict(kwargs)), what
+            )
+            with self._session.once(OF_ALL_ROWS):
+                original(metric, *args_of_all, **kwargs_of_all)
+            return tf.constant(True)
+
+        def with_own_rows() -> Tensor:
+            original(metric, *args, **kwargs)
+            return tf.constant(True)
+
+        unknown = tf.logical_not(self._trials.known(metric))
+        tf.cond(unknown | self._see_all.of(metric), with_all_rows, with_own_rows)
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def _look(
+        self,
+        metric: Metric,
+        args: tuple[Nest, ...],
+        kwargs: Mapping[str, Nest],
+        *,
+        gathers: bool,
+    ) -> None:
+        """Find out how ``metric``, which is about to be updated, changes its state."""
         variables = list(metric.variables)
-        kept = [self._of(variable) for variable in variables]
-        if all(one.kind is not None for one in kept):
+        observed = [self._of(metric, variable) for variable in variables]
+        if all(one.kind is not None for one in observed):
             return
+        for one in observed:
+            one.gathers = gathers
         current = [tf.convert_to_tensor(variable.value) for variable in variables]
         places = [p for p, value in enumerate(current) if value.dtype != tf.bool]
 
-        def update(values: Sequence[Any], given: Any) -> list[Any]:
+        def update(values: Sequence[Tensor], given: Any) -> list[Tensor]:
             args, kwargs = given
-            found = metric.stateless_update_state(list(values), *args, **kwargs)
-            return [tf.convert_to_tensor(value) for value in found]
+            new_values = metric.stateless_update_state(list(values), *args, **kwargs)
+            return [tf.convert_to_tensor(value) for value in new_values]
 
-        chosen = [kept[place] for place in places]
+        def gather(given: Nest) -> Nest:
+            what = f"rows for a test of the metric {metric.name}"
+            return self._whole_batch.gather_nested(given, what) if gathers else given
+
+        chosen = [observed[place] for place in places]
+        wraps = internals.function_of(metric) is not None
+        sees_all = self._see_all.of(metric)
 
         def judge(trials: Sequence[Trial]) -> list[bool]:
             for one, trial in zip(chosen, trials, strict=True):
-                one.kind = one.kind or kind_of(trial)
-                if (
-                    internals.function_of(metric) is not None
-                    and one.kind
-                    and one.kind.how == "other"
-                ):
-                    one.kind = _MEANS
-                    self._session.warn(
-                        f"the metric {metric.name} is not a mean over the rows of a "
-                        "batch: each rank computes it from its own rows, so its value "
-                        "differs from that of one machine"
-                    )
+                if gathers and wraps and _says_nothing(one, trial):
+                    continue
+                one.observe(trial, ROUNDING if gathers else CLOSE)
+            if gathers:
+                # The chief's state decides: that of the others may still be empty.
+                signature = Signature(f"kind of the metric {metric.name}")
+                take_kinds_of_chief(self._session.group, chosen, signature)
+            sees_all = gathers and any(not self._can_be_merged(one) for one in chosen)
+            if sees_all:
+                for one in observed:
+                    one.kind = _OF_ALL_ROWS
+            elif wraps:
+                self._judge_function(metric, chosen)
             known = all(one.kind is not None for one in chosen)
-            return [known, *(one.kind == _MEANS for one in chosen)]
+            return [known, sees_all, *(one.kind == _MEANS for one in chosen)]
 
-        self._local.trying = True
-        # A metric may not support this kind of call. Then assume that it sums.
-        with contextlib.suppress(Exception):
-            given = args, kwargs
-            flags = [one.weighs for one in chosen]
-            self._trials.look(metric, update, current, places, given, judge, flags)
-        self._local.trying = False
+        # If the metric does not support this kind of call, assume that it sums.
+        with self._trials.attempt():
+            given = args, dict(kwargs)
+            flags = [sees_all, *(one.weighs for one in chosen)]
+            self._trials.look(
+                metric, update, current, places, given, judge, flags, gather
+            )
 
-    def weighed(self, variable: Variable, value: Any, current: Any) -> Any:
-        """The value to assign: of a mean over rows, only this rank's part."""
-        one = self._kept.get(id(variable))
-        if one is None or one.variable() is not variable or self.trying:
+    def _can_be_merged(self, one: _MetricVariable) -> bool:
+        """Whether the ranks' values can be combined, as far as known."""
+        kind = one.kind
+        if kind is None or kind.running:
+            return True
+        # A median may happen to be the maximum of those of the halves.
+        return kind.how in ("mean", "sum") and kind.slope in (0.0, 1.0)
+
+    def _judge_function(
+        self, metric: Metric, chosen: Sequence[_MetricVariable]
+    ) -> None:
+        """Average a function's values if it is no mean over rows.
+
+        Called if the rows cannot be gathered, as under ``local_sgd``.
+        """
+        for one in chosen:
+            if one.kind is not None and one.how == "other":
+                one.kind = _MEANS
+                self._session.warn(
+                    f"the metric {metric.name} is not a mean over the rows of a batch: "
+                    "each rank computes it from its own rows, so its value differs "
+                    "from that of one machine"
+                )
+
+    def weighed(self, variable: Variable, value: Tensor, current: Tensor) -> Tensor:
+        """The value to assign: of a mean over rows, only this rank's part.
+
+        ``value`` is what the metric assigns, ``current`` the variable's value, of the
+        same shape and dtype.
+        """
+        one = self._observed.get(variable)
+        if one is None or self.trying or self.sees_all_rows:
             return value
         fraction = self.fraction()
         if fraction is None or not current.dtype.is_floating:
@@ -140,13 +271,17 @@ class MetricState:
         part = current + (value - current) * tf.cast(fraction, current.dtype)
         return tf.where(one.weighs, part, value)
 
-    def _of(self, variable: Variable) -> _Kept:
-        one = self._kept.get(id(variable))
-        if one is None or one.variable() is not variable:
-            with tf.init_scope():
-                weighs = tf.Variable(False, trainable=False)
-            one = self._kept[id(variable)] = _Kept(weakref.ref(variable), weighs)
-        return one
+    def _of(self, metric: Metric, variable: Variable) -> _MetricVariable:
+        def make() -> _MetricVariable:
+            rule = declared_rule(metric, variable.name)
+            return _MetricVariable(
+                variable=weakref.ref(variable),
+                weighs=new_flag(),
+                kind=None if rule is None else Kind(rule, 1.0),
+                declared=rule is not None,
+            )
+
+        return self._observed.of(variable, make)
 
     # --- of all ranks ---------------------------------------------------------------
 
@@ -157,72 +292,70 @@ class MetricState:
         what: str,
         weight: float,
     ) -> list[Array]:
-        """The values merged over all ranks; ``weight`` is that of the last batch."""
+        """The values merged over all ranks, of the same shapes and dtypes.
+
+        ``local`` are this rank's values, ``what`` names the exchange, and ``weight`` is
+        this rank's weight in the last batch. All ranks must call it. Raises
+        CollectiveMismatchError on all ranks if the variables differ.
+        """
         session = self._session
-        ways = [str(variable.aggregation) for variable in variables]
+        # Keras's aggregations; for variables of the program's own, see ``_rule_for``.
+        rules = [str(variable.aggregation) for variable in variables]
         signature = Signature(
             what,
             tuple(
-                tensor_words(f"{variable.path} ({way})", value.dtype, value.shape)
-                for variable, value, way in zip(variables, local, ways, strict=True)
+                tensor_words(f"{variable.path} ({rule})", value.dtype, value.shape)
+                for variable, value, rule in zip(variables, local, rules, strict=True)
             ),
         )
-        found = [self._kept.get(id(variable)) for variable in variables]
-        own = [one for one in found if one is not None]
-        self._settle(own, signature)
-        for place, one in enumerate(found):
-            if one is not None and ways[place] in ("sum", "none"):
-                ways[place] = self._way(one, local[place])
+        found = [self._observed.get(variable) for variable in variables]
+        observed = [one for one in found if one is not None]
+        if agree_on_kinds(session.group, observed, signature):
+            for one in observed:
+                one.weighs.assign(one.kind == _MEANS)
+        for place, known in enumerate(found):
+            if known is not None and rules[place] in ("sum", "none"):
+                rules[place] = self._rule_for(known, local[place])
         sums, extremes = [], []
-        for value, way in zip(local, ways, strict=True):
-            silent = way in ("none", "only_first_replica") and not session.chief
-            array = np.zeros_like(value) if silent else value
-            factor = weight if way == "rows" else 1.0
+        for value, rule in zip(local, rules, strict=True):
+            excluded = rule in ("none", "only_first_replica") and not session.chief
+            array = np.zeros_like(value) if excluded else value
+            factor = weight if rule == "rows" else 1.0
             sums.append(_summable(array) if factor == 1.0 else array * factor)
-            if way in ("max", "min"):
-                sign = 1.0 if way == "max" else -1.0
+            if rule in ("max", "min"):
+                sign = 1.0 if rule == "max" else -1.0
                 extremes.append(sign * np.asarray(value, np.float64))
         sums.append(np.array([weight]))
         *totals, weights = reduce_arrays(session.group, sums, ReduceOp.SUM, signature)
-        highest = iter(
+        maxima = iter(
             reduce_arrays(session.group, extremes, ReduceOp.MAX, signature)
             if extremes
             else ()
         )
         merged = []
-        for total, value, way in zip(totals, local, ways, strict=True):
-            if way in ("max", "min"):
-                result = next(highest) * (1.0 if way == "max" else -1.0)
-            elif way == "mean":
+        for total, value, rule in zip(totals, local, rules, strict=True):
+            if rule in ("max", "min"):
+                result = next(maxima) * (1.0 if rule == "max" else -1.0)
+            elif rule == "mean":
                 result = total / session.size
-            elif way == "rows":
+            elif rule == "rows":
                 result = total / float(weights[0]) if weights[0] else value
             else:
                 result = total
             merged.append(np.asarray(result).astype(value.dtype))
         return merged
 
-    def _settle(self, kept: Sequence[_Kept], signature: Signature) -> None:
-        """Agree on the kinds with the other ranks, until all ranks know all of them."""
-        if all(one.settled for one in kept):
-            return
-        ours = [None if one.kind is None else asdict(one.kind) for one in kept]
-        said = [
-            json.loads(text)
-            for text in allgather_bytes(
-                self._session.group, json.dumps(ours).encode(), signature
-            )
-        ]
-        for place, one in enumerate(kept):
-            kinds = [
-                None if rank[place] is None else Kind(**rank[place]) for rank in said
-            ]
-            one.kind = agreed(kinds)
-            one.settled = None not in kinds
-            one.weighs.assign(one.kind == _MEANS)
+    def _rule_for(self, one: _MetricVariable, value: Array) -> str:
+        """How to combine the values: "max", "min", "sum" or "rows", a weighted mean.
 
-    def _way(self, one: _Kept, value: Array) -> str:
+        "only_first_replica" takes the chief's.
+        """
         kind = one.kind or _PLAIN
+        if one.declared:
+            return "rows" if kind.how == "mean" else kind.how
+        unknown = one.kind is None and one.gathers and value.dtype != np.bool_
+        if kind == _OF_ALL_ROWS or unknown:
+            return "only_first_replica"
         if kind.how in ("max", "min"):
             return kind.how
         if kind == _MEANS:
@@ -238,6 +371,16 @@ class MetricState:
             "summed, which may differ from the value on one machine"
         )
         return "sum"
+
+
+def _says_nothing(one: _MetricVariable, trial: Trial) -> bool:
+    """Whether a function's values for both halves are the same, such as 0 or 1.
+
+    They are then also their own mean, whatever the function is.
+    """
+    variable = one.variable()
+    of_values = variable is not None and variable.name == "total"
+    return of_values and np.array_equal(trial.first, trial.second)
 
 
 def _summable(array: Array) -> Array:

@@ -22,13 +22,17 @@ from tfcluster.runtime.keras.train.merged_logs import MergedLogs
 from tfcluster.runtime.keras.train.metric_state import MetricState
 from tfcluster.runtime.keras.train.moving_statistics import MovingStatistics
 from tfcluster.runtime.keras.train.step_logs import (
+    Numbers,
     Recorded,
     StepLogs,
+    Value,
     as_number,
     leaves,
     with_leaves,
 )
-from tfcluster.runtime.keras.types import Model
+from tfcluster.runtime.keras.types import Logs, Metric, Model
+from tfcluster.runtime.tensor_types import Nest, Tensor, TensorLike
+from tfcluster.runtime.tensor_types import Variable as TfVariable
 
 _STEP_PATCHES = (patches.ONE_MODEL_TRAIN_STEP, patches.ONE_MODEL_TEST_STEP)
 _UNKNOWN = StepLogs(None)
@@ -51,11 +55,11 @@ class Metrics:
         self._numbers = numbers
         self._recorded: list[Recorded] = []
         """One per step that is being called, the innermost last."""
-        self._steps: weakref.WeakKeyDictionary[Any, dict[str, StepLogs]] = (
+        self._steps: weakref.WeakKeyDictionary[Model, dict[str, StepLogs]] = (
             weakref.WeakKeyDictionary()
         )
         self._step = "train_step"
-        self._rows: Any = None
+        self._rows: TfVariable | None = None
         """The weight of the last step that was traced or run; see ``StepLogs``."""
 
     def install(self) -> None:
@@ -71,32 +75,28 @@ class Metrics:
         )
 
     def _update_state(
-        self, original: Callable[..., Any], metric: Any, *args: Any, **kwargs: Any
-    ) -> Any:
+        self, original: Callable[..., object], metric: Metric, *args: Any, **kwargs: Any
+    ) -> object:
         this = f"update of {id(metric)}"
         own = _is_own(type(metric)) or _is_own(internals.function_of(metric))
         with self._session.once("update_state"):
             # Not again if a class calls the method of its base class.
             if own and not self._session.within(this) and not self._state.trying:
                 with self._session.once(this):
-                    self._state.look(metric, args, kwargs)
-                    return original(metric, *args, **kwargs)
+                    return self._state.update(original, metric, args, kwargs)
             return original(metric, *args, **kwargs)
 
     def _update_mean(
         self,
-        original: Callable[..., Any],
-        metric: Any,
-        values: Any,
-        sample_weight: Any = None,
-    ) -> Any:
+        original: Callable[..., object],
+        metric: Metric,
+        values: Value,
+        sample_weight: TensorLike | None = None,
+    ) -> object:
         """Weight a scalar, which stands for a whole batch, by this rank's fraction."""
-        if sample_weight is not None or not _is_scalar(values) or self._state.trying:
-            return original(metric, values, sample_weight)
-        fraction = self._state.fraction()
+        fraction = self._fraction_for(metric, values, sample_weight)
         if fraction is None:
-            return original(metric, values)
-        fraction = tf.cast(fraction, metric.dtype)
+            return original(metric, values, sample_weight)
         # Once the kind is known, ``weighed`` does this where it is correct.
         known = self._state.known(metric)
         if known is not None:
@@ -110,33 +110,45 @@ class Metrics:
 
     def _update_sum(
         self,
-        original: Callable[..., Any],
-        metric: Any,
-        values: Any,
-        sample_weight: Any = None,
-    ) -> Any:
+        original: Callable[..., object],
+        metric: Metric,
+        values: Value,
+        sample_weight: TensorLike | None = None,
+    ) -> object:
         """Add only a fraction of a scalar that is a mean over the batch."""
-        if sample_weight is not None or not _is_scalar(values) or self._state.trying:
-            return original(metric, values, sample_weight)
-        fraction = self._state.fraction()
+        fraction = self._fraction_for(metric, values, sample_weight)
         if fraction is None or self._state.known(metric) is not None:
-            return original(metric, values)
-        fraction = tf.cast(fraction, metric.dtype)
+            return original(metric, values, sample_weight)
         kind = self._numbers.kind(metric, values)
         values = tf.cast(values, metric.dtype)
         if kind == "mean":
             return original(metric, values * fraction)
         return original(metric, tf.where(fraction > 0, values, tf.zeros_like(values)))
 
+    def _fraction_for(
+        self, metric: Metric, values: Value, sample_weight: TensorLike | None
+    ) -> Tensor | None:
+        """This rank's fraction of the batch, if ``values`` stands for a whole batch.
+
+        A scalar of the metric's dtype. None if it does not, or if the fraction is
+        unknown.
+        """
+        if sample_weight is not None or not _is_scalar(values):
+            return None
+        if self._state.trying or self._state.sees_all_rows:
+            return None
+        fraction = self._state.fraction()
+        return None if fraction is None else tf.cast(fraction, metric.dtype)
+
     def _result(
-        self, original: Callable[..., Any], metric: Any, *args: Any, **kwargs: Any
-    ) -> Any:
+        self, original: Callable[..., object], metric: Metric, *args: Any, **kwargs: Any
+    ) -> object:
         session = self._session
         if session.within("result"):
             result = original(metric, *args, **kwargs)
         elif self._merges_at_once():
             with session.once("result"), self.merged([metric], metric.name):
-                result = _as_they_are(original(metric, *args, **kwargs))
+                result = _snapshot(original(metric, *args, **kwargs))
         else:
             result = original(metric, *args, **kwargs)
         if self._recorded:
@@ -155,7 +167,7 @@ class Metrics:
             return not share.alone
         return not self._session.inside_keras
 
-    def _model_result(self, original: Callable[..., Any], model: Model) -> Any:
+    def _model_result(self, original: Callable[[Model], Logs], model: Model) -> Logs:
         session = self._session
         if (
             session.share is not None
@@ -164,7 +176,7 @@ class Metrics:
         ):
             return original(model)
         with session.once("result"), self.merged(model.metrics, model.name):
-            return _as_they_are(original(model))
+            return _snapshot(original(model))
 
     @property
     def _weight(self) -> float:
@@ -187,12 +199,12 @@ class Metrics:
                 patches.TABLE.replace(patch, model, self._watched(model, name, step))
 
     def _watched(
-        self, model: Model, name: str, step: Callable[[Any], Any]
-    ) -> Callable[[Any], Any]:
+        self, model: Model, name: str, step: Callable[[Nest], Value]
+    ) -> Callable[[Nest], Value]:
         reference = weakref.ref(model)
 
         @functools.wraps(step)
-        def watched_step(data: Any) -> Any:
+        def watched_step(data: Nest) -> Value:
             share = self._session.share
             if share is None:
                 return step(data)
@@ -211,7 +223,12 @@ class Metrics:
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def _note(
-        self, model: Model, name: str, logs: Any, recorded: Recorded, rows: Any
+        self,
+        model: Model,
+        name: str,
+        logs: Mapping[str, Value],
+        recorded: Recorded,
+        rows: TensorLike,
     ) -> None:
         steps = self._steps.setdefault(model, {})
         if name not in steps:
@@ -231,35 +248,44 @@ class Metrics:
             self._step = before
 
     def _result_or_logs(
-        self, original: Callable[..., Any], model: Model, logs: Any
-    ) -> Any:
+        self, original: Callable[[Model, Logs], Logs], model: Model, logs: Logs
+    ) -> Logs:
         self._rows = self._steps.get(model, {}).get(self._step, _UNKNOWN).rows
         with self._session.once("result"), self.merged(model.metrics, model.name):
             result = original(model, logs)
             if result is not logs:
-                return _as_they_are(result)
+                return _snapshot(result)
         if not logs:
             return result
         return self._of_all_ranks(model, logs)
 
-    def of_step(self, model: Model, logs: Mapping[str, Any]) -> dict[str, Any]:
-        """The logs that a step has returned, merged over all ranks."""
+    def of_step(self, model: Model, logs: Mapping[str, Value]) -> Logs:
+        """The logs that a step has returned, merged over all ranks.
+
+        All ranks must call it after the same step. Values that are floats of Python in
+        ``logs`` remain such; others become numbers or arrays of numpy.
+        """
         self._rows = self._steps.get(model, {}).get(self._step, _UNKNOWN).rows
         if not logs or _has_own_logs(model, self._step):
             return self._of_all_ranks(model, logs) if logs else {}
         with self._session.once("result"), self.merged(model.metrics, model.name):
-            result = _as_they_are(model.get_metrics_result())
-        return {key: _as_before(value, logs.get(key)) for key, value in result.items()}
+            result = _snapshot(model.get_metrics_result())
+        return {
+            key: _with_type_of(logs.get(key), value) for key, value in result.items()
+        }
 
-    def _of_all_ranks(self, model: Model, logs: Mapping[str, Any]) -> dict[str, Any]:
+    def _of_all_ranks(self, model: Model, logs: Mapping[str, Value]) -> Logs:
         known = self._steps.get(model, {}).get(self._step)
         merged = MergedLogs(self._session, self, model, known, logs)
-        found: dict[str, Any] = with_leaves(logs, merged.values())
+        found: Logs = with_leaves(logs, merged.values())
         return found
 
     @contextmanager
-    def merged(self, metrics: list[Any], name: str) -> Iterator[None]:
-        """Within this context the metrics hold the counts of all ranks."""
+    def merged(self, metrics: list[Metric], name: str) -> Iterator[None]:
+        """Within this context the metrics hold the state of all ranks.
+
+        All ranks must enter it with the same metrics; ``name`` is for messages.
+        """
         variables = list(
             {id(v): v for metric in metrics for v in metric.variables}.values()
         )
@@ -278,18 +304,18 @@ class Metrics:
                 variable.assign(value)
 
 
-def _is_own(written: Any) -> bool:
+def _is_own(written: object) -> bool:
     """Whether a class or function is the program's own."""
     module = getattr(written, "__module__", None)
     return module is not None and module.partition(".")[0] != keras.__name__
 
 
-def _is_scalar(values: Any) -> bool:
+def _is_scalar(values: Value) -> bool:
     shape = getattr(values, "shape", None)
     return np.ndim(values) == 0 if shape is None else tuple(shape) == ()
 
 
-def _as_they_are(result: Any) -> Any:
+def _snapshot(result: Value) -> Value:
     """A result with variables replaced by their values, as they are about to change."""
     values = {
         path: tf.convert_to_tensor(value)
@@ -308,7 +334,7 @@ def _has_own_logs(model: Model, step: str) -> bool:
     )
 
 
-def _as_before(new: Any, old: Any) -> Any:
-    """A number of the same type as the log that it replaces."""
+def _with_type_of(old: Value, new: Value) -> Numbers:
+    """``new`` as a number: a float of Python if ``old`` is one, else one of numpy."""
     number = as_number(new)
     return float(number) if isinstance(old, float) and np.ndim(number) == 0 else number

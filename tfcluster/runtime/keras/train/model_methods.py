@@ -1,63 +1,116 @@
-"""The hooks on ``fit``, ``evaluate`` and the other entry points of a Keras model."""
+"""The hooks on ``fit``, ``evaluate`` and the other entry points of a Keras model.
+
+They are the same for all strategies. A ``TrainingPolicy`` adds what differs.
+"""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
 
-import keras
-
-from tfcluster.runtime.collective import CollectiveError
 from tfcluster.runtime.exchange.error_translation import translated
-from tfcluster.runtime.keras import internals, patches
-from tfcluster.runtime.keras.checks.add_loss_check import AddLossCheck
+from tfcluster.runtime.keras import patches
 from tfcluster.runtime.keras.checks.endless_epochs import warn_of_endless_epochs
-from tfcluster.runtime.keras.checks.input_consistency import InputConsistency
-from tfcluster.runtime.keras.checks.row_terms import RowTerms
 from tfcluster.runtime.keras.checks.shape_errors import ShapeErrors
-from tfcluster.runtime.keras.checks.trial_steps import TrialSteps
 from tfcluster.runtime.keras.checks.unsupported_strategies import refuse_replicas
 from tfcluster.runtime.keras.session import Session
-from tfcluster.runtime.keras.train.initial_broadcast import (
-    InitialBroadcast,
-    training_state,
-)
-from tfcluster.runtime.keras.train.injected_callbacks import (
-    InjectedCallbacks,
-    for_evaluation,
-)
-from tfcluster.runtime.keras.train.metrics import Metrics
-from tfcluster.runtime.keras.train.sharded_steps import Looks, divide_steps
+from tfcluster.runtime.keras.train.injected_callbacks import with_callbacks
 from tfcluster.runtime.keras.train.xla_fallback import without_xla
-from tfcluster.runtime.keras.types import Layer, Model
+from tfcluster.runtime.keras.types import Callback, CallbackList, Layer, Model
+from tfcluster.runtime.tensor_types import Array, Nest
+
+
+@dataclass(frozen=True, slots=True)
+class MethodCall:
+    """A call of one of Keras's methods by the program."""
+
+    method: Callable[..., object]
+    """Keras's own method."""
+    model: Model
+    bound: inspect.BoundArguments
+
+    @classmethod
+    def of(
+        cls,
+        method: Callable[..., object],
+        model: Model,
+        args: Sequence[object],
+        kwargs: Mapping[str, object],
+    ) -> MethodCall:
+        """The call with these arguments. Raises TypeError if they do not fit."""
+        bound = inspect.signature(method).bind(model, *args, **kwargs)
+        return cls(method, model, bound)
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments by name. Changes take effect when the method runs."""
+        return self.bound.arguments
+
+    def run(self) -> Any:
+        """Call Keras's method; returns what it returns."""
+        return self.method(*self.bound.args, **self.bound.kwargs)
+
+
+class TrainingPolicy(Protocol):
+    """What a strategy adds to the methods of a model.
+
+    Methods with ``call`` run within ``session.entering()``.
+    """
+
+    def check_layers(self, model: Model) -> None:
+        """Raise CollectiveError if the strategy cannot train or evaluate a layer."""
+        ...
+
+    def prepare(self, model: Model) -> None:
+        """Prepare ``model`` before any of its methods runs."""
+        ...
+
+    def callbacks_of_fit(self, callbacks: Sequence[Callback]) -> list[Callback]:
+        """The program's callbacks, and those of the runtime."""
+        ...
+
+    def callbacks_of_evaluation(self, callbacks: Nest) -> CallbackList | list[Callback]:
+        """The argument ``callbacks`` of an ``evaluate`` that the program calls."""
+        ...
+
+    def fitting(self) -> AbstractContextManager[None]:
+        """A context in which Keras's ``fit`` runs."""
+        ...
+
+    def evaluating(
+        self, model: Model, *, outermost: bool
+    ) -> AbstractContextManager[None]:
+        """A context in which Keras's ``evaluate`` runs.
+
+        ``outermost``: the program calls it. Otherwise ``fit`` does, for a validation.
+        """
+        ...
+
+    def train_on_batch(self, call: MethodCall) -> object:
+        """Run ``train_on_batch``; return what the program gets."""
+        ...
+
+    def test_on_batch(self, call: MethodCall) -> object:
+        """Run ``test_on_batch``; return what the program gets."""
+        ...
+
+    def before_get_weights(self, layer: Layer) -> None:
+        """Prepare for the program to read the weights of a layer or model."""
+        ...
 
 
 class ModelMethods:
     """Wraps the methods of Keras's trainer that programs call."""
 
     def __init__(
-        self,
-        session: Session,
-        synchroniser: InitialBroadcast,
-        metrics: Metrics,
-        callbacks: InjectedCallbacks,
-        row_terms: RowTerms,
-        shape_errors: ShapeErrors,
+        self, session: Session, policy: TrainingPolicy, shape_errors: ShapeErrors
     ) -> None:
         self._session = session
-        self._synchroniser = synchroniser
-        self._metrics = metrics
-        self._callbacks = callbacks
+        self._policy = policy
         self._shape_errors = shape_errors
-        self._trial_steps = TrialSteps(session)
-        self._looks = Looks(
-            InputConsistency(session),
-            AddLossCheck(session),
-            self._trial_steps,
-            row_terms,
-        )
 
     def install(self) -> None:
         patches.TABLE.install(
@@ -65,98 +118,92 @@ class ModelMethods:
                 patches.MODEL_FIT: self._fit,
                 patches.MODEL_EVALUATE: self._evaluate,
                 patches.MODEL_PREDICT: self._predict,
-                patches.MODEL_TRAIN_ON_BATCH: self._on_batch,
+                patches.MODEL_TRAIN_ON_BATCH: self._train_on_batch,
                 patches.MODEL_TEST_ON_BATCH: self._test_on_batch,
                 patches.MODEL_PREDICT_ON_BATCH: self._predict,
                 patches.LAYER_GET_WEIGHTS: self._get_weights,
                 patches.MODEL_COMPILE: self._compile,
             }
         )
-        self._trial_steps.install()
 
     def _fit(
-        self, original: Callable[..., Any], model: Model, *args: Any, **kwargs: Any
-    ) -> Any:
-        call = inspect.signature(original).bind(model, *args, **kwargs)
-        callbacks = self._callbacks.around(call.arguments.get("callbacks"), model)
-        call.arguments["callbacks"] = callbacks
-        if not self._session.chief:
-            call.arguments["verbose"] = 0
+        self, original: Callable[..., object], model: Model, *args: Any, **kwargs: Any
+    ) -> object:
+        call = MethodCall.of(original, model, args, kwargs)
+        callbacks = call.arguments.get("callbacks")
+        change = self._policy.callbacks_of_fit
+        call.arguments["callbacks"] = with_callbacks(callbacks, model, change)
+        self._print_on_the_chief(call)
         warn_of_endless_epochs(self._session, call.arguments)
-        self._refuse_states_of_rows(model)
-        with self._entering(model):
-            return original(*call.args, **call.kwargs)
+        self._policy.check_layers(model)
+        with self._entering(model), self._policy.fitting():
+            return call.run()
 
     def _evaluate(
-        self, original: Callable[..., Any], model: Model, *args: Any, **kwargs: Any
-    ) -> Any:
+        self, original: Callable[..., object], model: Model, *args: Any, **kwargs: Any
+    ) -> object:
         outermost = not self._session.inside_keras
-        call = inspect.signature(original).bind(model, *args, **kwargs)
+        call = MethodCall.of(original, model, args, kwargs)
         if outermost:
             callbacks = call.arguments.get("callbacks")
-            call.arguments["callbacks"] = for_evaluation(
-                callbacks, self._session, self._metrics
+            call.arguments["callbacks"] = self._policy.callbacks_of_evaluation(
+                callbacks
             )
-        self._refuse_states_of_rows(model)
-        with self._entering(model), self._metrics.testing():
-            if outermost and model.built:
-                self._synchroniser.ensure(training_state(model))
-            self._session.settle(f"evaluation of {model.name}")
-            return original(*call.args, **call.kwargs)
+            self._print_on_the_chief(call)
+        self._policy.check_layers(model)
+        with (
+            self._entering(model),
+            self._policy.evaluating(model, outermost=outermost),
+        ):
+            return call.run()
 
     def _predict(
-        self, original: Callable[..., Any], model: Model, *args: Any, **kwargs: Any
-    ) -> Any:
+        self, original: Callable[..., object], model: Model, *args: Any, **kwargs: Any
+    ) -> object:
         with self._entering(model):
             return original(model, *args, **kwargs)
 
-    def _on_batch(
-        self, original: Callable[..., Any], model: Model, *args: Any, **kwargs: Any
-    ) -> Any:
-        call = inspect.signature(original).bind(model, *args, **kwargs)
-        as_dict = call.arguments.get("return_dict", False)
-        call.arguments["return_dict"] = True
-        self._refuse_states_of_rows(model)
+    def _train_on_batch(
+        self, original: Callable[..., object], model: Model, *args: Any, **kwargs: Any
+    ) -> object:
+        call = MethodCall.of(original, model, args, kwargs)
+        self._policy.check_layers(model)
         with self._entering(model):
-            logs = original(*call.args, **call.kwargs)
-            logs = self._metrics.of_step(model, logs)
-            return logs if as_dict else internals.flat_metrics(model, logs)
+            return self._policy.train_on_batch(call)
 
-    def _test_on_batch(self, *args: Any, **kwargs: Any) -> Any:
-        with self._metrics.testing():
-            return self._on_batch(*args, **kwargs)
+    def _test_on_batch(
+        self, original: Callable[..., object], model: Model, *args: Any, **kwargs: Any
+    ) -> object:
+        call = MethodCall.of(original, model, args, kwargs)
+        self._policy.check_layers(model)
+        with self._entering(model):
+            return self._policy.test_on_batch(call)
 
-    def _get_weights(self, original: Callable[..., Any], layer: Layer) -> Any:
-        if not self._session.within("saving"):
-            self._session.settle(f"weights of {layer.name}")
+    def _get_weights(
+        self, original: Callable[[Layer], list[Array]], layer: Layer
+    ) -> list[Array]:
+        self._policy.before_get_weights(layer)
         return original(layer)
 
-    @contextmanager
-    def _entering(self, model: Model) -> Iterator[None]:
-        refuse_replicas(model.distribute_strategy)
-        self._metrics.watch_steps(model)
-        divide_steps(self._session, model, self._looks)
-        without_xla(model)
-        with translated(), self._shape_errors.in_fit(), self._session.entering():
-            yield
-
-    def _refuse_states_of_rows(self, model: Model) -> None:
-        """Raise CollectiveError for a stateful RNN: it keeps a state for each row."""
-        if not self._session.divides:
-            return
-        for layer in internals.layers_of(model):
-            if isinstance(layer, keras.layers.RNN) and layer.stateful:
-                raise CollectiveError(
-                    f"the layer {layer.name} is stateful: it keeps a state for each "
-                    "row of the batch, which cannot be divided among ranks"
-                )
-
     def _compile(
-        self, original: Callable[..., Any], model: Model, *args: Any, **kwargs: Any
-    ) -> Any:
+        self, original: Callable[..., object], model: Model, *args: Any, **kwargs: Any
+    ) -> object:
         if kwargs.get("jit_compile") is True:
             self._session.warn(
                 "compile(jit_compile=True): the model runs without XLA, because XLA "
                 "cannot compile an exchange between ranks"
             )
         return original(model, *args, **kwargs)
+
+    @contextmanager
+    def _entering(self, model: Model) -> Iterator[None]:
+        refuse_replicas(model.distribute_strategy)
+        self._policy.prepare(model)
+        without_xla(model)
+        with translated(), self._shape_errors.in_fit(), self._session.entering():
+            yield
+
+    def _print_on_the_chief(self, call: MethodCall) -> None:
+        """Let only the chief print the progress of ``call``."""
+        if not self._session.chief:
+            call.arguments["verbose"] = 0

@@ -9,12 +9,10 @@ does is tested in its first step (see ``state_updates``), unless the variable's
 
 from __future__ import annotations
 
-import contextlib
-import json
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -25,18 +23,26 @@ from tfcluster.runtime.collective import (
     Signature,
     tensor_words,
 )
-from tfcluster.runtime.collective.collectives import allgather_bytes, reduce_arrays
+from tfcluster.runtime.collective.collectives import reduce_arrays
 from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.keras import internals, patches
+from tfcluster.runtime.keras.checks.known_objects import new_flag
 from tfcluster.runtime.keras.checks.output_rows import OutputsByRow
 from tfcluster.runtime.keras.graph_order import exchange_in_order
+from tfcluster.runtime.keras.object_map import ObjectMap
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.step_rows import StepRows
 from tfcluster.runtime.keras.tf_variables import raw
 from tfcluster.runtime.keras.train.derived_values import ancestry
+from tfcluster.runtime.keras.train.observed_variables import (
+    ObservedVariable,
+    agree_on_kinds,
+)
 from tfcluster.runtime.keras.train.state_trials import Trials
-from tfcluster.runtime.keras.train.state_updates import Kind, Trial, agreed, kind_of
+from tfcluster.runtime.keras.train.state_updates import Kind, Trial
 from tfcluster.runtime.keras.types import Layer, Variable
+from tfcluster.runtime.tensor_types import Nest, Tensor, TensorLike
+from tfcluster.runtime.tensor_types import Variable as TfVariable
 from tfcluster.runtime.tensors import name_of
 
 _DECLARED = {
@@ -51,20 +57,16 @@ _HOW_TO = (
 )
 
 
-@dataclass
-class OwnState:
+@dataclass(kw_only=True)
+class _LayerVariable(ObservedVariable):
     """A variable that a layer of the program's own updates."""
 
-    variable: weakref.ref[Any]
-    before: Any
-    """A tf.Variable: the value that all ranks had before their batches."""
-    changed: Any
-    """A tf.Variable: whether the variable has changed since ``before`` was set."""
-    kind: Kind | None = None
-    settled: bool = False
-    """Whether all ranks know its kind and agree."""
-    tried: Any = None
-    """A tf.Variable that is written when the kind is determined; in a graph, ops that
+    before: TfVariable
+    """The value that all ranks had before their batches."""
+    changed: TfVariable
+    """Scalar, bool: whether the variable has changed since ``before`` was set."""
+    tried: TfVariable | None = None
+    """Scalar, bool: it is written when the kind is determined; in a graph, ops that
     read it run after that."""
 
 
@@ -73,8 +75,10 @@ class _Call:
     """A layer's call in progress."""
 
     layer: Layer
-    untried: list[Any] = field(default_factory=list)
-    training: Any = None
+    untried: list[Variable] = field(default_factory=list)
+    """Updated variables whose kind is not known yet."""
+    training: bool | Tensor | None = None
+    """The argument ``training`` of the outermost layer."""
 
 
 class MovingStatistics:
@@ -82,31 +86,28 @@ class MovingStatistics:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._averaged: dict[int, weakref.ref[Any]] = {}
-        self._own: dict[int, OwnState] = {}
+        self._averaged = ObjectMap[bool]()
+        """The variables that Keras's own layers update."""
+        self._observed = ObjectMap[_LayerVariable]()
         self._local = threading.local()
         self._trials = Trials()
         self._by_row = OutputsByRow(session)
-        self._of_step: list[Any] = []
+        self._of_step: list[Variable] = []
         """Variables that the current step itself has updated."""
 
     def install(self) -> None:
         """Track which layer is being called. For synchronous ranks."""
         patches.TABLE.install({patches.LAYER_CALL: self._call})
 
-    def among(self, variables: Iterable[Variable]) -> list[Any]:
+    def among(self, variables: Iterable[Variable]) -> list[Variable]:
         """Those of ``variables`` that Keras's layers update, in the given order."""
-        return [
-            variable
-            for variable in variables
-            if (seen := self._averaged.get(id(variable))) and seen() is variable
-        ]
+        return [variable for variable in variables if variable in self._averaged]
 
     # --- in the call of a layer -----------------------------------------------------
 
-    def assigned(self, variable: Variable, value: Any) -> None:
-        """Record that ``variable`` is about to be assigned."""
-        if variable.trainable or getattr(self._local, "trying", False):
+    def assigned(self, variable: Variable, value: TensorLike) -> None:
+        """Record that ``variable`` is about to be set to ``value``."""
+        if variable.trainable or self._trials.trying:
             return
         if internals.in_stateless_scope():
             return
@@ -116,9 +117,9 @@ class MovingStatistics:
                 self._assigned_in_step(variable, value)
             return
         calls = self._calls()
-        if not calls or _is_kerass(calls[-1].layer):
+        if not calls or _is_of_keras(calls[-1].layer):
             if tf.as_dtype(variable.dtype).is_floating:
-                self._averaged.setdefault(id(variable), weakref.ref(variable))
+                self._averaged[variable] = True
             return
         if variable.name == internals.SEED_STATE:
             return
@@ -128,7 +129,7 @@ class MovingStatistics:
             calls[-1].untried.append(variable)
         self._remember(own)
 
-    def _assigned_in_step(self, variable: Variable, value: Any) -> None:
+    def _assigned_in_step(self, variable: Variable, value: TensorLike) -> None:
         """Record an assignment by the program's own step, which cannot be tested."""
         if getattr(variable, "synchronization", None) == "on_read":
             return  # A metric's variable: it is reset, and merged when it is read.
@@ -147,30 +148,34 @@ class MovingStatistics:
             )
 
     def end_of_step(self) -> None:
-        """Merge the variables that the step itself has updated over all ranks."""
+        """Merge the variables that the step itself has updated over all ranks.
+
+        All ranks must call it at the end of the same step.
+        """
         chosen, self._of_step = self._of_step, []
         share = self._session.share
         if chosen and share is not None and not share.alone:
             self.merge({id(variable): variable for variable in chosen}.values())
 
-    def _remember(self, own: OwnState) -> None:
+    def _remember(self, own: _LayerVariable) -> None:
         """Save the value common to all ranks, before the first of several changes."""
         value = tf.convert_to_tensor(raw(own.variable()))
         own.before.assign(tf.where(own.changed, own.before, value))
         own.changed.assign(True)
 
-    def _state_of(self, variable: Variable) -> OwnState:
-        own = self._own.get(id(variable))
-        if own is None or own.variable() is not variable:
+    def _state_of(self, variable: Variable) -> _LayerVariable:
+        def make() -> _LayerVariable:
             with tf.init_scope():
-                own = OwnState(
-                    weakref.ref(variable),
-                    tf.Variable(tf.convert_to_tensor(raw(variable)), trainable=False),
-                    tf.Variable(False, trainable=False),
-                    _DECLARED.get(str(variable.aggregation)),
-                )
-            self._own[id(variable)] = own
-        return own
+                value = tf.convert_to_tensor(raw(variable))
+                before = tf.Variable(value, trainable=False)
+            return _LayerVariable(
+                variable=weakref.ref(variable),
+                before=before,
+                changed=new_flag(),
+                kind=_DECLARED.get(str(variable.aggregation)),
+            )
+
+        return self._observed.of(variable, make)
 
     def _calls(self) -> list[_Call]:
         if not hasattr(self._local, "calls"):
@@ -179,8 +184,8 @@ class MovingStatistics:
         return found
 
     def _call(
-        self, original: Callable[..., Any], layer: Layer, *args: Any, **kwargs: Any
-    ) -> Any:
+        self, original: Callable[..., object], layer: Layer, *args: Any, **kwargs: Any
+    ) -> object:
         call = self._enter(layer)
         try:
             result = original(layer, *args, **kwargs)
@@ -203,7 +208,9 @@ class MovingStatistics:
     # --- trying out -----------------------------------------------------------------
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
-    def _try(self, call: _Call, args: Any, kwargs: dict[str, Any]) -> None:
+    def _try(
+        self, call: _Call, args: tuple[Nest, ...], kwargs: dict[str, Nest]
+    ) -> None:
         """Test, until it is known, how a layer's call changes its variables."""
         layer = call.layer
         variables = list(layer.non_trainable_variables)
@@ -223,34 +230,32 @@ class MovingStatistics:
         for place in places:
             # Use the old value: once a maximum is reached, the same rows change
             # nothing.
-            before = self._own[id(variables[place])].before
+            before = self._observed[variables[place]].before
             current[place] = tf.convert_to_tensor(before)
 
-        def update(values: Sequence[Any], given: Any) -> list[Any]:
+        def update(values: Sequence[Tensor], given: Any) -> list[Tensor]:
             args, kwargs = given
-            _, found = layer.stateless_call(trained, list(values), *args, **kwargs)
-            return [tf.convert_to_tensor(value) for value in found]
+            _, new_values = layer.stateless_call(trained, list(values), *args, **kwargs)
+            return [tf.convert_to_tensor(value) for value in new_values]
 
         def judge(trials: Sequence[Trial]) -> list[bool]:
-            states = [self._own[id(variables[place])] for place in places]
+            states = [self._observed[variables[place]] for place in places]
             for own, trial in zip(states, trials, strict=True):
-                own.kind = own.kind or kind_of(trial)
+                own.observe(trial)
             return [all(own.kind is not None for own in states)]
 
-        def outputs(given: Any) -> Any:
+        def outputs(given: Any) -> Nest:
             args, kwargs = given
             return layer.stateless_call(trained, current, *args, **kwargs)[0]
 
-        self._local.trying = True
-        # A layer may not support this kind of call; then its state remains unknown.
-        with contextlib.suppress(Exception):
+        # If the layer does not support this kind of call, its state remains unknown.
+        with self._trials.attempt():
             self._trials.look(layer, update, current, places, (args, kwargs), judge)
-        with contextlib.suppress(Exception):
-            if not _draws(layer):
+        with self._trials.attempt():
+            if not _may_be_random(layer):
                 self._by_row.look(layer, outputs, (args, kwargs))
-        self._local.trying = False
         for place in places:
-            self._own[id(variables[place])].tried = self._trials.known(layer)
+            self._observed[variables[place]].tried = self._trials.known(layer)
 
     # --- with the gradients ---------------------------------------------------------
 
@@ -258,17 +263,19 @@ class MovingStatistics:
     def merge(self, variables: Iterable[Variable]) -> None:
         """Merge over all ranks those of ``variables`` that the program's layers update.
 
-        All ranks must call it at the same point of a step.
+        All ranks must call it at the same point of a step. Raises CollectiveError on
+        all ranks if the values differ and it is unknown how to combine them; in a
+        graph, when the op runs.
         """
         found = [
             own
             for variable in variables
-            if (own := self._own.get(id(variable))) and own.variable() is variable
+            if (own := self._observed.get(variable)) is not None
         ]
         if not found or self._session.size == 1:
             return
         rows = StepRows(self._session)
-        known = len(rows.inputs)
+        row_inputs = len(rows.inputs)
         targets = [raw(own.variable()) for own in found]
         values = [tf.convert_to_tensor(target) for target in targets]
         before = [tf.convert_to_tensor(own.before) for own in found]
@@ -278,19 +285,19 @@ class MovingStatistics:
         count = len(found)
 
         def run(changed: Array, *arrays: Array) -> list[Array]:
-            counted, arrays = arrays[:known], arrays[known:]
+            counted, arrays = arrays[:row_inputs], arrays[row_inputs:]
             news, olds = arrays[:count], arrays[count : 2 * count]
             if not changed.any():
                 return list(news)
             # In an undivided loop all ranks have computed the same, so only the chief
             # counts.
-            alike = rows.in_loop and not self._session.loop.divided
-            weight = float(self._session.chief) if alike else rows.of(counted)
+            undivided = rows.in_loop and not self._session.loop.divided
+            weight = float(self._session.chief) if undivided else rows.of(counted)
             merged = self._merged(found, weight, news, olds, changed)
             # A variable that has not changed since the last merge is merged already.
             return [
-                result if its else new
-                for result, its, new in zip(merged, changed, news, strict=True)
+                result if has_changed else new
+                for result, has_changed, new in zip(merged, changed, news, strict=True)
             ]
 
         inputs = [changed, *rows.inputs, *values, *before, *tried]
@@ -304,7 +311,7 @@ class MovingStatistics:
 
     def _merged(
         self,
-        found: Sequence[OwnState],
+        found: Sequence[_LayerVariable],
         weight: float,
         news: Sequence[Array],
         olds: Sequence[Array],
@@ -319,8 +326,9 @@ class MovingStatistics:
                 for name, new in zip(names, news, strict=True)
             ),
         )
-        self._settle(found, names, signature)
+        agree_on_kinds(session.group, found, signature)
         wide = [np.asarray(new, np.float64) for new in news]
+        # What a value contains beside its old value; see ``state_updates.Kind``.
         rests = [
             (new - _slope(own) * np.asarray(old, np.float64))
             if weight
@@ -328,24 +336,24 @@ class MovingStatistics:
             for own, new, old in zip(found, wide, olds, strict=True)
         ]
         sums: list[Array] = [np.array([weight], np.float64)]
-        largest: list[Array] = []
+        max_inputs: list[Array] = []
         for own, new, rest in zip(found, wide, rests, strict=True):
-            how = own.kind.how if own.kind else "other"
+            how = own.how
             sums.append(rest * (weight if how in ("mean", "other") else 1.0))
             sign = -1.0 if how == "min" else 1.0
             most = sign * new if weight else np.full_like(new, -np.inf)
             least = -new if weight else np.full_like(new, -np.inf)
             if how == "chief":
                 most = new if session.chief else np.full_like(new, -np.inf)
-            largest += [most, least]
+            max_inputs += [most, least]
         weights, *added = reduce_arrays(session.group, sums, ReduceOp.SUM, signature)
         total = float(weights[0])
-        extremes = reduce_arrays(session.group, largest, ReduceOp.MAX, signature)
+        extremes = reduce_arrays(session.group, max_inputs, ReduceOp.MAX, signature)
         results = []
         for place, (own, new, old) in enumerate(zip(found, news, olds, strict=True)):
             high, low = extremes[2 * place], -extremes[2 * place + 1]
             result = self._result(own, added[place], total, high, old)
-            if changed[place] and (own.kind is None or own.kind.how == "other"):
+            if changed[place] and own.how == "other":
                 same = np.array_equal(high, low)
                 moved = not np.array_equal(new, old)
                 self._unknown(names[place], own, same=same, changed=moved)
@@ -356,9 +364,9 @@ class MovingStatistics:
         return results
 
     def _result(
-        self, own: OwnState, added: Array, total: float, high: Array, old: Array
+        self, own: _LayerVariable, added: Array, total: float, high: Array, old: Array
     ) -> Array:
-        how = own.kind.how if own.kind else "other"
+        how = own.how
         rest = added
         if how in ("mean", "other"):
             rest = added / total if total else added
@@ -368,27 +376,9 @@ class MovingStatistics:
             return -high
         return _slope(own) * np.asarray(old, np.float64) + rest
 
-    def _settle(
-        self, found: Sequence[OwnState], names: Sequence[str], signature: Signature
+    def _unknown(
+        self, name: str, own: _LayerVariable, *, same: bool, changed: bool
     ) -> None:
-        """Agree on the kinds with the other ranks, until all ranks know all of them."""
-        if all(own.settled for own in found):
-            return
-        ours = [None if own.kind is None else asdict(own.kind) for own in found]
-        said = [
-            json.loads(text)
-            for text in allgather_bytes(
-                self._session.group, json.dumps(ours).encode(), signature
-            )
-        ]
-        for place, own in enumerate(found):
-            kinds = [
-                None if rank[place] is None else Kind(**rank[place]) for rank in said
-            ]
-            own.kind = agreed(kinds)
-            own.settled = None not in kinds
-
-    def _unknown(self, name: str, own: OwnState, *, same: bool, changed: bool) -> None:
         """Warn of a variable of unknown kind, or raise if it differs between ranks."""
         how_to = f"Declare its aggregation where it is created: {_HOW_TO}"
         if same:
@@ -412,15 +402,15 @@ class MovingStatistics:
         )
 
 
-def _slope(own: OwnState) -> float:
+def _slope(own: _LayerVariable) -> float:
     return own.kind.slope if own.kind and own.kind.how != "chief" else 0.0
 
 
-def _is_kerass(layer: Layer) -> bool:
+def _is_of_keras(layer: Layer) -> bool:
     return str(type(layer).__module__).partition(".")[0] == "keras"
 
 
-def _draws(layer: Layer) -> bool:
+def _may_be_random(layer: Layer) -> bool:
     """Whether random numbers may change the layer's output from call to call."""
     return any(
         "seed_generator" in variable.path for variable in layer.non_trainable_variables

@@ -7,15 +7,16 @@ machine. The strategy decides what happens to the gradients; see ``gradient_upda
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tfcluster.runtime.contract import Around
+from tfcluster.runtime.exchange.reduced_tensors import reduced
 from tfcluster.runtime.keras import internals, patches
+from tfcluster.runtime.keras.checks.own_exchanges import OwnExchanges
+from tfcluster.runtime.keras.graph_order import refuse_xla
+from tfcluster.runtime.keras.object_map import ObjectMap
 from tfcluster.runtime.keras.program_lines import user_line
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.train.gradient_update import GradientUpdate
@@ -25,6 +26,7 @@ from tfcluster.runtime.keras.train.initial_broadcast import (
 )
 from tfcluster.runtime.keras.train.moving_statistics import MovingStatistics
 from tfcluster.runtime.keras.types import Optimizer, Variable
+from tfcluster.runtime.tensor_types import Gradient
 
 
 class OptimizerHook:
@@ -33,36 +35,47 @@ class OptimizerHook:
     def __init__(
         self,
         session: Session,
-        synchroniser: InitialBroadcast,
+        initial_broadcast: InitialBroadcast,
         layer_state: MovingStatistics,
         update: GradientUpdate,
+        own_exchanges: OwnExchanges,
     ) -> None:
         self._session = session
-        self._synchroniser = synchroniser
+        self._initial_broadcast = initial_broadcast
         self._layer_state = layer_state
         self._update = update
-        self._related: dict[int, tuple[weakref.ref[Any], list[int], list[Any]]] = {}
+        self._own_exchanges = own_exchanges
+        self._before_loss_scale: Callable[[list[Gradient]], list[Gradient]] = list
+        self._related = ObjectMap[tuple[list[int], list[Variable]]]()
         """By the first trained variable."""
 
-    def install(self, loss_scaled: Around | None = None) -> None:
-        """Install the hook. ``loss_scaled`` wraps ``LossScaleOptimizer.apply``."""
-        patches.TABLE.install(
-            {
-                patches.OPTIMIZER_APPLY: self._apply,
-                # It checks its gradients before it calls the inner one; ranks might
-                # disagree.
-                patches.LOSS_SCALE_APPLY: loss_scaled or self._apply,
-            }
-        )
+    def install(
+        self,
+        before_loss_scale: Callable[[list[Gradient]], list[Gradient]] | None = None,
+    ) -> None:
+        """Install the hook.
+
+        A ``LossScaleOptimizer`` checks its gradients before it calls the inner
+        optimizer, and ranks might disagree. So its gradients are exchanged before, or
+        changed by ``before_loss_scale`` and exchanged at the inner optimizer.
+        """
+        patches.TABLE.install({patches.OPTIMIZER_APPLY: self._apply})
+        if before_loss_scale is None:
+            patches.TABLE.install({patches.LOSS_SCALE_APPLY: self._apply})
+        else:
+            self._before_loss_scale = before_loss_scale
+            patches.TABLE.install({patches.LOSS_SCALE_APPLY: self._apply_loss_scaled})
 
     def _apply(
         self,
-        original: Callable[..., Any],
+        original: Callable[..., Variable],
         optimizer: Optimizer,
-        grads: Sequence[Any],
-        trainable_variables: Sequence[Any] | None = None,
-    ) -> Any:
+        grads: Sequence[Gradient],
+        trainable_variables: Sequence[Variable] | None = None,
+    ) -> Variable:
         grads = list(grads)
+        if self._exchanged_by_the_program(grads):
+            return original(optimizer, grads, trainable_variables)
         if not grads or self._session.within("apply"):
             return original(optimizer, grads, trainable_variables)
         with self._session.once("apply"):
@@ -77,47 +90,85 @@ class OptimizerHook:
             self._after(optimizer, variables, state)
             return result
 
+    def _apply_loss_scaled(
+        self,
+        original: Callable[..., Variable],
+        optimizer: Optimizer,
+        grads: Sequence[Gradient],
+        trainable_variables: Sequence[Variable] | None = None,
+    ) -> Variable:
+        grads = list(grads)
+        if self._exchanged_by_the_program(grads):
+            return original(optimizer, grads, trainable_variables)
+        if grads and not self._session.within("apply"):
+            built(optimizer, trainable_variables)
+            grads = self._before_loss_scale(grads)
+        return original(optimizer, grads, trainable_variables)
+
+    def _exchanged_by_the_program(self, grads: list[Gradient]) -> bool:
+        """Whether these gradients need no exchange; if they do, XLA is refused."""
+        exchanged: bool = reduced.applied(grads)
+        self._own_exchanges.apply_begins(exchanged=exchanged)
+        if not exchanged:
+            refuse_xla()
+        return exchanged
+
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
-    def _state(self, optimizer: Optimizer, variables: list[Variable]) -> list[Any]:
+    def _state(self, optimizer: Optimizer, variables: list[Variable]) -> list[Variable]:
         """The state that layers update, made equal on all ranks like all variables."""
-        if not self._session.inside_keras and not self._session.loop.divided:
+        if not self._session.inside_keras and not self._session.loop.is_dividing:
             self._session.loop.applied_at = user_line()
         self._session.hook(variables)
-        state: list[Any] = self.state_of(variables)
-        self._synchroniser.ensure([*variables, *optimizer.variables])
+        state: list[Variable] = self.state_of(variables)
+        self._initial_broadcast.ensure([*variables, *optimizer.variables])
         return state
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
-    def state_of(self, variables: list[Variable]) -> list[Any]:
-        """The state that layers of ``variables`` update, made equal on all ranks."""
+    def state_of(self, variables: list[Variable]) -> list[Variable]:
+        """The state that layers of ``variables`` update, made equal on all ranks.
+
+        All ranks must call it at the same point. Raises CollectiveMismatchError on all
+        ranks if the variables' paths, shapes or dtypes differ.
+        """
         related = self._related_to(variables)
         self._layer_state.merge(related)
-        self._synchroniser.ensure([*variables, *related])
+        self._initial_broadcast.ensure([*variables, *related])
         return self._layer_state.among(related)
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
-    def _before(self, *found: Any) -> list[Any] | None:
-        return self._update.before(*found)
+    def _before(
+        self,
+        optimizer: Optimizer,
+        gradients: list[Gradient],
+        variables: list[Variable],
+        state: list[Variable],
+    ) -> list[Gradient] | None:
+        return self._update.before(optimizer, gradients, variables, state)
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
-    def _after(self, *found: Any) -> None:
-        self._update.after(*found)
+    def _after(
+        self,
+        optimizer: Optimizer,
+        variables: list[Variable],
+        state: list[Variable],
+    ) -> None:
+        self._update.after(optimizer, variables, state)
 
-    def _related_to(self, variables: list[Variable]) -> list[Any]:
+    def _related_to(self, variables: list[Variable]) -> list[Variable]:
         """All variables of the layers that contain ``variables``; looked up once."""
         first = variables[0]
         ids = [id(variable) for variable in variables]
-        known = self._related.get(id(first))
-        if known and known[0]() is first and known[1] == ids:
-            return known[2]
+        known = self._related.get(first)
+        if known is not None and known[0] == ids:
+            return known[1]
         related = related_variables(variables)
-        self._related[id(first)] = weakref.ref(first), ids, related
+        self._related[first] = ids, related
         return related
 
 
 def built(
-    optimizer: Optimizer, trainable_variables: Sequence[Any] | None
-) -> list[Any] | None:
+    optimizer: Optimizer, trainable_variables: Sequence[Variable] | None
+) -> list[Variable] | None:
     """The variables of the gradients; builds the optimizer if necessary.
 
     None if the original has to report what is missing.

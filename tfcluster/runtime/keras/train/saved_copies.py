@@ -12,7 +12,10 @@ import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
+
+Words: TypeAlias = list[Any]
+"""The fields of ``Saved`` as JSON values: path, kind, endings and sizes."""
 
 MAX_BYTES = 1 << 30
 """The most that is sent to a host that does not see the chief's files."""
@@ -41,12 +44,12 @@ class Saved:
         """The total size of the files."""
         return sum(self.sizes)
 
-    def as_words(self) -> list[Any]:
+    def as_words(self) -> Words:
         """The fields as JSON values."""
         return [self.path, self.kind, list(self.endings), list(self.sizes)]
 
     @classmethod
-    def of_words(cls, words: Any) -> Saved:
+    def of_words(cls, words: Words) -> Saved:
         """Undo ``as_words``. Raises ValueError for an ending that leads elsewhere."""
         path, kind, endings, sizes = words
         if any(".." in Path(ending).parts for ending in endings):
@@ -54,7 +57,7 @@ class Saved:
         return cls(path, kind, tuple(endings), tuple(sizes))
 
     def is_here(self) -> bool:
-        """Whether this host sees these very files."""
+        """Whether this host sees these files, judging by their sizes."""
         try:
             found = [Path(self.path + end).stat().st_size for end in self.endings]
         except OSError:
@@ -65,7 +68,8 @@ class Saved:
 def described(path: str, *, prefix: bool, since: float = 0.0) -> Saved | None:
     """The files saved as ``path`` since the time ``since``; None if there are none.
 
-    Other files of the program in the same folder are not included.
+    ``since`` is in seconds since the epoch. Other files of the program in the same
+    folder are not included. Raises OSError.
     """
     whole = Path(path)
     if prefix:
@@ -93,7 +97,10 @@ def _saved(path: str, kind: str, endings: Iterable[str]) -> Saved | None:
 
 
 def link(saved: Saved, path: str) -> None:
-    """Link or copy the chief's files to ``path``; they outlive the chief's names."""
+    """Link or copy the chief's files to ``path``; they outlive the chief's names.
+
+    Raises OSError.
+    """
     _clear(saved, path)
     for ending in saved.endings:
         _link_file(saved.path + ending, path + ending)
@@ -114,7 +121,7 @@ def packed(saved: Saved) -> bytes:
 
 
 def unpack(saved: Saved, data: bytes, path: str) -> None:
-    """Write the data of ``packed`` to ``path``."""
+    """Write the data of ``packed`` to ``path``. Raises OSError."""
     _clear(saved, path)
     start = 0
     for ending, size in zip(saved.endings, saved.sizes, strict=True):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import keras
 import numpy as np
@@ -18,7 +17,11 @@ from tfcluster.runtime.keras.checks.input_consistency import InputConsistency
 from tfcluster.runtime.keras.checks.row_terms import RowTerms
 from tfcluster.runtime.keras.checks.trial_steps import TrialSteps, has_own_step
 from tfcluster.runtime.keras.session import Session, Share
-from tfcluster.runtime.keras.types import Model
+from tfcluster.runtime.keras.types import Logs, Model
+from tfcluster.runtime.tensor_types import Nest, Tensor
+
+Step = Callable[[Nest], Logs]
+"""``train_step`` or ``test_step`` of a model: its argument is a batch."""
 
 _STEPS = (patches.ONE_MODEL_TRAIN_STEP, patches.ONE_MODEL_TEST_STEP)
 _MARK = "divides_batches"
@@ -35,7 +38,10 @@ class Looks:
 
 
 def divide_steps(session: Session, model: Model, looks: Looks) -> None:
-    """Wrap the steps of this instance, so that overridden steps are wrapped too."""
+    """Wrap ``train_step`` and ``test_step`` of this instance, each at most once.
+
+    The attributes of the class are unchanged. So overridden steps are wrapped too.
+    """
     for patch in _STEPS:
         name = patch.attribute
         step = getattr(model, name)
@@ -48,13 +54,13 @@ def divide_steps(session: Session, model: Model, looks: Looks) -> None:
 def _divided(
     session: Session,
     model: Model,
-    step: Callable[[Any], Any],
+    step: Step,
     looks: Looks,
     *,
     trains: bool,
-) -> Callable[[Any], Any]:
+) -> Step:
     @functools.wraps(step)
-    def divided_step(data: Any) -> Any:
+    def divided_step(data: Nest) -> Logs:
         # Called from a custom loop: the data has been divided already.
         if not session.inside_keras or session.share is not None:
             return step(data)
@@ -81,9 +87,7 @@ def _divided(
     return divided_step
 
 
-def _computes_numbers(
-    model: Model, step: Callable[[Any], Any], *, trains: bool
-) -> bool:
+def _computes_numbers(model: Model, step: Step, *, trains: bool) -> bool:
     """Whether the program's own code computes a loss or a number for a metric."""
     if not trains:
         return step.__module__.split(".")[0] != str(keras.__name__)
@@ -99,7 +103,7 @@ def _has_own_layers(model: Model) -> bool:
     )
 
 
-def _is_plain(model: Model, step: Callable[[Any], Any]) -> bool:
+def _is_plain(model: Model, step: Step) -> bool:
     """Whether a step's gradients certainly reach the optimizer unchanged."""
     optimizer = model.optimizer
     inner = getattr(optimizer, "inner_optimizer", optimizer)
@@ -115,7 +119,7 @@ def _is_plain(model: Model, step: Callable[[Any], Any]) -> bool:
     )
 
 
-def _part(session: Session, data: Any, *, trains: bool) -> Part:
+def _part(session: Session, data: Nest, *, trains: bool) -> Part:
     if session.divides:
         return take_part(data, session.rank, session.size)
     # The ranks train in step, but may have different numbers of test batches.
@@ -124,7 +128,7 @@ def _part(session: Session, data: Any, *, trains: bool) -> Part:
 
 @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
 def _warn_if_undivided(
-    session: Session, model: Model, data: Any, undivided: Any
+    session: Session, model: Model, data: Nest, undivided: bool | Tensor
 ) -> None:
     if undivided is False:
         return
@@ -132,7 +136,7 @@ def _warn_if_undivided(
         str(tuple(leaf.shape)) for leaf in tf.nest.flatten(data) if has_rows(leaf)
     )
 
-    def warn() -> Any:
+    def warn() -> np.bool_:
         session.warn(
             f"batches of {model.name} are not divided among the ranks: their tensors "
             f"({shapes}) differ in their numbers of rows, or one of them is a matrix "
@@ -152,6 +156,6 @@ def _warn_if_undivided(
         )
 
 
-def _rows(data: Any) -> Any:
-    part = take_part(data, 0, 1)
-    return part.share.rows
+def _rows(data: Nest) -> float | Tensor:
+    rows: float | Tensor = take_part(data, 0, 1).share.rows
+    return rows

@@ -14,7 +14,10 @@ import numpy as np
 
 from tfcluster.runtime.collective.transports.base import Array
 
-_CLOSE = 1e-3
+CLOSE = 1e-3
+ROUNDING = 1e-5
+"""For ``kind_of``: only rounding in float32 is allowed. A ratio of two sums can be
+close to the mean of the halves' ratios."""
 SHIFT = 1000.0
 """Added to an old value, for floats relative to it: more than a batch changes."""
 
@@ -26,6 +29,8 @@ class Kind:
     how: str
     """mean (by rows), sum, max, min or chief; other: none of these."""
     slope: float = 0.0
+    running: bool = False
+    """Whether it is the maximum or minimum of all batches, not of the last one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +49,14 @@ class Trial:
     second: Array
 
 
-def kind_of(trial: Trial) -> Kind | None:
-    """The kind of an update; None if nothing has changed or there is only one row."""
+def kind_of(trial: Trial, close: float = CLOSE) -> Kind | None:
+    """The kind of an update; None if nothing has changed or there is only one row.
+
+    ``close`` is how far the halves' values may be from those of the batch, relative to
+    the largest.
+
+    The slope is that of a linear fit through ``above``, ``new`` and ``below``.
+    """
     old, new, above, below = (
         np.asarray(array, np.float64)
         for array in (trial.old, trial.new, trial.above, trial.below)
@@ -60,19 +71,21 @@ def kind_of(trial: Trial) -> Kind | None:
     ):
         is_extreme = _equal(new, combine(old, bound))
         if is_extreme and _equal(other, combine(moved, bound)) and _differ(other, new):
-            return Kind(how if _equal(new, combine(first, second)) else "other")
+            if _equal(new, combine(first, second)):
+                return Kind(how, running=True)
+            return Kind("other")
     up, down = (above - new) / shift, (new - below) / shift
     slope = float(np.mean(up))
     if not (_is(up, slope) and _is(down, slope)):
         return Kind("other")
     for simple in (0.0, 1.0):
-        slope = simple if abs(slope - simple) < _CLOSE**2 else slope
+        slope = simple if abs(slope - simple) < CLOSE**2 else slope
     return Kind(
-        _of_rests([a - slope * old for a in (new, first, second)], trial), slope
+        _of_rests([a - slope * old for a in (new, first, second)], trial, close), slope
     )
 
 
-def _of_rests(rests: Sequence[Array], trial: Trial) -> str:
+def _of_rests(rests: Sequence[Array], trial: Trial, close: float) -> str:
     """How the rest of a batch is computed from those of its halves."""
     whole, first, second = rests
     if np.array_equal(whole, np.zeros_like(whole)):
@@ -80,19 +93,20 @@ def _of_rests(rests: Sequence[Array], trial: Trial) -> str:
     half = trial.rows // 2
     size = max(float(np.abs(rest).max(initial=0.0)) for rest in rests)
     mean = (half * first + (trial.rows - half) * second) / trial.rows
+    allowed = close * size + ROUNDING / 10 * float(np.abs(trial.old).max(initial=0.0))
     for how, expected in (
         ("mean", mean),
         ("sum", first + second),
         ("max", np.maximum(first, second)),
         ("min", np.minimum(first, second)),
     ):
-        if np.abs(whole - expected).max(initial=0.0) <= _CLOSE * size:
+        if np.abs(whole - expected).max(initial=0.0) <= allowed:
             return how
     return "other"
 
 
 def _is(found: Array, expected: float) -> bool:
-    return bool(np.all(np.abs(found - expected) <= _CLOSE))
+    return bool(np.all(np.abs(found - expected) <= CLOSE))
 
 
 def _equal(one: Array, other: Array) -> bool:

@@ -10,16 +10,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import tensorflow as tf
 
 from tfcluster.runtime.keras.train.derived_values import Derived, ancestry
 from tfcluster.runtime.keras.types import Metric
+from tfcluster.runtime.tensor_types import Array, Tensor
+
+T = TypeVar("T")
 
 Path = tuple[str, ...]
 """The keys that lead to a value in nested dictionaries."""
+
+Value: TypeAlias = Any
+"""A value in logs: a tensor, a number, an array, or anything else. May be a dictionary
+of values in turn."""
+
+Numbers: TypeAlias = Any
+"""A number of numpy's, an array of numbers, or None for anything else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +46,10 @@ class Recorded:
 
     origins: dict[int, Origin] = field(default_factory=dict)
     """By the id of the value."""
-    values: list[Any] = field(default_factory=list)
+    values: list[Value] = field(default_factory=list)
     """Keeps the values alive, so that their ids remain valid."""
 
-    def add(self, metric: Metric, result: Any) -> None:
+    def add(self, metric: Metric, result: Value) -> None:
         """Record a metric's result, or each value of a result that is a dictionary."""
         for path, value in leaves(result):
             # If a metric calls others, the innermost is recorded first.
@@ -53,7 +63,8 @@ class StepLogs:
     """What is known about the logs of one model's ``train_step`` or ``test_step``."""
 
     rows: Any
-    """A tf.Variable: the weight of this rank's part of the last batch."""
+    """A ``Variable``, float64: the weight of this rank's part of the last batch. None
+    if it is not known which logs the step returns."""
     origins: dict[Path, Origin] = field(default_factory=dict)
     derived: dict[Path, tuple[Derived, tuple[Origin | Path, ...]]] = field(
         default_factory=dict
@@ -64,14 +75,14 @@ class StepLogs:
     integers: set[Path] = field(default_factory=set)
     """All integers; Keras converts logs to floats."""
 
-    def note(self, logs: Mapping[str, Any], recorded: Recorded) -> None:
+    def note(self, logs: Mapping[str, Value], recorded: Recorded) -> None:
         """Record that the step has returned ``logs``."""
         self.origins.clear()
         self.derived.clear()
         self.counts.clear()
         self.integers.clear()
         found = dict(leaves(logs))
-        plain: dict[Path, Any] = {}
+        plain: dict[Path, Tensor] = {}
         for path, value in found.items():
             origin = recorded.origins.get(id(value))
             if isinstance(value, tf.Tensor) and value.dtype.is_integer:
@@ -96,7 +107,7 @@ class StepLogs:
                 self.counts.add(path)
 
 
-def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+def leaves(value: Value, path: Path = ()) -> Iterator[tuple[Path, Value]]:
     """The values in nested dictionaries, each with its path."""
     if not isinstance(value, Mapping):
         yield path, value
@@ -105,8 +116,8 @@ def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
         yield from leaves(inner, (*path, str(key)))
 
 
-def with_leaves(value: Any, new: Mapping[Path, Any], path: Path = ()) -> Any:
-    """The same nested dictionaries with other values."""
+def with_leaves(value: Value, new: Mapping[Path, Value], path: Path = ()) -> Value:
+    """The same nested dictionaries with the values of ``new``, which has all paths."""
     if not isinstance(value, Mapping):
         return new[path]
     return {
@@ -114,7 +125,7 @@ def with_leaves(value: Any, new: Mapping[Path, Any], path: Path = ()) -> Any:
     }
 
 
-def as_number(value: Any) -> Any:
+def as_number(value: Value) -> Numbers:
     """A number or an array of numbers as numpy values; None for anything else."""
     if hasattr(value, "numpy"):
         value = value.numpy()
@@ -122,13 +133,14 @@ def as_number(value: Any) -> Any:
         array = np.asarray(value)
     except (TypeError, ValueError):
         return None
-    if array.dtype.kind in "fiub":
-        return array[()]
-    # Such as bfloat16, which numpy stores as raw bytes.
-    return array.astype(np.float32)[()] if array.dtype.kind == "V" else None
+    if array.dtype.kind == "V":  # Such as bfloat16, which numpy stores as raw bytes.
+        array = array.astype(np.float32)
+    elif array.dtype.kind not in "fiub":
+        return None
+    return array[()]
 
 
-def is_same(one: Any, other: Any) -> bool:
+def is_same(one: Numbers, other: Numbers) -> bool:
     """Whether two numbers are exactly equal; NaN equals NaN."""
     if one is None or other is None or np.shape(one) != np.shape(other):
         return False
@@ -136,10 +148,12 @@ def is_same(one: Any, other: Any) -> bool:
     return bool(np.array_equal(*pair, equal_nan=True))
 
 
-def combined(values: Any, weights: Sequence[float], *, count: bool) -> Any:
+def combined(values: Array, weights: Sequence[float], *, count: bool) -> Numbers:
     """Combine the ranks' values of a number that no metric keeps: a mean over rows.
 
-    ``count``: an integer computed from the data, which is summed instead.
+    The first dimension of ``values`` is that of the ranks; ``weights`` are their
+    numbers of rows. ``count``: an integer computed from the data, which is summed
+    instead.
     """
     present = [
         (value, weight)
@@ -155,10 +169,10 @@ def combined(values: Any, weights: Sequence[float], *, count: bool) -> Any:
     return sum(value * (weight / total) for value, weight in present)
 
 
-def _all_same(values: Any) -> bool:
+def _all_same(values: Array) -> bool:
     return all(is_same(value, values[0]) for value in values[1:])
 
 
-def unique(things: Iterable[Any]) -> list[Any]:
+def unique(things: Iterable[T]) -> list[T]:
     """Each object once, in order."""
     return list({id(thing): thing for thing in things}.values())

@@ -1,13 +1,15 @@
-"""``BatchNormalization(synchronized=True)`` normalises over the rows of all ranks.
+"""``BatchNormalization`` normalises over the rows of all ranks, as on one machine.
 
-Keras asks ``tf.distribute`` to do that, which knows of only one replica. Without this
-hook each rank would normalise over its own rows.
+Without this hook each rank would normalise over its own rows; with the option
+``batch_normalization: local`` it does, except for layers with ``synchronized=True``.
+Keras asks ``tf.distribute`` for those, which knows of only one replica. Like PyTorch's
+``SyncBatchNorm`` the hook exchanges statistics in the forward pass and their gradients
+in the backward pass, with one exchange for each layer and pass.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import keras
 import tensorflow as tf
@@ -16,18 +18,22 @@ from tfcluster.runtime.collective import ReduceOp, Signature
 from tfcluster.runtime.collective.collectives import reduce_arrays
 from tfcluster.runtime.keras import internals, patches
 from tfcluster.runtime.keras.checks.op_replay import Holds
+from tfcluster.runtime.keras.data.dataset_iteration import DatasetIteration
 from tfcluster.runtime.keras.graph_order import exchange_in_order
-from tfcluster.runtime.keras.session import Session, Share
+from tfcluster.runtime.keras.session import BY_ROWS, Session, Share
 from tfcluster.runtime.keras.types import BatchNormalization
-from tfcluster.runtime.tensor_types import Tensor
+from tfcluster.runtime.tensor_types import Array, Tensor
+
+_Moments = Callable[[BatchNormalization, Tensor, Tensor | None], tuple[Tensor, Tensor]]
 
 
 class SyncBatchNorm:
     """The hook on the moments of ``BatchNormalization``."""
 
-    def __init__(self, session: Session, holds: Holds) -> None:
+    def __init__(self, session: Session, holds: Holds, loops: DatasetIteration) -> None:
         self._session = session
         self._holds = holds
+        self._loops = loops
 
     def install(self) -> None:
         patches.TABLE.install({patches.NORMALIZATION_MOMENTS: self._moments})
@@ -35,11 +41,11 @@ class SyncBatchNorm:
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def _moments(
         self,
-        original: Callable[..., Any],
+        original: _Moments,
         layer: BatchNormalization,
-        inputs: Any,
-        mask: Any,
-    ) -> Any:
+        inputs: Tensor,
+        mask: Tensor | None,
+    ) -> tuple[Tensor, ...]:
         moments = self._of_the_ranks(original, layer, inputs, mask)
         # That each rank normalises over its own rows is documented; loss checks ignore
         # it.
@@ -47,41 +53,65 @@ class SyncBatchNorm:
 
     def _of_the_ranks(
         self,
-        original: Callable[..., Any],
+        original: _Moments,
         layer: BatchNormalization,
-        inputs: Any,
-        mask: Any,
-    ) -> Any:
+        inputs: Tensor,
+        mask: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
         share = self._session.share
-        if not layer.synchronized or share is None or share.alone:
+        alone = self._session.inside_keras if share is None else share.alone
+        if alone or self._session.within(BY_ROWS) or not self._spans_ranks(layer):
             return original(layer, inputs, mask)
         axes = internals.reduction_axes(layer)
-        rows = tf.cast(share.rows, inputs.dtype)
         each = tf.cast(tf.shape(inputs)[0], inputs.dtype)
-        weights, epsilon = tf.ones_like(inputs), 0.0
+        weights, epsilon = tf.ones_like(inputs), tf.constant(0.0, tf.float64)
         if mask is not None:
             # Keras adds it to the number of unmasked entries.
             epsilon = keras.config.epsilon() / self._rows_of_all(share, each)
             weights = tf.cast(tf.expand_dims(mask, -1), inputs.dtype)
             weights = tf.broadcast_to(weights, tf.shape(inputs))
+            inputs = tf.where(weights > 0, inputs, tf.zeros_like(inputs))
+
         # Means over rows of sums within a row, since a mask may leave less of some
         # rows.
+        def per_row(values: Tensor) -> Tensor:
+            total = tf.reduce_sum(values, axes, keepdims=True)
+            return tf.reshape(total / each, [-1])
 
-        def mean_of_sums(values: Any) -> Any:
-            local = tf.reduce_sum(values * weights, axes, keepdims=True) / each
-            return self._averaged(local, rows, layer.name)
+        count = per_row(weights)
+        total = per_row(weights * inputs)
+        centre = tf.math.divide_no_nan(total, count)
+        shape = [1 if axis in axes else -1 for axis in range(inputs.ndim)]
+        spread = per_row(weights * (inputs - tf.reshape(centre, shape)) ** 2)
+        # In float64, so that the mean's square can be added here and subtracted later.
+        packed = tf.cast(tf.stack([count, total, spread]), tf.float64)
+        count, total, spread = tf.unstack(packed)
+        squares = spread + total * tf.math.divide_no_nan(total, count)
+        # In a loop, the fraction of the batch is as good a weight as the rows.
+        rows = self._loops.weight.read() if share is None else share.rows
+        rows = tf.cast(rows, tf.float64)
+        means = self._averaged(tf.stack([count, total, squares]), rows, layer.name)
+        count, total, squares = tf.unstack(means)
+        mean = total / (count + epsilon)
+        variance = (squares - mean * (2 * total - mean * count)) / (count + epsilon)
+        return tf.cast(mean, inputs.dtype), tf.cast(variance, inputs.dtype)
 
-        count = mean_of_sums(tf.ones_like(inputs)) + epsilon
-        mean = mean_of_sums(inputs) / count
-        variance = mean_of_sums((inputs - mean) ** 2) / count
-        return tf.reshape(mean, [-1]), tf.reshape(variance, [-1])
+    def _spans_ranks(self, layer: BatchNormalization) -> bool:
+        """Whether the layer normalises over the rows of the whole batch."""
+        return layer.synchronized or self._session.normalizes_whole_batches
 
-    def _rows_of_all(self, share: Share, own: Any) -> Any:
-        if share.total is None:
-            return own * self._session.size
-        return tf.cast(share.total, own.dtype)
+    def _rows_of_all(self, share: Share | None, own: Tensor) -> Tensor:
+        """The number of rows of the whole batch: a scalar of dtype float64."""
+        if share is None and self._session.divides:
+            fraction = tf.cast(self._loops.weight.read(), tf.float64)
+            found: Tensor = tf.math.divide_no_nan(tf.cast(own, tf.float64), fraction)
+            return found
+        if share is None or share.total is None:
+            return tf.cast(own, tf.float64) * self._session.size
+        total: Tensor = tf.cast(share.total, tf.float64)
+        return total
 
-    def _averaged(self, local: Any, rows: Any, name: str) -> Any:
+    def _averaged(self, local: Tensor, rows: Tensor, name: str) -> Tensor:
         """Average the ranks' tensors by rows, with the gradient of all ranks' losses.
 
         The total loss is the average of the ranks' losses by rows. So a rank whose own
@@ -89,19 +119,25 @@ class SyncBatchNorm:
         rank.
         """
 
-        def total(tensor: Tensor, what: str) -> Any:
-            def run(array: Any) -> Any:
-                signature = Signature(f"{what} of {name}")
-                return reduce_arrays(
-                    self._session.group, [array], ReduceOp.SUM, signature
-                )[0]
+        session = self._session
+        in_loop = session.share is None and session.divides
 
-            summed = exchange_in_order(run, [tensor], tensor.dtype)
+        def total(tensor: Tensor, what: str) -> Tensor:
+            def run(array: Array) -> Array:
+                if in_loop and not session.loop.is_dividing:
+                    return array  # Every rank has the whole batch.
+                signature = Signature(f"{what} of {name}")
+                (summed,) = reduce_arrays(
+                    session.group, [array], ReduceOp.SUM, signature
+                )
+                return summed
+
+            summed: Tensor = exchange_in_order(run, [tensor], tensor.dtype)
             summed.set_shape(tensor.shape)
             return summed
 
         @tf.custom_gradient  # type: ignore[untyped-decorator]
-        def averaged(local: Any) -> tuple[Any, Callable[[Any], Any]]:
+        def averaged(local: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
             # A rank without rows computes one that must not count; its values may be
             # NaN.
             part = tf.where(rows > 0, local * rows, tf.zeros_like(local))
@@ -109,10 +145,11 @@ class SyncBatchNorm:
             sums = total(packed, "moments")
             whole = sums[-1]
 
-            def gradient(upstream: Any) -> Any:
+            def gradient(upstream: Tensor) -> Tensor:
                 part = tf.where(rows > 0, upstream, tf.zeros_like(upstream))
                 return total(part * (rows / whole), "gradient of moments")
 
             return tf.reshape(sums[:-1] / whole, tf.shape(local)), gradient
 
-        return averaged(local)
+        mean: Tensor = averaged(local)
+        return mean

@@ -25,16 +25,14 @@ import tensorflow as tf
 from tfcluster.runtime import tf_internals
 from tfcluster.runtime.keras import patches
 from tfcluster.runtime.keras.checks.divergence_check import DivergenceCheck
-from tfcluster.runtime.keras.session import Session
+from tfcluster.runtime.keras.object_map import ObjectMap
+from tfcluster.runtime.keras.session import BY_ROWS, Session
 from tfcluster.runtime.keras.tf_variables import raw
 from tfcluster.runtime.keras.train.gradient_allreduce import Target, Watch, exchange
-from tfcluster.runtime.keras.train.gradient_update import OptimizerNames
-from tfcluster.runtime.keras.types import Optimizer, Variable
-from tfcluster.runtime.tensor_types import Gradient
+from tfcluster.runtime.keras.types import Optimizer, Tape, Variable
+from tfcluster.runtime.keras.unique_names import OptimizerNames, UniqueNames
+from tfcluster.runtime.tensor_types import Gradient, Leaf, Nest, Tensor
 from tfcluster.runtime.tensors import is_sparse, name_of
-
-_BY_ROWS = "gradients by rows"
-"""Marks a thread that computes gradients of single rows."""
 
 _MANY_CALLS = 3
 """Warn from this many calls per step; two gradients of the same weights are common."""
@@ -50,9 +48,8 @@ _ADVICE = (
 class _Origin:
     """The origin of a variable's last gradient."""
 
-    variable: weakref.ref[Any]
-    gradient: weakref.ref[Any] | None
-    """The gradient that the tape returned to the program."""
+    gradient: weakref.ref[Gradient] | None
+    """The gradient that the tape returned to the program; None if it was None."""
     graph: int | None
     """The graph in which it was returned; None: eagerly."""
     exchanged: bool
@@ -76,16 +73,19 @@ class TapeGradients:
         drift: DivergenceCheck | None = None,
     ) -> None:
         self._session = session
-        self._drift = drift
+        self._divergence_check = drift
         self._averages_state = averages_state
         self.names = OptimizerNames()
-        self._origins: dict[int, _Origin] = {}
-        self._owners: dict[int, tuple[weakref.ref[Any], weakref.ref[Any]]] = {}
-        self._groups: dict[int, tuple[weakref.ref[Any], str, set[str]]] = {}
+        self._origins = ObjectMap[_Origin]()
+        self._owners = ObjectMap[weakref.ref[Optimizer]]()
+        """The optimizer that applies the gradients of a variable."""
+        self._groups = ObjectMap[tuple[str, set[str]]]()
+        """By the first variable of a group; see ``_group``."""
+        self._group_names = UniqueNames()
         self._calls: dict[int, int] = {}
-        self._state_of: Callable[[list[Any]], list[Any]] = lambda variables: []
+        self._state_of: Callable[[list[Variable]], list[Variable]] = lambda _: []
 
-    def install(self, state_of: Callable[[list[Any]], list[Any]]) -> None:
+    def install(self, state_of: Callable[[list[Variable]], list[Variable]]) -> None:
         """Install the hooks.
 
         ``state_of`` makes variables equal on all ranks and returns their layers' state.
@@ -108,13 +108,13 @@ class TapeGradients:
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def _gradient(
         self,
-        original: Callable[..., Any],
-        tape: Any,
-        target: Any,
-        sources: Any,
+        original: Callable[..., Nest],
+        tape: Tape,
+        target: Nest,
+        sources: Nest,
         *args: Any,
         **kwargs: Any,
-    ) -> Any:
+    ) -> Nest:
         result = original(tape, target, sources, *args, **kwargs)
         flat = tf.nest.flatten(sources)
         places = [i for i, source in enumerate(flat) if self._is_trained(source)]
@@ -127,20 +127,20 @@ class TapeGradients:
         if not registered or self._stay_local(gradients):
             self._remember(variables, gradients, exchanged=False)
             return result
-        whole = self._exchanged(variables, gradients)
-        self._remember(variables, whole, exchanged=True)
-        for place, gradient in zip(places, whole, strict=True):
+        averaged = self._exchanged(variables, gradients)
+        self._remember(variables, averaged, exchanged=True)
+        for place, gradient in zip(places, averaged, strict=True):
             found[place] = gradient
         return tf.nest.pack_sequence_as(sources, found)
 
     def _gradients(
         self,
-        original: Callable[..., Any],
-        targets: Any,
-        sources: Any,
+        original: Callable[..., Nest],
+        targets: Nest,
+        sources: Nest,
         *args: Any,
         **kwargs: Any,
-    ) -> Any:
+    ) -> Nest:
         """``tf.gradients``: the result is exchanged at the optimizer.
 
         Some programs differentiate the result, and TensorFlow cannot differentiate the
@@ -156,50 +156,51 @@ class TapeGradients:
 
     def _jacobian(
         self,
-        original: Callable[..., Any],
-        tape: Any,
-        target: Any,
-        sources: Any,
+        original: Callable[..., Nest],
+        tape: Tape,
+        target: Nest,
+        sources: Nest,
         *args: Any,
         **kwargs: Any,
-    ) -> Any:
-        with self._session.once(_BY_ROWS):
+    ) -> Nest:
+        with self._session.once(BY_ROWS):
             variables = [s for s in tf.nest.flatten(sources) if self._is_trained(s)]
             self._remember(variables, [None] * len(variables), exchanged=False)
             return original(tape, target, sources, *args, **kwargs)
 
-    def _by_rows(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        with self._session.once(_BY_ROWS):
+    def _by_rows(
+        self, original: Callable[..., Nest], *args: Any, **kwargs: Any
+    ) -> Nest:
+        with self._session.once(BY_ROWS):
             return original(*args, **kwargs)
 
     def _build(
-        self, original: Callable[..., Any], optimizer: Optimizer, variables: Any
-    ) -> Any:
+        self,
+        original: Callable[..., object],
+        optimizer: Optimizer,
+        variables: Sequence[Variable],
+    ) -> object:
         self.owns(optimizer, variables)
         return original(optimizer, variables)
 
     def owns(self, optimizer: Optimizer, variables: Sequence[Variable]) -> None:
         """Record that ``optimizer`` applies the gradients of ``variables``."""
         for variable in variables:
-            found = weakref.ref(raw(variable)), weakref.ref(optimizer)
-            self._owners[id(raw(variable))] = found
+            self._owners[raw(variable)] = weakref.ref(optimizer)
 
-    def _is_trained(self, source: Any) -> bool:
+    def _is_trained(self, source: Leaf) -> bool:
         return isinstance(source, keras.Variable | tf.Variable) and source.trainable
 
     def _is_registered(self, variable: Variable) -> bool:
         """Whether it is certainly a weight: some programs keep inputs in variables."""
-        if isinstance(variable, keras.Variable):
-            return True
-        found = self._owners.get(id(variable))
-        return found is not None and found[0]() is variable
+        return isinstance(variable, keras.Variable) or variable in self._owners
 
     def _stay_local(self, gradients: Sequence[Gradient]) -> bool:
         session = self._session
         share = session.share
         if share is not None and (share.alone or session.plain_step):
             return True
-        if session.within(_BY_ROWS):
+        if session.within(BY_ROWS):
             return True
         tensors = [_tensor_of(g) for g in gradients if g is not None]
         if tensors and not tf_internals.should_record_backprop(tensors):
@@ -214,7 +215,7 @@ class TapeGradients:
 
     def _exchanged(
         self, variables: list[Variable], gradients: Sequence[Gradient]
-    ) -> list[Any]:
+    ) -> list[Gradient]:
         key, names = self._group(variables)
         # How many gradients of these variables were computed since the last was
         # applied. For example, a step that computes two of them is still one step.
@@ -228,39 +229,42 @@ class TapeGradients:
         state = self._state_of(variables)
         if not self._averages_state:
             state = []
-        watch = self._watch(key, variables, gradients)
+        pairs = zip(variables, gradients, strict=True)
+        trained = [variable for variable, gradient in pairs if gradient is not None]
+        watch = self._watch(key, variables, trained)
         return exchange(self._session, target, gradients, variables, state, watch)
 
     def _watch(
-        self, key: str, variables: list[Variable], gradients: Sequence[Gradient]
+        self, key: str, variables: list[Variable], trained: list[Variable]
     ) -> Watch | None:
-        """The comparison of what the ranks train, if there is one."""
-        if self._drift is None:
+        """The comparison of what the ranks train, if there is one.
+
+        ``trained`` are those of the variables that have a gradient.
+        """
+        if self._divergence_check is None:
             return None
         refs = [weakref.ref(raw(variable)) for variable in variables]
 
-        def owner() -> tuple[str, Any] | None:
+        def owner() -> tuple[str, Optimizer] | None:
             """The one optimizer that applies the gradients of all variables."""
             found = {self._owner(ref()) for ref in refs}
             optimizer = found.pop() if len(found) == 1 else None
             return None if optimizer is None else (self.names.of(optimizer), optimizer)
 
-        return self._drift.watch(owner, key, variables, gradients)
+        return self._divergence_check.watch(owner, key, trained)
 
-    def _owner(self, variable: Variable | None) -> Any:
+    def _owner(self, variable: Variable | None) -> Optimizer | None:
         """The optimizer that applies the gradients of ``variable``, if known."""
-        found = self._owners.get(id(raw(variable)))
-        return found[1]() if found and found[0]() is raw(variable) else None
+        found = self._owners.get(raw(variable))
+        return None if found is None else found()
 
     def _name(self, variables: Sequence[Variable]) -> str:
         """The names of the optimizers known to apply gradients of ``variables``."""
         names: dict[str, None] = {}
         for variable in variables:
-            found = self._owners.get(id(raw(variable)))
-            if found and found[0]() is raw(variable):
-                optimizer = found[1]()
-                if optimizer is not None:
-                    names[self.names.of(optimizer)] = None
+            optimizer = self._owner(variable)
+            if optimizer is not None:
+                names[self.names.of(optimizer)] = None
         return ", ".join(names)
 
     def _group(self, variables: Sequence[Variable]) -> tuple[str, set[str]]:
@@ -269,17 +273,12 @@ class TapeGradients:
         Also returns the names that their gradients have had.
         """
         first = raw(variables[0])
-        known = self._groups.get(id(first))
-        if known is None or known[0]() is not first:
+        known = self._groups.get(first)
+        if known is None:
             more = f" and {len(variables) - 1} more" if len(variables) > 1 else ""
-            name = f"{name_of(variables[0])}{more}"
-            taken = {name for _, name, _ in self._groups.values()}
-            number = 2
-            unique = name
-            while unique in taken:
-                unique, number = f"{name} ({number})", number + 1
-            known = self._groups[id(first)] = weakref.ref(first), unique, set()
-        return known[1], known[2]
+            name = self._group_names.new(f"{name_of(variables[0])}{more}")
+            known = self._groups[first] = name, set()
+        return known
 
     def _remember(
         self,
@@ -290,15 +289,16 @@ class TapeGradients:
     ) -> None:
         graph = _graph()
         for variable, gradient in zip(variables, gradients, strict=True):
-            key = raw(variable)
-            self._origins[id(key)] = _Origin(
-                weakref.ref(key),
+            self._origins[raw(variable)] = _Origin(
                 None if gradient is None else weakref.ref(gradient),
                 graph,
                 exchanged,
-                self._session.within(_BY_ROWS),
+                self._session.within(BY_ROWS),
                 self._session.draws,
             )
+            shape = tuple(variable.shape)
+            if exchanged and None not in shape:
+                self._session.unapplied[id(raw(variable))] = shape
 
     # --- at the optimizer -----------------------------------------------------------
 
@@ -316,7 +316,8 @@ class TapeGradients:
         self._warn_of_gradients_by_row(optimizer, variables)
         for gradient, variable in zip(gradients, variables, strict=True):
             self._calls.pop(id(raw(variable)), None)
-            origin = self._origin(variable)
+            self._session.unapplied.pop(id(raw(variable)), None)
+            origin = self._origins.get(raw(variable))
             if origin is None or not origin.exchanged:
                 own.append(True)
                 if gradient is not None and origin is not None:
@@ -346,7 +347,7 @@ class TapeGradients:
     ) -> bool:
         """Whether random numbers that differ by rank may have changed gradients."""
         for gradient, variable in zip(gradients, variables, strict=True):
-            origin = self._origin(variable)
+            origin = self._origins.get(raw(variable))
             if (
                 gradient is not None
                 and origin is not None
@@ -356,12 +357,6 @@ class TapeGradients:
             ):
                 return True
         return False
-
-    def _origin(self, variable: Variable) -> _Origin | None:
-        origin = self._origins.get(id(raw(variable)))
-        if origin is None or origin.variable() is not raw(variable):
-            return None
-        return origin
 
     def _refuse_changed(
         self,
@@ -400,5 +395,5 @@ def _graph() -> int | None:
     return None if tf.executing_eagerly() else id(tf.compat.v1.get_default_graph())
 
 
-def _tensor_of(gradient: Gradient) -> Any:
+def _tensor_of(gradient: Gradient) -> Tensor:
     return gradient.values if is_sparse(gradient) else gradient

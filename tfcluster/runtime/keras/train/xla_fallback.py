@@ -13,9 +13,10 @@ from typing import Any
 from tfcluster.runtime import tf_internals
 from tfcluster.runtime.keras import patches
 from tfcluster.runtime.keras.checks.shape_errors import ShapeErrors
-from tfcluster.runtime.keras.graph_order import refuse_xla, take_refusal
+from tfcluster.runtime.keras.graph_order import take_refusal
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.types import Model
+from tfcluster.runtime.tf_internals import Function
 
 
 def without_xla(model: Model) -> None:
@@ -31,35 +32,36 @@ def without_xla(model: Model) -> None:
 
 
 class XlaFallback:
-    """The hooks on ``tf.function`` and, outside the exchange, on ``apply``."""
+    """The hook on ``tf.function``."""
 
     def __init__(self, session: Session, shape_errors: ShapeErrors) -> None:
         self._session = session
         self._shape_errors = shape_errors
-        self._plain: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        self._plain: weakref.WeakKeyDictionary[Function, Function] = (
+            weakref.WeakKeyDictionary()
+        )
+        """The functions without XLA, by those with it."""
 
     def install(self) -> None:
-        patches.TABLE.install(
-            {
-                patches.FUNCTION_CALL: self._call,
-                patches.OPTIMIZER_APPLY: self._apply,
-                patches.LOSS_SCALE_APPLY: self._apply,
-            }
-        )
-
-    def _apply(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        refuse_xla()
-        return original(*args, **kwargs)
+        patches.TABLE.install({patches.FUNCTION_CALL: self._call})
 
     def _call(
-        self, original: Callable[..., Any], function: Any, *args: Any, **kwargs: Any
-    ) -> Any:
+        self,
+        original: Callable[..., object],
+        function: Function,
+        *args: Any,
+        **kwargs: Any,
+    ) -> object:
         with self._shape_errors.in_function():
             return self._with_or_without_xla(original, function, *args, **kwargs)
 
     def _with_or_without_xla(
-        self, original: Callable[..., Any], function: Any, *args: Any, **kwargs: Any
-    ) -> Any:
+        self,
+        original: Callable[..., object],
+        function: Function,
+        *args: Any,
+        **kwargs: Any,
+    ) -> object:
         if not tf_internals.is_for_xla(function):
             return original(function, *args, **kwargs)
         plain = self._plain.get(function)

@@ -114,14 +114,14 @@ class TensorFlowTransport(DelegatingTransport[HostTransport]):
     def allgather(self, data: bytes) -> list[bytes]:
         whole = len(data) <= _DIRECT_BYTES
         said = _WHOLE + data if whole else _LENGTH + len(data).to_bytes(8, "big")
-        heard = self._joined().allgather(said)
-        if all(other.startswith(_WHOLE) for other in heard):
-            return [other[1:] for other in heard]
+        answers = self._joined().allgather(said)
+        if all(other.startswith(_WHOLE) for other in answers):
+            return [other[1:] for other in answers]
         lengths = [
             len(other) - 1
             if other.startswith(_WHOLE)
             else int.from_bytes(other[1:], "big")
-            for other in heard
+            for other in answers
         ]
         # The ops take no bytes, and only vectors of equal length. They order the tasks
         # in their own way, so each rank adds its number.

@@ -1,4 +1,4 @@
-"""Which programs distribute their training by themselves."""
+"""Which programs distribute their training by themselves, and how that is known."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.runtime.ranks import ROOT, Job, Ranks, run_jobs
-from tfcluster.runtime.scripts.analysis import distributes_itself
+from tfcluster.runtime.scripts.analysis import analyse
 
 US = "import tfcluster.runtime as tfc\n"
 
@@ -49,7 +49,7 @@ US = "import tfcluster.runtime as tfc\n"
     ],
 )
 def test_programs_that_say_so(source: str) -> None:
-    assert distributes_itself(source)
+    assert analyse(source).distributes_itself
 
 
 @pytest.mark.parametrize(
@@ -74,15 +74,16 @@ def test_programs_that_say_so(source: str) -> None:
     ],
 )
 def test_programs_that_do_not(source: str) -> None:
-    assert not distributes_itself(source)
+    assert not analyse(source).distributes_itself
 
 
 _READ = """
 import sys
-from tfcluster.runtime.scripts import self_distributed
+from tfcluster.runtime.context import context_from
+from tfcluster.runtime.scripts import program_kind
 from tfcluster.runtime.scripts.run_script import parse
-self_distributed.read(parse(sys.argv[1:]))
-print(self_distributed.claimed(), "tensorflow" in sys.modules)
+program_kind.read(parse(sys.argv[1:]), context_from({}))
+print(program_kind.distributes_itself(), "tensorflow" in sys.modules)
 """
 
 
@@ -110,20 +111,61 @@ def test_the_main_file_is_read(tmp_path: Path) -> None:
         assert done.stdout.strip() == expected, words
 
 
+_BOTH = """
+import json
+from tfcluster.runtime.context import context_from
+from tfcluster.runtime.scripts import program_kind
+from tfcluster.runtime.scripts.run_script import Program
+cluster = {"ps": ["a:1"], "worker": ["a:2", "b:2"]}
+task = {"type": "worker", "index": 0}
+env = {
+    "TF_CONFIG": json.dumps({"cluster": cluster, "task": task}),
+    "TFCLUSTER_STRATEGY": "parameter_server",
+    "TFCLUSTER_TOKEN": "00" * 32,
+}
+source = "import horovod.tensorflow\\ntf.train.replica_device_setter(1)"
+def read(code, env):
+    program_kind.read(Program("-c", code), context_from(env))
+    print(program_kind.distributes_itself(), program_kind.is_tf1_script())
+read("print(1)", env)
+read(source, {})
+read(source, env)
+read("print(1)", env)
+"""
+
+
+def test_both_kinds_are_found_and_kept() -> None:
+    """A script for TensorFlow 1 counts as one only in a cluster with a ps task."""
+    done = subprocess.run(
+        [sys.executable, "-c", _BOTH],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert done.stdout.split("\n") == [
+        "False False",
+        "True False",
+        "True True",
+        "True True",
+        "",
+    ], done.stderr
+
+
 _LATE = """
-from tfcluster.runtime.scripts import self_distributed
+from tfcluster.runtime.scripts import program_kind
 def too_late():
     raise RuntimeError("too late")
-self_distributed.guard(too_late)
+program_kind.guard_distribution(too_late)
 try:
-    self_distributed.claim()
+    program_kind.claim_distribution()
 except RuntimeError as error:
-    print(error, self_distributed.claimed())
-self_distributed.guard(lambda: None)
-self_distributed.claim()
-self_distributed.guard(too_late)
-self_distributed.claim()
-print(self_distributed.claimed())
+    print(error, program_kind.distributes_itself())
+program_kind.guard_distribution(lambda: None)
+program_kind.claim_distribution()
+program_kind.guard_distribution(too_late)
+program_kind.claim_distribution()
+print(program_kind.distributes_itself())
 """
 
 

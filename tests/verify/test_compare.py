@@ -1,0 +1,238 @@
+"""Tests of the comparison of two recordings, on recordings made by hand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tfcluster.model import Runtime, Strategy
+from tfcluster.verify.causes import causes, own_difference
+from tfcluster.verify.compare import Comparison, compare
+from tfcluster.verify.outputs import compare_outputs
+from tfcluster.verify.recorded import read
+from tfcluster.verify.verdict import failure
+
+TOLERANCE = 1e-5
+Steps = Sequence[Mapping[str, Any]]
+
+
+def recording(folder: Path, events: Steps) -> Path:
+    """Write a recording; an event with ``weights`` is a step."""
+    folder.mkdir()
+    lines = []
+    for number, event in enumerate(events):
+        if "weights" not in event:
+            lines.append(event)
+            continue
+        arrays = [np.float32(event.get("rate", 0.1)), *event["weights"]]
+        np.savez(folder / f"{number}.npz", *map(np.asarray, arrays))
+        names = [["weight", f"kernel_{index}"] for index in range(len(arrays) - 1)]
+        names.insert(0, ["learning_rate", "learning_rate"])
+        file = f"{number}.npz"
+        step = {"kind": "step", "optimizer": 0, "file": file, "names": names}
+        lines.append(step)
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (folder / "events.jsonl").write_text(text)
+    return folder
+
+
+def compared(folder: Path, alone: Steps, ranks: Steps) -> Comparison:
+    mine = read(recording(folder / "alone", alone))
+    return compare(mine, read(recording(folder / "ranks", ranks)), TOLERANCE)
+
+
+def weights(*values: float) -> dict[str, Any]:
+    return {"weights": [np.array(values, np.float32)]}
+
+
+def batch(**logs: float) -> dict[str, Any]:
+    return {"kind": "batch", "model": 0, "logs": logs}
+
+
+def test_equal_within_rounding(tmp_path: Path) -> None:
+    found = compared(
+        tmp_path,
+        [weights(1, 2), batch(loss=0.5), weights(3, 4)],
+        [weights(1, 2.000001), batch(loss=0.5000001), weights(3, 4)],
+    )
+    assert found.first is None
+    assert found.steps == 2
+    assert 1e-7 < found.largest < TOLERANCE
+
+
+def test_the_first_difference_is_named(tmp_path: Path) -> None:
+    found = compared(
+        tmp_path,
+        [weights(1, 2), weights(1, 3), weights(1, 4)],
+        [weights(1, 2), weights(1, 3.5), weights(9, 9)],
+    ).first
+    assert found is not None
+    assert found.words() == ("weight kernel_0 after step 2: 3 alone, 3.5 on the ranks")
+
+
+def test_the_learning_rate_comes_first(tmp_path: Path) -> None:
+    found = compared(
+        tmp_path, [{**weights(1), "rate": 0.1}], [{**weights(2), "rate": 0.2}]
+    ).first
+    assert found is not None
+    assert found.words() == "learning rate after step 1: 0.1 alone, 0.2 on the ranks"
+
+
+def test_a_metric_differs(tmp_path: Path) -> None:
+    first = compared(
+        tmp_path, [weights(1), batch(peak=2.0)], [weights(1), batch(peak=1.0)]
+    ).first
+    assert first is not None
+    assert first.words() == (
+        "'peak' in the logs of a batch after step 1: 2 alone, 1 on the ranks"
+    )
+
+
+@pytest.mark.parametrize("ranks", [[], [weights(1)], [weights(1), batch(loss=1.0)]])
+def test_another_course(tmp_path: Path, ranks: Steps) -> None:
+    first = compared(tmp_path, [weights(1), weights(2)], ranks).first
+    assert first is not None
+    assert first.kind == "course"
+    assert "alone optimizer 0 made a step, but on the ranks" in first.words()
+
+
+def test_not_a_number_is_equal_to_itself_only(tmp_path: Path) -> None:
+    nan = float("nan")
+    assert compared(tmp_path, [weights(nan, 1)], [weights(nan, 1)]).first is None
+    (tmp_path / "b").mkdir()
+    first = compared(tmp_path / "b", [weights(1, 1)], [weights(nan, 1)]).first
+    assert first is not None
+    assert first.relative == float("inf")
+
+
+def test_half_a_line_at_the_end_is_ignored(tmp_path: Path) -> None:
+    folder = recording(tmp_path / "cut", [weights(1)])
+    with (folder / "events.jsonl").open("a") as out:
+        out.write('{"kind": "ste')
+    assert read(folder).steps == 1
+    assert read(tmp_path / "none").events == ()
+
+
+def explained(folder: Path, alone: Steps, ranks: Steps, **runtime: Any) -> list[str]:
+    found = compared(folder, alone, ranks).first
+    assert found is not None
+    mine = read(folder / "alone")
+    return causes(found, mine, size=2, runtime=Runtime(**runtime), warnings=[])
+
+
+def test_a_sum_is_recognised_by_its_factor(tmp_path: Path) -> None:
+    said = explained(
+        tmp_path, [weights(1, 1), weights(2, 3)], [weights(1, 1), weights(3, 5)]
+    )
+    assert said == [
+        "the update of the weights is 2 times that of one process, the number of "
+        "ranks: the loss is a sum over rows, not a mean"
+    ]
+
+
+def test_lines_that_clip_are_named(tmp_path: Path) -> None:
+    clip = {"kind": "clip", "line": "train.py:41"}
+    said = explained(tmp_path, [clip, weights(1, 1)], [clip, weights(1, 2)])
+    assert said == [
+        "gradients may have been clipped before the optimizer saw them: train.py:41"
+    ]
+
+
+def test_layers_and_methods_are_named(tmp_path: Path) -> None:
+    layers = {"kind": "layers", "layers": ["Dropout", "RandomFlip", "Dense"]}
+    said = explained(tmp_path, [layers, weights(1)], [weights(2)])
+    assert [text.partition(":")[0] for text in said] == ["Dropout, RandomFlip"]
+    (tmp_path / "b").mkdir()
+    said = explained(
+        tmp_path / "b", [weights(1)], [weights(2)], strategy=Strategy.LOCAL_SGD
+    )
+    assert [text.partition(":")[0] for text in said] == ["local_sgd"]
+
+
+def test_a_program_that_differs_from_itself(tmp_path: Path) -> None:
+    found = compared(tmp_path, [weights(1)], [weights(2)]).first
+    assert found is not None
+    said = own_difference(found, found)
+    assert said is not None
+    assert said.startswith("the program is not deterministic")
+    assert own_difference(None, found) is None
+    printed = replace(found, kind="printed", step=-1)
+    assert own_difference(printed, found) is None
+    assert own_difference(found, printed) == said
+
+
+def test_the_whole_reason_is_found_in_the_log() -> None:
+    tail = ("Traceback", "a.CollectiveError: the loss is a sum over rows")
+    refused = failure("a.CollectiveError: the loss is", tail)
+    assert (refused.reason, refused.refused) == ("the loss is a sum over rows", True)
+    assert not failure("ValueError: no", tail).refused
+
+
+# --- files and text -------------------------------------------------------------------
+
+
+def outputs(folder: Path, alone: Mapping[str, Any], ranks: Mapping[str, Any]) -> str:
+    for name, files in (("alone", alone), ("ranks", ranks)):
+        (folder / name).mkdir()
+        for file, content in files.items():
+            if file == "log":
+                (folder / f"{name}.log").write_text(content)
+            elif isinstance(content, str):
+                (folder / name / file).write_text(content)
+            else:
+                np.savez(folder / name / file, content)
+    logs = folder / "alone.log", folder / "ranks.log"
+    folders = folder / "alone", folder / "ranks"
+    found = compare_outputs(folders, {}, *logs, TOLERANCE)
+    return "" if found is None else found.words()
+
+
+def test_equal_outputs(tmp_path: Path) -> None:
+    assert not outputs(
+        tmp_path,
+        {
+            "a.npz": np.ones(3),
+            "history.csv": "epoch,loss\n0,0.12345\n",
+            "events.out.tfevents.1712345678": "x",
+            "log": "10/10 - 3s - 21ms/step - loss: 0.1234\ndone in 4.2 seconds\n"
+            "[1.25   0.5   ]\n",
+        },
+        {
+            "a.npz": np.ones(3) + 1e-7,
+            "history.csv": "epoch,loss\n0,0.12346\n",
+            "events.out.tfevents.1799999999": "y",
+            "log": "10/10 - 4s - 37ms/step - loss: 0.1235\ndone in 3.9 seconds\n"
+            "[1.25   0.5001]\n",
+        },
+    )
+
+
+@pytest.mark.parametrize(
+    ("alone", "ranks", "words"),
+    [
+        ({"a.txt": "1"}, {}, "the program wrote a.txt only alone"),
+        ({}, {"b.txt": "1"}, "the program wrote b.txt only on the ranks"),
+        ({"a.npz": np.ones(2)}, {"a.npz": np.zeros(2)}, "a.npz: array arr_0: 1 alone"),
+        ({"a.csv": "0.5"}, {"a.csv": "0.7"}, "a.csv: line 1: '0.5' alone, '0.7' on"),
+        ({"a.csv": "3"}, {"a.csv": "4"}, "a.csv: line 1"),
+    ],
+)
+def test_a_file_differs(tmp_path: Path, alone: Any, ranks: Any, words: str) -> None:
+    assert outputs(tmp_path, alone, ranks).startswith(words)
+
+
+def test_printed_text_differs(tmp_path: Path) -> None:
+    words = outputs(
+        tmp_path,
+        {"log": "2026-11-23 10:00:00.1: I cpu\nloss 0.5\n"},
+        {"log": "loss 0.9\n"},
+    )
+    assert (
+        words == "the chief printed line 1: 'loss 0.5' alone, 'loss 0.9' on the ranks"
+    )

@@ -1,0 +1,156 @@
+"""One trial of ``verify``: a run of the program that records what it trains."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tfcluster.commands.stop import stop
+from tfcluster.launcher.detach import detached
+from tfcluster.launcher.launch import check
+from tfcluster.model import (
+    RANKED_TYPES,
+    Description,
+    Restart,
+    Strategy,
+    TaskGroup,
+    TaskId,
+)
+from tfcluster.record.load_run import read_run, read_summary
+from tfcluster.record.paths import RunPaths, find, state_dir
+from tfcluster.record.run_status import RunView
+from tfcluster.states import RunState
+from tfcluster.verify.recorded import Recorded, read
+from tfcluster.verify.verdict import Failure, failure
+
+SEED = 20_220_318
+"""The seed of the random generators of all trials, before the program's first line."""
+_POLL_S = 0.05
+_GRACE_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What is known after a trial."""
+
+    recorded: Recorded
+    view: RunView
+    complete: bool
+    """Whether the program ended by itself."""
+    folder: Path
+    """The working directory of the trial."""
+    log: Path
+    """What the chief printed."""
+
+    @property
+    def failure(self) -> Failure | None:
+        """Why the program did not succeed; None if it did, or was stopped by us."""
+        if not self.complete or self.view.state is RunState.SUCCEEDED:
+            return None
+        first = self.view.first_failure
+        if first is None:
+            return Failure(self.view.reason or f"the run is {self.view.state}", ())
+        return failure(first.cause, first.log_tail)
+
+
+def alone(description: Description) -> Description:
+    """One process, with which tfcluster does nothing."""
+    kind, group = _trained(description)
+    return _here(
+        description,
+        tasks={kind: replace(group, count=1, min=None)},
+        strategy=Strategy.NONE,
+    )
+
+
+def on_ranks(description: Description) -> Description:
+    """The ranks of the description and their servers, all on this machine."""
+    tasks = {
+        kind: replace(group, min=None)
+        for kind, group in description.tasks.items()
+        if kind != "evaluator"
+    }
+    return _here(description, tasks=tasks, strategy=description.runtime.strategy)
+
+
+def chief_of(description: Description) -> TaskId:
+    return TaskId(_trained(description)[0], 0)
+
+
+def size_of(description: Description) -> int:
+    """The number of ranks."""
+    groups = description.tasks
+    return sum(groups[kind].count for kind in RANKED_TYPES if kind in groups)
+
+
+def _trained(description: Description) -> tuple[str, TaskGroup]:
+    for kind in RANKED_TYPES:
+        if kind in description.tasks:
+            return kind, description.tasks[kind]
+    raise ValueError("a description has a chief or a worker")
+
+
+def _here(
+    description: Description, *, tasks: Mapping[str, TaskGroup], strategy: Strategy
+) -> Description:
+    return replace(
+        description,
+        named=False,
+        backend="local",
+        tasks=tasks,
+        runtime=replace(description.runtime, strategy=strategy),
+        hosts=(),
+        ports=None,
+        restart=Restart(),
+        grace_s=_GRACE_S,
+        sync=None,
+    )
+
+
+def run_trial(
+    description: Description,
+    scratch: Path,
+    workdir: Path,
+    *,
+    steps: int | None,
+    environ: Mapping[str, str],
+) -> Trial:
+    """Run ``description`` in ``workdir`` until it ends, or has made ``steps`` steps.
+
+    ``scratch`` is an empty folder for its record. Raises TfclusterError if the run
+    cannot be started.
+    """
+    recording = scratch / "recording"
+    recording.mkdir()
+    wanted = {"folder": str(recording), "steps": steps, "seed": SEED}
+    env = {**description.env, "TFCLUSTER_RECORDING": json.dumps(wanted)}
+    own = {**environ, "TFCLUSTER_STATE_DIR": str(scratch / "state")}
+    ready = check(replace(description, env=env, workdir=workdir), own)
+    run = detached(lambda begun: ready.run(begun, own))
+    try:
+        paths = find(state_dir(own), run)
+        stopped = _await_steps(paths, recording, size_of(description))
+    finally:
+        stop(run, now=False, environ=own, say=lambda text: None)
+    view = read_run(paths, now_s=time.time())
+    return Trial(
+        recorded=read(recording),
+        view=view,
+        complete=not stopped,
+        folder=workdir,
+        log=paths.log(chief_of(description)),
+    )
+
+
+def _await_steps(paths: RunPaths, recording: Path, size: int) -> bool:
+    """Wait for the end of the run; True if all ranks wait to be stopped."""
+    pause = threading.Event()
+    while not read_summary(paths, now_s=time.time()).state.final:
+        if len(list(recording.glob("done-*"))) == size:
+            return True
+        pause.wait(_POLL_S)
+    return False

@@ -1,0 +1,57 @@
+"""The answer of ``tfcluster verify`` as text."""
+
+from __future__ import annotations
+
+from tfcluster.verify.verdict import Verdict
+
+_KINDS = {
+    "learning_rate": "learning rate",
+    "weight": "weights",
+    "state": "layers' states",
+    "slot": "optimizers' variables",
+    "logs": "losses and metrics",
+}
+
+
+def lines(verdict: Verdict) -> list[str]:
+    """The verdict, the first difference, its causes, and a table."""
+    comparison = verdict.comparison
+    ranks = f"{verdict.size} rank{'s' if verdict.size > 1 else ''}"
+    if (failed := verdict.failed_alone) is not None:
+        said = "not compared: the program fails in one process"
+        return [f"{said}: {failed.reason}", *_indented(failed.tail)]
+    if (failed := verdict.failed_on_ranks) is not None:
+        said = "refused" if failed.refused else "not compared: the program fails"
+        return [f"{said} on {ranks}: {failed.reason}", *_indented(failed.tail)]
+    if comparison is None:
+        return []
+    if comparison.steps == 0 and verdict.first is None:
+        said = f"no training step was recorded, alone or on {ranks}"
+        if verdict.complete:
+            said += "; what the program wrote and printed is equal"
+        return [said]
+    steps = f"{comparison.steps} step{'s' if comparison.steps != 1 else ''}"
+    end = ", to the end of the program" if verdict.complete else ""
+    if verdict.first is None:
+        to = f"{comparison.largest:.0e}"
+        with_what = f"({ranks}, {verdict.strategy})"
+        found = [f"equal to {to} after {steps}{end} {with_what}"]
+    else:
+        found = [
+            f"different ({ranks}, {verdict.strategy}): {verdict.first.words()}",
+            *(f"  cause: {cause}" for cause in verdict.causes),
+        ]
+    rows = [
+        (_KINDS[each.kind], f"{each.compared:,}", f"{each.largest:.1e}")
+        for each in comparison.quantities
+    ]
+    return [*found, "", *_table([("compared", "values", "largest difference"), *rows])]
+
+
+def _indented(tail: tuple[str, ...]) -> list[str]:
+    return [f"  | {line}" for line in tail]
+
+
+def _table(rows: list[tuple[str, str, str]]) -> list[str]:
+    first, second, third = (max(map(len, column)) for column in zip(*rows, strict=True))
+    return [f"{a:<{first}}  {b:>{second}}  {c:>{third}}" for a, b, c in rows]

@@ -1,0 +1,88 @@
+"""The callbacks that asynchronous ranks add to ``fit``."""
+
+from __future__ import annotations
+
+import keras
+
+from tfcluster.runtime.keras import internals
+from tfcluster.runtime.keras.session import Session
+from tfcluster.runtime.keras.strategies.async_coordination import Progress
+from tfcluster.runtime.keras.strategies.ps_models import ServerModels
+from tfcluster.runtime.keras.train.injected_callbacks import (
+    has_exchanged,
+    not_distributed,
+    prove_first_step,
+)
+from tfcluster.runtime.keras.types import Logs
+
+
+class Epochs(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
+    """Stops with the chief, and after a restart skips the epochs already done."""
+
+    def __init__(
+        self, session: Session, server_models: ServerModels, progress: Progress
+    ) -> None:
+        super().__init__()
+        self._session = session
+        self._server_models = server_models
+        self._progress = progress
+        self._applies = 0
+
+    def on_train_begin(self, logs: Logs | None = None) -> None:
+        self._progress.begin_fit()
+        if self._progress.restarted:
+            self._resume()
+        prove_first_step(self._session, self.model)
+
+    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
+        self._applies = self._session.applies
+
+    def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
+        if not self._session.chief and self._progress.chief_has_stopped(at_once=False):
+            self.model.stop_training = True
+
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
+        """Raises NotDistributedError if the epoch has pushed no gradient."""
+        if not has_exchanged(self._session, self.model, self._applies):
+            raise not_distributed(f"epoch {epoch + 1} of {self.model.name}")
+        # Pass on what callbacks have assigned now: other ranks should not wait for it.
+        self._server_models.tell_all()
+        self._progress.epoch_done(epoch + 1)
+        if self._session.chief:
+            if self.model.stop_training:
+                self._progress.stop()
+        else:
+            # This rank's metrics are only those of its own batches, so the chief
+            # decides.
+            stopped = self._progress.chief_has_stopped(at_once=True)
+            self.model.stop_training = stopped
+
+    def on_train_end(self, logs: Logs | None = None) -> None:
+        self._server_models.tell_all()
+        self._progress.end_fit()
+        self._server_models.pull()
+
+    def _resume(self) -> None:
+        model = self.model
+        done = self._progress.epochs_done()
+        if done > (internals.initial_epoch(model) or 0):
+            internals.set_initial_epoch(model, done)
+        optimizer = getattr(model, "optimizer", None)
+        inner = getattr(optimizer, "inner_optimizer", optimizer)
+        if done and model.built and isinstance(inner, keras.optimizers.Optimizer):
+            if not inner.built:
+                model.optimizer.build(model.trainable_variables)
+            # Perhaps only an evaluation is left, and then no gradient would open the
+            # model.
+            self._server_models.of(inner, "-" * len(internals.trained_variables(inner)))
+
+
+class FreshWeights(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
+    """Fetches the newest weights before a validation and for callbacks."""
+
+    def __init__(self, server_models: ServerModels) -> None:
+        super().__init__()
+        self._server_models = server_models
+
+    def on_test_begin(self, logs: Logs | None = None) -> None:
+        self._server_models.pull()

@@ -1,0 +1,85 @@
+"""What asynchronous ranks add to the methods of a Keras model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+
+from tfcluster.runtime import contract
+from tfcluster.runtime.keras.data.round_robin_sharding import FitBatches, ShardSpec
+from tfcluster.runtime.keras.session import Session
+from tfcluster.runtime.keras.strategies.async_callbacks import Epochs, FreshWeights
+from tfcluster.runtime.keras.strategies.async_coordination import Progress
+from tfcluster.runtime.keras.strategies.ps_models import ServerModels
+from tfcluster.runtime.keras.train.chief_only_saving import ChiefOnlySaving
+from tfcluster.runtime.keras.train.injected_callbacks import for_evaluation, served
+from tfcluster.runtime.keras.train.model_methods import MethodCall
+from tfcluster.runtime.keras.types import Callback, CallbackList, Layer, Model
+from tfcluster.runtime.tensor_types import Nest
+
+
+class AsyncTraining:
+    """The implementation of ``TrainingPolicy`` for ranks that do not wait.
+
+    Each rank computes whole batches, with metrics of its own batches.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        shard: ShardSpec,
+        server_models: ServerModels,
+        progress: Progress,
+        batches: FitBatches,
+        files: ChiefOnlySaving,
+    ) -> None:
+        self._session = session
+        self._shard = shard
+        self._server_models = server_models
+        self._progress = progress
+        self._batches = batches
+        self._files = files
+        self._calls = 0
+
+    def check_layers(self, model: Model) -> None:
+        """A rank has whole batches, so it can train every layer."""
+
+    def prepare(self, model: Model) -> None:
+        """Steps need no change, because their batches are whole."""
+
+    def callbacks_of_fit(self, callbacks: Sequence[Callback]) -> list[Callback]:
+        return [
+            FreshWeights(self._server_models),
+            *served(callbacks, self._session, self._files),
+            Epochs(self._session, self._server_models, self._progress),
+        ]
+
+    def callbacks_of_evaluation(self, callbacks: Nest) -> CallbackList | list[Callback]:
+        return for_evaluation(callbacks, self._session)
+
+    def fitting(self) -> AbstractContextManager[None]:
+        return self._batches.next_is_dealt()
+
+    @contextmanager
+    def evaluating(self, model: Model, *, outermost: bool) -> Iterator[None]:
+        # Before a validation, FreshWeights does this.
+        if outermost:
+            self._server_models.pull()
+        yield
+
+    def train_on_batch(self, call: MethodCall) -> object:
+        """Run every N-th call on this rank; other calls return its last result."""
+        number, self._calls = self._calls, self._calls + 1
+        last = vars(call.model).get("_tfcluster_last_logs")
+        divides = self._session.divides and not self._session.loop.divided
+        if last is not None and divides and not self._shard.takes(number):
+            return last
+        logs = call.run()
+        contract.mark(call.model, "_tfcluster_last_logs", logs)
+        return logs
+
+    def test_on_batch(self, call: MethodCall) -> object:
+        return call.run()
+
+    def before_get_weights(self, layer: Layer) -> None:
+        """The last push of this rank returned its weights: there is nothing to do."""

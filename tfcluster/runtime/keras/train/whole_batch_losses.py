@@ -1,0 +1,210 @@
+"""Losses that depend on the batch as a whole are computed from all ranks' rows.
+
+Keras's own losses have a value for each row. What a loss of the program's own does with
+the rows is unknown, as is that of a loss that returns one number. So it gets the rows
+of all ranks: see ``whole_batch``. In the first step, and in a few later ones, it is
+also computed for both halves of these rows. If it is a mean over the rows, each rank
+computes it from its own rows from then on, which costs no exchange. A sum is refused.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfcluster.runtime.collective import ReduceOp, Signature
+from tfcluster.runtime.collective.collectives import reduce_arrays
+from tfcluster.runtime.collective.transports.base import Array
+from tfcluster.runtime.keras import patches
+from tfcluster.runtime.keras.batches.batch_slicing import rows_in
+from tfcluster.runtime.keras.checks.check_steps import RareSteps
+from tfcluster.runtime.keras.checks.known_objects import KnownObjects
+from tfcluster.runtime.keras.checks.loss_reduction import kind_of_loss, same_rows
+from tfcluster.runtime.keras.checks.op_replay import Holds
+from tfcluster.runtime.keras.checks.rounding import TOLERANCES
+from tfcluster.runtime.keras.checks.types import Loss, Nested
+from tfcluster.runtime.keras.graph_order import exchange_in_order
+from tfcluster.runtime.keras.session import BY_ROWS, OF_ALL_ROWS, Session
+from tfcluster.runtime.keras.train.whole_batch import WholeBatch, can_be_gathered
+from tfcluster.runtime.tensor_types import Tensor, TensorLike
+
+_KINDS = ("unknown", "mean", "sum", "whole batch")
+
+
+class WholeBatchLosses:
+    """The hook on ``Loss.__call__``."""
+
+    def __init__(self, session: Session, whole_batch: WholeBatch, holds: Holds) -> None:
+        self._session = session
+        self._whole_batch = whole_batch
+        self._holds = holds
+        self._local = threading.local()
+        self._steps = RareSteps()
+        self._means = KnownObjects()
+        """Flags the losses that are means over rows."""
+
+    def install(self) -> None:
+        """Install the hook in Keras, once per process."""
+        patches.TABLE.install({patches.LOSS_CALL: self._call})
+
+    def returned(self, values: TensorLike) -> bool:
+        """Record what the loss being called has returned, before its reduction.
+
+        ``values`` has a number for each row, or is a scalar. Returns whether they are
+        those of all ranks' rows.
+        """
+        self._local.values = values
+        return self._session.within(OF_ALL_ROWS)
+
+    def _call(
+        self,
+        original: Callable[..., Tensor],
+        loss: Loss,
+        y_true: Nested,
+        y_pred: Nested,
+        sample_weight: Nested = None,
+    ) -> Tensor:
+        self._local.values = None
+        result = original(loss, y_true, y_pred, sample_weight)
+        values, share = self._local.values, self._session.share
+        if values is None or share is None or share.alone or self._session.size == 1:
+            return result
+        if self._session.within(BY_ROWS):
+            return result
+        values = tf.convert_to_tensor(values)
+        if values.shape.rank != 0 and _is_by_row(loss):
+            return result
+        given = [y_true, y_pred, sample_weight]
+        if not can_be_gathered(given):
+            return result
+        return self._of_all_rows(original, loss, given, result, share.undivided)
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def _of_all_rows(
+        self,
+        original: Callable[..., Tensor],
+        loss: Loss,
+        given: list[Nested],
+        local: Tensor,
+        undivided: bool | Tensor,
+    ) -> Tensor:
+        is_mean = self._means.of(loss)
+        due = self._steps.due(loss)
+        local = tf.convert_to_tensor(local)
+        zero = tf.zeros_like(local)
+        undivided = tf.cast(undivided, tf.bool)
+        # Read before the check, which may change it.
+        by_rank = undivided | is_mean.read_value()
+
+        def gathered() -> Tensor:
+            what = f"rows for the loss {loss.name}"
+            whole = self._whole_batch.gather_nested(given, what)
+            with self._session.once(OF_ALL_ROWS):
+                result = original(loss, *whole)
+                values = tf.convert_to_tensor(self._local.values)
+            look = tf.cond(
+                due,
+                lambda: self._look(loss, whole, values, is_mean),
+                lambda: tf.constant(False),
+            )
+            with tf.control_dependencies([look]):
+                found: Tensor = tf.identity(tf.convert_to_tensor(result))
+            return found
+
+        not_needed = undivided | (by_rank & ~due)
+        of_all = tf.cond(not_needed, lambda: tf.identity(zero), gathered)
+        # A sum of two, so that checks can examine the loss of this rank's rows. The
+        # other does not depend on how the batch is divided.
+        held = self._holds.hold(tf.where(by_rank, zero, of_all))
+        result: Tensor = tf.where(by_rank, local, zero) + held
+        return result
+
+    def _look(
+        self, loss: Loss, given: list[Nested], values: Tensor, is_mean: tf.Variable
+    ) -> Tensor:
+        """Judge a loss by its value for all rows, and those for their halves."""
+        y_true, y_pred, sample_weight = given
+        weighted = sample_weight is not None
+        rows = tf.cast(rows_in(keras.tree.flatten(y_pred)[0]), tf.int64)
+        tolerance = TOLERANCES.get(loss.dtype, max(TOLERANCES.values()))
+
+        def part(start: int | Tensor, stop: int | Tensor) -> Tensor:
+            def cut(tensor: Tensor) -> Tensor:
+                return tf.cast(tensor[start:stop], loss.dtype)
+
+            true = keras.tree.map_structure(cut, y_true)
+            pred = keras.tree.map_structure(cut, y_pred)
+            return tf.cast(tf.stop_gradient(loss.call(true, pred)), tf.float64)
+
+        def judge(whole: Array, first: Array, second: Array, rows: Array) -> Array:
+            if whole.ndim:
+                parts = np.concatenate([first, second])
+                kind = "mean" if same_rows(whole, parts, tolerance) else "whole batch"
+            else:
+                halves = float(first), float(second)
+                kind = kind_of_loss(float(whole), halves, int(rows), tolerance)
+                if weighted and kind == "mean":
+                    kind = "whole batch"  # Keras multiplies it by the mean weight.
+            return np.array(self._judge(loss.name, kind, bool(is_mean.numpy())))
+
+        def look() -> Tensor:
+            half = rows // 2
+            parts = [part(0, half), part(half, rows)]
+            whole = tf.cast(tf.stop_gradient(values), tf.float64)
+            said = exchange_in_order(judge, [whole, *parts, rows], tf.bool)
+            mean, over = tf.unstack(tf.ensure_shape(said, [2]))
+            changes = [
+                is_mean.assign(mean, read_value=False),
+                self._steps.end_if(loss, over),
+            ]
+            with tf.control_dependencies(changes):
+                return tf.identity(over)
+
+        over: Tensor = tf.cond(rows >= 2, look, lambda: tf.constant(False))
+        return over
+
+    def _judge(self, name: str, kind: str, was_mean: bool) -> tuple[bool, bool]:
+        """Whether a loss counts as a mean from now on, and whether the check is over.
+
+        All ranks have the same rows, but their processors may round differently.
+        Raises CollectiveError for a sum, on all ranks.
+        """
+        session = self._session
+        if session.waits_in_steps:
+            number = np.array([_KINDS.index(kind)])
+            signature = Signature(f"kind of the loss {name}")
+            (found,) = reduce_arrays(session.group, [number], ReduceOp.MAX, signature)
+            kind = _KINDS[int(found[0])]
+        if kind == "sum":
+            session.refuse(
+                f"the loss {name} returns the sum over the rows of a batch: a function "
+                "must return their mean, or one number for each row (a keras.Loss may "
+                "have reduction='sum')"
+            )
+        if kind == "whole batch" and not session.waits_in_steps:
+            session.warn(
+                f"the loss {name} is not a mean over the rows of a batch: each rank "
+                "computes it from its own rows"
+            )
+        elif kind == "whole batch" and was_mean:
+            session.warn(
+                f"the loss {name} was a mean over the rows of the first batches, and "
+                "is not a mean any more. In the steps up to this one each rank "
+                "computed it from its own rows, so the result may differ from that of "
+                "one machine. From now on it is computed from all rows"
+            )
+        is_mean = kind == "mean" or (kind == "unknown" and was_mean)
+        return is_mean, kind == "whole batch"
+
+
+def _is_by_row(loss: Loss) -> bool:
+    """Whether it is a Keras loss in which a row's value depends on that row only."""
+    pairs = getattr(keras.losses, "Circle", None)
+    if pairs is not None and isinstance(loss, pairs):
+        return False
+    function = getattr(loss, "fn", None) or type(loss).call
+    return str(function.__module__).split(".")[0] == str(keras.__name__)

@@ -1,0 +1,98 @@
+"""What kind of program this is: who distributes its training?
+
+- A program that distributes its training by itself, as scripts for Horovod do. It
+  shards its data, exchanges its gradients and lets rank 0 write files, so the runtime
+  does none of that for it.
+- A TensorFlow 1 script that trains in a cluster. It builds a graph in each task and
+  uses parameter servers through sessions. So the runtime shards nothing for it, and
+  each task has its own random seed.
+- Any other program: the runtime distributes its training.
+
+This is known from the program's main file before its first line runs, or else from its
+first call. Knows neither TensorFlow nor Keras.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tfcluster.model import Strategy
+from tfcluster.runtime.context import Context
+from tfcluster.runtime.scripts.analysis import analyse
+from tfcluster.runtime.scripts.run_script import Program
+
+
+@dataclass(slots=True)
+class _Kind:
+    """What is known so far. A claim is never withdrawn."""
+
+    distributes_itself: bool = False
+    is_tf1_script: bool = False
+
+
+_known = _Kind()
+_may_distribute_itself: Callable[[], None] = lambda: None  # noqa: E731  # a default
+
+
+def read(program: Program, context: Context) -> None:
+    """Find out from the source of the program's main file."""
+    found = analyse(_source_of(program) or "")
+    if found.distributes_itself:
+        claim_distribution()
+    if found.is_tf1_cluster_script and has_tf1_cluster(context):
+        claim_tf1_script()
+
+
+def distributes_itself() -> bool:
+    """Whether the program distributes its training by itself."""
+    return _known.distributes_itself
+
+
+def claim_distribution() -> None:
+    """Record that the program distributes its training by itself.
+
+    Raises what the check of ``guard_distribution`` raises.
+    """
+    if not _known.distributes_itself:
+        _may_distribute_itself()
+        _known.distributes_itself = True
+
+
+def guard_distribution(check: Callable[[], None]) -> None:
+    """Have ``check`` called before the first claim; it raises if that is too late."""
+    global _may_distribute_itself
+    _may_distribute_itself = check
+
+
+def is_tf1_script() -> bool:
+    """Whether the program is a TensorFlow 1 script that trains in a cluster."""
+    return _known.is_tf1_script
+
+
+def claim_tf1_script() -> None:
+    """Record that the program is such a script: it has a session on the cluster."""
+    _known.is_tf1_script = True
+
+
+def has_tf1_cluster(context: Context) -> bool:
+    """Whether this task has a cluster for such scripts: a rank, and ps tasks."""
+    return (
+        context.strategy in (Strategy.PARAMETER_SERVER, Strategy.REPLICATED)
+        and context.place is not None
+        and bool(context.cluster.get("ps"))
+        and bool(context.addresses)
+    )
+
+
+def _source_of(program: Program) -> str | None:
+    """The source of a program's main file; None for ``-m``, or if it is unreadable."""
+    if program.option == "-c":
+        return program.target
+    if program.option:
+        return None
+    try:
+        return Path(program.target).read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,101 @@
+"""The types of TensorFlow 1's objects, as far as the runtime uses them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    # It imports numpy, which a server must not do: see ``task.serve``.
+    from tfcluster.runtime.tensor_types import (
+        Gradient,
+        Graph,
+        Nest,
+        Operation,
+        Tensor,
+        Variable,
+    )
+
+
+class V1Optimizer(Protocol):
+    """A ``tf.compat.v1.train.Optimizer``."""
+
+    def compute_gradients(
+        self, *args: Any, **kwargs: Any
+    ) -> list[tuple[Gradient, Variable]]: ...
+
+    def apply_gradients(
+        self,
+        grads_and_vars: Any,
+        global_step: Variable | None = None,
+        name: str | None = None,
+    ) -> Operation: ...
+
+
+class ConfigProto(Protocol):
+    """A ``tf.compat.v1.ConfigProto``."""
+
+    allow_soft_placement: bool
+    inter_op_parallelism_threads: int
+    intra_op_parallelism_threads: int
+    operation_timeout_in_ms: int
+    use_per_session_threads: bool
+
+    @property
+    def device_filters(self) -> Any:
+        """A list of strings, of which only the elements can be set."""
+        ...
+
+    @property
+    def gpu_options(self) -> Any: ...
+
+    def CopyFrom(self, other: ConfigProto) -> None: ...
+
+
+class Session(Protocol):
+    """A ``tf.compat.v1.Session``, also a monitored one."""
+
+    @property
+    def graph(self) -> Graph: ...
+
+    def run(self, fetches: Nest, feed_dict: Mapping[Tensor, Any] | None = None) -> Any:
+        """The values of ``fetches``, nested in the same way."""
+        ...
+
+
+class Coordinator(Protocol):
+    """A ``tf.train.Coordinator`` of a session's threads."""
+
+    def should_stop(self) -> bool: ...
+
+
+class SessionRunContext(Protocol):
+    """What TensorFlow passes to a ``SessionRunHook`` around each ``run``."""
+
+    @property
+    def session(self) -> Session: ...
+
+    def request_stop(self) -> None: ...
+
+
+class SessionRunHook(Protocol):
+    """A ``tf.compat.v1.train.SessionRunHook``."""
+
+    def begin(self) -> None: ...
+
+    def after_create_session(self, session: Session, coord: Coordinator) -> None: ...
+
+    def before_run(self, run_context: SessionRunContext) -> Any: ...
+
+    def after_run(self, run_context: SessionRunContext, run_values: Any) -> None: ...
+
+    def end(self, session: Session) -> None: ...
+
+
+class Server(Protocol):
+    """A running ``tf.distribute.Server``."""
+
+    @property
+    def target(self) -> str:
+        """What a session on this server has as its target: ``grpc://HOST:PORT``."""
+        ...

@@ -1,0 +1,1 @@
+"""``tfcluster verify``: whether ranks compute what one process computes."""

@@ -1,0 +1,273 @@
+"""Compares two recordings of the same program, one event after another. Pure.
+
+Arrays are compared relative to their largest absolute value, as in docs/equality.md;
+losses and metrics relative to themselves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any
+
+from tfcluster.verify.recorded import Event, Recorded
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+_FLOOR = 1e-2
+"""Arrays are not compared relative to less than this part of the largest array."""
+_KINDS = {
+    "learning_rate": "learning rate",
+    "weight": "weight",
+    "state": "state of a layer",
+    "slot": "optimizer's variable",
+}
+_LOGS = {
+    "batch": "in the logs of a batch",
+    "epoch": "in the logs of an epoch",
+    "evaluate": "in the result of evaluate",
+    "train_on_batch": "in the result of train_on_batch",
+    "test_on_batch": "in the result of test_on_batch",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """The first value that is not the same."""
+
+    step: int
+    """After how many steps; 0: before the first one ended; -1: at the end."""
+    kind: str
+    """learning_rate | weight | state | slot | logs | course | file | printed"""
+    name: str
+    alone: float | None
+    """The value of the element that differs most, or of the loss or metric."""
+    ranks: float | None
+    relative: float | None
+    """The difference, relative to the largest value of the array."""
+    factor: float | None = None
+    """Change on the ranks over the change alone, if it is the same everywhere."""
+
+    def words(self) -> str:
+        """``weight dense/kernel after step 3: 0.25 alone, 0.5 on the ranks``."""
+        where = f"after step {self.step}" if self.step else "before the first step"
+        if self.kind in ("file", "printed"):
+            return self.name
+        if self.kind == "course":
+            return f"{self.name} {where}"
+        kind = _KINDS.get(self.kind, "")
+        name = kind if self.name == self.kind else f"{kind} {self.name}".strip()
+        values = f"{self.alone:.7g} alone, {self.ranks:.7g} on the ranks"
+        return f"{name} {where}: {values}"
+
+
+@dataclass(frozen=True, slots=True)
+class Quantity:
+    """The largest difference of one kind of values, for the table."""
+
+    kind: str
+    compared: int
+    largest: float
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The result: the first difference, or None, and the largest ones by kind."""
+
+    steps: int
+    first: Difference | None
+    quantities: tuple[Quantity, ...]
+
+    @property
+    def largest(self) -> float:
+        return max((each.largest for each in self.quantities), default=0.0)
+
+
+def compare(alone: Recorded, ranks: Recorded, tolerance: float) -> Comparison:
+    """Compare until the first difference that exceeds ``tolerance``."""
+    totals: dict[str, tuple[int, float]] = {}
+    steps = 0
+    before: dict[int, Event] = {}
+    for one, other in zip_longest(alone.events, ranks.events):
+        if one is None or other is None or (one.kind, one.of) != (other.kind, other.of):
+            first = _other_course(one, other, steps)
+            return Comparison(steps, first, _quantities(totals))
+        found: Difference | None
+        if one.kind == "step":
+            found = _step(one, other, before.get(one.of), steps + 1, tolerance, totals)
+            before[one.of] = one
+            steps += 1
+        else:
+            found = _logs(one, other, steps, tolerance, totals)
+        if found is not None:
+            return Comparison(steps, found, _quantities(totals))
+    return Comparison(steps, None, _quantities(totals))
+
+
+def _other_course(one: Event | None, other: Event | None, steps: int) -> Difference:
+    def words(event: Event | None) -> str:
+        if event is None:
+            return "the program ended"
+        if event.kind == "step":
+            return f"optimizer {event.of} made a step"
+        return f"model {event.of} reported {event.kind}"
+
+    name = f"alone {words(one)}, but on the ranks {words(other)},"
+    return Difference(
+        step=steps, kind="course", name=name, alone=None, ranks=None, relative=None
+    )
+
+
+def _step(
+    one: Event,
+    other: Event,
+    before: Event | None,
+    step: int,
+    tolerance: float,
+    totals: dict[str, tuple[int, float]],
+) -> Difference | None:
+    """The difference in the order: learning rate, weights, states, slots."""
+    mine, theirs = one.arrays(), other.arrays()
+    known = dict(zip(other.names, theirs, strict=True))
+    if len(known) != len(theirs):
+        known = {}  # names that are not distinct: the arrays are in the same order
+    floors = _floors(one, mine)
+    for index, (kind, name) in enumerate(one.names):
+        if known and (kind, name) in known:
+            array = known[kind, name]
+        elif index < len(theirs) and other.names[index][0] == kind:
+            array = theirs[index]
+        else:
+            if kind == "slot":
+                continue  # it lives on a ps
+            return Difference(
+                step=step,
+                kind="course",
+                name=f"{_KINDS[kind]} {name} exists only alone",
+                alone=None,
+                ranks=None,
+                relative=None,
+            )
+        found = array_difference(mine[index], array, floors.get(kind, 0.0))
+        count, largest = totals.get(kind, (0, 0.0))
+        relative, at = found
+        totals[kind] = count + int(mine[index].size), max(largest, relative)
+        if relative > tolerance or relative != relative:
+            earlier = before.arrays()[index] if before is not None else None
+            return Difference(
+                step=step,
+                kind=kind,
+                name=name,
+                alone=float(mine[index].flat[at]),
+                ranks=float(array.flat[at]) if array.size > at else None,
+                relative=relative,
+                factor=_factor(earlier, mine[index], array),
+            )
+    return None
+
+
+def _floors(event: Event, arrays: list[npt.NDArray[Any]]) -> dict[str, float]:
+    """By kind, the smallest value that differences are compared with.
+
+    A weight without influence on the loss has gradients that are rounding errors.
+    """
+    import numpy as np
+
+    floors: dict[str, float] = {}
+    for (kind, _), array in zip(event.names, arrays, strict=True):
+        if array.dtype.kind == "f" and array.size:
+            largest = float(np.nanmax(np.abs(array))) * _FLOOR
+            floors[kind] = max(floors.get(kind, 0.0), largest)
+    return floors
+
+
+def array_difference(
+    mine: npt.NDArray[Any], theirs: npt.NDArray[Any], floor: float = 0.0
+) -> tuple[float, int]:
+    """The largest difference relative to the largest value, and its flat index.
+
+    A largest value below ``floor`` counts as ``floor``.
+    """
+    import numpy as np
+
+    if mine.shape != theirs.shape:
+        return float("inf"), 0
+    if mine.size == 0:
+        return 0.0, 0
+    one, other = mine.astype(np.float64), theirs.astype(np.float64)
+    equal = (one == other) | (np.isnan(one) & np.isnan(other))
+    if equal.all():
+        return 0.0, 0
+    gap = np.where(equal, 0.0, np.abs(one - other))
+    gap = np.where(np.isnan(gap), np.inf, gap)
+    largest = float(np.nanmax(np.abs(np.where(np.isfinite(one), one, 0.0))))
+    at = int(gap.argmax())
+    return float(gap.flat[at]) / max(largest, floor, 1e-12), at
+
+
+def _factor(
+    before: npt.NDArray[Any] | None, mine: npt.NDArray[Any], theirs: npt.NDArray[Any]
+) -> float | None:
+    """How many times larger the change is on the ranks, if by one factor."""
+    import numpy as np
+
+    if before is None or mine.shape != theirs.shape or mine.shape != before.shape:
+        return None
+    one = (mine.astype(np.float64) - before).ravel()
+    other = (theirs.astype(np.float64) - before).ravel()
+    norm = float(one @ one)
+    if norm == 0.0:
+        return None
+    factor = float(one @ other) / norm
+    rest = other - factor * one
+    same = float(rest @ rest) <= 1e-6 * max(float(other @ other), 1e-30)
+    return factor if same else None
+
+
+def _logs(
+    one: Event,
+    other: Event,
+    step: int,
+    tolerance: float,
+    totals: dict[str, tuple[int, float]],
+) -> Difference | None:
+    for name in one.logs.keys() | other.logs.keys():
+        mine, theirs = one.logs.get(name), other.logs.get(name)
+        words = f"{name!r} {_LOGS.get(one.kind, '')}".strip()
+        if mine is None or theirs is None:
+            where = "alone" if theirs is None else "on the ranks"
+            return Difference(
+                step=step,
+                kind="course",
+                name=f"{words} exists only {where}",
+                alone=mine,
+                ranks=theirs,
+                relative=None,
+            )
+        relative = _relative(mine, theirs)
+        count, largest = totals.get("logs", (0, 0.0))
+        totals["logs"] = count + 1, max(largest, relative)
+        if relative > tolerance:
+            return Difference(
+                step=step,
+                kind="logs",
+                name=words,
+                alone=mine,
+                ranks=theirs,
+                relative=relative,
+            )
+    return None
+
+
+def _relative(mine: float, theirs: float) -> float:
+    if mine == theirs or (mine != mine and theirs != theirs):
+        return 0.0
+    if mine != mine or theirs != theirs:
+        return float("inf")
+    # An accuracy near 0 is as exact as one near 1.
+    return abs(mine - theirs) / max(abs(mine), 0.1)
+
+
+def _quantities(totals: dict[str, tuple[int, float]]) -> tuple[Quantity, ...]:
+    return tuple(Quantity(kind, *found) for kind, found in totals.items())

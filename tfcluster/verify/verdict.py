@@ -1,0 +1,57 @@
+"""The answer of ``tfcluster verify`` as plain data."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from tfcluster.model import Strategy
+from tfcluster.verify.compare import Comparison, Difference
+
+TOLERANCE = 1e-5
+"""How large a difference may be by default; docs/equality.md uses the same."""
+
+
+_REFUSAL = re.compile(r"(?:\w+\.)*CollectiveError: ")
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a run of the program failed."""
+
+    reason: str
+    tail: tuple[str, ...]
+    """The last lines of the task."""
+    refused: bool = False
+    """Whether tfcluster ended it, because the result would have been another one."""
+
+
+def failure(cause: str, tail: tuple[str, ...]) -> Failure:
+    """The failure of a task, from the cause in the record and the end of its log."""
+    # The record may cut a long cause; the log has all of it.
+    whole = [line.strip() for line in tail if line.strip().startswith(cause)]
+    reason = whole[-1] if whole else cause
+    if _REFUSAL.match(reason):
+        return Failure(_REFUSAL.sub("", reason), (), refused=True)
+    return Failure(reason, tail)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """The answer."""
+
+    size: int
+    strategy: Strategy
+    comparison: Comparison | None = None
+    """None if one of the runs failed."""
+    first: Difference | None = None
+    complete: bool = False
+    """Whether the program ran to its end in both trials."""
+    causes: tuple[str, ...] = ()
+    failed_alone: Failure | None = None
+    failed_on_ranks: Failure | None = None
+    tolerance: float = TOLERANCE
+
+    @property
+    def equal(self) -> bool:
+        return self.comparison is not None and self.first is None
