@@ -143,7 +143,11 @@ class ForkServer:
         self._pid = int(pid)
 
     def run(self, folder: Path, job: Job, timeout_s: float) -> Ranks:
-        """Run a job to its end; at the timeout, kill its ranks and their parent."""
+        """Run a job to its end.
+
+        Raises ``AssertionError`` with the output and the stacks of all ranks if they
+        have not ended after the timeout.
+        """
         described = (
             job.name,
             job.size,
@@ -152,8 +156,8 @@ class ForkServer:
             dict(job.env),
             job.servers,
         )
-        request = json.dumps([str(folder), described]).encode() + b"\n"
-        self._channel.settimeout(timeout_s)
+        request = json.dumps([str(folder), timeout_s, described]).encode() + b"\n"
+        self._channel.settimeout(timeout_s + DEADLINE_S)
         try:
             self._channel.sendall(request)
             answer = self._answers.readline()
@@ -163,7 +167,13 @@ class ForkServer:
         if not answer:
             self.kill()
             raise AssertionError(f"fork_ranks.py has ended in {job.name}")
-        return _left_behind(folder / job.name, job.size)
+        left = _left_behind(folder / job.name, job.size)
+        if answer != b"ended\n":
+            said = [f"rank {i}:\n{output}" for i, output in enumerate(left.outputs)]
+            raise AssertionError(
+                "\n".join([f"{job.name} ran for {timeout_s:g} s", *said])
+            )
+        return left
 
     @property
     def alive(self) -> bool:
@@ -319,7 +329,9 @@ def run_jobs(folder: Path, jobs: Sequence[Job], timeout_s: float) -> dict[str, R
     """Run jobs one after the other; the timeout is for all of them together."""
     deadline_s = time.monotonic() + timeout_s
     return {
-        job.name: _fork_server().run(folder, job, deadline_s - time.monotonic())
+        job.name: _fork_server().run(
+            folder, job, max(deadline_s - time.monotonic(), 0.0)
+        )
         for job in jobs
     }
 

@@ -112,8 +112,9 @@ def test_a_rescheduled_job_is_a_run_of_its_own(site: Site) -> None:
     # Hold the job, so that it cannot restart before the first run was checked.
     site.sge("qhold", job)
     site.rig.host("head").output(("qmod", "-f", "-rj", job))
-    wait_for(lambda: site.status().get("exit_code") == 75, "the end of the first run")
+    wait_for(lambda: site.status()["exit_code"] is not None, "the first run's end")
     first = site.status()
+    assert first["exit_code"] == 75, first
     assert {task["state"] for task in first["tasks"]} == {"stopped"}
     log = Path(first["tasks"][0]["log"]).read_bytes()
     wait_for(lambda: not site.leftovers(), "the end of its processes")

@@ -53,7 +53,8 @@ def _mask(target: str, keep: list[str], mode: str) -> None:
     """Mount an empty folder over ``target``; the paths in ``keep`` stay visible."""
     stashes = []
     for number, path in enumerate(keep):
-        stash = f"/dev/shm/.kept-{os.getpid()}-{number}"
+        # /dev/shm may be shared with rigs whose processes have the same ids.
+        stash = f"/dev/shm/.kept-{os.urandom(8).hex()}-{number}"
         os.makedirs(stash)  # noqa: PTH103 - pathlib would double the time to start
         _bind(path, stash)
         stashes.append((stash, path))

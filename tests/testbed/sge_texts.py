@@ -108,7 +108,7 @@ def queue() -> str:
             "tmpdir": "/tmp",
             "shell": "/bin/sh",
             "shell_start_mode": "unix_behavior",
-            "notify": "00:00:02",
+            "notify": "00:00:12",
             "initial_state": "default",
             **dict.fromkeys(f"{none} {more} {rest}".split(), "NONE"),
             **limits,

@@ -4,16 +4,19 @@
 
 FD is a listening socket. A separate process serves each connection, and first sends a
 line with its process ID, which is also its process group ID. Each received line is a
-job in JSON: [FOLDER, [NAME, SIZE, SCRIPT, [ARG...], {VARIABLE: VALUE}, SERVERS]]. A job
-also has SERVERS parameter servers. Output and exit status of rank R are written to
-FOLDER/NAME/R.out and R.exit; the ranks run in FOLDER/NAME/work. The answer is one line,
-sent after all ranks have ended. The program ends with the last connection.
+job in JSON: [FOLDER, TIMEOUT_S, [NAME, SIZE, SCRIPT, [ARG...], {VARIABLE: VALUE},
+SERVERS]]. A job also has SERVERS parameter servers. Output and exit status of rank R
+are written to FOLDER/NAME/R.out and R.exit; the ranks run in FOLDER/NAME/work. The
+answer is one line, sent after all ranks have ended: "ended", or "timed out" if ranks
+were still there after TIMEOUT_S seconds. Those ranks have been ended then, and the
+stacks of their threads are in their output. The program ends with the last connection.
 """
 
 from __future__ import annotations
 
 import atexit
 import ctypes
+import faulthandler
 import gc
 import json
 import os
@@ -23,6 +26,7 @@ import select
 import signal
 import socket
 import sys
+import time
 import traceback
 from contextlib import ExitStack
 from pathlib import Path
@@ -66,14 +70,17 @@ def serve(channel: socket.socket) -> None:
     channel.sendall(b"%d\n" % os.getpid())
     with channel, channel.makefile("rb") as requests:
         for line in requests:
-            parent, job = json.loads(line)
+            parent, timeout_s, job = json.loads(line)
             folder = Path(parent) / job[0]
             (folder / "work").mkdir(parents=True)
-            run_ranks(channel, folder, job)
-            channel.sendall(b"ended\n")
+            in_time = run_ranks(channel, folder, job, timeout_s)
+            channel.sendall(b"ended\n" if in_time else b"timed out\n")
 
 
-def run_ranks(channel: socket.socket, folder: Path, job: Job) -> None:
+def run_ranks(channel: socket.socket, folder: Path, job: Job, timeout_s: float) -> bool:
+    """Run a job. Whether all of its ranks have ended in time, and by themselves."""
+    deadline_s = time.monotonic() + timeout_s
+    in_time = True
     _, size, script, args, env, servers = job
     token = secrets.token_hex(32)
     with ExitStack() as held:
@@ -88,13 +95,19 @@ def run_ranks(channel: socket.socket, folder: Path, job: Job) -> None:
             if pid == 0:
                 os.close(channel.detach())
                 _redirect(folder / f"{rank}.out")
+                faulthandler.enable()  # A SIGABRT makes it write the stacks.
                 os.chdir(folder / "work")
                 os.environ.update(_environment(rank, addresses, token) | env)
                 os._exit(_run(script, args))
             children[pid] = rank
         watched = {os.pidfd_open(pid): pid for pid in (*children, *pids)}
         while children:
-            ready, _, _ = select.select([channel.fileno(), *watched], [], [])
+            left_s = max(deadline_s - time.monotonic(), 0.0) if in_time else None
+            ready, _, _ = select.select([channel.fileno(), *watched], [], [], left_s)
+            if not ready:
+                in_time = False
+                for pid in children:  # It writes its stacks, and ends.
+                    os.kill(pid, signal.SIGABRT)
             if channel.fileno() in ready:
                 os.killpg(0, signal.SIGKILL)  # The client has disconnected.
             for descriptor in ready:
@@ -106,6 +119,7 @@ def run_ranks(channel: socket.socket, folder: Path, job: Job) -> None:
                 (folder / f"{children.pop(pid)}.exit").write_text(str(code))
         for descriptor in watched:
             os.close(descriptor)
+    return in_time
 
 
 def _serve(
