@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from tests.agent.client import PYTHON, Agent, eventually, gone, marked
+from tests.agent.client import DEADLINE_S, PYTHON, Agent, eventually, gone, marked
 from tests.agent.test_stopping import LEFT_BEHIND, said
 from tests.pace import allow_s
 
@@ -173,6 +175,22 @@ def test_term_to_the_agent_closes_it(tmp_path: Path) -> None:
         assert agent.wait("exited")["signal"] == "TERM"
         agent.wait("bye")
         assert agent.process.wait(20) == 143
+
+
+def test_a_signal_reaches_the_agent_before_the_guard_has_set_up() -> None:
+    code = f"""
+import os, signal
+from tfcluster.agent import guard
+
+def serve(link):
+    signum = signal.sigtimedwait([signal.SIGTERM], {DEADLINE_S})
+    link.tell_clean()
+    return 3 if signum else 4
+
+guard.set_title = lambda *words: "guard" in words[0] and os.kill(os.getpid(), 15)
+raise SystemExit(guard.guarded(serve))
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 3
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSEGV])

@@ -21,6 +21,7 @@ from tfcluster.agent.sweep import clear_away, sweep
 from tfcluster.process_title import set_title
 
 FORWARDED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
+AWAITED = (*FORWARDED, signal.SIGCHLD)
 IGNORED = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTSTP)
 
 _RUN = b"run "
@@ -65,6 +66,9 @@ def guarded(serve: Callable[[Link], int]) -> int:
     killing everything that it left."""
     adopt_orphans()
     _raise_open_files()
+    # A signal that comes before its handler exists would end the guard alone.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {*AWAITED, *IGNORED})
     ours, theirs = socket.socketpair()
     guard = os.getpid()
     agent = os.fork()
@@ -108,7 +112,8 @@ def _raise_open_files() -> None:
 def _watch(agent: int, link: socket.socket) -> int:
     set_title("tfcluster: guard", "tfcluster-guard")
     _own_session()
-    _forward_signals(agent)
+    for signum in IGNORED:
+        signal.signal(signum, signal.SIG_IGN)
     # Otherwise the guard would keep the channel open after the agent closed it.
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
@@ -126,25 +131,25 @@ def _watch(agent: int, link: socket.socket) -> int:
     return exit_codes.AGENT_DIED
 
 
-def _forward_signals(agent: int) -> None:
-    def forward(signum: int, _frame: object) -> None:
-        with suppress(ProcessLookupError):
-            os.kill(agent, signum)
-
-    for signum in FORWARDED:
-        signal.signal(signum, forward)
-    for signum in IGNORED:
-        signal.signal(signum, signal.SIG_IGN)
-
-
 def _wait_for(agent: int) -> int:
+    """Forward signals until the agent ends. Returns its wait status."""
     while True:
-        pid, status = os.waitpid(-1, 0)
-        if pid == agent:
-            # From here on the pid may be reused, so signals are no longer forwarded.
-            for signum in FORWARDED:
-                signal.signal(signum, signal.SIG_IGN)
+        # All of these stay blocked: a handler could run too late, after the guard has
+        # begun to wait for its children.
+        signum = signal.sigwait(AWAITED)
+        if signum != signal.SIGCHLD:
+            # Only we reap the agent, so its pid cannot have been reused.
+            os.kill(agent, signum)
+        elif (status := _reap(agent)) is not None:
             return status
+
+
+def _reap(agent: int) -> int | None:
+    """Reap all children that have ended. Returns the agent's wait status if it did."""
+    while True:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid in (0, agent):
+            return status if pid else None
 
 
 def _heard(link: socket.socket) -> tuple[str | None, bool]:

@@ -47,10 +47,11 @@ if TYPE_CHECKING:
 def serve(link: Link) -> int:
     """Serve the launcher on standard input and output. Returns an exit code."""
     ends = _take_standard_streams()
-    signal.pthread_sigmask(signal.SIG_SETMASK, [])
     loop = Loop()
     backlog = ConsoleQueue()
     supervisor = Supervisor(loop, Channel(loop, ends, backlog), backlog, link)
+    # The guard blocked them until there were handlers.
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
     while not supervisor.ended:
         try:
             loop.run()
