@@ -69,11 +69,9 @@ IN_DEFAULT_TIER = {
     "optimizers": ["clipped", "accumulated", "mixed_precision"],
     "refused": [
         *("strategies_of_clusters", "parameter_servers", "two_replicas"),
-        *("one_replica", "states_of_rows", "function_that_sums"),
-        *("rate_by_its_own_loss", "added_sum"),
-        *("added_mean", "changed_gradients_of_a_graph", "spread_kept_by_a_layer"),
-        *("unlike_data", "counted_in_a_step", "divided_by_its_maximum"),
-        "endless_epoch",
+        *("states_of_rows", "function_that_sums", "rate_by_its_own_loss"),
+        *("added_sum", "changed_gradients_of_a_graph", "spread_kept_by_a_layer"),
+        *("unlike_data", "counted_in_a_step", "endless_epoch"),
     ],
     "row_terms": [
         *("step_with_a_mask", "loop_with_a_selection_eagerly"),

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -50,36 +48,52 @@ def data_tasks(
         assert not journal_of(Context(run=folder.name)).exists()
 
 
+def job(folder: Path, name: str, size: int, env: Mapping[str, str], *cases: str) -> Job:
+    runtime = {"TFCLUSTER_RUNTIME": "{}"}
+    args = (str(folder / name), *cases)
+    return Job(name, size, "data_tasks.py", args, {**env, **runtime})
+
+
+def written(folder: Path, jobs: Sequence[Job]) -> Written:
+    ended = run_jobs(folder, jobs, timeout_s=500)
+    for ranks in ended.values():
+        assert set(ranks.exit_codes) == {0}, ranks.outputs
+    return Written(folder, ended)
+
+
 @pytest.fixture(scope="module")
 def found(warm: WarmInterpreter, tmp_path_factory: pytest.TempPathFactory) -> Written:
     folder = tmp_path_factory.mktemp("data-tasks")
+    with data_tasks(warm, folder / "one-task", 1) as one:
+        jobs = [
+            job(folder, "here", 2, {}, "fit", "loop", "structures"),
+            job(folder, "one", 2, one, "fit", "loop", "structures", "kept_here"),
+            job(folder, "alone", 1, {}, "passes", "reasons"),
+        ]
+        return written(folder, jobs)
 
-    def job(name: str, env: Mapping[str, str], *cases: str, **options: Any) -> Job:
-        runtime = {"TFCLUSTER_RUNTIME": json.dumps(options)}
-        args = (str(folder / name), *cases)
-        return Job(name, 2, "data_tasks.py", args, {**env, **runtime})
 
+@pytest.fixture(scope="module")
+def more(warm: WarmInterpreter, tmp_path_factory: pytest.TempPathFactory) -> Written:
+    """The jobs that only slow tests need."""
+    folder = tmp_path_factory.mktemp("more-data-tasks")
     with (
-        data_tasks(warm, folder / "one-task", 1) as one,
         data_tasks(warm, folder / "two-tasks", 2) as two,
         data_tasks(warm, folder / "own-task", 1) as own,
     ):
         jobs = [
-            job("here", {}, "fit", "loop", "structures"),
-            job("one", one, "fit", "loop", "structures", "kept_here"),
-            job("two", two, "fit", "loop"),
-            Job("single", 1, "data_tasks.py", (str(folder / "single"), "loop"), own),
-            Job(
-                "alone",
-                1,
-                "data_tasks.py",
-                (str(folder / "alone"), "passes", "reasons"),
-            ),
+            job(folder, "two", 2, two, "fit", "loop"),
+            job(folder, "single", 1, own, "loop"),
         ]
-        ended = run_jobs(folder, jobs, timeout_s=500)
-    for ranks in ended.values():
-        assert set(ranks.exit_codes) == {0}, ranks.outputs
-    return Written(folder, ended)
+        return written(folder, jobs)
+
+
+@pytest.fixture(params=["one", pytest.param("two", marks=pytest.mark.slow)])
+def served(request: pytest.FixtureRequest) -> tuple[str, Written]:
+    """The job of ranks whose data come from so many data tasks."""
+    name = "found" if request.param == "one" else "more"
+    ranks: Written = request.getfixturevalue(name)
+    return request.param, ranks
 
 
 @pytest.mark.parametrize("case", ["fit", "loop", "structures"])
@@ -92,15 +106,20 @@ def test_one_reader_gives_what_every_rank_reads_by_itself(
             np.testing.assert_array_equal(there[key], here[key], err_msg=key)
 
 
-def test_the_data_tasks_compute_the_elements(found: Written) -> None:
-    for job, maker in [("here", 0), ("one", 1), ("two", 1)]:
-        for values in found.of(job, "fit"):
-            assert values["makers"].tolist() == [maker]
+def test_ranks_compute_their_elements_where_no_data_task_does(found: Written) -> None:
+    for values in found.of("here", "fit"):
+        assert values["makers"].tolist() == [0]
 
 
-@pytest.mark.parametrize("job", ["one", "two"])
-def test_every_element_is_used_once_in_an_epoch(found: Written, job: str) -> None:
-    ranks = found.of(job, "fit")
+def test_the_data_tasks_compute_the_elements(served: tuple[str, Written]) -> None:
+    name, found = served
+    for values in found.of(name, "fit"):
+        assert values["makers"].tolist() == [1]
+
+
+def test_every_element_is_used_once_in_an_epoch(served: tuple[str, Written]) -> None:
+    name, found = served
+    ranks = found.of(name, "fit")
     for epoch in range(EPOCHS):
         parts = [values[f"seen_{epoch}"] for values in ranks]
         used = np.concatenate(parts)
@@ -108,7 +127,7 @@ def test_every_element_is_used_once_in_an_epoch(found: Written, job: str) -> Non
         # In the very first step, the second rank has the rows of the first one twice.
         # One of two data tasks may begin with its last batch, which has fewer rows.
         tried = 2 * BATCH if epoch == 0 else 0
-        fewest = tried if job == "one" else min(tried, 2)
+        fewest = tried if name == "one" else min(tried, 2)
         assert set(used.tolist()) == set(range(ROWS))
         assert ROWS + fewest <= len(used) <= ROWS + tried + 4
     orders = [ranks[0][f"seen_{epoch}"].tolist() for epoch in range(EPOCHS)]
@@ -117,8 +136,9 @@ def test_every_element_is_used_once_in_an_epoch(found: Written, job: str) -> Non
         np.testing.assert_array_equal(values["w0"], ranks[0]["w0"])
 
 
-def test_loops_use_every_element_once_in_a_pass(found: Written) -> None:
-    ranks = found.of("two", "loop")
+def test_loops_use_every_element_once_in_a_pass(served: tuple[str, Written]) -> None:
+    name, found = served
+    ranks = found.of(name, "loop")
     for epoch in range(2):
         first = ranks[0][f"first_{epoch}"]
         for values in ranks[1:]:
@@ -127,8 +147,9 @@ def test_loops_use_every_element_once_in_a_pass(found: Written) -> None:
         assert set(first.tolist()) | set(rest.tolist()) == set(range(ROWS))
 
 
-def test_one_rank_alone_goes_over_all_of_them(found: Written) -> None:
-    (values,) = found.of("single", "loop")
+@pytest.mark.slow
+def test_one_rank_alone_goes_over_all_of_them(more: Written) -> None:
+    (values,) = more.of("single", "loop")
     for epoch in range(2):
         seen = [*values[f"first_{epoch}"], *values[f"rest_{epoch}"]]
         assert sorted(seen) == list(range(ROWS))
