@@ -58,7 +58,7 @@ IN_DEFAULT_TIER = {
     "inputs": ["fit", "batches_of_one", "cached_in_files"],
     "loops": [
         *("tape_graph", "tape_on_arrays", "on_batch", "tape_compiled_by_xla"),
-        "tape_that_gathers",
+        *("tape_that_gathers", "tape_that_draws_with_a_state"),
     ],
     "losses": ["mean_by_weights", "masked_sum", "similarity"],
     "metrics": ["metrics"],

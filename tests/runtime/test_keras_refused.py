@@ -82,6 +82,7 @@ def test_what_a_step_says_of_its_counts_is_done(outcomes: Outcomes) -> None:
                 "counted_in_a_step",
                 "sets counts_in_its_step/seen from the rows of a batch",
             ),
+            ("shuffled_rows", "each rank shuffles only its own rows"),
             (
                 "endless_epoch",
                 "the dataset is infinite and fit() has no steps_per_epoch",

@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from tfcluster.runtime import tf_internals
 from tfcluster.runtime.collective import CollectiveError
+from tfcluster.runtime.keras.tf_variables import new_variable
 
 
 def exchange_in_order(
@@ -61,5 +62,6 @@ def take_refusal() -> bool:
 @functools.cache
 def _variable() -> tf.Variable:
     """One variable per process: functions that call each other must share it."""
-    with tf.init_scope(), tf.device("CPU:0"):
-        return tf.Variable(False, trainable=False, name="exchange_order")
+    with tf.device("CPU:0"):
+        order: tf.Variable = new_variable(False, name="exchange_order")
+    return order

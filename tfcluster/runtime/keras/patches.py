@@ -296,19 +296,77 @@ STATELESS_UNIFORM = _stateless("random_uniform_v2", "_skipping")
 STATELESS_NORMAL = _stateless("random_normal_v2", "_skipping")
 STATELESS_UNIFORM_INT = _stateless("random_uniform_int_v2", "_slicing")
 STATELESS_TRUNCATED_NORMAL = _stateless("truncated_normal_v2", "_slicing")
-OTHER_DRAWS = tuple(
-    Patch(
-        "keras.src.backend.tensorflow.random",
+
+
+_STATES = "train.stateful_draws.StatefulDraws"
+
+
+def _draw(module: str, name: str, function: str) -> Patch:
+    return Patch(
+        f"tensorflow.python.ops.{module}",
         name,
-        (_in_keras(f"{_DRAWS}._apart", _IN_STEP),),
-        "different random numbers on each rank",
+        (_in_keras(function, _IN_STEP),),
+        "the random numbers of a rank's rows in the whole batch",
     )
-    for name in ("beta", "binomial", "categorical", "gamma", "shuffle")
+
+
+STATEFUL_NORMAL = _draw(
+    "gen_random_ops", "random_standard_normal", f"{_STATES}._normal"
+)
+STATEFUL_UNIFORM = _draw("gen_random_ops", "random_uniform", f"{_STATES}._uniform")
+STATEFUL_TRUNCATED_NORMAL = _draw(
+    "gen_random_ops", "truncated_normal", f"{_STATES}._truncated_normal"
+)
+STATEFUL_UNIFORM_INT = _draw(
+    "gen_random_ops", "random_uniform_int", f"{_STATES}._uniform_int"
+)
+DRAWS_PER_PARAMETER = tuple(
+    _draw("gen_random_ops", name, f"{_STATES}._per_parameter")
+    for name in ("random_gamma", "random_poisson_v2")
+)
+DRAWS_BY_PARAMETERS = tuple(
+    _draw(module, name, f"{_DRAWS}._by_parameters")
+    for module, name in (
+        ("gen_stateless_random_ops", "stateless_random_binomial"),
+        ("gen_stateless_random_ops", "stateless_random_poisson"),
+        ("gen_stateless_random_ops_v2", "stateless_random_gamma_v3"),
+    )
+)
+CATEGORICAL_DRAWS = tuple(
+    _draw(module, name, f"{_DRAWS}._categorical")
+    for module, name in (
+        ("gen_random_ops", "multinomial"),
+        ("gen_stateless_random_ops", "stateless_multinomial"),
+    )
+)
+GENERATOR_SKIP = Patch(
+    "tensorflow.random.Generator",
+    "_prepare_key_counter",
+    (_in_keras(f"{_STATES}._generator", _IN_STEP),),
+    "generators advance by the numbers of the whole batch",
+)
+KERAS_SHUFFLE = Patch(
+    "keras.src.backend.tensorflow.random",
+    "shuffle",
+    (_in_keras(f"{_DRAWS}._shuffle_of_keras", _IN_STEP),),
+    "a warning about shuffles of rows; other shuffles are the same on all ranks",
+)
+TENSORFLOW_SHUFFLE = Patch(
+    "tensorflow.python.ops.gen_random_ops",
+    "random_shuffle",
+    (_in_keras(f"{_DRAWS}._shuffle_of_tensorflow", _IN_STEP),),
+    "a warning about shuffles of rows",
+)
+DATASET_FUNCTION = Patch(
+    "tensorflow.python.data.ops.structured_function.StructuredFunctionWrapper",
+    "__init__",
+    (_in_keras(f"{_DRAWS}._alike", _IN_STEP),),
+    "random numbers in functions of datasets, which get whole batches",
 )
 INITIALIZER_CALL = Patch(
     "keras.initializers.Initializer",
     "__call__",
-    (_in_keras(f"{_DRAWS}._initializes", _IN_STEP),),
+    (_in_keras(f"{_DRAWS}._alike", _IN_STEP),),
     "the same initial values on all ranks",
     how="each class",
 )
@@ -646,7 +704,9 @@ STRATEGIES_OF_ONE_HOST = tuple(
 
 PATCHES = (
     *(each for each in list(vars().values()) if isinstance(each, Patch)),
-    *OTHER_DRAWS,
+    *DRAWS_PER_PARAMETER,
+    *DRAWS_BY_PARAMETERS,
+    *CATEGORICAL_DRAWS,
     *STRATEGIES_OF_CLUSTERS,
     *STRATEGIES_OF_ONE_HOST,
 )

@@ -8,10 +8,23 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfcluster.runtime import tf_internals
+
 
 def raw(variable: Any) -> Any:
     """The tf.Variable of a Keras variable; others are returned as they are."""
     return variable.value if isinstance(variable, keras.Variable) else variable
+
+
+def new_variable(value: Any, dtype: Any = None, *, name: str | None = None) -> Any:
+    """A tf.Variable of ours, which is not trained; made at once, outside of any graph.
+
+    It may be made at any time, also in the second trace of a ``tf.function``, which
+    forbids the program to create variables.
+    """
+    plain = tf.variable_creator_scope(tf_internals.plain_variable)
+    with tf.init_scope(), plain:
+        return tf.Variable(value, trainable=False, dtype=dtype, name=name)
 
 
 def have_values(variables: Iterable[Any]) -> bool:

@@ -167,6 +167,27 @@ def case_augmented():
     return results(model, model.fit(dataset, epochs=EPOCHS, verbose=0))
 
 
+def case_augmented_for_a_loop():
+    """Functions of a pipeline get whole batches, also if a loop divides them."""
+    tf.random.set_seed(5)
+    x, y = data(48)
+    dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(12)
+    dataset = dataset.map(
+        lambda x, y: (x + tf.random.stateless_normal(tf.shape(x), [1, 2]), y)
+    ).map(lambda x, y: (x + tf.random.normal(tf.shape(x)), y))
+    model, optimizer = classifier(), keras.optimizers.SGD(0.1)
+    for _ in range(2):
+        for rows, labels in dataset:
+            with tf.GradientTape() as tape:
+                losses = keras.losses.sparse_categorical_crossentropy(
+                    labels, model(rows)
+                )
+                loss = tf.reduce_mean(losses)
+            weights = model.trainable_variables
+            optimizer.apply(tape.gradient(loss, weights), weights)
+    return results(model)
+
+
 def case_cached_in_files():
     """Every process writes its own cache; a saved dataset is written once."""
     x, y = data()

@@ -528,6 +528,164 @@ def case_two_datasets_in_one_of_tensorflow():
     return two_datasets((12, 20), (60, 100), joined)
 
 
+def loop_with_draws(draw, compile_step):
+    """A loop whose loss uses what ``draw`` returns: random numbers by name.
+
+    Their first dimension is that of the rows, but for names that begin with "common".
+    The last batch has two rows, so that some ranks have none of them.
+    """
+    tf.random.set_seed(5)
+    x, _ = data(26)
+    dataset = tf.data.Dataset.from_tensor_slices(x).batch(8)
+    model = classifier()
+    optimizer = keras.optimizers.SGD(0.05)
+
+    def drawing_step(x):
+        drawn = draw(x)
+        with tf.GradientTape() as tape:
+            outputs, loss = model(x)[:, 0], 0.0
+            for place, (name, numbers) in enumerate(drawn.items()):
+                rows = 1 if name.startswith("common") else tf.shape(x)[0]
+                numbers = tf.reshape(tf.cast(numbers, tf.float32), [rows, -1])
+                places = tf.range(1, tf.shape(numbers)[1] + 1)
+                factors = tf.cast(places, tf.float32) / (10.0 + place)
+                loss += tf.reduce_mean(tf.reduce_sum(numbers * factors, 1) * outputs)
+        weights = model.trainable_variables
+        optimizer.apply(tape.gradient(loss, weights), weights)
+
+    step = tf.function(drawing_step) if compile_step else drawing_step
+    for _ in range(2):
+        for rows in dataset:
+            step(rows)
+    return results(model)
+
+
+def case_tape_that_draws_with_a_state():
+    def draw(x):
+        rows = tf.shape(x)[0]
+        return {
+            "normal": tf.random.normal((rows, 2)),
+            "of_fixed_size": tf.random.normal((x.shape[0],)),
+            "uniform": tf.random.uniform((2 * rows, 3), dtype=tf.float64),
+            "integers": tf.random.uniform((rows, 3), 0, 9, tf.int32),
+            "truncated": tf.random.truncated_normal((rows,)),
+            "dropout": tf.nn.dropout(x, 0.5),
+            "common": tf.random.normal((7,)),
+        }
+
+    return loop_with_draws(draw, compile_step=True)
+
+
+def case_tape_that_draws_from_any_distribution():
+    generator = tf.random.Generator.from_seed(7)
+
+    def draw(x):
+        rows, rates = tf.shape(x)[0], 1 + tf.abs(x)
+        probabilities = tf.sigmoid(x)
+        return {
+            "generator": generator.normal((rows, 3)),
+            "generator_again": generator.uniform((2 * rows,)),
+            "gamma": keras.random.gamma((rows, 2), 2.0, seed=1),
+            "beta": keras.random.beta((rows, 6), rates, 2.0, seed=2),
+            "binomial": keras.random.binomial((rows, 6), 5.0, probabilities, seed=3),
+            "categorical": keras.random.categorical(x, 2, seed=4),
+            "poisson": tf.random.stateless_poisson((rows, 6), [1, 2], rates),
+            "common": keras.random.shuffle(tf.range(9), seed=6),
+        }
+
+    return loop_with_draws(draw, compile_step=True)
+
+
+def case_tape_that_draws_eagerly():
+    def draw(x):
+        rows, rates = tf.shape(x)[0], 1 + tf.abs(x)
+        by_rates = tf.random.gamma((3,), rates)
+        return {
+            "normal": tf.random.normal((rows, 2)),
+            "dropout": tf.nn.dropout(x, 0.5),
+            "gamma": tf.random.gamma((rows, 2), 2.0),
+            "gamma_by_rates": tf.transpose(by_rates, [1, 0, 2]),
+            "poisson": tf.random.poisson([], rates),
+            "categorical": tf.random.categorical(x, 2),
+            "common": tf.random.shuffle(tf.range(9)),
+        }
+
+    return loop_with_draws(draw, compile_step=False)
+
+
+def case_gan_with_noise_of_a_fixed_size():
+    """As in TensorFlow's tutorial, with dropout in the critic."""
+    tf.random.set_seed(5)
+    x, _ = data(64)
+    generator, critic = (
+        keras.Sequential([keras.Input((size,)), *layers])
+        for size, layers in [
+            (4, [keras.layers.Dense(6)]),
+            (6, [keras.layers.Dropout(0.3, seed=2), keras.layers.Dense(1)]),
+        ]
+    )
+    loss = keras.losses.BinaryCrossentropy(from_logits=True)
+    optimizers = keras.optimizers.SGD(0.1), keras.optimizers.SGD(0.1)
+
+    @tf.function
+    def step(images):
+        noise = tf.random.normal([16, 4])
+        with tf.GradientTape(persistent=True) as tape:
+            made = generator(noise, training=True)
+            real, fake = critic(images, training=True), critic(made, training=True)
+            losses = (
+                loss(tf.ones_like(fake), fake),
+                loss(tf.ones_like(real), real) + loss(tf.zeros_like(fake), fake),
+            )
+        for model, value, optimizer in zip(
+            (generator, critic), losses, optimizers, strict=True
+        ):
+            weights = model.trainable_variables
+            optimizer.apply(tape.gradient(value, weights), weights)
+
+    for _ in range(2):
+        for images in tf.data.Dataset.from_tensor_slices(x).batch(16):
+            step(images)
+    return {**results(generator), "critic": critic.get_weights()[0]}
+
+
+def case_metrics_of_a_later_trace():
+    """A metric is first updated when the step is traced for the second time."""
+
+    class Largest(keras.metrics.Metric):
+        def __init__(self):
+            super().__init__()
+            self.value = self.add_weight(shape=(), initializer="zeros", name="value")
+
+        def update_state(self, values):
+            self.value.assign(tf.maximum(self.value, tf.reduce_max(values)))
+
+        def result(self):
+            return self.value
+
+    x, y = data(32)
+    model, optimizer = classifier(), keras.optimizers.SGD(0.1)
+    metrics = Largest(), keras.metrics.Mean()
+
+    @tf.function
+    def step(x, y, counts):
+        with tf.GradientTape() as tape:
+            outputs = model(x)
+            losses = keras.losses.sparse_categorical_crossentropy(y, outputs)
+            loss = tf.reduce_mean(losses)
+        weights = model.trainable_variables
+        optimizer.apply(tape.gradient(loss, weights), weights)
+        if counts:
+            for metric in metrics:
+                metric.update_state(outputs[:, 0])
+
+    for epoch in range(2):
+        for batch in tf.data.Dataset.from_tensor_slices((x, y)).batch(8):
+            step(*batch, epoch == 1)
+    found = {type(metric).__name__: metric.result().numpy() for metric in metrics}
+    return {**results(model), **found}
+
+
 def case_several_batches_in_a_step():
     """Two batches for the critic, one for the generator; the last batch is smaller."""
     x, _ = data(70)

@@ -177,6 +177,25 @@ def case_autoencoder():
     return results(model, model.fit(x, x, batch_size=16, epochs=2, verbose=0))
 
 
+def case_drawing_with_a_state():
+    """Layers that call TensorFlow's random ops and not Keras's."""
+
+    class Noisy(keras.layers.Layer):
+        def call(self, inputs, training=False):
+            if not training:
+                return inputs
+            noise = tf.random.normal(tf.shape(inputs), stddev=0.1)
+            scale = tf.random.uniform((tf.shape(inputs)[0], 1), 0.8, 1.2)
+            return tf.nn.dropout(inputs * tf.cast(scale, inputs.dtype), 0.3) + tf.cast(
+                noise, inputs.dtype
+            )
+
+    tf.random.set_seed(5)
+    x, y = data()
+    model = compiled(classifier(Noisy()))
+    return results(model, model.fit(x, y, batch_size=16, epochs=2, verbose=0))
+
+
 def case_random_layers_eagerly():
     x, y = data()
     layers = [keras.layers.GaussianNoise(0.1), keras.layers.Dropout(0.4)]

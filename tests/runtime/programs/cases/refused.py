@@ -311,6 +311,24 @@ def case_endless_epoch():
     return raised_by(lambda: model.fit(batches, callbacks=calls, verbose=0))
 
 
+def case_shuffled_rows():
+    """A step that mixes each row with another one of its batch."""
+    x = np.random.default_rng(4).normal(size=(40, 6)).astype("float32")
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
+    optimizer = keras.optimizers.SGD(0.1)
+
+    @tf.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(model(x + tf.random.shuffle(x)) ** 2)
+        weights = model.trainable_variables
+        optimizer.apply(tape.gradient(loss, weights), weights)
+
+    for rows in tf.data.Dataset.from_tensor_slices(x).batch(8):
+        step(rows)
+    return {}
+
+
 class CountsInItsStep(OwnStep):
     """Counts rows in its step, in a weight with ``aggregation`` and in one without."""
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -158,10 +159,13 @@ class DivergenceCheck:
         """The state for gradients that no optimizer has applied yet."""
         return self._unowned.setdefault(what, _Training(what, lambda: None))
 
+    # Python removes the names of modules at its end, and deletes optimizers later.
+    _is_shutdown = staticmethod(sys.is_finalizing)
+
     def _record_final_state(self, name: str) -> None:
         """Record the final state of a training or of its optimizer."""
         training = self._trainings[name]
-        if self._ended or not training.steps:
+        if self._ended or not training.steps or self._is_shutdown():
             return
         # Not worth an error: an optimizer may be deleted at any time.
         with contextlib.suppress(Exception), tf.init_scope():

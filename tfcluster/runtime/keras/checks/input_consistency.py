@@ -17,6 +17,7 @@ from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.keras.checks.types import Leaf, Nested
 from tfcluster.runtime.keras.graph_order import exchange_in_order
 from tfcluster.runtime.keras.session import Session
+from tfcluster.runtime.keras.tf_variables import new_variable
 from tfcluster.runtime.tensor_types import Tensor
 
 _SAMPLE = 256
@@ -41,8 +42,8 @@ class InputConsistency:
         if not samples:
             return
         if self._steps is None:
-            with tf.init_scope(), tf.device("CPU:0"):
-                self._steps = tf.Variable(0, trainable=False, dtype=tf.int64)
+            with tf.device("CPU:0"):
+                self._steps = new_variable(0, tf.int64)
         step = self._steps.assign_add(1)
         tf.cond(
             tf.equal(tf.bitwise.bitwise_and(step, step - 1), 0),

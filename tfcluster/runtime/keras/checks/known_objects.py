@@ -5,6 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from tfcluster.runtime.keras.object_map import ObjectMap
+from tfcluster.runtime.keras.tf_variables import new_variable
 
 
 class KnownObjects:
@@ -20,5 +21,5 @@ class KnownObjects:
 
 def new_flag() -> tf.Variable:
     """A boolean tf.Variable that is False at first. A graph may be being traced."""
-    with tf.init_scope():
-        return tf.Variable(False, trainable=False)
+    flag: tf.Variable = new_variable(False)
+    return flag

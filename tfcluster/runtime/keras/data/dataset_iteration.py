@@ -36,6 +36,7 @@ from tfcluster.runtime.keras.session import (
     TakenBatch,
     whole_batch,
 )
+from tfcluster.runtime.keras.tf_variables import new_variable
 from tfcluster.runtime.scripts import program_kind
 from tfcluster.runtime.tensor_types import (
     Dataset,
@@ -62,10 +63,7 @@ class GraphMirroredValue(Generic[T]):
         if tf.executing_eagerly():
             return self._value
         if self._variable is None:
-            with tf.init_scope():
-                self._variable = tf.Variable(
-                    self._value, trainable=False, dtype=self._dtype
-                )
+            self._variable = new_variable(self._value, self._dtype)
         return self._variable.read_value()
 
     def set(self, value: T) -> None:
@@ -93,6 +91,8 @@ class DatasetIteration:
         """The number of this rank's first row in the whole batch."""
         self.present = GraphMirroredValue(0.0, tf.float64)
         """The number of rows that this rank computes; 0 if each rank has all rows."""
+        self.total = GraphMirroredValue(0.0, tf.float64)
+        """The number of rows of the whole batch."""
         self._pass = 0
         """The pass that has yielded the last batch, as long as it has not ended."""
 
@@ -128,6 +128,7 @@ class DatasetIteration:
                 self.doubles.set(False)
                 self.first.set(0.0)
                 self.present.set(0.0)
+                self.total.set(0.0)
             elif self._pass:
                 self._takes_part()
 
@@ -140,7 +141,10 @@ class DatasetIteration:
         self.weight.set(share.rows / share.total)
         self.doubles.set(share.trial and self._session.rank == DOUBLING_RANK)
         self.first.set(float(share.first))
-        self.present.set(0.0 if share.undivided else float(share.present))
+        self.total.set(float(share.total))
+        # A rank without rows computes one that does not count.
+        present = max(1.0, float(share.present))
+        self.present.set(0.0 if share.undivided else present)
 
     def _iter(
         self, original: Callable[[Dataset], Iterator[Nest]], dataset: Dataset

@@ -18,6 +18,7 @@ from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.strategies.synchronous_training import SynchronousTraining
 from tfcluster.runtime.keras.train.assign_hook import AssignHook
 from tfcluster.runtime.keras.train.chief_only_saving import ChiefOnlySaving
+from tfcluster.runtime.keras.train.drawn_rows import DrawnRows
 from tfcluster.runtime.keras.train.gradient_update import GradientUpdate
 from tfcluster.runtime.keras.train.initial_broadcast import InitialBroadcast
 from tfcluster.runtime.keras.train.injected_callbacks import InjectedCallbacks
@@ -29,6 +30,7 @@ from tfcluster.runtime.keras.train.moving_statistics import MovingStatistics
 from tfcluster.runtime.keras.train.optimizer_hook import OptimizerHook
 from tfcluster.runtime.keras.train.row_draws import RowDraws
 from tfcluster.runtime.keras.train.sharded_steps import Looks
+from tfcluster.runtime.keras.train.stateful_draws import StatefulDraws
 from tfcluster.runtime.keras.train.sync_batch_norm import SyncBatchNorm
 from tfcluster.runtime.keras.train.tape_gradients import TapeGradients
 from tfcluster.runtime.keras.train.whole_batch import WholeBatch
@@ -74,7 +76,9 @@ def install(
         tape_gradients.install(optimizers.state_of)
     XlaFallback(session, shape_errors).install()
     SyncBatchNorm(session, holds, iteration).install()
-    RowDraws(session, iteration).install()
+    rows = DrawnRows(session, iteration)
+    RowDraws(session, rows).install()
+    StatefulDraws(session, rows).install()
     refuse_strategies()
     metrics.install()
     iteration.install()

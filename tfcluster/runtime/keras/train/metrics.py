@@ -18,6 +18,7 @@ import tensorflow as tf
 from tfcluster.runtime.keras import internals, patches
 from tfcluster.runtime.keras.checks.batch_numbers import BatchNumbers
 from tfcluster.runtime.keras.session import Session
+from tfcluster.runtime.keras.tf_variables import new_variable
 from tfcluster.runtime.keras.train.merged_logs import MergedLogs
 from tfcluster.runtime.keras.train.metric_state import MetricState
 from tfcluster.runtime.keras.train.moving_statistics import MovingStatistics
@@ -232,9 +233,7 @@ class Metrics:
     ) -> None:
         steps = self._steps.setdefault(model, {})
         if name not in steps:
-            with tf.init_scope():
-                weight = tf.Variable(0.0, trainable=False, dtype=tf.float64)
-            steps[name] = StepLogs(weight)
+            steps[name] = StepLogs(new_variable(0.0, tf.float64))
         steps[name].rows.assign(tf.cast(rows, tf.float64))
         steps[name].note(logs, recorded)
 

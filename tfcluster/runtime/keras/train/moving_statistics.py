@@ -32,7 +32,7 @@ from tfcluster.runtime.keras.graph_order import exchange_in_order
 from tfcluster.runtime.keras.object_map import ObjectMap
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.step_rows import StepRows
-from tfcluster.runtime.keras.tf_variables import raw
+from tfcluster.runtime.keras.tf_variables import new_variable, raw
 from tfcluster.runtime.keras.train.derived_values import ancestry
 from tfcluster.runtime.keras.train.observed_variables import (
     ObservedVariable,
@@ -167,7 +167,7 @@ class MovingStatistics:
         def make() -> _LayerVariable:
             with tf.init_scope():
                 value = tf.convert_to_tensor(raw(variable))
-                before = tf.Variable(value, trainable=False)
+                before = new_variable(value)
             return _LayerVariable(
                 variable=weakref.ref(variable),
                 before=before,

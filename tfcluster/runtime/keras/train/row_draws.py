@@ -1,71 +1,56 @@
 """Random numbers of a training step are those that one machine draws for the batch.
 
-All ranks have the same seeds. One machine draws an array with a row, or several, for
-each row of the whole batch; each rank draws the part that belongs to its rows. An array
-whose first dimension has another size belongs to no rows, and is the same on all ranks.
-So is noise on gradients: an array with the shape of a gradient that is not applied yet.
-So dropout, noise and augmentation are equal to one machine's.
+All ranks have the same seeds. Each rank draws the numbers of its rows in the whole
+batch (see ``drawn_rows``), so dropout, noise and augmentation are equal to one
+machine's.
 
 TensorFlow's generator is counter-based (Philox; Salmon et al., "Parallel random
-numbers: as easy as 1, 2, 3", 2011), so a rank can begin in the middle of an array.
+numbers: as easy as 1, 2, 3", 2011), so a rank can begin in the middle of an array of
+stateless random numbers. Where their number depends on their values, each rank draws
+those of the whole batch. ``stateful_draws`` has the ops that keep a state.
 
-A few distributions (gamma, categorical, ...) need a number of draws that depends on
-the values. Their seeds differ by rank, so that ranks do not draw the same numbers.
+A shuffle of rows moves them between ranks, so ranks shuffle their own rows.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
 
 from tfcluster.runtime.keras import patches
-from tfcluster.runtime.keras.data.dataset_iteration import DatasetIteration
 from tfcluster.runtime.keras.data.per_rank_shuffle import STRIDE
-from tfcluster.runtime.keras.session import DOUBLING_RANK, OF_ALL_ROWS, Session
+from tfcluster.runtime.keras.session import Session
+from tfcluster.runtime.keras.train.drawn_rows import ALIKE, DrawnRows
 from tfcluster.runtime.keras.types import SeedGenerator
 from tfcluster.runtime.tensor_types import DType, Tensor
 
-_BLOCK_BITS = 128
-"""What the generator draws at once."""
 _APART = "drawing numbers of this rank's own"
-_INITIALIZES = "initializing a weight"
-
-
-@dataclass(frozen=True, slots=True)
-class _Rows:
-    """Where this rank's rows are in the whole batch; numbers or scalar tensors."""
-
-    first: Any
-    present: Any
-    """How many rows this rank computes; 0 if the batch is not divided."""
-    doubles: Any
-    """Whether it computes each of its rows twice, in a trial."""
-    any_size: bool
-    """Whether the graph is for batches of any size: a fixed size is not that of rows.
-    A ``tf.function`` of the program is traced for each size of its batches."""
 
 
 class RowDraws:
-    """The hooks on TensorFlow's stateless random ops and Keras's seeds."""
+    """The hooks on TensorFlow's stateless random ops, shuffles and Keras's seeds."""
 
-    def __init__(self, session: Session, loops: DatasetIteration) -> None:
+    def __init__(self, session: Session, rows: DrawnRows) -> None:
         self._session = session
-        self._loops = loops
+        self._rows = rows
 
     def install(self) -> None:
         patches.TABLE.install(
             {
                 patches.SEED_GENERATOR_NEXT: self._next,
+                patches.INITIALIZER_CALL: self._alike,
+                patches.DATASET_FUNCTION: self._alike,
                 patches.STATELESS_UNIFORM: self._skipping,
                 patches.STATELESS_NORMAL: self._skipping,
                 patches.STATELESS_UNIFORM_INT: self._slicing,
-                patches.INITIALIZER_CALL: self._initializes,
                 patches.STATELESS_TRUNCATED_NORMAL: self._slicing,
-                **dict.fromkeys(patches.OTHER_DRAWS, self._apart),
+                **dict.fromkeys(patches.DRAWS_BY_PARAMETERS, self._by_parameters),
+                **dict.fromkeys(patches.CATEGORICAL_DRAWS, self._categorical),
+                patches.KERAS_SHUFFLE: self._shuffle_of_keras,
+                patches.TENSORFLOW_SHUFFLE: self._shuffle_of_tensorflow,
             }
         )
 
@@ -89,18 +74,16 @@ class RowDraws:
         moved: Tensor = seed + tf.constant([session.rank * STRIDE, 0], seed.dtype)
         return moved
 
-    def _apart(self, original: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Any:
-        with self._session.once(_APART):
+    def _alike(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Draw the same numbers on all ranks, whatever the sizes of arrays.
+
+        A weight may have as many rows as a batch, but they are not its rows. Functions
+        of datasets get whole batches, which are divided afterwards.
+        """
+        with self._session.once(ALIKE):
             return original(*args, **kwargs)
 
-    def _initializes(
-        self, original: Callable[..., Tensor], *args: Any, **kwargs: Any
-    ) -> Any:
-        """A weight may have as many rows as a batch, but they are not its rows."""
-        with self._session.once(_INITIALIZES):
-            return original(*args, **kwargs)
-
-    # --- draws ------------------------------------------------------------------------
+    # --- draws of a fixed number per entry --------------------------------------------
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def _skipping(
@@ -114,130 +97,78 @@ class RowDraws:
         name: str | None = None,
     ) -> Tensor:
         """Draw only this rank's part: ``original`` draws a fixed number per element."""
-
-        def draw(begin: Tensor, shape: Tensor) -> Tensor:
-            inner = tf.reduce_prod(tf.cast(shape[1:], tf.int64))
-            each = _BLOCK_BITS // max(32, 8 * tf.as_dtype(dtype).size)
-            block, skipped = begin * inner // each, begin * inner % each
-            count = tf.cast(shape[0], tf.int64) * inner
-            blocks = tf.stack(
-                [tf.cast(block, counter.dtype), tf.zeros([], counter.dtype)]
-            )
-            drawn = original(
-                tf.reshape(skipped + count, [1]),
-                key,
-                counter + blocks,
-                alg,
-                dtype,
-                name,
-            )
-            part: Tensor = tf.reshape(drawn[skipped:], shape)
-            return part
-
-        return self._of_rows(
-            shape, draw, lambda: original(shape, key, counter, alg, dtype, name)
-        )
+        part = self._rows.part(shape)
+        if part is None:
+            return original(shape, key, counter, alg, dtype, name)
+        return part.skip_to(original, key, counter, alg, dtype, name)
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def _slicing(
         self, original: Callable[..., Tensor], shape: Any, *args: Any, **kwargs: Any
     ) -> Tensor:
         """Draw up to this rank's part, and drop what comes before it."""
+        part = self._rows.part(shape)
+        if part is None:
+            return original(shape, *args, **kwargs)
+        return part.slice_of(original, *args, **kwargs)
 
-        def draw(begin: Tensor, shape: Tensor) -> Tensor:
-            end = begin + tf.cast(shape[0], tf.int64)
-            whole = tf.concat([[tf.cast(end, shape.dtype)], shape[1:]], 0)
-            return original(whole, *args, **kwargs)[begin:]
+    # --- draws of as many numbers as their values need --------------------------------
 
-        return self._of_rows(shape, draw, lambda: original(shape, *args, **kwargs))
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def _by_parameters(
+        self, original: Callable[..., Tensor], shape: Any, *args: Any, **kwargs: Any
+    ) -> Tensor:
+        """Draw for the whole batch; parameters may have one entry for each number."""
+        part = self._rows.part(shape)
+        if part is None:
+            return original(shape, *args, **kwargs)
+        rank = part.sizes.shape[0]
 
-    def _of_rows(
+        def of_whole(given: Any) -> Any:
+            # Seeds are vectors of integers.
+            if not tf.is_tensor(given) or not given.dtype.is_floating:
+                return given
+            return part.of_whole(given) if given.shape.rank == rank else given
+
+        args, kwargs = tf.nest.map_structure(of_whole, (args, kwargs))
+        return part.own(original(part.shape(part.whole), *args, **kwargs))
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def _categorical(
+        self, original: Callable[..., Tensor], logits: Tensor, *args: Any, **kwargs: Any
+    ) -> Tensor:
+        part = self._rows.part(tf.shape(logits)[:1])
+        if part is None:
+            return original(logits, *args, **kwargs)
+        return part.own(original(part.of_whole(logits), *args, **kwargs))
+
+    # --- shuffles ---------------------------------------------------------------------
+
+    def _shuffle_of_keras(
         self,
-        shape: Any,
-        draw: Callable[[Tensor, Tensor], Tensor],
-        plain: Callable[[], Tensor],
+        original: Callable[..., Tensor],
+        value: Any,
+        axis: int = 0,
+        *args: Any,
+        **kwargs: Any,
     ) -> Tensor:
-        """What ``draw`` returns for this rank's part of an array of this shape.
+        shuffled = partial(original, value, axis, *args, **kwargs)
+        value = tf.convert_to_tensor(value)
+        return self._shuffled(shuffled, value if axis in (0, -value.ndim) else None)
 
-        ``draw`` gets the first row (int64) and the shape of the part. ``plain`` is for
-        arrays that belong to no rows.
-        """
-        rows = self._rows()
-        if rows is None:
-            return plain()
-        sizes = tf.convert_to_tensor(shape, name="shape")
-        if sizes.shape.rank != 1 or sizes.shape[0] == 0:
-            return plain()
-        # Elements are known separately: a mask may have a fixed first dimension.
-        lengths = tf.get_static_value(sizes, partial=True)
-        length = None if lengths is None else lengths[0]
-        present = _static(rows.present)
-        if length is not None and present is None and rows.any_size:
-            return plain()
-        known = length is not None and present is not None
-        if known and (not present or not length or int(length) % present):
-            return plain()
-        static = tf.get_static_value(sizes)
-        if static is not None and self._is_of_gradients(tuple(map(int, static))):
-            return plain()
-        found = self._part(rows, sizes, draw)
-        if static is not None:
-            found.set_shape([int(size) for size in static])
-        elif not tf.executing_eagerly():
-            found.set_shape(tf.TensorShape([None] * int(sizes.shape[0])))
-        return found
-
-    def _is_of_gradients(self, shape: tuple[int, ...]) -> bool:
-        """Whether the numbers change gradients, which have no rows of the batch.
-
-        Some programs add noise to each gradient, others to all in one vector.
-        """
-        shapes = self._session.unapplied.values()
-        return shape in shapes or shape == (sum(map(math.prod, shapes)),)
-
-    def _part(
-        self, rows: _Rows, sizes: Tensor, draw: Callable[[Tensor, Tensor], Tensor]
+    def _shuffle_of_tensorflow(
+        self, original: Callable[..., Tensor], value: Any, *args: Any, **kwargs: Any
     ) -> Tensor:
-        length = tf.cast(sizes[0], tf.int64)
-        present = tf.cast(rows.present, tf.int64)
-        each = tf.math.floordiv(length, tf.maximum(present, 1))
-        fits = (present > 0) & tf.equal(each * present, length)
-        begin = tf.where(fits, tf.cast(rows.first, tf.int64) * each, 0)
-        if rows.doubles is False:
-            return draw(begin, sizes)
-        # Both copies of a row get the same numbers.
-        distinct = tf.where(fits & rows.doubles, length // 2, length)
-        drawn = draw(begin, tf.concat([[tf.cast(distinct, sizes.dtype)], sizes[1:]], 0))
-        repeated: Tensor = tf.gather(drawn, tf.range(length) % tf.maximum(distinct, 1))
-        return repeated
+        shuffled = partial(original, value, *args, **kwargs)
+        return self._shuffled(shuffled, tf.convert_to_tensor(value))
 
-    def _rows(self) -> _Rows | None:
-        """This rank's rows in the current step; None if nothing is divided."""
-        session, share = self._session, self._session.share
-        if session.within(_INITIALIZES) or session.within(OF_ALL_ROWS):
-            return None
-        if share is not None:
-            if share.undivided is True or share.total is None or share.alone:
-                return None
-            present = share.present
-            if share.undivided is not False:
-                present = tf.where(share.undivided, tf.zeros_like(present), present)
-            trial = share.trial if self._may_double() else False
-            any_size = not tf.executing_eagerly()
-            return _Rows(share.first, present, trial, any_size)
-        if session.inside_keras or not session.divides:
-            return None
-        loops = self._loops
-        doubles = loops.doubles.read() if self._may_double() else False
-        first, present = loops.first.read(), loops.present.read()
-        return _Rows(first, present, doubles, any_size=False)
-
-    def _may_double(self) -> bool:
-        session = self._session
-        return session.trials is not None and session.rank == DOUBLING_RANK
-
-
-def _static(number: Any) -> int | None:
-    """The number if it is known while a graph is traced."""
-    found = tf.get_static_value(number) if tf.is_tensor(number) else number
-    return None if found is None else int(found)
+    def _shuffled(self, shuffled: Callable[[], Tensor], rows: Tensor | None) -> Tensor:
+        """``rows``: what is shuffled along its first dimension, if that is so."""
+        if rows is None or not self._rows.are_rows(rows):
+            return self._alike(shuffled)
+        self._session.warn(
+            "the program shuffles the rows of a batch in a training step: each rank "
+            "shuffles only its own rows, so the result differs from that of one machine"
+        )
+        with self._session.once(_APART):
+            return shuffled()

@@ -1,0 +1,260 @@
+"""Which part of an array of random numbers belongs to this rank's rows.
+
+One machine draws an array with one entry, or several, for each row of the whole batch
+in its first dimension. A rank needs the entries of its own rows. An array whose first
+dimension has another size belongs to no rows, and is the same on all ranks. So is noise
+on gradients: an array with the shape of a gradient that is not applied yet.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from tfcluster.runtime.keras.data.dataset_iteration import DatasetIteration
+from tfcluster.runtime.keras.session import DOUBLING_RANK, OF_ALL_ROWS, Session
+from tfcluster.runtime.tensor_types import DType, Tensor
+
+_BLOCK_BITS = 128
+"""What the generator draws at once."""
+ALIKE = "drawing the same numbers on all ranks"
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Where this rank's rows are in the whole batch; numbers or scalar tensors."""
+
+    first: Any
+    present: Any
+    """How many rows this rank computes; 0 if the batch is not divided."""
+    total: Any
+    """How many rows the whole batch has."""
+    doubles: Any
+    """Whether it computes each of its rows twice, in a trial."""
+    any_size: bool
+    """Whether the graph is for batches of any size: a fixed size is not that of rows.
+    A ``tf.function`` of the program is traced for each size of its batches."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """This rank's part of the first dimension of an array of random numbers.
+
+    All numbers are int64 scalars.
+    """
+
+    sizes: Tensor
+    """The shape of the array that the program asked for, a vector of integers."""
+    begin: Tensor
+    """The first entry of this rank in the array of the whole batch."""
+    distinct: Tensor
+    """How many entries this rank draws."""
+    length: Tensor
+    """How many entries it needs: in a trial it may need each one twice."""
+    whole: Tensor
+    """How many entries the array of the whole batch has."""
+    repeats: bool
+    """Whether ``length`` may be larger than ``distinct``."""
+
+    def shape(self, entries: Tensor) -> Tensor:
+        """The shape of an array of this kind with so many entries."""
+        first = tf.reshape(tf.cast(entries, self.sizes.dtype), [1])
+        return tf.concat([first, self.sizes[1:]], 0)
+
+    def own(self, whole: Tensor) -> Tensor:
+        """This rank's entries of an array of the whole batch."""
+        # A rank without rows of a small batch computes one that does not count.
+        places = self.begin + tf.range(self.distinct)
+        return self.finished(tf.gather(whole, places % tf.maximum(self.whole, 1)))
+
+    def of_whole(self, own: Tensor) -> Tensor:
+        """An array of the whole batch that has this rank's entries at their places.
+
+        The others are repetitions, so that they are valid parameters of distributions.
+        An ``own`` with a single entry has the same one for all rows.
+        """
+        places = (tf.range(self.whole) - self.begin) % tf.maximum(self.whole, 1)
+        places = tf.where(places < self.distinct, places, tf.zeros_like(places))
+        last = tf.shape(own, out_type=tf.int64)[0] - 1
+        whole: Tensor = tf.gather(own, tf.minimum(places, last))
+        return whole
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def skip_to(
+        self,
+        draw: Callable[..., Tensor],
+        key: Tensor,
+        counter: Tensor,
+        alg: Any,
+        dtype: DType,
+        name: str | None = None,
+    ) -> Tensor:
+        """This rank's entries, if ``draw`` draws a fixed number of bits for each one.
+
+        ``draw`` and its arguments are those of ``tf.raw_ops.StatelessRandomNormalV2``.
+        """
+        inner = tf.reduce_prod(tf.cast(self.sizes[1:], tf.int64))
+        each = _BLOCK_BITS // max(32, 8 * tf.as_dtype(dtype).size)
+        block, skipped = self.begin * inner // each, self.begin * inner % each
+        blocks = tf.stack([tf.cast(block, counter.dtype), tf.zeros([], counter.dtype)])
+        count = tf.reshape(skipped + self.distinct * inner, [1])
+        drawn = draw(count, key, counter + blocks, alg, dtype, name)
+        return self.finished(tf.reshape(drawn[skipped:], self.shape(self.distinct)))
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def slice_of(
+        self, draw: Callable[..., Tensor], *args: Any, **kwargs: Any
+    ) -> Tensor:
+        """This rank's entries, if those of a shorter array begin a longer one."""
+        drawn = draw(self.shape(self.begin + self.distinct), *args, **kwargs)
+        return self.finished(drawn[self.begin :])
+
+    def finished(self, drawn: Tensor) -> Tensor:
+        """``drawn``, this rank's distinct entries, in the shape that was asked for."""
+        if self.repeats:
+            # Both copies of a row get the same numbers.
+            places = tf.range(self.length) % tf.maximum(self.distinct, 1)
+            drawn = tf.gather(drawn, places)
+        static = tf.get_static_value(self.sizes)
+        if static is not None:
+            drawn.set_shape(
+                tf.TensorShape([int(size) for size in static]).concatenate(
+                    drawn.shape[len(static) :]
+                )
+            )
+        return drawn
+
+
+class DrawnRows:
+    """Finds this rank's part of arrays of random numbers in the current step."""
+
+    def __init__(self, session: Session, loops: DatasetIteration) -> None:
+        self._session = session
+        self._loops = loops
+        self._has_noise_of_batches = False
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def part(self, shape: Any, *, may_be_noise: bool = False) -> Part | None:
+        """This rank's part of an array of this shape; None if it belongs to no rows.
+
+        ``may_be_noise``: an array that has as many entries as the whole batch has rows
+        is the same on all ranks, even if that is a multiple of this rank's rows. A
+        generator of images gets such noise. From then on, so are all other arrays of
+        this size: those with which its images are changed.
+        """
+        rows = self._rows()
+        if rows is None:
+            return None
+        sizes = tf.convert_to_tensor(shape, name="shape")
+        if sizes.shape.rank != 1 or sizes.shape[0] == 0:
+            return None
+        # Elements are known separately: a mask may have a fixed first dimension.
+        lengths = tf.get_static_value(sizes, partial=True)
+        length = None if lengths is None or lengths[0] is None else int(lengths[0])
+        present = _static(rows.present)
+        if length is not None and present is None and rows.any_size:
+            return None
+        if may_be_noise and length is not None:
+            self._has_noise_of_batches |= self._is_whole_batch(length)
+        known = length is not None and present is not None
+        if known and (not present or not length or length % present):
+            return None
+        static = tf.get_static_value(sizes)
+        if static is not None and self._is_of_gradients(tuple(map(int, static))):
+            return None
+        alike = may_be_noise or self._has_noise_of_batches
+        return _part(rows, sizes, may_be_noise=alike)
+
+    def are_rows(self, tensor: Tensor) -> bool:
+        """Whether a tensor seems to have one entry for each of this rank's rows."""
+        rows = self._rows()
+        if rows is None or not tensor.shape.rank:
+            return False
+        length, present = tensor.shape[0], _static(rows.present)
+        if present is None and self._session.share is None:
+            # The graph is traced for batches of this size.
+            present = self._computed_rows()
+        if length is None:
+            return present != 0
+        return bool(length == present)
+
+    def _is_whole_batch(self, length: int) -> bool:
+        """Whether a loop's whole batch has this many rows, and this rank has others."""
+        if self._session.share is not None:
+            return False
+        present = self._computed_rows()
+        return (
+            present is not None and present != length == self._session.loop.share.total
+        )
+
+    def _computed_rows(self) -> int | None:
+        """The rows that this rank computes of a loop's batch; None if it has all."""
+        present = self._session.loop.present_rows()
+        return None if present is None else max(present, 1)
+
+    def _is_of_gradients(self, shape: tuple[int, ...]) -> bool:
+        """Whether the numbers change gradients, which have no rows of the batch.
+
+        Some programs add noise to each gradient, others to all in one vector.
+        """
+        shapes = self._session.unapplied.values()
+        return shape in shapes or shape == (sum(map(math.prod, shapes)),)
+
+    def _rows(self) -> _Rows | None:
+        """This rank's rows in the current step; None if nothing is divided."""
+        session, share = self._session, self._session.share
+        if session.within(ALIKE) or session.within(OF_ALL_ROWS):
+            return None
+        if share is not None:
+            if share.undivided is True or share.total is None or share.alone:
+                return None
+            # A rank without rows computes one that does not count.
+            present = share.present
+            if tf.is_tensor(present):
+                present = tf.maximum(present, tf.ones_like(present))
+            else:
+                present = max(present, 1)
+            if share.undivided is not False:
+                present = tf.where(share.undivided, tf.zeros_like(present), present)
+            trial = share.trial if self._may_double() else False
+            any_size = not tf.executing_eagerly()
+            return _Rows(share.first, present, share.total, trial, any_size)
+        if session.inside_keras or not session.divides:
+            return None
+        if not tf.compat.v1.executing_eagerly_outside_functions():
+            return None  # A program of TensorFlow 1 divides its data itself.
+        loops = self._loops
+        doubles = loops.doubles.read() if self._may_double() else False
+        first, present = loops.first.read(), loops.present.read()
+        return _Rows(first, present, loops.total.read(), doubles, any_size=False)
+
+    def _may_double(self) -> bool:
+        session = self._session
+        return session.trials is not None and session.rank == DOUBLING_RANK
+
+
+def _part(rows: _Rows, sizes: Tensor, *, may_be_noise: bool) -> Part:
+    length = tf.cast(sizes[0], tf.int64)
+    present, total = tf.cast(rows.present, tf.int64), tf.cast(rows.total, tf.int64)
+    each = tf.math.floordiv(length, tf.maximum(present, 1))
+    fits = (present > 0) & tf.equal(each * present, length)
+    if may_be_noise:
+        # Any size is a multiple of the single row of a small last batch.
+        several = (present > 1) & tf.not_equal(length, total)
+        fits &= tf.equal(length, present) | several
+    begin = tf.where(fits, tf.cast(rows.first, tf.int64) * each, 0)
+    whole = tf.where(fits, total * each, length)
+    if rows.doubles is False:
+        return Part(sizes, begin, length, length, whole, repeats=False)
+    distinct = tf.where(fits & rows.doubles, length // 2, length)
+    return Part(sizes, begin, distinct, length, whole, repeats=True)
+
+
+def _static(number: Any) -> int | None:
+    """The number if it is known while a graph is traced."""
+    found = tf.get_static_value(number) if tf.is_tensor(number) else number
+    return None if found is None else int(found)
