@@ -193,6 +193,8 @@ class StatefulDraws:
             return None
         if seed == seed2 == 0:
             return None  # TensorFlow chooses a seed.
+        if not self._session.loop.in_pass:
+            return None  # No batch of a loop is computed: nothing is traced too often.
         graph = _program_graph()
         key = (graph.name, kind, seed, seed2, self._batch_size(graph))
         if key not in self._drawn:
