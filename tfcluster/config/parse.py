@@ -14,10 +14,9 @@ from typing import Any
 import yaml
 
 from tfcluster.config.diagnostics import Report
-from tfcluster.config.syntax import explain
+from tfcluster.config.syntax import MAX_DEPTH, explain
 from tfcluster.config.tree import Entry, Map, Mark, Node, Scalar, Seq
 
-MAX_DEPTH = 50
 MAX_ALIASES = 1000
 MAX_NODES = 1_000_000
 """Limit of nodes; those of an aliased node count for every alias."""

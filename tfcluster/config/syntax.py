@@ -11,6 +11,9 @@ from typing import NamedTuple
 
 import yaml
 
+MAX_DEPTH = 50
+"""Limit of collections within each other."""
+
 # In node[1-4], YAML begins a list at the bracket.
 _HOSTLIST_BEGIN = re.compile(r"[A-Za-z0-9_][\w.-]*$")
 _HOSTLIST_REST = re.compile(r"(?:\[[0-9,-]*\][\w.-]*)+")
@@ -48,6 +51,7 @@ def explain(error: yaml.YAMLError, content: str) -> Explained:
     begun = _place(error.context_mark, lines) if error.context_mark else at
     return (
         _tab(at)
+        or _depth(problem, at)
         or _quotes(error.context or "", problem, begun, at)
         or _first_character(problem, begun, at)
         or _colon(problem, at)
@@ -55,6 +59,13 @@ def explain(error: yaml.YAMLError, content: str) -> Explained:
         or _indentation(error.context or "", problem, begun, at)
         or Explained(at.line, at.column, f"not valid YAML: {problem}")
     )
+
+
+def _depth(problem: str, at: _Place) -> Explained | None:
+    # libyaml's own limit, which it may reach before we see the first collections.
+    if "nesting depth" not in problem:
+        return None
+    return Explained(at.line, at.column, f"nested deeper than {MAX_DEPTH}")
 
 
 def _place(mark: yaml.Mark, lines: list[str]) -> _Place:

@@ -136,6 +136,15 @@ class Group:
             if self._monitor is not None:
                 self._monitor.start(self._standing, self._transport.interrupt)
 
+    def join(self) -> None:
+        """Wait until all ranks are connected: they learn then why one of them leaves.
+
+        Raises CollectiveError if they cannot be connected.
+        """
+        self.begin()
+        if self._monitor is not None and not self._monitor.joined:
+            self._monitor.join()
+
     @contextmanager
     def exchange(
         self, signature: Signature, weight: float = 1.0, note: bytes = b""
@@ -164,9 +173,7 @@ class Group:
             )
             self._stay = stay
             try:
-                self.begin()
-                if self._monitor is not None and not self._monitor.joined:
-                    self._monitor.join()
+                self.join()
                 yield CollectiveCall(
                     self._transport, *self._agree(signature, weight, note)
                 )

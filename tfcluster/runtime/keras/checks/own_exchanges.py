@@ -8,6 +8,7 @@ batches, too, so that most of its data would be lost.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import tensorflow as tf
@@ -81,6 +82,10 @@ class OwnExchanges:
 
     def _refusal(self) -> CollectiveError:
         size, rank = self._place
+        # Rank 0 detects nothing, and waits for this rank. It must see that it leaves,
+        # which a rank that has never been connected cannot tell.
+        with suppress(CollectiveError):
+            self._session.group.join()
         return CollectiveError(
             f"the program takes part {rank} of {size} of its dataset (shard), and its "
             "batches would be divided among the ranks again: most of the data would "
