@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-
 import tensorflow as tf
 
 from tfcluster.runtime.keras.object_map import ObjectMap
+from tfcluster.runtime.keras.tf_variables import new_variable
 from tfcluster.runtime.tensor_types import Tensor
 
 _ENDED = -1
@@ -37,12 +36,5 @@ class RareSteps:
 
 
 def _new_count() -> tf.Variable:
-    # In a separate thread: a tf.function that is traced again does not allow new
-    # variables in the thread that traces it.
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(_count_from_zero).result()
-
-
-def _count_from_zero() -> tf.Variable:
     with tf.device("CPU:0"):
-        return tf.Variable(0, trainable=False, dtype=tf.int64)
+        return new_variable(0, tf.int64)
