@@ -67,6 +67,7 @@ RUNTIME_LAYERS = [
     "keras.unique_names",
     "keras.program_lines",
     "keras.graph_order",
+    "keras.variable_exchange",
     "keras.session",
     "keras.step_rows",
     "keras.batches",

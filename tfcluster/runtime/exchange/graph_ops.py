@@ -72,7 +72,7 @@ def exchange_op(
 
     tensors = [as_tensor(tensor) for tensor in tensors]
     if tf.executing_eagerly():
-        return _called(act, tensors, dtypes)
+        return call_with_arrays(act, tensors, dtypes)
     raise_our_errors()
     if tf.compat.v1.executing_eagerly_outside_functions():
         return _outputs(act, tensors, dtypes)
@@ -90,12 +90,17 @@ def may_be_differentiated() -> bool:
     return tf_internals.could_record()
 
 
-def _called(
+def call_with_arrays(
     act: Callable[..., Sequence[Array]],
-    tensors: list[Tensor],
+    tensors: Sequence[Tensor],
     dtypes: Sequence[tf.DType],
 ) -> list[Tensor]:
-    # Not numpy_function: it fails on scalars of bfloat16.
+    """Call ``act`` with eager tensors as arrays; return its results as tensors.
+
+    Neither is copied if TensorFlow allows it, so ``act`` must change neither its
+    arguments nor, afterwards, its results.
+    """
+    # Not numpy_function: it copies, and fails on scalars of bfloat16.
     arrays = act(*(array_of(tensor) for tensor in tensors))
     return [tensor_of(*pair) for pair in zip(arrays, dtypes, strict=True)]
 

@@ -15,11 +15,15 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfcluster.runtime import tf_internals
 from tfcluster.runtime.collective import CollectiveError
+from tfcluster.runtime.collective.transports.base import Array
+from tfcluster.runtime.exchange.graph_ops import call_with_arrays
 from tfcluster.runtime.keras.tf_variables import new_variable
+from tfcluster.runtime.tensors import as_tensor
 
 
 def exchange_in_order(
@@ -27,10 +31,11 @@ def exchange_in_order(
 ) -> Any:
     """``tf.numpy_function`` for a ``run`` that communicates with the other ranks.
 
-    Raises CollectiveError if XLA would compile it.
+    ``run`` must change neither its arguments nor, afterwards, its results: tensors may
+    share their memory. Raises CollectiveError if XLA would compile it.
     """
     if tf.executing_eagerly():
-        return tf.numpy_function(run, inputs, types)
+        return _called(run, inputs, types)
     refuse_xla()
     order = _variable()
     with tf.control_dependencies([order.read_value()]):
@@ -38,6 +43,15 @@ def exchange_in_order(
     with tf.control_dependencies(tf.nest.flatten(outputs)):
         order.assign(False, read_value=False)
     return outputs
+
+
+def _called(run: Callable[..., Any], inputs: Sequence[Any], types: Any) -> Any:
+    def act(*arrays: Array) -> list[Array]:
+        return [np.asarray(array) for array in tf.nest.flatten(run(*arrays))]
+
+    dtypes = [tf.as_dtype(dtype) for dtype in tf.nest.flatten(types)]
+    found = call_with_arrays(act, [as_tensor(each) for each in inputs], dtypes)
+    return found if isinstance(types, list) else found[0]
 
 
 _refused = threading.local()

@@ -20,6 +20,7 @@ from tfcluster.runtime.collective import CollectiveError, Group, Signature
 from tfcluster.runtime.collective.buckets import DEFAULT_BYTES
 from tfcluster.runtime.collective.collectives import broadcast_bytes
 from tfcluster.runtime.collective.transports.base import Array
+from tfcluster.runtime.keras.unique_names import OptimizerNames
 from tfcluster.runtime.telemetry.agent_channel import Reporter
 from tfcluster.runtime.telemetry.step_rate import StepRate
 
@@ -70,10 +71,19 @@ class Share:
         """The number of rows that this rank computes."""
         return self.rows + self.uncounted
 
+    @property
+    def fraction(self) -> Any:
+        """This rank's fraction of all ranks' weights; None if ``total`` is unknown."""
+        return None if self.total is None else self.rows / self.total
 
-def whole_batch(*, counts: bool) -> Share:
-    """The share of a custom loop's batch that every rank gets as a whole."""
-    return Share(rows=1.0, counts=counts, total=1.0, undivided=True)
+    @classmethod
+    def undivided_batch(cls, *, counts: bool, weight: float = 1.0) -> Share:
+        """The share of a batch that every rank computes as a whole.
+
+        ``weight`` is that of this rank's gradients, in a mean whose weights are not
+        added up in advance.
+        """
+        return cls(rows=weight, counts=counts, total=1.0, undivided=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +173,8 @@ class Session:
     """The approximate number of bytes per bucket in which gradients are exchanged."""
     applies: int = 0
     """The number of gradients exchanged so far."""
+    optimizer_names: OptimizerNames = field(default_factory=OptimizerNames)
+    """The optimizers' names in messages and on ps tasks, equal on all ranks."""
     hooked: dict[int, weakref.ref[Any]] = field(default_factory=dict)
     """Variables, by id, whose gradients pass through our hook."""
     last_rows: float = 1.0
@@ -200,7 +212,8 @@ class Session:
         self.group.steps = lambda: self.pace.steps
         # With an undivided batch every rank computes the same, so only the chief
         # counts.
-        self.loop = LoopState(whole_batch(counts=not self.divides or self.chief))
+        counts = not self.divides or self.chief
+        self.loop = LoopState(Share.undivided_batch(counts=counts))
 
     @property
     def rank(self) -> int:

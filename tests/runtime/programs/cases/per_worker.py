@@ -11,6 +11,7 @@ import os
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 import tfcluster.runtime as tfc
 from tests.runtime.programs.cases.tools import main, results
@@ -59,6 +60,47 @@ def case_per_worker_sum():
 def case_per_worker_weights():
     loss = keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")
     return trained(loss, weighted=True)
+
+
+class Watches(keras.layers.Layer):
+    """Counts its rows, and keeps a moving average of their mean."""
+
+    def build(self, shape):
+        self.seen = self.add_weight(name="seen", initializer="zeros", trainable=False)
+        self.mean = self.add_weight(
+            shape=(shape[-1],), name="mean", initializer="zeros", trainable=False
+        )
+
+    def call(self, x):
+        self.seen.assign_add(tf.cast(tf.shape(x)[0], x.dtype))
+        self.mean.assign(0.9 * self.mean + 0.1 * tf.reduce_mean(x, 0))
+        return x
+
+
+def case_per_worker_state_in_a_loop():
+    """The layer's state is that of all ranks' rows, not only of the chief's."""
+    generator = np.random.default_rng(1)
+    x = own_part(generator.normal(size=(PARTS, BATCHES, ROWS, 6))).astype("float32")
+    y = x.sum(1, keepdims=True)
+    layer = Watches()
+    model = keras.Sequential([keras.Input((6,)), layer, keras.layers.Dense(1)])
+    optimizer = keras.optimizers.SGD(0.01)
+    rows = ROWS * (PARTS if tfc.size() == 1 else 1)
+
+    @tf.function
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(x, training=True) - y) ** 2)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(
+            zip(gradients, model.trainable_variables, strict=True)
+        )
+
+    for _ in range(5):
+        for batch in tf.data.Dataset.from_tensor_slices((x, y)).batch(rows):
+            step(*batch)
+    kept = {v.name: v.numpy() for v in layer.non_trainable_variables}
+    return results(model) | kept
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ tensors, ragged and sparse tensors and numpy arrays, in any nested structure.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -49,7 +49,7 @@ def take_part(data: Nest, rank: int, size: int) -> Part:
     if not isinstance(batch, int) or not isinstance(common, bool):
         return _dynamic_part(data, leaves, batch, common, rank, size)
     if not common or not batch:
-        return Part(data, replace(_of_the_chief(rank), undivided=not common))
+        return Part(data, _of_the_chief(rank))
     start, stop = bounds(batch, rank, size)
     rows = stop - start
     if not rows:
@@ -162,7 +162,7 @@ def _of_the_chief(rank: int) -> Share:
     This is not the mean over the ranks: with sparse gradients an optimizer would get
     each row N times.
     """
-    return Share(rows=float(rank == 0), counts=rank == 0, total=1.0)
+    return Share.undivided_batch(counts=rank == 0, weight=float(rank == 0))
 
 
 def _float(number: float) -> Tensor:

@@ -11,7 +11,6 @@ import math
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
-from typing import Generic, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -26,6 +25,7 @@ from tfcluster.runtime.keras.batches.batch_slicing import (
     twice,
 )
 from tfcluster.runtime.keras.checks.row_terms import RowTerms
+from tfcluster.runtime.keras.data.graph_share import GraphShare
 from tfcluster.runtime.keras.data.loop_datasets import on_demand, serves_a_loop
 from tfcluster.runtime.keras.program_lines import user_line
 from tfcluster.runtime.keras.session import (
@@ -34,43 +34,13 @@ from tfcluster.runtime.keras.session import (
     Session,
     Share,
     TakenBatch,
-    whole_batch,
 )
-from tfcluster.runtime.keras.tf_variables import new_variable
 from tfcluster.runtime.scripts import program_kind
 from tfcluster.runtime.tensor_types import (
     Dataset,
-    DTypeLike,
     Leaf,
     Nest,
-    Tensor,
-    Variable,
 )
-
-T = TypeVar("T", bool, float)
-
-
-class GraphMirroredValue(Generic[T]):
-    """A bool or float that graphs read when they run, not when they are traced."""
-
-    def __init__(self, value: T, dtype: DTypeLike) -> None:
-        self._value: T = value
-        self._dtype = dtype
-        self._variable: Variable | None = None
-
-    def read(self) -> T | Tensor:
-        """The value; in a graph, a scalar tensor that is read when the graph runs."""
-        if tf.executing_eagerly():
-            return self._value
-        if self._variable is None:
-            self._variable = new_variable(self._value, self._dtype)
-        return self._variable.read_value()
-
-    def set(self, value: T) -> None:
-        """Change the value, also for graphs that are traced already."""
-        if value != self._value and self._variable is not None:
-            self._variable.assign(value)
-        self._value = value
 
 
 class DatasetIteration:
@@ -79,20 +49,12 @@ class DatasetIteration:
     def __init__(self, session: Session, row_terms: RowTerms) -> None:
         self._session = session
         self._row_terms = row_terms
-        self.counts = GraphMirroredValue(session.loop.share.counts, tf.bool)
-        """Whether metrics count this rank's rows."""
-        self.fraction = GraphMirroredValue(1.0, tf.float64)
-        """This rank's fraction of the rows that metrics get."""
-        self.weight = GraphMirroredValue(1.0, tf.float64)
-        """This rank's fraction of the rows of the batch that it trains on."""
-        self.doubles = GraphMirroredValue(False, tf.bool)
-        """Whether each row comes twice."""
-        self.first = GraphMirroredValue(0.0, tf.float64)
-        """The number of this rank's first row in the whole batch."""
-        self.present = GraphMirroredValue(0.0, tf.float64)
-        """The number of rows that this rank computes; 0 if each rank has all rows."""
-        self.total = GraphMirroredValue(0.0, tf.float64)
-        """The number of rows of the whole batch."""
+        self._rank_alone = Share.undivided_batch(counts=session.loop.share.counts)
+        """The share of what every rank computes as a whole."""
+        self.trained = GraphShare(self._rank_alone)
+        """This rank's share of the batch that it trains on."""
+        self.seen = GraphShare(self._rank_alone)
+        """This rank's share of the rows that metrics get now."""
         self._pass = 0
         """The pass that has yielded the last batch, as long as it has not ended."""
 
@@ -109,8 +71,7 @@ class DatasetIteration:
 
     def looks_beside(self) -> None:
         """Make metrics count what all ranks get now, besides their parts of a batch."""
-        self.counts.set(self._session.chief or not self._session.divides)
-        self.fraction.set(1.0)
+        self.seen.set(self._rank_alone)
 
     def ended(self, dataset_pass: int) -> None:
         """Record the end of a pass: of the last one, or of one within its loop.
@@ -124,27 +85,16 @@ class DatasetIteration:
                 self._pass = 0
                 self._session.loop.in_pass = False
                 self.looks_beside()
-                self.weight.set(1.0)
-                self.doubles.set(False)
-                self.first.set(0.0)
-                self.present.set(0.0)
-                self.total.set(0.0)
+                self.trained.set(self._rank_alone)
             elif self._pass:
                 self._takes_part()
 
     def _takes_part(self) -> None:
         """Make metrics and layers use the share of the last batch."""
         loop = self._session.loop
-        share, loop.in_pass = loop.share, True
-        self.counts.set(share.counts)
-        self.fraction.set(share.rows / share.total)
-        self.weight.set(share.rows / share.total)
-        self.doubles.set(share.trial and self._session.rank == DOUBLING_RANK)
-        self.first.set(float(share.first))
-        self.total.set(float(share.total))
-        # A rank without rows computes one that does not count.
-        present = max(1.0, float(share.present))
-        self.present.set(0.0 if share.undivided else present)
+        loop.in_pass = True
+        self.trained.set(loop.share)
+        self.seen.set(loop.share)
 
     def _iter(
         self, original: Callable[[Dataset], Iterator[Nest]], dataset: Dataset
@@ -179,13 +129,14 @@ class DatasetPass:
         """Called when the program has got all batches, or has left its loop."""
         self._loops.ended(id(self))
 
-    def next_bounds(self, batch: int) -> tuple[int, int, int]:
+    def next_bounds(self, batch: int, *, divisible: bool) -> tuple[int, int, int]:
         """Choose the rows of the next batch: start, stop, and how many times they come.
 
-        ``batch`` is its number of rows; a negative one means that it cannot be divided.
+        ``batch`` is the number of rows of its first tensor. ``divisible``: all of its
+        tensors have as many, so it can be divided.
         """
         if program_kind.distributes_itself():
-            return 0, max(batch, 0), 1
+            return 0, batch, 1
         applies = self._session.loop.applies
         if self._applies is not None and applies > self._applies:
             self._trains, self._looks = True, False
@@ -198,7 +149,8 @@ class DatasetPass:
         ):
             self._looks = True
             loop.taken = [each for each in loop.taken if each.dataset_pass != id(self)]
-        trial = self._trains and batch > 0 and self._tries(batch)
+        divisible = divisible and batch > 0
+        trial = self._trains and divisible and self._tries(batch)
         loop.batches += 1
         divide = trial_bounds if trial else bounds
         parts = [divide(batch, each, size) for each in range(size)]
@@ -207,20 +159,20 @@ class DatasetPass:
                 Fraction(0 if trial and each == DOUBLING_RANK else stop - start, batch)
                 for each, (start, stop) in enumerate(parts)
             )
-            if batch > 0
+            if divisible
             else ()
         )
         beside = [taken.fractions for taken in loop.taken]
         fits = self._fits(fractions, beside, trial=trial)
-        whole = not self._trains or batch <= 0 or not fits
+        whole = not self._trains or not divisible or not fits
         if not self._looks:
             loop.taken.append(TakenBatch(id(self), None if whole else fractions))
         if whole:
             if any(beside):
                 self._whole_beside(batch)
             else:
-                self._loops.yields(whole_batch(counts=rank == 0), id(self))
-            return 0, max(batch, 0), 1
+                self._loops.yields(Share.undivided_batch(counts=rank == 0), id(self))
+            return 0, batch, 1
         start, stop = parts[rank]
         rows = stop - start
         times = 2 if trial and rank == DOUBLING_RANK else 1
@@ -323,16 +275,18 @@ def _watched(
 def _divided(dataset: Dataset, dataset_pass: DatasetPass) -> Dataset:
     """``dataset`` with each batch sliced as ``dataset_pass`` decides at that moment."""
 
-    def next_bounds(batch: np.int64) -> list[np.int64]:
-        return [np.int64(number) for number in dataset_pass.next_bounds(int(batch))]
+    def next_bounds(batch: np.int64, divisible: np.bool_) -> list[np.int64]:
+        found = dataset_pass.next_bounds(int(batch), divisible=bool(divisible))
+        return [np.int64(number) for number in found]
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def part(*element: Nest) -> Nest:
         leaves = [leaf for leaf in tf.nest.flatten(element) if has_rows(leaf)]
         counts = [tf.cast(rows_in(leaf), tf.int64) for leaf in leaves]
         _, common = common_rows(leaves)
-        batch = tf.where(common, counts[0], tf.constant(-1, tf.int64))
-        first, last, times = tf.numpy_function(next_bounds, [batch], [tf.int64] * 3)
+        first, last, times = tf.numpy_function(
+            next_bounds, [counts[0], common], [tf.int64] * 3
+        )
         for number in (first, last, times):
             number.set_shape([])
         last = tf.where(common, last, tf.reduce_max(tf.stack(counts)))

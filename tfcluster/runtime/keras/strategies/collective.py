@@ -39,7 +39,7 @@ class CollectiveUpdate:
         what ``exchange`` raises.
         """
         tapes = self._tape_gradients
-        name = tapes.names.of(optimizer)
+        name = self._session.optimizer_names.of(optimizer)
         target = Target.of(name)
         watch = None
         if self._divergence_check is not None:

@@ -19,18 +19,18 @@ from dataclasses import dataclass, field
 import numpy as np
 import tensorflow as tf
 
-from tfcluster.runtime.collective import Signature, tensor_words
+from tfcluster.runtime.collective import Signature
 from tfcluster.runtime.collective.collectives import allgather_bytes, mean_of_gradients
 from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.keras.checks.divergence_check import DivergenceCheck
-from tfcluster.runtime.keras.graph_order import exchange_in_order
 from tfcluster.runtime.keras.object_map import ObjectMap
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.step_rows import StepRows
 from tfcluster.runtime.keras.strategies.local_sgd_schedule import Drift, Schedule
 from tfcluster.runtime.keras.types import Optimizer, Variable
+from tfcluster.runtime.keras.variable_exchange import exchange_variables
 from tfcluster.runtime.tensor_types import Gradient, Tensor
-from tfcluster.runtime.tensors import is_sparse, name_of
+from tfcluster.runtime.tensors import is_sparse
 
 _STATISTICS = struct.Struct(">dQ")
 """A replica's squared relative distance from the mean, and its proposed interval."""
@@ -124,7 +124,7 @@ class LocalSgdUpdate:
         known = self._by_optimizer.get(optimizer)
         if known is None:
             schedule = Schedule(every=self._every, seconds=self._seconds)
-            name = f"{optimizer.name} {len(self._replicas) + 1}"
+            name = self._session.optimizer_names.of(optimizer)
             # Declared before it exists: the callback runs only when the optimizer is
             # gone.
             replica: Replica
@@ -168,30 +168,18 @@ class LocalSgdUpdate:
 
         Returns a boolean scalar, as a branch of ``tf.cond`` has to.
         """
-        values = [tf.convert_to_tensor(variable) for variable in variables]
-        signature = Signature(
+
+        def average(
+            signature: Signature, arrays: Sequence[Array], scalars: Sequence[Array]
+        ) -> list[Array]:
+            return self._means(replica, arrays, scalars, signature)
+
+        exchange_variables(
             f"parameters of {replica.name}",
-            tuple(
-                tensor_words(name_of(variable), value.dtype.name, variable.shape)
-                for variable, value in zip(variables, values, strict=True)
-            ),
+            variables,
+            average,
+            self._drift.hyperparameters(replica.name, replica.optimizer()),
         )
-
-        scalars = self._drift.hyperparameters(replica.name, replica.optimizer())
-
-        def average(*arrays: Array) -> list[Array]:
-            return self._means(
-                replica, arrays[: len(values)], arrays[len(values) :], signature
-            )
-
-        found = exchange_in_order(
-            average, [*values, *scalars], [value.dtype for value in values]
-        )
-        for variable, value, mean in zip(
-            variables, values, tf.nest.flatten(found), strict=True
-        ):
-            mean.set_shape(value.shape)
-            variable.assign(mean)
         return tf.constant(True)
 
     def _means(

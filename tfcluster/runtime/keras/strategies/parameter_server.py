@@ -34,9 +34,10 @@ from tfcluster.runtime.keras.strategies.ps_non_trainable import ModelVariables
 from tfcluster.runtime.keras.tf_variables import have_values, raw
 from tfcluster.runtime.keras.train.tape_gradients import TapeGradients
 from tfcluster.runtime.keras.types import Optimizer, Variable
+from tfcluster.runtime.keras.variable_exchange import exchange_variables
 from tfcluster.runtime.parameter_server.client import Rows
 from tfcluster.runtime.tensor_types import Gradient, Tensor
-from tfcluster.runtime.tensors import is_sparse, name_of
+from tfcluster.runtime.tensors import is_sparse
 
 _R = TypeVar("_R")
 
@@ -118,7 +119,7 @@ class PsUpdate:
             self._model_variables.seen(state)
         elif state and self._session.size > 1:
             self._average(state)
-        answered = self._push(model, optimizer.name, given, identical=identical)
+        answered = self._push(model, given, identical=identical)
         # Until the push, variables here are compared with those on the ps tasks.
         with tf.control_dependencies(answered):
             raw(internals.iterations_of(optimizer)).assign_add(1)
@@ -235,30 +236,25 @@ class PsUpdate:
         return [None if g is None else next(clipped) for g in ordered]
 
     def _average(self, state: Sequence[Variable]) -> None:
-        session = self._session
+        """Set variables that layers update from their rows to their mean by rows."""
+        rows = StepRows(self._session)
 
-        def run(*arrays: Array) -> list[Array]:
+        def mean(
+            signature: Signature, arrays: Sequence[Array], counted: Sequence[Array]
+        ) -> Sequence[Array]:
             means, _ = mean_of_gradients(
-                session.group,
-                arrays[known:],
+                self._session.group,
+                arrays,
                 [],
-                weight=rows.weight(arrays[:known]),
+                weight=rows.weight(counted),
                 signature=signature,
             )
             return means
 
-        signature = Signature("moving averages", tuple(name_of(v) for v in state))
-        rows = StepRows(session)
-        known = len(rows.inputs)
-        values = [tf.convert_to_tensor(variable) for variable in state]
-        means = tf.nest.flatten(
-            exchange_in_order(run, [*rows.inputs, *values], [v.dtype for v in values])
-        )
-        for variable, mean in zip(state, means, strict=True):
-            raw(variable).assign(tf.ensure_shape(mean, variable.shape))
+        exchange_variables("moving averages", state, mean, rows.inputs)
 
     def _push(
-        self, model: ServerModel, name: str, gradients: TensorList, *, identical: bool
+        self, model: ServerModel, gradients: TensorList, *, identical: bool
     ) -> list[Tensor]:
         """Push the gradients and assign the answer, which is returned flat.
 
@@ -278,12 +274,7 @@ class PsUpdate:
             weight = rows.weight(arrays[:known])
             try:
                 received = self._exchange(
-                    model,
-                    name,
-                    given,
-                    weight,
-                    in_loop=rows.in_loop,
-                    identical=identical,
+                    model, given, weight, in_loop=rows.in_loop, identical=identical
                 )
             except CollectiveError as error:
                 # Keep the error: TensorFlow turns it into text.
@@ -305,7 +296,6 @@ class PsUpdate:
     def _exchange(
         self,
         model: ServerModel,
-        name: str,
         given: Sequence[Array | Slices | None],
         weight: float,
         *,
@@ -324,7 +314,7 @@ class PsUpdate:
             if identical:
                 weight = float(session.chief)
             received = servers.push(model.key, given, weight=weight)
-        session.applied(name, in_loop=in_loop)
+        session.applied(model.key, in_loop=in_loop)
         return received
 
 

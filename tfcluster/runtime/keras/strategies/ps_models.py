@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -99,7 +98,6 @@ class ServerModels:
         self.synchronous = synchronous
         self._leads = leads
         self._models: list[ServerModel] = []
-        self._names: Counter[str] = Counter()
         self._watched: dict[int, tuple[ServerModel, str, weakref.ref[Variable]]] = {}
         self._lock = threading.Lock()
 
@@ -150,9 +148,7 @@ class ServerModels:
         return model
 
     def _open(self, optimizer: Optimizer, kinds: str) -> tuple[ServerModel, bool]:
-        self._names[optimizer.name] += 1
-        number = self._names[optimizer.name]
-        key = optimizer.name if number == 1 else f"{optimizer.name}#{number}"
+        key = self._session.optimizer_names.of(optimizer)
         variables = internals.trained_variables(optimizer)
         clips_here = self.clips_here(optimizer)
         traits = traits_of(optimizer, clips_here=clips_here)

@@ -65,4 +65,4 @@ class AssignHook:
         if (share := self._session.share) is not None:
             counts: bool | Tensor = share.counts
             return counts
-        return True if self._session.inside_keras else self._loops.counts.read()
+        return True if self._session.inside_keras else self._loops.seen.read().counts

@@ -30,11 +30,13 @@ class _Rows:
 
     first: Any
     present: Any
-    """How many rows this rank computes; 0 if the batch is not divided."""
+    """How many rows this rank computes."""
     total: Any
     """How many rows the whole batch has."""
     doubles: Any
     """Whether it computes each of its rows twice, in a trial."""
+    undivided: Any
+    """Whether every rank computes all rows, and so draws the same numbers."""
     any_size: bool
     """Whether the graph is for batches of any size: a fixed size is not that of rows.
     A ``tf.function`` of the program is traced for each size of its batches."""
@@ -160,8 +162,7 @@ class DrawnRows:
             return None
         if may_be_noise and length is not None:
             self._has_noise_of_batches |= self._is_whole_batch(length)
-        known = length is not None and present is not None
-        if known and (not present or not length or length % present):
+        if length == 0 or (length and present and length % present):
             return None
         static = tf.get_static_value(sizes)
         if static is not None and self._is_of_gradients(tuple(map(int, static))):
@@ -178,9 +179,7 @@ class DrawnRows:
         if present is None and self._session.share is None:
             # The graph is traced for batches of this size.
             present = self._computed_rows()
-        if length is None:
-            return present != 0
-        return bool(length == present)
+        return length is None or bool(length == present)
 
     def _is_whole_batch(self, length: int) -> bool:
         """Whether a loop's whole batch has this many rows, and this rank has others."""
@@ -209,39 +208,37 @@ class DrawnRows:
         session, share = self._session, self._session.share
         if session.within(ALIKE) or session.within(OF_ALL_ROWS):
             return None
-        if share is not None:
-            if share.undivided is True or share.total is None or share.alone:
+        any_size = share is not None and not tf.executing_eagerly()
+        if share is None:
+            if session.inside_keras or not session.divides:
                 return None
-            # A rank without rows computes one that does not count.
-            present = share.present
-            if tf.is_tensor(present):
-                present = tf.maximum(present, tf.ones_like(present))
-            else:
-                present = max(present, 1)
-            if share.undivided is not False:
-                present = tf.where(share.undivided, tf.zeros_like(present), present)
-            trial = share.trial if self._may_double() else False
-            any_size = not tf.executing_eagerly()
-            return _Rows(share.first, present, share.total, trial, any_size)
-        if session.inside_keras or not session.divides:
+            if not tf.compat.v1.executing_eagerly_outside_functions():
+                return None  # A program of TensorFlow 1 divides its data itself.
+            share = self._loops.trained.read()
+        if share.undivided is True or share.total is None or share.alone:
             return None
-        if not tf.compat.v1.executing_eagerly_outside_functions():
-            return None  # A program of TensorFlow 1 divides its data itself.
-        loops = self._loops
-        doubles = loops.doubles.read() if self._may_double() else False
-        first, present = loops.first.read(), loops.present.read()
-        return _Rows(first, present, loops.total.read(), doubles, any_size=False)
-
-    def _may_double(self) -> bool:
-        session = self._session
-        return session.trials is not None and session.rank == DOUBLING_RANK
+        # A rank without rows computes one that does not count.
+        present = share.present
+        if tf.is_tensor(present):
+            present = tf.maximum(present, tf.ones_like(present))
+        else:
+            present = max(present, 1)
+        may_double = session.trials is not None and session.rank == DOUBLING_RANK
+        return _Rows(
+            first=share.first,
+            present=present,
+            total=share.total,
+            doubles=share.trial if may_double else False,
+            undivided=share.undivided,
+            any_size=any_size,
+        )
 
 
 def _part(rows: _Rows, sizes: Tensor, *, may_be_noise: bool) -> Part:
     length = tf.cast(sizes[0], tf.int64)
     present, total = tf.cast(rows.present, tf.int64), tf.cast(rows.total, tf.int64)
-    each = tf.math.floordiv(length, tf.maximum(present, 1))
-    fits = (present > 0) & tf.equal(each * present, length)
+    each = tf.math.floordiv(length, present)
+    fits = tf.equal(each * present, length) & ~tf.cast(rows.undivided, tf.bool)
     if may_be_noise:
         # Any size is a multiple of the single row of a small last batch.
         several = (present > 1) & tf.not_equal(length, total)

@@ -75,10 +75,10 @@ class MetricState:
     def fraction(self) -> TensorLike | None:
         """This rank's fraction of the batch's rows, a scalar; None if unknown."""
         if (share := self._session.share) is None:
-            return None if self._session.inside_keras else self._loops.fraction.read()
-        if share.total is None:
-            return None
-        return tf.cast(share.rows, tf.float64) / tf.cast(share.total, tf.float64)
+            if self._session.inside_keras:
+                return None
+            share = self._loops.seen.read()
+        return share.fraction
 
     # --- in an update ---------------------------------------------------------------
 

@@ -21,14 +21,12 @@ import tensorflow as tf
 from tfcluster.runtime.collective import (
     ReduceOp,
     Signature,
-    tensor_words,
 )
 from tfcluster.runtime.collective.collectives import reduce_arrays
 from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.keras import internals, patches
 from tfcluster.runtime.keras.checks.known_objects import new_flag
 from tfcluster.runtime.keras.checks.output_rows import OutputsByRow
-from tfcluster.runtime.keras.graph_order import exchange_in_order
 from tfcluster.runtime.keras.object_map import ObjectMap
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.step_rows import StepRows
@@ -41,6 +39,7 @@ from tfcluster.runtime.keras.train.observed_variables import (
 from tfcluster.runtime.keras.train.state_trials import Trials
 from tfcluster.runtime.keras.train.state_updates import Kind, Trial
 from tfcluster.runtime.keras.types import Layer, Variable
+from tfcluster.runtime.keras.variable_exchange import exchange_variables
 from tfcluster.runtime.tensor_types import Nest, Tensor, TensorLike
 from tfcluster.runtime.tensor_types import Variable as TfVariable
 from tfcluster.runtime.tensors import name_of
@@ -267,46 +266,42 @@ class MovingStatistics:
         all ranks if the values differ and it is unknown how to combine them; in a
         graph, when the op runs.
         """
-        found = [
-            own
+        observed = [
+            (variable, own)
             for variable in variables
             if (own := self._observed.get(variable)) is not None
         ]
-        if not found or self._session.size == 1:
+        if not observed or self._session.size == 1:
             return
+        found = [own for _, own in observed]
         rows = StepRows(self._session)
-        row_inputs = len(rows.inputs)
-        targets = [raw(own.variable()) for own in found]
-        values = [tf.convert_to_tensor(target) for target in targets]
         before = [tf.convert_to_tensor(own.before) for own in found]
-
         changed = tf.stack([tf.convert_to_tensor(own.changed) for own in found])
+        # These are inputs so that a trial of a layer has ended before the exchange.
         tried = [tf.convert_to_tensor(o.tried) for o in found if o.tried is not None]
         count = len(found)
 
-        def run(changed: Array, *arrays: Array) -> list[Array]:
-            counted, arrays = arrays[:row_inputs], arrays[row_inputs:]
-            news, olds = arrays[:count], arrays[count : 2 * count]
+        def merge(
+            signature: Signature, news: Sequence[Array], inputs: Sequence[Array]
+        ) -> Sequence[Array]:
+            changed, olds, rest = inputs[0], inputs[1 : count + 1], inputs[count + 1 :]
             if not changed.any():
-                return list(news)
-            # In an undivided loop all ranks have computed the same, so only the chief
-            # counts.
-            undivided = rows.in_loop and not self._session.loop.divided
-            weight = float(self._session.chief) if undivided else rows.of(counted)
-            merged = self._merged(found, weight, news, olds, changed)
+                return news
+            weight = rows.weight(rest[: len(rows.inputs)])
+            merged = self._merged(found, weight, news, olds, changed, signature)
             # A variable that has not changed since the last merge is merged already.
             return [
                 result if has_changed else new
                 for result, has_changed, new in zip(merged, changed, news, strict=True)
             ]
 
-        inputs = [changed, *rows.inputs, *values, *before, *tried]
-        types = [value.dtype for value in values]
-        merged = exchange_in_order(run, inputs, types)
-        for own, target, new in zip(
-            found, targets, tf.nest.flatten(merged), strict=True
-        ):
-            target.assign(tf.ensure_shape(new, target.shape))
+        exchange_variables(
+            "state of layers",
+            [variable for variable, _ in observed],
+            merge,
+            [changed, *before, *rows.inputs, *tried],
+        )
+        for own in found:
             own.changed.assign(False)
 
     def _merged(
@@ -316,16 +311,10 @@ class MovingStatistics:
         news: Sequence[Array],
         olds: Sequence[Array],
         changed: Array,
+        signature: Signature,
     ) -> list[Array]:
         session = self._session
         names = [name_of(own.variable()) for own in found]
-        signature = Signature(
-            "state of layers",
-            tuple(
-                tensor_words(name, new.dtype.name, new.shape)
-                for name, new in zip(names, news, strict=True)
-            ),
-        )
         agree_on_kinds(session.group, found, signature)
         wide = [np.asarray(new, np.float64) for new in news]
         # What a value contains beside its old value; see ``state_updates.Kind``.

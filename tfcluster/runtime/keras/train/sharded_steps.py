@@ -130,11 +130,10 @@ def _part(session: Session, data: Nest, *, trains: bool) -> Part:
 def _warn_if_undivided(
     session: Session, model: Model, data: Nest, undivided: bool | Tensor
 ) -> None:
-    if undivided is False:
+    leaves = [leaf for leaf in tf.nest.flatten(data) if has_rows(leaf)]
+    if undivided is False or not any(leaf.shape[0] != 0 for leaf in leaves):
         return
-    shapes = ", ".join(
-        str(tuple(leaf.shape)) for leaf in tf.nest.flatten(data) if has_rows(leaf)
-    )
+    shapes = ", ".join(str(tuple(leaf.shape)) for leaf in leaves)
 
     def warn() -> np.bool_:
         session.warn(

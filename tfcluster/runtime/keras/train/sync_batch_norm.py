@@ -58,10 +58,9 @@ class SyncBatchNorm:
         inputs: Tensor,
         mask: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        share = self._session.share
-        alone = self._session.inside_keras if share is None else share.alone
-        if alone or self._session.within(BY_ROWS) or not self._spans_ranks(layer):
+        if self._is_alone() or not self._spans_ranks(layer):
             return original(layer, inputs, mask)
+        share = self._session.share or self._loops.trained.read()
         axes = internals.reduction_axes(layer)
         each = tf.cast(tf.shape(inputs)[0], inputs.dtype)
         weights, epsilon = tf.ones_like(inputs), tf.constant(0.0, tf.float64)
@@ -87,9 +86,7 @@ class SyncBatchNorm:
         packed = tf.cast(tf.stack([count, total, spread]), tf.float64)
         count, total, spread = tf.unstack(packed)
         squares = spread + total * tf.math.divide_no_nan(total, count)
-        # In a loop, the fraction of the batch is as good a weight as the rows.
-        rows = self._loops.weight.read() if share is None else share.rows
-        rows = tf.cast(rows, tf.float64)
+        rows = tf.cast(share.rows, tf.float64)
         means = self._averaged(tf.stack([count, total, squares]), rows, layer.name)
         count, total, squares = tf.unstack(means)
         mean = total / (count + epsilon)
@@ -100,16 +97,22 @@ class SyncBatchNorm:
         """Whether the layer normalises over the rows of the whole batch."""
         return layer.synchronized or self._session.normalizes_whole_batches
 
-    def _rows_of_all(self, share: Share | None, own: Tensor) -> Tensor:
+    def _is_alone(self) -> bool:
+        """Whether the other ranks may not be calling the layer at the same time."""
+        session = self._session
+        if session.within(BY_ROWS):
+            return True
+        return session.inside_keras if session.share is None else session.share.alone
+
+    def _rows_of_all(self, share: Share, own: Tensor) -> Tensor:
         """The number of rows of the whole batch: a scalar of dtype float64."""
-        if share is None and self._session.divides:
-            fraction = tf.cast(self._loops.weight.read(), tf.float64)
-            found: Tensor = tf.math.divide_no_nan(tf.cast(own, tf.float64), fraction)
-            return found
-        if share is None or share.total is None:
-            return tf.cast(own, tf.float64) * self._session.size
-        total: Tensor = tf.cast(share.total, tf.float64)
-        return total
+        own = tf.cast(own, tf.float64)
+        if share.total is None or not self._session.divides:
+            return own * self._session.size
+        # A rank without rows computes one that does not count.
+        present = tf.maximum(tf.cast(share.present, tf.float64), 1.0)
+        whole: Tensor = own * tf.cast(share.total, tf.float64) / present
+        return tf.where(share.undivided, own, whole)
 
     def _averaged(self, local: Tensor, rows: Tensor, name: str) -> Tensor:
         """Average the ranks' tensors by rows, with the gradient of all ranks' losses.

@@ -30,7 +30,7 @@ from tfcluster.runtime.keras.session import BY_ROWS, Session
 from tfcluster.runtime.keras.tf_variables import raw
 from tfcluster.runtime.keras.train.gradient_allreduce import Target, Watch, exchange
 from tfcluster.runtime.keras.types import Optimizer, Tape, Variable
-from tfcluster.runtime.keras.unique_names import OptimizerNames, UniqueNames
+from tfcluster.runtime.keras.unique_names import UniqueNames
 from tfcluster.runtime.tensor_types import Gradient, Leaf, Nest, Tensor
 from tfcluster.runtime.tensors import is_sparse, name_of
 
@@ -75,7 +75,7 @@ class TapeGradients:
         self._session = session
         self._divergence_check = drift
         self._averages_state = averages_state
-        self.names = OptimizerNames()
+        self._names = session.optimizer_names
         self._origins = ObjectMap[_Origin]()
         self._owners = ObjectMap[weakref.ref[Optimizer]]()
         """The optimizer that applies the gradients of a variable."""
@@ -249,7 +249,7 @@ class TapeGradients:
             """The one optimizer that applies the gradients of all variables."""
             found = {self._owner(ref()) for ref in refs}
             optimizer = found.pop() if len(found) == 1 else None
-            return None if optimizer is None else (self.names.of(optimizer), optimizer)
+            return None if optimizer is None else (self._names.of(optimizer), optimizer)
 
         return self._divergence_check.watch(owner, key, trained)
 
@@ -264,7 +264,7 @@ class TapeGradients:
         for variable in variables:
             optimizer = self._owner(variable)
             if optimizer is not None:
-                names[self.names.of(optimizer)] = None
+                names[self._names.of(optimizer)] = None
         return ", ".join(names)
 
     def _group(self, variables: Sequence[Variable]) -> tuple[str, set[str]]:
@@ -335,7 +335,7 @@ class TapeGradients:
         if calls < _MANY_CALLS or calls != rows:
             return
         session.warn(
-            f"one step computes {calls} gradients for {self.names.of(optimizer)}, as "
+            f"one step computes {calls} gradients for {self._names.of(optimizer)}, as "
             "many as this rank has rows. If each is the gradient of one row and is "
             "changed (clipped by its norm), the result differs from that of one "
             "machine: each is averaged over the ranks first. Use tape.jacobian, which "
@@ -371,7 +371,7 @@ class TapeGradients:
         in_loop = tf.executing_eagerly() and session.share is None
         if in_loop and not session.loop.divided:
             return  # All ranks have the same gradient.
-        name, path = self.names.of(optimizer), name_of(variable)
+        name, path = self._names.of(optimizer), name_of(variable)
         if origin.graph != _graph():
             session.warn(
                 f"the gradient of {path} reaches {name} through a tf.function. If the "
