@@ -19,18 +19,22 @@ def adasum(parts: Sequence[Array]) -> Array:
 
     ``parts`` are in rank order, of equal shape and dtype; the result has that shape and
     dtype. It is identical on all ranks, since each computes it from the same arrays.
-    Raises NotImplementedError if the number of ranks is not a power of two.
+    Their number must be a power of two: see ``require_power_of_two``.
     """
-    if len(parts) & (len(parts) - 1):
-        raise NotImplementedError(
-            "Adasum combines ranks in pairs: their number must be a power of two, not "
-            f"{len(parts)}"
-        )
     dtype = parts[0].dtype
     wide = [part.astype(np.promote_types(dtype, np.float32)) for part in parts]
     while len(wide) > 1:
         wide = [_pair(*wide[i : i + 2]) for i in range(0, len(wide), 2)]
     return wide[0].astype(dtype)
+
+
+def require_power_of_two(ranks: int) -> None:
+    """Raise NotImplementedError if Adasum cannot combine this number of ranks."""
+    if ranks & (ranks - 1):
+        raise NotImplementedError(
+            "Adasum combines ranks in pairs: their number must be a power of two, not "
+            f"{ranks}"
+        )
 
 
 def _pair(one: Array, other: Array) -> Array:

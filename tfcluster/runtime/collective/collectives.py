@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from tfcluster.runtime.collective import ragged_collectives
-from tfcluster.runtime.collective.adasum import adasum
+from tfcluster.runtime.collective.adasum import adasum, require_power_of_two
 from tfcluster.runtime.collective.buckets import DEFAULT_BYTES, Item, by_size
 from tfcluster.runtime.collective.buffer_pool import ALIGNMENT, Pool
 from tfcluster.runtime.collective.group import CollectiveCall, Group
@@ -118,8 +118,11 @@ def combine(
 
     Results have the shapes and dtypes of the arguments. The average of integers is
     rounded down; it does not overflow. float16 and bfloat16 are summed in float32.
-    Raises NotImplementedError for ADASUM if the number of ranks is not a power of two.
+    Raises NotImplementedError for ADASUM if the number of ranks is not a power of two;
+    nothing is exchanged then, and the group remains usable.
     """
+    if op is ReduceOp.ADASUM:
+        require_power_of_two(group.size)
     with group.exchange(signature) as call:
         if op is ReduceOp.AVERAGE:
             combined = _averaged(call, dense)
