@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import tfcluster
+from tfcluster.runtime import tf_patches
 from tfcluster.runtime.keras import patches as keras_patches
 from tfcluster.runtime.tf1 import patches as tf1_patches
 
@@ -48,6 +49,7 @@ RUNTIME_LAYERS = [
     "tf_server",
     "scripts",
     "contract",
+    "tf_patches",
     "tf_internals",
     "keras.types",
     "keras.patches",
@@ -337,7 +339,13 @@ SETS_ATTRIBUTES = {
     "runtime.task.import_hook",
 }
 RUNTIME = [module for module in _modules() if module.startswith("runtime")]
-PATCHED = {patch.attribute for patch in (*keras_patches.PATCHES, *tf1_patches.PATCHES)}
+TABLES = {
+    "keras.": keras_patches.PATCHES,
+    "tensorflow.": tf_patches.PATCHES,
+    "tensorflow.compat.v1.": tf1_patches.PATCHES,
+}
+"""The patches of each library, by the beginning of their paths."""
+PATCHED = {patch.attribute for table in TABLES.values() for patch in table}
 
 
 @pytest.mark.parametrize("module", RUNTIME)
@@ -354,6 +362,34 @@ def test_private_names_of_libraries_have_two_rooms(module: str) -> None:
 def test_libraries_are_patched_by_the_tables_alone(module: str) -> None:
     if module not in SETS_ATTRIBUTES:
         assert not list(_set_on_others(_tree(module)))
+
+
+@pytest.mark.parametrize("library", TABLES)
+def test_each_table_has_the_attributes_of_its_library(library: str) -> None:
+    """So each attribute is in one table, and is wrapped once."""
+    for patch in TABLES[library]:
+        assert patch.path.startswith(library)
+    paths = [(patch.path, patch.how) for patch in TABLES[library]]
+    others = {
+        (patch.path, patch.how)
+        for name, table in TABLES.items()
+        for patch in table
+        if name != library
+    }
+    assert not others & {*paths}
+
+
+def test_what_is_below_keras_imports_nothing_of_it() -> None:
+    first = _RUNTIME_LEVELS["keras.tf_variables"]
+    wrong = [
+        f"{module} imports {name}"
+        for module in RUNTIME
+        if _runtime_level(own := module.removeprefix("runtime").lstrip(".")) < first
+        and not own.startswith("keras.")
+        for name in _runtime_imports(module)
+        if name.startswith("keras.")
+    ]
+    assert not wrong
 
 
 @pytest.mark.parametrize(

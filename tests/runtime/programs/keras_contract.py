@@ -27,7 +27,7 @@ from keras.src.backend.tensorflow import trainer
 
 from tests.runtime.programs import checks
 from tfcluster import versions
-from tfcluster.runtime import contract, tf_internals
+from tfcluster.runtime import contract, tf_internals, tf_patches
 from tfcluster.runtime.context import context_from
 from tfcluster.runtime.errors import CollectiveError
 from tfcluster.runtime.keras import internals, patches
@@ -40,7 +40,7 @@ OF_TF1: tuple[contract.Named, ...] = (
     *tf_internals.NAMES_OF_OPTIMIZER_1,
     *tf1_patches.PATCHES,
 )
-PATCHES = (*patches.PATCHES, *tf1_patches.PATCHES)
+PATCHES = (*patches.PATCHES, *tf_patches.PATCHES, *tf1_patches.PATCHES)
 MOST_MS = 5.0
 
 
@@ -180,7 +180,7 @@ def check_nobody_has_bound_a_patched_function_early() -> None:
 
 
 def check_a_function_is_called_through_its_class() -> None:
-    assert patches.FUNCTION_CALL.owner() is type(tf.function(lambda: None))
+    assert tf_patches.FUNCTION_CALL.owner() is type(tf.function(lambda: None))
 
 
 def check_public_names_are_those_of_the_public_modules() -> None:
@@ -325,7 +325,7 @@ def check_random_numbers_come_from_four_functions() -> None:
     shape, zeros = [2], tf.zeros([2])
     for patch, draws in (
         (
-            patches.STATELESS_UNIFORM,
+            tf_patches.STATELESS_UNIFORM,
             [
                 lambda: keras.layers.Dropout(0.5)(zeros, training=True),
                 lambda: keras.random.dropout(zeros, 0.5),
@@ -333,17 +333,17 @@ def check_random_numbers_come_from_four_functions() -> None:
             ],
         ),
         (
-            patches.STATELESS_NORMAL,
+            tf_patches.STATELESS_NORMAL,
             [
                 lambda: keras.layers.GaussianNoise(0.5)(zeros, training=True),
                 lambda: tf.random.stateless_normal(shape, [1, 2]),
             ],
         ),
         (
-            patches.STATELESS_TRUNCATED_NORMAL,
+            tf_patches.STATELESS_TRUNCATED_NORMAL,
             [lambda: keras.random.truncated_normal(shape)],
         ),
-        (patches.STATELESS_UNIFORM_INT, [lambda: keras.random.randint(shape, 0, 9)]),
+        (tf_patches.STATELESS_UNIFORM_INT, [lambda: keras.random.randint(shape, 0, 9)]),
     ):
         module = contract.resolve(patch.target)
         shapes: list[list[int]] = []

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from tfcluster.runtime import contract, tf_internals
+from tfcluster.runtime import contract, tf_internals, tf_patches
 from tfcluster.runtime.contract import Name
 from tfcluster.runtime.keras import patches
 from tfcluster.runtime.keras.types import (
@@ -235,7 +235,7 @@ UPDATE_METHODS = (
 
 def check() -> None:
     """Raise one CollectiveError that names all that Keras and TensorFlow lack."""
-    contract.check([*NAMES, *tf_internals.NAMES, *patches.PATCHES])
+    contract.check([*NAMES, *tf_internals.NAMES, *patches.PATCHES, *tf_patches.PATCHES])
 
 
 # --- optimizers -----------------------------------------------------------------------

@@ -21,6 +21,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from tfcluster.model import Strategy
+from tfcluster.runtime import tf_patches
 from tfcluster.runtime.context import Context, Recording
 from tfcluster.runtime.keras import internals, patches
 from tfcluster.runtime.keras.program_lines import user_line
@@ -59,9 +60,13 @@ class StepRecorder:
                 patches.MODEL_EVALUATE: self._result,
                 patches.MODEL_TRAIN_ON_BATCH: self._result,
                 patches.MODEL_TEST_ON_BATCH: self._result,
-                patches.CLIP_BY_GLOBAL_NORM: self._clip,
-                patches.CLIP_BY_NORM: self._clip,
-                patches.CLIP_BY_VALUE: self._clip,
+            }
+        )
+        tf_patches.TABLE.install(
+            {
+                tf_patches.CLIP_BY_GLOBAL_NORM: self._clip,
+                tf_patches.CLIP_BY_NORM: self._clip,
+                tf_patches.CLIP_BY_VALUE: self._clip,
             }
         )
 

@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfcluster.model import Strategy
-from tfcluster.runtime import contract, tf_internals
+from tfcluster.runtime import contract, tf_internals, tf_patches
 from tfcluster.runtime.context import Context
 from tfcluster.runtime.keras import internals, patches
 from tfcluster.runtime.keras.data.data_service_client import DataServiceClient
@@ -84,9 +84,9 @@ class DataServiceHooks:
             {
                 patches.EPOCH_ITERATOR: self._epochs,
                 patches.MODEL_PREDICT: self._predict,
-                patches.DATASET_ITER: self._iter,
             }
         )
+        tf_patches.TABLE.install({tf_patches.DATASET_ITER: self._iter})
 
     def _predict(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         # One rank may predict without the others.

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfcluster.runtime import tf_patches
 from tfcluster.runtime.keras import internals, patches
 from tfcluster.runtime.keras.data.loop_datasets import (
     IS_SHARDED,
@@ -131,7 +132,7 @@ class LoopBatches:
         self._trained: weakref.WeakSet[Dataset] = weakref.WeakSet()
 
     def install(self) -> None:
-        patches.TABLE.install({patches.DATASET_ITER: self._iter})
+        tf_patches.TABLE.install({tf_patches.DATASET_ITER: self._iter})
 
     def _iter(
         self, original: Callable[[Dataset], Iterator[Nest]], dataset: Dataset

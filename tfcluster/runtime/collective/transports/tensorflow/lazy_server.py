@@ -15,9 +15,8 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from tfcluster.runtime import tf_internals
+from tfcluster.runtime import tf_internals, tf_patches
 from tfcluster.runtime.errors import CollectiveError
-from tfcluster.runtime.keras import patches
 
 _CHUNK_BYTES = 1 << 16
 """recv_buf_max_chunk: a buffer is cut into fields of this size, not of 4 KiB. A whole
@@ -85,7 +84,9 @@ def arrange(task: Task, before: Callable[[], None]) -> None:
             vars(context).pop("ensure_initialized", None)
             start()
 
-    patches.TABLE.replace(patches.ONE_CONTEXT_INITIALIZED, context, start_with_server)
+    tf_patches.TABLE.replace(
+        tf_patches.ONE_CONTEXT_INITIALIZED, context, start_with_server
+    )
 
 
 def started() -> None:
