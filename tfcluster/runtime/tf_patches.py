@@ -27,6 +27,10 @@ def in_keras(
     return Handler(f"keras.{function}", when, always, called)
 
 
+def _is_in_keras(handler: Handler) -> bool:
+    return handler.function.startswith("keras.")
+
+
 SAVED = in_keras("train.chief_only_saving.ChiefOnlySaving._saved_as", EACH)
 _ALL_SLOTS = in_keras("strategies.ps_models.ServerModels._with_all_slots", SERVED)
 
@@ -360,4 +364,10 @@ PATCHES = (
     *STRATEGIES_OF_CLUSTERS,
     *STRATEGIES_OF_ONE_HOST,
 )
+PATCHES_WITHOUT_KERAS = tuple(
+    patch
+    for patch in PATCHES
+    if any(each.always and not _is_in_keras(each) for each in patch.handlers)
+)
+"""Those with a handler that is also there without the hooks on Keras."""
 TABLE = Table(PATCHES, program_kind.distributes_itself)

@@ -15,7 +15,11 @@ from tfcluster.runtime.process_group import group, is_initialized
 
 @functools.cache
 def raise_our_errors() -> None:
-    """Patch ``tf.function`` so that errors of exchanges arrive as raised."""
+    """Patch ``tf.function`` so that errors of exchanges arrive as raised.
+
+    Raises CollectiveError if TensorFlow lacks something that exchanges need.
+    """
+    tf_internals.check()
     tf_patches.TABLE.install({tf_patches.FUNCTION_CALL: _call})
 
 

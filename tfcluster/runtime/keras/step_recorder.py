@@ -28,7 +28,6 @@ from tfcluster.runtime.keras.program_lines import user_line
 from tfcluster.runtime.keras.train.xla_fallback import without_xla
 from tfcluster.runtime.keras.types import Layer, Model, Optimizer, Variable
 
-_SEED_STATE = "seed_generator_state"
 _NO_SLOTS = (Strategy.PARAMETER_SERVER, Strategy.REPLICATED)
 """Strategies that keep an optimizer's variables on the ps tasks."""
 
@@ -238,7 +237,9 @@ def _states_of(models: Sequence[Model], trained: Sequence[Variable]) -> list[Var
     }
     for model in models:
         for one in model.weights:
-            if id(one) not in known | metrics and _SEED_STATE not in _path(one):
+            if id(one) not in known | metrics and internals.SEED_STATE not in _path(
+                one
+            ):
                 found.setdefault(id(one), one)
     return sorted(found.values(), key=_path)
 

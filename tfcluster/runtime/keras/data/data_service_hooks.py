@@ -177,11 +177,9 @@ class Passes(tf.data.Dataset):  # type: ignore[misc]  # untyped
 
 def _leave_uncounted(iterator: EpochIterator) -> None:
     """Let each epoch end where its data ends, however many batches the last one had."""
-    kind = type(iterator)
-    never = property(lambda self: None, lambda self, count: None)
-    uncounted = type(kind.__name__, (kind,), {internals.NUM_BATCHES: never})
+    uncounted = internals.without_count(type(iterator))
     patches.TABLE.replace(patches.ONE_EPOCH_ITERATOR_CLASS, iterator, uncounted)
-    if iterator.steps_per_epoch is None:
+    if internals.steps_of(iterator) is None:
         # Then every pass ends by running out of data, which is no reason to warn.
         patches.TABLE.replace(
             patches.ONE_EPOCH_ITERATOR_WARNING, iterator, lambda: None

@@ -61,8 +61,10 @@ def task_name(job: str, index: int) -> str:
 def arrange(task: Task, before: Callable[[], None]) -> None:
     """At TensorFlow's first op, call ``before`` and then start the server.
 
-    Raises CollectiveError if TensorFlow has already executed an op.
+    Raises CollectiveError if TensorFlow has already executed an op, or lacks something
+    that the server needs.
     """
+    tf_internals.check()
     context = tf_internals.context()
     if tf_internals.is_running(context):
         raise CollectiveError(
@@ -80,8 +82,7 @@ def arrange(task: Task, before: Callable[[], None]) -> None:
             if os.getpid() == pid and not tf_internals.is_running(context):
                 before()
                 _configure(context, task)
-            # Delete the instance attribute, which uncovers the method of the class.
-            vars(context).pop("ensure_initialized", None)
+            tf_patches.TABLE.restore(tf_patches.ONE_CONTEXT_INITIALIZED, context)
             start()
 
     tf_patches.TABLE.replace(
