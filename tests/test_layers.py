@@ -412,16 +412,27 @@ def test_what_needs_no_hooks_is_checked_without_them() -> None:
         and node.attr in bodies
     }
     assert {"context", "is_eager", "share_server"} <= used
+    checked = {each.path for each in names} | {each.name for each in names}
+    others = {each.name for each in tf_internals.NAMES} - checked
     for body in map(bodies.__getitem__, used):
-        for node in ast.walk(body):
-            if isinstance(node, ast.ImportFrom):
-                for alias in node.names:
-                    path = f"{node.module}.{alias.name}"
-                    assert any(f"{each.path}.".startswith(f"{path}.") for each in names)
-            elif isinstance(node, ast.Attribute) and node.attr == "__internal__":
-                assert any(each.where == "tensorflow.__internal__" for each in names)
-            elif isinstance(node, ast.Attribute) and _is_private(node.attr):
-                assert node.attr in {each.name for each in names}, body.name
+        nodes = list(ast.walk(body))
+        imported = {
+            alias.asname or alias.name: f"{node.module}.{alias.name}"
+            for node in nodes
+            if isinstance(node, ast.ImportFrom)
+            for alias in node.names
+        }
+        for node in nodes:
+            if isinstance(node, ast.Attribute):
+                of = ast.unparse(node.value)
+                if of in imported:
+                    assert f"{imported[of]}.{node.attr}" in checked, body.name
+                elif node.attr != "__internal__" and (
+                    _is_private(node.attr) or of.endswith("__internal__")
+                ):
+                    assert node.attr in checked, body.name
+            elif isinstance(node, ast.Constant):
+                assert node.value not in others, body.name
 
 
 @pytest.mark.parametrize("module", RUNTIME)
