@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 import tfcluster
+from tfcluster.runtime import tf_internals, tf_patches
+from tfcluster.runtime.keras import internals
 from tfcluster.runtime.keras import patches as keras_patches
 from tfcluster.runtime.tf1 import patches as tf1_patches
 
@@ -48,6 +50,7 @@ RUNTIME_LAYERS = [
     "tf_server",
     "scripts",
     "contract",
+    "tf_patches",
     "tf_internals",
     "keras.types",
     "keras.patches",
@@ -309,6 +312,11 @@ def test_importing_is_cheap(module: str, forbidden: str) -> None:
 
 # The only modules that may use private names of Keras and TensorFlow.
 INTERNALS = {"runtime.keras.internals", "runtime.tf_internals"}
+TABLES_OF_PATCHES = {
+    "runtime.keras.patches",
+    "runtime.tf_patches",
+    "runtime.tf1.patches",
+}
 PRIVATE_OF_OTHERS = {
     # Uses private attributes of another object of its own class.
     "runtime.collective.transports.tensorflow.collective_keys",
@@ -329,7 +337,9 @@ SETS_ATTRIBUTES = {
     # A mark on its own function.
     "runtime.keras.train.metrics",
     "runtime.keras.train.sharded_steps",
-    # Settings of an optimizer that this module created.
+    # Attributes of an optimizer that this module created: all plain values (numbers,
+    # strings, None) of the program's optimizer, whose class may be the program's own.
+    # Those of Keras's private attributes are among them, but none is used by its name.
     "runtime.keras.strategies.optimizer_replica",
     # Its own threading.local.
     "runtime.keras.session",
@@ -338,7 +348,23 @@ SETS_ATTRIBUTES = {
     "runtime.task.import_hook",
 }
 RUNTIME = [module for module in _modules() if module.startswith("runtime")]
-PATCHED = {patch.attribute for patch in (*keras_patches.PATCHES, *tf1_patches.PATCHES)}
+TABLES = {
+    "keras.": keras_patches.PATCHES,
+    "tensorflow.": tf_patches.PATCHES,
+    "tensorflow.compat.v1.": tf1_patches.PATCHES,
+}
+"""The patches of each library, by the beginning of their paths."""
+PATCHED = {patch.attribute for table in TABLES.values() for patch in table}
+
+
+NAMES = (
+    *internals.NAMES,
+    *tf_internals.NAMES,
+    *tf_internals.NAMES_OF_TF1,
+    *tf_internals.NAMES_OF_OPTIMIZER_1,
+)
+PUBLIC_OF_PRIVATE = {"data_adapter", "num_batches", "steps_per_epoch"}
+"""Attributes without an underscore, but of private classes."""
 
 
 @pytest.mark.parametrize("module", RUNTIME)
@@ -349,6 +375,65 @@ def test_private_names_of_libraries_have_two_rooms(module: str) -> None:
         assert not f"{name}.".startswith(("keras.src.", "tensorflow.python.")), name
     if module not in PRIVATE_OF_OTHERS:
         assert not list(_private_names(_tree(module)))
+    if module not in TABLES_OF_PATCHES:
+        assert not list(_private_strings(_tree(module)))
+
+
+@pytest.mark.parametrize("module", RUNTIME)
+def test_private_methods_are_overridden_by_the_tables_alone(module: str) -> None:
+    own = module.removeprefix("runtime").lstrip(".")
+    known = {each.name for each in NAMES if own and each.overridden_in == own}
+    found = dict(_overridden(_tree(module)))
+    if module not in INTERNALS:
+        assert not {name: line for name, line in found.items() if name not in known}
+    assert known <= {*found}
+
+
+def test_what_needs_no_hooks_is_checked_without_them() -> None:
+    """Modules outside of ``keras`` use only names that ``tf_internals.check`` finds."""
+    names = [
+        *tf_internals.NAMES_WITHOUT_KERAS,
+        *tf_internals.NAMES_OF_TF1,
+        *tf_internals.NAMES_OF_OPTIMIZER_1,
+    ]
+    bodies = {
+        node.name: node
+        for node in _tree("runtime.tf_internals").body
+        if isinstance(node, ast.FunctionDef)
+    }
+    # It asks whether the name is there.
+    del bodies["could_record"]
+    used = {
+        node.attr
+        for module in RUNTIME
+        if not module.startswith("runtime.keras.")
+        for node in ast.walk(_tree(module))
+        if isinstance(node, ast.Attribute)
+        and ast.unparse(node.value) == "tf_internals"
+        and node.attr in bodies
+    }
+    assert {"context", "is_eager", "share_server"} <= used
+    checked = {each.path for each in names} | {each.name for each in names}
+    others = {each.name for each in tf_internals.NAMES} - checked
+    for body in map(bodies.__getitem__, used):
+        nodes = list(ast.walk(body))
+        imported = {
+            alias.asname or alias.name: f"{node.module}.{alias.name}"
+            for node in nodes
+            if isinstance(node, ast.ImportFrom)
+            for alias in node.names
+        }
+        for node in nodes:
+            if isinstance(node, ast.Attribute):
+                of = ast.unparse(node.value)
+                if of in imported:
+                    assert f"{imported[of]}.{node.attr}" in checked, body.name
+                elif node.attr != "__internal__" and (
+                    _is_private(node.attr) or of.endswith("__internal__")
+                ):
+                    assert node.attr in checked, body.name
+            elif isinstance(node, ast.Constant):
+                assert node.value not in others, body.name
 
 
 @pytest.mark.parametrize("module", RUNTIME)
@@ -357,16 +442,70 @@ def test_libraries_are_patched_by_the_tables_alone(module: str) -> None:
         assert not list(_set_on_others(_tree(module)))
 
 
+@pytest.mark.parametrize("library", TABLES)
+def test_each_table_has_the_attributes_of_its_library(library: str) -> None:
+    """So each attribute is in one table, and is wrapped once."""
+    for patch in TABLES[library]:
+        assert patch.path.startswith(library)
+    paths = [(patch.path, patch.how) for patch in TABLES[library]]
+    others = {
+        (patch.path, patch.how)
+        for name, table in TABLES.items()
+        for patch in table
+        if name != library
+    }
+    assert not others & {*paths}
+
+
+def test_what_is_below_keras_imports_nothing_of_it() -> None:
+    first = _RUNTIME_LEVELS["keras.tf_variables"]
+    wrong = [
+        f"{module} imports {name}"
+        for module in RUNTIME
+        if _runtime_level(own := module.removeprefix("runtime").lstrip(".")) < first
+        and not own.startswith("keras.")
+        for name in _runtime_imports(module)
+        if name.startswith("keras.")
+    ]
+    assert not wrong
+
+
 @pytest.mark.parametrize(
     "source",
     [
         "optimizer._iterations",
         "getattr(metric, '_fn', None)",
         "hasattr(super(), '_moments')",
+        "tf.__internal__.EagerTensor",
+        "iterator.data_adapter.num_batches",
     ],
 )
 def test_private_names_are_seen(source: str) -> None:
     assert list(_private_names(ast.parse(source)))
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["x = 'seed_generator_state'", "'seed_generator' in path", "'_num_batches'"],
+)
+def test_private_names_in_strings_are_seen(source: str) -> None:
+    assert list(_private_strings(ast.parse(source)))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import keras\nclass A(keras.Layer):\n def _moments(self): pass",
+        "import keras\nclass A(keras.Layer):\n _moments = 1",
+        "import keras\nclass A(keras.Layer): pass\nclass B(A):\n def _x(self): pass",
+        "from keras import Layer\nclass A(B, Layer):\n async def _x(self): pass",
+        "kind = type('A', (tf.data.Dataset,), {'_inputs': 1})",
+        "kind = type('A', (tf.data.Dataset,), {internals.NAME: 1})",
+        "kind = type('A', (tf.data.Dataset,), body)",
+    ],
+)
+def test_overridden_private_methods_are_seen(source: str) -> None:
+    assert dict(_overridden(ast.parse(source)))
 
 
 @pytest.mark.parametrize(
@@ -401,10 +540,71 @@ def _private_names(tree: ast.Module) -> Iterator[str]:
         else:
             continue
         own = isinstance(asked, ast.Name) and asked.id in ("self", "cls", "os", "sys")
-        # The _fields of named tuples are documented.
-        known = name.startswith(("__", "_tfcluster_")) or name == "_fields"
-        if name.startswith("_") and not own and not known:
+        if not own and (_is_private(name) or name in PUBLIC_OF_PRIVATE):
             yield f"{node.lineno}: {ast.unparse(node)}"
+
+
+def _is_private(name: str) -> bool:
+    """Whether an attribute is a library's own business."""
+    # The _fields of named tuples are documented.
+    known = name.startswith(("__", "_tfcluster_")) or name == "_fields"
+    return name == "__internal__" or (name.startswith("_") and not known)
+
+
+def _private_strings(tree: ast.Module) -> Iterator[str]:
+    """Strings that are, or begin, a name in the tables of names."""
+    private = {each.name for each in NAMES if each.name.startswith("_")}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            text = node.value
+            begins = len(text) > 1 and internals.SEED_STATE.startswith(text)
+            if text in private or (begins and "_" in text):
+                yield f"{node.lineno}: {text!r}"
+
+
+def _overridden(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    """Private attributes in classes that are derived from a library's, with lines.
+
+    A class need not override a method of its base: a later version may have one of
+    that name. So methods of our own begin with ``_tfcluster_``.
+    """
+    foreign = _foreign_names(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            if not foreign & {
+                ast.unparse(base).partition(".")[0] for base in node.bases
+            }:
+                continue
+            foreign.add(node.name)
+            for each in node.body:
+                yield from (
+                    (name, each.lineno) for name in _defined(each) if _is_private(name)
+                )
+        elif (
+            isinstance(node, ast.Call)
+            and ast.unparse(node.func) == "type"
+            and len(node.args) > 1
+        ):
+            body = node.args[2]
+            keys = body.keys if isinstance(body, ast.Dict) else [None]
+            for key in keys:
+                name = key.value if isinstance(key, ast.Constant) else "a computed name"
+                if not isinstance(key, ast.Constant) or _is_private(str(name)):
+                    yield str(name), node.lineno
+
+
+def _defined(node: ast.stmt) -> Iterator[str]:
+    """The names that a statement in the body of a class defines."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        yield node.name
+    elif isinstance(node, ast.Assign):
+        yield from (each.id for each in node.targets if isinstance(each, ast.Name))
+    elif (
+        isinstance(node, ast.AnnAssign)
+        and node.value is not None
+        and isinstance(node.target, ast.Name)
+    ):
+        yield node.target.id
 
 
 def _set_on_others(tree: ast.Module) -> Iterator[str]:

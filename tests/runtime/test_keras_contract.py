@@ -209,6 +209,8 @@ def test_one_object_is_changed_and_restored(library: Any) -> None:
     assert (one.step(), library.Model().step()) == ("own", "step")
     found.restore(patch, one)
     assert one.step() == "step"
+    found.restore(patch, one)
+    assert one.step() == "step"
 
 
 def test_what_is_wrapped_for_a_while_is_as_before(library: Any) -> None:
@@ -264,4 +266,8 @@ def test_all_that_is_missing_is_one_error(
     assert f"  {LIBRARY}.nowhere.Model: needed by tests of modules" in text
     assert f"  {LIBRARY}.Model._step: needed by {__name__}.outer" in text
     assert f"pip install '{LIBRARY}>=1.2,<3.5'" in text
+    assert "strategy: none" in text
+    with pytest.raises(CollectiveError) as raised:
+        contract.check([gone], optional=False)
+    assert str(raised.value).endswith("or a newer tfcluster")
     assert len(text.splitlines()) == 6

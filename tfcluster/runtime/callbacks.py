@@ -39,13 +39,13 @@ class BroadcastVariables(keras.callbacks.Callback):  # type: ignore[misc]  # unt
     def on_train_begin(self, logs: Logs = None) -> None:
         self._sent = False
         if self.model.built:
-            self._send()
+            self._tfcluster_send()
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         if not self._sent:
-            self._send()
+            self._tfcluster_send()
 
-    def _send(self) -> None:
+    def _tfcluster_send(self) -> None:
         state = [*self.model.weights, *getattr(self.model.optimizer, "variables", ())]
         unique = {id(variable): variable for variable in state}
         broadcast_variables(unique.values(), self.root_rank)
@@ -126,17 +126,17 @@ class LearningRateSchedule(keras.callbacks.Callback):  # type: ignore[misc]  # u
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         self._epoch = epoch
         if self.staircase:
-            self._set(epoch)
+            self._tfcluster_set(epoch)
 
     def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
         if not self.staircase and self.steps_per_epoch:
-            self._set(self._epoch + batch / self.steps_per_epoch)
+            self._tfcluster_set(self._epoch + batch / self.steps_per_epoch)
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         if logs is not None:
             logs["lr"] = float(self.model.optimizer.learning_rate)
 
-    def _set(self, epoch: float) -> None:
+    def _tfcluster_set(self, epoch: float) -> None:
         ended = self.end_epoch is not None and self._epoch >= self.end_epoch
         if self._epoch < self.start_epoch or ended or self.initial_lr is None:
             return
@@ -169,7 +169,7 @@ class LearningRateWarmup(LearningRateSchedule):
     ) -> None:
         super().__init__(
             initial_lr,
-            self._warming,
+            self._tfcluster_warming,
             end_epoch=warmup_epochs,
             staircase=False,
             momentum_correction=momentum_correction,
@@ -186,7 +186,7 @@ class LearningRateWarmup(LearningRateSchedule):
                 f"\nEpoch {epoch + 1}: the learning rate has warmed up to {rate:g}."
             )
 
-    def _warming(self, epoch: float) -> float:
+    def _tfcluster_warming(self, epoch: float) -> float:
         # One batch ahead, so that the last batch of the warm-up has the full rate.
         done = epoch + 1 / (self.steps_per_epoch or 1)
         ranks = size()

@@ -91,6 +91,8 @@ class Name:
     its code; or "" for ``where`` itself."""
     needed_by: str
     without: str
+    overridden_in: str = ""
+    """The module below ``tfcluster.runtime`` with a class that overrides the name."""
 
     @property
     def path(self) -> str:
@@ -303,8 +305,11 @@ class Table:
             raise LookupError(f"{patch.path} is not of one object")
 
     def restore(self, patch: Patch, one: Any) -> None:
-        """Undo ``replace``: the object has its class's attribute again."""
-        del vars(one)[patch.attribute]
+        """Undo ``replace``: the object has its class's attribute again.
+
+        Does nothing if it has that already.
+        """
+        vars(one).pop(patch.attribute, None)
 
     @contextmanager
     def replaced(self, handlers: Mapping[Patch, Around]) -> Iterator[None]:
@@ -345,8 +350,11 @@ def mark(one: Any, name: str, value: Any) -> None:
         setattr(one, name, value)
 
 
-def check(names: Iterable[Named]) -> None:
-    """Raise one CollectiveError that lists all names which the libraries lack."""
+def check(names: Iterable[Named], *, optional: bool = True) -> None:
+    """Raise one CollectiveError that lists all names which the libraries lack.
+
+    ``optional``: the program runs without them if tfcluster leaves it alone.
+    """
     lacking = [name for name in names if not name.is_there()]
     if not lacking:
         return
@@ -360,10 +368,13 @@ def check(names: Iterable[Named]) -> None:
         for name in lacking
     ]
     pins = " ".join(f"'{versions.requirement(package)}'" for package in packages)
+    way_out = (
+        ". With runtime: {strategy: none} the program runs without hooks, and is not "
+        "distributed"
+    )
     lines.append(
         f"Install versions that are known to work (pip install {pins}), or a newer "
-        "tfcluster. With runtime: {strategy: none} the program runs without hooks, and "
-        "is not distributed"
+        f"tfcluster{way_out if optional else ''}"
     )
     raise CollectiveError("\n".join(lines))
 

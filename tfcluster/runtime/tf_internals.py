@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
+from tfcluster.runtime import contract, tf_patches
 from tfcluster.runtime.contract import Name
 
 if TYPE_CHECKING:
@@ -36,8 +37,52 @@ _OWN_LOSSES = "the check of custom losses"
 _TRANSPORT = "transport: tensorflow"
 _SERVERS = "parameter servers"
 
+NAMES_WITHOUT_KERAS = (
+    Name("tensorflow.python.eager.context", "context", _TRANSPORT, "no server"),
+    Name(
+        "tensorflow.python.eager.context",
+        "function_executor_type",
+        _SERVERS,
+        "updates run on one core",
+    ),
+    Name(f"{_CONTEXT}.__init__", "_context_handle", _TRANSPORT, "no server"),
+    *(
+        Name(_CONTEXT, name, _TRANSPORT, "no server")
+        for name in (
+            "abort_collective_ops",
+            "config",
+            "configure_collective_ops",
+            "enable_collective_ops",
+            "ensure_initialized",
+        )
+    ),
+    Name(_CONTEXT, "add_function_def", _SERVERS, "gradients are not applied"),
+    Name(
+        "tensorflow.python.autograph.impl.api",
+        "StagingError",
+        "errors of an exchange",
+        "they lose their type",
+    ),
+    Name(
+        "tensorflow.__internal__",
+        "EagerTensor",
+        "detection of a program's own exchanges",
+        "its gradients are exchanged twice",
+    ),
+)
+"""What ``exchange``, ``parameter_server`` and ``collective.transports`` need, with or
+without the hooks on Keras."""
+
 NAMES = (
+    *NAMES_WITHOUT_KERAS,
     Name(_DATASET, "_inputs", _LOOPS, "batches are not distinguished from rows"),
+    Name(
+        _DATASET,
+        "_inputs",
+        "data tasks",
+        "datasets that read from them cannot be made",
+        overridden_in="keras.data.data_service_hooks",
+    ),
     Name(
         _DATASET,
         "_variant_tensor",
@@ -102,25 +147,6 @@ NAMES = (
     ),
     Name("tensorflow.python.framework.op_def_registry", "get", _OWN_LOSSES, "no check"),
     Name("tensorflow.python.eager.execute", "quick_execute", _OWN_LOSSES, "no check"),
-    Name("tensorflow.python.eager.context", "context", _TRANSPORT, "no server"),
-    Name(
-        "tensorflow.python.eager.context",
-        "function_executor_type",
-        _SERVERS,
-        "updates run on one core",
-    ),
-    Name(f"{_CONTEXT}.__init__", "_context_handle", _TRANSPORT, "no server"),
-    *(
-        Name(_CONTEXT, name, _TRANSPORT, "no server")
-        for name in (
-            "abort_collective_ops",
-            "config",
-            "configure_collective_ops",
-            "enable_collective_ops",
-            "ensure_initialized",
-        )
-    ),
-    Name(_CONTEXT, "add_function_def", _SERVERS, "gradients are not applied"),
     Name(_CONTEXT, "get_function_def", _OWN_LOSSES, "no check"),
     Name(
         _MANAGER, "_prefix", "CheckpointManager", "the names of the files are unknown"
@@ -139,12 +165,6 @@ NAMES = (
         "ResourceVariable",
         _SERVERS,
         "models that are built in the first step cannot be trained",
-    ),
-    Name(
-        "tensorflow.python.autograph.impl.api",
-        "StagingError",
-        "errors of an exchange",
-        "they lose their type",
     ),
     Name(
         "tensorflow.python.autograph.pyct.loader.load_source",
@@ -218,6 +238,17 @@ KEEPS_BATCHES = (
     "Zip",
 )
 """Kinds whose elements are batches where those of their inputs are."""
+
+
+def check() -> None:
+    """Raise one CollectiveError that names all that TensorFlow lacks.
+
+    It is for programs without the hooks on Keras, such as those that use only the
+    Horovod-like API. Keras's own check covers these names as well.
+    """
+    contract.check(
+        [*NAMES_WITHOUT_KERAS, *tf_patches.PATCHES_WITHOUT_KERAS], optional=False
+    )
 
 
 class Function(Protocol):
@@ -423,6 +454,13 @@ def could_record() -> bool:
 
 
 # --- eager operations -----------------------------------------------------------------
+
+
+def is_eager(tensor: object) -> bool:
+    """Whether a tensor has a value now; False for a tensor of a graph."""
+    import tensorflow as tf
+
+    return isinstance(tensor, tf.__internal__.EagerTensor)
 
 
 def context() -> Context:

@@ -13,7 +13,8 @@ import importlib
 import json
 import sys
 import time
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
@@ -27,9 +28,10 @@ from keras.src.backend.tensorflow import trainer
 
 from tests.runtime.programs import checks
 from tfcluster import versions
-from tfcluster.runtime import contract, tf_internals
+from tfcluster.runtime import contract, tf_internals, tf_patches
 from tfcluster.runtime.context import context_from
 from tfcluster.runtime.errors import CollectiveError
+from tfcluster.runtime.exchange import error_translation
 from tfcluster.runtime.keras import internals, patches
 from tfcluster.runtime.keras.data.loop_datasets import yields_batches
 from tfcluster.runtime.task import injection
@@ -40,7 +42,7 @@ OF_TF1: tuple[contract.Named, ...] = (
     *tf_internals.NAMES_OF_OPTIMIZER_1,
     *tf1_patches.PATCHES,
 )
-PATCHES = (*patches.PATCHES, *tf1_patches.PATCHES)
+PATCHES = (*patches.PATCHES, *tf_patches.PATCHES, *tf1_patches.PATCHES)
 MOST_MS = 5.0
 
 
@@ -113,6 +115,39 @@ def check_one_error_names_all_that_is_missing() -> None:
     internals.check()
 
 
+def check_one_error_names_all_that_is_missing_without_hooks() -> None:
+    """Programs that use only the Horovod-like API do not have Keras's hooks."""
+    context = contract.resolve("tensorflow.python.eager.context.Context")
+    module = contract.resolve(tf_patches.FUNCTION_CALL.target.rpartition(".")[0])
+    begin: Callable[[], None] = error_translation.raise_our_errors.__wrapped__
+    with instead(context, "add_function_def"), instead(module, "Function"):
+        try:
+            begin()
+        except CollectiveError as error:
+            text = str(error)
+        else:
+            raise AssertionError("nothing was missing")
+    for part in (
+        f"TensorFlow {tf.__version__} is installed, 2.16 to ",
+        "Context.add_function_def: needed by parameter servers",
+        "Function.__call__: needed by keras.train.xla_fallback",
+        "pip install 'tensorflow>=2.16,<",
+    ):
+        assert part in text, text
+    assert "Keras" not in text, text
+    assert "strategy: none" not in text, text
+    begin()
+
+
+def check_what_needs_no_hooks_takes_milliseconds() -> None:
+    took = []
+    for _ in range(5):
+        start = time.perf_counter()
+        tf_internals.check()
+        took.append((time.perf_counter() - start) * 1000)
+    assert min(took) < MOST_MS / 5, took
+
+
 def check_a_word_that_keras_has_changed_is_missing() -> None:
     def other(self):
         return global_state.get_global_attribute("call_context_of_today")
@@ -180,7 +215,7 @@ def check_nobody_has_bound_a_patched_function_early() -> None:
 
 
 def check_a_function_is_called_through_its_class() -> None:
-    assert patches.FUNCTION_CALL.owner() is type(tf.function(lambda: None))
+    assert tf_patches.FUNCTION_CALL.owner() is type(tf.function(lambda: None))
 
 
 def check_public_names_are_those_of_the_public_modules() -> None:
@@ -325,7 +360,7 @@ def check_random_numbers_come_from_four_functions() -> None:
     shape, zeros = [2], tf.zeros([2])
     for patch, draws in (
         (
-            patches.STATELESS_UNIFORM,
+            tf_patches.STATELESS_UNIFORM,
             [
                 lambda: keras.layers.Dropout(0.5)(zeros, training=True),
                 lambda: keras.random.dropout(zeros, 0.5),
@@ -333,17 +368,17 @@ def check_random_numbers_come_from_four_functions() -> None:
             ],
         ),
         (
-            patches.STATELESS_NORMAL,
+            tf_patches.STATELESS_NORMAL,
             [
                 lambda: keras.layers.GaussianNoise(0.5)(zeros, training=True),
                 lambda: tf.random.stateless_normal(shape, [1, 2]),
             ],
         ),
         (
-            patches.STATELESS_TRUNCATED_NORMAL,
+            tf_patches.STATELESS_TRUNCATED_NORMAL,
             [lambda: keras.random.truncated_normal(shape)],
         ),
-        (patches.STATELESS_UNIFORM_INT, [lambda: keras.random.randint(shape, 0, 9)]),
+        (tf_patches.STATELESS_UNIFORM_INT, [lambda: keras.random.randint(shape, 0, 9)]),
     ):
         module = contract.resolve(patch.target)
         shapes: list[list[int]] = []
@@ -394,6 +429,8 @@ def check_an_epoch_has_the_batches_that_it_is_told() -> None:
     strategy = tf.distribute.get_strategy()
     iterator = trainer.TFEpochIterator(x=data, distribute_strategy=strategy)
     assert internals.reads_dataset(iterator)
+    assert internals.batches_of_data(iterator) == 4
+    assert internals.steps_of(iterator) is None
     internals.set_dataset(iterator, internals.dataset_of(iterator).shard(2, 0))
     internals.set_batches(iterator, 2)
     seen = []
@@ -403,6 +440,38 @@ def check_an_epoch_has_the_batches_that_it_is_told() -> None:
     assert iterator.num_batches == 2
     iterator.reset()
     assert iterator.num_batches == 4
+    internals.set_steps(iterator, 3)
+    assert internals.steps_of(iterator) == 3
+    assert len(list(iterator.enumerate_epoch())) == 3
+
+
+def check_an_epoch_ends_where_its_data_ends() -> None:
+    """Without a count, an epoch has all batches, also if the one before had fewer."""
+    lengths = iter((2, 4))
+    data = tf.data.Dataset.from_generator(
+        lambda: iter(range(next(lengths))), output_signature=tf.TensorSpec([], tf.int64)
+    )
+    strategy = tf.distribute.get_strategy()
+    iterator = trainer.TFEpochIterator(x=data.batch(1), distribute_strategy=strategy)
+    iterator.__class__ = internals.without_count(trainer.TFEpochIterator)
+    seen = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(2):
+            steps = iterator.enumerate_epoch()
+            with iterator.catch_stop_iteration():
+                seen.append(0)
+                for *_, batches in steps:
+                    next(batches)
+                    seen[-1] += 1
+    assert seen == [2, 4], seen
+
+
+def check_eager_tensors_are_told_from_those_of_graphs() -> None:
+    assert tf_internals.is_eager(tf.constant(1))
+    assert not tf_internals.is_eager(tf.Variable(1))
+    with tf.Graph().as_default():
+        assert not tf_internals.is_eager(tf.constant(1))
 
 
 def check_training_begins_with_the_epoch_that_is_set() -> None:

@@ -9,15 +9,18 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfcluster.runtime import tf_internals
-from tfcluster.runtime.keras import patches
+from tfcluster.runtime import tf_internals, tf_patches
 from tfcluster.runtime.process_group import group, is_initialized
 
 
 @functools.cache
 def raise_our_errors() -> None:
-    """Patch ``tf.function`` so that errors of exchanges arrive as raised."""
-    patches.TABLE.install({patches.FUNCTION_CALL: _call})
+    """Patch ``tf.function`` so that errors of exchanges arrive as raised.
+
+    Raises CollectiveError if TensorFlow lacks something that exchanges need.
+    """
+    tf_internals.check()
+    tf_patches.TABLE.install({tf_patches.FUNCTION_CALL: _call})
 
 
 def _call(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 
 import tensorflow as tf
 
+from tfcluster.runtime import tf_internals
 from tfcluster.runtime.scripts import program_kind
 from tfcluster.runtime.tensor_types import Gradient, Graph, Nest, Tensor
 
@@ -34,7 +35,7 @@ class ReducedTensors:
         if program_kind.distributes_itself():
             return
         for tensor in map(_values, tensors):
-            if isinstance(tensor, tf.__internal__.EagerTensor):
+            if tf_internals.is_eager(tensor):
                 self._eager[id(tensor)] = weakref.ref(tensor)
                 self._shapes[tuple(tensor.shape)] += 1
             else:
@@ -46,9 +47,7 @@ class ReducedTensors:
         ``found`` is the result of ``tape.gradient``.
         """
         for tensor in map(_values, tf.nest.flatten(found)):
-            if tensor is not None and not isinstance(
-                tensor, tf.__internal__.EagerTensor
-            ):
+            if tensor is not None and not tf_internals.is_eager(tensor):
                 self._gradients.setdefault(tensor.graph, set()).add(tensor.op.name)
 
     def applied(self, gradients: Sequence[Gradient]) -> bool:
@@ -58,8 +57,8 @@ class ReducedTensors:
         searched; an eager tensor is recognized by itself or by its shape.
         """
         found = [_values(gradient) for gradient in gradients if gradient is not None]
-        eager = [t for t in found if isinstance(t, tf.__internal__.EagerTensor)]
-        others = [t for t in found if not isinstance(t, tf.__internal__.EagerTensor)]
+        eager = [tensor for tensor in found if tf_internals.is_eager(tensor)]
+        others = [tensor for tensor in found if not tf_internals.is_eager(tensor)]
         made = self._made_eagerly(eager) or any(map(self._made_in_graph, others))
         self._eager.clear()
         self._shapes.clear()

@@ -8,12 +8,12 @@ from types import MethodType
 
 import tensorflow as tf
 
+from tfcluster.runtime import tf_patches
 from tfcluster.runtime.collective import ReduceOp
 from tfcluster.runtime.exchange.graph_ops import unconverted
 from tfcluster.runtime.exchange.wire_format import Compressor
 from tfcluster.runtime.horovod.local_sources import weights_of
 from tfcluster.runtime.horovod.settings import Settings, settings
-from tfcluster.runtime.keras import patches
 from tfcluster.runtime.keras.types import Layer
 from tfcluster.runtime.process_sets import ProcessSet, global_process_set
 from tfcluster.runtime.tensor_types import Nest
@@ -52,8 +52,8 @@ def DistributedGradientTape(
     )
     tape = copy.copy(gradtape)
     gradient = MethodType(_gradient_by(chosen), tape)
-    patches.TABLE.replace(patches.ONE_TAPE_GRADIENT, tape, gradient)
-    patches.TABLE.replace(patches.ONE_TAPE_LOCAL, tape, chosen.local.add)
+    tf_patches.TABLE.replace(tf_patches.ONE_TAPE_GRADIENT, tape, gradient)
+    tf_patches.TABLE.replace(tf_patches.ONE_TAPE_LOCAL, tape, chosen.local.add)
     return tape
 
 

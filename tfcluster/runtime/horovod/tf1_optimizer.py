@@ -7,11 +7,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfcluster.runtime import tf_internals
+from tfcluster.runtime import contract, tf_internals
 from tfcluster.runtime.exchange.graph_ops import unconverted
 from tfcluster.runtime.horovod.settings import Settings
 from tfcluster.runtime.tensor_types import Gradient, Variable
 from tfcluster.runtime.tf1_types import V1Optimizer as WrappedOptimizer
+
+contract.check(tf_internals.NAMES_OF_OPTIMIZER_1, optional=False)
 
 _DELEGATED = (
     "apply_gradients",

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from tfcluster.runtime import contract, tf_internals
+from tfcluster.runtime import contract, tf_internals, tf_patches
 from tfcluster.runtime.contract import Name
 from tfcluster.runtime.keras import patches
 from tfcluster.runtime.keras.types import (
@@ -137,6 +137,13 @@ NAMES = (
         "each rank normalizes by its own rows",
     ),
     Name(
+        f"{_BATCH_NORM}.call",
+        "_moments",
+        "SyncBatchNormalization",
+        "each rank normalizes by its own rows",
+        overridden_in="horovod.sync_batch_normalization",
+    ),
+    Name(
         f"{_BATCH_NORM}.build",
         "_reduction_axes",
         "BatchNormalization(synchronized=True)",
@@ -184,8 +191,28 @@ NAMES = (
         _SHARDED,
         "every rank trains on all batches",
     ),
-    Name(f"{_BASE_ITERATOR}.__init__", "_num_batches", _SHARDED, "epochs end too late"),
-    Name(f"{_BASE_ITERATOR}.reset", "_num_batches", _SHARDED, "epochs end too late"),
+    *(
+        Name(f"{_BASE_ITERATOR}.{method}", name, _SHARDED, "epochs end too late")
+        for method, name in (
+            ("__init__", "_num_batches"),
+            ("__init__", "steps_per_epoch"),
+            ("reset", "_num_batches"),
+            # The number of batches of a data adapter.
+            ("reset", "num_batches"),
+        )
+    ),
+    Name(
+        f"{_BASE_ITERATOR}.__init__",
+        "_num_batches",
+        _DATA,
+        "later epochs end where the first one ended",
+    ),
+    Name(
+        f"{_BASE_ITERATOR}.__init__",
+        "data_adapter",
+        f"{_SHARDED}, {_DATA}",
+        "the number of batches and the kind of the data are unknown",
+    ),
     Name(_ITERATOR, "_interrupted_warning", _DATA, "false warnings that data ran out"),
     Name(
         "keras.src.trainers.data_adapters.tf_dataset_adapter",
@@ -205,6 +232,7 @@ NAMES = (
         "_save_model",
         "BestModelCheckpoint",
         "each rank writes",
+        overridden_in="callbacks",
     ),
     Name(
         "keras.callbacks.SwapEMAWeights.__init__",
@@ -218,10 +246,7 @@ NAMES = (
 )
 
 SEED_STATE = "seed_generator_state"
-"""The name of a seed generator's variable."""
-
-NUM_BATCHES = "_num_batches"
-"""The attribute of ``fit``'s iterator that holds its number of batches."""
+"""The name of a seed generator's variable, and the end of its path."""
 
 UPDATE_METHODS = (
     "apply",
@@ -235,7 +260,7 @@ UPDATE_METHODS = (
 
 def check() -> None:
     """Raise one CollectiveError that names all that Keras and TensorFlow lack."""
-    contract.check([*NAMES, *tf_internals.NAMES, *patches.PATCHES])
+    contract.check([*NAMES, *tf_internals.NAMES, *patches.PATCHES, *tf_patches.PATCHES])
 
 
 # --- optimizers -----------------------------------------------------------------------
@@ -426,6 +451,27 @@ def set_dataset(iterator: EpochIterator, dataset: Dataset) -> None:
 def set_batches(iterator: EpochIterator, count: int | None) -> None:
     """Set the number of batches per epoch; None: unknown."""
     iterator._num_batches = count
+
+
+def steps_of(iterator: EpochIterator) -> int | None:
+    """The batches per epoch that the program asked ``fit`` for; None: all."""
+    return iterator.steps_per_epoch
+
+
+def set_steps(iterator: EpochIterator, count: int) -> None:
+    """Set the number of batches per epoch that ``fit`` is asked for."""
+    iterator.steps_per_epoch = count
+
+
+def batches_of_data(iterator: EpochIterator) -> int | None:
+    """The number of batches of the data that ``fit`` was given; None: unknown."""
+    return iterator.data_adapter.num_batches
+
+
+def without_count(kind: type[EpochIterator]) -> type[EpochIterator]:
+    """A subclass whose objects never know their number of batches."""
+    never = property(lambda self: None, lambda self, count: None)
+    return type(kind.__name__, (kind,), {"_num_batches": never})
 
 
 def reads_dataset(iterator: EpochIterator) -> bool:

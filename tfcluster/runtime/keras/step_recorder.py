@@ -21,13 +21,13 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from tfcluster.model import Strategy
+from tfcluster.runtime import tf_patches
 from tfcluster.runtime.context import Context, Recording
 from tfcluster.runtime.keras import internals, patches
 from tfcluster.runtime.keras.program_lines import user_line
 from tfcluster.runtime.keras.train.xla_fallback import without_xla
 from tfcluster.runtime.keras.types import Layer, Model, Optimizer, Variable
 
-_SEED_STATE = "seed_generator_state"
 _NO_SLOTS = (Strategy.PARAMETER_SERVER, Strategy.REPLICATED)
 """Strategies that keep an optimizer's variables on the ps tasks."""
 
@@ -59,9 +59,13 @@ class StepRecorder:
                 patches.MODEL_EVALUATE: self._result,
                 patches.MODEL_TRAIN_ON_BATCH: self._result,
                 patches.MODEL_TEST_ON_BATCH: self._result,
-                patches.CLIP_BY_GLOBAL_NORM: self._clip,
-                patches.CLIP_BY_NORM: self._clip,
-                patches.CLIP_BY_VALUE: self._clip,
+            }
+        )
+        tf_patches.TABLE.install(
+            {
+                tf_patches.CLIP_BY_GLOBAL_NORM: self._clip,
+                tf_patches.CLIP_BY_NORM: self._clip,
+                tf_patches.CLIP_BY_VALUE: self._clip,
             }
         )
 
@@ -233,7 +237,9 @@ def _states_of(models: Sequence[Model], trained: Sequence[Variable]) -> list[Var
     }
     for model in models:
         for one in model.weights:
-            if id(one) not in known | metrics and _SEED_STATE not in _path(one):
+            if id(one) not in known | metrics and internals.SEED_STATE not in _path(
+                one
+            ):
                 found.setdefault(id(one), one)
     return sorted(found.values(), key=_path)
 

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from tfcluster.runtime.keras import patches
+from tfcluster.runtime import tf_patches
 from tfcluster.runtime.tensor_types import Gradient, Graph, Operation, Tensor, Variable
 
 Combine: TypeAlias = Callable[[Tensor, Tensor], Tensor]
@@ -46,10 +46,10 @@ def rows_at_once(distinct: Sequence[Tensor]) -> Iterator[dict[int, Addition]]:
     known = {id(tensor) for tensor in distinct}
     done: dict[int, Addition] = {}
     handlers = {
-        patches.SCATTER_ADD: _around(tf.add, known, done),
-        patches.SCATTER_SUB: _around(tf.subtract, known, done),
+        tf_patches.SCATTER_ADD: _around(tf.add, known, done),
+        tf_patches.SCATTER_SUB: _around(tf.subtract, known, done),
     }
-    with patches.TABLE.replaced(handlers):
+    with tf_patches.TABLE.replaced(handlers):
         yield done
 
 

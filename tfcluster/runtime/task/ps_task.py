@@ -68,6 +68,8 @@ def start(context: Context, reporter: Reporter) -> ParameterService:
 
 def _engine(values: Sequence[NDArray[Any]]) -> Engine:
     # Not at the top: clients can connect before TensorFlow is imported.
+    from tfcluster.runtime import tf_internals
     from tfcluster.runtime.parameter_server.update_graph import Engine as Graphs
 
+    tf_internals.check()
     return Graphs(values)

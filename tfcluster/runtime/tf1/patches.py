@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 
+from tfcluster.runtime import contract, tf_internals
 from tfcluster.runtime.contract import Handler, How, Patch, Table
 
 _SCRIPT = "scripts of TensorFlow 1"
@@ -93,6 +94,12 @@ WAIT_FOR_SESSION = Patch(
 
 PATCHES = tuple(each for each in list(vars().values()) if isinstance(each, Patch))
 TABLE = Table(PATCHES, lambda: False)
+
+
+def check() -> None:
+    """Raise one CollectiveError that names all that TensorFlow 1 lacks."""
+    contract.check([*tf_internals.NAMES_OF_TF1, *PATCHES])
+
 
 if __name__ == "__main__":
     sys.stdout.write(TABLE.text())

@@ -50,7 +50,7 @@ def install(context: Context) -> None:
 
     Raises CollectiveError if TensorFlow lacks something that the hooks need.
     """
-    contract.check([*tf_internals.NAMES_OF_TF1, *patches.PATCHES])
+    patches.check()
     hooks = ScriptHooks(context)
     hooks.server.install()
     patches.TABLE.install(

@@ -40,7 +40,7 @@ class Session(tf.compat.v1.Session):  # type: ignore[misc]  # untyped
             options.use_per_session_threads = True
         super().__init__(target, graph, config=options)
         if not target:
-            self._initialise()
+            _initialise(self)
 
     def run(self, fetches: Nest, *args: Any, **kwargs: Any) -> Any:
         """Like TensorFlow's; integers such as ``rank()`` are returned as they are."""
@@ -53,17 +53,18 @@ class Session(tf.compat.v1.Session):  # type: ignore[misc]  # untyped
         results = [fetch if _is_number(fetch) else next(found) for fetch in flat]
         return tf.nest.pack_sequence_as(fetches, results)
 
-    def _initialise(self) -> None:
-        with self.graph.as_default():
-            # Not global_variables_initializer and the like: each call adds ops to the
-            # graph.
-            initialisers = [
-                *(v.initializer for v in tf1.global_variables()),
-                *(v.initializer for v in tf1.local_variables()),
-                *tf1.get_collection(tf1.GraphKeys.TABLE_INITIALIZERS),
-            ]
-        if initialisers:
-            self.run(initialisers)
+
+def _initialise(session: Session) -> None:
+    with session.graph.as_default():
+        # Not global_variables_initializer and the like: each call adds ops to the
+        # graph.
+        initialisers = [
+            *(v.initializer for v in tf1.global_variables()),
+            *(v.initializer for v in tf1.local_variables()),
+            *tf1.get_collection(tf1.GraphKeys.TABLE_INITIALIZERS),
+        ]
+    if initialisers:
+        session.run(initialisers)
 
 
 def _is_number(fetch: object) -> bool:

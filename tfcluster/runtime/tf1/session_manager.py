@@ -32,7 +32,11 @@ def guard(workers: Workers) -> None:
 
 
 def watch() -> None:
-    """Patch ``SessionManager`` for graphs with a list of variables to compare."""
+    """Patch ``SessionManager`` for graphs with a list of variables to compare.
+
+    Raises CollectiveError if TensorFlow lacks something that this needs.
+    """
+    patches.check()
     patches.TABLE.install(
         {patches.PREPARE_SESSION: _prepare, patches.WAIT_FOR_SESSION: _wait}
     )

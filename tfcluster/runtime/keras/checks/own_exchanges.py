@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfcluster.runtime import tf_internals
+from tfcluster.runtime import tf_internals, tf_patches
 from tfcluster.runtime.collective import CollectiveError
 from tfcluster.runtime.exchange.reduced_tensors import reduced
 from tfcluster.runtime.keras import patches
@@ -32,11 +32,11 @@ class OwnExchanges:
         """Whether the program's last loop iterates over a shard of a dataset."""
 
     def install(self) -> None:
-        patches.TABLE.install(
+        patches.TABLE.install({patches.MODEL_FIT: self._fit})
+        tf_patches.TABLE.install(
             {
-                patches.TAPE_GRADIENT: reduced.gradients,
-                patches.DATASET_ITER: self._iter,
-                patches.MODEL_FIT: self._fit,
+                tf_patches.TAPE_GRADIENT: reduced.gradients,
+                tf_patches.DATASET_ITER: self._iter,
             }
         )
 

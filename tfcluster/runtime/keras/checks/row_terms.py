@@ -22,8 +22,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfcluster.runtime import tf_patches
 from tfcluster.runtime.collective.transports.base import Array
-from tfcluster.runtime.keras import patches
 from tfcluster.runtime.keras.batches.batch_slicing import has_dense_rows, has_rows
 from tfcluster.runtime.keras.checks.check_steps import RareSteps
 from tfcluster.runtime.keras.checks.op_replay import (
@@ -68,7 +68,7 @@ class RowTerms:
 
     def install(self) -> None:
         """Install the hook in Keras, once per process."""
-        patches.TABLE.install({patches.TAPE_GRADIENT: self._before_gradient})
+        tf_patches.TABLE.install({tf_patches.TAPE_GRADIENT: self._before_gradient})
 
     def begin_batch(self, data: Nested, loop: str) -> None:
         """Record the eager step in which ``loop`` uses ``data``, this rank's rows."""

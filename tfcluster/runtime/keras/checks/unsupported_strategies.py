@@ -11,8 +11,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Concatenate, ParamSpec
 
+from tfcluster.runtime import tf_patches
 from tfcluster.runtime.collective import CollectiveError
-from tfcluster.runtime.keras import patches
 from tfcluster.runtime.keras.types import Strategy
 from tfcluster.runtime.telemetry.agent_channel import reporter
 
@@ -21,12 +21,12 @@ _P = ParamSpec("_P")
 
 def refuse_strategies() -> None:
     """Make the constructors of TensorFlow's strategies raise CollectiveError."""
-    for patch in patches.STRATEGIES_OF_CLUSTERS:
+    for patch in tf_patches.STRATEGIES_OF_CLUSTERS:
         # Refuse it before it waits for other tasks at the ranks' own addresses.
         name = patch.target.rpartition(".")[2]
-        patches.TABLE.install({patch: partial(_refuse, name)})
-    for patch in patches.STRATEGIES_OF_ONE_HOST:
-        patches.TABLE.install({patch: _refuse_replicas})
+        tf_patches.TABLE.install({patch: partial(_refuse, name)})
+    for patch in tf_patches.STRATEGIES_OF_ONE_HOST:
+        tf_patches.TABLE.install({patch: _refuse_replicas})
 
 
 def refuse_replicas(strategy: Strategy | None) -> None:

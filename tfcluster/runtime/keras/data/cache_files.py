@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfcluster.runtime.keras import patches
+from tfcluster.runtime import tf_patches
 from tfcluster.runtime.tensor_types import Dataset, Tensor
 
 _File = str | os.PathLike[str] | Tensor | None
@@ -24,10 +24,10 @@ def install(rank: int) -> None:
     if rank == 0:
         return
     ending = f".rank{rank}"
-    patches.TABLE.install(
+    tf_patches.TABLE.install(
         {
-            patches.DATASET_CACHE: partial(_cache, ending),
-            patches.DATASET_SNAPSHOT: partial(_snapshot, ending),
+            tf_patches.DATASET_CACHE: partial(_cache, ending),
+            tf_patches.DATASET_SNAPSHOT: partial(_snapshot, ending),
         }
     )
 

@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfcluster.model import Strategy
-from tfcluster.runtime import contract, tf_internals
+from tfcluster.runtime import contract, tf_internals, tf_patches
 from tfcluster.runtime.context import Context
 from tfcluster.runtime.keras import internals, patches
 from tfcluster.runtime.keras.data.data_service_client import DataServiceClient
@@ -84,9 +84,9 @@ class DataServiceHooks:
             {
                 patches.EPOCH_ITERATOR: self._epochs,
                 patches.MODEL_PREDICT: self._predict,
-                patches.DATASET_ITER: self._iter,
             }
         )
+        tf_patches.TABLE.install({tf_patches.DATASET_ITER: self._iter})
 
     def _predict(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         # One rank may predict without the others.
@@ -177,11 +177,9 @@ class Passes(tf.data.Dataset):  # type: ignore[misc]  # untyped
 
 def _leave_uncounted(iterator: EpochIterator) -> None:
     """Let each epoch end where its data ends, however many batches the last one had."""
-    kind = type(iterator)
-    never = property(lambda self: None, lambda self, count: None)
-    uncounted = type(kind.__name__, (kind,), {internals.NUM_BATCHES: never})
+    uncounted = internals.without_count(type(iterator))
     patches.TABLE.replace(patches.ONE_EPOCH_ITERATOR_CLASS, iterator, uncounted)
-    if iterator.steps_per_epoch is None:
+    if internals.steps_of(iterator) is None:
         # Then every pass ends by running out of data, which is no reason to warn.
         patches.TABLE.replace(
             patches.ONE_EPOCH_ITERATOR_WARNING, iterator, lambda: None

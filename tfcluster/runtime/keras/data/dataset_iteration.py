@@ -15,7 +15,7 @@ from fractions import Fraction
 import numpy as np
 import tensorflow as tf
 
-from tfcluster.runtime.keras import patches
+from tfcluster.runtime import tf_patches
 from tfcluster.runtime.keras.batches.batch_sharding import bounds, trial_bounds
 from tfcluster.runtime.keras.batches.batch_slicing import (
     common_rows,
@@ -59,7 +59,7 @@ class DatasetIteration:
         """The pass that has yielded the last batch, as long as it has not ended."""
 
     def install(self) -> None:
-        patches.TABLE.install({patches.DATASET_ITER: self._iter})
+        tf_patches.TABLE.install({tf_patches.DATASET_ITER: self._iter})
 
     def yields(self, share: Share, dataset_pass: int) -> None:
         """Record the share of the batch that the program gets now."""
@@ -268,7 +268,7 @@ def _watched(
 
     # Python looks up __next__ in the class; everything else must stay the same.
     watched = type(kind.__name__, (kind,), {"__next__": following})
-    patches.TABLE.replace(patches.ONE_ITERATOR_CLASS, iterator, watched)
+    tf_patches.TABLE.replace(tf_patches.ONE_ITERATOR_CLASS, iterator, watched)
     return iterator
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 
-from tfcluster.runtime.keras import patches
+from tfcluster.runtime import tf_patches
 from tfcluster.runtime.tensor_types import Dataset, Nest
 
 
@@ -23,7 +23,7 @@ def install() -> None:
 
     ``AUTOTUNE`` then means as many parallel calls as TensorFlow has threads.
     """
-    patches.TABLE.install({patches.DATASET_ITER: _iter})
+    tf_patches.TABLE.install({tf_patches.DATASET_ITER: _iter})
 
 
 def _iter(

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfcluster.runtime.keras import patches
+from tfcluster.runtime import tf_patches
 
 STRIDE = 7_368_787
 """A prime, so that the seeds of different ranks rarely coincide."""
@@ -30,7 +30,7 @@ class SeedOffset:
 
     def install(self) -> None:
         """Put the hook in place; a seed that is already set gets this rank's offset."""
-        patches.TABLE.install({patches.SET_SEED: self._set_seed})
+        tf_patches.TABLE.install({tf_patches.SET_SEED: self._set_seed})
         seed = tf.compat.v1.get_seed(0)[0]
         if seed is not None:
             tf.random.set_seed(seed)

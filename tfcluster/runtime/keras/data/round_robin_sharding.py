@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfcluster.runtime import tf_patches
 from tfcluster.runtime.keras import internals, patches
 from tfcluster.runtime.keras.data.loop_datasets import (
     IS_SHARDED,
@@ -95,19 +96,19 @@ class FitBatches:
 
 def _batches_per_epoch(iterator: EpochIterator) -> int | None:
     """The number of batches per epoch, or None if unknown."""
-    found = iterator.steps_per_epoch or iterator.data_adapter.num_batches
+    found = internals.steps_of(iterator) or internals.batches_of_data(iterator)
     return int(found) if found else None
 
 
 def _shard_epochs(iterator: EpochIterator, shard: ShardSpec) -> None:
     dataset = internals.dataset_of(iterator).shard(shard.size, shard.rank)
     internals.set_dataset(iterator, dataset)
-    if iterator.steps_per_epoch:
-        iterator.steps_per_epoch = shard.count(iterator.steps_per_epoch)
+    if steps := internals.steps_of(iterator):
+        internals.set_steps(iterator, shard.count(steps))
     reset = iterator.reset
 
     def count() -> None:
-        whole = iterator.data_adapter.num_batches
+        whole = internals.batches_of_data(iterator)
         internals.set_batches(iterator, shard.count(whole) if whole else whole)
 
     def reset_and_count() -> None:
@@ -131,7 +132,7 @@ class LoopBatches:
         self._trained: weakref.WeakSet[Dataset] = weakref.WeakSet()
 
     def install(self) -> None:
-        patches.TABLE.install({patches.DATASET_ITER: self._iter})
+        tf_patches.TABLE.install({tf_patches.DATASET_ITER: self._iter})
 
     def _iter(
         self, original: Callable[[Dataset], Iterator[Nest]], dataset: Dataset

@@ -31,7 +31,7 @@ class Epochs(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
     def on_train_begin(self, logs: Logs | None = None) -> None:
         self._progress.begin_fit()
         if self._progress.restarted:
-            self._resume()
+            self._tfcluster_resume()
         prove_first_step(self._session, self.model)
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
@@ -62,7 +62,7 @@ class Epochs(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
         self._progress.end_fit()
         self._server_models.pull()
 
-    def _resume(self) -> None:
+    def _tfcluster_resume(self) -> None:
         model = self.model
         done = self._progress.epochs_done()
         if done > (internals.initial_epoch(model) or 0):

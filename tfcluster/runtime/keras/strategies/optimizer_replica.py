@@ -208,7 +208,9 @@ def _like(optimizer: Optimizer, *, clips_here: bool) -> Optimizer:
             "of its __init__"
         ) from error
     for name, value in vars(optimizer).items():
-        # Settings of a program's own class that its config does not contain.
+        # Settings of a program's own class that its config does not contain. Their
+        # names are unknown, so this copies all plain values, those of Keras's private
+        # attributes included; no name of Keras is relied upon.
         if isinstance(value, _PLAIN) and isinstance(
             vars(replica).get(name, value), _PLAIN
         ):

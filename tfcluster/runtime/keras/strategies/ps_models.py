@@ -17,6 +17,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 import numpy as np
 import tensorflow as tf
 
+from tfcluster.runtime import tf_patches
 from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.keras import internals, patches
 from tfcluster.runtime.keras.session import Session
@@ -115,12 +116,16 @@ class ServerModels:
                 patches.OPTIMIZER_FINALIZE: self._finalize,
                 patches.OPTIMIZER_VARIABLES: self._variables,
                 patches.SWAP_EMA: self._swap,
-                patches.CHECKPOINT_WRITE: self._with_all_slots,
-                patches.CHECKPOINT_SAVE: self._with_all_slots,
-                patches.CHECKPOINT_READ: self._with_all_slots,
-                patches.CHECKPOINT_RESTORE: self._with_all_slots,
-                patches.MANAGER_SAVE: self._with_all_slots,
-                patches.SAVED_MODEL_SAVE: self._with_all_slots,
+            }
+        )
+        tf_patches.TABLE.install(
+            {
+                tf_patches.CHECKPOINT_WRITE: self._with_all_slots,
+                tf_patches.CHECKPOINT_SAVE: self._with_all_slots,
+                tf_patches.CHECKPOINT_READ: self._with_all_slots,
+                tf_patches.CHECKPOINT_RESTORE: self._with_all_slots,
+                tf_patches.MANAGER_SAVE: self._with_all_slots,
+                tf_patches.SAVED_MODEL_SAVE: self._with_all_slots,
             }
         )
 

@@ -19,7 +19,7 @@ from typing import Any, TypeVar, cast
 
 import tensorflow as tf
 
-from tfcluster.runtime import tf_internals
+from tfcluster.runtime import tf_internals, tf_patches
 from tfcluster.runtime.collective import Signature
 from tfcluster.runtime.collective.collectives import allgather_bytes, broadcast_bytes
 from tfcluster.runtime.contract import Around
@@ -74,19 +74,23 @@ class ChiefOnlySaving:
                 patches.SAVE_MODEL: file,
                 patches.SAVE_WEIGHTS: file,
                 patches.MODEL_EXPORT: file,
-                patches.CHECKPOINT_WRITE: prefix,
-                patches.CHECKPOINT_SAVE: prefix,
-                patches.MANAGER_SAVE: self._save_of_manager,
-                patches.SAVED_MODEL_SAVE: self._saved_as("export_dir"),
-                patches.DATASET_SAVE: self._saved_as("path"),
                 patches.MAKEDIRS: _make_once,
             }
         )
+        tf_patches.TABLE.install(
+            {
+                tf_patches.CHECKPOINT_WRITE: prefix,
+                tf_patches.CHECKPOINT_SAVE: prefix,
+                tf_patches.MANAGER_SAVE: self._save_of_manager,
+                tf_patches.SAVED_MODEL_SAVE: self._saved_as("export_dir"),
+                tf_patches.DATASET_SAVE: self._saved_as("path"),
+            }
+        )
         if not context().is_chief and "summary" in context().options.chief_only:
-            patches.TABLE.install(
+            tf_patches.TABLE.install(
                 {
-                    patches.SUMMARY_WRITER: _no_writer,
-                    patches.SUMMARY_WRITER_2: _no_writer,
+                    tf_patches.SUMMARY_WRITER: _no_writer,
+                    tf_patches.SUMMARY_WRITER_2: _no_writer,
                 }
             )
         cache_files.install(context().rank)

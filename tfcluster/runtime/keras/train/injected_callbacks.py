@@ -148,7 +148,9 @@ class ByTheChief(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
         # Patch the instance, not the class, so that only this wrapper intercepts saves
         # in the middle of an epoch.
         self._saves = internals.save_of(inner)
-        patches.TABLE.replace(patches.ONE_BACKUP_SAVE, inner, self._save_alone)
+        patches.TABLE.replace(
+            patches.ONE_BACKUP_SAVE, inner, self._tfcluster_save_alone
+        )
 
     def set_params(self, params: Mapping[str, object]) -> None:
         self._inner.set_params(params)
@@ -162,7 +164,7 @@ class ByTheChief(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         self._inner.on_train_batch_end(batch, logs)
 
-    def _save_alone(self) -> None:
+    def _tfcluster_save_alone(self) -> None:
         """Save in the middle of an epoch: no rank waits for the chief."""
         if not self._session.within("saving"):
             self._session.settle("backup")
@@ -174,12 +176,12 @@ class ByTheChief(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
         self._inner.on_epoch_begin(epoch, logs)
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        self._save(lambda: self._inner.on_epoch_end(epoch, logs))
+        self._tfcluster_save(lambda: self._inner.on_epoch_end(epoch, logs))
 
     def on_train_end(self, logs: Logs | None = None) -> None:
-        self._save(lambda: self._inner.on_train_end(logs))
+        self._tfcluster_save(lambda: self._inner.on_train_end(logs))
 
-    def _save(self, act: Callable[[], None]) -> None:
+    def _tfcluster_save(self, act: Callable[[], None]) -> None:
         self._files.chief_only(act, f"end of {type(self._inner).__name__}")
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfcluster.runtime import tf_patches
 from tfcluster.runtime.collective import ReduceOp, Signature
 from tfcluster.runtime.collective.collectives import reduce_arrays
 from tfcluster.runtime.collective.transports.base import Array
@@ -38,12 +39,8 @@ class LossRescaling:
         self._losses = losses
 
     def install(self) -> None:
-        patches.TABLE.install(
-            {
-                patches.REDUCE_WEIGHTED_VALUES: self._reduce,
-                patches.COMPUTE_AVERAGE_LOSS: self._average,
-            }
-        )
+        patches.TABLE.install({patches.REDUCE_WEIGHTED_VALUES: self._reduce})
+        tf_patches.TABLE.install({tf_patches.COMPUTE_AVERAGE_LOSS: self._average})
 
     def _reduce(
         self,

@@ -402,5 +402,6 @@ def _is_of_keras(layer: Layer) -> bool:
 def _may_be_random(layer: Layer) -> bool:
     """Whether random numbers may change the layer's output from call to call."""
     return any(
-        "seed_generator" in variable.path for variable in layer.non_trainable_variables
+        internals.SEED_STATE in variable.path
+        for variable in layer.non_trainable_variables
     )

@@ -20,6 +20,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfcluster.runtime import tf_patches
 from tfcluster.runtime.keras import patches
 from tfcluster.runtime.keras.data.per_rank_shuffle import STRIDE
 from tfcluster.runtime.keras.session import Session
@@ -42,15 +43,19 @@ class RowDraws:
             {
                 patches.SEED_GENERATOR_NEXT: self._next,
                 patches.INITIALIZER_CALL: self._alike,
-                patches.DATASET_FUNCTION: self._alike,
-                patches.STATELESS_UNIFORM: self._skipping,
-                patches.STATELESS_NORMAL: self._skipping,
-                patches.STATELESS_UNIFORM_INT: self._slicing,
-                patches.STATELESS_TRUNCATED_NORMAL: self._slicing,
-                **dict.fromkeys(patches.DRAWS_BY_PARAMETERS, self._by_parameters),
-                **dict.fromkeys(patches.CATEGORICAL_DRAWS, self._categorical),
                 patches.KERAS_SHUFFLE: self._shuffle_of_keras,
-                patches.TENSORFLOW_SHUFFLE: self._shuffle_of_tensorflow,
+            }
+        )
+        tf_patches.TABLE.install(
+            {
+                tf_patches.DATASET_FUNCTION: self._alike,
+                tf_patches.STATELESS_UNIFORM: self._skipping,
+                tf_patches.STATELESS_NORMAL: self._skipping,
+                tf_patches.STATELESS_UNIFORM_INT: self._slicing,
+                tf_patches.STATELESS_TRUNCATED_NORMAL: self._slicing,
+                **dict.fromkeys(tf_patches.DRAWS_BY_PARAMETERS, self._by_parameters),
+                **dict.fromkeys(tf_patches.CATEGORICAL_DRAWS, self._categorical),
+                tf_patches.TENSORFLOW_SHUFFLE: self._shuffle_of_tensorflow,
             }
         )
 

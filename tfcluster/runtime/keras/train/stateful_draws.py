@@ -18,7 +18,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfcluster.runtime.keras import patches
+from tfcluster.runtime import tf_patches
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.tf_variables import new_variable
 from tfcluster.runtime.keras.train.drawn_rows import DrawnRows, Part
@@ -40,14 +40,14 @@ class StatefulDraws:
         """For each op, how many numbers it has drawn."""
 
     def install(self) -> None:
-        patches.TABLE.install(
+        tf_patches.TABLE.install(
             {
-                patches.STATEFUL_NORMAL: self._normal,
-                patches.STATEFUL_UNIFORM: self._uniform,
-                patches.STATEFUL_TRUNCATED_NORMAL: self._truncated_normal,
-                patches.STATEFUL_UNIFORM_INT: self._uniform_int,
-                **dict.fromkeys(patches.DRAWS_PER_PARAMETER, self._per_parameter),
-                patches.GENERATOR_SKIP: self._generator,
+                tf_patches.STATEFUL_NORMAL: self._normal,
+                tf_patches.STATEFUL_UNIFORM: self._uniform,
+                tf_patches.STATEFUL_TRUNCATED_NORMAL: self._truncated_normal,
+                tf_patches.STATEFUL_UNIFORM_INT: self._uniform_int,
+                **dict.fromkeys(tf_patches.DRAWS_PER_PARAMETER, self._per_parameter),
+                tf_patches.GENERATOR_SKIP: self._generator,
             }
         )
 

@@ -22,7 +22,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfcluster.runtime import tf_internals
+from tfcluster.runtime import tf_internals, tf_patches
 from tfcluster.runtime.keras import patches
 from tfcluster.runtime.keras.checks.divergence_check import DivergenceCheck
 from tfcluster.runtime.keras.object_map import ObjectMap
@@ -91,15 +91,15 @@ class TapeGradients:
         ``state_of`` makes variables equal on all ranks and returns their layers' state.
         """
         self._state_of = state_of
-        patches.TABLE.install(
+        patches.TABLE.install({patches.OPTIMIZER_BUILD: self._build})
+        tf_patches.TABLE.install(
             {
-                patches.OPTIMIZER_BUILD: self._build,
-                patches.TAPE_GRADIENT: self._gradient,
-                patches.TAPE_JACOBIAN: self._jacobian,
-                patches.GRADIENTS: self._gradients,
-                patches.GRADIENTS_1: self._gradients,
-                patches.MAP_FN: self._by_rows,
-                patches.VECTORIZED_MAP: self._by_rows,
+                tf_patches.TAPE_GRADIENT: self._gradient,
+                tf_patches.TAPE_JACOBIAN: self._jacobian,
+                tf_patches.GRADIENTS: self._gradients,
+                tf_patches.GRADIENTS_1: self._gradients,
+                tf_patches.MAP_FN: self._by_rows,
+                tf_patches.VECTORIZED_MAP: self._by_rows,
             }
         )
 

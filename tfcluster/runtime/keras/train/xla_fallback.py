@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from tfcluster.runtime import tf_internals
+from tfcluster.runtime import tf_internals, tf_patches
 from tfcluster.runtime.keras import patches
 from tfcluster.runtime.keras.checks.shape_errors import ShapeErrors
 from tfcluster.runtime.keras.graph_order import take_refusal
@@ -43,7 +43,7 @@ class XlaFallback:
         """The functions without XLA, by those with it."""
 
     def install(self) -> None:
-        patches.TABLE.install({patches.FUNCTION_CALL: self._call})
+        tf_patches.TABLE.install({tf_patches.FUNCTION_CALL: self._call})
 
     def _call(
         self,

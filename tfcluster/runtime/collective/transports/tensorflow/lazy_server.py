@@ -15,9 +15,8 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from tfcluster.runtime import tf_internals
+from tfcluster.runtime import tf_internals, tf_patches
 from tfcluster.runtime.errors import CollectiveError
-from tfcluster.runtime.keras import patches
 
 _CHUNK_BYTES = 1 << 16
 """recv_buf_max_chunk: a buffer is cut into fields of this size, not of 4 KiB. A whole
@@ -62,8 +61,10 @@ def task_name(job: str, index: int) -> str:
 def arrange(task: Task, before: Callable[[], None]) -> None:
     """At TensorFlow's first op, call ``before`` and then start the server.
 
-    Raises CollectiveError if TensorFlow has already executed an op.
+    Raises CollectiveError if TensorFlow has already executed an op, or lacks something
+    that the server needs.
     """
+    tf_internals.check()
     context = tf_internals.context()
     if tf_internals.is_running(context):
         raise CollectiveError(
@@ -81,11 +82,12 @@ def arrange(task: Task, before: Callable[[], None]) -> None:
             if os.getpid() == pid and not tf_internals.is_running(context):
                 before()
                 _configure(context, task)
-            # Delete the instance attribute, which uncovers the method of the class.
-            vars(context).pop("ensure_initialized", None)
+            tf_patches.TABLE.restore(tf_patches.ONE_CONTEXT_INITIALIZED, context)
             start()
 
-    patches.TABLE.replace(patches.ONE_CONTEXT_INITIALIZED, context, start_with_server)
+    tf_patches.TABLE.replace(
+        tf_patches.ONE_CONTEXT_INITIALIZED, context, start_with_server
+    )
 
 
 def started() -> None:
