@@ -90,11 +90,6 @@ class HostTransport:
         """Total number of bytes that this rank has sent over TCP."""
         return self._links.sent_bytes if self._links else 0
 
-    @property
-    def groups(self) -> Groups:
-        """The groups of ranks that share memory; empty before the first exchange."""
-        return self._groups
-
     def enter(self, generation: int) -> None:
         """Set the generation of ranks that this one belongs to; before any exchange."""
         self._me = replace(self._me, generation=generation)

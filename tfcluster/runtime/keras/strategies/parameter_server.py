@@ -9,7 +9,7 @@ NIPS 2012).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NoReturn, TypeAlias, TypeVar
+from typing import NoReturn, TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -37,8 +37,6 @@ from tfcluster.runtime.keras.types import Optimizer, Variable
 from tfcluster.runtime.parameter_server.client import Rows
 from tfcluster.runtime.tensor_types import Gradient, Tensor
 from tfcluster.runtime.tensors import is_sparse, name_of
-
-_R = TypeVar("_R")
 
 _NOTHING, _ROWS, _WHOLE = range(3)
 """What the ps tasks answer for a sparse gradient."""
