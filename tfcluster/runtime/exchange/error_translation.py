@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,12 +11,6 @@ import tensorflow as tf
 from tfcluster.runtime import tf_internals
 from tfcluster.runtime.keras import patches
 from tfcluster.runtime.process_group import group, is_initialized
-
-
-@functools.cache
-def raise_our_errors() -> None:
-    """Patch ``tf.function`` so that errors of exchanges arrive as raised."""
-    patches.TABLE.install({patches.FUNCTION_CALL: _call})
 
 
 def _call(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -43,4 +36,4 @@ def translated() -> Iterator[None]:
 
 
 # Before any tf.function with an exchange is called: a call in progress is not affected.
-raise_our_errors()
+patches.TABLE.install({patches.FUNCTION_CALL: _call})

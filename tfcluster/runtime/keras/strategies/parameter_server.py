@@ -284,8 +284,7 @@ class PsUpdate:
                     identical=identical,
                 )
             except CollectiveError as error:
-                # Keep the error: TensorFlow turns it into text.
-                self._session.group.refusal = error
+                self._session.keep(error)
                 raise
             return _flat(model, plain, received)
 
