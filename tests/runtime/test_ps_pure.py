@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from tfcluster.runtime.collective.buffer_pool import Pool
 from tfcluster.runtime.collective.sparse import Slices
+from tfcluster.runtime.net.buffer_pool import Pool
 from tfcluster.runtime.parameter_server.gradient_mean import Pushed, difference, mean
 from tfcluster.runtime.parameter_server.messages import (
     Message,

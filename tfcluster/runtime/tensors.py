@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfcluster.runtime.collective.buffer_pool import ALIGNMENT
 from tfcluster.runtime.collective.transports.base import Array
+from tfcluster.runtime.net.buffer_pool import ALIGNMENT
 from tfcluster.runtime.tensor_types import DType, Gradient, Tensor, Variable
 
 _SMALL_BYTES = 1 << 12

@@ -11,12 +11,12 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 
-from tfcluster.runtime.collective.buffer_pool import Pool
 from tfcluster.runtime.errors import (
     CollectiveError,
     CollectiveTimeoutError,
     PeerLostError,
 )
+from tfcluster.runtime.net.buffer_pool import Pool
 from tfcluster.runtime.net.handshake import HandshakeError, dial
 from tfcluster.runtime.net.rendezvous import parse_address
 from tfcluster.runtime.parameter_server.messages import (

@@ -23,8 +23,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from tfcluster.runtime.collective.buffer_pool import ALIGNMENT, Pool
 from tfcluster.runtime.collective.transports.base import Array
+from tfcluster.runtime.net.buffer_pool import ALIGNMENT, Pool
 
 Bytes: TypeAlias = NDArray[np.uint8]
 Header: TypeAlias = Mapping[str, Any]

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from tfcluster.runtime.collective.buffer_pool import Pool
+from tfcluster.runtime.net.buffer_pool import Pool
 from tfcluster.runtime.net.handshake import Member
 from tfcluster.runtime.net.rendezvous import Acceptor, listen
 from tfcluster.runtime.parameter_server.messages import (

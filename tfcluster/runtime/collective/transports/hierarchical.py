@@ -21,16 +21,16 @@ from tfcluster.runtime.collective.transports.base import (
     ScaledVector,
     fill,
 )
-from tfcluster.runtime.collective.transports.ring import Ring
-from tfcluster.runtime.collective.transports.shm_allreduce import ShmCollectives
-from tfcluster.runtime.collective.transports.topology import Groups, share_memory
-from tfcluster.runtime.net.handshake import Member
-from tfcluster.runtime.net.multiplexed_sockets import (
+from tfcluster.runtime.collective.transports.multiplexed_sockets import (
     Incoming,
     Outgoing,
     PeerSockets,
     framed,
 )
+from tfcluster.runtime.collective.transports.ring import Ring
+from tfcluster.runtime.collective.transports.shm_allreduce import ShmCollectives
+from tfcluster.runtime.collective.transports.topology import Groups, share_memory
+from tfcluster.runtime.net.handshake import Member
 from tfcluster.runtime.net.rendezvous import connect
 
 JOIN_TIMEOUT_S = 300.0

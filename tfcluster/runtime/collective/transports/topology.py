@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from tfcluster.runtime.collective.transports import shm_barrier, shm_segment
+from tfcluster.runtime.collective.transports.multiplexed_sockets import PeerSockets
 from tfcluster.runtime.collective.transports.shm_allreduce import ShmCollectives
-from tfcluster.runtime.net import shm_barrier, shm_segment
-from tfcluster.runtime.net.multiplexed_sockets import PeerSockets
-from tfcluster.runtime.net.shm_barrier import ProgressCounters
-from tfcluster.runtime.net.shm_segment import ShmSegment
+from tfcluster.runtime.collective.transports.shm_barrier import ProgressCounters
+from tfcluster.runtime.collective.transports.shm_segment import ShmSegment
 
 Gather = Callable[[bytes], list[bytes]]
 Groups = tuple[tuple[int, ...], ...]
