@@ -67,8 +67,3 @@ def test_other_commands_stay_as_they_are() -> None:
 def test_a_warm_interpreter_takes_only_programs_without_interpreter_options() -> None:
     assert parse(["python", "-u", "a.py"], PY).forkable
     assert not parse(["python", "-O", "a.py"], PY).forkable
-
-
-def test_the_script_is_known_by_its_path() -> None:
-    assert parse(["python", "-u", "a.py", "-m"], PY).script == "a.py"
-    assert parse(["python", "-m", "a"], PY).script is None

@@ -32,12 +32,6 @@ class Program:
     program: tuple[str, ...] = ()
 
     @property
-    def script(self) -> str | None:
-        """The script's path as given; None for ``-m``, ``-c``, or no Python program."""
-        first = self.program[0] if self.program else "-"
-        return None if first in ("-m", "-c", "-") else first
-
-    @property
     def injectable(self) -> bool:
         """Whether the runtime can be put around it."""
         return bool(self.program)

@@ -24,7 +24,7 @@ from tfcluster.runtime.collective.transports.tensorflow.collective_keys import (
     GROUP_KEYS,
     NAMED_KEYS,
     CollectiveKeys,
-    instance_keys,
+    instance_key,
 )
 from tfcluster.runtime.collective.transports.tensorflow.failures import translated
 from tfcluster.runtime.collective.transports.tensorflow.padding import padded, unpadded
@@ -36,11 +36,9 @@ def test_keys_are_of_a_range_that_tensorflow_does_not_reach() -> None:
     keys = CollectiveKeys()
     group = keys.group_key(DEVICES)
     assert group == GROUP_KEYS.start > 1_000_000
-    assert all(key in NAMED_KEYS for key in instance_keys(["gradients"], 3))
+    assert instance_key(["gradients"]) in NAMED_KEYS
     assert GROUP_KEYS.stop <= NAMED_KEYS.start
-    assert NAMED_KEYS.stop + 65536 <= 1 << 31
-    with pytest.raises(ValueError, match="at most 65536"):
-        instance_keys([], 65537)
+    assert NAMED_KEYS.stop <= 1 << 31
 
 
 def test_a_group_has_one_key_whatever_the_order_of_its_devices() -> None:
@@ -90,20 +88,19 @@ def test_a_copy_goes_on_from_where_it_was_made() -> None:
 
 def test_keys_say_what_is_exchanged_and_count_nothing() -> None:
     words = ["gradients of adam", "dense/kernel float32 (64, 10)"]
-    keys = instance_keys(words, 4)
-    assert len(set(keys)) == 4
-    assert instance_keys(words, 4) == keys
-    assert instance_keys([*words, "x"], 4) != keys
+    key = instance_key(words)
+    assert instance_key(words) == key
+    assert instance_key([*words, "x"]) != key
     # Another process has a different hash seed.
     program = (
         "from tfcluster.runtime.collective.transports.tensorflow.collective_keys "
-        "import instance_keys\n"
-        f"print(list(instance_keys({words!r}, 4)))"
+        "import instance_key\n"
+        f"print(instance_key({words!r}))"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
-    assert done.stdout.strip() == str(list(keys))
+    assert int(done.stdout) == key
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tfcluster.runtime.collective.buffer_pool import ALIGNMENT, Pool
 from tfcluster.runtime.collective.transports.base import Array
+from tfcluster.runtime.net.buffer_pool import ALIGNMENT, Pool
 
 COUNT = 100_000
 

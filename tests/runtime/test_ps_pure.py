@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from tfcluster.runtime.collective.buffer_pool import Pool
 from tfcluster.runtime.collective.sparse import Slices
+from tfcluster.runtime.net.buffer_pool import Pool
 from tfcluster.runtime.parameter_server.gradient_mean import Pushed, difference, mean
 from tfcluster.runtime.parameter_server.messages import (
     Message,
@@ -206,7 +206,7 @@ def test_messages_arrive_as_they_were() -> None:
     ]
     with left, right:
         send(left, Message({"op": "x"}, arrays))
-        found, _ = receive(right, Pool(), {})
+        found = receive(right, Pool(), {})
     assert found.header == {"op": "x"}
     for array, before in zip(found.arrays, arrays, strict=True):
         assert array.dtype == before.dtype

@@ -11,9 +11,12 @@ import numpy as np
 import pytest
 
 from tfcluster.runtime.collective.transports.base import ScaledVector
+from tfcluster.runtime.collective.transports.multiplexed_sockets import (
+    Incoming,
+    PeerSockets,
+)
 from tfcluster.runtime.collective.transports.ring import _BLOCK_BYTES, Ring
 from tfcluster.runtime.errors import PeerLostError
-from tfcluster.runtime.net.multiplexed_sockets import Incoming, PeerSockets
 
 TIMEOUT_S = 60.0
 BLOCK = _BLOCK_BYTES // 4

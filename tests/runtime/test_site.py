@@ -11,6 +11,7 @@ import pytest
 
 from tfcluster.isolated_import import HOOK_FOLDER, PACKAGE_ROOT
 from tfcluster.runtime.context import context_from
+from tfcluster.runtime.scripts.analysis import NAMES
 from tfcluster.runtime.task.injection import common_seed
 
 TASK = {
@@ -56,8 +57,9 @@ def test_a_python_that_needs_nothing_of_it_pays_nothing() -> None:
             "TFCLUSTER_STRATEGY": "parameter_server",
             "TFCLUSTER_RUNTIME": '{"synchronous":true}',
         },
+        {"TFCLUSTER_RECORDING": '{"folder": "/x", "steps": 3, "seed": 12}'},
     ],
-    ids=["in step", "by themselves", "synchronous"],
+    ids=["in step", "by themselves", "synchronous", "recorded"],
 )
 def test_all_ranks_draw_the_same_numbers(env: dict[str, str]) -> None:
     seed = common_seed(context_from({**TASK, **env}))
@@ -66,10 +68,11 @@ def test_all_ranks_draw_the_same_numbers(env: dict[str, str]) -> None:
     assert done.stdout == "True\n", done.stderr
 
 
-def test_programs_that_distribute_by_hand_draw_their_own() -> None:
+@pytest.mark.parametrize("word", [*NAMES, "horovod"])
+def test_programs_that_distribute_by_hand_draw_their_own(word: str) -> None:
     seed = common_seed(context_from(TASK))
     code = f"import random; a = random.random(); random.seed({seed}); "
-    done = python(code + "print(a == random.random())  # DistributedOptimizer")
+    done = python(code + f"print(a == random.random())  # {word}")
     assert done.stdout == "False\n", done.stderr
 
 

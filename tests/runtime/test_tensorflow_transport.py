@@ -220,6 +220,11 @@ def test_the_communication_hint_is_taken(outcomes: Outcomes) -> None:
         assert rank["hint/RING"].tolist() == rank["hint/AUTO"].tolist() == [3.0] * 5000
 
 
+def test_a_dtype_without_an_op_is_refused(outcomes: Outcomes) -> None:
+    said = "TensorFlow's collective ops do not support string"
+    assert all(str(rank["refused"]) == said for rank in outcomes.ranks)
+
+
 def test_a_rank_that_is_killed_is_named(outcomes: Outcomes) -> None:
     first, second = outcomes.said("kill")
     for rank in (first, second):
@@ -234,29 +239,6 @@ def test_a_model_of_two_dtypes(outcomes: Outcomes) -> None:
     one, _ = outcomes.case("mixed")
     assert {value.dtype.name for value in one.values()} == {"float32", "float64"}
     assert all(int(rank["mixed/carried"]) > 0 for rank in outcomes.ranks)
-
-
-@pytest.mark.parametrize("size", [0, 16, 1 << 20])
-def test_a_batch_of_two_dtypes_in_a_graph(outcomes: Outcomes, size: int) -> None:
-    shapes = {"a": (4,), "b": (3, 2), "c": (0, 5), "d": (), "e": (7,)}
-    dtypes = {"b": "float64", "d": "int32"}
-    for rank in outcomes.ranks:
-        for number in range(3):
-            for name, shape in shapes.items():
-                value = rank[f"batched/{size}/{number}/{name}"]
-                total = sum(r + number + 1 for r in range(SIZE))
-                np.testing.assert_array_equal(value, np.full(shape, total))
-                assert value.dtype == dtypes.get(name, "float32")
-        assert (
-            str(rank["batched/refused"])
-            == "TensorFlow's collective ops do not support string"
-        )
-
-
-def test_nccl_goes_one_bucket_after_the_other(outcomes: Outcomes) -> None:
-    for rank in outcomes.ranks:
-        assert rank["batched/NCCL"].tolist() == [True, True]
-        assert not rank["batched/RING"].any()
 
 
 @pytest.mark.parametrize("axis", range(4))

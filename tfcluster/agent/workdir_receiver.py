@@ -287,14 +287,19 @@ def _same_files(inodes: Sequence[tuple[str, int]]) -> bool:
         return False
 
 
+def sha256(path: Path) -> str:
+    """SHA-256 of a file's contents, in hex. Raises OSError."""
+    with path.open("rb") as file:
+        hashed = hashlib.sha256()
+        while data := file.read(1 << 20):
+            hashed.update(data)
+        return hashed.hexdigest()
+
+
 def _digest(path: Path) -> str | None:
     """SHA-256 in hex; None if there is nothing, "" if it is not a readable file."""
     try:
-        with path.open("rb") as file:
-            hashed = hashlib.sha256()
-            while data := file.read(1 << 20):
-                hashed.update(data)
-            return hashed.hexdigest()
+        return sha256(path)
     except (FileNotFoundError, NotADirectoryError):
         return "" if path.is_symlink() else None
     except OSError:

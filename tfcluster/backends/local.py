@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -82,6 +83,20 @@ class ProcessChannel:
             self._process.wait(GUARD_S)
         self._process.kill()
         self._process.wait()
+
+    def terminate(self, timeout_s: float) -> None:
+        """Close the channel and end the child by SIGTERM, else by SIGKILL.
+
+        Waits up to ``timeout_s`` for the effect of each.
+        """
+        self.close()
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            self._process.send_signal(number)
+            try:
+                self._process.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                continue
+            return
 
     def diagnosis(self) -> str:
         try:

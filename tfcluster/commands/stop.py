@@ -19,7 +19,7 @@ from tfcluster import backends
 from tfcluster.backends.base import Remembering, Starter
 from tfcluster.backends.local import LocalBackend
 from tfcluster.errors import ContactLostError
-from tfcluster.hostlist import fold
+from tfcluster.host_patterns import fold
 from tfcluster.launcher.cleanup import sweep, sweep_all
 from tfcluster.model import Host
 from tfcluster.record.files import read_json

@@ -12,7 +12,7 @@ from tfcluster.config.diagnostics import Findings
 from tfcluster.config.explain import shown
 from tfcluster.config.models import HostItem
 from tfcluster.config.tree import Mark, Path, Scalar, find
-from tfcluster.hostlist import HostlistError, expand, host_name_problem
+from tfcluster.host_patterns import HostlistError, expand, host_name_problem
 from tfcluster.model import HostEntry
 
 MAX_HOSTS = 100_000

@@ -12,7 +12,7 @@ from tfcluster.config.diagnostics import Report
 from tfcluster.config.parse import parse
 from tfcluster.config.text import printable
 from tfcluster.config.tree import Entry, Map, Mark, Node, Scalar, Seq, mapping, text
-from tfcluster.hostlist import HostlistError, split
+from tfcluster.host_patterns import HostlistError, split
 
 COMMAND_LINE = Mark("command line")
 _MAX_KEYS = 8

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tfcluster.hostlist import fold
+from tfcluster.host_patterns import fold
 
 CLOCK_S = 1.0
 """A clock that is off by more than this is worth a warning."""

@@ -16,7 +16,7 @@ from typing import Any
 from tfcluster.compose import address, cluster_of
 from tfcluster.crash import save_crash
 from tfcluster.errors import ExitCode, StartError
-from tfcluster.hostlist import fold
+from tfcluster.host_patterns import fold
 from tfcluster.launcher.agent_connection import (
     HEARTBEAT_S,
     LEASE_S,

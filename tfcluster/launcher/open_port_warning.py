@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from tfcluster.hostlist import fold
+from tfcluster.host_patterns import fold
 
 
 def exposure_warning(ports: Iterable[int], away: Collection[str] = ()) -> str | None:

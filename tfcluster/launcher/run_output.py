@@ -11,7 +11,7 @@ from tfcluster.console.screen import Screen
 from tfcluster.console.views.failures import failure
 from tfcluster.console.views.outcome import outcome, where_logs_are
 from tfcluster.console.views.progress import running, starting, stopping
-from tfcluster.hostlist import fold
+from tfcluster.host_patterns import fold
 from tfcluster.launcher.echo import Echo, is_debugging
 from tfcluster.launcher.job import Job
 from tfcluster.launcher.open_port_warning import exposure_warning

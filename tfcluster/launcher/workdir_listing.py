@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import base64
 import fnmatch
-import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from tfcluster.agent.workdir_receiver import sha256
 from tfcluster.errors import StartError
 from tfcluster.model import Sync
 from tfcluster.wire import Frame
@@ -164,11 +164,7 @@ def _status(path: Path) -> os.stat_result:
 
 def _digest(path: Path) -> str:
     try:
-        with path.open("rb") as file:
-            hashed = hashlib.sha256()
-            while data := file.read(1 << 20):
-                hashed.update(data)
-            return hashed.hexdigest()
+        return sha256(path)
     except OSError as error:
         raise StartError(f"{path} cannot be read: {error.strerror}") from error
 

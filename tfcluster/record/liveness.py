@@ -22,9 +22,6 @@ from tfcluster.record.paths import ELSEWHERE, RunPaths
 from tfcluster.record.run_status import LauncherView, RunView
 from tfcluster.states import RunState, TaskState
 
-HEARTBEAT_S = 5.0
-"""How often a launcher shows that it is alive, by ``Writer.progress``."""
-
 SILENCE_S = 30.0
 """After this long without a heartbeat, a launcher on another host may be dead."""
 

@@ -347,7 +347,3 @@ class Dataset(Protocol):
     def take(self, count: int) -> Dataset: ...
 
     def take_while(self, predicate: Callable[..., Tensor]) -> Dataset: ...
-
-
-DatasetIterator: TypeAlias = Iterator[Nest]
-"""What ``iter`` of a ``Dataset`` returns."""

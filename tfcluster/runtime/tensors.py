@@ -10,9 +10,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfcluster.runtime.collective.buffer_pool import ALIGNMENT
 from tfcluster.runtime.collective.transports.base import Array
+from tfcluster.runtime.net.buffer_pool import ALIGNMENT
 from tfcluster.runtime.tensor_types import DType, Gradient, Tensor, Variable
+
+_SMALL_BYTES = 1 << 12
+"""What is smaller is copied in a few microseconds."""
 
 
 def as_tensor(value: Tensor) -> Tensor:
@@ -44,19 +47,32 @@ def array_of(tensor: Tensor) -> Array:
     return np.asarray(tensor if tensor.ndim else tensor.numpy())
 
 
-def tensor_of(array: Array, dtype: DType) -> Tensor:
+def tensor_of(array: Array, dtype: DType | None = None) -> Tensor:
     """The array as a tensor of ``dtype``, which takes over its memory if possible.
 
     That needs an array that is contiguous, writeable, aligned to ``ALIGNMENT`` bytes
-    and of that dtype; otherwise it is copied. The shape stays.
+    and of that dtype, by default its own; otherwise it is copied. The shape stays.
     """
-    fits = array.flags.c_contiguous and array.flags.writeable
-    same = array.dtype == dtype.as_numpy_dtype
-    empty = not array.size
-    if empty or not fits or not same or array.ctypes.data % ALIGNMENT:
+    if dtype is not None and array.dtype != dtype.as_numpy_dtype:
         return tf.convert_to_tensor(array, dtype)
+    fits = array.flags.c_contiguous and array.flags.writeable
+    if not array.size or not fits or array.ctypes.data % ALIGNMENT:
+        return tf.convert_to_tensor(array, dtype)
+    if array.dtype == tf.bfloat16.as_numpy_dtype:
+        # DLPack takes only numpy's own dtypes.
+        return tf.bitcast(tensor_of(array.view(np.uint16)), tf.bfloat16)
     try:
         capsule = array.__dlpack__()
-    except (BufferError, TypeError):  # Not one of numpy's own dtypes.
+    except (BufferError, TypeError):  # Another dtype that is not numpy's own.
         return tf.convert_to_tensor(array, dtype)
     return tf.experimental.dlpack.from_dlpack(capsule)
+
+
+def tensor_of_part(part: Array) -> Tensor:
+    """``tensor_of`` for a part of a message. If it is small, it is copied.
+
+    Else the tensor would keep the memory of the whole message in use.
+    """
+    if part.nbytes < _SMALL_BYTES:
+        return tf.constant(part)
+    return tensor_of(part)

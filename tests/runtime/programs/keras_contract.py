@@ -14,7 +14,7 @@ import json
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
@@ -119,10 +119,9 @@ def check_one_error_names_all_that_is_missing_without_hooks() -> None:
     """Programs that use only the Horovod-like API do not have Keras's hooks."""
     context = contract.resolve("tensorflow.python.eager.context.Context")
     module = contract.resolve(tf_patches.FUNCTION_CALL.target.rpartition(".")[0])
-    begin: Callable[[], None] = error_translation.raise_our_errors.__wrapped__
     with instead(context, "add_function_def"), instead(module, "Function"):
         try:
-            begin()
+            error_translation.install()
         except CollectiveError as error:
             text = str(error)
         else:
@@ -136,7 +135,7 @@ def check_one_error_names_all_that_is_missing_without_hooks() -> None:
         assert part in text, text
     assert "Keras" not in text, text
     assert "strategy: none" not in text, text
-    begin()
+    error_translation.install()
 
 
 def check_what_needs_no_hooks_takes_milliseconds() -> None:

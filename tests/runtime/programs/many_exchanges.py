@@ -51,7 +51,7 @@ def main(rank: int, seed: int, count: int, places: list[str], *at: str) -> None:
         else:
             transport.barrier()
     transport.close()
-    print(transport.groups)
+    print(transport._groups)
 
 
 if __name__ == "__main__":

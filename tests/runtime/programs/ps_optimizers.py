@@ -24,7 +24,7 @@ from tfcluster.runtime.keras.strategies.optimizer_replica import (
 )
 from tfcluster.runtime.keras.strategies.optimizer_slots import unique
 from tfcluster.runtime.parameter_server.client import ParameterServerClient, Rows
-from tfcluster.runtime.parameter_server.update_graph import tensor_of
+from tfcluster.runtime.tensors import tensor_of_part
 
 STEPS = 6
 SHAPES = {"table": (400, 8), "kernel": (8, 200), "bias": (200,), "scale": ()}
@@ -132,7 +132,7 @@ def farthest(
                 rows = tf.IndexedSlices(new.values, new.indices)
                 variable.value.scatter_update(rows)
             elif new is not None:
-                variable.value.assign(tensor_of(new))
+                variable.value.assign(tensor_of_part(new))
     found = [apart(a.numpy(), b.numpy()) for a, b in zip(ours, theirs, strict=True)]
     slots = servers.slots(name)
     paths = unique(served.variables)

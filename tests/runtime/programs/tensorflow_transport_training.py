@@ -8,7 +8,6 @@ With one rank, the results are those of a single process.
 """
 
 import faulthandler
-import itertools
 import os
 import sys
 from typing import Any
@@ -24,7 +23,7 @@ from tfcluster.runtime.collective.transports.tensorflow import (
     transport as tensorflow_transport,
 )
 from tfcluster.runtime.collective.transports.tensorflow.collective_keys import (
-    instance_keys,
+    instance_key,
 )
 
 # Lets small arrays use the path that is meant for large ones.
@@ -133,7 +132,7 @@ def retraced_ops():
     def traced():
         @tf.function
         def step(value):
-            first, second = instance_keys(["retraced"], 2)
+            first, second = (instance_key(["retraced", each]) for each in range(2))
             total = ops.all_reduce(value, group, first, ReduceOp.SUM, timeout_s=20)
             return ops.all_reduce(total * 2, group, second, ReduceOp.SUM, timeout_s=20)
 
@@ -148,86 +147,19 @@ def retraced_ops():
         values.append(float(step(tf.fill([5000], float(RANK + number)))[0]))
     found["retraced_ops"] = np.array(values)
     # The same op works eagerly.
-    (key,) = instance_keys(["eager"], 1)
+    key = instance_key(["eager"])
     own = tf.fill([5000], float(RANK + 1))
     total = ops.all_reduce(own, group, key, ReduceOp.SUM, timeout_s=20)
     found["eager"] = total.numpy()
     for hint in (ops.RING, "AUTO"):
-        (key,) = instance_keys(["hint", hint], 1)
+        key = instance_key(["hint", hint])
         hinted = ops.Devices(group.key, group.size, group.own, hint)
         total = ops.all_reduce(own, hinted, key, ReduceOp.MAX, timeout_s=20)
         found[f"hint/{hint}"] = total.numpy()
-
-
-def batched():
-    """Tensors of several dtypes in buckets, in a graph that rank 1 traces twice."""
-    from tfcluster.runtime.collective.transports.tensorflow import ops
-
-    group = transport().devices
-    shapes = {"a": [4], "b": [3, 2], "c": [0, 5], "d": [], "e": [7]}
-    dtypes = ["float32", "float64", "float32", "int32", "float32"]
-
-    def traced(hint, size):
-        members = ops.Devices(group.key, group.size, group.own, hint)
-        name = f"{hint} {size}"
-
-        @tf.function
-        def step(*tensors):
-            return ops.batch_all_reduce(
-                tensors, members, name, ReduceOp.SUM, timeout_s=20, bucket_bytes=size
-            )
-
-        return step
-
-    for size in (0, 16, 1 << 20):
-        step = traced(ops.RING, size)
-        for number in range(3):
-            if RANK == 1 and number == 1:
-                step = traced(ops.RING, size)
-            own = [
-                tf.cast(tf.fill(shape, RANK + number + 1), dtype)
-                for shape, dtype in zip(shapes.values(), dtypes, strict=True)
-            ]
-            for name, total in zip(shapes, step(*own), strict=True):
-                found[f"batched/{size}/{number}/{name}"] = total.numpy()
-    for hint in (ops.RING, ops.NCCL):
-        # Only built, as NCCL needs GPUs. Not a function, which would order ops itself.
-        with tf.Graph().as_default() as graph:
-            members = ops.Devices(group.key, group.size, group.own, hint)
-            ops.batch_all_reduce(
-                [tensor.numpy() for tensor in own],
-                members,
-                hint,
-                ReduceOp.SUM,
-                timeout_s=20,
-                bucket_bytes=16,
-            )
-        reductions = [
-            node for node in graph.get_operations() if node.type == "CollectiveReduceV2"
-        ]
-        found[f"batched/{hint}"] = np.array(
-            [
-                first in _above(second)
-                for first, second in itertools.pairwise(reductions)
-            ]
-        )
     try:
-        ops.batch_all_reduce(
-            [tf.constant(["x"])], group, "text", ReduceOp.SUM, timeout_s=20
-        )
+        ops.all_reduce(tf.constant(["x"]), group, key, ReduceOp.SUM, timeout_s=20)
     except TypeError as error:
-        found["batched/refused"] = np.array(str(error))
-
-
-def _above(node):
-    """All direct and indirect predecessors of ``node``."""
-    seen, rest = set(), [node]
-    while rest:
-        current = rest.pop()
-        before = [*current.control_inputs, *(t.op for t in current.inputs)]
-        rest += [n for n in before if n not in seen]
-        seen.update(before)
-    return seen
+        found["refused"] = np.array(str(error))
 
 
 def gathered():
@@ -248,7 +180,6 @@ def gathered():
 faulthandler.dump_traceback_later(120, exit=True)
 if SIZE > 1:
     retraced_ops()
-    batched()
     gathered()
 mixed_dtypes()
 embedding("few_rows", 2, 3)

@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from tfcluster.backends import queries
 from tfcluster.backends.sge.qrsh import meaning, qrsh_argv
 from tfcluster.errors import StartError
 
@@ -67,18 +68,11 @@ def parse(host: str, said: str) -> tuple[str, ...] | None:
 
 def _output(host: str, argv: Sequence[str], env: Mapping[str, str]) -> str:
     try:
-        done = subprocess.run(
-            argv,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=ASK_S,
-            check=False,
-            env=dict(env),
-        )
+        done = queries.ask(argv, env, ASK_S)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise StartError(f"{host}: its GPUs cannot be queried: {error}") from error
-    words = done.stderr.decode(errors="backslashreplace").strip()
+    words = done.stderr.strip()
     if done.returncode != 0:
         cause = meaning(words) or words or f"exit status {done.returncode}"
         raise StartError(f"{host}: its GPUs cannot be queried: {cause}")
-    return done.stdout.decode(errors="backslashreplace")
+    return done.stdout

@@ -7,11 +7,11 @@ Pure functions parse the answers; only ``Qmaster`` runs commands, never for long
 from __future__ import annotations
 
 import re
-import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from xml.etree import ElementTree
 
+from tfcluster.backends.queries import answer
 from tfcluster.backends.sge.programs import find_program
 from tfcluster.errors import StartError
 
@@ -61,17 +61,10 @@ class Qmaster:
 
     def _ask(self, name: str, *words: str) -> str:
         try:
-            done = subprocess.run(
-                (find_program(name, self.environ), *words),
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=ASK_S,
-                check=False,
-                env=dict(self.environ),
-            )
-        except (OSError, StartError, subprocess.TimeoutExpired):
+            program = find_program(name, self.environ)
+        except StartError:
             return ""
-        return done.stdout.decode(errors="replace") if done.returncode == 0 else ""
+        return answer((program, *words), self.environ, ASK_S)
 
 
 def parse_job(said: str) -> JobFacts | None:

@@ -9,8 +9,6 @@ from __future__ import annotations
 import os
 import select
 import shlex
-import signal
-import subprocess
 from collections.abc import Sequence
 
 from tfcluster.backends.local import ProcessChannel
@@ -76,14 +74,7 @@ class QrshChannel(ProcessChannel):
         raise StartError(f"{host}: no agent could be started: {cause}")
 
     def kill(self) -> None:
-        self.close()
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            self._process.send_signal(number)
-            try:
-                self._process.wait(_END_S)
-            except subprocess.TimeoutExpired:
-                continue
-            return
+        self.terminate(_END_S)
 
     def diagnosis(self) -> str:
         """How it ended, preceded by an explanation if there is one."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from tfcluster.backends.agent_bundle import agent_argv, parcel
 from tfcluster.backends.base import Backend, Channel, Starter
+from tfcluster.backends.queries import ask
 from tfcluster.backends.slurm import gpus
 from tfcluster.backends.slurm.channel import StepChannel
 from tfcluster.backends.slurm.controller import Controller
@@ -114,21 +115,14 @@ def _devices(
 
 def _ask(argv: tuple[str, ...], env: Mapping[str, str]) -> str:
     try:
-        done = subprocess.run(
-            argv,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=_ASK_S,
-            check=False,
-            env=step_environ(env),
-        )
+        done = ask(argv, step_environ(env), _ASK_S)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise StartError(f"the nodes' GPUs cannot be queried: {error}") from error
-    said = done.stderr.decode(errors="backslashreplace")
     if done.returncode != 0:
+        said = done.stderr
         text, hint = meaning(said) or ("the nodes' GPUs cannot be queried", None)
         raise StartError(f"{text}: {own_words(said)}", hint=hint)
-    return done.stdout.decode(errors="backslashreplace")
+    return done.stdout
 
 
 BACKEND: Backend = SlurmBackend()

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
-
 from tfcluster.backends.local import ProcessChannel
 from tfcluster.backends.slurm.srun import meaning, own_words
 
@@ -18,14 +15,7 @@ class StepChannel(ProcessChannel):
     def kill(self) -> None:
         # srun forwards SIGTERM to the task, whose guard then sweeps, while repeated
         # SIGINT would end the step at once. Only after that srun is killed itself.
-        self.close()
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            self._process.send_signal(number)
-            try:
-                self._process.wait(STEP_END_S)
-            except subprocess.TimeoutExpired:
-                continue
-            return
+        self.terminate(STEP_END_S)
 
     def diagnosis(self) -> str:
         """An explanation of srun's end if there is one, with srun's own message."""

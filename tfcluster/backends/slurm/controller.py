@@ -7,10 +7,10 @@ than ``ASK_S``, because its callers are in a hurry.
 from __future__ import annotations
 
 import re
-import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from tfcluster.backends.queries import answer
 from tfcluster.errors import ExitCode
 
 ASK_S = 3.0
@@ -41,18 +41,7 @@ class Controller:
         return parse_ending(said, life=int(life) if life.isdecimal() else 0)
 
     def _ask(self, *words: str) -> str:
-        try:
-            done = subprocess.run(
-                ("scontrol", *words),
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=ASK_S,
-                check=False,
-                env=dict(self.environ),
-            )
-        except (OSError, subprocess.TimeoutExpired):
-            return ""
-        return done.stdout.decode(errors="replace") if done.returncode == 0 else ""
+        return answer(("scontrol", *words), self.environ, ASK_S)
 
 
 def fields(said: str) -> dict[str, str]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tfcluster.errors import ConfigError, Problem, StartError
-from tfcluster.hostlist import HostlistError, expand, fold, host_name_problem
+from tfcluster.host_patterns import HostlistError, expand, fold, host_name_problem
 
 # sbatch(1), SLURM_TASKS_PER_NODE: "2(x3),1" is 2, 2, 2 and 1.
 _COUNTS = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tfcluster.backends.ssh.config import Directive, Options, lookup
 from tfcluster.errors import HostError
-from tfcluster.hostlist import host_name_problem
+from tfcluster.host_patterns import host_name_problem
 from tfcluster.model import HostEntry, Ssh
 
 MAX_JUMPS = 8

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from tfcluster.console.sanitise import sanitise, sanitise_word, settle
 from tfcluster.console.style import PLAIN, Style
-from tfcluster.hostlist import fold
+from tfcluster.host_patterns import fold
 from tfcluster.record.run_status import FailureView, RunView
 
 _TAIL_LINES = 20

@@ -10,7 +10,7 @@ from typing import Any
 from tfcluster.console.sanitise import sanitise_word
 from tfcluster.console.style import PLAIN, Style
 from tfcluster.console.text import plural, table
-from tfcluster.hostlist import fold
+from tfcluster.host_patterns import fold
 
 Json = Mapping[str, Any]
 

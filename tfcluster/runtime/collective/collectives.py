@@ -15,12 +15,12 @@ import numpy as np
 from tfcluster.runtime.collective import ragged_collectives
 from tfcluster.runtime.collective.adasum import adasum, require_power_of_two
 from tfcluster.runtime.collective.buckets import DEFAULT_BYTES, Item, by_size
-from tfcluster.runtime.collective.buffer_pool import ALIGNMENT, Pool
 from tfcluster.runtime.collective.group import CollectiveCall, Group
 from tfcluster.runtime.collective.half_precision import is_half, reduce_halves
 from tfcluster.runtime.collective.signature import Signature
 from tfcluster.runtime.collective.sparse import Slices, densified, is_dense, of_rows
 from tfcluster.runtime.collective.transports.base import Array, ReduceOp
+from tfcluster.runtime.net.buffer_pool import ALIGNMENT, Pool
 
 _ALONE_BYTES = 1 << 22
 _pool = Pool()

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 _MAX_DIFFERENCES = 5
-_DIGEST_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)

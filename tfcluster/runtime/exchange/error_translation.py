@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,16 +10,6 @@ import tensorflow as tf
 
 from tfcluster.runtime import tf_internals, tf_patches
 from tfcluster.runtime.process_group import group, is_initialized
-
-
-@functools.cache
-def raise_our_errors() -> None:
-    """Patch ``tf.function`` so that errors of exchanges arrive as raised.
-
-    Raises CollectiveError if TensorFlow lacks something that exchanges need.
-    """
-    tf_internals.check()
-    tf_patches.TABLE.install({tf_patches.FUNCTION_CALL: _call})
 
 
 def _call(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -45,5 +34,14 @@ def translated() -> Iterator[None]:
         raise found from error
 
 
+def install() -> None:
+    """Patch ``tf.function`` so that errors of exchanges arrive as raised.
+
+    Raises CollectiveError if TensorFlow lacks something that exchanges need.
+    """
+    tf_internals.check()
+    tf_patches.TABLE.install({tf_patches.FUNCTION_CALL: _call})
+
+
 # Before any tf.function with an exchange is called: a call in progress is not affected.
-raise_our_errors()
+install()

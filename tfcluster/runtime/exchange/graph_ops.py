@@ -15,7 +15,6 @@ import tensorflow as tf
 
 from tfcluster.runtime import tf_internals
 from tfcluster.runtime.collective.transports.base import Array
-from tfcluster.runtime.exchange.error_translation import raise_our_errors
 from tfcluster.runtime.exchange.pending_ops import waiting_op
 from tfcluster.runtime.process_group import exchanged
 from tfcluster.runtime.process_sets import ProcessSet, global_process_set
@@ -73,7 +72,6 @@ def exchange_op(
     tensors = [as_tensor(tensor) for tensor in tensors]
     if tf.executing_eagerly():
         return call_with_arrays(act, tensors, dtypes)
-    raise_our_errors()
     if tf.compat.v1.executing_eagerly_outside_functions():
         return _outputs(act, tensors, dtypes)
     return waiting_op(act, tensors, dtypes, what, among)

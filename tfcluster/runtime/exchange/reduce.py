@@ -70,11 +70,8 @@ def allreduce(
         [tensor],
         what,
         ["tensor"],
-        Reduction(
-            chosen_op(average, op),
-            prescale_factor,
-            postscale_factor,
-            compression or Compression.none,
+        _reduction(
+            chosen_op(average, op), compression, prescale_factor, postscale_factor
         ),
         sparse_as_dense=sparse_as_dense,
         among=process_set,
@@ -102,15 +99,18 @@ def grouped_allreduce(
         tensors,
         what,
         [f"tensor {index}" for index in range(len(tensors))],
-        Reduction(
-            chosen_op(average, op),
-            prescale_factor,
-            postscale_factor,
-            compression or Compression.none,
+        _reduction(
+            chosen_op(average, op), compression, prescale_factor, postscale_factor
         ),
         sparse_as_dense=sparse_as_dense,
         among=process_set,
     )
+
+
+def _reduction(
+    op: ReduceOp, compression: Compressor | None, prescale: float, postscale: float
+) -> Reduction:
+    return Reduction(op, prescale, postscale, compression or Compression.none)
 
 
 def _reduced(
@@ -186,9 +186,7 @@ def _scattering(
 ) -> Reduction:
     if op is Adasum:
         raise ValueError("reducescatter cannot do Adasum: use allreduce")
-    return Reduction(
-        chosen_op(None, op), prescale, postscale, compression or Compression.none
-    )
+    return _reduction(chosen_op(None, op), compression, prescale, postscale)
 
 
 def _reduced_parts(

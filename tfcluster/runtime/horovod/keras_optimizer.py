@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 from types import MethodType
 from typing import Any, TypeVar
 
-import keras
 import tensorflow as tf
 
 from tfcluster.runtime import contract
 from tfcluster.runtime.horovod.accumulation import Accumulation
 from tfcluster.runtime.horovod.settings import Settings
 from tfcluster.runtime.keras import internals, patches
+from tfcluster.runtime.keras.train.optimizer_hook import build
 from tfcluster.runtime.keras.train.xla_fallback import without_xla
 from tfcluster.runtime.keras.types import Model, Optimizer, Variable
 from tfcluster.runtime.tensor_types import Gradient
@@ -74,19 +74,13 @@ def _apply(
 def _built(
     optimizer: Optimizer, trainable_variables: Sequence[Variable] | None, count: int
 ) -> list[Any]:
-    """The variables of the gradients. Builds the optimizer if necessary.
-
-    Its variables cannot be created inside a branch of a graph.
-    """
+    """The variables of the gradients. Builds the optimizer if necessary."""
     if trainable_variables is None:
         # Without names if the original has to report what is missing.
         known = internals.trained_variables(optimizer) if optimizer.built else []
         return known if len(known) == count else list(range(count))
     variables = list(trainable_variables)
-    if not optimizer.built:
-        with keras.name_scope(optimizer.name, caller=optimizer):
-            optimizer.build(variables)
-        optimizer.built = True
+    build(optimizer, variables)
     return variables
 
 

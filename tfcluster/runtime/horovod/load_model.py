@@ -10,7 +10,6 @@ import keras
 
 from tfcluster.runtime.exchange.wire_format import Compressor
 from tfcluster.runtime.horovod.optimizer import DistributedOptimizer
-from tfcluster.runtime.keras import patches
 from tfcluster.runtime.keras.train.xla_fallback import without_xla
 from tfcluster.runtime.keras.types import Model
 
@@ -34,6 +33,5 @@ def load_model(
     if optimizer is not None:
         # A LossScaleOptimizer thus checks for infinities after the exchange.
         DistributedOptimizer(optimizer, compression=compression)
-        patches.TABLE.replace(patches.ONE_MODEL_TRAIN_FUNCTION, model, None)
         without_xla(model)
     return model

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from types import MethodType
+from typing import Any
 
 import tensorflow as tf
 
@@ -59,35 +60,17 @@ def DistributedGradientTape(
 
 def PartialDistributedGradientTape(
     gradtape: tf.GradientTape,
-    device_dense: str = "",
-    device_sparse: str = "",
-    compression: Compressor | None = None,
-    sparse_as_dense: bool = False,
-    op: ReduceOp | None = None,
-    gradient_predivide_factor: float = 1.0,
-    num_groups: int = 0,
-    groups: object = None,
-    process_set: ProcessSet = global_process_set,
+    *args: Any,
     local_layers: Layer | list[Layer] | tuple[Layer, ...] | None = None,
-    scale_local_gradients: bool = True,
+    **settings: Any,
 ) -> tf.GradientTape:
     """A ``DistributedGradientTape`` except for the layers that each rank trains alone.
 
-    ``local_layers`` is a layer or a list of layers, which must be built.
+    ``local_layers`` is a layer or a list of layers, which must be built. The other
+    arguments are those of ``DistributedGradientTape``. Raises ValueError if a layer is
+    not built.
     """
-    tape = DistributedGradientTape(
-        gradtape,
-        device_dense,
-        device_sparse,
-        compression,
-        sparse_as_dense,
-        op,
-        gradient_predivide_factor,
-        num_groups,
-        groups,
-        process_set,
-        scale_local_gradients,
-    )
+    tape = DistributedGradientTape(gradtape, *args, **settings)
     for variable in weights_of(local_layers):
         tape.register_local_source(variable)
     return tape

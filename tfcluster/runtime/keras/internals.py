@@ -318,9 +318,10 @@ def set_path(variable: Variable, path: str) -> None:
     variable._path = path
 
 
-def is_of_keras(cls: type) -> bool:
-    """Whether a class is one of Keras's own."""
-    return cls.__module__.startswith("keras.src.")
+def is_of_keras(written: object) -> bool:
+    """Whether a class or function is one of Keras's own, not of the program."""
+    module = getattr(written, "__module__", None)
+    return str(module).partition(".")[0] == "keras"
 
 
 # --- layers and models ----------------------------------------------------------------

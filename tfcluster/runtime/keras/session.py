@@ -364,13 +364,14 @@ class Session:
                 sys.stderr.write(f"tfcluster: warning: {text}\n")
 
     def refuse(self, text: str) -> NoReturn:
-        """Raise CollectiveError. All ranks must call it at the same point.
+        """Raise CollectiveError. All ranks must call it at the same point."""
+        error = CollectiveError(text)
+        self.keep(error)
+        raise error
 
-        TensorFlow turns errors inside an op into text. The group keeps the original for
-        the program.
-        """
-        self.group.refusal = CollectiveError(text)
-        raise self.group.refusal
+    def keep(self, error: CollectiveError) -> None:
+        """Keep an error for the program: TensorFlow turns it into text inside an op."""
+        self.group.refusal = error
 
     def agreed(self, value: str, what: str) -> str:
         """Broadcast the chief's value to all ranks."""

@@ -27,6 +27,7 @@ from tfcluster.runtime.keras import internals, patches
 from tfcluster.runtime.keras.program_lines import user_line
 from tfcluster.runtime.keras.train.xla_fallback import without_xla
 from tfcluster.runtime.keras.types import Layer, Model, Optimizer, Variable
+from tfcluster.runtime.tensors import name_of
 
 _NO_SLOTS = (Strategy.PARAMETER_SERVER, Strategy.REPLICATED)
 """Strategies that keep an optimizer's variables on the ps tasks."""
@@ -133,15 +134,15 @@ class StepRecorder:
             models = self._trained_models[number] = _models_of(trained)
             layers = sorted({type(layer).__name__ for layer in _layers_of(models)})
             self._event({"kind": "layers", "optimizer": number, "layers": layers})
-        named = [("weight", _path(one), one) for one in trained]
+        named = [("weight", name_of(one), one) for one in trained]
         states = _states_of(self._trained_models[number], trained)
-        named += [("state", _path(one), one) for one in states]
+        named += [("state", name_of(one), one) for one in states]
         if self._slots:
             known = {id(one) for one in trained}
             named += [
-                ("slot", _path(one), one)
+                ("slot", name_of(one), one)
                 for one in optimizer.variables
-                if id(one) not in known and "learning_rate" not in _path(one)
+                if id(one) not in known and "learning_rate" not in name_of(one)
             ]
         inner = getattr(optimizer, "inner_optimizer", optimizer)
         tensors = [tf.convert_to_tensor(inner.learning_rate)]
@@ -237,15 +238,11 @@ def _states_of(models: Sequence[Model], trained: Sequence[Variable]) -> list[Var
     }
     for model in models:
         for one in model.weights:
-            if id(one) not in known | metrics and internals.SEED_STATE not in _path(
+            if id(one) not in known | metrics and internals.SEED_STATE not in name_of(
                 one
             ):
                 found.setdefault(id(one), one)
-    return sorted(found.values(), key=_path)
-
-
-def _path(variable: Any) -> str:
-    return str(getattr(variable, "path", None) or variable.name)
+    return sorted(found.values(), key=name_of)
 
 
 def _portable(array: npt.NDArray[Any]) -> npt.NDArray[Any]:

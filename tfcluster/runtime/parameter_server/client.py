@@ -127,11 +127,6 @@ class ParameterServerClient:
         """Bytes sent over sockets, without those in shared memory."""
         return self._connections.sent_bytes
 
-    @property
-    def received_bytes(self) -> int:
-        """Bytes received over sockets, without those in shared memory."""
-        return self._connections.received_bytes
-
     def open(
         self,
         model: str,
@@ -284,21 +279,6 @@ class ParameterServerClient:
         """The text stored under ``key``; None if there is none."""
         text = self._note({"op": "get", "key": key})["text"]
         return None if text is None else str(text)
-
-    def notes(self, prefix: str = "") -> dict[str, str]:
-        """All stored texts whose keys begin with ``prefix``."""
-        return dict(self._note({"op": "notes", "prefix": prefix})["notes"])
-
-    def statistics(self) -> list[Mapping[str, float]]:
-        """For each ps: steps applied and dropped, their staleness, bytes it holds.
-
-        Staleness is counted in updates: see ``service.Service.statistics``.
-        """
-        request = Message({"op": "statistics"})
-        with self._lock:
-            all_servers = range(self._connections.count)
-            answers = self._request(dict.fromkeys(all_servers, request))
-        return [answers[ps].header for ps in sorted(answers)]
 
     def close(self) -> None:
         """Close the connections to all ps tasks; later calls fail."""

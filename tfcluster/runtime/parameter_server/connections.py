@@ -11,12 +11,12 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 
-from tfcluster.runtime.collective.buffer_pool import Pool
 from tfcluster.runtime.errors import (
     CollectiveError,
     CollectiveTimeoutError,
     PeerLostError,
 )
+from tfcluster.runtime.net.buffer_pool import Pool
 from tfcluster.runtime.net.handshake import HandshakeError, dial
 from tfcluster.runtime.net.rendezvous import parse_address
 from tfcluster.runtime.parameter_server.messages import (
@@ -58,7 +58,6 @@ class Connections:
         self._failure: CollectiveError | None = None
         self.waited_s = 0.0
         self.sent_bytes = 0
-        self.received_bytes = 0
         deadline = time.monotonic() + join_timeout_s
         try:
             for index, address in enumerate(addresses):
@@ -139,7 +138,7 @@ class Connections:
             raise self._lost_error(ps, error) from error
         try:
             # An answer, usually an error, may come before everything has been sent.
-            self.received_bytes += incoming.receive(connection)
+            incoming.receive(connection)
             progress = True
         except BlockingIOError:
             pass

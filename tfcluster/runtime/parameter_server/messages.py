@@ -23,8 +23,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from tfcluster.runtime.collective.buffer_pool import ALIGNMENT, Pool
 from tfcluster.runtime.collective.transports.base import Array
+from tfcluster.runtime.net.buffer_pool import ALIGNMENT, Pool
 
 Bytes: TypeAlias = NDArray[np.uint8]
 Header: TypeAlias = Mapping[str, Any]
@@ -149,8 +149,8 @@ class Incoming:
         """Whether the whole message has been received."""
         return self._stage == 3
 
-    def receive(self, connection: socket.socket) -> int:
-        """Receive some of it; returns the number of bytes.
+    def receive(self, connection: socket.socket) -> None:
+        """Receive some of it.
 
         Raises EOFError if the peer has disconnected, MessageError if it violates the
         protocol, and OSError; BlockingIOError if a non-blocking socket is not ready.
@@ -162,7 +162,6 @@ class Incoming:
         self._position += count
         while not self.done and self._position == len(self._view):
             self._advance()
-        return count
 
     def message(self) -> Message:
         """The received message, once ``done``; its arrays are views of the buffer."""
@@ -220,27 +219,21 @@ def _parsed(
     return dict(header)
 
 
-def send(connection: socket.socket, message: Message) -> int:
-    """Send a message over a blocking socket; returns the number of bytes.
-
-    Raises OSError.
-    """
+def send(connection: socket.socket, message: Message) -> None:
+    """Send a message over a blocking socket. Raises OSError."""
     outgoing = Outgoing(message)
-    sent = 0
     while not outgoing.done:
-        sent += outgoing.send(connection)
-    return sent
+        outgoing.send(connection)
 
 
 def receive(
     connection: socket.socket, pool: Pool, shared_buffers: Mapping[int, Bytes]
-) -> tuple[Message, int]:
-    """Receive a message from a blocking socket; also returns its number of bytes.
+) -> Message:
+    """Receive a message from a blocking socket.
 
     Raises what ``Incoming.receive`` raises.
     """
     incoming = Incoming(pool, shared_buffers)
-    received = 0
     while not incoming.done:
-        received += incoming.receive(connection)
-    return incoming.message(), received
+        incoming.receive(connection)
+    return incoming.message()

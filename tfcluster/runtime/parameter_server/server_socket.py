@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from tfcluster.runtime.collective.buffer_pool import Pool
+from tfcluster.runtime.net.buffer_pool import Pool
 from tfcluster.runtime.net.handshake import Member
 from tfcluster.runtime.net.rendezvous import Acceptor, listen
 from tfcluster.runtime.parameter_server.messages import (
@@ -76,8 +76,6 @@ class ServerSocket:
         self._pool = Pool()
         self._lock = threading.Lock()
         self._connections: set[socket.socket] = set()
-        self.received_bytes = 0
-        self.sent_bytes = 0
         listener = listen(addresses, index, f"ps:{index}")
         self._acceptor = Acceptor(listener, member(index, None, size, token))
         threading.Thread(
@@ -123,9 +121,7 @@ class ServerSocket:
             connection.close()
 
     def _serve_request(self, client: _Client) -> None:
-        request, received = receive(
-            client.connection, self._pool, client.channel.buffers
-        )
+        request = receive(client.connection, self._pool, client.channel.buffers)
         model, buffer = str(request.header.get("model")), request.shared_buffer
         if model in client.copied_models:
             request = Message(request.header, [a.copy() for a in request.arrays])
@@ -135,10 +131,7 @@ class ServerSocket:
         if buffer is not None and not _wait_until_free(client.channel.buffers, buffer):
             self._service.release(model)
             client.copied_models.add(model)
-        sent = send(client.connection, reply)
-        with self._lock:
-            self.received_bytes += received
-            self.sent_bytes += sent
+        send(client.connection, reply)
 
     def _reply(self, client: _Client, request: Message) -> Message:
         try:

@@ -79,8 +79,6 @@ class Service:
             "assign": self._assign,
             "put": self._put,
             "get": self._get,
-            "notes": self._all_notes,
-            "statistics": self._statistics,
         }
 
     def connected(self, rank: int, connection: object) -> None:
@@ -248,7 +246,7 @@ class Service:
             return Message({"known": False})
         return Message({"known": True})
 
-    # --- notes and statistics ---------------------------------------------------------
+    # --- notes ------------------------------------------------------------------------
 
     def _put(self, rank: int, connection: object, request: Message) -> Message:
         self._notes[request.header["key"]] = request.header["text"]
@@ -256,15 +254,6 @@ class Service:
 
     def _get(self, rank: int, connection: object, request: Message) -> Message:
         return Message({"text": self._notes.get(request.header["key"])})
-
-    def _all_notes(self, rank: int, connection: object, request: Message) -> Message:
-        prefix = request.header["prefix"]
-        return Message(
-            {"notes": {k: t for k, t in self._notes.items() if k.startswith(prefix)}}
-        )
-
-    def _statistics(self, rank: int, connection: object, request: Message) -> Message:
-        return Message(_totals([model.shards for model in self._models.values()]))
 
 
 def gradients_of(kinds: str, arrays: Sequence[Array]) -> list[Gradient]:

@@ -18,7 +18,6 @@ import numpy as np
 import tensorflow as tf
 
 from tfcluster.runtime import tf_internals
-from tfcluster.runtime.collective.buffer_pool import ALIGNMENT
 from tfcluster.runtime.collective.sparse import Slices, are_distinct
 from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.parameter_server.fast_scatter import (
@@ -31,6 +30,7 @@ from tfcluster.runtime.parameter_server.graph_functions import (
     rename_functions,
 )
 from tfcluster.runtime.tensor_types import Gradient, Message, Tensor, Variable
+from tfcluster.runtime.tensors import array_of, tensor_of_part
 
 Apply: TypeAlias = Callable[[list[Gradient]], object]
 """Applies gradients: a tensor, IndexedSlices or None for each piece."""
@@ -38,8 +38,6 @@ Apply: TypeAlias = Callable[[list[Gradient]], object]
 _LENGTH = struct.Struct(">Q")
 _PYTHON_OPS = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
 _COUNTER = itertools.count()
-_SMALL_BYTES = 1 << 12
-"""Arrays smaller than this are copied: sharing their memory would cost more."""
 
 
 class UntraceableError(Exception):
@@ -212,7 +210,7 @@ class Engine:
     def __init__(self, values: Sequence[Array]) -> None:
         with tf.device("CPU:0"):
             self._variables: list[Variable] = [
-                tf.Variable(_constant(value)) for value in values
+                tf.Variable(tf.constant(value)) for value in values
             ]
         self._slots: dict[str, Variable] = {}
         self._updates: dict[tuple[str, bool], _Update] = {}
@@ -264,7 +262,7 @@ class Engine:
         with tf.device("CPU:0"):
             for path, value in zip(header["slots"], arrays, strict=False):
                 if path not in self._slots:
-                    self._slots[path] = tf.Variable(_constant(value))
+                    self._slots[path] = tf.Variable(tf.constant(value))
         kinds = header["kinds"]
         specs = _specs(kinds, self._variables)
         outer = [self._captured(source, arrays) for _, *source in header["captures"]]
@@ -311,10 +309,12 @@ class Engine:
         flat = []
         for gradient in gradients:
             if isinstance(gradient, Slices):
-                flat.append(tensor_of(gradient.values))
-                flat.append(tensor_of(gradient.indices.astype(np.int64, copy=False)))
+                flat.append(tensor_of_part(gradient.values))
+                flat.append(
+                    tensor_of_part(gradient.indices.astype(np.int64, copy=False))
+                )
             elif gradient is not None:
-                flat.append(tensor_of(gradient))
+                flat.append(tensor_of_part(gradient))
         # Drop references first: TensorFlow copies a variable whose value is shared.
         self._unread.clear()
         self._unread_rows.clear()
@@ -351,7 +351,7 @@ class Engine:
         """Set a variable."""
         self._unread.pop(index, None)
         self._unread_rows.pop(index, None)
-        self._variables[index].assign(_constant(value))
+        self._variables[index].assign(tf.constant(value))
 
     def slots(self) -> dict[str, Array]:
         """The values of all slot variables, by path."""
@@ -359,7 +359,7 @@ class Engine:
 
     def assign_slot(self, path: str, value: Array) -> None:
         """Set a slot variable. Raises KeyError if there is none with that path."""
-        self._slots[path].assign(_constant(value))
+        self._slots[path].assign(tf.constant(value))
 
     def release(self) -> None:
         """Copy every variable to memory of its own.
@@ -370,41 +370,4 @@ class Engine:
         self._unread_rows.clear()
         self._unread.clear()
         for variable in [*self._variables, *self._slots.values()]:
-            variable.assign(_constant(array_of(variable.read_value()).copy()))
-
-
-def _constant(value: Array) -> Tensor:
-    """A tensor with a copy of the array."""
-    if value.dtype.name == "bfloat16":
-        return tf.bitcast(tf.constant(value.view(np.uint16)), tf.bfloat16)
-    return tf.constant(value)
-
-
-def tensor_of(array: Array) -> Tensor:
-    """A tensor that shares the array's memory if possible.
-
-    The array must not be written to afterwards: TensorFlow may use it as a variable.
-    """
-    if array.nbytes < _SMALL_BYTES or array.dtype.name == "bfloat16":
-        return _constant(array)
-    if array.ctypes.data % ALIGNMENT:
-        return _constant(array)
-    return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
-
-
-def array_of(tensor: Tensor) -> Array:
-    """An array that shares the tensor's memory; it must not be written to.
-
-    Its shape and dtype are the tensor's.
-    """
-    dtype = tensor.dtype.as_numpy_dtype
-    shape: list[Any] = tensor.shape.as_list()
-    if 0 in shape:
-        return np.empty(shape, dtype)
-    # An eager tensor has the buffer protocol, which no protocol of typing can say.
-    buffer: Any = tensor
-    if tensor.dtype == tf.bfloat16:
-        buffer = tf.bitcast(tensor, tf.uint16)
-    found: Array = np.asarray(memoryview(buffer))
-    shaped: Array = found.view(dtype).reshape(shape)
-    return shaped
+            variable.assign(tf.constant(array_of(variable.read_value()).copy()))

@@ -40,7 +40,7 @@ def main(argv: Sequence[str]) -> int | None:
     with _failure_reported():
         if program is None:
             _serve()
-        _run(program, _context())
+        _run(program, own_context())
     return None
 
 
@@ -70,7 +70,8 @@ def _failure_reported() -> Iterator[None]:
         reporter().flush()
 
 
-def _context() -> Context:
+def own_context() -> Context:
+    """The context of this process; ends the process if the variables are wrong."""
     try:
         return context_from(os.environ)
     except ContextError as error:
@@ -82,7 +83,7 @@ def _serve() -> NoReturn:
     from tfcluster.runtime.task.serve import serve
 
     quieten_tensorflow()
-    context = _context()
+    context = own_context()
     try:
         serve(context)
     except ContextError as error:

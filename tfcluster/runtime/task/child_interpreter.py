@@ -7,12 +7,9 @@ agent, and takes over nothing of the task, before it claims the task's rank.
 from __future__ import annotations
 
 import atexit
-import os
 import random
 import sys
 
-from tfcluster.runtime.context import Context, context_from
-from tfcluster.runtime.errors import ContextError
 from tfcluster.runtime.scripts.run_script import Program, parse
 from tfcluster.runtime.task import bootstrap, injection
 from tfcluster.runtime.telemetry.agent_channel import be_silent, reporter
@@ -25,20 +22,13 @@ def begin(*, seed_random: bool) -> None:
     ``seed_random``: whether to seed Python's generator, as it has not been used yet.
     """
     be_silent()
-    context = _context()
+    context = bootstrap.own_context()
     if not context.trains:
         return
     if seed_random:
         random.seed(injection.common_seed(context))
     atexit.register(_report_end)
     bootstrap.surround(_program(), context)
-
-
-def _context() -> Context:
-    try:
-        return context_from(os.environ)
-    except ContextError as error:
-        sys.exit(f"tfcluster: {error}")
 
 
 def _program() -> Program:

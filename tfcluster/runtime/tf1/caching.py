@@ -28,11 +28,6 @@ class Caches:
         self._small = small
         self._threshold_bytes = threshold_bytes
 
-    @property
-    def bytes_held(self) -> dict[str, int]:
-        """Bytes of large variables, by device."""
-        return dict(self._bytes)
-
     def device_for(self, size: int) -> str:
         """Choose the device that caches a variable of ``size`` bytes."""
         if size < self._threshold_bytes:

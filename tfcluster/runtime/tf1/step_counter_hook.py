@@ -9,8 +9,6 @@ import tensorflow as tf
 from tfcluster.runtime.telemetry.agent_channel import Reporter
 from tfcluster.runtime.tf1_types import Session, SessionRunContext
 
-tf1 = tf.compat.v1
-
 _WINDOW_S = 1.0
 
 

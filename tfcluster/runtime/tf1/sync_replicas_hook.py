@@ -17,8 +17,6 @@ from tfcluster.runtime.tf1_types import (
     SessionRunHook,
 )
 
-tf1 = tf.compat.v1
-
 STOP_GRACE_S = 2
 """Seconds given to the chief session's threads, which do not end; default: 120."""
 

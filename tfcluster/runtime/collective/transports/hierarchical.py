@@ -21,16 +21,16 @@ from tfcluster.runtime.collective.transports.base import (
     ScaledVector,
     fill,
 )
-from tfcluster.runtime.collective.transports.ring import Ring
-from tfcluster.runtime.collective.transports.shm_allreduce import ShmCollectives
-from tfcluster.runtime.collective.transports.topology import Groups, share_memory
-from tfcluster.runtime.net.handshake import Member
-from tfcluster.runtime.net.multiplexed_sockets import (
+from tfcluster.runtime.collective.transports.multiplexed_sockets import (
     Incoming,
     Outgoing,
     PeerSockets,
     framed,
 )
+from tfcluster.runtime.collective.transports.ring import Ring
+from tfcluster.runtime.collective.transports.shm_allreduce import ShmCollectives
+from tfcluster.runtime.collective.transports.topology import Groups, share_memory
+from tfcluster.runtime.net.handshake import Member
 from tfcluster.runtime.net.rendezvous import connect
 
 JOIN_TIMEOUT_S = 300.0
@@ -89,11 +89,6 @@ class HostTransport:
     def sent_bytes(self) -> int:
         """Total number of bytes that this rank has sent over TCP."""
         return self._links.sent_bytes if self._links else 0
-
-    @property
-    def groups(self) -> Groups:
-        """The groups of ranks that share memory; empty before the first exchange."""
-        return self._groups
 
     def enter(self, generation: int) -> None:
         """Set the generation of ranks that this one belongs to; before any exchange."""

@@ -29,6 +29,7 @@ from tfcluster.runtime.collective.transports.base import (
 )
 from tfcluster.runtime.collective.transports.delegating import DelegatingTransport
 from tfcluster.runtime.collective.transports.pmi_server import ProcessManager, serving
+from tfcluster.runtime.collective.transports.topology import own_place
 from tfcluster.runtime.errors import (
     CollectiveError,
     CollectiveTimeoutError,
@@ -149,7 +150,7 @@ class MpiTransport(DelegatingTransport[Transport]):
 
     def _start(self) -> Any:
         """Initialise MPI on all ranks; raises on all of them if one cannot."""
-        place = own_place() if self._place is None else self._place
+        place = _memory_place() if self._place is None else self._place
         job = f"tfcluster-{secrets.token_hex(8)}"
         mpi: Any = None
         try:
@@ -261,15 +262,14 @@ def initialize(mpi: Any) -> None:
         )
 
 
-def own_place() -> str:
+def _memory_place() -> str:
     """A text that is equal for processes that share memory; empty if unknown."""
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         memory = Path("/dev/shm").stat()
-        namespace = Path("/proc/self/ns/pid").stat()
     except OSError:
         return ""
-    return f"{boot} {memory.st_dev} {memory.st_ino} {namespace.st_ino}"
+    place = own_place()
+    return place and f"{place} {memory.st_dev} {memory.st_ino}"
 
 
 def _shared_files() -> set[str]:

@@ -16,8 +16,8 @@ from __future__ import annotations
 import numpy as np
 
 from tfcluster.runtime.collective.transports.base import Array, ScaledVector
-from tfcluster.runtime.net.shm_barrier import ProgressCounters
-from tfcluster.runtime.net.shm_segment import SLOTS, ShmSegment
+from tfcluster.runtime.collective.transports.shm_barrier import ProgressCounters
+from tfcluster.runtime.collective.transports.shm_segment import SLOTS, ShmSegment
 
 _Bounds = tuple[int, int]
 

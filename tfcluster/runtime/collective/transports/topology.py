@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from tfcluster.runtime.collective.transports import shm_barrier, shm_segment
+from tfcluster.runtime.collective.transports.multiplexed_sockets import PeerSockets
 from tfcluster.runtime.collective.transports.shm_allreduce import ShmCollectives
-from tfcluster.runtime.net import shm_barrier, shm_segment
-from tfcluster.runtime.net.multiplexed_sockets import PeerSockets
-from tfcluster.runtime.net.shm_barrier import ProgressCounters
-from tfcluster.runtime.net.shm_segment import ShmSegment
+from tfcluster.runtime.collective.transports.shm_barrier import ProgressCounters
+from tfcluster.runtime.collective.transports.shm_segment import ShmSegment
 
 Gather = Callable[[bytes], list[bytes]]
 Groups = tuple[tuple[int, ...], ...]
@@ -37,8 +37,8 @@ def share_memory(
     of its own, and has no transport (None). ``gather`` is an all-gather. ``place``
     overrides the detected place of this rank; "" means that no other rank shares it.
     """
-    own_place = _place() if place is None else place
-    groups = _grouped(gather((own_place or f"rank {me}").encode()))
+    here = own_place() if place is None else place
+    groups = _grouped(gather((here or f"rank {me}").encode()))
     ours = next(group for group in groups if me in group)
     negotiation = _ShmNegotiation(me, ours)
     offers = [json.loads(offer) for offer in gather(negotiation.offer())]
@@ -66,7 +66,7 @@ def _grouped(places: Sequence[bytes]) -> Groups:
     return tuple(tuple(ranks) for ranks in found.values())
 
 
-def _place() -> str:
+def own_place() -> str:
     """A text that is equal for processes of one user that can see each other."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()

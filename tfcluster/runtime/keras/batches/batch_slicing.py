@@ -182,6 +182,17 @@ def cut(leaf: Rows, start: Number, stop: Number) -> Rows:
     return piece
 
 
+def cut_some(nest: Nest, some: Sequence[Leaf], start: Number, stop: Number) -> Nest:
+    """``nest`` with rows ``[start, stop)`` of those of its leaves that are ``some``."""
+
+    def piece(leaf: Leaf) -> Leaf:
+        if not any(leaf is other for other in some):
+            return leaf
+        return cut(tf.convert_to_tensor(leaf), start, stop)
+
+    return tf.nest.map_structure(piece, nest)
+
+
 def twice(leaf: Rows) -> Rows:
     """All rows of a tensor, followed by all of them again: twice as many rows."""
     if isinstance(leaf, tf.SparseTensor):

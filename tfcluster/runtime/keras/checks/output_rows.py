@@ -12,11 +12,15 @@ import numpy as np
 import tensorflow as tf
 
 from tfcluster.runtime.collective.transports.base import Array
-from tfcluster.runtime.keras.batches.batch_slicing import cut, has_dense_rows, rows_in
+from tfcluster.runtime.keras.batches.batch_slicing import (
+    cut_some,
+    has_dense_rows,
+    rows_in,
+)
 from tfcluster.runtime.keras.checks.known_objects import KnownObjects
 from tfcluster.runtime.keras.checks.loss_reduction import same_rows
 from tfcluster.runtime.keras.checks.rounding import TOLERANCES
-from tfcluster.runtime.keras.checks.types import Leaf, Nested
+from tfcluster.runtime.keras.checks.types import Nested
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.types import Layer
 from tfcluster.runtime.tensor_types import Tensor
@@ -44,12 +48,7 @@ class OutputsByRow:
         known = self._judged.of(layer)
 
         def of_rows(start: int | Tensor, stop: int | Tensor) -> list[Tensor]:
-            def piece(leaf: Leaf) -> Leaf:
-                if not any(leaf is other for other in leaves):
-                    return leaf
-                return cut(tf.convert_to_tensor(leaf), start, stop)
-
-            found = tf.nest.flatten(outputs(tf.nest.map_structure(piece, given)))
+            found = tf.nest.flatten(outputs(cut_some(given, leaves, start, stop)))
             return [tensor for tensor in found if tensor.dtype.is_floating]
 
         def judge(*arrays: Array) -> np.bool_:

@@ -16,7 +16,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import ParamSpec, TypeVar
 
 import keras
 import numpy as np
@@ -42,9 +41,6 @@ from tfcluster.runtime.keras.checks.types import Leaf, Nested, TensorKey
 from tfcluster.runtime.keras.program_lines import user_line
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.tensor_types import Tensor
-
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
 
 _MOST_RECORDED = 100_000
 """The most operations per step: a loop left in mid-step must not record forever."""

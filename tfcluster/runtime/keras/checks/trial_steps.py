@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-import keras
 import tensorflow as tf
 
-from tfcluster.runtime.keras import patches
+from tfcluster.runtime.keras import internals, patches
 from tfcluster.runtime.keras.batches.batch_sharding import trial_bounds
 from tfcluster.runtime.keras.batches.batch_slicing import (
     Part,
@@ -123,10 +122,7 @@ class TrialSteps:
 
 def has_own_step(model: Model) -> bool:
     """Whether the model or its class overrides the step or the loss."""
-    return any(
-        getattr(model, name).__module__.partition(".")[0] != keras.__name__
-        for name in _OWN
-    )
+    return not all(internals.is_of_keras(getattr(model, name)) for name in _OWN)
 
 
 def _trial_part(

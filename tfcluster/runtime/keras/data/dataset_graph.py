@@ -8,16 +8,11 @@ gets the seeds that it would have drawn by then. This follows the seed generator
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TypeAlias
-
 import tensorflow as tf
 
 from tfcluster.runtime import tf_internals
+from tfcluster.runtime.parameter_server.graph_functions import nodes_of
 from tfcluster.runtime.tensor_types import Dataset, Message
-
-Message: TypeAlias = Message
-Message: TypeAlias = Message
 
 _PYTHON = ("EagerPyFunc", "PyFunc", "PyFuncStateless", "GeneratorDataset")
 _STATE = ("MutableDenseHashTableV2", "MutableHashTableV2", "VarHandleOp")
@@ -77,7 +72,7 @@ class Pipeline:
     def why_local(self, tasks: int) -> str | None:
         """Why ``tasks`` data tasks cannot compute it; None if they can."""
         graph = self._graph()
-        for node in _nodes(graph):
+        for node in nodes_of(graph):
             if node.op in _PYTHON:
                 return "it calls Python (a generator, or py_function)"
         for node in graph.node:
@@ -122,13 +117,6 @@ class Pipeline:
         return graph
 
 
-def _nodes(graph: Message) -> Iterator[Message]:
-    """All nodes, including those of the functions that a pipeline calls."""
-    yield from graph.node
-    for function in graph.library.function:
-        yield from function.node_def
-
-
 def _reshuffles(node: Message) -> bool:
     # Reading a missing attribute would create it.
     return node.op == _SHUFFLE and bool(node.attr["reshuffle_each_iteration"].b)
@@ -142,7 +130,7 @@ def _draws(node: Message) -> bool:
 
 
 def _draw_otherwise(graph: Message, number: int) -> None:
-    for node in filter(_draws, list(_nodes(graph))):
+    for node in filter(_draws, list(nodes_of(graph))):
         node.attr["seed2"].i += number
 
 

@@ -9,7 +9,7 @@ NIPS 2012).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NoReturn, TypeAlias, TypeVar
+from typing import NoReturn, TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -38,8 +38,6 @@ from tfcluster.runtime.keras.variable_exchange import exchange_variables
 from tfcluster.runtime.parameter_server.client import Rows
 from tfcluster.runtime.tensor_types import Gradient, Tensor
 from tfcluster.runtime.tensors import is_sparse
-
-_R = TypeVar("_R")
 
 _NOTHING, _ROWS, _WHOLE = range(3)
 """What the ps tasks answer for a sparse gradient."""
@@ -277,8 +275,7 @@ class PsUpdate:
                     model, given, weight, in_loop=rows.in_loop, identical=identical
                 )
             except CollectiveError as error:
-                # Keep the error: TensorFlow turns it into text.
-                self._session.group.refusal = error
+                self._session.keep(error)
                 raise
             return _flat(model, plain, received)
 

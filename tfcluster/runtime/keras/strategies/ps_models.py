@@ -38,8 +38,8 @@ from tfcluster.runtime.parameter_server.client import (
     ParameterServerClient,
     Rows,
 )
-from tfcluster.runtime.parameter_server.update_graph import tensor_of
 from tfcluster.runtime.tensor_types import Tensor
+from tfcluster.runtime.tensors import tensor_of_part
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -77,7 +77,7 @@ class ServerModel:
                 slices = tf.IndexedSlices(value.values, value.indices)
                 raw(variable).scatter_update(slices)
             elif value is not None:
-                raw(variable).assign(tensor_of(value))
+                raw(variable).assign(tensor_of_part(value))
 
 
 class ServerModels:

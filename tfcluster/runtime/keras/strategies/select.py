@@ -11,7 +11,6 @@ from tfcluster.runtime.collective import CollectiveError, Group
 from tfcluster.runtime.collective.buckets import MEGABYTE
 from tfcluster.runtime.collective.transports.hierarchical import HostTransport
 from tfcluster.runtime.context import Context
-from tfcluster.runtime.exchange.error_translation import raise_our_errors
 from tfcluster.runtime.keras.checks import loss_scaling_probe
 from tfcluster.runtime.keras.checks.divergence_check import DivergenceCheck
 from tfcluster.runtime.keras.data import disable_autotune
@@ -43,7 +42,6 @@ from tfcluster.runtime.telemetry.rank_claim import require_first
 def begin(context: Context) -> Session:
     """Install the hooks in Keras, once per process, and return the session."""
     disable_autotune.install()
-    raise_our_errors()
     if (
         context.strategy is Strategy.PARAMETER_SERVER
         and not context.options.synchronous

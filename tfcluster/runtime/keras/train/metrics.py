@@ -79,7 +79,8 @@ class Metrics:
         self, original: Callable[..., object], metric: Metric, *args: Any, **kwargs: Any
     ) -> object:
         this = f"update of {id(metric)}"
-        own = _is_own(type(metric)) or _is_own(internals.function_of(metric))
+        written = type(metric), internals.function_of(metric)
+        own = not all(each is None or internals.is_of_keras(each) for each in written)
         with self._session.once("update_state"):
             # Not again if a class calls the method of its base class.
             if own and not self._session.within(this) and not self._state.trying:
@@ -303,12 +304,6 @@ class Metrics:
                 variable.assign(value)
 
 
-def _is_own(written: object) -> bool:
-    """Whether a class or function is the program's own."""
-    module = getattr(written, "__module__", None)
-    return module is not None and module.partition(".")[0] != keras.__name__
-
-
 def _is_scalar(values: Value) -> bool:
     shape = getattr(values, "shape", None)
     return np.ndim(values) == 0 if shape is None else tuple(shape) == ()
@@ -327,8 +322,8 @@ def _snapshot(result: Value) -> Value:
 
 def _has_own_logs(model: Model, step: str) -> bool:
     """Whether the model or its class overrides what its steps return."""
-    return any(
-        getattr(model, name).__module__.partition(".")[0] != keras.__name__
+    return not all(
+        internals.is_of_keras(getattr(model, name))
         for name in (step, "compute_metrics", "get_metrics_result")
     )
 

@@ -116,7 +116,7 @@ class MovingStatistics:
                 self._assigned_in_step(variable, value)
             return
         calls = self._calls()
-        if not calls or _is_of_keras(calls[-1].layer):
+        if not calls or internals.is_of_keras(type(calls[-1].layer)):
             if tf.as_dtype(variable.dtype).is_floating:
                 self._averaged[variable] = True
             return
@@ -393,10 +393,6 @@ class MovingStatistics:
 
 def _slope(own: _LayerVariable) -> float:
     return own.kind.slope if own.kind and own.kind.how != "chief" else 0.0
-
-
-def _is_of_keras(layer: Layer) -> bool:
-    return str(type(layer).__module__).partition(".")[0] == "keras"
 
 
 def _may_be_random(layer: Layer) -> bool:

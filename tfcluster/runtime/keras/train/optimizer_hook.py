@@ -176,9 +176,16 @@ def built(
     if trainable_variables is None:
         return internals.trained_variables(optimizer) if optimizer.built else None
     variables = list(trainable_variables)
-    if not optimizer.built:
-        # Not later, even if a step is only being traced: its values will be read.
-        with tf.init_scope(), keras.name_scope(optimizer.name, caller=optimizer):
-            optimizer.build(variables)
-        optimizer.built = True
+    build(optimizer, variables)
     return variables
+
+
+def build(optimizer: Optimizer, variables: Sequence[Variable]) -> None:
+    """Build the optimizer for ``variables``, unless it is built.
+
+    Its variables exist at once, even if a step, or a branch of it, is being traced.
+    """
+    if not optimizer.built:
+        with tf.init_scope(), keras.name_scope(optimizer.name, caller=optimizer):
+            optimizer.build(list(variables))
+        optimizer.built = True

@@ -90,15 +90,14 @@ def _divided(
 def _computes_numbers(model: Model, step: Step, *, trains: bool) -> bool:
     """Whether the program's own code computes a loss or a number for a metric."""
     if not trains:
-        return step.__module__.split(".")[0] != str(keras.__name__)
+        return not internals.is_of_keras(step)
     return has_own_step(model) or _has_own_layers(model)
 
 
 def _has_own_layers(model: Model) -> bool:
     """Whether the output for a row may depend on other rows, as far as we know."""
     return any(
-        type(layer).__module__.partition(".")[0] != keras.__name__
-        or isinstance(layer, keras.layers.Lambda)
+        not internals.is_of_keras(type(layer)) or isinstance(layer, keras.layers.Lambda)
         for layer in internals.layers_of(model)
     )
 
@@ -108,7 +107,7 @@ def _is_plain(model: Model, step: Step) -> bool:
     optimizer = model.optimizer
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     return all(
-        found.__module__.partition(".")[0] == keras.__name__
+        internals.is_of_keras(found)
         for found in [step]
         + [
             getattr(type(each), name)

@@ -15,7 +15,7 @@ import tensorflow as tf
 from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.keras.batches.batch_slicing import (
     Number,
-    cut,
+    cut_some,
     has_dense_rows,
     rows_in,
 )
@@ -135,12 +135,7 @@ def _numbers(
         return update(values, given)[place]
 
     def part(start: Number, stop: Number) -> Nest:
-        def piece(leaf: Leaf) -> Leaf:
-            if not any(leaf is other for other in leaves):
-                return leaf
-            return cut(tf.convert_to_tensor(leaf), start, stop)
-
-        return tf.nest.map_structure(piece, given)
+        return cut_some(given, leaves, start, stop)
 
     half = rows // 2
     whole = update(current, given)

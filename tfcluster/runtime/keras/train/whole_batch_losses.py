@@ -19,7 +19,7 @@ import tensorflow as tf
 from tfcluster.runtime.collective import ReduceOp, Signature
 from tfcluster.runtime.collective.collectives import reduce_arrays
 from tfcluster.runtime.collective.transports.base import Array
-from tfcluster.runtime.keras import patches
+from tfcluster.runtime.keras import internals, patches
 from tfcluster.runtime.keras.batches.batch_slicing import rows_in
 from tfcluster.runtime.keras.checks.check_steps import RareSteps
 from tfcluster.runtime.keras.checks.known_objects import KnownObjects
@@ -207,4 +207,4 @@ def _is_by_row(loss: Loss) -> bool:
     if pairs is not None and isinstance(loss, pairs):
         return False
     function = getattr(loss, "fn", None) or type(loss).call
-    return str(function.__module__).split(".")[0] == str(keras.__name__)
+    return internals.is_of_keras(function)

@@ -13,23 +13,20 @@ from collections.abc import Iterable
 from typing import Any
 
 GROUP_KEYS = range(1 << 29, 1 << 30)
-NAMED_KEYS = range(1 << 30, (1 << 31) - (1 << 16))
-"""Where ``instance_keys`` begin; all keys are signed 32 bit integers."""
+NAMED_KEYS = range(1 << 30, 1 << 31)
+"""All that ``instance_key`` returns; keys are signed 32 bit integers."""
 
 
-def instance_keys(words: Iterable[object], count: int) -> range:
-    """Consecutive keys for the ``count`` buckets of the operation named by ``words``.
+def instance_key(words: Iterable[object]) -> int:
+    """The key of the operation named by ``words``.
 
-    Keys are hashes, so equal words give equal keys in every process and at any time: a
-    rank that retraces its step, or traces it earlier than others, still uses matching
-    keys, which a counter would not ensure. Two descriptions share a key with a
-    probability of about 1e-9. Raises ValueError for more than 65536 buckets.
+    It is a hash, so equal words give equal keys in every process and at any time: a
+    rank that retraces its step, or traces it earlier than others, still uses a matching
+    key, which a counter would not ensure. Two descriptions share a key with a
+    probability of about 1e-9.
     """
-    if count > 1 << 16:
-        raise ValueError(f"an exchange has at most 65536 buckets, not {count}")
     digest = hashlib.sha256(json.dumps([*map(str, words)]).encode()).digest()
-    start = NAMED_KEYS[int.from_bytes(digest[:8], "big") % len(NAMED_KEYS)]
-    return range(start, start + count)
+    return NAMED_KEYS[int.from_bytes(digest[:8], "big") % len(NAMED_KEYS)]
 
 
 class CollectiveKeys:

@@ -26,7 +26,7 @@ from tfcluster.runtime.collective.transports.hierarchical import (
 from tfcluster.runtime.collective.transports.tensorflow import lazy_server, ops
 from tfcluster.runtime.collective.transports.tensorflow.collective_keys import (
     CollectiveKeys,
-    instance_keys,
+    instance_key,
 )
 from tfcluster.runtime.collective.transports.tensorflow.dtypes import carried
 from tfcluster.runtime.collective.transports.tensorflow.failures import translated
@@ -95,7 +95,7 @@ class TensorFlowTransport(DelegatingTransport[HostTransport]):
         # Keys repeat, which is safe: no rank starts an all-reduce before all ranks have
         # finished the previous one.
         words = ("allreduce", op.value, array.dtype.name, array.size)
-        (key,) = instance_keys(words, 1)
+        key = instance_key(words)
         devices = self.devices
         vector.store(
             self._run(
@@ -129,7 +129,7 @@ class TensorFlowTransport(DelegatingTransport[HostTransport]):
         array = np.empty(1 + words, np.int64)
         array[0] = self.rank
         array[1:] = padded(np.frombuffer(data, np.uint8), 8 * words).view(np.int64)
-        (key,) = instance_keys(("allgather", array.size), 1)
+        key = instance_key(("allgather", array.size))
         devices = self.devices
         gathered = self._run(
             lambda: ops.all_gather(array, devices, key),

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tfcluster.runtime.collective.transports.base import Array
+from tfcluster.runtime.tensor_types import Array
 
 ALIGNMENT = 64
 """Of TensorFlow's tensors, in bytes: others would be copied."""

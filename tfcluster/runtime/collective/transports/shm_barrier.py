@@ -15,8 +15,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
+from tfcluster.runtime.collective.transports.shm_segment import ShmSegment
 from tfcluster.runtime.errors import peer_lost, peers_late
-from tfcluster.runtime.net.shm_segment import ShmSegment
 
 _SPIN_S = 500e-6
 """A wakeup takes tens of microseconds, but spinning for long would waste a core."""

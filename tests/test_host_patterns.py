@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.pace import allow_s
-from tfcluster.hostlist import (
+from tfcluster.host_patterns import (
     HostlistError,
     expand,
     fold,
