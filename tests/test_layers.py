@@ -76,6 +76,10 @@ RUNTIME_LAYERS = [
     "keras.batches",
     "keras.checks",
     "keras.data",
+    "keras.losses",
+    "keras.random",
+    "keras.state",
+    "keras.metrics",
     "keras.train",
     "keras.strategies",
     "keras",
@@ -335,7 +339,7 @@ SETS_ATTRIBUTES = {
     # Its own modules, which are named horovod.
     "runtime.horovod.module_names",
     # A mark on its own function.
-    "runtime.keras.train.metrics",
+    "runtime.keras.metrics.metrics",
     "runtime.keras.train.sharded_steps",
     # Attributes of an optimizer that this module created: all plain values (numbers,
     # strings, None) of the program's optimizer, whose class may be the program's own.

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tfcluster.runtime.keras.train.state_updates import (
+from tfcluster.runtime.keras.state.state_updates import (
     SHIFT,
     Kind,
     Trial,

@@ -93,8 +93,8 @@ if TYPE_CHECKING:
         start_timeline,
         stop_timeline,
     )
+    from tfcluster.runtime.keras.losses.whole_batch import gather_batch
     from tfcluster.runtime.keras.merge_rules import merge_with
-    from tfcluster.runtime.keras.train.whole_batch import gather_batch
     from tfcluster.runtime.process_group import (
         barrier,
         cross_rank,
@@ -212,7 +212,7 @@ __all__ = [
 ]
 
 _NAMES: dict[str, tuple[str, ...]] = {
-    "tfcluster.runtime.keras.train.whole_batch": ("gather_batch",),
+    "tfcluster.runtime.keras.losses.whole_batch": ("gather_batch",),
     "tfcluster.runtime.keras.merge_rules": ("merge_with",),
     "tfcluster.runtime.exchange.gather_broadcast": (
         "allgather",

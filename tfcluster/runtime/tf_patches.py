@@ -140,13 +140,13 @@ CLIP_BY_GLOBAL_NORM, CLIP_BY_NORM, CLIP_BY_VALUE = _GRADIENT_CLIPS
 COMPUTE_AVERAGE_LOSS = Patch(
     "tensorflow.nn",
     "compute_average_loss",
-    (in_keras("train.loss_rescaling.LossRescaling._average", IN_STEP),),
+    (in_keras("losses.loss_rescaling.LossRescaling._average", IN_STEP),),
     "losses divided by a global batch size",
 )
 
 # --- random numbers -------------------------------------------------------------------
 
-_DRAWS = "train.row_draws.RowDraws"
+_DRAWS = "random.row_draws.RowDraws"
 
 
 def _stateless(name: str, function: str) -> Patch:
@@ -164,7 +164,7 @@ STATELESS_UNIFORM_INT = _stateless("random_uniform_int_v2", "_slicing")
 STATELESS_TRUNCATED_NORMAL = _stateless("truncated_normal_v2", "_slicing")
 
 
-_STATES = "train.stateful_draws.StatefulDraws"
+_STATES = "random.stateful_draws.StatefulDraws"
 
 
 def _draw(module: str, name: str, function: str) -> Patch:

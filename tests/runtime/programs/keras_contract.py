@@ -105,7 +105,7 @@ def check_one_error_names_all_that_is_missing() -> None:
     for part in (
         "keras.optimizers.Optimizer._clip_gradients: needed by parameter servers",
         "keras.Model.get_metrics_result: needed by "
-        "keras.train.metrics.Metrics._model_result",
+        "keras.metrics.metrics.Metrics._model_result",
         "without it: gradients are not clipped",
         "pip install 'keras>=3.7,<3.",
         "strategy: none",

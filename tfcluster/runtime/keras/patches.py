@@ -166,14 +166,14 @@ MODEL_MAKE_TRAIN_FUNCTION = Patch(
 MODEL_METRICS_RESULT = Patch(
     "keras.Model",
     "get_metrics_result",
-    (in_keras("train.metrics.Metrics._model_result", IN_STEP),),
+    (in_keras("metrics.metrics.Metrics._model_result", IN_STEP),),
     "metrics of all ranks' rows",
     how="inherited",
 )
 MODEL_RESULT_OR_LOGS = Patch(
     "keras.Model",
     "_get_metrics_result_or_logs",
-    (in_keras("train.metrics.Metrics._result_or_logs", IN_STEP),),
+    (in_keras("metrics.metrics.Metrics._result_or_logs", IN_STEP),),
     "metrics of all ranks' rows",
     how="inherited",
 )
@@ -185,7 +185,7 @@ ONE_MODEL_TRAIN_STEP = Patch(
     "train_step",
     (
         in_keras("train.sharded_steps.divide_steps", IN_STEP),
-        in_keras("train.metrics.Metrics.watch_steps", IN_STEP),
+        in_keras("metrics.metrics.Metrics.watch_steps", IN_STEP),
     ),
     "custom steps on a part of each batch",
     how="object's dict",
@@ -195,7 +195,7 @@ ONE_MODEL_TEST_STEP = Patch(
     "test_step",
     (
         in_keras("train.sharded_steps.divide_steps", IN_STEP),
-        in_keras("train.metrics.Metrics.watch_steps", IN_STEP),
+        in_keras("metrics.metrics.Metrics.watch_steps", IN_STEP),
     ),
     "custom steps on a part of each batch",
     how="object's dict",
@@ -225,7 +225,7 @@ ONE_MODEL_TEST_FUNCTION = Patch(
 LAYER_CALL = Patch(
     "keras.Layer",
     "__call__",
-    (in_keras("train.moving_statistics.MovingStatistics._call", IN_STEP),),
+    (in_keras("state.moving_statistics.MovingStatistics._call", IN_STEP),),
     "state of custom layers over all rows",
     how="inherited",
 )
@@ -245,7 +245,7 @@ VARIABLE_ASSIGN = Patch(
     "keras.Variable",
     "assign",
     (
-        in_keras("train.assign_hook.AssignHook._assign", IN_STEP),
+        in_keras("state.assign_hook.AssignHook._assign", IN_STEP),
         in_keras("strategies.ps_models.ServerModels._assign", SERVED),
     ),
     "metrics by rows, state of layers, assignments by the program",
@@ -254,16 +254,16 @@ VARIABLE_ASSIGN = Patch(
 LOSS_CALL = Patch(
     "keras.losses.Loss",
     "__call__",
-    (in_keras("train.whole_batch_losses.WholeBatchLosses._call", IN_STEP),),
+    (in_keras("losses.whole_batch_losses.WholeBatchLosses._call", IN_STEP),),
     "losses that depend on the batch as a whole; a check for sums over rows",
 )
 REDUCE_WEIGHTED_VALUES = Patch(
     "keras.src.losses.loss",
     "reduce_weighted_values",
-    (in_keras("train.loss_rescaling.LossRescaling._reduce", IN_STEP),),
+    (in_keras("losses.loss_rescaling.LossRescaling._reduce", IN_STEP),),
     "losses that are summed, weighted or masked",
 )
-_DRAWS = "train.row_draws.RowDraws"
+_DRAWS = "random.row_draws.RowDraws"
 SEED_GENERATOR_NEXT = Patch(
     "keras.random.SeedGenerator",
     "next",
@@ -283,17 +283,17 @@ INITIALIZER_CALL = Patch(
     "the same initial values on all ranks",
     how="each class",
 )
-_UPDATE_STATE = in_keras("train.metrics.Metrics._update_state", IN_STEP)
+_UPDATE_STATE = in_keras("metrics.metrics.Metrics._update_state", IN_STEP)
 MEAN_UPDATE = Patch(
     "keras.metrics.Mean",
     "update_state",
-    (_UPDATE_STATE, in_keras("train.metrics.Metrics._update_mean", IN_STEP)),
+    (_UPDATE_STATE, in_keras("metrics.metrics.Metrics._update_mean", IN_STEP)),
     "means of numbers that belong to a whole batch",
 )
 SUM_UPDATE = Patch(
     "keras.metrics.Sum",
     "update_state",
-    (_UPDATE_STATE, in_keras("train.metrics.Metrics._update_sum", IN_STEP)),
+    (_UPDATE_STATE, in_keras("metrics.metrics.Metrics._update_sum", IN_STEP)),
     "sums of numbers that belong to a whole batch",
 )
 METRIC_UPDATE = Patch(
@@ -307,7 +307,7 @@ METRIC_UPDATE = Patch(
 METRIC_RESULT = Patch(
     "keras.metrics.Metric",
     "result",
-    (in_keras("train.metrics.Metrics._result", IN_STEP),),
+    (in_keras("metrics.metrics.Metrics._result", IN_STEP),),
     "metrics of all ranks' rows",
     how="each class",
 )

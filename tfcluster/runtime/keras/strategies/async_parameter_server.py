@@ -17,6 +17,7 @@ from tfcluster.runtime.keras.data.round_robin_sharding import (
     ShardSpec,
 )
 from tfcluster.runtime.keras.session import Session
+from tfcluster.runtime.keras.state.moving_statistics import MovingStatistics
 from tfcluster.runtime.keras.strategies.async_coordination import Progress
 from tfcluster.runtime.keras.strategies.async_saving import AsyncSaving
 from tfcluster.runtime.keras.strategies.async_training import AsyncTraining
@@ -24,7 +25,6 @@ from tfcluster.runtime.keras.strategies.parameter_server import PsUpdate
 from tfcluster.runtime.keras.strategies.ps_models import ServerModels
 from tfcluster.runtime.keras.train.initial_broadcast import InitialBroadcast
 from tfcluster.runtime.keras.train.model_methods import ModelMethods
-from tfcluster.runtime.keras.train.moving_statistics import MovingStatistics
 from tfcluster.runtime.keras.train.optimizer_hook import OptimizerHook
 from tfcluster.runtime.keras.train.xla_fallback import XlaFallback
 

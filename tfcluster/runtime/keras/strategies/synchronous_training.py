@@ -9,6 +9,7 @@ import keras
 
 from tfcluster.runtime.collective import CollectiveError
 from tfcluster.runtime.keras import internals
+from tfcluster.runtime.keras.metrics.metrics import Metrics
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.train.initial_broadcast import (
     InitialBroadcast,
@@ -18,7 +19,6 @@ from tfcluster.runtime.keras.train.injected_callbacks import (
     InjectedCallbacks,
     for_evaluation,
 )
-from tfcluster.runtime.keras.train.metrics import Metrics
 from tfcluster.runtime.keras.train.model_methods import MethodCall
 from tfcluster.runtime.keras.train.sharded_steps import Looks, divide_steps
 from tfcluster.runtime.keras.types import Callback, CallbackList, Layer, Model

@@ -14,13 +14,13 @@ from tfcluster.runtime.collective import (
 )
 from tfcluster.runtime.collective.collectives import reduce_arrays
 from tfcluster.runtime.keras import internals, patches
+from tfcluster.runtime.keras.metrics.metrics import Metrics
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.train.chief_only_saving import ChiefOnlySaving
 from tfcluster.runtime.keras.train.initial_broadcast import (
     InitialBroadcast,
     training_state,
 )
-from tfcluster.runtime.keras.train.metrics import Metrics
 from tfcluster.runtime.keras.types import (
     BackupAndRestore,
     Callback,

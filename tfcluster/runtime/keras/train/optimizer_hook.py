@@ -19,12 +19,12 @@ from tfcluster.runtime.keras.graph_order import refuse_xla
 from tfcluster.runtime.keras.object_map import ObjectMap
 from tfcluster.runtime.keras.program_lines import user_line
 from tfcluster.runtime.keras.session import Session
+from tfcluster.runtime.keras.state.moving_statistics import MovingStatistics
 from tfcluster.runtime.keras.train.gradient_update import GradientUpdate
 from tfcluster.runtime.keras.train.initial_broadcast import (
     InitialBroadcast,
     related_variables,
 )
-from tfcluster.runtime.keras.train.moving_statistics import MovingStatistics
 from tfcluster.runtime.keras.types import Optimizer, Variable
 from tfcluster.runtime.tensor_types import Gradient
 

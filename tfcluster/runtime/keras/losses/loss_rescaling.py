@@ -20,9 +20,9 @@ from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.keras import internals, patches
 from tfcluster.runtime.keras.checks.op_replay import Holds
 from tfcluster.runtime.keras.graph_order import exchange_in_order
+from tfcluster.runtime.keras.losses.whole_batch_losses import WholeBatchLosses
 from tfcluster.runtime.keras.session import Session, Share
 from tfcluster.runtime.keras.step_rows import StepRows
-from tfcluster.runtime.keras.train.whole_batch_losses import WholeBatchLosses
 from tfcluster.runtime.tensor_types import DTypeLike, Tensor, TensorLike
 
 _BY_WEIGHTS = "mean_with_sample_weight"

@@ -23,8 +23,8 @@ import tensorflow as tf
 from tfcluster.runtime import tf_patches
 from tfcluster.runtime.keras import patches
 from tfcluster.runtime.keras.data.per_rank_shuffle import STRIDE
+from tfcluster.runtime.keras.random.drawn_rows import ALIKE, DrawnRows
 from tfcluster.runtime.keras.session import Session
-from tfcluster.runtime.keras.train.drawn_rows import ALIKE, DrawnRows
 from tfcluster.runtime.keras.types import SeedGenerator
 from tfcluster.runtime.tensor_types import DType, Tensor
 

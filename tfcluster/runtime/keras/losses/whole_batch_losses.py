@@ -28,8 +28,8 @@ from tfcluster.runtime.keras.checks.op_replay import Holds
 from tfcluster.runtime.keras.checks.rounding import TOLERANCES
 from tfcluster.runtime.keras.checks.types import Loss, Nested
 from tfcluster.runtime.keras.graph_order import exchange_in_order
+from tfcluster.runtime.keras.losses.whole_batch import WholeBatch, can_be_gathered
 from tfcluster.runtime.keras.session import BY_ROWS, OF_ALL_ROWS, Session
-from tfcluster.runtime.keras.train.whole_batch import WholeBatch, can_be_gathered
 from tfcluster.runtime.tensor_types import Tensor, TensorLike
 
 _KINDS = ("unknown", "mean", "sum", "whole batch")

@@ -14,8 +14,8 @@ import tensorflow as tf
 from tfcluster.runtime.keras import patches
 from tfcluster.runtime.keras.data.dataset_iteration import DatasetIteration
 from tfcluster.runtime.keras.session import Session
-from tfcluster.runtime.keras.train.metric_state import MetricState
-from tfcluster.runtime.keras.train.moving_statistics import MovingStatistics
+from tfcluster.runtime.keras.state.metric_state import MetricState
+from tfcluster.runtime.keras.state.moving_statistics import MovingStatistics
 from tfcluster.runtime.keras.types import Variable
 from tfcluster.runtime.tensor_types import Tensor, TensorLike
 

@@ -23,17 +23,17 @@ from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.keras import internals
 from tfcluster.runtime.keras.checks.known_objects import KnownObjects, new_flag
 from tfcluster.runtime.keras.data.dataset_iteration import DatasetIteration
+from tfcluster.runtime.keras.losses.whole_batch import WholeBatch, can_be_gathered
 from tfcluster.runtime.keras.merge_rules import declared_rule
 from tfcluster.runtime.keras.object_map import ObjectMap
 from tfcluster.runtime.keras.session import OF_ALL_ROWS, Session
-from tfcluster.runtime.keras.train.observed_variables import (
+from tfcluster.runtime.keras.state.observed_variables import (
     ObservedVariable,
     agree_on_kinds,
     take_kinds_of_chief,
 )
-from tfcluster.runtime.keras.train.state_trials import Trials
-from tfcluster.runtime.keras.train.state_updates import CLOSE, ROUNDING, Kind, Trial
-from tfcluster.runtime.keras.train.whole_batch import WholeBatch, can_be_gathered
+from tfcluster.runtime.keras.state.state_trials import Trials
+from tfcluster.runtime.keras.state.state_updates import CLOSE, ROUNDING, Kind, Trial
 from tfcluster.runtime.keras.types import Metric, Variable
 from tfcluster.runtime.tensor_types import Nest, Tensor, TensorLike
 from tfcluster.runtime.tensor_types import Variable as TfVariable

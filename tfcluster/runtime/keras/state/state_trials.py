@@ -21,7 +21,7 @@ from tfcluster.runtime.keras.batches.batch_slicing import (
 )
 from tfcluster.runtime.keras.checks.known_objects import KnownObjects
 from tfcluster.runtime.keras.graph_order import exchange_in_order
-from tfcluster.runtime.keras.train.state_updates import SHIFT, Trial
+from tfcluster.runtime.keras.state.state_updates import SHIFT, Trial
 from tfcluster.runtime.tensor_types import Leaf, Nest, Tensor, Variable
 
 _MOST_VARIABLES = 8

@@ -19,9 +19,9 @@ from typing import Any
 import tensorflow as tf
 
 from tfcluster.runtime import tf_patches
+from tfcluster.runtime.keras.random.drawn_rows import DrawnRows, Part
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.tf_variables import new_variable
-from tfcluster.runtime.keras.train.drawn_rows import DrawnRows, Part
 from tfcluster.runtime.tensor_types import DType, Tensor, Variable
 
 _RESERVED = 256

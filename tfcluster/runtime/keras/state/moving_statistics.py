@@ -29,15 +29,15 @@ from tfcluster.runtime.keras.checks.known_objects import new_flag
 from tfcluster.runtime.keras.checks.output_rows import OutputsByRow
 from tfcluster.runtime.keras.object_map import ObjectMap
 from tfcluster.runtime.keras.session import Session
-from tfcluster.runtime.keras.step_rows import StepRows
-from tfcluster.runtime.keras.tf_variables import new_variable, raw
-from tfcluster.runtime.keras.train.derived_values import ancestry
-from tfcluster.runtime.keras.train.observed_variables import (
+from tfcluster.runtime.keras.state.derived_values import ancestry
+from tfcluster.runtime.keras.state.observed_variables import (
     ObservedVariable,
     agree_on_kinds,
 )
-from tfcluster.runtime.keras.train.state_trials import Trials
-from tfcluster.runtime.keras.train.state_updates import Kind, Trial
+from tfcluster.runtime.keras.state.state_trials import Trials
+from tfcluster.runtime.keras.state.state_updates import Kind, Trial
+from tfcluster.runtime.keras.step_rows import StepRows
+from tfcluster.runtime.keras.tf_variables import new_variable, raw
 from tfcluster.runtime.keras.types import Layer, Variable
 from tfcluster.runtime.keras.variable_exchange import exchange_variables
 from tfcluster.runtime.tensor_types import Nest, Tensor, TensorLike

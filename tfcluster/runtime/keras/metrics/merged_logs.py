@@ -17,8 +17,7 @@ import numpy as np
 
 from tfcluster.runtime.collective import Signature
 from tfcluster.runtime.collective.collectives import allgather_bytes
-from tfcluster.runtime.keras.session import Session
-from tfcluster.runtime.keras.train.step_logs import (
+from tfcluster.runtime.keras.metrics.step_logs import (
     Numbers,
     Origin,
     Path,
@@ -30,6 +29,7 @@ from tfcluster.runtime.keras.train.step_logs import (
     leaves,
     unique,
 )
+from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.types import Metric, Model
 
 

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from tfcluster.runtime.collective import Signature
 from tfcluster.runtime.collective.collectives import allgather_bytes
 from tfcluster.runtime.collective.group import Group
-from tfcluster.runtime.keras.train.state_updates import (
+from tfcluster.runtime.keras.state.state_updates import (
     CLOSE,
     Kind,
     Trial,

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 import tensorflow as tf
 
-from tfcluster.runtime.keras.train.derived_values import Derived, ancestry
+from tfcluster.runtime.keras.state.derived_values import Derived, ancestry
 from tfcluster.runtime.keras.types import Metric
 from tfcluster.runtime.tensor_types import Array, Tensor
 

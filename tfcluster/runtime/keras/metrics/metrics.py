@@ -17,12 +17,8 @@ import tensorflow as tf
 
 from tfcluster.runtime.keras import internals, patches
 from tfcluster.runtime.keras.checks.batch_numbers import BatchNumbers
-from tfcluster.runtime.keras.session import Session
-from tfcluster.runtime.keras.tf_variables import new_variable
-from tfcluster.runtime.keras.train.merged_logs import MergedLogs
-from tfcluster.runtime.keras.train.metric_state import MetricState
-from tfcluster.runtime.keras.train.moving_statistics import MovingStatistics
-from tfcluster.runtime.keras.train.step_logs import (
+from tfcluster.runtime.keras.metrics.merged_logs import MergedLogs
+from tfcluster.runtime.keras.metrics.step_logs import (
     Numbers,
     Recorded,
     StepLogs,
@@ -31,6 +27,10 @@ from tfcluster.runtime.keras.train.step_logs import (
     leaves,
     with_leaves,
 )
+from tfcluster.runtime.keras.session import Session
+from tfcluster.runtime.keras.state.metric_state import MetricState
+from tfcluster.runtime.keras.state.moving_statistics import MovingStatistics
+from tfcluster.runtime.keras.tf_variables import new_variable
 from tfcluster.runtime.keras.types import Logs, Metric, Model
 from tfcluster.runtime.tensor_types import Nest, Tensor, TensorLike
 from tfcluster.runtime.tensor_types import Variable as TfVariable

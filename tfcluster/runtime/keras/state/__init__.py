@@ -1,0 +1,1 @@
+"""State that layers and metrics keep from step to step, merged over the ranks."""
