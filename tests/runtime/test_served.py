@@ -225,7 +225,8 @@ def test_what_the_program_assigns_reaches_the_servers(found: Written) -> None:
 def test_asynchronous_gradients_add_up(
     found: Written, case: str, weights: list[float]
 ) -> None:
-    np.testing.assert_allclose(found.by(1, "alone", case)["w0"], weights, atol=1e-6)
+    for values in found.of("alone", case):
+        np.testing.assert_allclose(values["w0"], weights, atol=1e-6)
 
 
 def test_alone_what_is_not_trained_stays(found: Written) -> None:
@@ -275,6 +276,14 @@ def test_alone_the_chief_says_when_it_is_enough(found: Written) -> None:
 def test_alone_averaged_weights_are_those_of_the_servers(found: Written) -> None:
     for values in found.of("alone", "averaged"):
         np.testing.assert_allclose(values["w0"], [(0.9 + 0.8) / 2], rtol=1e-6)
+
+
+def test_alone_all_ranks_end_with_the_gradients_of_all_ranks(found: Written) -> None:
+    chief, other = found.of("alone", "chief_first")
+    for values in (chief, other):
+        np.testing.assert_allclose(values["w0"], [0.0], atol=1e-6)
+        np.testing.assert_allclose(values["seen"], [[0.0]], atol=1e-6)
+    assert chief["w0"].tobytes() == other["w0"].tobytes()
 
 
 def test_a_late_rank_begins_with_the_servers_weights(found: Written) -> None:

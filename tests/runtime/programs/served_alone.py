@@ -307,6 +307,27 @@ def case_late():
     return {**weights(model), "loss": np.array(history["loss"][0])}
 
 
+def case_chief_first():
+    """The chief ends its epochs before the other rank has pushed anything."""
+    ended = Path("chief-ended")
+    seen: list[Any] = []
+
+    class Ends(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            while RANK != 0 and not ended.exists():
+                pass
+
+        def on_epoch_end(self, epoch, logs=None):
+            if RANK == 0:
+                ended.touch()
+
+        def on_train_end(self, logs=None):
+            seen.append(self.model.get_weights()[0])
+
+    model = train(product(), [1.0, 2.0, 3.0, 4.0], callbacks=[Ends()])
+    return {**weights(model), "seen": np.array(seen)}
+
+
 def case_wrong():
     """A layer has a different name on each rank."""
     model = keras.Sequential([keras.Input((1,)), Product(name=f"layer{RANK}")])

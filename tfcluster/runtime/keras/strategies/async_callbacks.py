@@ -78,11 +78,21 @@ class Epochs(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
 
 
 class FreshWeights(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
-    """Fetches the newest weights before a validation and for callbacks."""
+    """Fetches the newest weights before a validation and for callbacks.
 
-    def __init__(self, server_models: ServerModels) -> None:
+    At the end of ``fit`` these are the final ones, also for the program's callbacks:
+    ``EarlyStopping`` may restore weights, to which no rank must add a gradient.
+    """
+
+    def __init__(self, server_models: ServerModels, progress: Progress) -> None:
         super().__init__()
         self._server_models = server_models
+        self._progress = progress
 
     def on_test_begin(self, logs: Logs | None = None) -> None:
+        self._server_models.pull()
+
+    def on_train_end(self, logs: Logs | None = None) -> None:
+        self._progress.has_trained()
+        self._progress.await_trained()
         self._server_models.pull()

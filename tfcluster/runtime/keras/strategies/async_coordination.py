@@ -1,7 +1,8 @@
 """How ranks that train asynchronously inform each other: notes on a ps task.
 
-The notes say how many epochs each rank has done, whether the chief has stopped or ended
-a ``fit``, and what it has saved. A restarted program finds its own notes.
+The notes say how many epochs each rank has done, which ranks have pushed their last
+gradient of a ``fit``, whether the chief has stopped or ended it, and what it has saved.
+A restarted program finds its own notes.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ class Progress:
         self,
         servers: Callable[[], ParameterServerClient],
         rank: int,
+        size: int,
         *,
         restarted: bool,
         timeout_s: float | None,
@@ -38,6 +40,7 @@ class Progress:
     ) -> None:
         self._servers = servers
         self._rank = rank
+        self._size = size
         self.restarted = restarted
         self._timeout_s = timeout_s or _FOREVER_S
         self._warning_s = warning_s or _FOREVER_S
@@ -78,6 +81,21 @@ class Progress:
             self._stopped = self._servers().get(self._key("stop")) is not None
         return self._stopped
 
+    def has_trained(self) -> None:
+        """Note that this rank has pushed its last gradient of this ``fit``."""
+        self._servers().put(self._key("trained", self._rank), "trained")
+
+    def await_trained(self) -> None:
+        """Wait until all ranks have pushed their last gradients of this ``fit``.
+
+        Then the weights on the ps tasks are those of all batches. A rank that is lost
+        before is restarted, or the run fails. Raises CollectiveTimeoutError if a rank
+        does not come in time.
+        """
+        for rank in range(self._size):
+            what = f"last step of its fit number {self._fits}"
+            self._wait(self._key("trained", rank), what, rank)
+
     def end_fit(self) -> None:
         """Note the chief's end of ``fit``; other ranks wait for it, and thus its files.
 
@@ -114,7 +132,8 @@ class Progress:
     def _key(self, what: str, *more: int) -> str:
         return "/".join(["fit", str(self._fits), what, *map(str, more)])
 
-    def _wait(self, key: str, what: str) -> str:
+    def _wait(self, key: str, what: str, rank: int = 0) -> str:
+        who = f"rank {rank}" if rank else "the chief"
         began = self._clock()
         warned = False
         pause = threading.Event()
@@ -125,13 +144,11 @@ class Progress:
             waited_s = self._clock() - began
             if waited_s > self._timeout_s:
                 raise CollectiveTimeoutError(
-                    f"the chief has not reached the {what} (waiting for {waited_s:.0f} "
-                    "s)"
+                    f"{who} has not reached the {what} (waiting for {waited_s:.0f} s)"
                 )
             if waited_s > self._warning_s and not warned:
                 warned = True
                 self._warn(
-                    f"the chief has not reached the {what} (waiting for {waited_s:.0f} "
-                    "s)"
+                    f"{who} has not reached the {what} (waiting for {waited_s:.0f} s)"
                 )
             pause.wait(_WAIT_S)

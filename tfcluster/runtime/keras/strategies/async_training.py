@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager, suppress
 
 from tfcluster.runtime import contract
+from tfcluster.runtime.collective import CollectiveError
 from tfcluster.runtime.keras.data.round_robin_sharding import FitBatches, ShardSpec
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.strategies.async_callbacks import Epochs, FreshWeights
@@ -49,7 +50,7 @@ class AsyncTraining:
 
     def callbacks_of_fit(self, callbacks: Sequence[Callback]) -> list[Callback]:
         return [
-            FreshWeights(self._server_models),
+            FreshWeights(self._server_models, self._progress),
             *served(callbacks, self._session, self._files),
             Epochs(self._session, self._server_models, self._progress),
         ]
@@ -57,8 +58,16 @@ class AsyncTraining:
     def callbacks_of_evaluation(self, callbacks: Nest) -> CallbackList | list[Callback]:
         return for_evaluation(callbacks, self._session)
 
-    def fitting(self) -> AbstractContextManager[None]:
-        return self._batches.next_is_dealt()
+    @contextmanager
+    def fitting(self) -> Iterator[None]:
+        try:
+            with self._batches.next_is_dealt():
+                yield
+        except BaseException:
+            # The others would wait for this rank, as long as its program goes on.
+            with suppress(CollectiveError):
+                self._progress.has_trained()
+            raise
 
     @contextmanager
     def evaluating(self, model: Model, *, outermost: bool) -> Iterator[None]:

@@ -127,6 +127,7 @@ def _independent(context: Context) -> Session:
     progress = Progress(
         servers,
         context.rank,
+        context.size,
         restarted=context.attempt > 0,
         timeout_s=context.options.stall_timeout_s,
         warning_s=context.options.stall_warning_s,
