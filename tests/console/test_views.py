@@ -15,7 +15,7 @@ from tests.pace import allow_s
 from tfcluster.console import views
 from tfcluster.console.sanitise import sanitise
 from tfcluster.console.style import Style
-from tfcluster.record.replay import fold
+from tfcluster.record.replay import replay
 from tfcluster.record.run_status import FailureView, HostView, RunView, TaskView
 from tfcluster.states import RunState, TaskState
 
@@ -579,7 +579,7 @@ def test_colours_change_nothing_but_colours() -> None:
 
 
 def test_views_take_what_the_fold_makes() -> None:
-    view = fold(PLAN, [{"t": T, "type": "run", "run": RUN, "started": T}])
+    view = replay(PLAN, [{"t": T, "type": "run", "run": RUN, "started": T}])
     assert views.starting(view, T) == (
         "waiting for 3 of 3 hosts: node[1-2],gpu7 not asked yet"
     )

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tfcluster.doctor.diagnosis import findings, rows, to_json
-from tfcluster.doctor.probe_hosts import Report, neighbours
+from tfcluster.doctor.probe_hosts import Report, peers_to_probe
 from tfcluster.launcher.clocks import certain_lead, clock_warnings
 from tfcluster.model import Host
 
@@ -115,7 +115,7 @@ def test_table_and_json_have_every_host() -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 3, 16, 17, 33, 64, 1000])
 def test_every_host_is_tried_by_as_many_as_it_tries(count: int) -> None:
-    tried = [neighbours(number, count) for number in range(count)]
+    tried = [peers_to_probe(number, count) for number in range(count)]
     assert all(number not in others for number, others in enumerate(tried))
     by = Counter(other for others in tried for other in others)
     assert set(by.values()) == ({len(tried[0])} if count > 1 else set())

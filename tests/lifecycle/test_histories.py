@@ -26,6 +26,7 @@ from tests.lifecycle.histories import (
 from tfcluster.errors import ExitCode
 from tfcluster.lifecycle import begin, step
 from tfcluster.lifecycle.types import (
+    AgentAskedToStop,
     DropHosts,
     Event,
     Expired,
@@ -35,7 +36,6 @@ from tfcluster.lifecycle.types import (
     HostLost,
     HostReady,
     HostState,
-    HostTold,
     Interrupted,
     LauncherFault,
     Phase,
@@ -438,7 +438,7 @@ def test_a_restart_under_way_gives_way_to_an_interrupt() -> None:
 
 
 @pytest.mark.parametrize(
-    "wish", [HostTold("h2"), HostClosed("h2"), Interrupted(ExitCode.TERMINATED)]
+    "wish", [AgentAskedToStop("h2"), HostClosed("h2"), Interrupted(ExitCode.TERMINATED)]
 )
 def test_what_a_scheduler_has_ended_has_not_failed(wish: Event) -> None:
     """A scheduler signals tasks, agents and the launcher in any order."""
@@ -460,7 +460,7 @@ def test_what_fails_by_itself_is_blamed_also_when_a_scheduler_ends_all() -> None
     history = History(plan(CHIEF, W0, W1))
     history.up()
     history.exits(W0, 1)
-    history.feed(HostTold("h1"))
+    history.feed(AgentAskedToStop("h1"))
     assert history.verdict is not None
     assert history.verdict.task == W0
 

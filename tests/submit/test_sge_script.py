@@ -219,7 +219,7 @@ def test_a_number_in_an_error_is_no_job_id() -> None:
 def test_the_commands() -> None:
     assert SCHEDULER.submit_argv(Path("/r/job.sh")) == ("qsub", "-terse", "/r/job.sh")
     assert SCHEDULER.state_argv("12") == ("qstat", "-j", "12", "-xml")
-    assert SCHEDULER.books_argv("12") == ("qacct", "-j", "12")
+    assert SCHEDULER.accounting_argv("12") == ("qacct", "-j", "12")
     for now in (False, True):
         assert SCHEDULER.cancel_argvs("12", now=now) == (("qdel", "12"),)
 
