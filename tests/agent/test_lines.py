@@ -49,7 +49,7 @@ def test_a_cut_leaves_no_half_character() -> None:
     assert fed(line + b"tail", b"more\n")[0].decode() == "x" * 16383
 
 
-def test_beyond_the_room_lines_are_counted_exactly() -> None:
+def test_lines_over_the_budget_are_counted_exactly() -> None:
     console = ConsoleLines()
     assert console.feed(b"head of ", 5).lines == []
     found = console.feed(b"one\ntwo\nthree\nfour\nrest", 2)

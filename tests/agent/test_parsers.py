@@ -123,7 +123,7 @@ def test_members_are_the_tree_the_session_and_orphans_that_say_so() -> None:
     assert found == {20, 21, 30, 40, 41, 60}
 
 
-def test_a_reused_pid_makes_no_stranger_a_member() -> None:
+def test_a_foreign_process_with_a_reused_pid_is_not_a_member() -> None:
     foreign = table(process(1, 0), process(10, 1), process(20, 1), process(21, 20, 20))
     assert member_pids(foreign, identity(20, waited_for=True)) == set()
     ours = table(process(1, 0), process(10, 1), process(20, 10), process(21, 20, 20))

@@ -578,7 +578,7 @@ def test_colours_change_nothing_but_colours() -> None:
         assert [sanitise(line).rstrip() for line in coloured] == plain
 
 
-def test_views_take_what_the_fold_makes() -> None:
+def test_views_show_replayed_runs() -> None:
     view = replay(PLAN, [{"t": T, "type": "run", "run": RUN, "started": T}])
     assert views.starting(view, T) == (
         "waiting for 3 of 3 hosts: node[1-2],gpu7 not asked yet"

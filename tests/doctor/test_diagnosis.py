@@ -38,7 +38,7 @@ def said(*reports: Report, gpus: int = 0) -> list[str]:
     return [str(f) for f in findings(by_name, dict.fromkeys(by_name, gpus))]
 
 
-def test_of_well_hosts_nothing_is_said() -> None:
+def test_healthy_hosts_have_no_findings() -> None:
     assert said(report("h1"), report("h2"), gpus=1) == []
 
 
@@ -128,7 +128,7 @@ def test_a_slow_answer_does_not_make_a_clock_wrong() -> None:
     assert certain_lead(97.0, asked_s=100.0, heard_s=105.0) == -3
 
 
-def test_clocks_that_are_off_alike_are_told_of_together() -> None:
+def test_clocks_that_are_off_alike_are_reported_together() -> None:
     leads_s = {"h1": 3600.2, "h2": 0.9, "h3": 3599.9, "h4": -5.0}
     assert clock_warnings(leads_s) == [
         "warning: clock of h[1,3]: +3600 s from this machine's",

@@ -69,7 +69,7 @@ def test_a_detached_run_outlives_its_terminal(cluster: Cluster) -> None:
     assert_nothing_left(running)
 
 
-def test_what_keeps_a_detached_run_from_beginning_is_told(cluster: Cluster) -> None:
+def test_what_keeps_a_detached_run_from_beginning_is_reported(cluster: Cluster) -> None:
     first = detach(cluster, UP, "--name", "digits")
     second = cluster.start(*plain("-d", "--name", "digits", count=1), "--", "true")
     assert second.end() == 7

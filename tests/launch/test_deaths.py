@@ -247,7 +247,7 @@ def test_tasks_outlive_their_warm_interpreter(cluster: Cluster) -> None:
     assert_nothing_left(running)
 
 
-def test_deaths_while_the_agent_did_not_run_are_told_apart(cluster: Cluster) -> None:
+def test_deaths_while_the_agent_did_not_run_are_distinguished(cluster: Cluster) -> None:
     """The agent is stopped meanwhile and sees all the deaths at once."""
     script = (
         "echo up; until [ -e go-$TFCLUSTER_TASK ]; do sleep 0.02; done; "

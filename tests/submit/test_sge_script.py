@@ -202,7 +202,7 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("said", REFUSALS)
-def test_a_refusal_is_told_in_its_own_words(said: str) -> None:
+def test_a_refusal_is_reported_in_its_own_words(said: str) -> None:
     words, hint = REFUSALS[said]
     with pytest.raises(SchedulerError, match=said) as caught:
         SCHEDULER.parse_job_id(Answer(1, "", words))

@@ -113,7 +113,7 @@ def test_one_that_never_begins_is_given_up(start: Start) -> None:
     assert "killed by signal" in channel.diagnosis()
 
 
-def test_an_agent_is_started_and_speaks(qrsh: str, tmp_path: Path) -> None:
+def test_an_agent_is_started_and_answers(qrsh: str, tmp_path: Path) -> None:
     hostfile = tmp_path / "hostfile"
     hostfile.write_text("elsewhere.test 1\n")
     env = {
