@@ -83,7 +83,7 @@ def test_stop_sweeps_after_a_launcher_that_was_killed(cluster: Cluster) -> None:
     assert not machine.carrying(f"TFCLUSTER_RUN={running.run}")
     assert_nothing_left(running, report=False)
     again = cluster.command("stop", running.run)
-    assert "no leftover processes ended" in again.stderr
+    assert "no leftover processes found" in again.stderr
 
 
 def test_a_killed_agent_is_5_and_its_tasks_end(cluster: Cluster) -> None:
