@@ -14,7 +14,7 @@ PYTEST = $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope
 help:
 	@echo "make demo      train the digits example on three tasks of this machine"
 	@echo "make test      run the tests: each feature once"
-	@echo "make test-all  run every test there is; as root, install what they need"
+	@echo "make test-all  run every test; as root, install what they need"
 	@echo "make check     formatting, lint, types"
 	@echo "make compat    the runtime's tests with five versions of TensorFlow and Keras"
 	@echo "make chaos     200 trials of killing things at random times"

@@ -59,7 +59,7 @@ def steps(env: dict[str, str]) -> list[Row]:
     for title, (width, steps_each) in MODELS.items():
         sizes = (width, BATCH, steps_each)
         trials = {
-            "ours": launch(2, 1, program("train_served", *sizes)),
+            "ours": launch(2, 1, program("train_parameter_server", *sizes)),
             "peer": coordinated(program("train_coordinated", *sizes)),
         }
         found = medians(trials, lambda name: "step", env)

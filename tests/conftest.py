@@ -23,7 +23,7 @@ _LONGEST_FIRST = (
     "backends/ssh/test_collective_rig.py",
     "runtime/test_keras_loops.py",
     "runtime/test_keras_models.py",
-    "backends/ssh/test_served_rig.py",
+    "backends/ssh/test_parameter_server_rig.py",
     "runtime/test_keras_callbacks.py",
     "runtime/test_tf1_launched.py",
     "backends/ssh/test_rig.py",

@@ -264,7 +264,7 @@ def test_the_runtime_has_layers_of_its_own() -> None:
     assert not wrong
 
 
-def test_no_module_of_the_runtime_is_needed_by_what_it_needs() -> None:
+def test_the_runtime_has_no_import_cycles() -> None:
     """There are no circular imports, including imports within functions."""
     needs = {
         module.removeprefix("runtime").lstrip("."): _runtime_imports(module)
@@ -284,13 +284,14 @@ def test_no_module_of_the_runtime_is_needed_by_what_it_needs() -> None:
         follow(module, ())
 
 
-def test_heavy_packages_have_one_room_each() -> None:
+def test_heavy_packages_are_imported_in_one_package_only() -> None:
     wrong = []
     for module in _modules():
         for name in _imports(module):
-            rooms = ONLY.get(name.split(".")[0])
-            if rooms is not None and not any(
-                module == room or module.startswith(f"{room}.") for room in rooms
+            packages = ONLY.get(name.split(".")[0])
+            if packages is not None and not any(
+                module == package or module.startswith(f"{package}.")
+                for package in packages
             ):
                 wrong.append(f"{module} imports {name}")
     assert not wrong
@@ -372,7 +373,7 @@ PUBLIC_OF_PRIVATE = {"data_adapter", "num_batches", "steps_per_epoch"}
 
 
 @pytest.mark.parametrize("module", RUNTIME)
-def test_private_names_of_libraries_have_two_rooms(module: str) -> None:
+def test_private_names_of_libraries_are_used_in_two_modules_only(module: str) -> None:
     if module in INTERNALS:
         return
     for name in _imports(module):

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.pace import allow_s
 from tests.testbed import (
     Options,
     RigError,
@@ -28,6 +27,7 @@ from tests.testbed.fixtures import Factory
 from tests.testbed.namespaces import Mask
 from tests.testbed.sge_texts import changed
 from tests.testbed.sshd import Sshd
+from tests.time_limits import allow_s
 
 _WAIT_S = 40.0
 
@@ -185,8 +185,8 @@ def test_two_rigs_do_not_see_each_other_and_leave_nothing(
         assert not any(name in links for name in ("bridge", "login", "node1"))
         two.nodes[0].output(("touch", "only-here"))
         assert one.nodes[0].run(("test", "-e", "only-here")).returncode == 1
-        stranger = one.ssh("node1", "true", config=two.ssh_config)
-        assert one.login.run(stranger).returncode == 255
+        intruder = one.ssh("node1", "true", config=two.ssh_config)
+        assert one.login.run(intruder).returncode == 255
         two.down()
         assert one.login.output(one.ssh("node1", "hostname")) == "node1\n"
         assert _left_of(two.path) == []

@@ -89,7 +89,7 @@ class TaskSpec:
 
     def at(self, place: Place) -> TaskSpec:
         """The same task in another place, with that place's GPUs and local ranks."""
-        found = {**_neighbours_env(place), **_gpus_env(place)}
+        found = {**_local_ranks_env(place), **_gpus_env(place)}
         return replace(self, place=place, own_env={**self.own_env, **found})
 
     def cold_argv(self, root: str = PACKAGE_ROOT) -> tuple[str, ...]:
@@ -242,10 +242,10 @@ def _own_env(place: Place, size: int) -> dict[str, str]:
             "TFCLUSTER_RANK": str(place.rank),
             "TFCLUSTER_SIZE": str(size),
         }
-    return env | _neighbours_env(place) | _gpus_env(place)
+    return env | _local_ranks_env(place) | _gpus_env(place)
 
 
-def _neighbours_env(place: Place) -> dict[str, str]:
+def _local_ranks_env(place: Place) -> dict[str, str]:
     """The task's local and cross rank and size, as Horovod defines them."""
     if place.rank is None:
         return {}

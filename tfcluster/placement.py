@@ -77,14 +77,14 @@ def place_again(
         del tasks["worker"]
     slots = Counter(each.host.name for each in training)
     taken = {gpu for each in others for gpu in each.gpus or ()}
-    lent = {each.host.name: each.host for each in training}
+    used_hosts = {each.host.name: each.host for each in training}
     free = tuple(
         replace(
             host,
             slots=slots[name],
             gpus=host.gpus and tuple(gpu for gpu in host.gpus if gpu not in taken),
         )
-        for name, host in lent.items()
+        for name, host in used_hosts.items()
     )
     smaller = replace(description, tasks=tasks)
     ranked = {kind: tasks[kind] for kind in RANKED_TYPES if kind in tasks}

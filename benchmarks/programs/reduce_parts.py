@@ -38,23 +38,23 @@ def agree() -> None:
 
 
 def parts(size: int) -> dict[str, float]:
-    with group().exchange(Signature("the transport")) as turn:
-        transport = turn.transport
+    with group().exchange(Signature("the transport")) as call:
+        transport = call.transport
     tensor = tf.fill([size // 4], float(tfc.rank() + 1))
     ours = np.full(size // 4, float(tfc.rank() + 1), np.float32)
-    theirs, room = ours.copy(), ours.copy()
+    theirs, result = ours.copy(), ours.copy()
     signature = Signature("all-reduce of arrays")
 
     def copy_and_add() -> None:
         theirs[:] = ours
-        np.add(ours, theirs, out=room)
+        np.add(ours, theirs, out=result)
 
     return {
         "a copy and an addition, alone": seconds(size, copy_and_add),
         "ranks meet (transport.barrier)": seconds(size, transport.barrier),
         "ranks agree what they reduce (group.exchange)": seconds(size, agree),
         "the vector is reduced (transport.allreduce)": seconds(
-            size, lambda: transport.allreduce(room, ReduceOp.SUM, ours)
+            size, lambda: transport.allreduce(result, ReduceOp.SUM, ours)
         ),
         "both (operations.reduce_arrays)": seconds(
             size, lambda: reduce_arrays(group(), [ours], ReduceOp.SUM, signature)

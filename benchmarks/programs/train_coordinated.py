@@ -1,7 +1,8 @@
-"""Trains the MLP of ``train_served.py`` under ParameterServerStrategy in a custom loop.
+"""Trains the MLP of ``train_parameter_server.py`` in a custom loop.
 
-A ClusterCoordinator on the chief schedules steps on the workers. Started by ``tfcluster
-launch`` with ``strategy: none``; ``argv`` is the same as for ``train_served.py``.
+Under ParameterServerStrategy; a ClusterCoordinator on the chief schedules steps on the
+workers. Started by ``tfcluster launch`` with ``strategy: none``; ``argv`` is the same
+as for ``train_parameter_server.py``.
 """
 
 from __future__ import annotations

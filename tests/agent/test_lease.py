@@ -14,7 +14,7 @@ import pytest
 
 from tests.agent.client import DEADLINE_S, PYTHON, Agent, eventually, gone, marked
 from tests.agent.test_stopping import LEFT_BEHIND, said
-from tests.pace import allow_s
+from tests.time_limits import allow_s
 
 STUBBORN = (
     f"{LEFT_BEHIND}\nimport signal; signal.signal(15, signal.SIG_IGN)\n"
@@ -182,9 +182,9 @@ def test_a_signal_reaches_the_agent_before_the_guard_has_set_up() -> None:
 import os, signal
 from tfcluster.agent import guard
 
-def serve(link):
+def serve(guard_socket):
     signum = signal.sigtimedwait([signal.SIGTERM], {DEADLINE_S})
-    link.tell_clean()
+    guard_socket.send_clean()
     return 3 if signum else 4
 
 guard.set_title = lambda *words: "guard" in words[0] and os.kill(os.getpid(), 15)

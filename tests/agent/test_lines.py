@@ -49,20 +49,21 @@ def test_a_cut_leaves_no_half_character() -> None:
     assert fed(line + b"tail", b"more\n")[0].decode() == "x" * 16383
 
 
-def test_beyond_the_room_lines_are_counted_exactly() -> None:
+def test_lines_over_the_budget_are_counted_exactly() -> None:
     console = ConsoleLines()
     assert console.feed(b"head of ", 5).lines == []
-    cut = console.feed(b"one\ntwo\nthree\nfour\nrest", 2)
-    assert cut.lines == [b"head of one", b"two"]
-    assert (cut.dropped, cut.dropped_bytes) == (2, len(b"three\nfour\n"))
+    found = console.feed(b"one\ntwo\nthree\nfour\nrest", 2)
+    assert found.lines == [b"head of one", b"two"]
+    assert (found.dropped, found.dropped_bytes) == (2, len(b"three\nfour\n"))
     assert console.finish() == b"rest"
 
 
 def test_the_start_of_a_dropped_line_is_dropped_as_well() -> None:
     console = ConsoleLines()
     console.feed(b"begin", 9)
-    cut = console.feed(b" end\nnext", 0)
-    assert (cut.lines, cut.dropped, cut.dropped_bytes) == ([], 1, len(b"begin end\n"))
+    found = console.feed(b" end\nnext", 0)
+    assert (found.lines, found.dropped) == ([], 1)
+    assert found.dropped_bytes == len(b"begin end\n")
     assert console.finish() == b"next"
 
 
@@ -85,8 +86,8 @@ def test_any_portions_give_the_same_lines_as_the_whole(parts: list[bytes]) -> No
 @given(st.lists(OUTPUT), st.integers(0, 5))
 def test_every_line_is_shown_or_counted(parts: list[bytes], room: int) -> None:
     console = ConsoleLines()
-    cuts = [console.feed(part, room) for part in parts]
-    counted = sum(len(cut.lines) + cut.dropped for cut in cuts)
+    all_found = [console.feed(part, room) for part in parts]
+    counted = sum(len(found.lines) + found.dropped for found in all_found)
     assert counted == b"".join(parts).count(b"\n")
 
 

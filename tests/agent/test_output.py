@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.agent.client import PYTHON, Agent, eventually
-from tests.pace import allow_s
+from tests.time_limits import allow_s
 from tfcluster.wire import Frame
 
 MIB = 1 << 20
@@ -216,12 +216,12 @@ def test_a_slow_disk_delays_no_heartbeat(agent: Agent) -> None:
     if strace is None:
         pytest.skip("strace makes the disk slow")
     agent.start("first", "true")
-    agent.wait("exited")  # by now the pump runs
+    agent.wait("exited")  # by now the capture thread runs
     threads = [int(path.name) for path in Path(f"/proc/{agent.pid}/task").iterdir()]
-    [pump] = [thread for thread in threads if thread != agent.pid]
+    [capture] = [thread for thread in threads if thread != agent.pid]
     slow = ["-e", "trace=write", "-e", "inject=write:delay_enter=700000"]
     tracer = subprocess.Popen(
-        [strace, "-p", str(pump), *slow], stderr=subprocess.PIPE, text=True
+        [strace, "-p", str(capture), *slow], stderr=subprocess.PIPE, text=True
     )
     try:
         assert tracer.stderr is not None

@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from tfcluster.agent import proc
-from tfcluster.agent.frames import Close, Hold, Ping, Start, Stop, order
+from tfcluster.agent.frames import Close, Hold, Ping, Start, Stop, parse_request
 from tfcluster.agent.oom import counter_files, parse_count
 from tfcluster.agent.ports import candidates, parse_reserved, shuffled
 from tfcluster.agent.proc import Listener, Process
@@ -123,7 +123,7 @@ def test_members_are_the_tree_the_session_and_orphans_that_say_so() -> None:
     assert found == {20, 21, 30, 40, 41, 60}
 
 
-def test_a_reused_pid_makes_no_stranger_a_member() -> None:
+def test_a_foreign_process_with_a_reused_pid_is_not_a_member() -> None:
     foreign = table(process(1, 0), process(10, 1), process(20, 1), process(21, 20, 20))
     assert member_pids(foreign, identity(20, waited_for=True)) == set()
     ours = table(process(1, 0), process(10, 1), process(20, 10), process(21, 20, 20))
@@ -184,16 +184,16 @@ def test_signal_names() -> None:
     assert signal_name(signal.SIGRTMIN + 1) == "RTMIN+1"
 
 
-def test_orders_are_typed() -> None:
-    typed = order(START)
+def test_requests_are_typed() -> None:
+    typed = parse_request(START)
     assert isinstance(typed, Start)
     assert (typed.argv, typed.env) == (("a",), {"A": "1", "B": None})
     stop = {"type": "stop", "tasks": ["a"], "grace_s": 2, "signal": "INT"}
-    assert order(stop) == Stop(("a",), 2.0, signal.SIGINT)
-    assert order({"type": "hold", "count": 2}) == Hold(2, None, None)
-    assert order({"type": "close", "grace_s": 0.5}) == Close(0.5, 0.0)
-    assert order({"type": "ping", "new": [1]}) == Ping()
-    assert order({"type": "of the future"}) is None
+    assert parse_request(stop) == Stop(("a",), 2.0, signal.SIGINT)
+    assert parse_request({"type": "hold", "count": 2}) == Hold(2, None, None)
+    assert parse_request({"type": "close", "grace_s": 0.5}) == Close(0.5, 0.0)
+    assert parse_request({"type": "ping", "new": [1]}) == Ping()
+    assert parse_request({"type": "of the future"}) is None
 
 
 @pytest.mark.parametrize(
@@ -216,15 +216,15 @@ def test_orders_are_typed() -> None:
 )
 def test_a_wrong_value_is_named(change: Frame) -> None:
     with pytest.raises(WireError, match=next(iter(change))):
-        order({**START, **change})
+        parse_request({**START, **change})
 
 
 @pytest.mark.parametrize("grace", [-1, float("nan"), float("inf"), "5", None, True])
 def test_seconds_are_finite_and_not_negative(grace: object) -> None:
     with pytest.raises(WireError, match="grace_s"):
-        order({"type": "close", "grace_s": grace})
+        parse_request({"type": "close", "grace_s": grace})
 
 
 def test_an_unknown_signal() -> None:
     with pytest.raises(WireError, match="'TREM'"):
-        order({"type": "stop", "tasks": [], "grace_s": 1, "signal": "TREM"})
+        parse_request({"type": "stop", "tasks": [], "grace_s": 1, "signal": "TREM"})

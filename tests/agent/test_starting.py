@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.agent.client import PYTHON, Agent
-from tests.pace import allow_s
+from tests.time_limits import allow_s
 from tfcluster.agent.os_encoding import raw
 
 
@@ -236,7 +236,7 @@ def test_one_task_of_a_name_at_a_time(agent: Agent) -> None:
     assert agent.wait("exited", task="twin", attempt=0)["signal"] == "TERM"
 
 
-def test_a_task_speaks_to_us_and_is_asked(agent: Agent) -> None:
+def test_a_task_sends_events_and_answers_requests(agent: Agent) -> None:
     agent.python(
         "talker",
         "import os,socket\n"

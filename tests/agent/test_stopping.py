@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.agent.client import PYTHON, Agent, eventually, gone, marked
-from tests.pace import allow_s
+from tests.time_limits import allow_s
 from tfcluster.agent import proc
 from tfcluster.agent.signals import send
 
@@ -145,7 +145,7 @@ def test_daemons_of_a_task_go_with_it(agent: Agent, how: str, out: str) -> None:
     assert gone(pid)
 
 
-def test_an_exit_is_told_though_a_grandchild_holds_the_pipe(agent: Agent) -> None:
+def test_an_exit_is_reported_though_a_grandchild_holds_the_pipe(agent: Agent) -> None:
     agent.python(
         "w:0",
         "import subprocess,sys\n"
@@ -177,7 +177,7 @@ def test_leftovers_of_a_stopped_task_keep_the_grace(agent: Agent) -> None:
     assert not [f for f in agent.frames if f["type"] == "swept"]
 
 
-def test_other_tasks_and_strangers_are_left_alone(agent: Agent) -> None:
+def test_other_tasks_and_foreign_processes_are_left_alone(agent: Agent) -> None:
     agent.start("w:0", "sleep", "601")
     first = agent.wait("started")["pid"]
     agent.python("w:1", f"{LEFT_BEHIND}\ndaemon()\n{SLEEP}")

@@ -150,7 +150,7 @@ def test_an_interpreter_that_cannot_be_started(agent: Agent) -> None:
     assert "never started" in agent.wait("failed")["cause"]
 
 
-def test_a_task_whose_pid_was_never_told_is_killed(agent: Agent) -> None:
+def test_a_task_whose_pid_was_never_reported_is_killed(agent: Agent) -> None:
     warm(agent, "die at fork")
     code = f"import os; open('pid', 'w').write(str(os.getpid())+'\\n')\n{WAIT}"
     fork(agent, "w:0", code)

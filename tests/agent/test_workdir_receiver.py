@@ -193,7 +193,7 @@ def test_a_break_in_the_middle_changes_nothing(folders: Folders) -> None:
     assert folders.there()["a"] == "2"
 
 
-def test_a_file_that_changes_while_it_is_sent_is_told(folders: Folders) -> None:
+def test_a_file_that_changes_while_it_is_sent_is_reported(folders: Folders) -> None:
     (folders.mine / "a").write_text("1")
     files = folders.listed()
     (folders.mine / "a").write_text("2")

@@ -46,7 +46,7 @@ def ship(home: Path, data: bytes) -> subprocess.CompletedProcess[bytes]:
     )
 
 
-def test_the_agent_speaks_after_the_parcel(tmp_path: Path) -> None:
+def test_the_agent_answers_after_the_bundle(tmp_path: Path) -> None:
     done = ship(tmp_path, parcel().data)
     frames = [json.loads(line) for line in done.stdout.splitlines()]
     assert frames[0]["type"] == "hello", done.stderr

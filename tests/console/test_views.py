@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from tests.console.test_sanitise import HOSTILE
-from tests.pace import allow_s
+from tests.time_limits import allow_s
 from tfcluster.console import views
 from tfcluster.console.sanitise import sanitise
 from tfcluster.console.style import Style
-from tfcluster.record.replay import fold
+from tfcluster.record.replay import replay
 from tfcluster.record.run_status import FailureView, HostView, RunView, TaskView
 from tfcluster.states import RunState, TaskState
 
@@ -578,8 +578,8 @@ def test_colours_change_nothing_but_colours() -> None:
         assert [sanitise(line).rstrip() for line in coloured] == plain
 
 
-def test_views_take_what_the_fold_makes() -> None:
-    view = fold(PLAN, [{"t": T, "type": "run", "run": RUN, "started": T}])
+def test_views_show_replayed_runs() -> None:
+    view = replay(PLAN, [{"t": T, "type": "run", "run": RUN, "started": T}])
     assert views.starting(view, T) == (
         "waiting for 3 of 3 hosts: node[1-2],gpu7 not asked yet"
     )

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tfcluster.doctor.diagnosis import findings, rows, to_json
-from tfcluster.doctor.probe_hosts import Report, neighbours
+from tfcluster.doctor.probe_hosts import Report, peers_to_probe
 from tfcluster.launcher.clocks import certain_lead, clock_warnings
 from tfcluster.model import Host
 
@@ -38,7 +38,7 @@ def said(*reports: Report, gpus: int = 0) -> list[str]:
     return [str(f) for f in findings(by_name, dict.fromkeys(by_name, gpus))]
 
 
-def test_of_well_hosts_nothing_is_said() -> None:
+def test_healthy_hosts_have_no_findings() -> None:
     assert said(report("h1"), report("h2"), gpus=1) == []
 
 
@@ -115,7 +115,7 @@ def test_table_and_json_have_every_host() -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 3, 16, 17, 33, 64, 1000])
 def test_every_host_is_tried_by_as_many_as_it_tries(count: int) -> None:
-    tried = [neighbours(number, count) for number in range(count)]
+    tried = [peers_to_probe(number, count) for number in range(count)]
     assert all(number not in others for number, others in enumerate(tried))
     by = Counter(other for others in tried for other in others)
     assert set(by.values()) == ({len(tried[0])} if count > 1 else set())
@@ -128,7 +128,7 @@ def test_a_slow_answer_does_not_make_a_clock_wrong() -> None:
     assert certain_lead(97.0, asked_s=100.0, heard_s=105.0) == -3
 
 
-def test_clocks_that_are_off_alike_are_told_of_together() -> None:
+def test_clocks_that_are_off_alike_are_reported_together() -> None:
     leads_s = {"h1": 3600.2, "h2": 0.9, "h3": 3599.9, "h4": -5.0}
     assert clock_warnings(leads_s) == [
         "warning: clock of h[1,3]: +3600 s from this machine's",

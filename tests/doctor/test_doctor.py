@@ -34,7 +34,7 @@ def doctor(
     )
 
 
-def test_a_well_machine_gets_0(tmp_path: Path) -> None:
+def test_a_healthy_machine_exits_with_0(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import keras")
     done = doctor(tmp_path, "command: python train.py\ntasks: {worker: 2}", "--json")
     assert done.returncode == 0, done.stderr

@@ -16,7 +16,7 @@ from tests.launch import machine
 from tests.launch.cluster import COMMAND, Cluster, Running, plain
 from tests.launch.oracle import assert_nothing_left
 from tests.launch.terminal import Terminal
-from tests.pace import allow_s
+from tests.time_limits import allow_s
 
 UP = "echo up; until [ -e meeting ]; do sleep 0.02; done; echo down"
 # `stop --now` that waits only one second before it kills the launcher.
@@ -69,7 +69,7 @@ def test_a_detached_run_outlives_its_terminal(cluster: Cluster) -> None:
     assert_nothing_left(running)
 
 
-def test_what_keeps_a_detached_run_from_beginning_is_told(cluster: Cluster) -> None:
+def test_what_keeps_a_detached_run_from_beginning_is_reported(cluster: Cluster) -> None:
     first = detach(cluster, UP, "--name", "digits")
     second = cluster.start(*plain("-d", "--name", "digits", count=1), "--", "true")
     assert second.end() == 7

@@ -13,7 +13,7 @@ import pytest
 from tests.launch import machine
 from tests.launch.cluster import Cluster, Running
 from tests.launch.oracle import assert_nothing_left
-from tests.pace import allow_s
+from tests.time_limits import allow_s
 
 # Prints the signals it receives, and goes on.
 DEAF = """
@@ -83,7 +83,7 @@ def test_stop_sweeps_after_a_launcher_that_was_killed(cluster: Cluster) -> None:
     assert not machine.carrying(f"TFCLUSTER_RUN={running.run}")
     assert_nothing_left(running, report=False)
     again = cluster.command("stop", running.run)
-    assert "no leftover processes ended" in again.stderr
+    assert "no leftover processes found" in again.stderr
 
 
 def test_a_killed_agent_is_5_and_its_tasks_end(cluster: Cluster) -> None:
@@ -247,7 +247,7 @@ def test_tasks_outlive_their_warm_interpreter(cluster: Cluster) -> None:
     assert_nothing_left(running)
 
 
-def test_deaths_while_the_agent_did_not_run_are_told_apart(cluster: Cluster) -> None:
+def test_deaths_while_the_agent_did_not_run_are_distinguished(cluster: Cluster) -> None:
     """The agent is stopped meanwhile and sees all the deaths at once."""
     script = (
         "echo up; until [ -e go-$TFCLUSTER_TASK ]; do sleep 0.02; done; "

@@ -13,7 +13,7 @@ from tests.launch import machine
 from tests.launch.cluster import PYTHON, Cluster, plain
 from tests.launch.oracle import assert_nothing_left
 from tests.launch.terminal import Terminal, shown
-from tests.pace import allow_s
+from tests.time_limits import allow_s
 
 # Writes a known pattern at a known rate, and then its digest to a file.
 FLOOD = """

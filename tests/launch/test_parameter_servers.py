@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.launch.cluster import Cluster
 from tests.launch.oracle import assert_nothing_left
-from tests.pace import allow_s
+from tests.time_limits import allow_s
 
 PROGRAM = """
 import os, time

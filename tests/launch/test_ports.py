@@ -66,18 +66,18 @@ while not pathlib.Path('end').exists():
 """
 
 
-def test_a_script_that_shares_its_port_with_a_stranger_has_failed(
+def test_a_script_that_shares_its_port_with_a_foreign_process_fails(
     cluster: Cluster,
 ) -> None:
     """The kernel would spread connections over both listeners."""
     running = cluster.python(LATE_SERVER).up()
     port = int(running.status()["tasks"][0]["address"].rpartition(":")[2])
-    with socket.socket() as stranger:
-        stranger.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        stranger.bind(("127.0.0.1", port))
-        stranger.listen()
-        stranger_s = f"pid {os.getpid()}, which worker:0 did not start, listens on"
-        running.wait_for_err(f"\nwarning: localhost: {stranger_s} port {port}")
+    with socket.socket() as intruder:
+        intruder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        intruder.bind(("127.0.0.1", port))
+        intruder.listen()
+        listener = f"pid {os.getpid()}, which worker:0 did not start, listens on"
+        running.wait_for_err(f"\nwarning: localhost: {listener} port {port}")
         (cluster.folder / "go").touch()
         assert running.end() == 4
     first = running.report()["first_failure"]

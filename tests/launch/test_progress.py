@@ -6,9 +6,9 @@ import pytest
 
 from tests.launch.cluster import Cluster
 from tests.launch.oracle import assert_nothing_left
-from tests.pace import allow_s
+from tests.time_limits import allow_s
 
-SPEAK = """
+REPORT_STEPS = """
 import json, os, signal, socket, sys, threading, time
 events = socket.socket(fileno=int(os.environ['TFCLUSTER_EVENTS']))
 rank = int(os.environ['TFCLUSTER_RANK'])
@@ -36,7 +36,7 @@ time.sleep(60)
 
 
 def test_a_run_that_makes_no_steps_is_6(cluster: Cluster) -> None:
-    code = SPEAK + ANSWER + STALL
+    code = REPORT_STEPS + ANSWER + STALL
     running = cluster.python(code, "--set", "progress_timeout=1s", count=3)
     exit_code, seconds = running.end_timed()
     assert exit_code == 6
@@ -53,7 +53,7 @@ def test_a_run_that_makes_no_steps_is_6(cluster: Cluster) -> None:
 
 def test_a_task_that_cannot_answer_is_named(cluster: Cluster) -> None:
     options = ("--set", "progress_timeout=1s", "--set", "env.STOP=1")
-    running = cluster.python(SPEAK + ANSWER + STALL, *options, count=3)
+    running = cluster.python(REPORT_STEPS + ANSWER + STALL, *options, count=3)
     exit_code, seconds = running.end_timed()
     assert exit_code == 6
     assert seconds < allow_s(9)
@@ -65,7 +65,7 @@ def test_a_task_that_cannot_answer_is_named(cluster: Cluster) -> None:
 
 
 def test_steps_keep_a_run_alive_and_are_shown(cluster: Cluster) -> None:
-    code = SPEAK + (
+    code = REPORT_STEPS + (
         "tell(type='phase', phase='joining')\n"
         "for step in range(1, 30):\n"
         "    tell(type='step', step=step, steps_per_s=20.5, wait_share=0.25)\n"
@@ -85,7 +85,8 @@ def test_a_program_that_says_nothing_is_not_watched(cluster: Cluster) -> None:
 
 
 def test_a_task_knows_best_why_it_fails(cluster: Cluster) -> None:
-    code = SPEAK + "tell(type='failure', cause='rank 1 left the ring')\nsys.exit(1)\n"
+    fail = "tell(type='failure', cause='rank 1 left the ring')\nsys.exit(1)\n"
+    code = REPORT_STEPS + fail
     running = cluster.python(code)
     assert running.end() == 1
     assert running.report()["first_failure"]["cause"] == "rank 1 left the ring"
@@ -121,7 +122,7 @@ def test_nothing_that_a_task_says_harms_the_run(
     cluster: Cluster, progress: bool
 ) -> None:
     lines = "\n".join(HOSTILE)
-    code = SPEAK + (
+    code = REPORT_STEPS + (
         f"for line in {lines!r}.splitlines():\n"
         "    events.sendall(line.encode('latin-1') + b'\\n')\n"
         "if 'STALL' in os.environ:\n"

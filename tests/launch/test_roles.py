@@ -8,7 +8,7 @@ import pytest
 
 from tests.launch.cluster import Cluster, Running, plain
 from tests.launch.oracle import assert_nothing_left
-from tests.pace import allow_s
+from tests.time_limits import allow_s
 
 
 def with_evaluator(cluster: Cluster, worker: str, evaluator: str) -> Running:

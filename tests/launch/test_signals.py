@@ -14,7 +14,7 @@ from tests.launch import machine
 from tests.launch.cluster import PYTHON, Cluster, Running, plain
 from tests.launch.oracle import assert_nothing_left
 from tests.launch.terminal import CTRL_C, Terminal
-from tests.pace import allow_s
+from tests.time_limits import allow_s
 
 # Parent and child print the signals they receive; with DEAF they do not exit.
 LISTENER = """

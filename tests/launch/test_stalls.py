@@ -101,7 +101,7 @@ def test_a_killed_rank_is_the_first_failure(cluster: Cluster, transport: str) ->
     assert_nothing_left(running)
 
 
-def test_why_a_rank_has_failed_is_told_to_the_others(cluster: Cluster) -> None:
+def test_why_a_rank_has_failed_is_reported_to_the_others(cluster: Cluster) -> None:
     running = started(cluster, FAILING)
     assert running.end() == 1
     first = running.report()["first_failure"]

@@ -7,7 +7,7 @@ import signal
 from tests.launch import machine
 from tests.launch.cluster import Cluster
 from tests.launch.oracle import assert_nothing_left
-from tests.pace import allow_s
+from tests.time_limits import allow_s
 
 # Rank 0 fails when the file exists; the other ranks work until they are stopped.
 FAIL_OR_WORK = """
@@ -44,7 +44,7 @@ def meeting(cluster: Cluster) -> tuple[str, str]:
     return "--set", f"env.MEETING={cluster.folder}/meeting"
 
 
-def test_tasks_are_told_by_one_term_and_get_their_grace(cluster: Cluster) -> None:
+def test_tasks_get_one_sigterm_and_their_grace(cluster: Cluster) -> None:
     running = cluster.python(FAIL_OR_WORK + OBEY + WORK, *meeting(cluster), count=3)
     running.wait_for_text("up", "worker:1", "worker:2")
     (cluster.folder / "meeting").touch()
@@ -139,7 +139,7 @@ def test_a_stopped_task_can_be_stopped(cluster: Cluster) -> None:
     assert_nothing_left(running)
 
 
-def test_strangers_of_the_same_name_are_spared(cluster: Cluster) -> None:
+def test_foreign_processes_of_the_same_name_survive(cluster: Cluster) -> None:
     other = Cluster(cluster.folder / "other")
     other.folder.mkdir()
     spared = other.bash("echo up; exec sleep 600", "--name", "same").up()

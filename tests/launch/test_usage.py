@@ -70,7 +70,7 @@ MISTAKES: dict[str, tuple[list[str], list[str]]] = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_told(cluster: Cluster, mistake: str) -> None:
+def test_a_mistake_is_reported(cluster: Cluster, mistake: str) -> None:
     words, expected = MISTAKES[mistake]
     (cluster.folder / "train.py").write_text("print('hi')\n")
     cluster.file("command: python train.py\ntasks: {worker: 2}\n", "one.yaml")
@@ -84,7 +84,7 @@ def test_a_mistake_is_told(cluster: Cluster, mistake: str) -> None:
     assert cluster.run_ids() == []
 
 
-def test_another_backend_of_keras_is_told_before_anything_starts(
+def test_another_backend_of_keras_is_reported_before_anything_starts(
     cluster: Cluster,
 ) -> None:
     (cluster.folder / "train.py").write_text("import keras")
@@ -108,7 +108,9 @@ def test_a_forgotten_separator_is_forgiven_where_it_is_clear(cluster: Cluster) -
     assert sorted(running.out.splitlines()) == ["worker:0 | hi", "worker:1 | hi"]
 
 
-def test_options_of_the_command_after_no_separator_are_told(cluster: Cluster) -> None:
+def test_options_of_the_command_after_no_separator_are_reported(
+    cluster: Cluster,
+) -> None:
     done = cluster.command("launch", "-n", "2", "python", "train.py", "--epochs", "3")
     assert done.returncode == 2
     assert "if --epochs belongs to your own command, write `--`" in done.stderr
@@ -232,7 +234,7 @@ def test_a_disk_that_is_full_from_the_start_leaves_no_run(
     assert not (cluster.folder / "started").exists()
 
 
-def test_too_low_a_limit_of_open_files_is_told_before_anything_starts(
+def test_too_low_a_limit_of_open_files_is_reported_before_anything_starts(
     cluster: Cluster,
 ) -> None:
     words = shlex.join([*COMMAND, "launch", *plain(count=40), "--", "true"])

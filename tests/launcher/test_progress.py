@@ -25,7 +25,7 @@ def test_saying_the_same_step_again_is_no_progress() -> None:
     assert progress.stalled(71.0) == (W0,)
 
 
-def test_a_program_that_never_speaks_is_not_expected_to() -> None:
+def test_a_program_that_never_reports_steps_is_not_watched() -> None:
     progress = Progress(60.0)
     progress.started(W0, 0.0, reports=False)
     assert progress.stalled(1e6) == ()

@@ -73,9 +73,9 @@ def test_a_host_gets_only_what_is_listed(tmp_path: Path) -> None:
     put(tmp_path, "a")
     found = listing(tmp_path, Sync("~/x", ()))
     assert found.part(0, 0, 1)["data"] == "YQ=="
-    for wish in [(1, 0, 1), (-1, 0, 1), (0, -1, 1), (0, 0, 1 << 30)]:
+    for bad_part in [(1, 0, 1), (-1, 0, 1), (0, -1, 1), (0, 0, 1 << 30)]:
         with pytest.raises(IndexError):
-            found.part(*wish)
+            found.part(*bad_part)
 
 
 def test_a_long_list_fits_into_frames(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from tests.lifecycle.histories import (
 from tfcluster.errors import ExitCode
 from tfcluster.lifecycle import begin, step
 from tfcluster.lifecycle.types import (
+    AgentAskedToStop,
     DropHosts,
     Event,
     Expired,
@@ -35,7 +36,6 @@ from tfcluster.lifecycle.types import (
     HostLost,
     HostReady,
     HostState,
-    HostTold,
     Interrupted,
     LauncherFault,
     Phase,
@@ -438,14 +438,15 @@ def test_a_restart_under_way_gives_way_to_an_interrupt() -> None:
 
 
 @pytest.mark.parametrize(
-    "wish", [HostTold("h2"), HostClosed("h2"), Interrupted(ExitCode.TERMINATED)]
+    "event",
+    [AgentAskedToStop("h2"), HostClosed("h2"), Interrupted(ExitCode.TERMINATED)],
 )
-def test_what_a_scheduler_has_ended_has_not_failed(wish: Event) -> None:
+def test_what_a_scheduler_has_ended_has_not_failed(event: Event) -> None:
     """A scheduler signals tasks, agents and the launcher in any order."""
     history = History(plan(CHIEF, W0, W1, hosts=("h1", "h2", "h1"), max_restarts=3))
     history.up()
     history.feed(TaskExited(task=W0, attempt=0, code=None, signal="SIGTERM"))
-    history.feed(wish)
+    history.feed(event)
     history.feed(TaskExited(task=W1, attempt=0, code=None, signal="SIGTERM"))
     history.obey(CHIEF)
     history.closed()
@@ -460,7 +461,7 @@ def test_what_fails_by_itself_is_blamed_also_when_a_scheduler_ends_all() -> None
     history = History(plan(CHIEF, W0, W1))
     history.up()
     history.exits(W0, 1)
-    history.feed(HostTold("h1"))
+    history.feed(AgentAskedToStop("h1"))
     assert history.verdict is not None
     assert history.verdict.task == W0
 
@@ -660,7 +661,7 @@ def _random_event(
     return rng.choice(events)
 
 
-def test_an_agent_that_leaves_unasked_ends_the_run_as_somebody_wished() -> None:
+def test_an_agent_that_was_signalled_ends_the_run_as_stopped() -> None:
     history = History(plan(CHIEF, W0, hosts=("h1", "h2")))
     history.up()
     actions = history.feed(HostClosed("h1"))

@@ -190,7 +190,7 @@ def test_no_warm_interpreter_where_none_is_wanted_or_worth_it() -> None:
 # --- environment ----------------------------------------------------------------------
 
 
-def test_each_task_is_told_who_it_is() -> None:
+def test_each_task_gets_its_identity() -> None:
     specs = specs_of(describe({"chief": 1, "worker": 2}), hosts(2, 1))
     assert specs["worker:1"].own_env == {
         "TFCLUSTER_TASK": "worker:1",

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.pace import allow_s
+from tests.time_limits import allow_s
 
 GOLDEN = Path(__file__).parent / "golden"
 NAMES = sorted(path.stem for path in GOLDEN.glob("*.yaml"))

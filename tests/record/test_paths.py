@@ -222,7 +222,7 @@ def test_runs_come_newest_first_whatever_they_are_called(tmp_path: Path) -> None
     assert [paths.run for paths in runs(state)] == made[::-1]
 
 
-def test_runs_of_one_second_are_told_apart_by_their_plans(tmp_path: Path) -> None:
+def test_runs_of_one_second_are_distinguished_by_their_plans(tmp_path: Path) -> None:
     state = _state(tmp_path)
     later = create_run(state, "a", NOON_S, lambda _: b"\0\1")
     sooner = create_run(state, "a", NOON_S, lambda _: b"\0\2")

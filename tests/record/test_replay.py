@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tfcluster.record.replay import Replay, fold
+from tfcluster.record.replay import Replay, replay
 from tfcluster.states import RunState, TaskState
 
 T = 1795169700.0
@@ -63,7 +63,7 @@ def test_status_json_is_as_the_contract_says() -> None:
         {"t": T + 1, "type": "state", "state": "running"},
     ]
     progress = {"t": T, "tasks": {"worker:0": {"step": 1200, "steps_per_s": 41.5}}}
-    answer = fold(PLAN, events, progress).to_json()
+    answer = replay(PLAN, events, progress).to_json()
     tasks = answer["tasks"]
     wanted = {
         "run": RUN,
@@ -98,8 +98,8 @@ def test_status_json_is_as_the_contract_says() -> None:
 
 
 def test_without_plan_or_events_there_is_still_a_view() -> None:
-    assert fold({}, []).state is RunState.STARTING
-    view = fold({}, [_run(), _task("ps:0", "running", host="h9")])
+    assert replay({}, []).state is RunState.STARTING
+    view = replay({}, [_run(), _task("ps:0", "running", host="h9")])
     assert [(t.task, t.host, t.state) for t in view.tasks] == [
         ("ps:0", "h9", TaskState.RUNNING)
     ]
@@ -108,7 +108,7 @@ def test_without_plan_or_events_there_is_still_a_view() -> None:
 def test_the_end_decides() -> None:
     end = {"t": T + 9, "type": "end", "state": "failed", "exit_code": 1}
     late = {"t": T + 10, "type": "state", "state": "running"}
-    view = fold(PLAN, [_run(), end, late])
+    view = replay(PLAN, [_run(), end, late])
     assert (view.state, view.exit_code) == (RunState.FAILED, 1)
     assert view.to_json()["ended"] == "2026-11-20T10:15:09Z"
 
@@ -118,7 +118,7 @@ def test_the_first_failure_is_the_one_that_is_no_victim() -> None:
     victim = {**failure, "task": "worker:0", "secondary": True, "signal": "SIGABRT"}
     first = {**failure, "task": "worker:1", "exit_code": 3, "log_tail": ["a", "b"]}
     for events in ([victim, first], [first, victim]):
-        view = fold(PLAN, events)
+        view = replay(PLAN, events)
         assert view.first_failure
         assert view.to_json()["first_failure"] == {
             "task": "worker:1",
@@ -136,11 +136,11 @@ def test_after_a_restart_the_latest_failure_counts_and_none_if_all_went_well() -
     failures = [
         {"t": T, "type": "failure", "task": f"worker:{i}", "cause": "c"} for i in (0, 1)
     ]
-    view = fold(PLAN, failures)
+    view = replay(PLAN, failures)
     assert view.first_failure
     assert view.first_failure.task == "worker:1"
     end = {"t": T, "type": "end", "state": "succeeded", "exit_code": 0}
-    view = fold(PLAN, [*failures, end])
+    view = replay(PLAN, [*failures, end])
     assert view.first_failure is None
     assert len(view.secondary) == 2
 
@@ -151,21 +151,21 @@ def test_a_new_attempt_begins_anew_and_news_of_the_old_one_is_no_news() -> None:
         _task("worker:0", "starting", attempt=1, address="node1:5"),
         _task("worker:0", "stopped", attempt=0, exit_code=9),
     ]
-    task = fold(PLAN, events).tasks[0]
+    task = replay(PLAN, events).tasks[0]
     assert (task.state, task.attempt) == (TaskState.STARTING, 1)
     assert (task.exit_code, task.pid, task.phase) == (None, None, None)
     assert (task.address, task.log, task.host) == ("node1:5", "l0", "node1")
 
 
 def test_a_phase_lasts_until_the_state_changes() -> None:
-    folding = Replay(PLAN)
-    folding.add(_task("worker:0", "starting", T))
-    folding.add(_task("worker:0", None, T + 1, phase="importing tensorflow"))
-    folding.add(_task("worker:0", None, T + 2, pid=7))
-    task = folding.view().tasks[0]
+    replaying = Replay(PLAN)
+    replaying.add(_task("worker:0", "starting", T))
+    replaying.add(_task("worker:0", None, T + 1, phase="importing tensorflow"))
+    replaying.add(_task("worker:0", None, T + 2, pid=7))
+    task = replaying.view().tasks[0]
     assert (task.phase, task.since_s, task.pid) == ("importing tensorflow", T + 1, 7)
-    folding.add(_task("worker:0", "running", T + 3))
-    task = folding.view().tasks[0]
+    replaying.add(_task("worker:0", "running", T + 3))
+    task = replaying.view().tasks[0]
     assert (task.phase, task.since_s) == (None, T + 3)
 
 
@@ -173,10 +173,10 @@ def test_states_never_move_backwards_within_an_attempt() -> None:
     dice = random.Random(1)
     words = [str(state) for state in TaskState]
     for _ in range(300):
-        folding, before = Replay(PLAN), TaskState.PENDING
+        replaying, before = Replay(PLAN), TaskState.PENDING
         for _ in range(12):
-            folding.add(_task("worker:0", dice.choice(words)))
-            now = folding.view().tasks[0].state
+            replaying.add(_task("worker:0", dice.choice(words)))
+            now = replaying.view().tasks[0].state
             assert now.order >= before.order
             assert now is before or not before.final
             before = now
@@ -184,10 +184,10 @@ def test_states_never_move_backwards_within_an_attempt() -> None:
 
 def test_the_same_however_it_is_cut() -> None:
     events = [_run(), _task("worker:0", "running"), _task("worker:1", "failed")]
-    folding = Replay(PLAN)
+    replaying = Replay(PLAN)
     for number, event in enumerate(events, 1):
-        folding.add(event)
-        assert folding.view() == fold(PLAN, events[:number])
+        replaying.add(event)
+        assert replaying.view() == replay(PLAN, events[:number])
 
 
 @pytest.mark.parametrize("junk", [None, "x", 1, -1.5, True, [], {}, float("nan"), [{}]])
@@ -206,15 +206,15 @@ def test_values_of_the_wrong_type_count_as_not_given(junk: object) -> None:
         events += [{**event, key: junk} for key in event if key != "type"]
     progress = {"t": T, "tasks": {"worker:0": {"step": junk, "steps_per_s": junk}}}
     for plan in (PLAN, {**PLAN, "tasks": junk, "hosts": junk, "name": junk}):
-        view = fold(plan, events, progress)
+        view = replay(plan, events, progress)
         json.dumps(view.to_json(), allow_nan=False)
-    fold(PLAN, [], {"t": T, "tasks": junk})
-    fold(PLAN, [], {"t": T, "tasks": {"worker:0": junk}})
+    replay(PLAN, [], {"t": T, "tasks": junk})
+    replay(PLAN, [], {"t": T, "tasks": {"worker:0": junk}})
 
 
 def test_unknown_events_and_states_change_nothing() -> None:
     events = [_run(), {"t": T, "type": "new"}, _task("worker:0", "dancing")]
-    assert fold(PLAN, events) == fold(PLAN, events[:1])
+    assert replay(PLAN, events) == replay(PLAN, events[:1])
 
 
 def test_hosts_sweeps_and_notes_are_kept() -> None:
@@ -225,7 +225,7 @@ def test_hosts_sweeps_and_notes_are_kept() -> None:
         {"t": T, "type": "swept", "host": "node7", "count": 1},
         {"t": T, "type": "note", "text": "hello"},
     ]
-    view = fold(PLAN, events)
+    view = replay(PLAN, events)
     assert [(h.host, h.state, h.cause) for h in view.hosts] == [
         ("node1", "failed", "no"),
         ("node7", "ready", None),

@@ -207,7 +207,7 @@ def _fill(path: Path) -> None:
             file.write(b"x" * 4096)
 
 
-def test_a_full_disk_stops_nobody_and_the_gap_is_told(
+def test_a_full_disk_stops_nobody_and_the_gap_is_reported(
     small_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writer_module, "_RETRY_S", 0.02)

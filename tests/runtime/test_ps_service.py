@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.pace import allow_s
 from tests.runtime.ranks import DEADLINE_S, TOKEN, held_addresses, in_threads, results
+from tests.time_limits import allow_s
 from tfcluster.runtime.errors import (
     CollectiveError,
     CollectiveMismatchError,

@@ -17,8 +17,8 @@ import psutil
 import pytest
 
 from tests.launch.machine import eventually
-from tests.pace import allow_s
 from tests.runtime.harness import Running, WarmInterpreter, held_ports, start_cold
+from tests.time_limits import allow_s
 from tfcluster.runtime.context import Context
 from tfcluster.runtime.errors import ContextError
 from tfcluster.runtime.tf_server import device_filters, start

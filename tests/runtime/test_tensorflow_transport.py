@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.pace import allow_s
 from tests.runtime.ranks import ROOT, Job, Jobs, Ranks
+from tests.time_limits import allow_s
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(300)]
 

@@ -16,7 +16,6 @@ from functools import partial
 import numpy as np
 import pytest
 
-from tests.pace import allow_s
 from tests.runtime.ranks import (
     ROOT,
     TOKEN,
@@ -25,6 +24,7 @@ from tests.runtime.ranks import (
     in_threads,
     results,
 )
+from tests.time_limits import allow_s
 from tfcluster.runtime.collective import (
     CollectiveError,
     CollectiveMismatchError,

@@ -21,7 +21,7 @@ from tfcluster.model import (
     TaskGroup,
 )
 from tfcluster.record.paths import RunPaths, create_run, state_dir
-from tfcluster.submit.job_input import forget, hand_over, read
+from tfcluster.submit.job_input import forget, read, write_job_input
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def full() -> Description:
 
 def test_it_comes_back_equal(paths: RunPaths) -> None:
     state = paths.root.parent.parent
-    hand_over(paths, full(), {}, state)
+    write_job_input(paths, full(), {}, state)
     given = read(paths)
     assert given.description == full()
     assert given.state == state
@@ -57,7 +57,7 @@ def test_it_comes_back_equal(paths: RunPaths) -> None:
 def test_secrets_travel_in_files_that_only_their_owner_reads(paths: RunPaths) -> None:
     secrets = {"KEY": Secret(env="MINE"), "OTHER": Secret(file=Path("/home/a/.key"))}
     description = replace(full(), secrets=secrets)
-    hand_over(paths, description, {"MINE": "hunter2", "PATH": "/bin"}, paths.root)
+    write_job_input(paths, description, {"MINE": "hunter2", "PATH": "/bin"}, paths.root)
     given = read(paths).description.secrets
     assert given["OTHER"] == secrets["OTHER"]
     file = given["KEY"].file
@@ -81,8 +81,8 @@ def test_a_folder_that_is_not_there_is_explained(tmp_path: Path) -> None:
     ("old", "new"), [('"grace_s": 10.0', '"grace_s": "x"'), ('"backend"', '"b"')]
 )
 def test_damage_is_noticed(paths: RunPaths, old: str, new: str) -> None:
-    hand_over(paths, full(), {}, paths.root)
-    file = paths.root / "handover.json"
+    write_job_input(paths, full(), {}, paths.root)
+    file = paths.root / "job-input.json"
     text = file.read_text()
     assert old in text
     file.write_text(text.replace(old, new, 1))

@@ -31,7 +31,7 @@ def record(failed: str, exit_status: str, wallclock: str, host: str = "node1") -
     )
 
 
-BOOKS = {
+ACCOUNTS = {
     "well": (record("0    ", "0                   ", "9s"), "exit status 0"),
     "badly": (
         record("0    ", "143                  (Terminated)", "9s"),
@@ -64,34 +64,34 @@ BOOKS = {
         "exit status 0",
     ),
     "nothing written": ("error: job id 42 not found\n", None),
-    "no books": ("", None),
+    "no accounting": ("", None),
     "cut off": (record("0", "0", "1s").split("exit_status")[0], None),
 }
 
 
-@pytest.mark.parametrize("name", BOOKS)
+@pytest.mark.parametrize("name", ACCOUNTS)
 def test_the_jobs_own_end(name: str) -> None:
-    text, expected = BOOKS[name]
+    text, expected = ACCOUNTS[name]
     assert verdict(text) == expected
 
 
 @pytest.mark.parametrize(
-    ("books", "told"),
+    ("accounting", "shown"),
     [
-        (BOOKS["killed"][0], " (failed 100 : assumedly after job, exit status 137 "),
+        (ACCOUNTS["killed"][0], " (failed 100 : assumedly after job, exit status 137 "),
         ("error: job id 12 not found\n", " before the launcher recorded"),
     ],
 )
-def test_a_job_that_is_gone_is_looked_up(books: str, told: str) -> None:
+def test_a_job_that_is_gone_is_looked_up(accounting: str, shown: str) -> None:
     asked: list[str] = []
 
     def ask(argv: tuple[str, ...]) -> Answer:
         asked.append(argv[0])
-        known = {"qstat": "<unknown_jobs ><ST_name>12</ST_name>", "qacct": books}
+        known = {"qstat": "<unknown_jobs ><ST_name>12</ST_name>", "qacct": accounting}
         return Answer(0, known[argv[0]])
 
     job = Job("12", "sge", RunPaths(Path("/nowhere/run")))
     state = ask_state(job, ask)
     assert asked == ["qstat", "qacct"]
     assert state.phase is JobPhase.GONE
-    assert f"job 12 is gone{told}" in ended(job, state)
+    assert f"job 12 is gone{shown}" in ended(job, state)

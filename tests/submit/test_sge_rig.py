@@ -76,7 +76,7 @@ def test_a_launch_that_waits_says_why_and_ends_with_ctrl_c(site: Site) -> None:
     assert site.status()["state"] == "stopped"
 
 
-def test_a_job_in_error_state_is_told_with_its_reason(site: Site) -> None:
+def test_a_job_in_error_state_is_reported_with_its_reason(site: Site) -> None:
     wrong = section(options=["-wd", "/no/such/folder"])
     follower = site.start("launch", str(site.config(FOUR, sge=wrong)))
     wait_for(lambda: "/no/such/folder" in site.reason(), "reason of the error")
@@ -214,7 +214,7 @@ def test_suspension_with_notice_does_not_end_the_run(site: Site) -> None:
     site.nothing_is_left()
 
 
-def test_the_time_limit_is_told_from_qdel(site: Site) -> None:
+def test_the_time_limit_is_distinguished_from_qdel(site: Site) -> None:
     limited = section(resources={"h_rt": "0:0:8"})
     follower = site.start("launch", str(site.config(FOUR, sge=limited)))
     code, output = site.finish(follower)

@@ -202,7 +202,7 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("said", REFUSALS)
-def test_a_refusal_is_told_in_its_own_words(said: str) -> None:
+def test_a_refusal_is_reported_in_its_own_words(said: str) -> None:
     words, hint = REFUSALS[said]
     with pytest.raises(SchedulerError, match=said) as caught:
         SCHEDULER.parse_job_id(Answer(1, "", words))
@@ -219,7 +219,7 @@ def test_a_number_in_an_error_is_no_job_id() -> None:
 def test_the_commands() -> None:
     assert SCHEDULER.submit_argv(Path("/r/job.sh")) == ("qsub", "-terse", "/r/job.sh")
     assert SCHEDULER.state_argv("12") == ("qstat", "-j", "12", "-xml")
-    assert SCHEDULER.books_argv("12") == ("qacct", "-j", "12")
+    assert SCHEDULER.accounting_argv("12") == ("qacct", "-j", "12")
     for now in (False, True):
         assert SCHEDULER.cancel_argvs("12", now=now) == (("qdel", "12"),)
 

@@ -120,7 +120,7 @@ def test_a_job_that_is_forgotten_is_gone_and_silence_is_not() -> None:
         SCHEDULER.parse_state("12", Answer(1, "", silence))
 
 
-def test_what_is_asked_and_told() -> None:
+def test_the_commands_of_slurm() -> None:
     assert SCHEDULER.submit_argv(Path("/r/job.sh")) == (
         "sbatch",
         "--parsable",

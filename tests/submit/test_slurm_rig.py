@@ -164,7 +164,7 @@ def test_a_requeued_job_is_a_run_of_its_own(site: SlurmSite) -> None:
     site.nothing_is_left()
 
 
-def test_preemption_is_told_from_scancel(site: SlurmSite) -> None:
+def test_preemption_is_distinguished_from_scancel(site: SlurmSite) -> None:
     """A job of the partition ``urgent`` preempts a job of ``spot``."""
     site.start("launch", site.launch_config(partition="spot"))
     site.wait_for_tasks(4)
@@ -176,7 +176,7 @@ def test_preemption_is_told_from_scancel(site: SlurmSite) -> None:
     site.nothing_is_left()
 
 
-def test_the_time_limit_is_told_before_it_strikes(site: SlurmSite) -> None:
+def test_the_time_limit_is_announced_before_it_is_reached(site: SlurmSite) -> None:
     follower = site.start("launch", site.launch_config(time="0:20"))
     site.wait_for_tasks(4)
     code, output = site.finish(follower, 150.0)
@@ -185,7 +185,7 @@ def test_the_time_limit_is_told_before_it_strikes(site: SlurmSite) -> None:
     site.nothing_is_left()
 
 
-def test_an_allocation_of_ones_own_is_used(site: SlurmSite) -> None:
+def test_an_existing_allocation_is_used(site: SlurmSite) -> None:
     config = site.launch_config()
     site.write(site.go, "")
     options = ("--nodes=4", "--ntasks-per-node=1")

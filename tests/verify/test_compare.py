@@ -147,7 +147,9 @@ def test_lines_that_clip_are_named(tmp_path: Path) -> None:
 def test_layers_and_methods_are_named(tmp_path: Path) -> None:
     layers = {"kind": "layers", "layers": ["Dropout", "RandomFlip", "Dense"]}
     said = explained(tmp_path, [layers, weights(1)], [weights(2)])
-    assert [text.partition(":")[0] for text in said] == ["Dropout, RandomFlip"]
+    assert [text.partition(":")[0] for text in said] == [
+        "Dropout, RandomFlip draw random numbers"
+    ]
     (tmp_path / "b").mkdir()
     said = explained(
         tmp_path / "b", [weights(1)], [weights(2)], strategy=Strategy.LOCAL_SGD

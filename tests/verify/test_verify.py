@@ -82,7 +82,7 @@ def test_what_the_chief_prints_is_compared(cluster: Cluster) -> None:
     code, found = verified(cluster, printed)
     assert code == 1
     assert found["first_difference"]["kind"] == "printed"
-    assert "the rank's own rows" in found["causes"][0]
+    assert "covers only that rank's rows" in found["causes"][0]
 
 
 PLANTED = {
@@ -151,7 +151,7 @@ def test_equal_under(cluster: Cluster, words: Sequence[str], steps: str) -> None
 def test_usage(cluster: Cluster) -> None:
     for words, said in (
         ((), "nothing to verify"),
-        (("-n", "1", "--", "python", "-c", "0"), "one rank is what"),
+        (("-n", "1", "--", "python", "-c", "0"), "one rank is the baseline"),
         (("-n", "2", "--", "python", "no.py"), "there is no no.py"),
         (("-n", "2", "--strategy", "none", "--", "true"), "nothing to compare"),
     ):

@@ -22,7 +22,7 @@ ADDRESS = "TFCLUSTER_EVENTS_SOCKET"
 """Variable with the socket's name in the abstract namespace, see unix(7)."""
 
 _WAITING = 16
-_MOST_GUESTS = 64
+_MAX_CONNECTIONS = 64
 _COMMAND_CHARS = 200
 _PEER = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
@@ -69,7 +69,7 @@ class Claims:
         self._listener = listener
         self._say = say
         self._complain = complain
-        self._guests: dict[EventSocket, int] = {}  # with their pids
+        self._connections: dict[EventSocket, int] = {}  # with their pids
         self._holder: EventSocket | None = None
         self._last: Claimant | None = None
         self._count = 0
@@ -87,9 +87,9 @@ class Claims:
             while self._accept():
                 pass
             self._listener.close()
-        for guest in list(self._guests):
-            guest.finish()
-        self._guests.clear()
+        for connection in list(self._connections):
+            connection.finish()
+        self._connections.clear()
         self._holder = None
 
     def _accept(self) -> bool:
@@ -102,36 +102,36 @@ class Claims:
             return error.errno == errno.ECONNABORTED
         peer = end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
         pid, uid, _ = _PEER.unpack(peer)
-        if uid != os.geteuid() or len(self._guests) >= _MOST_GUESTS:
+        if uid != os.geteuid() or len(self._connections) >= _MAX_CONNECTIONS:
             end.close()
             return True
-        guest = EventSocket(
+        connection = EventSocket(
             self._loop,
             end,
-            lambda event: self._take(guest, event),
+            lambda event: self._take(connection, event),
             self._complain,
-            on_close=lambda: self._gone(guest),
+            on_close=lambda: self._gone(connection),
         )
-        self._guests[guest] = pid
+        self._connections[connection] = pid
         return True
 
-    def _take(self, guest: EventSocket, event: Frame) -> None:
+    def _take(self, connection: EventSocket, event: Frame) -> None:
         if event["type"] == "claim":
-            guest.answer(self._claimed(guest, event))
-        elif guest is self._holder:
+            connection.answer(self._claimed(connection, event))
+        elif connection is self._holder:
             self._say(event)
 
-    def _claimed(self, guest: EventSocket, event: Frame) -> Frame:
+    def _claimed(self, connection: EventSocket, event: Frame) -> Frame:
         last = {} if self._last is None else self._last.keys()
         if self._holder is not None:
             return {"type": "taken", **last}
-        self._holder = guest
+        self._holder = connection
         command = str(event.get("command"))[:_COMMAND_CHARS]
-        self._last = Claimant(self._guests[guest], command)
+        self._last = Claimant(self._connections[connection], command)
         self._count += 1
         return {"type": "claimed", "number": self._count - 1, **last}
 
-    def _gone(self, guest: EventSocket) -> None:
-        self._guests.pop(guest, None)
-        if guest is self._holder:
+    def _gone(self, connection: EventSocket) -> None:
+        self._connections.pop(connection, None)
+        if connection is self._holder:
             self._holder = None

@@ -1,6 +1,6 @@
 """Console lines that wait for the channel, in a bounded queue that counts drops.
 
-The pump's thread fills it, the loop's thread empties it. Does not know how frames are
+The capture thread fills it, the loop's thread empties it. Does not know how frames are
 encoded.
 """
 

@@ -16,11 +16,11 @@ LOG_FRAME_BYTES = 48 * KIB  # before JSON escapes of up to 12 bytes per characte
 TAIL_LINES = 20
 TAIL_CHARS = 2000
 
-# Output pump
+# Output capture
 READ_BYTES = MIB
 PIPE_BYTES = MIB
-TRICKLE_BYTES = 64 * KIB  # after a smaller read the pump pauses for BREATH_S
-BREATH_S = 0.02
+SMALL_READ_BYTES = 64 * KIB  # after a smaller read, pause for READ_PAUSE_S
+READ_PAUSE_S = 0.02
 DRAIN_S = 2.0  # how long output may still arrive after the exit
 QUIET_S = 0.2  # a pipe that is silent for this long after the exit is drained
 LOG_RETRY_S = 2.0
@@ -40,7 +40,7 @@ SWEEP_INTERVAL_S = 0.02
 GUARD_SWEEP_S = 5.0
 CLOSE_LOOK_S = 0.02
 OTHERS_LOOK_S = 0.1  # each look reads the environment of every process of the user
-PUMP_CLOSE_S = 2.0
+CAPTURE_CLOSE_S = 2.0
 EXIT_REPORT_S = 4.0  # how long `exited` waits for a disk that hangs
 
 LISTEN_POLL_S = 0.05

@@ -109,10 +109,10 @@ class Close:
     others_s: float
 
 
-Order = Open | Ping | Hold | Sync | Part | Warm | Start | Stop | Stacks | Close
+Request = Open | Ping | Hold | Sync | Part | Warm | Start | Stop | Stacks | Close
 
 
-def order(frame: Frame) -> Order | None:
+def parse_request(frame: Frame) -> Request | None:
     """The frame as a request; None for an unknown type, of a newer version.
 
     Raises WireError if a key is missing or has the wrong kind of value.
@@ -252,7 +252,7 @@ def _start(keys: _Keys) -> Start:
     )
 
 
-_READERS: Mapping[str, Callable[[_Keys], Order]] = {
+_READERS: Mapping[str, Callable[[_Keys], Request]] = {
     "open": _open,
     "ping": lambda keys: Ping(),
     "hold": lambda keys: Hold(

@@ -28,7 +28,7 @@ _RUN = b"run "
 _CLEAN = b"clean"
 
 
-class Link:
+class GuardSocket:
     """The agent's end of the socket to the guard."""
 
     def __init__(self, end: socket.socket, guard: int) -> None:
@@ -40,7 +40,7 @@ class Link:
     def fileno(self) -> int:
         return self._end.fileno()
 
-    def is_cut(self) -> bool:
+    def guard_is_dead(self) -> bool:
         """Whether the guard is dead: while alive, it never writes and never closes."""
         try:
             return not self._end.recv(1, socket.MSG_PEEK)
@@ -49,10 +49,10 @@ class Link:
         except OSError:
             return True
 
-    def tell_run(self, run: str) -> None:
+    def send_run(self, run: str) -> None:
         self._write(_RUN + run.encode("utf-8", "surrogateescape"))
 
-    def tell_clean(self) -> None:
+    def send_clean(self) -> None:
         """Everything is stopped, and the exit that follows is intended."""
         self._write(_CLEAN)
 
@@ -61,7 +61,7 @@ class Link:
             self._end.sendall(line + b"\n")
 
 
-def guarded(serve: Callable[[Link], int]) -> int:
+def guarded(serve: Callable[[GuardSocket], int]) -> int:
     """Run ``serve`` in a child process. Returns its exit code, or ``AGENT_DIED`` after
     killing everything that it left."""
     adopt_orphans()
@@ -74,17 +74,19 @@ def guarded(serve: Callable[[Link], int]) -> int:
     agent = os.fork()
     if agent == 0:
         ours.close()
-        _become_agent(serve, Link(theirs, guard))
+        _become_agent(serve, GuardSocket(theirs, guard))
     theirs.close()
     return _watch(agent, ours)
 
 
-def _become_agent(serve: Callable[[Link], int], link: Link) -> None:
+def _become_agent(
+    serve: Callable[[GuardSocket], int], guard_socket: GuardSocket
+) -> None:
     code = exit_codes.FAULT
     set_title("tfcluster: agent", "tfcluster-agent")
     try:
         _own_session()
-        code = serve(link)
+        code = serve(guard_socket)
     except BaseException:
         import traceback  # only here: it takes long to import
 
@@ -109,7 +111,7 @@ def _raise_open_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def _watch(agent: int, link: socket.socket) -> int:
+def _watch(agent: int, guard_socket: socket.socket) -> int:
     set_title("tfcluster: guard", "tfcluster-guard")
     _own_session()
     for signum in IGNORED:
@@ -120,7 +122,7 @@ def _watch(agent: int, link: socket.socket) -> int:
     os.dup2(null, 1)
     os.close(null)
     status = _wait_for(agent)
-    run, clean = _heard(link)
+    run, clean = _heard(guard_socket)
     if clean and os.WIFEXITED(status):
         return os.WEXITSTATUS(status)
     killed = sweep(run)
@@ -152,11 +154,11 @@ def _reap(agent: int) -> int | None:
             return status if pid else None
 
 
-def _heard(link: socket.socket) -> tuple[str | None, bool]:
+def _heard(guard_socket: socket.socket) -> tuple[str | None, bool]:
     run, clean, data = None, False, b""
-    link.setblocking(False)
+    guard_socket.setblocking(False)
     with suppress(OSError):
-        while part := link.recv(4096):
+        while part := guard_socket.recv(4096):
             data += part
     for line in data.split(b"\n")[:-1]:
         if line.startswith(_RUN):

@@ -20,7 +20,7 @@ from tfcluster.agent.light_dataclasses import dataclass, field
 
 
 @dataclass
-class Cut:
+class FedLines:
     """Lines to show, and how many lines after them are only in the file."""
 
     lines: list[bytes] = field(default_factory=list)
@@ -70,24 +70,24 @@ class ConsoleLines:
         self._update: bytes | None = None
         self._updated = -interval_s
 
-    def feed(self, data: bytes, room: int) -> Cut:
+    def feed(self, data: bytes, room: int) -> FedLines:
         """The lines that ``data`` completes, at most ``room`` of them."""
-        cut = Cut()
+        fed = FedLines()
         begin = 0
         end = data.find(b"\n")
-        while end >= 0 and len(cut.lines) < room:
-            cut.lines.append(visible(self._rest + data[begin:end], self._limit))
+        while end >= 0 and len(fed.lines) < room:
+            fed.lines.append(visible(self._rest + data[begin:end], self._limit))
             self._rest, self._update = b"", None
             begin = end + 1
             end = data.find(b"\n", begin)
         if end >= 0:
             last = data.rfind(b"\n") + 1
-            cut.dropped = data.count(b"\n", begin, last)
-            cut.dropped_bytes = len(self._rest) + last - begin
+            fed.dropped = data.count(b"\n", begin, last)
+            fed.dropped_bytes = len(self._rest) + last - begin
             self._rest, self._update = b"", None
             begin = last
         self._keep(data[begin:])
-        return cut
+        return fed
 
     def _keep(self, data: bytes) -> None:
         if not data:

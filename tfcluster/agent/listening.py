@@ -39,7 +39,7 @@ class _Watch:
 
     @property
     def awaited(self) -> bool:
-        return self.task.order.listens
+        return self.task.request.listens
 
 
 class Listening:
@@ -57,9 +57,9 @@ class Listening:
 
     def expect(self, task: Task) -> None:
         """Look for the task's listener from now on, if it must or may have one."""
-        wanted = task.order.listens or task.order.watched
-        if wanted and task.order.port is not None:
-            self._watches.append(_Watch(task, task.order.port))
+        wanted = task.request.listens or task.request.watched
+        if wanted and task.request.port is not None:
+            self._watches.append(_Watch(task, task.request.port))
             self._delay_s = LISTEN_POLL_S
             self._again()
 

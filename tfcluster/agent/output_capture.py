@@ -18,12 +18,12 @@ from contextlib import suppress
 
 from tfcluster.agent.console_queue import ConsoleQueue, Source
 from tfcluster.agent.constants import (
-    BREATH_S,
     DRAIN_S,
     PIPE_BYTES,
     QUIET_S,
     READ_BYTES,
-    TRICKLE_BYTES,
+    READ_PAUSE_S,
+    SMALL_READ_BYTES,
     UPDATE_INTERVAL_S,
 )
 from tfcluster.agent.light_dataclasses import dataclass, field
@@ -53,7 +53,7 @@ class LogTrouble:
 
 @dataclass(frozen=True, slots=True)
 class CaptureBroken:
-    """The pump's thread has ended because of an error."""
+    """The capture thread has ended because of an error."""
 
     cause: str
 
@@ -97,7 +97,7 @@ class OutputCapture:
         self._calls_only = select.poll()
         self._calls_only.register(self._wake_out, select.POLLIN)
         self._closed = False
-        self._thread = threading.Thread(target=self._run, name="pump", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="capture", daemon=True)
         self._thread.start()
 
     def add(
@@ -136,28 +136,28 @@ class OutputCapture:
         with suppress(BlockingIOError):
             os.write(self._wake_in, b"\0")
 
-    # From here on: the pump's thread.
+    # From here on: the capture thread.
 
     def _run(self) -> None:
         try:
             while not self._closed:
-                self._turn()
+                self._run_once()
         except Exception as error:
             self._notify(CaptureBroken(f"{type(error).__name__}: {error}"))
 
-    def _turn(self) -> None:
+    def _run_once(self) -> None:
         busy = any(s.drained is False and s.deadline for s in self._streams.values())
         timeout = _TICK_S if busy else UPDATE_INTERVAL_S if self._streams else None
-        trickle = False
+        small = False
         for key, _ in self._selector.select(timeout):
             if key.fd == self._wake_out:
                 os.read(self._wake_out, 4096)
             elif (stream := self._streams.get(key.data)) is not None:
-                trickle = 0 < self._read(stream) < TRICKLE_BYTES
-        if trickle:
+                small = 0 < self._read(stream) < SMALL_READ_BYTES
+        if small:
             # Programs write line by line: waking up for each line would cost them more
             # than their own work. The pipe buffers what arrives in the meantime.
-            self._calls_only.poll(BREATH_S * 1000)
+            self._calls_only.poll(READ_PAUSE_S * 1000)
         while self._calls:
             self._calls.popleft()()
         now = time.monotonic()
@@ -189,9 +189,9 @@ class OutputCapture:
         stream.log.write(data, now)
         stream.tail.feed(data)
         if stream.source is not None:
-            cut = stream.console.feed(data, self._budget.room(now))
-            self._show(stream.source, cut.lines)
-            self._backlog.drop(stream.source, cut.dropped, cut.dropped_bytes)
+            fed = stream.console.feed(data, self._budget.room(now))
+            self._show(stream.source, fed.lines)
+            self._backlog.drop(stream.source, fed.dropped, fed.dropped_bytes)
         return len(data)
 
     def _show(self, source: Source, lines: list[bytes]) -> None:

@@ -41,10 +41,10 @@ def members(
     so, or if it holds the task's output pipe.
     """
     descendants = proc.family(table, [agent]) - {agent}
-    strangers = proc.family(table, others, others)
+    of_other_tasks = proc.family(table, others, others)
     leader = set() if identity.leader is None else {identity.leader}
     roots = set() if identity.waited_for else set(leader)
-    for pid in descendants - strangers:
+    for pid in descendants - of_other_tasks:
         if table[pid].ppid != agent or pid == identity.leader:
             continue
         marks = environ(pid)
@@ -55,5 +55,7 @@ def members(
             roots.add(pid)
     found = proc.family(table, roots, leader)
     return [
-        table[pid] for pid in found & descendants - strangers if not table[pid].dead
+        table[pid]
+        for pid in found & descendants - of_other_tasks
+        if not table[pid].dead
     ]

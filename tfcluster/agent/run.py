@@ -1,7 +1,7 @@
 """Puts together the tasks, warm interpreters, output and children of one run.
 
-Dispatches checked requests of the launcher, notices from the pump's thread, and ends of
-children.
+Dispatches checked requests of the launcher, notices from the capture thread, and ends
+of children.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tfcluster.agent.channel import Channel
 from tfcluster.agent.children import Children
 from tfcluster.agent.console_queue import ConsoleQueue
 from tfcluster.agent.death_order import Deaths
-from tfcluster.agent.frames import Order, Stacks, Start, Stop, Warm
+from tfcluster.agent.frames import Request, Stacks, Start, Stop, Warm
 from tfcluster.agent.listening import Listening
 from tfcluster.agent.loop import Loop
 from tfcluster.agent.output_capture import (
@@ -29,7 +29,7 @@ from tfcluster.agent.signals import adopt_orphans
 from tfcluster.agent.spawn import environment
 from tfcluster.agent.sweep import AGENT, RUN, agent_mark
 from tfcluster.agent.task import Task
-from tfcluster.agent.tasks import Surroundings, Tasks
+from tfcluster.agent.tasks import RunServices, Tasks
 from tfcluster.agent.warm_interpreters import WarmInterpreters
 
 
@@ -47,17 +47,17 @@ class Run:
         self._channel = channel
         self._fault = fault
         self.adopts_orphans = adopt_orphans()
-        self.pump = OutputCapture(
+        self.capture = OutputCapture(
             backlog,
             on_lines=lambda: loop.post(channel.flush),
             notify=lambda notice: loop.post(lambda: self._noticed(notice)),
         )
         marks = {RUN: run, AGENT: agent_mark(os.getpid())}
         deaths = Deaths()
-        shared = Surroundings(
+        shared = RunServices(
             loop=loop,
             reports=channel,
-            pump=self.pump,
+            capture=self.capture,
             base=environment(os.environb, marks),
             streams=itertools.count(),
             deaths=deaths,
@@ -68,7 +68,7 @@ class Run:
         self._listening = Listening(loop, channel, self._tree)
         self._warmer.on_begun = self._listening.expect
 
-    def obey(self, request: Order, *, closing: bool) -> None:
+    def obey(self, request: Request, *, closing: bool) -> None:
         match request:
             case Start() if closing:
                 self._tasks.refuse(request, "the agent is closing")
@@ -111,7 +111,7 @@ class Run:
             case LogTrouble():
                 self._log_trouble(notice)
             case CaptureBroken(cause):
-                self._fault(f"the output pump ended: {cause}")
+                self._fault(f"output capture ended: {cause}")
 
     def _log_trouble(self, notice: LogTrouble) -> None:
         cause, lost = notice.cause, notice.dropped_bytes
@@ -133,7 +133,7 @@ class Run:
             return set()
         table = proc.snapshot()
         roots = {leader}
-        if task.order.watched:
+        if task.request.watched:
             roots |= {p.pid for p in table.values() if p.ppid == os.getpid()}
             roots -= self._tasks.leaders - {leader}
         return proc.family(table, roots, [leader])

@@ -18,23 +18,32 @@ from tfcluster.agent.addresses import local_addresses, way_in
 from tfcluster.agent.channel import Channel
 from tfcluster.agent.console_queue import ConsoleQueue
 from tfcluster.agent.constants import (
+    CAPTURE_CLOSE_S,
     CLOSE_LOOK_S,
     FLUSH_S,
     OPEN_S,
     OTHERS_LOOK_S,
-    PUMP_CLOSE_S,
     SWEEP_S,
 )
 from tfcluster.agent.devices import gpus
-from tfcluster.agent.frames import Close, Hold, Open, Order, Part, Ping, Sync, order
-from tfcluster.agent.guard import FORWARDED, IGNORED, Link
+from tfcluster.agent.frames import (
+    Close,
+    Hold,
+    Open,
+    Part,
+    Ping,
+    Request,
+    Sync,
+    parse_request,
+)
+from tfcluster.agent.guard import FORWARDED, IGNORED, GuardSocket
 from tfcluster.agent.kill_loop import kill_until_gone
 from tfcluster.agent.loop import Loop
 from tfcluster.agent.os_encoding import local_name
 from tfcluster.agent.ports import Ports
 from tfcluster.agent.proc import Process
 from tfcluster.agent.run import Run
-from tfcluster.agent.sweep import belongings, clear_away, in_other_hands
+from tfcluster.agent.sweep import belongings, clear_away, other_agents_remain
 from tfcluster.agent.tasks import swept_keys
 from tfcluster.process_title import set_title
 from tfcluster.wire import PROTOCOL, Frame, WireError
@@ -44,12 +53,12 @@ if TYPE_CHECKING:
     from tfcluster.agent.workdir_receiver import WorkdirReceiver
 
 
-def serve(link: Link) -> int:
+def serve(guard_socket: GuardSocket) -> int:
     """Serve the launcher on standard input and output. Returns an exit code."""
     ends = _take_standard_streams()
     loop = Loop()
     backlog = ConsoleQueue()
-    supervisor = Supervisor(loop, Channel(loop, ends, backlog), backlog, link)
+    supervisor = Supervisor(loop, Channel(loop, ends, backlog), backlog, guard_socket)
     # The guard blocked them until there were handlers.
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     while not supervisor.ended:
@@ -60,7 +69,7 @@ def serve(link: Link) -> int:
             if supervisor.closing:
                 raise
             supervisor.fault(_one_line(error))
-    link.tell_clean()
+    guard_socket.send_clean()
     return supervisor.code
 
 
@@ -68,7 +77,11 @@ class Supervisor:
     """One launcher, one run, one host."""
 
     def __init__(
-        self, loop: Loop, channel: Channel, backlog: ConsoleQueue, link: Link
+        self,
+        loop: Loop,
+        channel: Channel,
+        backlog: ConsoleQueue,
+        guard_socket: GuardSocket,
     ) -> None:
         self.code = exit_codes.CLOSED
         self.closing = False
@@ -76,9 +89,9 @@ class Supervisor:
         self._loop = loop
         self._channel = channel
         self._backlog = backlog
-        self._link = link
+        self._guard_socket = guard_socket
         self._opened: Open | None = None
-        self._crew: Run | None = None
+        self._run: Run | None = None
         self._ports = Ports()
         self._syncing: WorkdirReceiver | None = None
         self._heard = loop.awake()
@@ -89,21 +102,21 @@ class Supervisor:
         channel.on_end = self._hung_up
         channel.on_garbage = self.fault
         loop.on_signals((signal.SIGCHLD, *FORWARDED, *IGNORED), self._signal)
-        loop.watch(link.fileno(), self._guard_died)
+        loop.watch(guard_socket.fileno(), self._guard_died)
         loop.later(OPEN_S, self._expect_open)
 
     # --- input ----------------------------------------------------------------------
 
     def _frame(self, frame: Frame) -> None:
         self._heard = self._loop.awake()
-        request = order(frame)
+        request = parse_request(frame)
         if isinstance(request, Open):
             self._open(request)
         elif request is not None:
             self._obey(request)
 
-    def _obey(self, request: Order) -> None:
-        if self._crew is None:
+    def _obey(self, request: Request) -> None:
+        if self._run is None:
             if self.closing:
                 return
             raise WireError("the first frame must be 'open'")
@@ -120,7 +133,7 @@ class Supervisor:
             case Close(grace_s, others_s):
                 self.close(grace_s, exit_codes.CLOSED, others_s)
             case _:
-                self._crew.obey(request, closing=self.closing)
+                self._run.obey(request, closing=self.closing)
 
     def _sync(self) -> WorkdirReceiver:
         if self._syncing is None:
@@ -136,7 +149,7 @@ class Supervisor:
         if not request.run.isprintable() or not request.run:
             raise WireError(f"{request.run!r} cannot mark the processes of a run")
         self._opened = request
-        self._link.tell_run(request.run)
+        self._guard_socket.send_run(request.run)
         set_title(f"tfcluster: agent {request.run}", "tfcluster-agent")
         self._channel.send(
             "hello",
@@ -163,10 +176,10 @@ class Supervisor:
                 f"this agent {PROTOCOL} (version {__version__})"
             )
             return
-        self._crew = Run(
+        self._run = Run(
             self._loop, self._channel, self._backlog, request.run, self.fault
         )
-        if not self._crew.adopts_orphans:
+        if not self._run.adopts_orphans:
             self._channel.send(
                 "note",
                 text="orphaned processes cannot be adopted here; "
@@ -197,7 +210,7 @@ class Supervisor:
     def _hung_up(self, cause: str) -> None:
         # sshd ends the channel when the guard, its child, ends. The launcher must learn
         # that the guard died before it learns that the channel ended.
-        if self._link.is_cut():
+        if self._guard_socket.guard_is_dead():
             self._guard_died()
         self._lease_over(f"the channel ended: {cause}")
 
@@ -208,8 +221,8 @@ class Supervisor:
 
     def _signal(self, signum: int) -> None:
         if signum == signal.SIGCHLD:
-            if self._crew is not None:
-                self._crew.reap()
+            if self._run is not None:
+                self._run.reap()
         elif signum in FORWARDED:
             name = signal.Signals(signum).name
             text = f"the agent received {name}"
@@ -219,14 +232,14 @@ class Supervisor:
 
     def _guard_died(self) -> None:
         # The tasks are unharmed, so the run continues, only without this safety net.
-        self._loop.unwatch(self._link.fileno())
+        self._loop.unwatch(self._guard_socket.fileno())
         if not self.closing and not self._guardless:
             self._guardless = True
             self._channel.send(
                 "note",
                 text="the guard process died; if the agent is also "
                 "killed, tasks may keep running",
-                guard=self._link.guard,
+                guard=self._guard_socket.guard,
             )
 
     # --- the end --------------------------------------------------------------------
@@ -247,8 +260,8 @@ class Supervisor:
         Processes of another live agent of the run are left to it. We wait ``others_s``
         for their end, and sweep what that agent leaves if it is killed.
         """
-        if self._crew is not None:
-            self._crew.stop_all(grace_s)
+        if self._run is not None:
+            self._run.stop_all(grace_s)
         if self.closing:
             return
         self.closing, self.code = True, code
@@ -262,7 +275,9 @@ class Supervisor:
 
         def over() -> bool:
             me = os.getpid()
-            self._others = bool(others_s) and in_other_hands(proc.snapshot(), run, me)
+            self._others = bool(others_s) and other_agents_remain(
+                proc.snapshot(), run, me
+            )
             return not self._others
 
         self._await(over, others_s, self._sweep, every_s=OTHERS_LOOK_S)
@@ -285,15 +300,15 @@ class Supervisor:
         look()
 
     def _tasks_over(self) -> bool:
-        return self._crew is None or self._crew.over
+        return self._run is None or self._run.over
 
     def _sweep(self) -> None:
         run = self._opened.run if self._opened else None
         me = os.getpid()
 
         def find() -> list[Process]:
-            if self._crew is not None:
-                self._crew.reap()
+            if self._run is not None:
+                self._run.reap()
             return belongings(proc.snapshot(), run, me)
 
         kill_until_gone(self._loop, find, self._all_swept)
@@ -306,8 +321,8 @@ class Supervisor:
             self._channel.send("unkillable", pids=[process.pid for process in left])
         if not self._others:
             clear_away(self._opened.run if self._opened else None)
-        if self._crew is not None:
-            self._crew.pump.close(PUMP_CLOSE_S)
+        if self._run is not None:
+            self._run.capture.close(CAPTURE_CLOSE_S)
         self._channel.flush()
         self._await(lambda: self._channel.idle, FLUSH_S, self._say_bye)
 

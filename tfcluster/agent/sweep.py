@@ -60,7 +60,7 @@ def belongings(
     return found
 
 
-def in_other_hands(table: Table, run: str, agent: int) -> bool:
+def other_agents_remain(table: Table, run: str, agent: int) -> bool:
     """Whether a live agent other than ``agent`` has processes of the run."""
     return any(
         supervised(_mark(process, run, proc.environ) or "", table, but=agent)

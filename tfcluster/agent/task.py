@@ -18,8 +18,8 @@ from tfcluster.agent.process_membership import Identity
 class Task:
     """One attempt of a task, from the request to the end of its last process."""
 
-    order: Start
-    stream: int  # the pump's number for its output
+    request: Start
+    stream: int  # the capture's number for its output
     output: str  # the same pipe as /proc shows it: pipe:[INODE]
     events: EventSocket
     claims: Claims
@@ -43,12 +43,12 @@ class Task:
 
     @property
     def name(self) -> str:
-        return self.order.task
+        return self.request.task
 
     @property
     def key(self) -> dict[str, object]:
         """The keys that all frames about it have in common."""
-        return {"task": self.order.task, "attempt": self.order.attempt}
+        return {"task": self.request.task, "attempt": self.request.attempt}
 
     @property
     def process_id(self) -> int | None:
@@ -60,8 +60,8 @@ class Task:
 
     def identity(self) -> Identity:
         return Identity(
-            task=self.order.task,
-            attempt=self.order.attempt,
+            task=self.request.task,
+            attempt=self.request.attempt,
             leader=self.process_id,
             output=self.output,
             waited_for=self.status is not None,

@@ -56,14 +56,14 @@ _SHOWN_PROCESSES = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class RunServices:
     """What all tasks of an agent have in common."""
 
     loop: Loop
     reports: Reports
-    pump: OutputCapture
+    capture: OutputCapture
     base: Environment  # the agent's own environment with the run's marks
-    streams: Iterator[int]  # numbers for the pump
+    streams: Iterator[int]  # numbers for the capture
     deaths: Deaths
 
 
@@ -82,7 +82,7 @@ class Ends:
 class Tasks:
     """All tasks that are not yet over."""
 
-    def __init__(self, shared: Surroundings) -> None:
+    def __init__(self, shared: RunServices) -> None:
         self._shared = shared
         self._tasks: dict[int, Task] = {}  # by stream
         self._oom = OomCounter()
@@ -92,15 +92,15 @@ class Tasks:
             shared.loop, os.getpid(), self._others, self._settled, self._unkillable
         )
 
-    def start(self, order: Start) -> Task | None:
+    def start(self, request: Start) -> Task | None:
         """Execute a program. Returns None after a failure, which is reported."""
-        made = self.prepare(order)
+        made = self.prepare(request)
         if made is None:
             return None
         task, ends = made
         env = environment(self._shared.base, self.changes(task))
         env = environment(env, {_EVENTS: str(ends.events.fileno())})
-        program = Program(order.argv, env, order.cwd)
+        program = Program(request.argv, env, request.cwd)
         try:
             pid = spawn(program, ends.output, ends.events.fileno())
         except SpawnError as error:
@@ -113,15 +113,15 @@ class Tasks:
 
     def changes(self, task: Task) -> Mapping[str, str | None]:
         """The changes to the agent's environment, including the task's marks."""
-        order = task.order
-        marks = {TASK: order.task, ATTEMPT: str(order.attempt)}
-        env = {**order.env, **marks, ADDRESS: task.claims.address}
-        return with_folders_first(self._shared.base, env, order.prepend)
+        request = task.request
+        marks = {TASK: request.task, ATTEMPT: str(request.attempt)}
+        env = {**request.env, **marks, ADDRESS: task.claims.address}
+        return with_folders_first(self._shared.base, env, request.prepend)
 
-    def prepare(self, order: Start) -> tuple[Task, Ends] | None:
+    def prepare(self, request: Start) -> tuple[Task, Ends] | None:
         """A task with a log file but no process yet. A failure is reported."""
-        if any(t.name == order.task and not t.reported for t in self._tasks.values()):
-            self.refuse(order, "it is already running")
+        if any(t.name == request.task and not t.reported for t in self._tasks.values()):
+            self.refuse(request, "it is already running")
             return None
         try:
             with ExitStack() as undo:
@@ -132,18 +132,18 @@ class Tasks:
                 ours, theirs = socket.socketpair()
                 undo.pop_all()
         except OSError as error:
-            self.refuse(order, f"no pipes: {error.strerror}", error.errno or 0)
+            self.refuse(request, f"no pipes: {error.strerror}", error.errno or 0)
             return None
-        task = self._task(order, read_end, ours, listener)
+        task = self._task(request, read_end, ours, listener)
         stream = task.stream
         self._tasks[stream] = task
-        again = f"---- attempt {order.attempt}, {_utc_now()} ----"
-        self._shared.pump.add(
+        again = f"---- attempt {request.attempt}, {_utc_now()} ----"
+        self._shared.capture.add(
             stream,
             read_end,
-            order.log,
-            source=Source(order.task, order.attempt),
-            header=again if order.attempt else None,
+            request.log,
+            source=Source(request.task, request.attempt),
+            header=again if request.attempt else None,
         )
         return task, Ends(write_end, theirs)
 
@@ -161,12 +161,12 @@ class Tasks:
         task.reported = True
         task.events.finish()
         task.claims.finish()
-        self.refuse(task.order, cause, number)
+        self.refuse(task.request, cause, number)
         self._stopping.abandoned(task)
 
-    def refuse(self, order: Start, cause: str, number: int = 0) -> None:
+    def refuse(self, request: Start, cause: str, number: int = 0) -> None:
         """Report that a task is not started."""
-        keys = {"task": order.task, "attempt": order.attempt, "errno": number}
+        keys = {"task": request.task, "attempt": request.attempt, "errno": number}
         self._shared.reports.send("failed", **keys, cause=cause)
 
     def ended(self, pid: int, status: int) -> bool:
@@ -181,7 +181,7 @@ class Tasks:
         task.oom = by_kill and not task.killed and self._oom.struck()
         task.events.finish()
         task.claims.finish()
-        self._shared.pump.drain(task.stream)
+        self._shared.capture.drain(task.stream)
         self._shared.loop.later(EXIT_REPORT_S, lambda: self._report(task))
         self._stopping.ended(task)
         return True
@@ -193,10 +193,10 @@ class Tasks:
             task.tail = tail
             self._report(task)
 
-    def stop(self, order: Stop) -> None:
-        wanted = set(order.tasks)
+    def stop(self, request: Stop) -> None:
+        wanted = set(request.tasks)
         tasks = [t for t in self._tasks.values() if t.name in wanted]
-        self._stopping.stop(tasks, order.signum, order.grace_s)
+        self._stopping.stop(tasks, request.signum, request.grace_s)
 
     def stop_all(self, grace_s: float) -> None:
         self._stopping.stop(list(self._tasks.values()), signal.SIGTERM, grace_s)
@@ -227,7 +227,11 @@ class Tasks:
         return self.foreign | {pid for pid in others if pid is not None}
 
     def _task(
-        self, order: Start, output: int, events: socket.socket, listener: socket.socket
+        self,
+        request: Start,
+        output: int,
+        events: socket.socket,
+        listener: socket.socket,
     ) -> Task:
         loop, reports = self._shared.loop, self._shared.reports
 
@@ -238,11 +242,11 @@ class Tasks:
                 reports.send_event(**task.key, event=event)
 
         def complain(cause: str) -> None:
-            text = f"{order.task} wrote to its events socket: {cause}"
+            text = f"{request.task} wrote to its events socket: {cause}"
             reports.send("note", text=text)
 
         task = Task(
-            order=order,
+            request=request,
             stream=next(self._shared.streams),
             output=f"pipe:[{os.fstat(output).st_ino}]",
             events=EventSocket(loop, events, say, complain),
@@ -258,7 +262,7 @@ class Tasks:
             self._forget(task)
 
     def _settled(self, task: Task) -> None:
-        self._shared.pump.drop(task.stream)
+        self._shared.capture.drop(task.stream)
         if task.leftovers:
             self._shared.reports.send(
                 "swept", **task.key, **swept_keys(task.leftovers.values())

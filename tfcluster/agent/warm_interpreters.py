@@ -26,7 +26,7 @@ from tfcluster.agent.spawn import (
     with_folders_first,
 )
 from tfcluster.agent.task import Task, signal_name
-from tfcluster.agent.tasks import Ends, Surroundings, Tasks
+from tfcluster.agent.tasks import Ends, RunServices, Tasks
 from tfcluster.wire import Frame, LineBuffer, WireError, encode, parse
 
 _READ_BYTES = 64 << 10
@@ -47,7 +47,7 @@ class _Request:
 
 @dataclass(eq=False)
 class _Interpreter:
-    order: Warm
+    request: Warm
     stream: int
     began: float
     end: socket.socket
@@ -70,7 +70,7 @@ class _Interpreter:
 class WarmInterpreters:
     """All warm interpreters of this host, by key."""
 
-    def __init__(self, shared: Surroundings, tasks: Tasks, children: Children) -> None:
+    def __init__(self, shared: RunServices, tasks: Tasks, children: Children) -> None:
         self._shared = shared
         self._tasks = tasks
         self._children = children
@@ -78,68 +78,68 @@ class WarmInterpreters:
         self._requests = 0
         self.on_begun: Callable[[Task], None] = lambda task: None
 
-    def start(self, order: Warm) -> None:
+    def start(self, request: Warm) -> None:
         """Start an interpreter. A failure is reported as `cold`."""
-        old = self._interpreters.get(order.key)
+        old = self._interpreters.get(request.key)
         if old is not None and old.status is None:
-            self._cold(order.key, "a warm interpreter already has this key", [])
+            self._cold(request.key, "a warm interpreter already has this key", [])
             return
         try:
-            interpreter = self._spawn(order)
+            interpreter = self._spawn(request)
         except SpawnError as error:
-            self._cold(order.key, error.cause, [])
+            self._cold(request.key, error.cause, [])
             return
-        self._interpreters[order.key] = interpreter
+        self._interpreters[request.key] = interpreter
         self._tasks.foreign.add(interpreter.pid)
         interpreter.end.setblocking(False)
         self._shared.loop.watch(
             interpreter.end.fileno(), lambda: self._read(interpreter)
         )
 
-    def _spawn(self, order: Warm) -> _Interpreter:
+    def _spawn(self, request: Warm) -> _Interpreter:
         try:
             read_end, write_end = os.pipe()
             ours, theirs = socket.socketpair()
         except OSError as error:
             raise SpawnError(f"no pipes: {error.strerror}", error.errno or 0) from error
         stream = next(self._shared.streams)
-        self._shared.pump.add(stream, read_end, order.log, source=None)
-        argv = (*order.argv, str(theirs.fileno()))
+        self._shared.capture.add(stream, read_end, request.log, source=None)
+        argv = (*request.argv, str(theirs.fileno()))
         base = self._shared.base
-        env = with_folders_first(base, order.env, order.prepend)
-        program = Program(argv, environment(base, env), order.cwd)
+        env = with_folders_first(base, request.env, request.prepend)
+        program = Program(argv, environment(base, env), request.cwd)
         began = self._shared.loop.now()
-        interpreter = _Interpreter(order, stream, began, ours)
+        interpreter = _Interpreter(request, stream, began, ours)
         try:
             interpreter.pid = spawn(program, write_end, theirs.fileno())
         except SpawnError:
             ours.close()
-            self._shared.pump.drop(stream)
+            self._shared.capture.drop(stream)
             raise
         finally:
             os.close(write_end)
             theirs.close()
         return interpreter
 
-    def fork(self, order: Start) -> None:
+    def fork(self, request: Start) -> None:
         """Fork a task once the imports are done. A failure is reported."""
-        interpreter = self._interpreters.get(order.warm or "")
-        made = self._tasks.prepare(order)
+        interpreter = self._interpreters.get(request.warm or "")
+        made = self._tasks.prepare(request)
         if made is None:
             return
         task, ends = made
         if interpreter is None or not interpreter.alive:
             ends.close()
             gone = "has ended" if interpreter else "was never started"
-            self._tasks.failed(task, f"the warm interpreter {order.warm!r} {gone}")
+            self._tasks.failed(task, f"the warm interpreter {request.warm!r} {gone}")
             return
         self._requests += 1
         frame = {
             "type": "fork",
             "id": self._requests,
-            "argv": list(order.argv),
+            "argv": list(request.argv),
             "env": self._tasks.changes(task),
-            "cwd": order.cwd,
+            "cwd": request.cwd,
         }
         try:
             line = encode(frame)
@@ -159,7 +159,7 @@ class WarmInterpreters:
                 interpreter.status = status
                 self._close(interpreter)
                 self._tasks.foreign.discard(pid)
-                self._shared.pump.drain(interpreter.stream)
+                self._shared.capture.drain(interpreter.stream)
                 self._fail_all(interpreter, _words(status))
                 return True
         return False
@@ -169,10 +169,10 @@ class WarmInterpreters:
         for interpreter in self._interpreters.values():
             if interpreter.stream != stream or interpreter.status is None:
                 continue
-            self._shared.pump.drop(stream)
+            self._shared.capture.drop(stream)
             if not interpreter.closed:
                 self._cold(
-                    interpreter.order.key,
+                    interpreter.request.key,
                     interpreter.unfit or _words(interpreter.status),
                     tail,
                     unfit=interpreter.unfit is not None,
@@ -243,7 +243,7 @@ class WarmInterpreters:
             for line in interpreter.lines.feed(data):
                 self._take(interpreter, parse(line))
         except WireError as error:
-            note = f"warm interpreter {interpreter.order.key!r}: {error}"
+            note = f"warm interpreter {interpreter.request.key!r}: {error}"
             self._shared.reports.send("note", text=note)
             self._kill(interpreter)
             self._close(interpreter)
@@ -260,7 +260,7 @@ class WarmInterpreters:
         if kind == "ready" and not interpreter.ready:
             interpreter.ready = True
             seconds = round(self._shared.loop.now() - interpreter.began, 3)
-            key = interpreter.order.key
+            key = interpreter.request.key
             self._shared.reports.send("warmed", key=key, seconds=seconds)
             self._write(interpreter)
         elif kind == "unfit":

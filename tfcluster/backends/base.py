@@ -43,7 +43,7 @@ class Starter(Protocol):
 
 
 @runtime_checkable
-class Asking(Protocol):
+class ReachabilityProbe(Protocol):
     """A starter that reaches hosts over a network, and can check on them."""
 
     def answers(self, host: Host) -> bool:

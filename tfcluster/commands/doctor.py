@@ -16,7 +16,7 @@ from tfcluster.console.sanitise import sanitise, sanitise_word
 from tfcluster.console.style import style_of
 from tfcluster.console.text import table
 from tfcluster.doctor.diagnosis import HEADER, Finding, findings, rows, to_json
-from tfcluster.doctor.probe_hosts import Report, Wishes, examine
+from tfcluster.doctor.probe_hosts import Report, Requirements, examine
 from tfcluster.errors import ExitCode
 from tfcluster.expected_hosts import expected
 from tfcluster.launcher.launch import Prepared, prepare
@@ -45,9 +45,9 @@ def doctor(
         )
     backend = backends.get(description.backend)
     prepared = prepare(description, backend.allocate(description, environ))
-    wishes = _wishes(prepared, quick=quick)
+    requirements = _requirements(prepared, quick=quick)
     starter = backend.starter(description, environ)
-    reports = examine(prepared.allocation.hosts, starter, wishes)
+    reports = examine(prepared.allocation.hosts, starter, requirements)
     found = findings(reports, _wanted_gpus(prepared))
     return _answer(reports, found, environ, as_json=as_json)
 
@@ -65,10 +65,10 @@ def _examine_here(
     The nodes may have other interpreters and disks, but most likely the same files.
     """
     prepared = prepare(description, expected(description))
-    wishes = _wishes(prepared, quick=quick)
+    requirements = _requirements(prepared, quick=quick)
     local = backends.get("local")
     here = Host(name=os.uname().nodename, address="127.0.0.1")
-    reports = examine((here,), local.starter(description, environ), wishes)
+    reports = examine((here,), local.starter(description, environ), requirements)
     found = [
         finding
         if finding.text.startswith("there is no ")
@@ -87,10 +87,10 @@ def _examine_here(
     return code
 
 
-def _wishes(prepared: Prepared, *, quick: bool) -> Wishes:
+def _requirements(prepared: Prepared, *, quick: bool) -> Requirements:
     description = prepared.description
     ports = description.ports
-    return Wishes(
+    return Requirements(
         python=description.python,
         workdir=None if description.sync else str(description.workdir),
         scripts=_scripts(prepared),

@@ -88,7 +88,7 @@ def submit(
         hint = "`tfcluster launch` starts the run; --set backend=slurm submits a job"
         raise ConfigError([Problem(where, problem, hint)])
     if dry_run:
-        paths = _unborn(description, environ)
+        paths = _provisional_paths(description, environ)
         put(scheduler.render(description, launcher_at(paths)))
         return 0
     job = submit_job(description, scheduler, asker(environ), environ)
@@ -233,7 +233,7 @@ def _show_plan(
     here = description.backend == "local"
     for warning in command_warnings(prepared.specs, environ, programs=here):
         _say(warning)
-    run = _unborn(description, environ)
+    run = _provisional_paths(description, environ)
     pieces = (
         _json_plan(prepared, str(run.logs))
         if as_json
@@ -244,7 +244,9 @@ def _show_plan(
     return 0
 
 
-def _unborn(description: Description, environ: Mapping[str, str]) -> RunPaths:
+def _provisional_paths(
+    description: Description, environ: Mapping[str, str]
+) -> RunPaths:
     """Where a run of this name would be recorded."""
     return RunPaths(state_path(environ) / "runs" / f"{description.name}-<time>")
 

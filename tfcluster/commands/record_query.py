@@ -15,7 +15,7 @@ from tfcluster.record.load_run import read_run, read_summary
 from tfcluster.record.logs import follow, last_lines
 from tfcluster.record.paths import RunPaths, find, runs, state_dir
 from tfcluster.record.run_status import RunView
-from tfcluster.submit.job_status import standing
+from tfcluster.submit.job_status import with_job_state
 
 SHOWN_RUNS = 20
 
@@ -23,7 +23,7 @@ SHOWN_RUNS = 20
 def one_run(run: str | None, environ: Mapping[str, str]) -> RunView:
     """The current state of a run. Raises ConfigError if there is no such run."""
     paths = find(state_dir(environ), run)
-    return standing(read_run(paths, now_s=time.time()), paths, environ)
+    return with_job_state(read_run(paths, now_s=time.time()), paths, environ)
 
 
 def other_runs(environ: Mapping[str, str]) -> list[RunView]:

@@ -221,14 +221,20 @@ def _sweep(
     count = sweep(LocalBackend(), Host(name="localhost", address=""), view.run)
     if count is None:
         raise ContactLostError("localhost could not be swept")
-    say(f"localhost: {count or 'no'} leftover processes ended")
+    say(f"localhost: {_ended(count)}")
+
+
+def _ended(count: int) -> str:
+    if count == 0:
+        return "no leftover processes found"
+    return f"{count} leftover processes ended"
 
 
 def _sweep_hosts(starter: Starter, hosts: Sequence[Host], run: str, say: Say) -> None:
     missed = []
     for name, found in sweep_all(starter, hosts, run):
         if isinstance(found, int):
-            say(f"{name}: {found or 'no'} leftover processes ended")
+            say(f"{name}: {_ended(found)}")
         else:
             missed.append(name)
             say(found.message if found is not None else f"{name}: no answer")

@@ -94,7 +94,7 @@ def _described(
         raise ConfigError([Problem(where, "strategy none has nothing to compare")])
     if verify_trial.size_of(description) < 2 and "ps" not in description.tasks:
         where = origins.get("tasks.worker", source)
-        alone = "one rank is what the program is compared with"
+        alone = "one rank is the baseline of the comparison"
         raise ConfigError([Problem(where, alone, "-n 2, or more")])
     # Before anything is copied: its errors name the program's own folder.
     check(verify_trial.alone(description), environ)

@@ -232,7 +232,7 @@ class Runtime(_Section):
         field_types.DurationOrOff,
         Field(
             default="60s",
-            description="A rank that others wait for this long is named, with "
+            description="If others wait this long for a rank, it is named, with "
             "its stack.",
         ),
     ]

@@ -9,5 +9,5 @@
     writer_thread   a thread that writes, with a bounded queue
     screen          log lines, messages, errors and the live line of a launch
 
-Knows nothing about how runs work; ``views`` shows what the record's fold returns.
+Knows nothing about how runs work; ``views`` shows what ``record.replay`` returns.
 """

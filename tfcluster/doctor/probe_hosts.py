@@ -41,7 +41,7 @@ _TASK = "doctor"
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class Requirements:
     """What a launch needs on the hosts."""
 
     python: str
@@ -73,13 +73,13 @@ Post = Received | Closed | tuple[str, AgentConnection | TfclusterError]
 
 
 def examine(
-    hosts: Sequence[Host], starter: Starter, wishes: Wishes
+    hosts: Sequence[Host], starter: Starter, requirements: Requirements
 ) -> dict[str, Report]:
     """Host name -> report, in the order of ``hosts``."""
-    return _Examination(hosts, starter, wishes).run()
+    return _Examination(hosts, starter, requirements).run()
 
 
-def neighbours(number: int, count: int) -> list[int]:
+def peers_to_probe(number: int, count: int) -> list[int]:
     """Which of ``count`` hosts in a ring host ``number`` tries to reach.
 
     With many hosts, those at the distances 1, 2, 4, ... after it: each host is tried by
@@ -93,9 +93,11 @@ def neighbours(number: int, count: int) -> list[int]:
 
 
 class _Examination:
-    def __init__(self, hosts: Sequence[Host], starter: Starter, wishes: Wishes) -> None:
+    def __init__(
+        self, hosts: Sequence[Host], starter: Starter, requirements: Requirements
+    ) -> None:
         self._starter = starter
-        self._wishes = wishes
+        self._requirements = requirements
         self._reports = {host.name: Report(host) for host in hosts}
         self._contacts: dict[str, AgentConnection] = {}
         self._queue: SimpleQueue[Post] = SimpleQueue()
@@ -103,7 +105,7 @@ class _Examination:
         self._packages: dict[str, str] = {}
         self._run = f"doctor-{secrets.token_hex(8)}"
         self._alone = len(hosts) == 1
-        self._turn = threading.Semaphore(FAN_OUT)
+        self._connect_slots = threading.Semaphore(FAN_OUT)
         self._gone: set[str] = set()
 
     def run(self) -> dict[str, Report]:
@@ -116,7 +118,7 @@ class _Examination:
             self._until(lambda r: r.port is not None, patience_s, "no answer")
             ring = [report for report in self._well() if report.address]
             tried = {
-                report.host.name: [ring[n] for n in neighbours(number, len(ring))]
+                report.host.name: [ring[n] for n in peers_to_probe(number, len(ring))]
                 for number, report in enumerate(ring)
             }
             for report in self._well():
@@ -143,7 +145,7 @@ class _Examination:
 
     def _open(self, host: Host) -> None:
         try:
-            with self._turn:
+            with self._connect_slots:
                 contact = open_agent(
                     self._starter, host, self._run, 0.0, self._queue.put
                 )
@@ -180,7 +182,7 @@ class _Examination:
             report.unreachable = error.exit_code is ExitCode.HOST
         else:
             self._contacts[item[0]] = item[1]
-            hold = {"low": self._wishes.low, "high": self._wishes.high}
+            hold = {"low": self._requirements.low, "high": self._requirements.high}
             item[1].send({"type": "hold", "count": 1, **hold})
 
     def _frame(self, report: Report, frame: Frame) -> None:
@@ -221,15 +223,15 @@ class _Examination:
             report.clock_error_s = certain_lead(float(value), asked_s, time.time())
 
     def _probe(self, report: Report, tried: Sequence[Report]) -> None:
-        wishes, name = self._wishes, report.host.name
+        requirements, name = self._requirements, report.host.name
         peers = [(other.host.name, other.address, other.port) for other in tried]
         wanted: Mapping[str, Any] = {
             "peers": peers,
-            "workdir": wishes.workdir,
-            "scripts": wishes.scripts,
-            "imports": wishes.imports,
+            "workdir": requirements.workdir,
+            "scripts": requirements.scripts,
+            "imports": requirements.imports,
         }
-        python = report.host.python or wishes.python
+        python = report.host.python or requirements.python
         argv = module_argv(
             python, _PROBE, json.dumps(wanted), root=self._packages[name]
         )

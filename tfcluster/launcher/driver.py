@@ -80,7 +80,7 @@ _HOST_WORDS = {
     HostClosed: "closed",
 }
 
-TellPlan = Callable[[Job, Cluster, Mapping[TaskId, int]], None]
+ShowPlan = Callable[[Job, Cluster, Mapping[TaskId, int]], None]
 OnFewer = Callable[[Job, Container[str]], Job]
 
 
@@ -94,7 +94,7 @@ class Driver:
         queue: SimpleQueue[Item],
         journal: Journal,
         show: RunOutput,
-        tell_plan: TellPlan,
+        show_plan: ShowPlan,
         on_fewer: OnFewer,
     ) -> None:
         self._job = job
@@ -102,7 +102,7 @@ class Driver:
         self._queue = queue
         self._journal = journal
         self._show = show
-        self._tell_plan = tell_plan
+        self._show_plan = show_plan
         self._on_fewer = on_fewer
         self._plan = job.plan()
         self._progress = Progress(job.description.progress_timeout_s)
@@ -123,7 +123,7 @@ class Driver:
         self._hosts.open()
         while self._finish is None:
             try:
-                self._turn()
+                self._run_once()
             except Exception as error:
                 self._faulty(error)
         self._journal.progress(self._progress.snapshot())
@@ -139,7 +139,7 @@ class Driver:
             self._journal.event("swept", host=host, count=count)
         return self._finish
 
-    def _turn(self) -> None:
+    def _run_once(self) -> None:
         """Handle queued items, then everything that depends on the time."""
         self._wait()
         now = time.monotonic()
@@ -309,7 +309,7 @@ class Driver:
             self._feed(TaskUnstartable(tasks[0], attempts[0], error.message))
             return
         if first or self._job.left_out:
-            self._tell_plan(self._job, cluster, ports)
+            self._show_plan(self._job, cluster, ports)
         if first:
             self._show.ports(self._job, ports)
             apart = [h for h in self._plan.hosts() if not hosts.shares_files(h)]

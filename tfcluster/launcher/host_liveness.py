@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tfcluster.backends.base import ANSWER_S, Asking, Starter
+from tfcluster.backends.base import ANSWER_S, ReachabilityProbe, Starter
 from tfcluster.launcher.agent_connection import HEARTBEAT_S, Answered
 from tfcluster.model import Host
 
@@ -62,10 +62,10 @@ class HostLiveness:
 
     def _ask(self, host: Host) -> None:
         starter = self._starter
-        if isinstance(starter, Asking):
-            asking = starter
+        if isinstance(starter, ReachabilityProbe):
+            prober = starter
 
             def ask() -> None:
-                self._post(Answered(host.name, asking.answers(host)))
+                self._post(Answered(host.name, prober.answers(host)))
 
             threading.Thread(target=ask, name=f"ask {host.name}", daemon=True).start()

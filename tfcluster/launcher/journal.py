@@ -1,4 +1,4 @@
-"""The launcher's events: written to the record, and folded for its own displays."""
+"""The launcher's events: written to the record, and replayed for its own displays."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tfcluster.record.writer import Writer
 
 
 class Journal:
-    """Passes every event to the record and to the same fold that ``status`` uses."""
+    """Passes every event to the record and to a ``Replay``, as ``status`` uses it."""
 
     def __init__(self, writer: Writer, plan: Mapping[str, Any]) -> None:
         self._writer = writer

@@ -104,10 +104,10 @@ def check(
     ``paths`` is the run if it was already begun, by ``submit``. Raises TfclusterError.
     """
     backend = backends.get(description.backend)
-    lender = backend if isinstance(backend, Scheduled) else None
-    description, note = _within_limits(description, lender, environ)
-    if lender is not None and paths is None:
-        description = _of_array(description, lender.array_index(environ))
+    scheduler = backend if isinstance(backend, Scheduled) else None
+    description, note = _within_limits(description, scheduler, environ)
+    if scheduler is not None and paths is None:
+        description = _of_array(description, scheduler.array_index(environ))
     prepared = prepare(description, backend.allocate(description, environ))
     if description.backend == "local":
         require_commands(prepared.specs, environ)
@@ -126,17 +126,17 @@ def check(
         starter,
         state_dir(environ),
         paths=paths,
-        lender=lender,
+        scheduler=scheduler,
         files=files,
         notes=() if note is None else (note,),
     )
 
 
 def _within_limits(
-    description: Description, lender: Scheduled | None, environ: Mapping[str, str]
+    description: Description, scheduler: Scheduled | None, environ: Mapping[str, str]
 ) -> tuple[Description, str | None]:
     """The description with grace limited to what the scheduler grants; a warning."""
-    limit_s = None if lender is None else lender.longest_grace_s(environ)
+    limit_s = None if scheduler is None else scheduler.longest_grace_s(environ)
     if limit_s is None or description.grace_s <= limit_s:
         return description, None
     return replace(description, grace_s=limit_s), (
@@ -163,7 +163,7 @@ class Launch:
     state: Path
     paths: RunPaths | None = None
     """The run, if it was already begun."""
-    lender: Scheduled | None = None
+    scheduler: Scheduled | None = None
     files: Listing | None = None
     notes: tuple[str, ...] = ()
 
@@ -200,9 +200,9 @@ class Launch:
             return int(finish.exit_code)
 
     def _harmless(self) -> frozenset[signal.Signals]:
-        if self.lender is None:
+        if self.scheduler is None:
             return frozenset()
-        return self.lender.harmless_signals(self.prepared.description)
+        return self.scheduler.harmless_signals(self.prepared.description)
 
     def _begin(self, stack: ExitStack) -> tuple[RunPaths, Writer]:
         """Create the run's folder and first files, and take its name if it has one.
@@ -296,9 +296,9 @@ class Launch:
 
         Returns ``finish`` with the exit code for that reason, and a sentence or None.
         """
-        if self.lender is None or finish.exit_code != ExitCode.TERMINATED:
+        if self.scheduler is None or finish.exit_code != ExitCode.TERMINATED:
             return finish, None
-        code = self.lender.why_ending(environ)
+        code = self.scheduler.why_ending(environ)
         if code is None:
             return finish, None
         return replace(finish, exit_code=code), _WHY_ENDED.get(code)

@@ -19,7 +19,7 @@ _SERVING = ("applied", "dropped", "staleness_mean", "staleness_max", "bytes")
 
 
 @dataclass(slots=True)
-class _Pace:
+class _TaskProgress:
     since: float
     """When it last made a step, or was started."""
     reports: bool
@@ -40,39 +40,39 @@ class Progress:
 
     def __init__(self, timeout_s: float | None) -> None:
         self._timeout_s = timeout_s
-        self._paces: dict[TaskId, _Pace] = {}
+        self._tasks: dict[TaskId, _TaskProgress] = {}
 
     def started(self, task: TaskId, now: float, *, reports: bool) -> None:
         """An attempt began; ``reports``: it runs under the runtime."""
-        self._paces[task] = _Pace(since=now, reports=reports)
+        self._tasks[task] = _TaskProgress(since=now, reports=reports)
 
     def ended(self, task: TaskId) -> None:
         """Expect no more steps of a task; its last report is kept."""
-        if task in self._paces:
-            self._paces[task].reports = False
+        if task in self._tasks:
+            self._tasks[task].reports = False
 
     def is_expected_of(self, task: TaskId) -> bool:
         """Whether it runs under the runtime or has reported a step."""
-        pace = self._paces.get(task)
-        return pace is not None and pace.reports
+        entry = self._tasks.get(task)
+        return entry is not None and entry.reports
 
     def step(self, task: TaskId, report: Mapping[str, Any], now: float) -> None:
         """Note a ``step`` event of a task."""
-        pace = self._paces.get(task)
-        if pace is None:
+        entry = self._tasks.get(task)
+        if entry is None:
             return
         keys = ("step", "steps_per_s", "wait_share")
         latest = {key: report[key] for key in keys if _number(report.get(key))}
-        if latest.get("step") != pace.latest.get("step"):
-            pace.since = now
-            pace.reports = True
-        pace.latest = latest
+        if latest.get("step") != entry.latest.get("step"):
+            entry.since = now
+            entry.reports = True
+        entry.latest = latest
 
     def serving(self, task: TaskId, report: Mapping[str, Any]) -> None:
         """Note a ``serving`` event of a ps, which makes no steps of its own."""
-        if (pace := self._paces.get(task)) is not None:
+        if (entry := self._tasks.get(task)) is not None:
             known = {key: report[key] for key in _SERVING if _number(report.get(key))}
-            pace.latest = {**pace.latest, "serving": known}
+            entry.latest = {**entry.latest, "serving": known}
 
     def unwatch(self) -> None:
         """Detect no more stalls; the tasks' reports are kept."""
@@ -84,13 +84,13 @@ class Progress:
             return ()
         return tuple(
             task
-            for task, pace in self._paces.items()
-            if pace.reports and now - pace.since > self._timeout_s
+            for task, entry in self._tasks.items()
+            if entry.reports and now - entry.since > self._timeout_s
         )
 
     def snapshot(self) -> dict[str, dict[str, Any]]:
         """The latest report of each task that made one, for the record."""
-        return {str(t): dict(p.latest) for t, p in self._paces.items() if p.latest}
+        return {str(t): dict(p.latest) for t, p in self._tasks.items() if p.latest}
 
 
 def _number(value: object) -> bool:

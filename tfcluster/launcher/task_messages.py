@@ -12,8 +12,8 @@ from tfcluster.launcher.journal import Journal
 from tfcluster.launcher.progress import Answer, Progress
 from tfcluster.launcher.run_output import RunOutput
 from tfcluster.lifecycle.types import (
+    AgentAskedToStop,
     Event,
-    HostTold,
     TaskExited,
     TaskListening,
     TaskSettled,
@@ -90,7 +90,7 @@ class TaskFrames:
         match frame["type"]:
             case "note":
                 self._note(_of_host(host, _text(frame, "text")))
-                return [HostTold(host)] if frame.get("signal") == "TERM" else []
+                return [AgentAskedToStop(host)] if frame.get("signal") == "TERM" else []
             case "swept":
                 self._swept(host, frame)
                 return []

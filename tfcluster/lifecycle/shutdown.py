@@ -46,17 +46,17 @@ EVALUATOR_GRACE_S = 60.0
 
 
 def stop_gently(state: State, code: ExitCode) -> Result:
-    by_hand = code is ExitCode.INTERRUPTED
-    state = replace(state, signal="INT" if by_hand else "TERM")
+    interactive = code is ExitCode.INTERRUPTED
+    state = replace(state, signal="INT" if interactive else "TERM")
     word = _WORDS.get(code, "stop requested")
-    tip = " (press Ctrl-C again to kill them)" if by_hand else ""
+    tip = " (press Ctrl-C again to kill them)" if interactive else ""
     state, actions = end(state, reason=word)
     grace = f"{state.plan.grace_s:g} s"
     text = f"{word}: stopping all tasks; they have {grace} to exit{tip}"
     return state, [Say(text), *actions]
 
 
-def told_elsewhere(state: State) -> Result:
+def stopped_elsewhere(state: State) -> Result:
     """An agent ends, or was told to, and not by this launcher.
 
     That happens when somebody cancels the steps of a Slurm job but not its script.

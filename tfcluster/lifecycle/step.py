@@ -27,7 +27,7 @@ from tfcluster.lifecycle.shutdown import (
     start_expired,
     stop_expired,
     stop_gently,
-    told_elsewhere,
+    stopped_elsewhere,
 )
 from tfcluster.lifecycle.transitions import (
     CLOSE,
@@ -51,6 +51,7 @@ from tfcluster.lifecycle.transitions import (
 )
 from tfcluster.lifecycle.types import (
     Action,
+    AgentAskedToStop,
     ClearDeadline,
     Event,
     Expired,
@@ -61,7 +62,6 @@ from tfcluster.lifecycle.types import (
     HostLost,
     HostReady,
     HostState,
-    HostTold,
     Interrupted,
     LauncherFault,
     Phase,
@@ -156,14 +156,14 @@ def _(event: Replanned, state: State) -> Result:
 
 
 @_on.register
-def _(event: HostTold, state: State) -> Result:
-    return told_elsewhere(state)
+def _(event: AgentAskedToStop, state: State) -> Result:
+    return stopped_elsewhere(state)
 
 
 @_on.register
 def _(event: HostClosed, state: State) -> Result:
     state = with_host(state, event.host, HostState.GONE)
-    return told_elsewhere(state)
+    return stopped_elsewhere(state)
 
 
 # --- tasks --------------------------------------------------------------------------

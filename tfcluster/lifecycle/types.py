@@ -81,7 +81,7 @@ class HostLost:
 
 
 @dataclass(frozen=True, slots=True)
-class HostTold:
+class AgentAskedToStop:
     """Somebody else told the host's agent to end, by SIGTERM on that host."""
 
     host: str
@@ -184,7 +184,7 @@ Event = (
     HostReady
     | HostFailed
     | HostLost
-    | HostTold
+    | AgentAskedToStop
     | HostClosed
     | TaskStarted
     | TaskListening

@@ -1,4 +1,4 @@
-"""Loads the state of a run from its folder: folds the record, and checks the launcher.
+"""Loads the state of a run: replays its record, and checks its launcher.
 
 Only reads; from a damaged or vanishing folder it returns what is left.
 """
@@ -12,7 +12,7 @@ from tfcluster.record import events
 from tfcluster.record.files import read_json
 from tfcluster.record.liveness import Life, judge, judged, signs
 from tfcluster.record.paths import RunPaths
-from tfcluster.record.replay import fold
+from tfcluster.record.replay import replay
 from tfcluster.record.run_status import RunView
 
 
@@ -22,7 +22,7 @@ def read_run(paths: RunPaths, *, now_s: float) -> RunView:
     def read() -> RunView:
         plan = read_json(paths.plan) or {}
         found = events.read_events(paths.events)
-        return fold(plan, found, read_json(paths.progress))
+        return replay(plan, found, read_json(paths.progress))
 
     return _judged(paths, read, now_s)
 
@@ -32,7 +32,7 @@ def read_summary(paths: RunPaths, *, now_s: float) -> RunView:
 
     Has only those tasks that recent events are about.
     """
-    return _judged(paths, lambda: fold({}, events.read_ends(paths.events)), now_s)
+    return _judged(paths, lambda: replay({}, events.read_ends(paths.events)), now_s)
 
 
 def _judged(paths: RunPaths, read: Callable[[], RunView], now_s: float) -> RunView:

@@ -1,4 +1,4 @@
-"""Folds the plan and the events of a run into its current state. Pure.
+"""Computes the current state of a run from its plan and events. Pure.
 
 ``status``, the live view and the tests all use it. It knows no files and no clocks, and
 so cannot know whether the launcher is still alive (see ``liveness``). Events may be
@@ -27,19 +27,19 @@ Json = Mapping[str, Any]
 _State = TypeVar("_State", RunState, TaskState)
 
 
-def fold(plan: Json, events: Iterable[Json], progress: Json | None = None) -> RunView:
+def replay(plan: Json, events: Iterable[Json], progress: Json | None = None) -> RunView:
     """The state of the run with this plan after these events.
 
     ``plan`` is the content of ``plan.json``, ``progress`` that of ``progress.json``.
     """
-    folding = Replay(plan)
+    replaying = Replay(plan)
     for event in events:
-        folding.add(event)
-    return folding.view(progress)
+        replaying.add(event)
+    return replaying.view(progress)
 
 
 class Replay:
-    """``fold`` step by step, for callers that get events one by one."""
+    """``replay`` step by step, for callers that get events one by one."""
 
     def __init__(self, plan: Json) -> None:
         self._tasks = {

@@ -83,7 +83,7 @@ class _Watch:
         self._signals = signals
         self._heard = 0
         self._left: ExitCode | None = None
-        self._inquiry = BackgroundQuery(lambda: ask_state(job, ask))
+        self._query = BackgroundQuery(lambda: ask_state(job, ask))
         self._complaints: SimpleQueue[str | None] = SimpleQueue()
         self._asked = -ASK_RUNNING_S
         self._silent = False
@@ -162,9 +162,9 @@ class _Watch:
 
     def _asked_again(self) -> JobState | None:
         """The job's state from the scheduler, asked rarely; None: no answer yet."""
-        if not self._inquiry.open:
-            self._inquiry.begin()
-        answer = self._inquiry.answer(ASK_S)
+        if not self._query.open:
+            self._query.begin()
+        answer = self._query.answer(ASK_S)
         if answer is not None:
             time.sleep(LOOK_S)
         return None if isinstance(answer, SchedulerError) else answer
@@ -194,13 +194,13 @@ class _Watch:
         if self._view.state.final:
             return
         begun = self._view.launcher is not None
-        answer = self._inquiry.answer()
+        answer = self._query.answer()
         if answer is not None:
             self._hear(answer, now, begun=begun)
         pause_s = ASK_RUNNING_S if begun else ASK_S
-        if not self._inquiry.open and now - self._asked >= pause_s:
+        if not self._query.open and now - self._asked >= pause_s:
             self._asked = now
-            self._inquiry.begin()
+            self._query.begin()
         if begun:
             self._news()
             self._show.live(lambda: self._view, now)

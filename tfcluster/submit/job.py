@@ -25,7 +25,7 @@ from tfcluster.plan_document import task_parts
 from tfcluster.record.files import read_json, replace_json
 from tfcluster.record.name_lock import hold_name
 from tfcluster.record.paths import RunPaths, create_run, state_dir
-from tfcluster.submit.job_input import hand_over, write_private
+from tfcluster.submit.job_input import write_job_input, write_private
 from tfcluster.submit.run_command import Ask
 from tfcluster.submit.scheduler import Launcher, Scheduler, SchedulerError
 
@@ -79,7 +79,7 @@ def submit(
         text = scheduler.render(description, launcher_at(paths))
         write_private(script, text.encode(errors="surrogateescape"))
         write_private(paths.launcher_log, b"")  # otherwise others could read it
-        hand_over(paths, description, environ, state)
+        write_job_input(paths, description, environ, state)
         document = task_parts(prepared.document(str(paths.logs)), prepared.cluster)
         replace_json(paths.plan, document)
         job = Job(_queue(scheduler, ask, script), description.backend, paths)

@@ -21,7 +21,7 @@ _NEXT = "next.json"
 
 
 def run_submitted(folder: Path, environ: Mapping[str, str]) -> int:
-    """Run what was handed over in ``folder``; returns the exit code.
+    """Run the job whose ``JobInput`` is in ``folder``; returns the exit code.
 
     A requeued job begins a new run and does not touch the old record. Raises
     TfclusterError.

@@ -21,7 +21,7 @@ from tfcluster.model import Description, Secret
 from tfcluster.record.files import open_private, read_json, write_all
 from tfcluster.record.paths import RunPaths
 
-FILE = "handover.json"
+FILE = "job-input.json"
 _SECRET = "secret-"
 
 
@@ -35,13 +35,13 @@ class JobInput:
     """The state folder, which the job must see under the same path."""
 
 
-def hand_over(
+def write_job_input(
     paths: RunPaths,
     description: Description,
     environ: Mapping[str, str],
     state: Path,
 ) -> None:
-    """Write the Handover into the run's folder, as private files. Raises OSError.
+    """Write the JobInput into the run's folder, as private files. Raises OSError.
 
     Of ``environ``, it takes only the values of secrets, each into a file of its own.
     """
@@ -67,7 +67,7 @@ def write_private(path: Path, data: bytes) -> None:
 
 
 def read(paths: RunPaths) -> JobInput:
-    """What was handed over to this run. Raises StartError."""
+    """Read the JobInput of this run. Raises StartError."""
     path = paths.root / FILE
     found = read_json(path)
     if found is None:

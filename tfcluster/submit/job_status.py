@@ -33,9 +33,11 @@ SETTLING_S = 20.0
 _TAIL_LINES = 15
 
 
-def standing(view: RunView, paths: RunPaths, environ: Mapping[str, str]) -> RunView:
+def with_job_state(
+    view: RunView, paths: RunPaths, environ: Mapping[str, str]
+) -> RunView:
     """``view``, with the scheduler's answer if the record does not tell the state."""
-    if view.state.final or not _needs_word(view):
+    if view.state.final or not _needs_scheduler(view):
         return view
     job = find_job(paths)
     if job is None:
@@ -48,12 +50,12 @@ def standing(view: RunView, paths: RunPaths, environ: Mapping[str, str]) -> RunV
     if state.phase is JobPhase.PENDING:
         return replace(view, reason=waiting(job, state))
     if state.phase is JobPhase.RUNNING:
-        return replace(view, reason=f"job {job.id} is {_spoken(state.word)}")
+        return replace(view, reason=f"job {job.id} is {_as_words(state.word)}")
     again = read_run(paths, now_s=time.time())
     return again if again.state.final else _lost(again, job, state)
 
 
-def _needs_word(view: RunView) -> bool:
+def _needs_scheduler(view: RunView) -> bool:
     return view.launcher is None or view.unknown_since_s is not None
 
 
@@ -63,20 +65,22 @@ def ask_state(job: Job, ask: Ask) -> JobState:
     if scheduler is None:
         raise SchedulerError(f"{job.backend} is not a scheduler")
     state = scheduler.parse_state(job.id, ask(scheduler.state_argv(job.id)))
-    books = scheduler.books_argv(job.id) if state.phase is JobPhase.GONE else None
-    if books is None:
+    if state.phase is not JobPhase.GONE:
         return state
-    return replace(state, reason=scheduler.parse_books(ask(books)))
+    accounting = scheduler.accounting_argv(job.id)
+    if accounting is None:
+        return state
+    return replace(state, reason=scheduler.parse_accounting(ask(accounting)))
 
 
 def waiting(job: Job, state: JobState, *, since_s: float | None = None) -> str:
     """``job 12 is pending for 20 s: Resources: waits until ...``."""
     reason = f": {state.reason}" if state.reason else ""
     how_long = "" if since_s is None else f" for {duration(since_s)}"
-    return f"job {job.id} is {_spoken(state.word)}{how_long}{reason}"
+    return f"job {job.id} is {_as_words(state.word)}{how_long}{reason}"
 
 
-def _spoken(word: str) -> str:
+def _as_words(word: str) -> str:
     """Lower-case ``PENDING``, but not ``Eqw``."""
     return word.lower() if word.isupper() else word
 

@@ -92,10 +92,10 @@ class Scheduler(Protocol):
     def parse_state(self, job: str, answer: Answer) -> JobState:
         """The answer to ``state_argv``. Raises SchedulerError if it is unusable."""
 
-    def books_argv(self, job: str) -> tuple[str, ...] | None:
+    def accounting_argv(self, job: str) -> tuple[str, ...] | None:
         """The command that asks how a ``GONE`` job ended; None: there is none."""
 
-    def parse_books(self, answer: Answer) -> str | None:
+    def parse_accounting(self, answer: Answer) -> str | None:
         """How the job ended, in a few words; None: not known (yet)."""
 
     def cancel_argvs(self, job: str, *, now: bool) -> tuple[tuple[str, ...], ...]:

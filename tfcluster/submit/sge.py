@@ -48,7 +48,7 @@ _DENIED = {
 }
 
 _JOB_ID = re.compile(r"([1-9][0-9]*)")
-_TOLD = re.compile(r'[Yy]our job ([1-9][0-9]*) \("')
+_NUMBER_IN_ANSWER = re.compile(r'[Yy]our job ([1-9][0-9]*) \("')
 
 _HINTS = {
     "parallel environment": "`qconf -spl` lists them; sge: {parallel_environment: ...}",
@@ -84,7 +84,9 @@ class SgeScheduler:
         """The last line that is an id: prologs and JSVs may print lines before it."""
         if answer.exit_code == 0:
             for line in reversed(answer.stdout.splitlines()):
-                match = _JOB_ID.fullmatch(line.strip()) or _TOLD.match(line.strip())
+                match = _JOB_ID.fullmatch(line.strip()) or _NUMBER_IN_ANSWER.match(
+                    line.strip()
+                )
                 if match is not None:
                     return match[1]
         raise _refusal(answer)
@@ -95,10 +97,10 @@ class SgeScheduler:
     def parse_state(self, job: str, answer: Answer) -> JobState:
         return job_state(job, answer)
 
-    def books_argv(self, job: str) -> tuple[str, ...] | None:
+    def accounting_argv(self, job: str) -> tuple[str, ...] | None:
         return ("qacct", "-j", job)
 
-    def parse_books(self, answer: Answer) -> str | None:
+    def parse_accounting(self, answer: Answer) -> str | None:
         return verdict(answer.stdout)
 
     def cancel_argvs(self, job: str, *, now: bool) -> tuple[tuple[str, ...], ...]:

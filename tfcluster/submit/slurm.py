@@ -118,10 +118,10 @@ class SlurmScheduler:
             return JobState(JobPhase.GONE, "gone")
         return JobState(_phase(word), word, _reason(reason.strip()))
 
-    def books_argv(self, job: str) -> tuple[str, ...] | None:
+    def accounting_argv(self, job: str) -> tuple[str, ...] | None:
         return None  # squeue also knows jobs that are over
 
-    def parse_books(self, answer: Answer) -> str | None:
+    def parse_accounting(self, answer: Answer) -> str | None:
         return None
 
     def cancel_argvs(self, job: str, *, now: bool) -> tuple[tuple[str, ...], ...]:

@@ -53,14 +53,14 @@ def causes(
         return [*said, method]
     if found.kind == "printed":
         said.append(
-            "what a program computes itself from its batch is that of the rank's own "
-            "rows: in a loop, the loss of the chief's part (tfc.allreduce averages it)"
+            "a number that the program computes from its batch covers only that rank's "
+            "rows; the loss printed by the chief's loop is that of the chief's rows "
+            "(tfc.allreduce averages it over the ranks)"
         )
     if found.kind == "learning_rate":
         said.append(
             "the program sets the learning rate by its rank or by the number of ranks: "
-            "under tfcluster the global batch is the same, so the rate of one machine "
-            "is right"
+            "tfcluster keeps the global batch size, so do not scale the learning rate"
         )
     factor = found.factor
     if factor is not None and abs(factor - 1) > _CLOSE:
@@ -80,17 +80,17 @@ def _of_method(runtime: Runtime) -> str | None:
     if runtime.strategy is Strategy.LOCAL_SGD:
         return (
             "local_sgd: each rank makes steps of its own between two averagings, so "
-            "the result is another one by design"
+            "the result differs by design"
         )
     if runtime.strategy is Strategy.PARAMETER_SERVER and not runtime.synchronous:
         return (
             "parameter_server without runtime.synchronous: ranks do not wait for each "
-            "other, so the result is another one by design"
+            "other, so the result differs by design"
         )
     if not runtime.divides:
         return (
             "every rank trains on whole batches (runtime.batch or runtime.data), so "
-            "the result is another one by design"
+            "the result differs by design"
         )
     return None
 
@@ -108,8 +108,8 @@ def _of_layers(alone: Recorded, runtime: Runtime) -> list[str]:
     said = []
     if drawing := sorted(alone.layers & _RANDOM | _augmenting(alone.layers)):
         said.append(
-            f"{', '.join(drawing)}: equal only if the ranks divide the batch by rows, "
-            "and if the seeds do not depend on the rank"
+            f"{', '.join(drawing)} draw random numbers: results are equal only if the "
+            "ranks divide the batch by rows, and if the seeds do not depend on the rank"
         )
     local = runtime.batch_normalization == "local"
     if "BatchNormalization" in alone.layers and local:

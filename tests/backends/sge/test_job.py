@@ -60,7 +60,7 @@ def test_variables_of_another_scheduler_make_no_job() -> None:
         BACKEND.allocate(describe({"worker": 2}), {"JOB_ID": "12"})
 
 
-def test_a_hostfile_that_is_elsewhere_is_told(tmp_path: Path) -> None:
+def test_a_hostfile_that_is_elsewhere_is_reported(tmp_path: Path) -> None:
     env = {**JOB, "PE_HOSTFILE": str(tmp_path / "gone")}
     with pytest.raises(ConfigError, match="No such file") as caught:
         BACKEND.allocate(describe({"worker": 2}), env)
@@ -68,7 +68,7 @@ def test_a_hostfile_that_is_elsewhere_is_told(tmp_path: Path) -> None:
     assert "on the host of its script" in caught.value.message
 
 
-def test_a_hostfile_that_is_none_is_told_with_its_line(tmp_path: Path) -> None:
+def test_an_invalid_hostfile_is_reported_with_its_line(tmp_path: Path) -> None:
     env = job(tmp_path)
     Path(env["PE_HOSTFILE"]).write_text("node4 2 all.q@node4\nnode1\n")
     with pytest.raises(ConfigError) as caught:
@@ -80,7 +80,7 @@ def test_a_hostfile_that_is_none_is_told_with_its_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "value"), [("PE", "tf"), ("NSLOTS", "4")])
-def test_a_parallel_job_without_a_hostfile_is_told(name: str, value: str) -> None:
+def test_a_parallel_job_without_a_hostfile_is_reported(name: str, value: str) -> None:
     with pytest.raises(ConfigError) as caught:
         BACKEND.allocate(describe({"worker": 2}), {**JOB, name: value})
     assert (

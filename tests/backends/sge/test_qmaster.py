@@ -104,7 +104,7 @@ def test_grace_is_what_the_queue_leaves_after_its_notice(
     assert scheduled.longest_grace_s(env) is None, "it is not told at all"
 
 
-def test_the_end_of_the_time_is_told_from_qdel(
+def test_the_time_limit_is_distinguished_from_qdel(
     tmp_path: Path, scheduled: Scheduled
 ) -> None:
     env = {"PATH": f"{tmp_path}:/bin:/usr/bin", "JOB_ID": "12"}
@@ -120,7 +120,7 @@ def test_the_end_of_the_time_is_told_from_qdel(
     [(0, 0), (512, 9_999_999_999), (128, 9_999_999_999)],
     ids=["waits", "begins again", "runs again"],
 )
-def test_a_rescheduled_job_is_told_from_qdel(
+def test_a_rescheduled_job_is_distinguished_from_qdel(
     tmp_path: Path, scheduled: Scheduled, status: int, began: int
 ) -> None:
     env = {"PATH": f"{tmp_path}:/bin:/usr/bin", "JOB_ID": "12"}

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.pace import allow_s
 from tests.planning.descriptions import describe
+from tests.time_limits import allow_s
 from tfcluster.backends.sge import BACKEND, gpus
 from tfcluster.backends.sge.qrsh import QrshChannel, qrsh_argv, shielded
 from tfcluster.errors import StartError
@@ -113,7 +113,7 @@ def test_one_that_never_begins_is_given_up(start: Start) -> None:
     assert "killed by signal" in channel.diagnosis()
 
 
-def test_an_agent_is_started_and_speaks(qrsh: str, tmp_path: Path) -> None:
+def test_an_agent_is_started_and_answers(qrsh: str, tmp_path: Path) -> None:
     hostfile = tmp_path / "hostfile"
     hostfile.write_text("elsewhere.test 1\n")
     env = {

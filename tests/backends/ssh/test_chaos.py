@@ -12,7 +12,14 @@ from itertools import count
 
 import pytest
 
-from tests.backends.ssh.farm import USER, Crew, Farm, crew, launcher, over_ssh
+from tests.backends.ssh.rig_launches import (
+    USER,
+    HostProcesses,
+    RigCluster,
+    host_processes,
+    launcher,
+    over_ssh,
+)
 from tests.launch.chaos import PROGRAM, seeds, strikes
 from tests.launch.oracle import assert_nothing_left, assert_nothing_runs
 from tests.testbed import Options, Testbed
@@ -26,18 +33,20 @@ NODES = 3
 # Stubs can be killed like the real packages, and import at once.
 STUB = ("tensorflow", "keras")
 
-Found = Callable[[Crew], list[int]]
+Found = Callable[[HostProcesses], list[int]]
 
 ON_HOSTS: Mapping[str, Found] = {
-    "task": lambda crew: crew.tasks[:1],
-    "child": lambda crew: crew.others[:1],
-    "children": lambda crew: crew.others,
-    "agent": lambda crew: crew.agents,
-    "guard": lambda crew: crew.guards,
-    "guard, agent": lambda crew: crew.guards + crew.agents,
-    "warm": lambda crew: crew.warm,
-    "session": lambda crew: crew.sessions[:1],
-    "sessions": lambda crew: crew.sessions,
+    "task": lambda host_processes: host_processes.tasks[:1],
+    "child": lambda host_processes: host_processes.others[:1],
+    "children": lambda host_processes: host_processes.others,
+    "agent": lambda host_processes: host_processes.agents,
+    "guard": lambda host_processes: host_processes.guards,
+    "guard, agent": lambda host_processes: (
+        host_processes.guards + host_processes.agents
+    ),
+    "warm": lambda host_processes: host_processes.warm,
+    "session": lambda host_processes: host_processes.sessions[:1],
+    "sessions": lambda host_processes: host_processes.sessions,
 }
 LAUNCHER = "launcher"
 
@@ -66,28 +75,28 @@ def numbers() -> Iterator[int]:
 
 
 @pytest.fixture
-def farm(rig: Testbed, numbers: Iterator[int]) -> Iterator[Farm]:
-    farm = Farm(rig, rig.accounts[USER].home / f"trial-{next(numbers)}")
-    yield farm
+def cluster(rig: Testbed, numbers: Iterator[int]) -> Iterator[RigCluster]:
+    cluster = RigCluster(rig, rig.accounts[USER].home / f"trial-{next(numbers)}")
+    yield cluster
     try:
-        assert_nothing_runs(farm)
+        assert_nothing_runs(cluster)
     finally:
         # Processes of a failed test must not disturb the others.
-        farm.end()
+        cluster.end()
 
 
-def words(farm: Farm, *, warm: bool) -> list[str]:
+def words(cluster: RigCluster, *, warm: bool) -> list[str]:
     """The words of a launch with a task on each of the hosts."""
     hosts = f"node[1-{NODES}]"
     options = ("--set", "grace=1s")
     if not warm:
         return [*over_ssh(hosts, *options, count=NODES), "--", "python3", "-c", PROGRAM]
     for name in STUB:
-        folder = farm.folder / "stub" / name
+        folder = cluster.folder / "stub" / name
         folder.mkdir(parents=True)
         (folder / "__init__.py").touch()
-    (farm.folder / "train.py").write_text(f"import tensorflow\n{PROGRAM}")
-    env = ("--set", f"env.PYTHONPATH={farm.folder / 'stub'}")
+    (cluster.folder / "train.py").write_text(f"import tensorflow\n{PROGRAM}")
+    env = ("--set", f"env.PYTHONPATH={cluster.folder / 'stub'}")
     given = over_ssh(hosts, *options, *env, count=NODES)
     return [*given, "--", "python", "train.py"]
 
@@ -95,14 +104,14 @@ def words(farm: Farm, *, warm: bool) -> list[str]:
 @pytest.mark.chaos
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize("seed", seeds(TRIALS))
-def test_nothing_survives_on_any_host(farm: Farm, seed: int) -> None:
+def test_nothing_survives_on_any_host(cluster: RigCluster, seed: int) -> None:
     rng = random.Random(seed)
-    running = farm.start(*words(farm, warm=rng.choice([False, True])))
+    running = cluster.start(*words(cluster, warm=rng.choice([False, True])))
 
     def pick() -> tuple[str, list[int]]:
         """Choose from the processes that exist now."""
-        host = rng.choice(farm.rig.nodes)
-        there = crew(host)
+        host = rng.choice(cluster.rig.nodes)
+        there = host_processes(host)
         found = {f"{kind} on {host.name}": of(there) for kind, of in ON_HOSTS.items()}
         found[LAUNCHER] = launcher(running)
         choices = [what for what, pids in found.items() if pids] or [LAUNCHER]
@@ -115,9 +124,9 @@ def test_nothing_survives_on_any_host(farm: Farm, seed: int) -> None:
     killed = {each.what.partition(" on ")[0] for each in hit if each.pids}
     kinds = {kind for names in killed for kind in names.split(", ")}
     assert code in {0}.union(*(FITS[kind] for kind in kinds)), told
-    if not farm.run_ids():
+    if not cluster.run_ids():
         return  # killed before there was a run
-    running.adopt(farm.run_ids()[0])
+    running.adopt(cluster.run_ids()[0])
     try:
         assert_nothing_left(running, report=code >= 0)
     except AssertionError as error:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.backends.ssh.farm import USER, Farm
+from tests.backends.ssh.rig_launches import USER, RigCluster
 from tests.launch.oracle import assert_nothing_left
 from tests.testbed import Options, Testbed
 from tests.testbed.fixtures import Factory
@@ -23,11 +23,11 @@ def rig(testbed_factory: Factory) -> Testbed:
 
 
 @pytest.fixture
-def farm(rig: Testbed, request: pytest.FixtureRequest) -> Iterator[Farm]:
+def cluster(rig: Testbed, request: pytest.FixtureRequest) -> Iterator[RigCluster]:
     name = request.node.callspec.id.replace(":", "-").replace(",", "-")
-    farm = Farm(rig, rig.accounts[USER].home / name)
-    yield farm
-    farm.end()
+    cluster = RigCluster(rig, rig.accounts[USER].home / name)
+    yield cluster
+    cluster.end()
 
 
 @pytest.mark.tensorflow
@@ -41,7 +41,7 @@ def farm(rig: Testbed, request: pytest.FixtureRequest) -> Iterator[Farm]:
     ],
 )
 def test_every_operation_on_ranks_of_several_hosts(
-    farm: Farm, hosts: str, count: int
+    cluster: RigCluster, hosts: str, count: int
 ) -> None:
     where = ("-n", str(count), "--hosts", hosts, "--set", "backend=ssh")
     paths = (
@@ -50,7 +50,7 @@ def test_every_operation_on_ranks_of_several_hosts(
         "--set",
         f"python={sys.executable}",
     )
-    running = farm.start(*where, *paths, "--", "python", str(PROGRAM))
+    running = cluster.start(*where, *paths, "--", "python", str(PROGRAM))
     assert running.end(280) == 0, running.err
     for index in range(count):
         lines = running.text(f"worker:{index}").splitlines()

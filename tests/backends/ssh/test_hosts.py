@@ -19,7 +19,7 @@ from tests.backends.ssh.conftest import USER, Site
 from tests.backends.ssh.server import Server, free_port, keygen
 from tests.launch.cluster import Running
 from tests.launch.machine import eventually
-from tests.pace import allow_s
+from tests.time_limits import allow_s
 
 
 def _failed(run: Running, code: int) -> str:
@@ -55,7 +55,7 @@ def test_one_name_on_two_ports_is_two_hosts(site: Site) -> None:
     assert said == [str(port) for port in ports]
 
 
-def test_a_machine_under_two_names_is_told_and_counts_as_one(site: Site) -> None:
+def test_a_machine_under_two_names_is_reported_and_counts_as_one(site: Site) -> None:
     site.host("one")
     site.host("two")
     script = "echo $TFCLUSTER_LOCAL_RANK of $TFCLUSTER_LOCAL_SIZE"
@@ -266,7 +266,7 @@ def test_a_key_that_needs_a_passphrase(site: Site) -> None:
     assert f"ssh-add {locked}" in said
 
 
-def test_all_hosts_that_fail_are_told_of(site: Site) -> None:
+def test_all_hosts_that_fail_are_reported(site: Site) -> None:
     site.configure("Host gone", "HostName 127.0.0.1", f"Port {free_port()}")
     site.configure("Host lost", "HostName no-such-name.invalid")
     site.host("one")

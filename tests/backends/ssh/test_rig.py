@@ -80,7 +80,7 @@ def rig(testbed_factory: Factory) -> Testbed:
 
 
 @pytest.fixture
-def lent(testbed: Testbed) -> Site:
+def slurm_hosts(testbed: Testbed) -> Site:
     """A site on the rig whose hosts also have Slurm."""
     return _site(testbed)
 
@@ -264,7 +264,7 @@ def test_a_host_with_a_home_of_its_own(site: Site) -> None:
     assert "up on node4" in logs
 
 
-def test_hosts_that_do_not_answer_are_told_of_together(site: Site) -> None:
+def test_hosts_that_do_not_answer_are_reported_together(site: Site) -> None:
     site.rig.host("node4").power_off()
     site.rig.host("node2").sshd.stop()
     run = site.start("node[2-4]", 3, "true")
@@ -284,12 +284,12 @@ def test_a_host_without_power_ends_the_run(site: Site) -> None:
         assert not site.rig.host(name).processes("TFCLUSTER_RUN")
 
 
-def test_hosts_that_slurm_has_lent(lent: Site) -> None:
+def test_hosts_that_slurm_has_lent(slurm_hosts: Site) -> None:
     how = ("--set", "backend=slurm", "--set", "launcher=ssh")
     plain = ("-n", "2", "--set", "runtime.strategy=none", *how)
     script = "echo up on $(hostname) by ${SSH_CONNECTION:+ssh}"
     argv = (*LAUNCH, *plain, "--", "bash", "-c", script)
-    code, said = lent.within("--nodes=2", "--ntasks-per-node=1", argv=argv)
+    code, said = slurm_hosts.within("--nodes=2", "--ntasks-per-node=1", argv=argv)
     assert code == 0, said
     hosts = re.findall(r"up on (\S+) by ssh", said)
     assert len(set(hosts)) == 2, said

@@ -54,9 +54,9 @@ class SgeBackend:
 
     def longest_grace_s(self, env: Mapping[str, str]) -> float | None:
         """The queue's notice before it kills, less the time that a sweep needs."""
-        master = Qmaster(env)
-        job = master.job()
-        notice_s = master.notice_s() if job is not None and job.notify else None
+        qmaster = Qmaster(env)
+        job = qmaster.job()
+        notice_s = qmaster.notice_s() if job is not None and job.notify else None
         return None if notice_s is None else max(1.0, notice_s - _SWEEP_S)
 
     def why_ending(self, env: Mapping[str, str]) -> ExitCode | None:

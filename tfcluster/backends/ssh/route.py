@@ -67,7 +67,7 @@ class Sources:
 
 
 @dataclass(frozen=True, slots=True)
-class _Wish:
+class _HopSpec:
     """A hop, as given before ssh_config is consulted."""
 
     host: str
@@ -77,37 +77,37 @@ class _Wish:
 
 def route(entry: HostEntry, sources: Sources) -> Route:
     """The route to a host. Raises HostError for invalid or unsupported settings."""
-    wish = _Wish(
+    hop = _HopSpec(
         entry.host, entry.user or sources.ssh.user, entry.port or sources.ssh.port
     )
-    return _route(wish, sources, before=None, depth=0)
+    return _route(hop, sources, before=None, depth=0)
 
 
-def _route(wish: _Wish, sources: Sources, before: Route | None, depth: int) -> Route:
+def _route(hop: _HopSpec, sources: Sources, before: Route | None, depth: int) -> Route:
     if depth > MAX_JUMPS:
-        raise HostError(f"{wish.host}: more than {MAX_JUMPS} jump hosts")
-    if problem := host_name_problem(wish.host):
-        raise HostError(f"{wish.host[:60]!r} {problem}")
-    options = lookup(sources.directives, wish.host, me=sources.me)
-    user = _checked_user(wish.user or _one(options, "user") or sources.me, wish.host)
-    hostname = _hostname(wish.host, options)
-    port = wish.port or _port(options, wish.host)
+        raise HostError(f"{hop.host}: more than {MAX_JUMPS} jump hosts")
+    if problem := host_name_problem(hop.host):
+        raise HostError(f"{hop.host[:60]!r} {problem}")
+    options = lookup(sources.directives, hop.host, me=sources.me)
+    user = _checked_user(hop.user or _one(options, "user") or sources.me, hop.host)
+    hostname = _hostname(hop.host, options)
+    port = hop.port or _port(options, hop.host)
     tokens = {
         "%": "%",
         "h": hostname,
-        "n": wish.host,
+        "n": hop.host,
         "p": str(port),
         "r": user,
         "u": sources.me,
         "d": str(sources.home),
     }
-    files = _Files(tokens, sources.home, wish.host)
+    files = _Files(tokens, sources.home, hop.host)
     alias = _one(options, "hostkeyalias")
     if before is None:
-        before = _jumps(options, sources, wish.host, depth)
-    command = None if before else _proxy_command(options, tokens, wish.host)
+        before = _jumps(options, sources, hop.host, depth)
+    command = None if before else _proxy_command(options, tokens, hop.host)
     return Route(
-        name=wish.host,
+        name=hop.host,
         hostname=hostname,
         port=port,
         user=user,
@@ -119,7 +119,7 @@ def _route(wish: _Wish, sources: Sources, before: Route | None, depth: int) -> R
         uses_agent=_one(options, "identityagent") != "none",
         proxy_command=command,
         via=before,
-        timeout_s=_timeout_s(options, sources, wish.host),
+        timeout_s=_timeout_s(options, sources, hop.host),
     )
 
 
@@ -192,7 +192,7 @@ def _came_first(options: Options, key: str) -> bool:
     return order[0] == key
 
 
-def _hop(word: str, host: str) -> _Wish:
+def _hop(word: str, host: str) -> _HopSpec:
     """Parse ``[ssh://][user@]host[:port]``. Raises HostError."""
     text = word.removeprefix("ssh://")
     user, at, rest = text.rpartition("@")
@@ -201,7 +201,7 @@ def _hop(word: str, host: str) -> _Wish:
         raise HostError(f"{host}: ProxyJump {word[:60]!r} is not [USER@]HOST[:PORT]")
     name = match[1] or match[3]
     port = match[2] or match[4]
-    return _Wish(name, user or None, int(port) if port else None)
+    return _HopSpec(name, user or None, int(port) if port else None)
 
 
 def _known_hosts(options: Options, ssh: Ssh, files: _Files) -> tuple[Path, ...]:

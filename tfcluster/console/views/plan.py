@@ -14,7 +14,7 @@ from tfcluster.host_patterns import fold
 
 Json = Mapping[str, Any]
 
-_TOLD_ELSEWHERE = ("TF_CONFIG", "TFCLUSTER_TASK", "TFCLUSTER_RANK")
+_SHOWN_ELSEWHERE = ("TF_CONFIG", "TFCLUSTER_TASK", "TFCLUSTER_RANK")
 _NAMED = 8
 
 
@@ -158,7 +158,7 @@ def _assignments(env: Mapping[str, Any]) -> list[str]:
     return [
         f"unset {_word(key)}" if value is None else f"{_word(key)}={_value(value)}"
         for key, value in env.items()
-        if key not in _TOLD_ELSEWHERE
+        if key not in _SHOWN_ELSEWHERE
     ]
 
 

@@ -49,7 +49,7 @@ def running(view: RunView, now_s: float) -> str:
         parts.append(f"step {min(task.step or 0 for task in training)}")
         paces = [t.steps_per_s for t in training if t.steps_per_s is not None]
         if paces:
-            parts.append(f"{_pace(statistics.median(paces))} steps/s")
+            parts.append(f"{_rate_text(statistics.median(paces))} steps/s")
         waits = [t.wait_share for t in training if t.wait_share is not None]
         if len(waits) > 1:
             parts.append(f"waiting {statistics.fmean(waits):.0%}".replace("%", " %"))
@@ -135,5 +135,5 @@ def _more(groups: Sequence[object]) -> str:
     return "; …" if len(groups) > _NAMED else ""
 
 
-def _pace(steps_per_s: float) -> str:
+def _rate_text(steps_per_s: float) -> str:
     return f"{steps_per_s:.3g}" if steps_per_s < 1 else f"{steps_per_s:.1f}"

@@ -47,7 +47,7 @@ def test_status_and_stop_of_a_run_that_was_stopped_say_so_once(
     assert_nothing_left(running)
 
 
-def test_too_few_gpus_are_told_with_the_place_of_the_wish(cluster: Cluster) -> None:
+def test_the_error_about_too_few_gpus_shows_line_and_column(cluster: Cluster) -> None:
     cluster.environ["CUDA_VISIBLE_DEVICES"] = ""
     config = cluster.file(
         "command: python train.py\ntasks:\n  worker: {count: 2, gpus: 1}\n"
@@ -117,7 +117,7 @@ class random:
 """
 
 
-def test_versions_that_are_newer_than_those_that_were_tested_are_told_once(
+def test_versions_newer_than_the_tested_ones_are_reported_once(
     cluster: Cluster,
 ) -> None:
     folder = cluster.folder / "new"

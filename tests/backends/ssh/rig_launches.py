@@ -25,7 +25,7 @@ _AGENT = "tfcluster: agent"
 _WARM = "tfcluster: warm"
 
 
-class Farm(Cluster):
+class RigCluster(Cluster):
     """A state folder shared by all hosts of a rig, and a user who launches over SSH."""
 
     def __init__(self, rig: Testbed, folder: Path) -> None:
@@ -113,7 +113,7 @@ def launcher(running: Running) -> list[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Crew:
+class HostProcesses:
     """The processes of a run on one host; pids are in this machine's PID namespace."""
 
     guards: list[int]
@@ -126,7 +126,7 @@ class Crew:
     """Processes of sshd: for each connection one as root and one as the user."""
 
 
-def crew(host: Host) -> Crew:
+def host_processes(host: Host) -> HostProcesses:
     found = host.processes()
     guards = [process.pid for process in found if _has(process, _GUARD)]
     agents = [process.pid for process in found if _has(process, _AGENT)]
@@ -135,7 +135,7 @@ def crew(host: Host) -> Crew:
     warm = [process.pid for process in begun if _has(process, _WARM)][:1]
     tasks = [process.pid for process in begun if process.pid not in warm]
     known = {*pids, *warm, *tasks}
-    return Crew(
+    return HostProcesses(
         guards=guards,
         agents=agents,
         warm=warm,

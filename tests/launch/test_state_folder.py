@@ -38,7 +38,7 @@ def test_a_run_survives_the_removal_of_its_record(cluster: Cluster) -> None:
     assert_nothing_runs(cluster)
 
 
-def test_a_failure_is_told_without_a_record(cluster: Cluster) -> None:
+def test_a_failure_is_reported_without_a_record(cluster: Cluster) -> None:
     running = cluster.bash(UP + "; exit 3").up()
     shutil.rmtree(cluster.state)
     (cluster.folder / "meeting").touch()

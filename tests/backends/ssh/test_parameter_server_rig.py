@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.backends.ssh.farm import USER, Farm
+from tests.backends.ssh.rig_launches import USER, RigCluster
 from tests.launch.oracle import assert_nothing_left
 from tests.testbed import Options, Testbed
 from tests.testbed.fixtures import Factory
@@ -23,16 +23,20 @@ def rig(testbed_factory: Factory) -> Testbed:
 
 
 @pytest.fixture
-def farm(rig: Testbed, request: pytest.FixtureRequest) -> Iterator[Farm]:
-    farm = Farm(rig, rig.accounts[USER].home / request.node.name.replace("[", "-")[:-1])
-    yield farm
-    farm.end()
+def cluster(rig: Testbed, request: pytest.FixtureRequest) -> Iterator[RigCluster]:
+    cluster = RigCluster(
+        rig, rig.accounts[USER].home / request.node.name.replace("[", "-")[:-1]
+    )
+    yield cluster
+    cluster.end()
 
 
 @pytest.mark.tensorflow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("strategy", ["parameter_server", "replicated"])
-def test_workers_train_with_servers_on_several_hosts(farm: Farm, strategy: str) -> None:
+def test_workers_train_with_servers_on_several_hosts(
+    cluster: RigCluster, strategy: str
+) -> None:
     settings = (
         "backend=ssh",
         f"env.PYTHONPATH={REPOSITORY}",
@@ -42,7 +46,7 @@ def test_workers_train_with_servers_on_several_hosts(farm: Farm, strategy: str) 
     words = [word for each in settings for word in ("--set", each)]
     where = ("-n", "2", "--ps", "2", "--hosts", "node1,node2,node3,node4")
     script = (str(DIGITS), "--epochs", "2")
-    running = farm.start(*where, *words, "--", "python", *script)
+    running = cluster.start(*where, *words, "--", "python", *script)
     assert running.end(380) == 0, running.err
     report = running.report()
     hosts = {task["task"]: task["host"] for task in report["tasks"]}
