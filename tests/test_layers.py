@@ -22,7 +22,8 @@ ROOT = Path(tfcluster.__file__).parent
 # The layers, lowest first, one per line. Members may import from lower layers and from
 # their own package; they may import from each other only if the line ends in "+".
 LAYERS = [
-    "errors states wire isolated_import process_title versions host_patterns",
+    "errors states vocabulary wire isolated_import process_title versions",
+    "host_patterns",
     "model",
     "program tfconfig placement compose host_list exit_causes +",
     "plan_document expected_hosts",
@@ -112,6 +113,7 @@ RUNTIME_MAY_IMPORT = {
     "runtime",
     "wire",
     "states",
+    "vocabulary",
     "model",
     "errors",
     "isolated_import",

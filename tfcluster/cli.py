@@ -26,7 +26,7 @@ import click  # noqa: E402 - only once Ctrl-C is harmless
 from tfcluster import __version__  # noqa: E402
 from tfcluster.console.output import OutputClosedError, escape_unknown, put  # noqa: E402
 from tfcluster.errors import ExitCode, ResourceError, TfclusterError  # noqa: E402
-from tfcluster.model import BACKENDS  # noqa: E402
+from tfcluster.vocabulary import BACKENDS  # noqa: E402
 
 if _EARLY:
     signal.signal(signal.SIGINT, signal.default_int_handler)

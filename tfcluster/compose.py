@@ -14,17 +14,11 @@ from typing import Any
 
 from tfcluster import program
 from tfcluster.isolated_import import PACKAGE_ROOT, module_argv
-from tfcluster.model import (
-    BUILT_IN_SERVERS,
-    RANKED_TYPES,
-    Description,
-    Runtime,
-    Strategy,
-    TaskId,
-)
+from tfcluster.model import Description, Runtime, Strategy
 from tfcluster.placement import Place
 from tfcluster.program import Program
 from tfcluster.tfconfig import Cluster, cluster, device_filters
+from tfcluster.vocabulary import BUILT_IN_SERVERS, RANKED_TYPES, TaskId
 
 BOOTSTRAP = "tfcluster.runtime.task.bootstrap"
 WARM = "tfcluster.runtime.warm.preloader"

@@ -11,14 +11,8 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from tfcluster.errors import StartError
-from tfcluster.model import (
-    BUILT_IN_SERVERS,
-    RANKED_TYPES,
-    Allocation,
-    Description,
-    Host,
-    TaskId,
-)
+from tfcluster.model import Allocation, Description, Host
+from tfcluster.vocabulary import BUILT_IN_SERVERS, RANKED_TYPES, TaskId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

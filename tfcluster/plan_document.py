@@ -11,8 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tfcluster.compose import TaskSpec, task_json
-from tfcluster.model import Allocation, Description, Secret, TaskId
+from tfcluster.model import Allocation, Description, Secret
 from tfcluster.tfconfig import Cluster
+from tfcluster.vocabulary import TaskId
 
 Json = dict[str, Any]
 

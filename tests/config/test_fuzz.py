@@ -19,7 +19,7 @@ from tests.config.files import ENVIRON, SMALLEST, write
 from tests.config.test_load import CONTRACT
 from tfcluster.config import from_command, load, schema, starter
 from tfcluster.errors import ConfigError
-from tfcluster.model import BACKENDS
+from tfcluster.vocabulary import BACKENDS
 
 _fuzz = settings(
     max_examples=int(os.environ.get("TFCLUSTER_FUZZ_EXAMPLES", "150")),

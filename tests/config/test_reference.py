@@ -16,7 +16,7 @@ from tests.config.test_load import CONTRACT
 from tfcluster.config import schema, starter
 from tfcluster.errors import ConfigError
 from tfcluster.isolated_import import PACKAGE_ROOT
-from tfcluster.model import BACKENDS
+from tfcluster.vocabulary import BACKENDS
 
 ROOT = Path(PACKAGE_ROOT)
 REFERENCE = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")

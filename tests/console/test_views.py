@@ -12,9 +12,9 @@ import pytest
 
 from tests.console.test_sanitise import HOSTILE
 from tests.time_limits import allow_s
-from tfcluster.console import views
 from tfcluster.console.sanitise import sanitise
 from tfcluster.console.style import Style
+from tfcluster.console.views import failures, outcome, plan, progress, status
 from tfcluster.record.replay import replay
 from tfcluster.record.run_status import FailureView, HostView, RunView, TaskView
 from tfcluster.states import RunState, TaskState
@@ -97,7 +97,7 @@ FAILED = _view(
 
 def test_the_first_failure_then_its_victims() -> None:
     assert (
-        _text(views.failure(FAILED))
+        _text(failures.failure(FAILED))
         == """\
 first failure: worker:1 on node2: ValueError: shapes do not match (exit 3)
   | Traceback (most recent call last):
@@ -106,7 +106,7 @@ first failure: worker:1 on node2: ValueError: shapes do not match (exit 3)
 then also failed: chief:0 (exit 1), worker:0 (SIGABRT)
 """
     )
-    assert views.failure(_view()) == []
+    assert failures.failure(_view()) == []
 
 
 def test_of_a_log_with_tracebacks_the_last_is_shown() -> None:
@@ -114,7 +114,7 @@ def test_of_a_log_with_tracebacks_the_last_is_shown() -> None:
     inner = ("    return func(*args)", "E0000 failed call", traceback, "inner")
     tail = (*inner, traceback, "ValueError: shapes")
     first = replace(FAILED.first_failure, log_tail=tail)  # type: ignore[type-var]
-    text = _text(views.failure(replace(FAILED, first_failure=first)))
+    text = _text(failures.failure(replace(FAILED, first_failure=first)))
     assert text.count("  | ") == 2
     assert f"  | {traceback}\n  | ValueError: shapes\n  log: " in text
 
@@ -127,12 +127,12 @@ def test_what_the_cause_says_already_is_not_said_twice() -> None:
         signal="SIGKILL",
         cause="killed by SIGKILL",
     )
-    lines = views.failure(replace(FAILED, first_failure=failure, secondary=()))
+    lines = failures.failure(replace(FAILED, first_failure=failure, secondary=()))
     assert lines == ["first failure: ps:0: killed by SIGKILL"]
     failure = FailureView(
         task=None, host="node2", exit_code=None, signal=None, cause="was lost"
     )
-    lines = views.failure(replace(FAILED, first_failure=failure, secondary=()))
+    lines = failures.failure(replace(FAILED, first_failure=failure, secondary=()))
     assert lines == ["first failure: node2: was lost"]
 
 
@@ -141,7 +141,7 @@ def test_many_victims_are_counted() -> None:
         FailureView(task=f"worker:{i}", host="h", exit_code=1, signal=None, cause="x")
         for i in range(2000)
     )
-    last = views.failure(replace(FAILED, secondary=victims))[-1]
+    last = failures.failure(replace(FAILED, secondary=victims))[-1]
     assert last.endswith("worker:3 (exit 1), and 1,996 more")
 
 
@@ -154,7 +154,7 @@ def test_hosts_that_fail_alike_are_one() -> None:
         "odd": [],
     }
     assert (
-        _text(views.fold_errors(errors))
+        _text(failures.fold_errors(errors))
         == """\
 node[1-3] (3 hosts): Permission denied (publickey)
   key ~/.ssh/id_ed25519
@@ -176,7 +176,7 @@ def test_starting_says_what_is_waited_for_by_name() -> None:
         ),
         tasks=(_task("worker:0", "pending"),),
     )
-    assert views.starting(view, T + 3.9) == (
+    assert progress.starting(view, T + 3.9) == (
         "waiting for 2 of 3 hosts: node2 connecting, 3 s; node3 not asked yet"
     )
     ready = tuple(replace(host, state="ready") for host in view.hosts)
@@ -190,11 +190,11 @@ def test_starting_says_what_is_waited_for_by_name() -> None:
             _task("ps:1", "running"),
         ),
     )
-    assert views.starting(view, T + 3) == (
+    assert progress.starting(view, T + 3) == (
         "waiting for 2 of 4 tasks: "
         "worker:1 importing tensorflow, 3 s; ps:0 starting, 1 s"
     )
-    assert views.starting(replace(view, tasks=()), T) == "starting"
+    assert progress.starting(replace(view, tasks=()), T) == "starting"
 
 
 def test_starting_folds_many() -> None:
@@ -202,7 +202,7 @@ def test_starting_folds_many() -> None:
         _task(f"worker:{i}", "starting", since_s=T, phase=f"phase {i // 800}")
         for i in range(3200)
     )
-    assert views.starting(_view(tasks=tasks), T + 60) == (
+    assert progress.starting(_view(tasks=tasks), T + 60) == (
         "waiting for 3,200 of 3,200 tasks: worker:[0-799] phase 0, 60 s; "
         "worker:[800-1599] phase 1, 60 s; worker:[1600-2399] phase 2, 60 s; …"
     )
@@ -220,15 +220,17 @@ def test_running_says_how_fast_and_who_is_slowest() -> None:
         for i, share in enumerate((0.18, 0.16, 0.02))
     )
     view = _view(state=RunState.RUNNING, since_s=T, tasks=tasks)
-    assert views.running(view, T + 151) == (
+    assert progress.running(view, T + 151) == (
         "running 2:31  step 1200  41.5 steps/s  waiting 12 %  (slowest worker:2)"
     )
     even = tuple(replace(task, wait_share=0.1) for task in tasks)
-    assert views.running(replace(view, tasks=even), T + 1) == (
+    assert progress.running(replace(view, tasks=even), T + 1) == (
         "running 0:01  step 1200  41.5 steps/s  waiting 10 %"
     )
     ended = (replace(tasks[0], state=TaskState.SUCCEEDED), *tasks[1:])
-    assert views.running(replace(view, tasks=ended), T).endswith("1 of 3 tasks ended")
+    assert progress.running(replace(view, tasks=ended), T).endswith(
+        "1 of 3 tasks ended"
+    )
 
 
 def test_running_before_the_first_step() -> None:
@@ -238,17 +240,19 @@ def test_running_before_the_first_step() -> None:
         _task("ps:0", "running", phase="serving"),
     )
     view = _view(state=RunState.RUNNING, since_s=T, tasks=tasks)
-    assert views.running(view, T) == "running 0:00  worker:[0-1] joining"
-    assert views.running(_view(tasks=()), T) == "running 0:00"
+    assert progress.running(view, T) == "running 0:00  worker:[0-1] joining"
+    assert progress.running(_view(tasks=()), T) == "running 0:00"
     alone = (_task("worker:0", "running", step=1, steps_per_s=0.123, wait_share=0.0),)
-    assert views.running(_view(tasks=alone), T) == "running 0:00  step 1  0.123 steps/s"
+    assert (
+        progress.running(_view(tasks=alone), T) == "running 0:00  step 1  0.123 steps/s"
+    )
 
 
 def test_stopping_says_who_is_left() -> None:
     view = _view(state=RunState.STOPPING, since_s=T, tasks=FAILED.tasks)
-    assert views.stopping(view, T + 3) == "stopping 3 s"
+    assert progress.stopping(view, T + 3) == "stopping 3 s"
     left = replace(view, tasks=(_task("ps:0", "stopping"), _task("ps:1", "running")))
-    assert views.stopping(left, T + 3) == "stopping 3 s: waiting for ps:[0-1]"
+    assert progress.stopping(left, T + 3) == "stopping 3 s: waiting for ps:[0-1]"
 
 
 # --- at the end ----------------------------------------------------------------------
@@ -256,7 +260,7 @@ def test_stopping_says_who_is_left() -> None:
 
 def test_the_outcome() -> None:
     assert (
-        _text(views.outcome(FAILED))
+        _text(outcome.outcome(FAILED))
         == """\
 task      host   end                    time
 chief:0   node1  failed, exit 1   4 min 55 s
@@ -275,7 +279,7 @@ def test_the_outcome_of_very_many_tasks_is_what_went_wrong() -> None:
     first = replace(FAILED.first_failure, task="worker:1999")
     view = replace(FAILED, tasks=tuple(tasks), first_failure=first)
     assert (
-        _text(views.outcome(view))
+        _text(outcome.outcome(view))
         == """\
 task         host  end               time
 worker:1999  h     failed, exit 3   1.0 s  <- first failure
@@ -301,7 +305,7 @@ def test_status_of_a_run_that_runs() -> None:
         ),
     )  # fmt: skip
     assert (
-        _text(views.status(view, T + 190))
+        _text(status.status(view, T + 190))
         == f"""\
 {RUN}  running
 ssh  began 10:15:00, running for 3 min 05 s
@@ -313,11 +317,11 @@ worker:0  running   node1  4711  1200     41.5     12 %
 worker:1  starting  node2                                importing tensorflow
 """
     )
-    assert views.status_line(view, T + 190) == f"{RUN}  running  began 10:15:00"
+    assert status.status_line(view, T + 190) == f"{RUN}  running  began 10:15:00"
 
 
 def test_status_of_a_run_that_failed() -> None:
-    text = _text(views.status(FAILED, T + 400))
+    text = _text(status.status(FAILED, T + 400))
     assert text.startswith(f"""\
 {RUN}  failed (exit code 1)
 ssh  began 10:15:00, ended 10:20:02, took 5 min 02 s
@@ -331,7 +335,7 @@ worker:0  failed   node1                                SIGABRT
 worker:1  failed   node2  4712  1200     41.5      2 %  exit 3
 ps:0      stopped  node1  4700                          SIGTERM  attempt 1
 """)
-    assert views.status_line(FAILED, T + 100_000) == (
+    assert status.status_line(FAILED, T + 100_000) == (
         f"{RUN}  failed (exit code 1)  began 2026-11-20 10:15:00"
     )
 
@@ -340,14 +344,14 @@ def test_status_of_runs_whose_launcher_is_gone() -> None:
     lost = _view(
         state=RunState.LOST, exit_code=5, reason="the launcher died", since_s=T
     )
-    assert views.status(lost, T)[0] == f"{RUN}  lost (exit code 5)"
-    assert "reason: the launcher died" in views.status(lost, T)
+    assert status.status(lost, T)[0] == f"{RUN}  lost (exit code 5)"
+    assert "reason: the launcher died" in status.status(lost, T)
     unknown = _view(state=RunState.RUNNING, unknown_since_s=T + 60, since_s=T)
-    assert views.status(unknown, T + 90) == [
+    assert status.status(unknown, T + 90) == [
         f"{RUN}  unknown since 10:16:00 (was running)",
         "ssh  began 10:15:00",
     ]
-    assert views.status(RunView(run=RUN, name="digits"), T) == [f"{RUN}  starting", ""]
+    assert status.status(RunView(run=RUN, name="digits"), T) == [f"{RUN}  starting", ""]
 
 
 # --- the plan ------------------------------------------------------------------------
@@ -399,7 +403,7 @@ PLAN: dict[str, Any] = {
 def test_the_plan_says_once_what_is_shared() -> None:
     origins = {"backend": "cluster.yaml:2:10", "tasks.worker": "--set"}
     assert (
-        _text(views.plan(PLAN, origins))
+        _text(plan.plan(PLAN, origins))
         == """\
 digits on ssh: 3 tasks, 3 hosts
 
@@ -445,20 +449,20 @@ where values came from
 def test_the_plan_is_the_same_with_the_cluster_once() -> None:
     tasks = [{k: v for k, v in t.items() if k != "tf_config"} for t in PLAN["tasks"]]
     cluster = PLAN["tasks"][0]["tf_config"]["cluster"]
-    assert views.plan({**PLAN, "tasks": tasks, "cluster": cluster}) == views.plan(PLAN)
+    assert plan.plan({**PLAN, "tasks": tasks, "cluster": cluster}) == plan.plan(PLAN)
     text = [{**t, "tf_config": json.dumps(t["tf_config"])} for t in PLAN["tasks"]]
-    assert views.plan({**PLAN, "tasks": text}) == views.plan(PLAN)
+    assert plan.plan({**PLAN, "tasks": text}) == plan.plan(PLAN)
 
 
 def test_tasks_of_a_type_may_differ_in_everything() -> None:
     odd = {**PLAN["tasks"][1], "argv": ["x y"], "cwd": "/else", "log": "/logs/1.log"}
-    text = _text(views.plan({**PLAN, "tasks": [PLAN["tasks"][0], odd]}))
+    text = _text(plan.plan({**PLAN, "tasks": [PLAN["tasks"][0], odd]}))
     assert f"  worker:0  rank 0  node1  node1:auto  {LOGS}/worker-0.log\n" in text
     assert "      command  'x y'\n      in  /else\n" in text
 
 
 def test_an_empty_plan() -> None:
-    assert views.plan({"name": "x", "backend": "local", "hosts": [], "tasks": []}) == [
+    assert plan.plan({"name": "x", "backend": "local", "hosts": [], "tasks": []}) == [
         "x on local: 0 tasks, 0 hosts"
     ]
 
@@ -482,7 +486,7 @@ def test_a_very_large_plan_is_fast_and_says_shared_things_once() -> None:
     cluster = {"worker": [task["address"] for task in tasks]}
     document = {"name": "x", "backend": "ssh", "hosts": hosts, "tasks": tasks}
     began_s = time.process_time()
-    lines = views.plan({**document, "cluster": cluster})
+    lines = plan.plan({**document, "cluster": cluster})
     assert time.process_time() - began_s < allow_s(0.5)
     text = _text(lines)
     assert "  n[0-999]  1000 hosts, each  3 slots\n" in text
@@ -548,17 +552,17 @@ def test_no_view_lets_anything_through(evil: str) -> None:
         "cluster": {evil: [evil]},
     }
     shown = [
-        *views.failure(view),
-        *views.outcome(view),
-        *views.status(view, T),
-        views.status_line(view, T),
-        views.starting(view, T),
-        views.starting(starting_hosts, T),
-        views.running(view, T),
-        views.stopping(view, T),
-        *views.fold_errors({evil: [evil]}),
-        *views.plan(document, {evil: evil}),
-        *views.plan({**document, "tasks": [planned, {**planned, "argv": ["b"]}]}),
+        *failures.failure(view),
+        *outcome.outcome(view),
+        *status.status(view, T),
+        status.status_line(view, T),
+        progress.starting(view, T),
+        progress.starting(starting_hosts, T),
+        progress.running(view, T),
+        progress.stopping(view, T),
+        *failures.fold_errors({evil: [evil]}),
+        *plan.plan(document, {evil: evil}),
+        *plan.plan({**document, "tasks": [planned, {**planned, "argv": ["b"]}]}),
     ]
     for line in shown:
         assert sanitise(line) == line
@@ -569,10 +573,10 @@ def test_no_view_lets_anything_through(evil: str) -> None:
 def test_colours_change_nothing_but_colours() -> None:
     style = Style(colours=True)
     for plain, coloured in (
-        (views.failure(FAILED), views.failure(FAILED, style)),
-        (views.outcome(FAILED), views.outcome(FAILED, style)),
-        (views.status(FAILED, T), views.status(FAILED, T, style)),
-        (views.plan(PLAN), views.plan(PLAN, None, style)),
+        (failures.failure(FAILED), failures.failure(FAILED, style)),
+        (outcome.outcome(FAILED), outcome.outcome(FAILED, style)),
+        (status.status(FAILED, T), status.status(FAILED, T, style)),
+        (plan.plan(PLAN), plan.plan(PLAN, None, style)),
     ):
         assert "\x1b[" in "".join(coloured)
         assert [sanitise(line).rstrip() for line in coloured] == plain
@@ -580,7 +584,7 @@ def test_colours_change_nothing_but_colours() -> None:
 
 def test_views_show_replayed_runs() -> None:
     view = replay(PLAN, [{"t": T, "type": "run", "run": RUN, "started": T}])
-    assert views.starting(view, T) == (
+    assert progress.starting(view, T) == (
         "waiting for 3 of 3 hosts: node[1-2],gpu7 not asked yet"
     )
-    assert len(views.status(view, T)) == 7
+    assert len(status.status(view, T)) == 7

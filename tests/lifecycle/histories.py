@@ -26,8 +26,8 @@ from tfcluster.lifecycle.types import (
     TaskSettled,
     TaskStarted,
 )
-from tfcluster.model import TaskId
 from tfcluster.states import RunState, TaskState
+from tfcluster.vocabulary import TaskId
 
 CHIEF, W0, W1 = TaskId("chief", 0), TaskId("worker", 0), TaskId("worker", 1)
 PS, EVALUATOR = TaskId("ps", 0), TaskId("evaluator", 0)

@@ -10,8 +10,8 @@ from tests.lifecycle.histories import CHIEF, W0, W1, History, plan, started
 from tfcluster.lifecycle.codes import run_code
 from tfcluster.lifecycle.step import NOTHING_EXCHANGED
 from tfcluster.lifecycle.types import Plan, TaskExited, TaskSettled
-from tfcluster.model import TaskId
 from tfcluster.states import TaskState
+from tfcluster.vocabulary import TaskId
 
 
 def together(*tasks: TaskId, max_restarts: int = 0) -> Plan:

@@ -49,8 +49,8 @@ from tfcluster.lifecycle.types import (
     TaskStarted,
     TaskUnstartable,
 )
-from tfcluster.model import TaskId
 from tfcluster.states import RunState, TaskState
+from tfcluster.vocabulary import TaskId
 
 
 def test_nothing_starts_before_every_host_is_ready() -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from tfcluster.errors import ConfigError, ResourceError
-from tfcluster.model import TaskId
 from tfcluster.record.liveness import acquire
 from tfcluster.record.name_lock import hold_name
 from tfcluster.record.paths import (
@@ -24,6 +23,7 @@ from tfcluster.record.paths import (
     valid_name,
 )
 from tfcluster.record.writer import Writer
+from tfcluster.vocabulary import TaskId
 
 NOON_S = 1795169700.0  # 2026-11-20 10:15:00 UTC
 OTHER_UID = 12345

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from tfcluster.errors import ConfigError, Problem
-from tfcluster.model import TASK_TYPES, TaskId
 from tfcluster.record.files import read_json
 from tfcluster.record.load_run import read_run, read_summary
 from tfcluster.record.logs import follow, last_lines
 from tfcluster.record.paths import RunPaths, find, runs, state_dir
 from tfcluster.record.run_status import RunView
-from tfcluster.submit.job_status import with_job_state
+from tfcluster.vocabulary import TASK_TYPES, TaskId
 
 SHOWN_RUNS = 20
 
@@ -23,7 +22,13 @@ SHOWN_RUNS = 20
 def one_run(run: str | None, environ: Mapping[str, str]) -> RunView:
     """The current state of a run. Raises ConfigError if there is no such run."""
     paths = find(state_dir(environ), run)
-    return with_job_state(read_run(paths, now_s=time.time()), paths, environ)
+    view = read_run(paths, now_s=time.time())
+    if not view.only_a_scheduler_knows:
+        return view
+    # It imports the launcher, which takes longer than ``status`` otherwise does.
+    from tfcluster.submit.job_status import with_job_state
+
+    return with_job_state(view, paths, environ)
 
 
 def other_runs(environ: Mapping[str, str]) -> list[RunView]:

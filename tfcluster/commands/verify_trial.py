@@ -12,20 +12,14 @@ from pathlib import Path
 from tfcluster.commands.stop import stop
 from tfcluster.launcher.detach import detached
 from tfcluster.launcher.launch import check
-from tfcluster.model import (
-    RANKED_TYPES,
-    Description,
-    Restart,
-    Strategy,
-    TaskGroup,
-    TaskId,
-)
+from tfcluster.model import Description, Restart, Strategy, TaskGroup
 from tfcluster.record.load_run import read_run, read_summary
 from tfcluster.record.paths import RunPaths, find, state_dir
 from tfcluster.record.run_status import RunView
 from tfcluster.states import RunState
 from tfcluster.verify.recorded import Recorded, read
 from tfcluster.verify.verdict import Failure, failure
+from tfcluster.vocabulary import RANKED_TYPES, TaskId
 
 SEED = 20_220_318
 """The seed of the random generators of all trials, before the program's first line."""

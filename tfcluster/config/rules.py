@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from tfcluster.config.diagnostics import Findings
 from tfcluster.config.models import Cluster, Task
 from tfcluster.config.tree import Path
-from tfcluster.model import BUILT_IN_SERVERS, RANKED_TYPES, TASK_TYPES, Strategy
+from tfcluster.model import Strategy
+from tfcluster.vocabulary import BUILT_IN_SERVERS, RANKED_TYPES, TASK_TYPES
 
 _SECRET = re.compile(
     r"(?:.*_)?(?:KEY|TOKEN|PASSWORD|PASSWD|SECRET|CREDENTIALS)", re.IGNORECASE

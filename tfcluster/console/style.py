@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TextIO
 
-from tfcluster.model import TASK_TYPES
+from tfcluster.vocabulary import TASK_TYPES
 
 # Cyan, yellow, green, magenta, blue, and their bright forms; red is for failures.
 _PALETTE = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from tfcluster.model import TASK_TYPES
+from tfcluster.vocabulary import TASK_TYPES
 
 
 def width(text: str) -> int:

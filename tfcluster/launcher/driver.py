@@ -62,9 +62,9 @@ from tfcluster.lifecycle.types import (
     StopTasks,
     TaskUnstartable,
 )
-from tfcluster.model import TaskId
 from tfcluster.states import RunState, TaskState
 from tfcluster.tfconfig import Cluster
+from tfcluster.vocabulary import TaskId
 from tfcluster.wire import WireError
 
 TICK_S = 0.25

@@ -24,8 +24,9 @@ from tfcluster.launcher.agent_connection import (
 from tfcluster.launcher.interrupts import Interrupt
 from tfcluster.launcher.workdir_listing import Listing
 from tfcluster.lifecycle.types import Plan, Role
-from tfcluster.model import Allocation, Description, Host, Strategy, TaskId
+from tfcluster.model import Allocation, Description, Host, Strategy
 from tfcluster.placement import place_again, share_machines
+from tfcluster.vocabulary import TaskId
 
 DISPATCHER = TaskId("data", 0)
 """The data task that runs the tf.data service's dispatcher."""

@@ -39,7 +39,7 @@ from tfcluster.launcher.secrets import read_secrets
 from tfcluster.launcher.tensorflow_detection import uses_tensorflow
 from tfcluster.launcher.workdir_listing import Listing, listing
 from tfcluster.lifecycle.types import Finish
-from tfcluster.model import Allocation, Description, TaskId
+from tfcluster.model import Allocation, Description
 from tfcluster.placement import place
 from tfcluster.plan_document import plan_document, task_parts
 from tfcluster.record.files import replace_json
@@ -48,6 +48,7 @@ from tfcluster.record.name_lock import hold_name
 from tfcluster.record.paths import ELSEWHERE, RunPaths, create_run, state_dir
 from tfcluster.record.writer import Writer
 from tfcluster.tfconfig import Cluster
+from tfcluster.vocabulary import TaskId
 
 _FLUSH_S = 5.0
 _MAX_NAME = 64

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from queue import SimpleQueue
 
-from tfcluster.model import TaskId
 from tfcluster.record.files import open_private, write_all
+from tfcluster.vocabulary import TaskId
 
 
 class LogCopies:

@@ -15,9 +15,9 @@ from tfcluster.host_patterns import fold
 from tfcluster.launcher.echo import Echo, is_debugging
 from tfcluster.launcher.job import Job
 from tfcluster.launcher.open_port_warning import exposure_warning
-from tfcluster.model import TaskId
 from tfcluster.record.run_status import RunView
 from tfcluster.states import RunState
+from tfcluster.vocabulary import TaskId
 
 _LIVE_S = 0.25
 _CLOSE_S = 5.0

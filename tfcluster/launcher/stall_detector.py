@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from tfcluster.launcher.job import Job
 from tfcluster.launcher.progress import STACKS_WAIT_S, Answer, Progress, blame
 from tfcluster.lifecycle.types import Stalled
-from tfcluster.model import TaskId
+from tfcluster.vocabulary import TaskId
 from tfcluster.wire import Frame
 
 

@@ -82,8 +82,8 @@ from tfcluster.lifecycle.types import (
     TaskStatus,
     TaskUnstartable,
 )
-from tfcluster.model import TaskId
 from tfcluster.states import RunState, TaskState
+from tfcluster.vocabulary import TaskId
 
 NOTHING_EXCHANGED = (
     "it exited without exchanging anything with the other tasks, so the training was "

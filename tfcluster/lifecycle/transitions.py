@@ -21,8 +21,8 @@ from tfcluster.lifecycle.types import (
     StopTasks,
     TaskStatus,
 )
-from tfcluster.model import TaskId
 from tfcluster.states import RunState, TaskState
+from tfcluster.vocabulary import TaskId
 
 CLOSE_SLACK_S = 5.0
 """What an agent may need beyond the grace period to sweep and exit."""

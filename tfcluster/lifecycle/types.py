@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from tfcluster.errors import ExitCode
-from tfcluster.model import TaskId
 from tfcluster.states import RunState, TaskState
+from tfcluster.vocabulary import TaskId
 
 
 class Role(Enum):

@@ -161,6 +161,15 @@ class RunView:
     """Number of leftover processes that were ended."""
     notes: tuple[str, ...] = ()
 
+    @property
+    def only_a_scheduler_knows(self) -> bool:
+        """Whether the record does not tell the state: no launcher writes it.
+
+        The launcher of a submitted run may not have started yet, or its job was killed.
+        """
+        silent = self.launcher is None or self.unknown_since_s is not None
+        return silent and not self.state.final
+
     def to_json(self) -> dict[str, Any]:
         """The object that ``status --json`` prints."""
         first = self.first_failure

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tfcluster.model import RANKED_TYPES, Runtime, Strategy
+from tfcluster.model import Runtime, Strategy
 from tfcluster.runtime.errors import ContextError, NoRankError
 from tfcluster.runtime.process_identity import (
     ALONE,
@@ -20,6 +20,7 @@ from tfcluster.runtime.process_identity import (
     place_among,
     place_from,
 )
+from tfcluster.vocabulary import RANKED_TYPES
 
 _SERVING_TYPES = ("ps", "data")
 _OUTSIDE_TYPES = ("evaluator", "data")

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
-from tfcluster.model import RANKED_TYPES
 from tfcluster.runtime.collective import CollectiveError, Group, Signature, Transport
 from tfcluster.runtime.collective.collectives import meet
 from tfcluster.runtime.collective.peer_monitor import PeerMonitor
@@ -24,6 +23,7 @@ from tfcluster.runtime.telemetry import exit_status
 from tfcluster.runtime.telemetry.agent_channel import reporter
 from tfcluster.runtime.telemetry.exit_cause import cause
 from tfcluster.runtime.telemetry.rank_claim import agent_answers, claim
+from tfcluster.vocabulary import RANKED_TYPES
 
 _FOREVER_S = 20 * 86400.0
 """No timeout: nearly the maximum that poll(2) accepts."""

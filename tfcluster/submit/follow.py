@@ -21,7 +21,6 @@ from tfcluster.errors import ExitCode
 from tfcluster.launcher.echo import is_debugging
 from tfcluster.launcher.interrupts import Interrupt, interrupts
 from tfcluster.launcher.run_output import RunOutput
-from tfcluster.model import TaskId
 from tfcluster.record.files import read_json
 from tfcluster.record.load_run import read_run
 from tfcluster.record.logs import follow as follow_files
@@ -42,6 +41,7 @@ from tfcluster.submit.job_status import (
 from tfcluster.submit.run_command import Ask, asker
 from tfcluster.submit.scheduler import JobPhase, JobState, SchedulerError
 from tfcluster.submit.stopping import cancel
+from tfcluster.vocabulary import TaskId
 
 LOOK_S = 0.5
 ASK_S = 2.0

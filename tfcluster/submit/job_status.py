@@ -37,7 +37,7 @@ def with_job_state(
     view: RunView, paths: RunPaths, environ: Mapping[str, str]
 ) -> RunView:
     """``view``, with the scheduler's answer if the record does not tell the state."""
-    if view.state.final or not _needs_scheduler(view):
+    if not view.only_a_scheduler_knows:
         return view
     job = find_job(paths)
     if job is None:
@@ -53,10 +53,6 @@ def with_job_state(
         return replace(view, reason=f"job {job.id} is {_as_words(state.word)}")
     again = read_run(paths, now_s=time.time())
     return again if again.state.final else _lost(again, job, state)
-
-
-def _needs_scheduler(view: RunView) -> bool:
-    return view.launcher is None or view.unknown_since_s is not None
 
 
 def ask_state(job: Job, ask: Ask) -> JobState:

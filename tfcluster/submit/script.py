@@ -12,8 +12,9 @@ from collections.abc import Sequence
 
 from tfcluster import __version__
 from tfcluster.errors import ConfigError, Problem
-from tfcluster.model import TASK_TYPES, Description
+from tfcluster.model import Description
 from tfcluster.submit.scheduler import Launcher
+from tfcluster.vocabulary import TASK_TYPES
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from tfcluster.console.sanitise import sanitise_word
 from tfcluster.console.text import clock, fold_tasks, plural
 from tfcluster.host_patterns import fold
-from tfcluster.model import RANKED_TYPES
 from tfcluster.record.run_status import HostView, RunView, TaskView
 from tfcluster.states import TaskState
+from tfcluster.vocabulary import RANKED_TYPES
 
 _NAMED = 3
 _WAIT_WORTH_NAMING = 0.05
