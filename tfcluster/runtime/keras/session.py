@@ -27,7 +27,7 @@ from tfcluster.runtime.telemetry.step_rate import StepRate
 _SUSPICIOUS_APPLIES = 3
 """Warn after this many undivided batches in a row: a loop's first is never divided."""
 
-DOUBLING_RANK = 1
+TRIAL_RANK = 1
 """The rank that gets the chief's rows in a trial, each of them twice."""
 
 BY_ROWS = "gradients by rows"
@@ -208,8 +208,8 @@ class Session:
         self._local = threading.local()
         self._share: ContextVar[Share | None] = ContextVar("share", default=None)
         self._plain_step: ContextVar[bool] = ContextVar("plain_step", default=False)
-        self.pace = StepRate(self.reporter, self)
-        self.group.steps = lambda: self.pace.steps
+        self.step_rate = StepRate(self.reporter, self)
+        self.group.steps = lambda: self.step_rate.steps
         # With an undivided batch every rank computes the same, so only the chief
         # counts.
         counts = not self.divides or self.chief
@@ -307,7 +307,7 @@ class Session:
         if exchanged:
             self.exchanged()
         step = optimizer if step is None else step
-        self.pace.applied(step)
+        self.step_rate.applied(step)
         if in_loop and self.divides:
             self._applied_in_loop(optimizer, judged, step)
 

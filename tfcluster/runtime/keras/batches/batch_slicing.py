@@ -60,7 +60,7 @@ def take_part(data: Nest, rank: int, size: int) -> Part:
         total=float(batch),
         first=start,
     )
-    return Part(_cut_all(data, start, stop), share)
+    return Part(_slice_all(data, start, stop), share)
 
 
 def common_rows(leaves: Sequence[Rows]) -> tuple[Number, Flag]:
@@ -153,7 +153,7 @@ def _dynamic_part(
         first=first,
         undivided=~common,
     )
-    return Part(_cut_all(data, first, last), share)
+    return Part(_slice_all(data, first, last), share)
 
 
 def _of_the_chief(rank: int) -> Share:
@@ -170,7 +170,7 @@ def _float(number: float) -> Tensor:
     return constant
 
 
-def cut(leaf: Rows, start: Number, stop: Number) -> Rows:
+def slice_rows(leaf: Rows, start: Number, stop: Number) -> Rows:
     """Rows ``[start, stop)`` of one tensor or array."""
     if not isinstance(leaf, tf.SparseTensor):
         return leaf[start:stop]
@@ -182,13 +182,13 @@ def cut(leaf: Rows, start: Number, stop: Number) -> Rows:
     return piece
 
 
-def cut_some(nest: Nest, some: Sequence[Leaf], start: Number, stop: Number) -> Nest:
+def slice_some(nest: Nest, some: Sequence[Leaf], start: Number, stop: Number) -> Nest:
     """``nest`` with rows ``[start, stop)`` of those of its leaves that are ``some``."""
 
     def piece(leaf: Leaf) -> Leaf:
         if not any(leaf is other for other in some):
             return leaf
-        return cut(tf.convert_to_tensor(leaf), start, stop)
+        return slice_rows(tf.convert_to_tensor(leaf), start, stop)
 
     return tf.nest.map_structure(piece, nest)
 
@@ -234,7 +234,7 @@ def rows_in(leaf: Rows) -> Number:
     return rows
 
 
-def _cut_all(data: Nest, start: Number, stop: Number) -> Nest:
+def _slice_all(data: Nest, start: Number, stop: Number) -> Nest:
     return tf.nest.map_structure(
-        lambda leaf: cut(leaf, start, stop) if has_rows(leaf) else leaf, data
+        lambda leaf: slice_rows(leaf, start, stop) if has_rows(leaf) else leaf, data
     )

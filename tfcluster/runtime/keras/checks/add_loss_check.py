@@ -111,10 +111,10 @@ def _added(
     None if there are more or fewer.
     """
 
-    def cut(leaf: Leaf) -> Tensor:
+    def slice_rows(leaf: Leaf) -> Tensor:
         return tf.convert_to_tensor(leaf)[start:stop]
 
-    rows = keras.tree.map_structure(cut, inputs)
+    rows = keras.tree.map_structure(slice_rows, inputs)
     variables = model.trainable_variables, model.non_trainable_variables
     penalties = len(internals.regularization_losses(model))
     # Preferably not as in training, where random numbers would change the results.

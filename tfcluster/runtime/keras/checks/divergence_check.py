@@ -181,14 +181,14 @@ class Watch:
 
     def __init__(
         self,
-        drift: DivergenceCheck,
+        divergence_check: DivergenceCheck,
         owner: Owner,
         what: str,
         weights: Weights,
         hyperparameters: Hyperparameters | None,
         session: Session,
     ) -> None:
-        self._drift = drift
+        self._divergence_check = divergence_check
         self._owner = owner
         self._what = what
         self._weights = weights
@@ -237,8 +237,8 @@ class Watch:
         """The state for this watch: its owner may become known only after the trace."""
         known = self._owner()
         if known is None:
-            return self._drift.without_owner(self._what)
-        return self._drift.training(*known)
+            return self._divergence_check.without_owner(self._what)
+        return self._divergence_check.training(*known)
 
 
 class Look:

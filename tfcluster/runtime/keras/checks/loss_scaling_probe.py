@@ -18,14 +18,14 @@ import tensorflow as tf
 from tfcluster.runtime.collective import Signature
 from tfcluster.runtime.collective.collectives import allgather_bytes, broadcast_bytes
 from tfcluster.runtime.collective.transports.base import Array, flat_bytes
-from tfcluster.runtime.keras.checks.gradient_ratio import GradientRatio, growth
-from tfcluster.runtime.keras.session import DOUBLING_RANK, Session
+from tfcluster.runtime.keras.checks.gradient_ratio import GradientRatio, gradient_ratio
+from tfcluster.runtime.keras.session import TRIAL_RANK, Session
 
 _SUM, _DOUBTFUL = 1.75, 1.25
 """A gradient that grows by these factors belongs to a sum, wholly or in part."""
 _CERTAIN, _LIKELY = 0.95, 0.5
 """Cosines. Random effects (dropout, the noise of a GAN) change more than the length."""
-_GROWTH = struct.Struct("dd")
+_RATIO = struct.Struct("dd")
 
 
 class LossScalingProbe:
@@ -44,7 +44,7 @@ class LossScalingProbe:
         return all(allgather_bytes(self._session.group, ours, signature))
 
     def judge(self, optimizer: str, ours: Sequence[Array]) -> bool:
-        """See ``session.Trials``. ``DOUBLING_RANK`` is compared with the chief.
+        """See ``session.Trials``. ``TRIAL_RANK`` is compared with the chief.
 
         ``ours`` has an array for each variable. A gradient with the same direction and
         about twice the length is refused; a smaller growth gets a warning.
@@ -54,10 +54,10 @@ class LossScalingProbe:
         sent = flat_bytes(ours) if session.chief else b""
         chiefs = _like(ours, broadcast_bytes(session.group, sent, 0, Signature(what)))
         found = GradientRatio(0.0, 0.0)
-        if session.rank == DOUBLING_RANK:
-            found = growth(ours, chiefs)
-        packed = allgather_bytes(session.group, _GROWTH.pack(*found), Signature(what))
-        found = GradientRatio(*_GROWTH.unpack(packed[DOUBLING_RANK]))
+        if session.rank == TRIAL_RANK:
+            found = gradient_ratio(ours, chiefs)
+        packed = allgather_bytes(session.group, _RATIO.pack(*found), Signature(what))
+        found = GradientRatio(*_RATIO.unpack(packed[TRIAL_RANK]))
         if found.times >= _SUM and found.cosine >= _CERTAIN:
             session.refuse(
                 f"the gradients for {optimizer} grow with the number of rows in a "

@@ -13,9 +13,9 @@ import tensorflow as tf
 
 from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.keras.batches.batch_slicing import (
-    cut_some,
     has_dense_rows,
     rows_in,
+    slice_some,
 )
 from tfcluster.runtime.keras.checks.known_objects import KnownObjects
 from tfcluster.runtime.keras.checks.loss_reduction import same_rows
@@ -48,7 +48,7 @@ class OutputsByRow:
         known = self._judged.of(layer)
 
         def of_rows(start: int | Tensor, stop: int | Tensor) -> list[Tensor]:
-            found = tf.nest.flatten(outputs(cut_some(given, leaves, start, stop)))
+            found = tf.nest.flatten(outputs(slice_some(given, leaves, start, stop)))
             return [tensor for tensor in found if tensor.dtype.is_floating]
 
         def judge(*arrays: Array) -> np.bool_:

@@ -17,14 +17,14 @@ from tfcluster.runtime.keras.batches.batch_sharding import trial_bounds
 from tfcluster.runtime.keras.batches.batch_slicing import (
     Part,
     common_rows,
-    cut,
     has_rows,
+    slice_rows,
     twice,
 )
 from tfcluster.runtime.keras.checks.types import Leaf, Nested, TrainFunction
 from tfcluster.runtime.keras.session import (
-    DOUBLING_RANK,
     MOST_TRIALS,
+    TRIAL_RANK,
     Session,
     Share,
     Trials,
@@ -143,13 +143,13 @@ def _trial_part(
         batch = tf.cast(batch, tf.int64)
         possible = common & (batch >= size)
     start, stop = trial_bounds(batch, rank, size)
-    doubles = rank == DOUBLING_RANK
+    doubles = rank == TRIAL_RANK
     rows = stop - start
 
     def rows_of(leaf: Leaf) -> Leaf:
         if not has_rows(leaf):
             return leaf
-        piece = cut(leaf, start, stop)
+        piece = slice_rows(leaf, start, stop)
         return twice(piece) if doubles else piece
 
     share = Share(

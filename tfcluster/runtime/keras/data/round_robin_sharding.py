@@ -67,7 +67,7 @@ class FitBatches:
         patches.TABLE.install({patches.EPOCH_ITERATOR: self._begin})
 
     @contextmanager
-    def next_is_dealt(self) -> Iterator[None]:
+    def sharding_next_iterator(self) -> Iterator[None]:
         """Shard the next iterator of Keras that this thread creates, for training."""
         with self._session.once(_SHARDING):
             try:

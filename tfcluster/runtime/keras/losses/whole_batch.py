@@ -22,7 +22,7 @@ from tfcluster.runtime.keras import internals
 from tfcluster.runtime.keras.batches.batch_slicing import has_dense_rows
 from tfcluster.runtime.keras.checks.op_replay import Holds
 from tfcluster.runtime.keras.graph_order import exchange_in_order
-from tfcluster.runtime.keras.session import BY_ROWS, DOUBLING_RANK, Session, Share
+from tfcluster.runtime.keras.session import BY_ROWS, TRIAL_RANK, Session, Share
 from tfcluster.runtime.tensor_types import Array, Nest, Tensor, TensorLike
 from tfcluster.runtime.tensors import is_inexact
 
@@ -169,12 +169,12 @@ class WholeBatch:
         session = self._session
         if values:
             counted, present = float(values[0]), float(values[1])
-            doubles = bool(values[2]) and session.rank == DOUBLING_RANK
+            doubles = bool(values[2]) and session.rank == TRIAL_RANK
             return _Rows(counted, present, doubles, undivided=bool(values[3]))
         share = session.loop.share
         if not session.divides:
             return _Rows(1.0, 1.0, doubles=False, undivided=not session.loop.in_pass)
-        doubles = bool(share.trial) and session.rank == DOUBLING_RANK
+        doubles = bool(share.trial) and session.rank == TRIAL_RANK
         counted, present = float(share.rows), float(share.present)
         return _Rows(counted, present, doubles, undivided=not session.loop.is_dividing)
 

@@ -133,11 +133,11 @@ class WholeBatchLosses:
         tolerance = TOLERANCES.get(loss.dtype, max(TOLERANCES.values()))
 
         def part(start: int | Tensor, stop: int | Tensor) -> Tensor:
-            def cut(tensor: Tensor) -> Tensor:
+            def slice_rows(tensor: Tensor) -> Tensor:
                 return tf.cast(tensor[start:stop], loss.dtype)
 
-            true = keras.tree.map_structure(cut, y_true)
-            pred = keras.tree.map_structure(cut, y_pred)
+            true = keras.tree.map_structure(slice_rows, y_true)
+            pred = keras.tree.map_structure(slice_rows, y_pred)
             return tf.cast(tf.stop_gradient(loss.call(true, pred)), tf.float64)
 
         def judge(whole: Array, first: Array, second: Array, rows: Array) -> Array:

@@ -16,7 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfcluster.runtime.keras.data.dataset_iteration import DatasetIteration
-from tfcluster.runtime.keras.session import DOUBLING_RANK, OF_ALL_ROWS, Session
+from tfcluster.runtime.keras.session import OF_ALL_ROWS, TRIAL_RANK, Session
 from tfcluster.runtime.tensor_types import DType, Tensor
 
 _BLOCK_BITS = 128
@@ -223,7 +223,7 @@ class DrawnRows:
             present = tf.maximum(present, tf.ones_like(present))
         else:
             present = max(present, 1)
-        may_double = session.trials is not None and session.rank == DOUBLING_RANK
+        may_double = session.trials is not None and session.rank == TRIAL_RANK
         return _Rows(
             first=share.first,
             present=present,

@@ -15,9 +15,9 @@ import tensorflow as tf
 from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.keras.batches.batch_slicing import (
     Number,
-    cut_some,
     has_dense_rows,
     rows_in,
+    slice_some,
 )
 from tfcluster.runtime.keras.checks.known_objects import KnownObjects
 from tfcluster.runtime.keras.graph_order import exchange_in_order
@@ -135,7 +135,7 @@ def _numbers(
         return update(values, given)[place]
 
     def part(start: Number, stop: Number) -> Nest:
-        return cut_some(given, leaves, start, stop)
+        return slice_some(given, leaves, start, stop)
 
     half = rows // 2
     whole = update(current, given)

@@ -62,7 +62,7 @@ class TapeGradients:
     """The hooks on ``GradientTape``, and the handling of its gradients at ``apply``.
 
     Without ``averages_state`` the variables that layers update are left alone.
-    ``drift`` compares the ranks whenever a tape's gradients are exchanged.
+    ``divergence_check`` compares the ranks whenever a tape's gradients are exchanged.
     """
 
     def __init__(
@@ -70,10 +70,10 @@ class TapeGradients:
         session: Session,
         *,
         averages_state: bool = True,
-        drift: DivergenceCheck | None = None,
+        divergence_check: DivergenceCheck | None = None,
     ) -> None:
         self._session = session
-        self._divergence_check = drift
+        self._divergence_check = divergence_check
         self._averages_state = averages_state
         self._names = session.optimizer_names
         self._origins = ObjectMap[_Origin]()
