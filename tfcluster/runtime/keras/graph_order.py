@@ -31,8 +31,11 @@ def exchange_in_order(
 ) -> Any:
     """``tf.numpy_function`` for a ``run`` that communicates with the other ranks.
 
-    ``run`` must change neither its arguments nor, afterwards, its results: tensors may
-    share their memory. Raises CollectiveError if XLA would compile it.
+    ``run`` gets the inputs as arrays and returns arrays of dtypes ``types``: one, or a
+    list. Returns tensors in the same form; their shapes are unknown in a graph. ``run``
+    must change neither its arguments nor, afterwards, its results: tensors may share
+    their memory. Raises CollectiveError if XLA would compile it, and what ``run``
+    raises; in a graph as text in a ``tf.errors.OpError``, when the op runs.
     """
     if tf.executing_eagerly():
         return _called(run, inputs, types)

@@ -44,7 +44,9 @@ MOST_TRIALS = 100
 class Share:
     """The weight of this rank's part of a batch.
 
-    The fields may be tensors: a step that is traced once serves batches of many sizes.
+    The fields but ``data`` and ``alone`` may be scalar tensors: a step that is traced
+    once serves batches of many sizes. ``rows``, ``total``, ``first`` and ``uncounted``
+    are numbers, ``counts``, ``trial`` and ``undivided`` booleans.
     """
 
     rows: Any
@@ -60,7 +62,7 @@ class Share:
     uncounted: Any = 0
     """The number of rows that this rank computes beside ``rows``, without weight."""
     first: Any = 0
-    """The number of the first row that this rank computes in the whole batch."""
+    """The index, in the whole batch, of the first row that this rank computes."""
     data: Any = None
     """This rank's rows, set if the program's own code takes part in the loss."""
     undivided: Any = False
@@ -68,7 +70,7 @@ class Share:
 
     @property
     def present(self) -> Any:
-        """The number of rows that this rank computes."""
+        """The number of rows that this rank computes: a number, or a scalar tensor."""
         return self.rows + self.uncounted
 
     @property
@@ -105,7 +107,8 @@ class LoopState:
     in_pass: bool = False
     """Whether ``share`` is that of a batch of a pass that has not ended."""
     unjudged: set[str] = field(default_factory=set)
-    """Optimizers that have applied gradients, but never one of a trial."""
+    """Optimizers that have applied gradients but have not been judged by a trial
+    yet."""
     trials: int = 0
     """The number of trial batches so far."""
     batches: int = 0
@@ -119,7 +122,7 @@ class LoopState:
     applies: int = 0
     """The number of gradients that custom loops have exchanged so far."""
     undivided_applies: Counter[str] = field(default_factory=Counter)
-    """How many of the latest gradients were the same on all ranks, by kind."""
+    """Number of consecutive gradients that were equal on all ranks, by ``step``."""
 
     applied_at: str = "the program"
     """Where the program applied the last gradient."""
@@ -146,13 +149,18 @@ class Trials(Protocol):
     """The number of gradients judged so far."""
 
     def allowed(self) -> bool:
-        """Whether one of the next batches may be a trial; the same on all ranks."""
+        """Whether one of the next batches may be a trial; the same on all ranks.
+
+        Raises what ``Group.exchange`` raises.
+        """
         ...
 
     def judge(self, optimizer: str, ours: Sequence[Array]) -> bool:
         """Judge this rank's gradients of a trial; return whether they were conclusive.
 
-        Raises CollectiveError on all ranks if they are those of a sum over the rows.
+        ``ours`` has a float array for each variable, of equal shapes on all ranks.
+        Raises CollectiveError on all ranks if they are those of a sum over the rows,
+        and what ``Group.exchange`` raises.
         """
         ...
 
@@ -180,7 +188,7 @@ class Session:
     last_rows: float = 1.0
     """The weight of this rank's last gradient."""
     draws: int = 0
-    """The number of calls so far that draw other random numbers on each rank."""
+    """The number of calls so far that drew different random numbers on each rank."""
     unapplied: dict[int, tuple[int, ...]] = field(default_factory=dict)
     """The shapes of weights, by id, whose gradients were computed but not applied."""
     waited_for_servers_s: Callable[[], float] = lambda: 0.0
@@ -217,14 +225,17 @@ class Session:
 
     @property
     def rank(self) -> int:
+        """This rank's number among ``size``; asynchronous ranks are 0 of 1."""
         return self.group.rank
 
     @property
     def size(self) -> int:
+        """The number of ranks that train synchronously."""
         return self.group.size
 
     @property
     def chief(self) -> bool:
+        """Whether this is rank 0 of the group."""
         return self.group.rank == 0
 
     @property
@@ -301,7 +312,7 @@ class Session:
         """Record that ``optimizer`` gets a gradient.
 
         ``exchanged``: it is combined from all ranks. ``step`` defaults to
-        ``optimizer``; it is the same for gradients of which each step has one.
+        ``optimizer``; gradients that occur exactly once per step share one name.
         """
         self.applies += 1
         if exchanged:
@@ -331,8 +342,9 @@ class Session:
     def _applied_in_loop(self, optimizer: str, judged: bool, step: str) -> None:
         loop = self.loop
         loop.applies += 1
-        # After its pass, a batch may be part of gradients that were added up; if not,
-        # this gradient comes from elsewhere, as from a loop within a tf.function.
+        # After a pass has ended, its batches may still belong to an accumulated
+        # gradient. Otherwise the gradient has another source, such as a loop inside a
+        # tf.function.
         divided = loop.divided and (loop.in_pass or bool(loop.batches or loop.taken))
         if loop.batches:
             loop.window, loop.batches = loop.batches, 0
@@ -374,5 +386,8 @@ class Session:
         self.group.refusal = error
 
     def agreed(self, value: str, what: str) -> str:
-        """Broadcast the chief's value to all ranks."""
+        """Broadcast the chief's value to all ranks; ``what`` names the exchange.
+
+        All ranks must call it. Raises what ``Group.exchange`` raises.
+        """
         return broadcast_bytes(self.group, value.encode(), 0, Signature(what)).decode()

@@ -52,6 +52,7 @@ class StepRecorder:
         self._count = 0
 
     def install(self) -> None:
+        """Install the hooks in Keras and TensorFlow, once per process."""
         patches.TABLE.install(
             {
                 patches.OPTIMIZER_APPLY: self._apply,
@@ -127,7 +128,7 @@ class StepRecorder:
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def _applied(self, optimizer: Optimizer, given: Sequence[Any] | None) -> None:
-        """Record the step's result now, or whenever the graph runs that is traced."""
+        """Record the step's result now, or each time the graph being traced runs."""
         trained = list(given or internals.trained_variables(optimizer))
         number, new = self._optimizer_number(optimizer)
         if new:
@@ -173,7 +174,10 @@ class StepRecorder:
         self._event({"kind": "step", "optimizer": number, "file": file, "names": names})
 
     def logs(self, kind: str, model: int, logs: Mapping[str, Any]) -> None:
-        """Record losses and metrics as the program sees them."""
+        """Record losses and metrics as the program sees them: numbers by name.
+
+        Raises OSError if the folder cannot be written.
+        """
         values = {name: float(np.mean(value)) for name, value in logs.items()}
         self._event({"kind": kind, "model": model, "logs": values})
 
@@ -230,7 +234,7 @@ def _layers_of(models: Sequence[Model]) -> list[Layer]:
 
 
 def _states_of(models: Sequence[Model], trained: Sequence[Variable]) -> list[Variable]:
-    """What else the models hold: moving averages, counters; without random states."""
+    """The models' other variables, such as moving averages, but no random states."""
     found: dict[int, Variable] = {}
     known = {id(one) for one in trained}
     metrics = {

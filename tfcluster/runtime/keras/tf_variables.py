@@ -19,8 +19,9 @@ def raw(variable: Any) -> Any:
 def new_variable(value: Any, dtype: Any = None, *, name: str | None = None) -> Any:
     """A tf.Variable of ours, which is not trained; made at once, outside of any graph.
 
-    It may be made at any time, also in the second trace of a ``tf.function``, which
-    forbids the program to create variables.
+    Its shape is that of ``value``, its dtype ``dtype`` or that of ``value``. It may be
+    made at any time, also in the second trace of a ``tf.function``, which forbids the
+    program to create variables.
     """
     plain = tf.variable_creator_scope(tf_internals.plain_variable)
     with tf.init_scope(), plain:

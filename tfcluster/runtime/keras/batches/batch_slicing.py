@@ -39,8 +39,11 @@ class Part:
 def take_part(data: Nest, rank: int, size: int) -> Part:
     """This rank's rows of a global batch.
 
-    A rank without rows gets the first row, with weight 0. If the tensors do not all
-    have the same number of rows, they cannot be divided, and every rank gets all rows.
+    Leaves are tensors (dense, ragged or sparse) and arrays of shape (rows, ...) and any
+    dtype; others are passed on. Structure, dtypes and other dimensions stay. The fields
+    of the share are numbers if the number of rows is known, else scalar tensors. A rank
+    without rows gets the first row, with weight 0. If the tensors do not all have the
+    same number of rows, they cannot be divided, and every rank gets all rows.
     """
     leaves = [leaf for leaf in tf.nest.flatten(data) if has_rows(leaf)]
     if not leaves:
@@ -66,9 +69,10 @@ def take_part(data: Nest, rank: int, size: int) -> Part:
 def common_rows(leaves: Sequence[Rows]) -> tuple[Number, Flag]:
     """The number of rows of the first tensor, and whether all tensors have the same.
 
-    Returns an int and a bool if these are known, else scalar tensors. A square matrix
-    beside other tensors may be the adjacency matrix of a graph. Then the batch is one
-    graph and must not be divided by its nodes, so the second result is false.
+    ``leaves`` have at least one dimension, and there is at least one. Returns an int
+    and a bool if these are known, else scalar tensors of int64 and bool. A square
+    matrix next to other tensors may be the adjacency matrix of a graph. Then the batch
+    is one graph and must not be divided by its nodes, so the second result is false.
     """
     counts: list[Any] = [rows_in(leaf) for leaf in leaves]
     common: Any
@@ -171,7 +175,10 @@ def _float(number: float) -> Tensor:
 
 
 def slice_rows(leaf: Rows, start: Number, stop: Number) -> Rows:
-    """Rows ``[start, stop)`` of one tensor or array."""
+    """Rows ``[start, stop)`` of one tensor or array.
+
+    The dtype and the other dimensions stay.
+    """
     if not isinstance(leaf, tf.SparseTensor):
         return leaf[start:stop]
     shape = leaf.dense_shape
@@ -194,7 +201,10 @@ def slice_some(nest: Nest, some: Sequence[Leaf], start: Number, stop: Number) ->
 
 
 def twice(leaf: Rows) -> Rows:
-    """All rows of a tensor, followed by all of them again: twice as many rows."""
+    """All rows of a tensor, followed by all of them again: twice as many rows.
+
+    The dtype and the other dimensions stay; an array becomes a tensor.
+    """
     if isinstance(leaf, tf.SparseTensor):
         return tf.sparse.concat(0, [leaf, leaf])
     return tf.concat([leaf, leaf], 0)

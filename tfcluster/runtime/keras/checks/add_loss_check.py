@@ -2,7 +2,8 @@
 
 ``add_loss`` is given a number, which does not show how it was computed. So in its first
 step the model is called again, with this rank's rows and with each half of them, and
-the numbers are compared like those of a loss function: see ``loss_reduction``.
+the numbers are compared like those of a loss function: see ``loss_reduction``. The
+method is tfcluster's own.
 """
 
 from __future__ import annotations
@@ -39,9 +40,11 @@ class AddLossCheck:
         """Compare what layers add to the loss for a rank's rows and for their halves.
 
         ``data`` is this rank's part of the batch, as ``train_step`` gets it. Runs until
-        everything is known. Does nothing for an ``undivided`` batch (a boolean scalar).
+        everything is known. Does nothing for an ``undivided`` batch (a bool, or a
+        boolean scalar). Exchanges nothing.
 
-        Raises CollectiveError, when the step runs, if a layer adds a sum over the rows.
+        Raises CollectiveError, when the step runs, if a layer adds a sum over the rows;
+        warns of other values that are not a mean.
         """
         names = _adders(model)
         inputs = keras.utils.unpack_x_y_sample_weight(data)[0]

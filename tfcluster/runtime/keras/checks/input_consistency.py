@@ -35,7 +35,10 @@ class InputConsistency:
     def look(self, data: Nested) -> None:
         """Compare this rank's batch with the other ranks', eagerly or in a graph.
 
-        ``data`` is the whole batch, before it is divided. All ranks must call this.
+        ``data`` is the whole batch, before it is divided: tensors and arrays of any
+        shapes and dtypes; other leaves are not compared. All ranks must call this. It
+        warns of a difference. Raises what ``exchange_in_order`` and ``Group.exchange``
+        raise, when the step runs.
         """
         samples = [_sample(leaf) for leaf in tf.nest.flatten(data)]
         samples = [sample for sample in samples if sample is not None]

@@ -1,7 +1,7 @@
 """Finds layers whose output for a row depends on the other rows of the batch.
 
 A custom layer may, for example, divide by the largest value in the batch. A rank has
-only some of the rows, so its largest value may differ.
+only some of the rows, so its largest value may differ. The method is tfcluster's own.
 """
 
 from __future__ import annotations
@@ -36,10 +36,11 @@ class OutputsByRow:
     def look(
         self, layer: Layer, outputs: Callable[[Nested], Nested], given: Nested
     ) -> None:
-        """Check ``layer``, whose arguments are ``given``.
+        """Check ``layer``, whose arguments ``given`` have this rank's rows.
 
-        ``outputs`` computes its outputs for arguments of the same structure. Does
-        nothing if no argument is a dense tensor with rows.
+        ``outputs`` computes its outputs for arguments of the same structure. Warns when
+        the step runs, if an output of a row depends on other rows. Does nothing if no
+        argument is a dense tensor with rows.
         """
         leaves = [leaf for leaf in tf.nest.flatten(given) if has_dense_rows(leaf)]
         if not leaves:

@@ -32,6 +32,7 @@ class OwnExchanges:
         """Whether the program's last loop iterates over a shard of a dataset."""
 
     def install(self) -> None:
+        """Install the hooks in Keras and TensorFlow, once per process."""
         patches.TABLE.install({patches.MODEL_FIT: self._fit})
         tf_patches.TABLE.install(
             {

@@ -2,7 +2,8 @@
 
 It is a dimensional analysis of the graph: a sum over the rows scales with their number
 (degree 1), a mean does not (degree 0), and a quotient has the difference of two
-degrees. If an operation is not known, the degree is unknown.
+degrees. If an operation is not known, the degree is unknown. The method is tfcluster's
+own.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ contrastive loss: the losses of the ranks' rows do not determine that of all row
 
 The loss is recomputed for the other arrangements of rows without running the user's
 code: see ``op_replay``. Random numbers and the batch statistics of
-``BatchNormalization`` keep their values.
+``BatchNormalization`` keep their values. The method is tfcluster's own.
 """
 
 from __future__ import annotations
@@ -67,7 +67,10 @@ class RowTerms:
         tf_patches.TABLE.install({tf_patches.TAPE_GRADIENT: self._before_gradient})
 
     def begin_batch(self, data: Nested, loop: str) -> None:
-        """Record the eager step in which ``loop`` uses ``data``, this rank's rows."""
+        """Record the eager step in which ``loop`` uses ``data``, this rank's rows.
+
+        ``data`` is a nested structure; each tensor in it has shape (rows, ...).
+        """
         self.end_batch()
         self._batches[loop] += 1
         leaves = [leaf for leaf in tf.nest.flatten(data) if has_rows(leaf)]
@@ -161,7 +164,7 @@ class RowTerms:
         return (ops_of(graph), leaves) if leaves else None
 
     def _leaves_in(self, graph: tf.Graph) -> list[Tensor]:
-        """The tensors of a graph whose rows are the batch's, as far as known."""
+        """The tensors of a graph that are known to have the batch's rows."""
         share = self._session.share
         if share is not None:
             known = {id(leaf): leaf for leaf in _flat(share.data) if has_rows(leaf)}

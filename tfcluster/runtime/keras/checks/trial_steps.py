@@ -62,7 +62,10 @@ class TrialSteps:
         patches.TABLE.install({patches.MODEL_MAKE_TRAIN_FUNCTION: self._make})
 
     def part(self, data: Nested, part: Part) -> Part:
-        """This rank's ``part`` of the whole batch ``data``; in a trial another part."""
+        """``part``, this rank's part of ``data``, or a different part during a trial.
+
+        Structure, dtypes and all dimensions but the first are those of ``data``.
+        """
         if self._trial is None:
             return part
         tried = _trial_part(data, self._session.rank, self._session.size)

@@ -32,4 +32,6 @@ class Loss(Protocol):
     name: str
     dtype: str
 
-    def call(self, y_true: Nested, y_pred: Nested) -> Tensor: ...
+    def call(self, y_true: Nested, y_pred: Nested) -> Tensor:
+        """The loss for each row, or a scalar, before the reduction."""
+        ...

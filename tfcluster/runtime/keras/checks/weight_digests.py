@@ -128,13 +128,16 @@ class Hyperparameters:
 
 
 def _numbers(optimizer: Optimizer) -> list[tuple[str | None, str]]:
-    """Its constructor's plain numbers: (attribute that holds them or None, key)."""
+    """The optimizer's numeric constructor arguments.
+
+    Pairs of the attribute of the inner optimizer that holds it, or None, and its key.
+    """
     found: list[tuple[str | None, str]] = []
     inner = getattr(optimizer, "inner_optimizer", None)
     for owner, holder in ((None, optimizer), ("inner_optimizer", inner)):
         if holder is None:
             continue
-        # get_config reads variables, and may fail in a class of the program's own.
+        # get_config reads variables, and may fail in a custom class.
         with contextlib.suppress(Exception), tf.init_scope():
             found += [(owner, k) for k in holder.get_config() if k in vars(holder)]
     return found

@@ -59,6 +59,7 @@ class DatasetIteration:
         """The pass that has yielded the last batch, as long as it has not ended."""
 
     def install(self) -> None:
+        """Install the hook in TensorFlow, once per process."""
         tf_patches.TABLE.install({tf_patches.DATASET_ITER: self._iter})
 
     def yields(self, share: Share, dataset_pass: int) -> None:
@@ -70,11 +71,11 @@ class DatasetIteration:
         self._takes_part()
 
     def count_whole_batch(self) -> None:
-        """Make metrics count what all ranks get now, besides their parts of a batch."""
+        """Make metrics count what every rank gets as a whole, not a part of a batch."""
         self.seen.set(self._rank_alone)
 
     def ended(self, dataset_pass: int) -> None:
-        """Record the end of a pass: of the last one, or of one within its loop.
+        """Record that a pass has ended: the current one, or one nested in its loop.
 
         Gradients keep the share of the last batch: a program may add them up, and apply
         them after its loop.
@@ -130,7 +131,7 @@ class DatasetPass:
         self._loops.ended(id(self))
 
     def next_bounds(self, batch: int, *, divisible: bool) -> tuple[int, int, int]:
-        """Choose the rows of the next batch: start, stop, and how many times they come.
+        """Choose the rows of the next batch: start, stop, and how often each one comes.
 
         ``batch`` is the number of rows of its first tensor. ``divisible``: all of its
         tensors have as many, so it can be divided.
@@ -202,7 +203,8 @@ class DatasetPass:
         """
         if beside or not self._session.loop.several:
             return all(other == fractions for other in beside)
-        # Other batches will follow: equal fractions for all ranks fit most of them.
+        # More batches may join this gradient; equal fractions on all ranks suit most of
+        # them.
         counted = fractions[:TRIAL_RANK] + fractions[TRIAL_RANK + trial :]
         return len(set(counted)) == 1
 

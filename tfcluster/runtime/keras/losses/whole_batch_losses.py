@@ -1,10 +1,10 @@
 """Losses that depend on the batch as a whole are computed from all ranks' rows.
 
-Keras's own losses have a value for each row. What a loss of the program's own does with
-the rows is unknown, as is that of a loss that returns one number. So it gets the rows
-of all ranks: see ``whole_batch``. In the first step, and in a few later ones, it is
-also computed for both halves of these rows. If it is a mean over the rows, each rank
-computes it from its own rows from then on, which costs no exchange. A sum is refused.
+Keras's own losses have a value for each row. What a custom loss does with the rows is
+unknown, as is that of a loss that returns one number. So it gets the rows of all ranks:
+see ``whole_batch``. In the first step, and in a few later ones, it is also computed for
+both halves of these rows. If it is a mean over the rows, each rank computes it from its
+own rows from then on, which costs no exchange. A sum is refused.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class WholeBatchLosses:
     def returned(self, values: TensorLike) -> bool:
         """Record what the loss being called has returned, before its reduction.
 
-        ``values`` has a number for each row, or is a scalar. Returns whether they are
-        those of all ranks' rows.
+        ``values`` has a number for each row, of shape (rows, ...), or is a scalar.
+        Returns whether they are those of all ranks' rows.
         """
         self._local.values = values
         return self._session.within(OF_ALL_ROWS)

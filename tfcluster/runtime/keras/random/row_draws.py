@@ -1,4 +1,4 @@
-"""Random numbers of a training step are those that one machine draws for the batch.
+"""Makes a training step draw the random numbers of one machine for the batch.
 
 All ranks have the same seeds. Each rank draws the numbers of its rows in the whole
 batch (see ``drawn_rows``), so dropout, noise and augmentation are equal to one
@@ -39,6 +39,7 @@ class RowDraws:
         self._rows = rows
 
     def install(self) -> None:
+        """Install the hooks in Keras and TensorFlow, once per process."""
         patches.TABLE.install(
             {
                 patches.SEED_GENERATOR_NEXT: self._next,

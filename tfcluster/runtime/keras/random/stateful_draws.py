@@ -1,4 +1,4 @@
-"""Random ops that keep a state draw the numbers of a rank's rows, too.
+"""Makes stateful random ops, too, draw the numbers for a rank's own rows.
 
 These are ``tf.random.normal``, ``tf.nn.dropout`` and the like, and
 ``tf.random.Generator``. Their state advances by the numbers of the whole batch, as on
@@ -25,9 +25,9 @@ from tfcluster.runtime.keras.tf_variables import new_variable
 from tfcluster.runtime.tensor_types import DType, Tensor, Variable
 
 _RESERVED = 256
-"""The blocks of random bits by which an op advances its state for each number."""
+"""Number of blocks of random bits by which an op advances its state per number."""
 _PHILOX = 1
-"""This generator, for the stateless ops."""
+"""The stateless ops' id of the Philox generator."""
 
 
 class StatefulDraws:
@@ -40,6 +40,7 @@ class StatefulDraws:
         """For each op, how many numbers it has drawn."""
 
     def install(self) -> None:
+        """Install the hooks in TensorFlow, once per process."""
         tf_patches.TABLE.install(
             {
                 tf_patches.STATEFUL_NORMAL: self._normal,

@@ -148,7 +148,7 @@ class ServerModels:
         in_step = tf.executing_eagerly()
         with self._lock, tf.init_scope():
             model, others = self._open(optimizer, kinds)
-        # A step that is only being traced will run with the right values.
+        # A step that is being traced will read the current values when it runs.
         model.begun_elsewhere = others and in_step
         return model
 
@@ -354,7 +354,7 @@ class ServerModels:
 
 
 def _are_others(opened: OpenResult, values: Sequence[Array]) -> bool:
-    """Whether the ps tasks have other values than this task's initial ones."""
+    """Whether the values on the ps tasks differ from this task's initial ones."""
     return not opened.defined and not all(
         np.array_equal(theirs, ours)
         for theirs, ours in zip(opened.values, values, strict=True)

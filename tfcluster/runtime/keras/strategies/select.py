@@ -40,7 +40,11 @@ from tfcluster.runtime.telemetry.rank_claim import require_first
 
 
 def begin(context: Context) -> Session:
-    """Install the hooks in Keras, once per process, and return the session."""
+    """Install the hooks in Keras, once per process, and return the session.
+
+    ``context`` is that of a task that trains. Raises CollectiveError if the strategy
+    needs ps tasks and there are none, and what ``process_group.join`` raises.
+    """
     disable_autotune.install()
     if (
         context.strategy is Strategy.PARAMETER_SERVER

@@ -318,7 +318,10 @@ def has_exchanged(session: Session, model: Model, applies: int) -> bool:
 
 
 def not_distributed(when: str) -> NotDistributedError:
-    """The error for a program whose gradients were not exchanged."""
+    """The error for a program whose gradients were not exchanged.
+
+    ``when`` says until when, such as "the first step of sequential".
+    """
     return NotDistributedError(
         f"the script was not distributed: in {when} no gradient passed through "
         "Optimizer.apply of a Keras optimizer, where the ranks exchange them. Does a "

@@ -310,6 +310,7 @@ class TapeGradients:
     ) -> list[bool]:
         """Whether each gradient is still this rank's own, so that it must be exchanged.
 
+        ``gradients`` are tensors, IndexedSlices or None, one for each of ``variables``.
         Raises CollectiveError if the program has changed such a gradient.
         """
         own = []
