@@ -34,6 +34,7 @@ from tfcluster.runtime.tensor_types import (
     Tensor,
     TensorLike,
 )
+from tfcluster.runtime.tensor_types import Variable as TfVariable
 
 _OPTIMIZER = "keras.optimizers.Optimizer"
 _LAYER = "keras.Layer"
@@ -302,7 +303,7 @@ def clipped(optimizer: Optimizer, gradients: Sequence[Gradient]) -> list[Gradien
     return optimizer._clip_gradients(gradients)
 
 
-def decays(optimizer: Optimizer, variable: Variable) -> bool:
+def decays(optimizer: Optimizer, variable: Variable | TfVariable) -> bool:
     """Whether the optimizer applies weight decay to a variable."""
     return optimizer._use_weight_decay(variable)
 

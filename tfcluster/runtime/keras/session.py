@@ -14,15 +14,17 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any, NoReturn, Protocol
+from typing import NoReturn, Protocol
 
 from tfcluster.runtime.collective import CollectiveError, Group, Signature
 from tfcluster.runtime.collective.buckets import DEFAULT_BYTES
 from tfcluster.runtime.collective.collectives import broadcast_bytes
 from tfcluster.runtime.collective.transports.base import Array
+from tfcluster.runtime.keras.types import Variable
 from tfcluster.runtime.keras.unique_names import OptimizerNames
 from tfcluster.runtime.telemetry.agent_channel import Reporter
 from tfcluster.runtime.telemetry.step_rate import StepRate
+from tfcluster.runtime.tensor_types import Flag, Nest, Number, Weight
 
 _SUSPICIOUS_APPLIES = 3
 """Warn after this many undivided batches in a row: a loop's first is never divided."""
@@ -49,37 +51,37 @@ class Share:
     are numbers, ``counts``, ``trial`` and ``undivided`` booleans.
     """
 
-    rows: Any
+    rows: Weight
     """The weight of this rank's gradients."""
-    counts: Any
+    counts: Flag
     """Whether metrics include this rank's rows."""
-    total: Any = None
+    total: Weight | None = None
     """The sum of all ranks' weights, if known in advance."""
     alone: bool = False
     """The other ranks may not be running a step: nothing may be exchanged."""
-    trial: Any = False
+    trial: Flag = False
     """One rank has the chief's rows, each twice; see ``loss_scaling_probe``."""
-    uncounted: Any = 0
+    uncounted: Weight = 0
     """The number of rows that this rank computes beside ``rows``, without weight."""
-    first: Any = 0
+    first: Number = 0
     """The index, in the whole batch, of the first row that this rank computes."""
-    data: Any = None
+    data: Nest = None
     """This rank's rows, set if the program's own code takes part in the loss."""
-    undivided: Any = False
+    undivided: Flag = False
     """Whether every rank has the whole batch; a bool or a boolean tensor."""
 
     @property
-    def present(self) -> Any:
+    def present(self) -> Weight:
         """The number of rows that this rank computes: a number, or a scalar tensor."""
         return self.rows + self.uncounted
 
     @property
-    def fraction(self) -> Any:
+    def fraction(self) -> Weight | None:
         """This rank's fraction of all ranks' weights; None if ``total`` is unknown."""
         return None if self.total is None else self.rows / self.total
 
     @classmethod
-    def undivided_batch(cls, *, counts: bool, weight: float = 1.0) -> Share:
+    def undivided_batch(cls, *, counts: Flag, weight: float = 1.0) -> Share:
         """The share of a batch that every rank computes as a whole.
 
         ``weight`` is that of this rank's gradients, in a mean whose weights are not
@@ -183,7 +185,7 @@ class Session:
     """The number of gradients exchanged so far."""
     optimizer_names: OptimizerNames = field(default_factory=OptimizerNames)
     """The optimizers' names in messages and on ps tasks, equal on all ranks."""
-    hooked: dict[int, weakref.ref[Any]] = field(default_factory=dict)
+    hooked: dict[int, weakref.ref[Variable]] = field(default_factory=dict)
     """Variables, by id, whose gradients pass through our hook."""
     last_rows: float = 1.0
     """The weight of this rank's last gradient."""
@@ -322,13 +324,13 @@ class Session:
         if in_loop and self.divides:
             self._applied_in_loop(optimizer, judged, step)
 
-    def hook(self, variables: Sequence[Any]) -> None:
+    def hook(self, variables: Sequence[Variable]) -> None:
         """Record that gradients for these variables pass through our hook."""
         for variable in variables:
             if id(variable) not in self.hooked:
                 self.hooked[id(variable)] = weakref.ref(variable)
 
-    def hooks(self, variables: Sequence[Any]) -> bool:
+    def hooks(self, variables: Sequence[Variable]) -> bool:
         """Whether gradients for any of these variables pass through our hook."""
         known = (self.hooked.get(id(variable)) for variable in variables)
         # The id may now be that of another variable, since the first one is gone.

@@ -15,17 +15,19 @@ import tensorflow as tf
 
 from tfcluster.runtime.keras.batches.batch_sharding import bounds
 from tfcluster.runtime.keras.session import Share
-from tfcluster.runtime.tensor_types import DTypeLike, Leaf, Nest, Tensor
+from tfcluster.runtime.tensor_types import (
+    DTypeLike,
+    Flag,
+    Leaf,
+    Nest,
+    Number,
+    Tensor,
+    Weight,
+)
 
 Rows: TypeAlias = Any
 """A tensor (dense, ragged or sparse) or array of at least one dimension: the rows.
 Not a union, since mypy cannot narrow one by ``isinstance`` of an untyped class."""
-
-Number: TypeAlias = int | Tensor
-"""A number of rows: a Python number if it is known, else a scalar integer tensor."""
-
-Flag: TypeAlias = bool | Tensor
-"""A Python bool if it is known, else a scalar boolean tensor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +157,7 @@ def _dynamic_part(
         counts=tf.where(common, ~empty, chiefs.counts),
         total=tf.where(common, tf.cast(batch, tf.float64), _float(1.0)),
         first=first,
-        undivided=~common,
+        undivided=tf.logical_not(common),
     )
     return Part(_slice_all(data, first, last), share)
 
@@ -169,7 +171,7 @@ def _of_the_chief(rank: int) -> Share:
     return Share.undivided_batch(counts=rank == 0, weight=float(rank == 0))
 
 
-def _float(number: float) -> Tensor:
+def _float(number: Weight) -> Tensor:
     constant: Tensor = tf.constant(number, tf.float64)
     return constant
 

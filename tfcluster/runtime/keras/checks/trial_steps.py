@@ -30,7 +30,7 @@ from tfcluster.runtime.keras.session import (
     Trials,
 )
 from tfcluster.runtime.keras.types import Model
-from tfcluster.runtime.tensor_types import Tensor
+from tfcluster.runtime.tensor_types import Flag, Tensor, Weight
 
 _OWN = ("train_step", "compute_loss")
 
@@ -174,6 +174,8 @@ def _either(possible: Tensor, one: Part, other: Part) -> Part:
             return other
         return tf.cond(possible, lambda: one, lambda: other)
 
+    assert one.share.total is not None
+    assert other.share.total is not None
     share = Share(
         rows=_where(possible, one.share.rows, other.share.rows, tf.float64),
         counts=_where(possible, one.share.counts, other.share.counts, tf.bool),
@@ -190,8 +192,8 @@ def _either(possible: Tensor, one: Part, other: Part) -> Part:
 
 def _where(
     possible: Tensor,
-    then: float | Tensor,
-    other: float | Tensor,
+    then: Weight | Flag,
+    other: Weight | Flag,
     dtype: tf.DType,
 ) -> Tensor:
     return tf.where(possible, tf.cast(then, dtype), tf.cast(other, dtype))

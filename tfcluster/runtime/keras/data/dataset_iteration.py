@@ -65,7 +65,7 @@ class DatasetIteration:
     def yields(self, share: Share, dataset_pass: int) -> None:
         """Record the share of the batch that the program gets now."""
         loop = self._session.loop
-        loop.trials += share.trial
+        loop.trials += int(share.trial)
         loop.share = share
         self._pass = dataset_pass
         self._takes_part()

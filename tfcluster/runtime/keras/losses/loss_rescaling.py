@@ -104,6 +104,7 @@ class LossRescaling:
             loop = session.loop
             if not loop.divided or not loop.share.present:
                 return np.float64(1.0)
+            assert loop.share.total is not None
             return np.float64(loop.share.total / loop.share.present)
 
         return _called(run, [])

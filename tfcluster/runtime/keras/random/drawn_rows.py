@@ -17,7 +17,14 @@ import tensorflow as tf
 
 from tfcluster.runtime.keras.data.dataset_iteration import DatasetIteration
 from tfcluster.runtime.keras.session import OF_ALL_ROWS, TRIAL_RANK, Session
-from tfcluster.runtime.tensor_types import DType, Tensor
+from tfcluster.runtime.tensor_types import (
+    DType,
+    Flag,
+    Number,
+    ShapeLike,
+    Tensor,
+    Weight,
+)
 
 _BLOCK_BITS = 128
 """Bits per block that the generator produces."""
@@ -28,14 +35,14 @@ ALIKE = "drawing the same numbers on all ranks"
 class _Rows:
     """Where this rank's rows are in the whole batch; numbers or scalar tensors."""
 
-    first: Any
-    present: Any
+    first: Number
+    present: Weight
     """How many rows this rank computes."""
-    total: Any
+    total: Weight
     """How many rows the whole batch has."""
-    doubles: Any
+    doubles: Flag
     """Whether it computes each of its rows twice, in a trial."""
-    undivided: Any
+    undivided: Flag
     """Whether every rank computes all rows, and so draws the same numbers."""
     any_size: bool
     """Whether the graph serves batches of any size, so that a fixed dimension cannot be
@@ -92,7 +99,7 @@ class Part:
         draw: Callable[..., Tensor],
         key: Tensor,
         counter: Tensor,
-        alg: Any,
+        alg: int | Tensor,
         dtype: DType,
         name: str | None = None,
     ) -> Tensor:
@@ -145,7 +152,7 @@ class DrawnRows:
         self._has_noise_of_batches = False
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
-    def part(self, shape: Any, *, may_be_noise: bool = False) -> Part | None:
+    def part(self, shape: ShapeLike, *, may_be_noise: bool = False) -> Part | None:
         """This rank's part of an array of this shape; None if it belongs to no rows.
 
         ``shape`` is a vector of integers, a list or a tensor. ``may_be_noise``: an
@@ -260,7 +267,7 @@ def _part(rows: _Rows, sizes: Tensor, *, may_be_noise: bool) -> Part:
     return Part(sizes, begin, distinct, length, whole, repeats=True)
 
 
-def _static(number: Any) -> int | None:
+def _static(number: Weight) -> int | None:
     """The number if it is known while a graph is traced."""
     found = tf.get_static_value(number) if tf.is_tensor(number) else number
     return None if found is None else int(found)

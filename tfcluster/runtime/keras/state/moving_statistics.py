@@ -159,7 +159,9 @@ class MovingStatistics:
 
     def _remember(self, own: _LayerVariable) -> None:
         """Save the value common to all ranks, before the first of several changes."""
-        value = tf.convert_to_tensor(raw(own.variable()))
+        variable = own.variable()
+        assert variable is not None
+        value = tf.convert_to_tensor(raw(variable))
         own.before.assign(tf.where(own.changed, own.before, value))
         own.changed.assign(True)
 

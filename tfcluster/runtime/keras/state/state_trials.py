@@ -14,7 +14,6 @@ import tensorflow as tf
 
 from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.keras.batches.batch_slicing import (
-    Number,
     has_dense_rows,
     rows_in,
     slice_some,
@@ -22,7 +21,7 @@ from tfcluster.runtime.keras.batches.batch_slicing import (
 from tfcluster.runtime.keras.checks.known_objects import KnownObjects
 from tfcluster.runtime.keras.graph_order import exchange_in_order
 from tfcluster.runtime.keras.state.state_updates import SHIFT, Trial
-from tfcluster.runtime.tensor_types import Leaf, Nest, Tensor, Variable
+from tfcluster.runtime.tensor_types import Leaf, Nest, Number, Tensor, Variable
 
 _MOST_VARIABLES = 8
 """The update is traced twice for each variable."""

@@ -143,8 +143,7 @@ class LocalSgdUpdate:
         """Whether this rank has rows in this step: True, False or a boolean tensor."""
         share = self._session.share
         if share is not None:
-            known: Tensor = share.rows
-            return known > 0
+            return share.rows > 0
         loop = self._session.loop
         if tf.executing_eagerly():
             return loop.share.rows > 0

@@ -32,6 +32,7 @@ from tfcluster.runtime.keras.train.gradient_allreduce import Target, Watch, exch
 from tfcluster.runtime.keras.types import Optimizer, Tape, Variable
 from tfcluster.runtime.keras.unique_names import UniqueNames
 from tfcluster.runtime.tensor_types import Gradient, Leaf, Nest, Tensor
+from tfcluster.runtime.tensor_types import Variable as TfVariable
 from tfcluster.runtime.tensors import is_sparse, name_of
 
 _MANY_CALLS = 3
@@ -253,9 +254,9 @@ class TapeGradients:
 
         return self._divergence_check.watch(owner, key, trained)
 
-    def _owner(self, variable: Variable | None) -> Optimizer | None:
+    def _owner(self, variable: Variable | TfVariable | None) -> Optimizer | None:
         """The optimizer that applies the gradients of ``variable``, if known."""
-        found = self._owners.get(raw(variable))
+        found = None if variable is None else self._owners.get(raw(variable))
         return None if found is None else found()
 
     def _name(self, variables: Sequence[Variable]) -> str:
