@@ -19,10 +19,9 @@ from tfcluster.runtime.keras import internals
 from tfcluster.runtime.keras.batches.batch_slicing import has_dense_rows, rows_in
 from tfcluster.runtime.keras.checks.known_objects import KnownObjects
 from tfcluster.runtime.keras.checks.loss_reduction import kind_of_loss
-from tfcluster.runtime.keras.checks.types import Leaf, Nested
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.types import Model
-from tfcluster.runtime.tensor_types import Tensor
+from tfcluster.runtime.tensor_types import Leaf, Nest, Tensor
 
 _TOLERANCE = 0.02
 """Relative; wide, as the model may have been called with dropout."""
@@ -36,7 +35,7 @@ class AddLossCheck:
         self._judged = KnownObjects()
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
-    def look(self, model: Model, data: Nested, undivided: bool | Tensor) -> None:
+    def look(self, model: Model, data: Nest, undivided: bool | Tensor) -> None:
         """Compare what layers add to the loss for a rank's rows and for their halves.
 
         ``data`` is this rank's part of the batch, as ``train_step`` gets it. Runs until
@@ -103,7 +102,7 @@ def _adders(model: Model) -> list[str]:
 
 def _added(
     model: Model,
-    inputs: Nested,
+    inputs: Nest,
     names: Sequence[str],
     start: int | Tensor,
     stop: int | Tensor,

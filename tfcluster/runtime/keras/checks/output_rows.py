@@ -20,10 +20,9 @@ from tfcluster.runtime.keras.batches.batch_slicing import (
 from tfcluster.runtime.keras.checks.known_objects import KnownObjects
 from tfcluster.runtime.keras.checks.loss_reduction import same_rows
 from tfcluster.runtime.keras.checks.rounding import TOLERANCES
-from tfcluster.runtime.keras.checks.types import Nested
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.types import Layer
-from tfcluster.runtime.tensor_types import Tensor
+from tfcluster.runtime.tensor_types import Nest, Tensor
 
 
 class OutputsByRow:
@@ -33,9 +32,7 @@ class OutputsByRow:
         self._session = session
         self._judged = KnownObjects()
 
-    def look(
-        self, layer: Layer, outputs: Callable[[Nested], Nested], given: Nested
-    ) -> None:
+    def look(self, layer: Layer, outputs: Callable[[Nest], Nest], given: Nest) -> None:
         """Check ``layer``, whose arguments ``given`` have this rank's rows.
 
         ``outputs`` computes its outputs for arguments of the same structure. Warns when

@@ -21,7 +21,7 @@ from tfcluster.runtime.keras.batches.batch_slicing import (
     slice_rows,
     twice,
 )
-from tfcluster.runtime.keras.checks.types import Leaf, Nested, TrainFunction
+from tfcluster.runtime.keras.checks.types import TrainFunction
 from tfcluster.runtime.keras.session import (
     MOST_TRIALS,
     TRIAL_RANK,
@@ -30,7 +30,7 @@ from tfcluster.runtime.keras.session import (
     Trials,
 )
 from tfcluster.runtime.keras.types import Model
-from tfcluster.runtime.tensor_types import Flag, Tensor, Weight
+from tfcluster.runtime.tensor_types import Flag, Leaf, Nest, Tensor, Weight
 
 _OWN = ("train_step", "compute_loss")
 
@@ -61,7 +61,7 @@ class TrialSteps:
         """Install the hook in Keras, once per process."""
         patches.TABLE.install({patches.MODEL_MAKE_TRAIN_FUNCTION: self._make})
 
-    def part(self, data: Nested, part: Part) -> Part:
+    def part(self, data: Nest, part: Part) -> Part:
         """``part``, this rank's part of ``data``, or a different part during a trial.
 
         Structure, dtypes and all dimensions but the first are those of ``data``.
@@ -103,7 +103,7 @@ class TrialSteps:
         """A train function: ``tried`` during the trial, ``plain`` afterwards."""
         trial = _Trial()
 
-        def train_function(iterator: Iterator[Nested]) -> Nested:
+        def train_function(iterator: Iterator[Nest]) -> Nest:
             nonlocal tried
             if trial.allowed is None:
                 trial.allowed = trials.allowed()
@@ -128,9 +128,7 @@ def has_own_step(model: Model) -> bool:
     return not all(internals.is_of_keras(getattr(model, name)) for name in _OWN)
 
 
-def _trial_part(
-    data: Nested, rank: int, size: int
-) -> tuple[bool | Tensor, Part] | None:
+def _trial_part(data: Nest, rank: int, size: int) -> tuple[bool | Tensor, Part] | None:
     """Whether a batch can be a trial (a bool or tensor), and a rank's part in it.
 
     None if a trial is impossible.

@@ -26,11 +26,11 @@ from tfcluster.runtime.keras.checks.known_objects import KnownObjects
 from tfcluster.runtime.keras.checks.loss_reduction import kind_of_loss, same_rows
 from tfcluster.runtime.keras.checks.op_replay import Holds
 from tfcluster.runtime.keras.checks.rounding import TOLERANCES
-from tfcluster.runtime.keras.checks.types import Loss, Nested
+from tfcluster.runtime.keras.checks.types import Loss
 from tfcluster.runtime.keras.graph_order import exchange_in_order
 from tfcluster.runtime.keras.losses.whole_batch import WholeBatch, can_be_gathered
 from tfcluster.runtime.keras.session import BY_ROWS, OF_ALL_ROWS, Session
-from tfcluster.runtime.tensor_types import Tensor, TensorLike
+from tfcluster.runtime.tensor_types import Nest, Tensor, TensorLike
 
 _KINDS = ("unknown", "mean", "sum", "whole batch")
 
@@ -64,9 +64,9 @@ class WholeBatchLosses:
         self,
         original: Callable[..., Tensor],
         loss: Loss,
-        y_true: Nested,
-        y_pred: Nested,
-        sample_weight: Nested = None,
+        y_true: Nest,
+        y_pred: Nest,
+        sample_weight: Nest = None,
     ) -> Tensor:
         self._local.values = None
         result = original(loss, y_true, y_pred, sample_weight)
@@ -88,7 +88,7 @@ class WholeBatchLosses:
         self,
         original: Callable[..., Tensor],
         loss: Loss,
-        given: list[Nested],
+        given: list[Nest],
         local: Tensor,
         undivided: bool | Tensor,
     ) -> Tensor:
@@ -124,7 +124,7 @@ class WholeBatchLosses:
         return result
 
     def _look(
-        self, loss: Loss, given: list[Nested], values: Tensor, is_mean: tf.Variable
+        self, loss: Loss, given: list[Nest], values: Tensor, is_mean: tf.Variable
     ) -> Tensor:
         """Judge a loss by its value for all rows, and those for their halves."""
         y_true, y_pred, sample_weight = given
