@@ -62,7 +62,8 @@ class Share:
     trial: Flag = False
     """One rank has the chief's rows, each twice; see ``loss_scaling_probe``."""
     uncounted: Weight = 0
-    """The number of rows that this rank computes beside ``rows``, without weight."""
+    """The number of rows that this rank computes in addition to ``rows``, without
+    weight."""
     first: Number = 0
     """The index, in the whole batch, of the first row that this rank computes."""
     data: Nest = None

@@ -163,14 +163,14 @@ class DatasetPass:
             if divisible
             else ()
         )
-        beside = [taken.fractions for taken in loop.taken]
-        fits = self._fits(fractions, beside, trial=trial)
+        others = [taken.fractions for taken in loop.taken]
+        fits = self._fits(fractions, others, trial=trial)
         whole = not self._trains or not divisible or not fits
         if not self._inspects_only:
             loop.taken.append(TakenBatch(id(self), None if whole else fractions))
         if whole:
-            if any(beside):
-                self._whole_beside(batch)
+            if any(others):
+                self._yield_whole(batch)
             else:
                 self._loops.yields(Share.undivided_batch(counts=rank == 0), id(self))
             return 0, batch, 1
@@ -192,7 +192,7 @@ class DatasetPass:
     def _fits(
         self,
         fractions: tuple[Fraction, ...],
-        beside: Sequence[tuple[Fraction, ...] | None],
+        others: Sequence[tuple[Fraction, ...] | None],
         *,
         trial: bool,
     ) -> bool:
@@ -201,15 +201,15 @@ class DatasetPass:
         A gradient has one weight per rank. It is correct for several batches only if a
         rank has the same fraction of each of them.
         """
-        if beside or not self._session.loop.several:
-            return all(other == fractions for other in beside)
+        if others or not self._session.loop.several:
+            return all(other == fractions for other in others)
         # More batches may join this gradient; equal fractions on all ranks suit most of
         # them.
         counted = fractions[:TRIAL_RANK] + fractions[TRIAL_RANK + trial :]
         return len(set(counted)) == 1
 
-    def _whole_beside(self, batch: int) -> None:
-        """Yield a whole batch to every rank, beside the rank's part of another batch.
+    def _yield_whole(self, batch: int) -> None:
+        """Yield a whole batch to every rank, in addition to its part of another batch.
 
         The weight remains that of the part. The whole batch's term is equal on all
         ranks, so any weighted mean reproduces it.
