@@ -19,7 +19,7 @@ _TESTS = Path(__file__).parent
 _LONGEST_FIRST = (
     "submit/test_programs_rig.py",
     "runtime/test_api_collectives.py",
-    "runtime/test_served.py",
+    "runtime/test_parameter_server.py",
     "backends/ssh/test_collective_rig.py",
     "runtime/test_keras_loops.py",
     "runtime/test_keras_models.py",

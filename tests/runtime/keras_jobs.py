@@ -49,7 +49,7 @@ ON_THREE = {"random_layers", "files", "one_rank_stops"}
 IN_DEFAULT_TIER = {
     "callbacks": [
         *("one_rank_stops", "files", "checkpoints", "unwritable", "downloads"),
-        *("folders_of_ones_own", "checkpoints_in_folders_of_ones_own", "summaries"),
+        *("own_folders", "checkpoints_in_own_folders", "summaries"),
     ],
     "changed_gradients": [
         *("clipped_by_global_norm_in_a_graph", "step_that_clips"),

@@ -168,7 +168,7 @@ def test_stacks_show_every_thread_and_what_it_waits_for(pair: Pair) -> None:
     assert "_answer" not in text
 
 
-def test_a_broken_question_about_waiting_is_told(pair: Pair) -> None:
+def test_a_broken_question_about_waiting_is_reported(pair: Pair) -> None:
     agent, task = pair
     reporter = Reporter(task)
     reporter.on_waiting(lambda: 1 / 0)  # type: ignore[arg-type, return-value]

@@ -38,7 +38,7 @@ pytestmark = MARKS
             ("added_sum", "the layer penalty adds the sum over the rows"),
             ("added_sum_eagerly", "the layer penalty adds the sum over the rows"),
             ("added_sum_in_training_only", "the layer penalty adds the sum"),
-            ("added_sum_in_a_step_of_ones_own", "the layer penalty adds the sum"),
+            ("added_sum_in_a_custom_step", "the layer penalty adds the sum"),
             ("changed_gradients_of_a_graph", "last/kernel before sgd"),
             ("spread_kept_by_a_layer", "spread is set by a custom layer"),
         ]

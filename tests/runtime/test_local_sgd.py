@@ -167,7 +167,7 @@ def test_mixed_precision_trains(found: Written) -> None:
     assert ranks[0]["history_loss"][-1] < ranks[0]["history_loss"][0]
 
 
-def test_replicas_that_drift_are_told_of_once(found: Written) -> None:
+def test_replicas_that_drift_are_reported_once(found: Written) -> None:
     chief, *others = found.jobs["intervals"].outputs
     assert chief.count("the replicas drift: after") == 1
     assert "%" in chief.partition("the replicas drift")[2].partition("\n")[0]

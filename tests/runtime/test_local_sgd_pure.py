@@ -42,7 +42,7 @@ def test_steps_stay_what_they_are() -> None:
         (0, 1.0, 10),
     ],
 )
-def test_seconds_become_steps_by_the_pace(
+def test_sync_seconds_become_steps_by_the_step_rate(
     steps: int, elapsed_s: float, next_interval: int
 ) -> None:
     schedule = Schedule(seconds=2.0)
@@ -70,6 +70,6 @@ def test_replicas_that_drift_get_one_word_that_says_how_far() -> None:
 
 
 @pytest.mark.parametrize("distance", [math.nan, math.inf])
-def test_parameters_that_are_no_numbers_are_told_at_once(distance: float) -> None:
+def test_parameters_that_are_no_numbers_are_reported_at_once(distance: float) -> None:
     (word,) = words([0.1, distance, distance])
     assert "not finite" in word

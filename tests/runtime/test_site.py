@@ -69,7 +69,7 @@ def test_all_ranks_draw_the_same_numbers(env: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("word", [*NAMES, "horovod"])
-def test_programs_that_distribute_by_hand_draw_their_own(word: str) -> None:
+def test_self_distributing_programs_are_not_seeded(word: str) -> None:
     seed = common_seed(context_from(TASK))
     code = f"import random; a = random.random(); random.seed({seed}); "
     done = python(code + f"print(a == random.random())  # {word}")

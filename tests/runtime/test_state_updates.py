@@ -76,7 +76,7 @@ def test_kinds_of_updates(update: Update, kind: Kind, scale: float) -> None:
     assert found.how == "other" or found.slope == kind.slope
 
 
-def test_moving_averages_are_told_from_moving_sums() -> None:
+def test_moving_averages_are_distinguished_from_moving_sums() -> None:
     old = np.arange(4, dtype=np.float32)
     found = tried(decayed, old)
     assert found is not None

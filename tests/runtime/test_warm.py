@@ -31,7 +31,7 @@ def run(
     return warm.start(["run", "-c", code], cwd, env).end()
 
 
-def tell(
+def printed_by(
     warm: WarmInterpreter,
     code: str,
     cwd: Path,
@@ -43,7 +43,9 @@ def tell(
     return json.loads(ended.output)
 
 
-def test_a_task_is_born_alone(warm: WarmInterpreter, tmp_path: Path) -> None:
+def test_a_forked_task_has_only_its_own_descriptors_and_session(
+    warm: WarmInterpreter, tmp_path: Path
+) -> None:
     code = """
 import json, os, signal
 print(json.dumps({
@@ -56,7 +58,7 @@ print(json.dumps({
     'native': os.system('test "$A" = "b c" -a -z "$GONE"'),
     'a': os.environ['A'], 'gone': 'GONE' in os.environ,
 }))"""
-    found = tell(warm, code, tmp_path, {"A": "b c", "GONE": None})
+    found = printed_by(warm, code, tmp_path, {"A": "b c", "GONE": None})
     events = found.pop("events")
     assert found == {
         # Not the warm interpreter but the nearest subreaper, which is this process.
@@ -81,17 +83,19 @@ libc = ctypes.CDLL(None)
 libc.getenv.restype = ctypes.c_char_p
 print(json.dumps([os.environ.get('TF_CONFIG'), (libc.getenv(b'TF_CONFIG') or b'')
     .decode()]))"""
-    assert tell(warm, code, tmp_path, {"TF_CONFIG": "{}"}) == ["{}", "{}"]
-    assert tell(warm, code, tmp_path) == [None, ""]
+    assert printed_by(warm, code, tmp_path, {"TF_CONFIG": "{}"}) == ["{}", "{}"]
+    assert printed_by(warm, code, tmp_path) == [None, ""]
 
 
-def test_tasks_share_no_chance(warm: WarmInterpreter, tmp_path: Path) -> None:
+def test_forked_tasks_have_different_random_states(
+    warm: WarmInterpreter, tmp_path: Path
+) -> None:
     code = """
 import json, multiprocessing, random
 import numpy
 print(json.dumps([random.random(), numpy.random.rand(),
     multiprocessing.current_process().authkey.hex()]))"""
-    first, second = (tell(warm, code, tmp_path) for _ in range(2))
+    first, second = (printed_by(warm, code, tmp_path) for _ in range(2))
     assert all(one != other for one, other in zip(first, second, strict=True))
 
 
@@ -151,10 +155,12 @@ def test_nothing_of_tensorflow_is_initialised(
 import json
 from tensorflow.python.eager import context
 print(json.dumps(context._context is None))"""
-    assert tell(warm, code, tmp_path) is True
+    assert printed_by(warm, code, tmp_path) is True
 
 
-def test_stacks_are_told_while_it_hangs(warm: WarmInterpreter, tmp_path: Path) -> None:
+def test_stacks_are_reported_while_it_hangs(
+    warm: WarmInterpreter, tmp_path: Path
+) -> None:
     (tmp_path / "train.py").write_text("import time; print('up'); time.sleep(60)")
     task = warm.start(["run", "train.py"], tmp_path)
     task.wait_for_output("up")
@@ -190,7 +196,7 @@ def test_an_interrupt_ends_a_task_by_the_signal(
         ({"argv": [], "cwd": "/"}, 2, "needs 'argv', 'env' and 'cwd'"),
     ],
 )
-def test_what_cannot_be_forked_is_told(
+def test_what_cannot_be_forked_is_reported(
     warm: WarmInterpreter,
     tmp_path: Path,
     request_: dict[str, Any],
@@ -214,7 +220,7 @@ sys.exit('the end')
 
 
 @pytest.mark.parametrize(
-    ("env", "neighbour", "reason"),
+    ("env", "module_name", "reason"),
     [
         ({"PYTHONHASHSEED": "0"}, "x.py", "PYTHONHASHSEED is read only once"),
         ({"KERAS_BACKEND": "jax"}, "x.py", "KERAS_BACKEND is read only once"),
@@ -226,11 +232,11 @@ def test_a_task_that_would_notice_starts_cold(
     warm: WarmInterpreter,
     tmp_path: Path,
     env: dict[str, str],
-    neighbour: str,
+    module_name: str,
     reason: str,
 ) -> None:
-    (tmp_path / neighbour).parent.mkdir(exist_ok=True)
-    (tmp_path / neighbour).write_text("")
+    (tmp_path / module_name).parent.mkdir(exist_ok=True)
+    (tmp_path / module_name).write_text("")
     (tmp_path / "train.py").write_text(COLD)
     task = warm.start(["run", "train.py", "arg"], tmp_path, env)
     ended = task.end()
@@ -276,7 +282,7 @@ def test_a_failed_import_is_shown(tmp_path: Path) -> None:
     warm.close()
 
 
-def test_a_lack_of_descriptors_is_told(tmp_path: Path) -> None:
+def test_a_lack_of_descriptors_is_reported(tmp_path: Path) -> None:
     fake_tensorflow(
         tmp_path,
         "import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (6, 6))\n",

@@ -175,6 +175,18 @@ class Tensor(Protocol):
 TensorLike: TypeAlias = Tensor | Array | np.generic | complex
 """What ``tf.convert_to_tensor`` takes, except lists; includes int, float and bool."""
 
+Number: TypeAlias = int | Tensor
+"""A count or an index: a Python number if it is known, else a scalar tensor."""
+
+Weight: TypeAlias = float | Tensor
+"""A Python number if it is known, else a scalar tensor."""
+
+Flag: TypeAlias = bool | Tensor
+"""A Python bool if it is known, else a scalar boolean tensor."""
+
+ShapeLike: TypeAlias = Tensor | Sequence[int]
+"""The shape of an array: a vector of integers."""
+
 
 class IndexedSlices(Protocol):
     """A ``tf.IndexedSlices``: a sparse gradient."""
@@ -240,7 +252,19 @@ class Graph(Protocol):
         """Pairs of an outer tensor and the placeholder that stands for it."""
         ...
 
+    @property
+    def name(self) -> str:
+        """Of graphs of a ``tf.function`` only."""
+        ...
+
+    @property
+    def outer_graph(self) -> Graph:
+        """Of graphs of a ``tf.function`` only."""
+        ...
+
     def as_default(self) -> AbstractContextManager[Graph]: ...
+
+    def get_operations(self) -> list[Operation]: ...
 
     def get_collection(self, name: str) -> list[Any]: ...
 
@@ -297,7 +321,11 @@ class Variable(Protocol):
 
     def __int__(self) -> int: ...
 
+    def is_initialized(self) -> Tensor: ...
+
     def read_value(self) -> Tensor: ...
+
+    def scatter_update(self, sparse_delta: IndexedSlices) -> Any: ...
 
     def numpy(self) -> Any: ...
 

@@ -190,7 +190,7 @@ def check_the_oldest_and_newest_versions() -> None:
 # --- the patches ----------------------------------------------------------------------
 
 
-def check_every_patch_has_a_place_and_handlers() -> None:
+def check_every_patch_has_a_target_and_handlers() -> None:
     for patch in PATCHES:
         assert patch.is_there(), patch.path
         contract.resolve(patch.target)
@@ -423,7 +423,7 @@ def check_normalization_asks_for_its_moments() -> None:
     assert calls == [[0]]
 
 
-def check_an_epoch_has_the_batches_that_it_is_told() -> None:
+def check_an_epoch_has_the_batches_that_are_set() -> None:
     data = tf.data.Dataset.range(8).batch(2)
     strategy = tf.distribute.get_strategy()
     iterator = trainer.TFEpochIterator(x=data, distribute_strategy=strategy)
@@ -493,7 +493,7 @@ def check_training_begins_with_the_epoch_that_is_set() -> None:
     assert float(np.ravel(internals.flat_metrics(model, logs))[0]) == 3.0
 
 
-def check_losses_of_layers_are_told_apart() -> None:
+def check_losses_of_layers_are_distinguished() -> None:
     class Own(keras.Layer):
         def call(self, x):
             self.add_loss(tf.reduce_mean(x))
@@ -596,7 +596,7 @@ def check_operations_are_known() -> None:
     assert any(frame.filename == __file__ for frame in tf_internals.user_frames())
 
 
-def check_a_manager_knows_what_it_is_told() -> None:
+def check_a_manager_knows_a_noted_checkpoint() -> None:
     checkpoint = tf.train.Checkpoint(x=tf.Variable(1.0))
     manager = tf.train.CheckpointManager(checkpoint, "there", max_to_keep=1)
     assert tf_internals.prefix_of(manager).endswith("there/ckpt")

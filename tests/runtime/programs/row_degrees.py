@@ -79,7 +79,7 @@ def check_a_constant_may_be_made_of_the_rows() -> None:
         assert degree_of(number, ROWS) == expected
 
 
-def check_a_number_without_rows_is_told() -> None:
+def check_a_number_without_rows_is_an_error() -> None:
     try:
         degree_of(lambda x: tf.constant(1.0), None)
     except KeyError:

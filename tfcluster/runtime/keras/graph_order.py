@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TypeAlias, overload
 
 import numpy as np
 import tensorflow as tf
@@ -23,35 +23,61 @@ from tfcluster.runtime.collective import CollectiveError
 from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.exchange.graph_ops import call_with_arrays
 from tfcluster.runtime.keras.tf_variables import new_variable
+from tfcluster.runtime.tensor_types import DType, Tensor, Variable
 from tfcluster.runtime.tensors import as_tensor
+
+_Value: TypeAlias = Array | np.generic
+
+
+@overload
+def exchange_in_order(
+    run: Callable[..., _Value], inputs: Sequence[Tensor], types: DType
+) -> Tensor: ...
+
+
+@overload
+def exchange_in_order(
+    run: Callable[..., Sequence[_Value]],
+    inputs: Sequence[Tensor],
+    types: Sequence[DType],
+) -> list[Tensor]: ...
 
 
 def exchange_in_order(
-    run: Callable[..., Any], inputs: Sequence[Any], types: Any
-) -> Any:
+    run: Callable[..., _Value | Sequence[_Value]],
+    inputs: Sequence[Tensor],
+    types: DType | Sequence[DType],
+) -> Tensor | list[Tensor]:
     """``tf.numpy_function`` for a ``run`` that communicates with the other ranks.
 
-    ``run`` must change neither its arguments nor, afterwards, its results: tensors may
-    share their memory. Raises CollectiveError if XLA would compile it.
+    ``run`` gets the inputs as arrays and returns arrays of dtypes ``types``: one, or a
+    list. Returns tensors in the same form; their shapes are unknown in a graph. ``run``
+    must change neither its arguments nor, afterwards, its results: tensors may share
+    their memory. Raises CollectiveError if XLA would compile it, and what ``run``
+    raises; in a graph as text in a ``tf.errors.OpError``, when the op runs.
     """
     if tf.executing_eagerly():
         return _called(run, inputs, types)
     refuse_xla()
     order = _variable()
     with tf.control_dependencies([order.read_value()]):
-        outputs = tf.numpy_function(run, inputs, types)
+        outputs: Tensor | list[Tensor] = tf.numpy_function(run, inputs, types)
     with tf.control_dependencies(tf.nest.flatten(outputs)):
         order.assign(False, read_value=False)
     return outputs
 
 
-def _called(run: Callable[..., Any], inputs: Sequence[Any], types: Any) -> Any:
+def _called(
+    run: Callable[..., _Value | Sequence[_Value]],
+    inputs: Sequence[Tensor],
+    types: DType | Sequence[DType],
+) -> Tensor | list[Tensor]:
     def act(*arrays: Array) -> list[Array]:
         return [np.asarray(array) for array in tf.nest.flatten(run(*arrays))]
 
     dtypes = [tf.as_dtype(dtype) for dtype in tf.nest.flatten(types)]
     found = call_with_arrays(act, [as_tensor(each) for each in inputs], dtypes)
-    return found if isinstance(types, list) else found[0]
+    return found if isinstance(types, list | tuple) else found[0]
 
 
 _refused = threading.local()
@@ -74,8 +100,7 @@ def take_refusal() -> bool:
 
 
 @functools.cache
-def _variable() -> tf.Variable:
+def _variable() -> Variable:
     """One variable per process: functions that call each other must share it."""
     with tf.device("CPU:0"):
-        order: tf.Variable = new_variable(False, name="exchange_order")
-    return order
+        return new_variable(False, name="exchange_order")

@@ -34,6 +34,7 @@ from tfcluster.runtime.tensor_types import (
     Tensor,
     TensorLike,
 )
+from tfcluster.runtime.tensor_types import Variable as TfVariable
 
 _OPTIMIZER = "keras.optimizers.Optimizer"
 _LAYER = "keras.Layer"
@@ -287,16 +288,22 @@ def require_known(optimizer: Optimizer, variables: Sequence[Variable]) -> None:
 
 
 def index_of(optimizer: Optimizer, variable: Variable) -> int:
-    """The index of a variable among those that the optimizer was built for."""
+    """The index of a variable among those that the optimizer was built for.
+
+    Raises KeyError for another variable.
+    """
     return optimizer._get_variable_index(variable)
 
 
 def clipped(optimizer: Optimizer, gradients: Sequence[Gradient]) -> list[Gradient]:
-    """The gradients, clipped according to the optimizer's settings."""
+    """The gradients, clipped according to the optimizer's settings.
+
+    Tensors, IndexedSlices or None; shapes and dtypes stay.
+    """
     return optimizer._clip_gradients(gradients)
 
 
-def decays(optimizer: Optimizer, variable: Variable) -> bool:
+def decays(optimizer: Optimizer, variable: Variable | TfVariable) -> bool:
     """Whether the optimizer applies weight decay to a variable."""
     return optimizer._use_weight_decay(variable)
 
@@ -333,12 +340,15 @@ def layers_of(layer: Layer, *, include_self: bool = True) -> Iterator[Layer]:
 
 
 def own_losses(layer: Layer) -> Sequence[Tensor]:
-    """The losses, scalars, that a layer got by ``add_loss`` in its last call."""
+    """The losses, scalars, that a layer got by ``add_loss`` in its last call.
+
+    Normally they have the layer's dtype.
+    """
     return layer._get_own_losses()
 
 
 def regularization_losses(layer: Layer) -> Sequence[Tensor]:
-    """The regularization losses of a layer's weights, including nested layers'."""
+    """The regularization losses, scalars, of a layer's weights and nested layers'."""
     return layer._get_regularization_losses()
 
 
@@ -374,7 +384,8 @@ def moments(
 ) -> tuple[Tensor, Tensor]:
     """The mean and variance as ``BatchNormalization`` itself computes them.
 
-    Both have one number per channel.
+    Both have shape (channels,) and the dtype of ``inputs``. ``mask`` has the inputs'
+    shape without the last dimension.
     """
     return layer._moments(inputs, mask)
 
@@ -410,7 +421,9 @@ def apply_mask(
 ) -> Tensor | None:
     """The sample weights of a loss, combined with a mask: 0 for masked entries.
 
-    None if both are None.
+    ``mask`` has the shape of the loss's values or broadcasts to it, as
+    ``sample_weight`` does; with a mask the result is of ``dtype``. ``reduction`` is the
+    loss's. None if both are None.
     """
     from keras.src.losses import loss
 
@@ -419,14 +432,14 @@ def apply_mask(
 
 
 def keras_mask(tensor: TensorLike) -> Tensor | None:
-    """The mask that layers have attached to a tensor, or None."""
+    """The mask, normally boolean, that layers have attached to a tensor, or None."""
     masking = contract.resolve("keras.src.backend.common.masking")
     mask: Tensor | None = masking.get_keras_mask(tensor)
     return mask
 
 
 def set_keras_mask(tensor: Tensor, mask: Tensor) -> None:
-    """Attach a mask to a tensor, as layers do."""
+    """Attach a mask, normally boolean, to a tensor, as layers do."""
     masking = contract.resolve("keras.src.backend.common.masking")
     masking.set_keras_mask(tensor, mask)
 

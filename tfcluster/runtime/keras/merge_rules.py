@@ -1,4 +1,4 @@
-"""Declares how the ranks' values of a metric of the program's own are combined."""
+"""Declares how the ranks' values of a custom metric are combined."""
 
 from __future__ import annotations
 
@@ -28,10 +28,12 @@ def merge_with(rule: Rule | None = None, /, **rules: Rule) -> Callable[[_C], _C]
         @tfc.merge_with(sum, largest=max)
         class Both(keras.metrics.Metric): ...
 
-    ``rule`` is for all variables, and keywords are for the variables of these names.
-    Each is ``max``, ``min``, ``sum``, or one of "max", "min", "sum", "mean"; "mean" is
-    weighted by the ranks' rows of the last batch. Without a declaration, the runtime
-    tests what an update does. Raises ValueError for another rule.
+    Returns a decorator that returns the class. ``rule`` is for all variables, and
+    keywords are for the variables of these names. Each is ``max``, ``min``, ``sum``, or
+    one of "max", "min", "sum", "mean"; "mean" is weighted by the ranks' rows of the
+    last batch. Values are combined entry by entry; shapes and dtypes stay. Without a
+    declaration, the runtime tests what an update does. Raises ValueError for another
+    rule.
     """
     found = {name: _rule(given) for name, given in rules.items()}
     if rule is not None:

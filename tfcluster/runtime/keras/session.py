@@ -14,20 +14,22 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any, NoReturn, Protocol
+from typing import NoReturn, Protocol
 
 from tfcluster.runtime.collective import CollectiveError, Group, Signature
 from tfcluster.runtime.collective.buckets import DEFAULT_BYTES
 from tfcluster.runtime.collective.collectives import broadcast_bytes
 from tfcluster.runtime.collective.transports.base import Array
+from tfcluster.runtime.keras.types import Variable
 from tfcluster.runtime.keras.unique_names import OptimizerNames
 from tfcluster.runtime.telemetry.agent_channel import Reporter
 from tfcluster.runtime.telemetry.step_rate import StepRate
+from tfcluster.runtime.tensor_types import Flag, Nest, Number, Weight
 
 _SUSPICIOUS_APPLIES = 3
 """Warn after this many undivided batches in a row: a loop's first is never divided."""
 
-DOUBLING_RANK = 1
+TRIAL_RANK = 1
 """The rank that gets the chief's rows in a trial, each of them twice."""
 
 BY_ROWS = "gradients by rows"
@@ -44,40 +46,43 @@ MOST_TRIALS = 100
 class Share:
     """The weight of this rank's part of a batch.
 
-    The fields may be tensors: a step that is traced once serves batches of many sizes.
+    The fields but ``data`` and ``alone`` may be scalar tensors: a step that is traced
+    once serves batches of many sizes. ``rows``, ``total``, ``first`` and ``uncounted``
+    are numbers, ``counts``, ``trial`` and ``undivided`` booleans.
     """
 
-    rows: Any
+    rows: Weight
     """The weight of this rank's gradients."""
-    counts: Any
+    counts: Flag
     """Whether metrics include this rank's rows."""
-    total: Any = None
+    total: Weight | None = None
     """The sum of all ranks' weights, if known in advance."""
     alone: bool = False
     """The other ranks may not be running a step: nothing may be exchanged."""
-    trial: Any = False
+    trial: Flag = False
     """One rank has the chief's rows, each twice; see ``loss_scaling_probe``."""
-    uncounted: Any = 0
-    """The number of rows that this rank computes beside ``rows``, without weight."""
-    first: Any = 0
-    """The number of the first row that this rank computes in the whole batch."""
-    data: Any = None
+    uncounted: Weight = 0
+    """The number of rows that this rank computes in addition to ``rows``, without
+    weight."""
+    first: Number = 0
+    """The index, in the whole batch, of the first row that this rank computes."""
+    data: Nest = None
     """This rank's rows, set if the program's own code takes part in the loss."""
-    undivided: Any = False
+    undivided: Flag = False
     """Whether every rank has the whole batch; a bool or a boolean tensor."""
 
     @property
-    def present(self) -> Any:
-        """The number of rows that this rank computes."""
+    def present(self) -> Weight:
+        """The number of rows that this rank computes: a number, or a scalar tensor."""
         return self.rows + self.uncounted
 
     @property
-    def fraction(self) -> Any:
+    def fraction(self) -> Weight | None:
         """This rank's fraction of all ranks' weights; None if ``total`` is unknown."""
         return None if self.total is None else self.rows / self.total
 
     @classmethod
-    def undivided_batch(cls, *, counts: bool, weight: float = 1.0) -> Share:
+    def undivided_batch(cls, *, counts: Flag, weight: float = 1.0) -> Share:
         """The share of a batch that every rank computes as a whole.
 
         ``weight`` is that of this rank's gradients, in a mean whose weights are not
@@ -105,7 +110,8 @@ class LoopState:
     in_pass: bool = False
     """Whether ``share`` is that of a batch of a pass that has not ended."""
     unjudged: set[str] = field(default_factory=set)
-    """Optimizers that have applied gradients, but never one of a trial."""
+    """Optimizers that have applied gradients but have not been judged by a trial
+    yet."""
     trials: int = 0
     """The number of trial batches so far."""
     batches: int = 0
@@ -119,7 +125,7 @@ class LoopState:
     applies: int = 0
     """The number of gradients that custom loops have exchanged so far."""
     undivided_applies: Counter[str] = field(default_factory=Counter)
-    """How many of the latest gradients were the same on all ranks, by kind."""
+    """Number of consecutive gradients that were equal on all ranks, by ``step``."""
 
     applied_at: str = "the program"
     """Where the program applied the last gradient."""
@@ -146,13 +152,18 @@ class Trials(Protocol):
     """The number of gradients judged so far."""
 
     def allowed(self) -> bool:
-        """Whether one of the next batches may be a trial; the same on all ranks."""
+        """Whether one of the next batches may be a trial; the same on all ranks.
+
+        Raises what ``Group.exchange`` raises.
+        """
         ...
 
     def judge(self, optimizer: str, ours: Sequence[Array]) -> bool:
         """Judge this rank's gradients of a trial; return whether they were conclusive.
 
-        Raises CollectiveError on all ranks if they are those of a sum over the rows.
+        ``ours`` has a float array for each variable, of equal shapes on all ranks.
+        Raises CollectiveError on all ranks if they are those of a sum over the rows,
+        and what ``Group.exchange`` raises.
         """
         ...
 
@@ -175,12 +186,12 @@ class Session:
     """The number of gradients exchanged so far."""
     optimizer_names: OptimizerNames = field(default_factory=OptimizerNames)
     """The optimizers' names in messages and on ps tasks, equal on all ranks."""
-    hooked: dict[int, weakref.ref[Any]] = field(default_factory=dict)
+    hooked: dict[int, weakref.ref[Variable]] = field(default_factory=dict)
     """Variables, by id, whose gradients pass through our hook."""
     last_rows: float = 1.0
     """The weight of this rank's last gradient."""
     draws: int = 0
-    """The number of calls so far that draw other random numbers on each rank."""
+    """The number of calls so far that drew different random numbers on each rank."""
     unapplied: dict[int, tuple[int, ...]] = field(default_factory=dict)
     """The shapes of weights, by id, whose gradients were computed but not applied."""
     waited_for_servers_s: Callable[[], float] = lambda: 0.0
@@ -208,8 +219,8 @@ class Session:
         self._local = threading.local()
         self._share: ContextVar[Share | None] = ContextVar("share", default=None)
         self._plain_step: ContextVar[bool] = ContextVar("plain_step", default=False)
-        self.pace = StepRate(self.reporter, self)
-        self.group.steps = lambda: self.pace.steps
+        self.step_rate = StepRate(self.reporter, self)
+        self.group.steps = lambda: self.step_rate.steps
         # With an undivided batch every rank computes the same, so only the chief
         # counts.
         counts = not self.divides or self.chief
@@ -217,14 +228,17 @@ class Session:
 
     @property
     def rank(self) -> int:
+        """This rank's number among ``size``; asynchronous ranks are 0 of 1."""
         return self.group.rank
 
     @property
     def size(self) -> int:
+        """The number of ranks that train synchronously."""
         return self.group.size
 
     @property
     def chief(self) -> bool:
+        """Whether this is rank 0 of the group."""
         return self.group.rank == 0
 
     @property
@@ -301,23 +315,23 @@ class Session:
         """Record that ``optimizer`` gets a gradient.
 
         ``exchanged``: it is combined from all ranks. ``step`` defaults to
-        ``optimizer``; it is the same for gradients of which each step has one.
+        ``optimizer``; gradients that occur exactly once per step share one name.
         """
         self.applies += 1
         if exchanged:
             self.exchanged()
         step = optimizer if step is None else step
-        self.pace.applied(step)
+        self.step_rate.applied(step)
         if in_loop and self.divides:
             self._applied_in_loop(optimizer, judged, step)
 
-    def hook(self, variables: Sequence[Any]) -> None:
+    def hook(self, variables: Sequence[Variable]) -> None:
         """Record that gradients for these variables pass through our hook."""
         for variable in variables:
             if id(variable) not in self.hooked:
                 self.hooked[id(variable)] = weakref.ref(variable)
 
-    def hooks(self, variables: Sequence[Any]) -> bool:
+    def hooks(self, variables: Sequence[Variable]) -> bool:
         """Whether gradients for any of these variables pass through our hook."""
         known = (self.hooked.get(id(variable)) for variable in variables)
         # The id may now be that of another variable, since the first one is gone.
@@ -331,8 +345,9 @@ class Session:
     def _applied_in_loop(self, optimizer: str, judged: bool, step: str) -> None:
         loop = self.loop
         loop.applies += 1
-        # After its pass, a batch may be part of gradients that were added up; if not,
-        # this gradient comes from elsewhere, as from a loop within a tf.function.
+        # After a pass has ended, its batches may still belong to an accumulated
+        # gradient. Otherwise the gradient has another source, such as a loop inside a
+        # tf.function.
         divided = loop.divided and (loop.in_pass or bool(loop.batches or loop.taken))
         if loop.batches:
             loop.window, loop.batches = loop.batches, 0
@@ -374,5 +389,8 @@ class Session:
         self.group.refusal = error
 
     def agreed(self, value: str, what: str) -> str:
-        """Broadcast the chief's value to all ranks."""
+        """Broadcast the chief's value to all ranks; ``what`` names the exchange.
+
+        All ranks must call it. Raises what ``Group.exchange`` raises.
+        """
         return broadcast_bytes(self.group, value.encode(), 0, Signature(what)).decode()

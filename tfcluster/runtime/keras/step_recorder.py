@@ -17,7 +17,6 @@ from typing import Any
 
 import keras
 import numpy as np
-import numpy.typing as npt
 import tensorflow as tf
 
 from tfcluster.model import Strategy
@@ -26,7 +25,8 @@ from tfcluster.runtime.context import Context, Recording
 from tfcluster.runtime.keras import internals, patches
 from tfcluster.runtime.keras.program_lines import user_line
 from tfcluster.runtime.keras.train.xla_fallback import without_xla
-from tfcluster.runtime.keras.types import Layer, Model, Optimizer, Variable
+from tfcluster.runtime.keras.types import Layer, Logs, Model, Optimizer, Variable
+from tfcluster.runtime.tensor_types import Array, Gradient
 from tfcluster.runtime.tensors import name_of
 
 _NO_SLOTS = (Strategy.PARAMETER_SERVER, Strategy.REPLICATED)
@@ -52,6 +52,7 @@ class StepRecorder:
         self._count = 0
 
     def install(self) -> None:
+        """Install the hooks in Keras and TensorFlow, once per process."""
         patches.TABLE.install(
             {
                 patches.OPTIMIZER_APPLY: self._apply,
@@ -74,11 +75,11 @@ class StepRecorder:
 
     def _apply(
         self,
-        original: Callable[..., Any],
+        original: Callable[..., Variable],
         optimizer: Optimizer,
-        grads: Sequence[Any],
-        trainable_variables: Sequence[Any] | None = None,
-    ) -> Any:
+        grads: Sequence[Gradient],
+        trainable_variables: Sequence[Variable] | None = None,
+    ) -> Variable:
         if getattr(self._inside, "apply", False):
             return original(optimizer, grads, trainable_variables)
         self._inside.apply = True
@@ -126,8 +127,8 @@ class StepRecorder:
     # --- records ----------------------------------------------------------------------
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
-    def _applied(self, optimizer: Optimizer, given: Sequence[Any] | None) -> None:
-        """Record the step's result now, or whenever the graph runs that is traced."""
+    def _applied(self, optimizer: Optimizer, given: Sequence[Variable] | None) -> None:
+        """Record the step's result now, or each time the graph being traced runs."""
         trained = list(given or internals.trained_variables(optimizer))
         number, new = self._optimizer_number(optimizer)
         if new:
@@ -150,7 +151,7 @@ class StepRecorder:
         names = [["learning_rate", "learning_rate"]]
         names += [[kind, path] for kind, path, _ in named]
 
-        def write(*arrays: npt.NDArray[Any]) -> None:
+        def write(*arrays: Array) -> None:
             self._write_step(number, names, arrays)
 
         if tf.inside_function():
@@ -159,7 +160,7 @@ class StepRecorder:
             write(*(tensor.numpy() for tensor in tensors))
 
     def _write_step(
-        self, number: int, names: list[list[str]], arrays: Sequence[npt.NDArray[Any]]
+        self, number: int, names: list[list[str]], arrays: Sequence[Array]
     ) -> None:
         if self._steps is not None and self._count >= self._steps:
             self._wait_for_the_end()
@@ -172,12 +173,15 @@ class StepRecorder:
             np.savez(out, *(_portable(array) for array in arrays))
         self._event({"kind": "step", "optimizer": number, "file": file, "names": names})
 
-    def logs(self, kind: str, model: int, logs: Mapping[str, Any]) -> None:
-        """Record losses and metrics as the program sees them."""
+    def logs(self, kind: str, model: int, logs: Logs) -> None:
+        """Record losses and metrics as the program sees them: numbers by name.
+
+        Raises OSError if the folder cannot be written.
+        """
         values = {name: float(np.mean(value)) for name, value in logs.items()}
         self._event({"kind": kind, "model": model, "logs": values})
 
-    def _event(self, event: Mapping[str, Any]) -> None:
+    def _event(self, event: Mapping[str, object]) -> None:
         if not self._writes:
             return
         with self._lock, (self._folder / "events.jsonl").open("a") as out:
@@ -207,10 +211,10 @@ class _Logs(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
         self._recorder = recorder
         self._number = model
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         self._recorder.logs("batch", self._number, logs or {})
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         self._recorder.logs("epoch", self._number, logs or {})
 
 
@@ -230,7 +234,7 @@ def _layers_of(models: Sequence[Model]) -> list[Layer]:
 
 
 def _states_of(models: Sequence[Model], trained: Sequence[Variable]) -> list[Variable]:
-    """What else the models hold: moving averages, counters; without random states."""
+    """The models' other variables, such as moving averages, but no random states."""
     found: dict[int, Variable] = {}
     known = {id(one) for one in trained}
     metrics = {
@@ -245,7 +249,7 @@ def _states_of(models: Sequence[Model], trained: Sequence[Variable]) -> list[Var
     return sorted(found.values(), key=name_of)
 
 
-def _portable(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def _portable(array: Array) -> Array:
     """``array`` in a dtype that numpy can save; bfloat16 is not one."""
     array = np.asarray(array)
     return array if array.dtype.kind in "biufc" else array.astype(np.float32)

@@ -29,11 +29,14 @@ class StepRows:
         """Tensors whose values ``of`` and ``weight`` get when the step runs."""
 
     def of(self, values: Sequence[Array]) -> float:
-        """This rank's number of rows, given the values of ``inputs``."""
+        """This rank's number of rows, given the values of ``inputs``.
+
+        They are float64 scalars.
+        """
         return float(values[0] if values else self._session.loop.share.rows)
 
     def weight(self, values: Sequence[Array]) -> float:
-        """This rank's weight in a mean over the ranks.
+        """This rank's weight in a mean over the ranks; ``values`` as for ``of``.
 
         In an undivided loop all ranks have computed the same, so only the chief counts.
         """

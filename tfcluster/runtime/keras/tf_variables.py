@@ -3,31 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import cast
 
 import keras
 import tensorflow as tf
 
 from tfcluster.runtime import tf_internals
+from tfcluster.runtime.keras import types
+from tfcluster.runtime.tensor_types import DTypeLike, TensorLike, Variable
 
 
-def raw(variable: Any) -> Any:
+def raw(variable: types.Variable | Variable) -> Variable:
     """The tf.Variable of a Keras variable; others are returned as they are."""
-    return variable.value if isinstance(variable, keras.Variable) else variable
+    if isinstance(variable, keras.Variable):
+        return variable.value
+    return cast("Variable", variable)
 
 
-def new_variable(value: Any, dtype: Any = None, *, name: str | None = None) -> Any:
+def new_variable(
+    value: TensorLike, dtype: DTypeLike | None = None, *, name: str | None = None
+) -> Variable:
     """A tf.Variable of ours, which is not trained; made at once, outside of any graph.
 
-    It may be made at any time, also in the second trace of a ``tf.function``, which
-    forbids the program to create variables.
+    Its shape is that of ``value``, its dtype ``dtype`` or that of ``value``. It may be
+    made at any time, also in the second trace of a ``tf.function``, which forbids the
+    program to create variables.
     """
     plain = tf.variable_creator_scope(tf_internals.plain_variable)
     with tf.init_scope(), plain:
         return tf.Variable(value, trainable=False, dtype=dtype, name=name)
 
 
-def have_values(variables: Iterable[Any]) -> bool:
+def have_values(variables: Iterable[types.Variable | Variable]) -> bool:
     """Whether all variables are initialised.
 
     A ``tf.function`` that creates variables is traced twice: once to create them, and

@@ -17,6 +17,7 @@ from tfcluster.runtime.tensor_types import (
     Tensor,
     TensorLike,
 )
+from tfcluster.runtime.tensor_types import Variable as TfVariable
 
 Logs: TypeAlias = dict[str, Any]
 """The logs of a step or an epoch: numbers by name, or nested dictionaries of them."""
@@ -116,7 +117,7 @@ class Optimizer(Protocol):
 
     def _clip_gradients(self, grads: Sequence[Gradient]) -> list[Gradient]: ...
 
-    def _use_weight_decay(self, variable: Variable) -> bool: ...
+    def _use_weight_decay(self, variable: Variable | TfVariable) -> bool: ...
 
     def _var_key(self, variable: Variable) -> str: ...
 

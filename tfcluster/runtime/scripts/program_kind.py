@@ -37,7 +37,10 @@ _may_distribute_itself: Callable[[], None] = lambda: None  # noqa: E731  # a def
 
 
 def read(program: Program, context: Context) -> None:
-    """Find out from the source of the program's main file."""
+    """Find out from the source of the program's main file, if it can be read.
+
+    Raises what ``claim_distribution`` raises.
+    """
     found = analyse(_source_of(program) or "")
     if found.distributes_itself:
         claim_distribution()
@@ -53,7 +56,8 @@ def distributes_itself() -> bool:
 def claim_distribution() -> None:
     """Record that the program distributes its training by itself.
 
-    Raises what the check of ``guard_distribution`` raises.
+    Raises CollectiveError if batches have been divided already: see
+    ``guard_distribution``.
     """
     if not _known.distributes_itself:
         _may_distribute_itself()

@@ -62,7 +62,7 @@ def import_folder(program: Program) -> str | None:
 
 
 def run(program: Program) -> None:
-    """Run ``program`` to its end; its exceptions are passed on.
+    """Run ``program`` to its end; its exceptions, also SystemExit, are passed on.
 
     Python prints an uncaught exception at exit, without our frames.
     """

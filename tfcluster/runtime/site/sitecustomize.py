@@ -23,7 +23,7 @@ _LIBRARIES = ("tensorflow", "keras", "horovod")
 """Libraries that train, or that exchange gradients."""
 _OLDEST = (3, 10)
 _OURS = ("tfcluster.runtime.task.bootstrap", "tfcluster.runtime.warm.preloader")
-_BY_HAND = ("DistributedOptimizer", "DistributedGradientTape", "horovod")
+_DISTRIBUTION_NAMES = ("DistributedOptimizer", "DistributedGradientTape", "horovod")
 """A program that contains one of these words shards its data by itself. They occur in
 all of ``analysis.NAMES``; to parse the program would take too long."""
 
@@ -100,7 +100,7 @@ class _Hook:
         finally:
             sys.meta_path.insert(0, self)
         loader: Any = getattr(spec, "loader", None)
-        if loader is None or _distributes_by_hand():
+        if loader is None or _distributes_itself():
             return spec
         execute = loader.exec_module
 
@@ -172,16 +172,16 @@ def _seed() -> int:
     return int.from_bytes(digest, "big") % (1 << 31)
 
 
-def _distributes_by_hand() -> bool:
+def _distributes_itself() -> bool:
     try:
         with open(sys.argv[0], encoding="utf-8", errors="replace") as file:
             source = file.read()
     except (AttributeError, IndexError, OSError, ValueError):
         source = " ".join(_started_as())
-    return any(name in source for name in _BY_HAND)
+    return any(name in source for name in _DISTRIBUTION_NAMES)
 
 
-def _hand_on() -> None:
+def _run_site_sitecustomize() -> None:
     """Run the ``sitecustomize`` that Python would have found without ours."""
     sys.path[:] = [p for p in sys.path if os.path.abspath(p or os.curdir) != _HERE]
     spec = PathFinder.find_spec("sitecustomize", sys.path)
@@ -196,4 +196,4 @@ def _hand_on() -> None:
 
 if _is_below_a_training_task():
     sys.meta_path.insert(0, _Hook())
-_hand_on()
+_run_site_sitecustomize()

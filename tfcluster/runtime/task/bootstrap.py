@@ -31,6 +31,7 @@ LIBRARIES = ("tensorflow", "keras")
 def main(argv: Sequence[str]) -> int | None:
     """Run what ``argv`` says; the return value is for ``sys.exit``.
 
+    Raises SystemExit for wrong arguments and an environment that contradicts itself.
     Exceptions of the user's program are passed on, so that Python exits as usual.
     """
     program = parse(argv[1:]) if argv and argv[0] == "run" else None

@@ -20,6 +20,7 @@ def begin(*, seed_random: bool) -> None:
     """Install the runtime, at the beginning of the import of TensorFlow or Keras.
 
     ``seed_random``: whether to seed Python's generator, as it has not been used yet.
+    Raises SystemExit if the environment contradicts itself.
     """
     be_silent()
     context = bootstrap.own_context()

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from tfcluster.runtime.keras.session import Session
 
 _SEED_BITS = 31
-_SERVED = (Strategy.PARAMETER_SERVER, Strategy.REPLICATED)
+_PS_STRATEGIES = (Strategy.PARAMETER_SERVER, Strategy.REPLICATED)
 """Strategies whose gradients are applied by ps tasks, even with one training task."""
 
-_told: set[str] = set()
+_warned: set[str] = set()
 
 
 def begin(context: Context) -> None:
@@ -120,10 +120,10 @@ def warn_of_unknown_versions(context: Context) -> None:
 
     The chief does, for all ranks.
     """
-    found = [text for text in versions.imported_unknown() if text not in _told]
+    found = [text for text in versions.imported_unknown() if text not in _warned]
     if not found or not context.is_chief or context.strategy is Strategy.NONE:
         return
-    _told.update(found)
+    _warned.update(found)
     text = "; ".join(found)
     reporter().warning(text)
     sys.stderr.write(f"tfcluster: warning: {text}\n")
@@ -146,7 +146,7 @@ def common_seed(context: Context) -> int:
     if context.recording is not None:
         return context.recording.seed
     # A worker that is restarted alone must reuse the seed of its running peers.
-    attempt = 0 if _independent(context) else context.attempt
+    attempt = 0 if _is_asynchronous(context) else context.attempt
     message = f"seed {attempt}{_child()}".encode()
     digest = hmac.digest(context.token, message, "sha256")
     return int.from_bytes(digest, "big") % (1 << _SEED_BITS)
@@ -167,10 +167,10 @@ def _concerns(context: Context) -> bool:
     if context.strategy is Strategy.NONE or context.place is None:
         return False
     remote = context.data_service is not None
-    return context.size > 1 or remote or context.strategy in _SERVED
+    return context.size > 1 or remote or context.strategy in _PS_STRATEGIES
 
 
-def _independent(context: Context) -> bool:
+def _is_asynchronous(context: Context) -> bool:
     """Whether tasks do not wait for each other: asynchronous parameter servers."""
     return (
         context.strategy is Strategy.PARAMETER_SERVER

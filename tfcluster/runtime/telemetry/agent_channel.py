@@ -30,7 +30,10 @@ _NEVER = -math.inf
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A rank that waits: for how long, in which operation, for which ranks if known."""
+    """A rank that waits: how long, in which operation, for which ranks if known.
+
+    ``since_s`` is the time waited so far, in seconds.
+    """
 
     since_s: float
     what: str
@@ -46,9 +49,10 @@ class Waiting:
 
 
 class Reporter:
-    """The task's end of its events socket; thread-safe.
+    """The task's end of its events socket; thread-safe. No method raises or blocks.
 
-    In a child forked from the task, the copy stops reporting: it is not the task.
+    ``clock`` returns seconds. In a child forked from the task, the copy stops
+    reporting: it is not the task.
     """
 
     def __init__(
@@ -72,9 +76,11 @@ class Reporter:
         self._say({"type": "phase", "phase": _cut(text)})
 
     def step(self, step: int, steps_per_s: float, wait_share: float) -> None:
-        """Report ``step`` finished steps; ``wait_share`` is the fraction spent waiting.
+        """Report ``step`` finished steps.
 
-        Held back until ``flush`` if the last one was less than STEP_INTERVAL_S ago.
+        ``wait_share`` is the fraction (0 to 1) of time spent waiting; it and
+        ``steps_per_s`` may be NaN. Held back until ``flush`` if the last report was
+        less than STEP_INTERVAL_S seconds ago.
         """
         event = {
             "type": "step",

@@ -60,7 +60,7 @@ def claim(task: str) -> Claim:
 def require_first(task: str, what: str) -> None:
     """Claim the rank, if only one process per attempt may ever have it.
 
-    ``what`` says why. Raises CollectiveError if another process has had it.
+    ``what`` says why. Raises CollectiveError if another process has it or has had it.
     """
     claimed = claim(task)
     if claimed.number:

@@ -22,7 +22,10 @@ class WaitTime(Protocol):
 
 
 class StepRate:
-    """Counts steps per optimizer; the step count is that of the most used optimizer."""
+    """Counts steps per optimizer; the step count is that of the most used optimizer.
+
+    ``clock`` returns seconds. Rates are averages over about a second.
+    """
 
     def __init__(
         self,

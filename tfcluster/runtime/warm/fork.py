@@ -33,46 +33,46 @@ class ForkRequest:
     """Descriptor that stays open; TFCLUSTER_EVENTS gets its number."""
 
 
-def fork_task(birth: ForkRequest) -> int | None:
+def fork_task(request: ForkRequest) -> int | None:
     """Fork twice; returns the task's pid in the parent, and None in the task.
 
     The process in between has ended on return, so the task's parent is the nearest
     subreaper. Raises OSError if the task cannot be started.
     """
-    report, tell = os.pipe()
+    report, writer = os.pipe()
     middle = _fork()
     if middle == 0:
         os.close(report)
-        if _fork_on(tell, birth):
+        if _fork_on(writer, request):
             return None
-    os.close(tell)
+    os.close(writer)
     try:
         with os.fdopen(report, "rb") as stream:
-            told = list(Decoder().feed(stream.read()))
+            messages = list(Decoder().feed(stream.read()))
     finally:
         os.waitpid(middle, 0)
-    for message in told:
+    for message in messages:
         if message["type"] == "failed":
             raise OSError(message["cause"])
-    return int(next(message["pid"] for message in told if message["type"] == "pid"))
+    return int(next(message["pid"] for message in messages if message["type"] == "pid"))
 
 
-def _fork_on(tell: int, birth: ForkRequest) -> bool:
+def _fork_on(writer: int, request: ForkRequest) -> bool:
     """In the middle process: fork the task and exit. Returns True in the task only."""
     middle_ended, middle_lives = os.pipe()
     try:
         child = _fork()
         if child:
-            os.write(tell, encode({"type": "pid", "pid": child}))
+            os.write(writer, encode({"type": "pid", "pid": child}))
             os._exit(0)
         # Wait for the middle process to end: it would still be the task's parent.
         os.close(middle_lives)
         os.read(middle_ended, 1)
-        _become_task(birth, keep=tell)
+        _become_task(request, keep=writer)
     except OSError as error:
-        os.write(tell, encode({"type": "failed", "cause": str(error)}))
+        os.write(writer, encode({"type": "failed", "cause": str(error)}))
         os._exit(1)
-    os.close(tell)
+    os.close(writer)
     return True
 
 
@@ -84,28 +84,28 @@ def _fork() -> int:
         return os.fork()
 
 
-def _become_task(birth: ForkRequest, *, keep: int) -> None:
+def _become_task(request: ForkRequest, *, keep: int) -> None:
     os.setsid()
-    os.chdir(birth.cwd)
-    _take_descriptors(birth, keep)
+    os.chdir(request.cwd)
+    _take_descriptors(request, keep)
     _default_signals()
-    for name, value in birth.env.items():
+    for name, value in request.env.items():
         if value is None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
-    os.environ["TFCLUSTER_EVENTS"] = str(birth.events)
+    os.environ["TFCLUSTER_EVENTS"] = str(request.events)
     _renew_module_state()
 
 
-def _take_descriptors(birth: ForkRequest, keep: int) -> None:
+def _take_descriptors(request: ForkRequest, keep: int) -> None:
     """Keep the standard streams, the events socket and ``keep``; close all others."""
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
-    os.dup2(birth.output, 1)
-    os.dup2(birth.output, 2)
+    os.dup2(request.output, 1)
+    os.dup2(request.output, 2)
     start = _FIRST_FREE_FD
-    for kept in sorted({birth.events, keep}):
+    for kept in sorted({request.events, keep}):
         os.closerange(start, kept)
         start = kept + 1
     os.closerange(start, os.sysconf("SC_OPEN_MAX"))

@@ -86,15 +86,15 @@ def serve(agent: socket.socket, fresh_env: Mapping[str, str]) -> list[str] | Non
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for frame, fds in requests(agent):
         try:
-            birth = birth_of(frame, fds)
-            pid = fork_task(birth)
+            request = fork_request(frame, fds)
+            pid = fork_task(request)
         except (OSError, ValueError) as error:
             answer: Frame = {"type": "fork_failed", "cause": str(error)}
         else:
             if pid is None:
                 # Its descriptor is closed already, and the number may be reused.
                 agent.detach()
-                return warm_arguments(frame["argv"], birth.env, fresh_env)
+                return warm_arguments(frame["argv"], request.env, fresh_env)
             answer = {"type": "forked", "pid": pid}
         for fd in fds:
             os.close(fd)
@@ -116,7 +116,7 @@ def requests(agent: socket.socket) -> Iterator[tuple[Frame, tuple[int, ...]]]:
                 yield frame, tuple(fds.popleft() for _ in range(count))
 
 
-def birth_of(frame: Frame, fds: Sequence[int]) -> ForkRequest:
+def fork_request(frame: Frame, fds: Sequence[int]) -> ForkRequest:
     """The initial state that a request describes. Raises ValueError if incomplete."""
     if len(fds) != _FDS_OF_A_FORK:
         raise ValueError(

@@ -115,7 +115,7 @@ def case_checkpoints():
     }
 
 
-def case_folders_of_ones_own():
+def case_own_folders():
     """Each process has a different folder name, made of random numbers or the time."""
     x, y = data()
     model = compiled(classifier())
@@ -144,7 +144,7 @@ def case_folders_of_ones_own():
     return found
 
 
-def case_checkpoints_in_folders_of_ones_own():
+def case_checkpoints_in_own_folders():
     model = classifier()
     folder = f"run-{uuid.uuid4().hex}"
     manager = tf.train.CheckpointManager(

@@ -155,7 +155,7 @@ class OwnStep(keras.Sequential):
         return {"loss": loss}
 
 
-def case_added_sum_in_a_step_of_ones_own():
+def case_added_sum_in_a_custom_step():
     layer = Adding(keras.ops.sum, name="penalty")
     return raised_by(fitting_with(layer, OwnStep))
 

@@ -262,7 +262,7 @@ class Block(keras.layers.Layer):
         return self.normalization(x + self.attention(x, x))
 
 
-def case_no_layer_of_ones_own():
+def case_no_custom_layer():
     x, y, _ = masked_data()
     model = keras.Sequential(
         [

@@ -272,7 +272,7 @@ class OwnResult(Stepping):
         return found
 
 
-def case_results_of_ones_own():
+def case_custom_results():
     return trained(OwnResult(), ["accuracy"])
 
 

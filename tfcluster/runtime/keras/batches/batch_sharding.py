@@ -6,11 +6,15 @@ from __future__ import annotations
 def bounds(batch: int, rank: int, size: int) -> tuple[int, int]:
     """First row of a rank's part of ``batch`` rows, and the row after its last.
 
-    The sizes of the ranks' parts differ by one row at most; a part may be empty.
+    ``rank`` is below ``size``. The sizes of the ranks' parts differ by one row at most;
+    a part may be empty.
     """
     return rank * batch // size, (rank + 1) * batch // size
 
 
 def trial_bounds(batch: int, rank: int, size: int) -> tuple[int, int]:
-    """Like ``bounds``, but rank 1 gets the rows of rank 0, and all others the rest."""
+    """Like ``bounds``, but rank 1 gets the rows of rank 0, and all others the rest.
+
+    ``size`` is 2 or more.
+    """
     return bounds(batch, max(0, rank - 1), size - 1)

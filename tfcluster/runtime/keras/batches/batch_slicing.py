@@ -15,17 +15,19 @@ import tensorflow as tf
 
 from tfcluster.runtime.keras.batches.batch_sharding import bounds
 from tfcluster.runtime.keras.session import Share
-from tfcluster.runtime.tensor_types import DTypeLike, Leaf, Nest, Tensor
+from tfcluster.runtime.tensor_types import (
+    DTypeLike,
+    Flag,
+    Leaf,
+    Nest,
+    Number,
+    Tensor,
+    Weight,
+)
 
 Rows: TypeAlias = Any
 """A tensor (dense, ragged or sparse) or array of at least one dimension: the rows.
 Not a union, since mypy cannot narrow one by ``isinstance`` of an untyped class."""
-
-Number: TypeAlias = int | Tensor
-"""A number of rows: a Python number if it is known, else a scalar integer tensor."""
-
-Flag: TypeAlias = bool | Tensor
-"""A Python bool if it is known, else a scalar boolean tensor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +41,11 @@ class Part:
 def take_part(data: Nest, rank: int, size: int) -> Part:
     """This rank's rows of a global batch.
 
-    A rank without rows gets the first row, with weight 0. If the tensors do not all
-    have the same number of rows, they cannot be divided, and every rank gets all rows.
+    Leaves are tensors (dense, ragged or sparse) and arrays of shape (rows, ...) and any
+    dtype; others are passed on. Structure, dtypes and other dimensions stay. The fields
+    of the share are numbers if the number of rows is known, else scalar tensors. A rank
+    without rows gets the first row, with weight 0. If the tensors do not all have the
+    same number of rows, they cannot be divided, and every rank gets all rows.
     """
     leaves = [leaf for leaf in tf.nest.flatten(data) if has_rows(leaf)]
     if not leaves:
@@ -60,15 +65,16 @@ def take_part(data: Nest, rank: int, size: int) -> Part:
         total=float(batch),
         first=start,
     )
-    return Part(_cut_all(data, start, stop), share)
+    return Part(_slice_all(data, start, stop), share)
 
 
 def common_rows(leaves: Sequence[Rows]) -> tuple[Number, Flag]:
     """The number of rows of the first tensor, and whether all tensors have the same.
 
-    Returns an int and a bool if these are known, else scalar tensors. A square matrix
-    beside other tensors may be the adjacency matrix of a graph. Then the batch is one
-    graph and must not be divided by its nodes, so the second result is false.
+    ``leaves`` have at least one dimension, and there is at least one. Returns an int
+    and a bool if these are known, else scalar tensors of int64 and bool. A square
+    matrix next to other tensors may be the adjacency matrix of a graph. Then the batch
+    is one graph and must not be divided by its nodes, so the second result is false.
     """
     counts: list[Any] = [rows_in(leaf) for leaf in leaves]
     common: Any
@@ -151,9 +157,9 @@ def _dynamic_part(
         counts=tf.where(common, ~empty, chiefs.counts),
         total=tf.where(common, tf.cast(batch, tf.float64), _float(1.0)),
         first=first,
-        undivided=~common,
+        undivided=tf.logical_not(common),
     )
-    return Part(_cut_all(data, first, last), share)
+    return Part(_slice_all(data, first, last), share)
 
 
 def _of_the_chief(rank: int) -> Share:
@@ -165,13 +171,16 @@ def _of_the_chief(rank: int) -> Share:
     return Share.undivided_batch(counts=rank == 0, weight=float(rank == 0))
 
 
-def _float(number: float) -> Tensor:
+def _float(number: Weight) -> Tensor:
     constant: Tensor = tf.constant(number, tf.float64)
     return constant
 
 
-def cut(leaf: Rows, start: Number, stop: Number) -> Rows:
-    """Rows ``[start, stop)`` of one tensor or array."""
+def slice_rows(leaf: Rows, start: Number, stop: Number) -> Rows:
+    """Rows ``[start, stop)`` of one tensor or array.
+
+    The dtype and the other dimensions stay.
+    """
     if not isinstance(leaf, tf.SparseTensor):
         return leaf[start:stop]
     shape = leaf.dense_shape
@@ -182,19 +191,22 @@ def cut(leaf: Rows, start: Number, stop: Number) -> Rows:
     return piece
 
 
-def cut_some(nest: Nest, some: Sequence[Leaf], start: Number, stop: Number) -> Nest:
+def slice_some(nest: Nest, some: Sequence[Leaf], start: Number, stop: Number) -> Nest:
     """``nest`` with rows ``[start, stop)`` of those of its leaves that are ``some``."""
 
     def piece(leaf: Leaf) -> Leaf:
         if not any(leaf is other for other in some):
             return leaf
-        return cut(tf.convert_to_tensor(leaf), start, stop)
+        return slice_rows(tf.convert_to_tensor(leaf), start, stop)
 
     return tf.nest.map_structure(piece, nest)
 
 
 def twice(leaf: Rows) -> Rows:
-    """All rows of a tensor, followed by all of them again: twice as many rows."""
+    """All rows of a tensor, followed by all of them again: twice as many rows.
+
+    The dtype and the other dimensions stay; an array becomes a tensor.
+    """
     if isinstance(leaf, tf.SparseTensor):
         return tf.sparse.concat(0, [leaf, leaf])
     return tf.concat([leaf, leaf], 0)
@@ -234,7 +246,7 @@ def rows_in(leaf: Rows) -> Number:
     return rows
 
 
-def _cut_all(data: Nest, start: Number, stop: Number) -> Nest:
+def _slice_all(data: Nest, start: Number, stop: Number) -> Nest:
     return tf.nest.map_structure(
-        lambda leaf: cut(leaf, start, stop) if has_rows(leaf) else leaf, data
+        lambda leaf: slice_rows(leaf, start, stop) if has_rows(leaf) else leaf, data
     )

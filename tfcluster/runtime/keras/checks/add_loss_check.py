@@ -2,7 +2,8 @@
 
 ``add_loss`` is given a number, which does not show how it was computed. So in its first
 step the model is called again, with this rank's rows and with each half of them, and
-the numbers are compared like those of a loss function: see ``loss_reduction``.
+the numbers are compared like those of a loss function: see ``loss_reduction``. The
+method is tfcluster's own.
 """
 
 from __future__ import annotations
@@ -18,10 +19,9 @@ from tfcluster.runtime.keras import internals
 from tfcluster.runtime.keras.batches.batch_slicing import has_dense_rows, rows_in
 from tfcluster.runtime.keras.checks.known_objects import KnownObjects
 from tfcluster.runtime.keras.checks.loss_reduction import kind_of_loss
-from tfcluster.runtime.keras.checks.types import Leaf, Nested
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.types import Model
-from tfcluster.runtime.tensor_types import Tensor
+from tfcluster.runtime.tensor_types import Leaf, Nest, Tensor
 
 _TOLERANCE = 0.02
 """Relative; wide, as the model may have been called with dropout."""
@@ -35,13 +35,15 @@ class AddLossCheck:
         self._judged = KnownObjects()
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
-    def look(self, model: Model, data: Nested, undivided: bool | Tensor) -> None:
+    def look(self, model: Model, data: Nest, undivided: bool | Tensor) -> None:
         """Compare what layers add to the loss for a rank's rows and for their halves.
 
         ``data`` is this rank's part of the batch, as ``train_step`` gets it. Runs until
-        everything is known. Does nothing for an ``undivided`` batch (a boolean scalar).
+        everything is known. Does nothing for an ``undivided`` batch (a bool, or a
+        boolean scalar). Exchanges nothing.
 
-        Raises CollectiveError, when the step runs, if a layer adds a sum over the rows.
+        Raises CollectiveError, when the step runs, if a layer adds a sum over the rows;
+        warns of other values that are not a mean.
         """
         names = _adders(model)
         inputs = keras.utils.unpack_x_y_sample_weight(data)[0]
@@ -100,7 +102,7 @@ def _adders(model: Model) -> list[str]:
 
 def _added(
     model: Model,
-    inputs: Nested,
+    inputs: Nest,
     names: Sequence[str],
     start: int | Tensor,
     stop: int | Tensor,
@@ -111,10 +113,10 @@ def _added(
     None if there are more or fewer.
     """
 
-    def cut(leaf: Leaf) -> Tensor:
+    def slice_rows(leaf: Leaf) -> Tensor:
         return tf.convert_to_tensor(leaf)[start:stop]
 
-    rows = keras.tree.map_structure(cut, inputs)
+    rows = keras.tree.map_structure(slice_rows, inputs)
     variables = model.trainable_variables, model.non_trainable_variables
     penalties = len(internals.regularization_losses(model))
     # Preferably not as in training, where random numbers would change the results.

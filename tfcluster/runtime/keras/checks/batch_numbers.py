@@ -28,7 +28,8 @@ class BatchNumbers:
     def kind(self, metric: Metric, number: Tensor) -> str:
         """The kind of ``number``, which ``metric`` gets: 'sum', 'mean' or 'unknown'.
 
-        Not every eager step is analysed. In the others the last known kind is returned.
+        ``number`` is a scalar, a tensor or a number of Python. Not every eager step is
+        analysed. In the others the last known kind is returned.
         """
         found = self._of(number)
         if found is not None:

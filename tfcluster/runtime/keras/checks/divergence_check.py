@@ -95,7 +95,7 @@ class DivergenceCheck:
         return Watch(self, owner, what, weights, hyperparameters, self._session)
 
     def hyperparameters(self, name: str, optimizer: Optimizer | None) -> list[Tensor]:
-        """Tensors of an optimizer's hyperparameters, for ``look_at`` in a graph."""
+        """An optimizer's hyperparameters: scalar tensors, for ``look_at``."""
         if optimizer is None:
             return []
         found = self.training(name, optimizer).hyperparameters
@@ -113,7 +113,8 @@ class DivergenceCheck:
         Optimizers that are gone (None) on a rank are not compared. ``scalars`` are the
         values of ``hyperparameters`` of the only optimizer. They are needed in a graph,
         which may change the variables before or after this call; without them, the
-        variables are read now.
+        variables are read now. The result's ``compared`` raises CollectiveError on all
+        ranks if they differ.
         """
         texts: dict[str, str] = {}
         for name, optimizer in optimizers:
@@ -181,14 +182,14 @@ class Watch:
 
     def __init__(
         self,
-        drift: DivergenceCheck,
+        divergence_check: DivergenceCheck,
         owner: Owner,
         what: str,
         weights: Weights,
         hyperparameters: Hyperparameters | None,
         session: Session,
     ) -> None:
-        self._drift = drift
+        self._divergence_check = divergence_check
         self._owner = owner
         self._what = what
         self._weights = weights
@@ -237,8 +238,8 @@ class Watch:
         """The state for this watch: its owner may become known only after the trace."""
         known = self._owner()
         if known is None:
-            return self._drift.without_owner(self._what)
-        return self._drift.training(*known)
+            return self._divergence_check.without_owner(self._what)
+        return self._divergence_check.training(*known)
 
 
 class Look:

@@ -20,7 +20,7 @@ class GradientRatio(NamedTuple):
     """The cosine similarity; below 1 if random numbers differ."""
 
 
-def growth(ours: Sequence[Array], chiefs: Sequence[Array]) -> GradientRatio:
+def gradient_ratio(ours: Sequence[Array], chiefs: Sequence[Array]) -> GradientRatio:
     """Compare the gradient ``ours`` with the reference ``chiefs``, in float64.
 
     Both have an array of the same shape for each variable.

@@ -14,11 +14,10 @@ import tensorflow as tf
 from tfcluster.runtime.collective import Signature
 from tfcluster.runtime.collective.collectives import allgather_bytes
 from tfcluster.runtime.collective.transports.base import Array
-from tfcluster.runtime.keras.checks.types import Leaf, Nested
 from tfcluster.runtime.keras.graph_order import exchange_in_order
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.tf_variables import new_variable
-from tfcluster.runtime.tensor_types import Tensor
+from tfcluster.runtime.tensor_types import Leaf, Nest, Tensor
 
 _SAMPLE = 256
 """How many numbers at each end of a tensor are compared."""
@@ -32,13 +31,16 @@ class InputConsistency:
         self._steps: tf.Variable | None = None
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
-    def look(self, data: Nested) -> None:
+    def look(self, data: Nest) -> None:
         """Compare this rank's batch with the other ranks', eagerly or in a graph.
 
-        ``data`` is the whole batch, before it is divided. All ranks must call this.
+        ``data`` is the whole batch, before it is divided: tensors and arrays of any
+        shapes and dtypes; other leaves are not compared. All ranks must call this. It
+        warns of a difference. Raises what ``exchange_in_order`` and ``Group.exchange``
+        raise, when the step runs.
         """
-        samples = [_sample(leaf) for leaf in tf.nest.flatten(data)]
-        samples = [sample for sample in samples if sample is not None]
+        found = [_sample(leaf) for leaf in tf.nest.flatten(data)]
+        samples = [sample for sample in found if sample is not None]
         if not samples:
             return
         if self._steps is None:

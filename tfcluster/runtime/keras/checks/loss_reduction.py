@@ -1,7 +1,8 @@
 """How a loss combines the rows of a batch, judged by its values for halves of it.
 
 A number for a batch does not show how it was computed. If it is a mean over the rows,
-it is the weighted mean of the halves' numbers; a sum is their sum. Pure functions.
+it is the weighted mean of the halves' numbers; a sum is their sum. Pure functions. The
+method is tfcluster's own.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ def kind_of_loss(
 def same_rows(whole: Array, parts: Array, tolerance: float) -> bool:
     """Whether the rows' values computed in two parts equal those of the whole batch.
 
+    Both have shape (rows, ...) and a real dtype; arrays of other shapes are not equal.
     ``tolerance`` is relative to the largest value. Values that are not finite are never
     reported as different.
     """

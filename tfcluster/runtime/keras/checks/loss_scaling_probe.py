@@ -4,7 +4,7 @@ The runtime cannot see how a loop or a ``train_step`` computes its loss. But if 
 row of a batch is repeated, a mean over the rows stays the same and a sum doubles, and
 so do their gradients. So in one step, one rank gets the chief's rows, each twice,
 instead of its own, which the other ranks take over. Its gradient has no weight; it is
-only compared with the chief's.
+only compared with the chief's. The method is tfcluster's own.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ import tensorflow as tf
 from tfcluster.runtime.collective import Signature
 from tfcluster.runtime.collective.collectives import allgather_bytes, broadcast_bytes
 from tfcluster.runtime.collective.transports.base import Array, flat_bytes
-from tfcluster.runtime.keras.checks.gradient_ratio import GradientRatio, growth
-from tfcluster.runtime.keras.session import DOUBLING_RANK, Session
+from tfcluster.runtime.keras.checks.gradient_ratio import GradientRatio, gradient_ratio
+from tfcluster.runtime.keras.session import TRIAL_RANK, Session
 
 _SUM, _DOUBTFUL = 1.75, 1.25
 """A gradient that grows by these factors belongs to a sum, wholly or in part."""
 _CERTAIN, _LIKELY = 0.95, 0.5
-"""Cosines. Random effects (dropout, the noise of a GAN) change more than the length."""
-_GROWTH = struct.Struct("dd")
+"""Minimum cosine similarities. Random effects (dropout, a GAN's noise) also change the
+direction of the gradient."""
+_RATIO = struct.Struct("dd")
 
 
 class LossScalingProbe:
@@ -36,7 +37,10 @@ class LossScalingProbe:
         self._session = session
 
     def allowed(self) -> bool:
-        """Whether no rank uses a GPU; all ranks must call this."""
+        """Whether no rank uses a GPU; all ranks must call this.
+
+        Raises what ``Group.exchange`` raises.
+        """
         # A rank gets up to four times its usual rows, too many perhaps for a GPU's
         # memory.
         ours = b"" if tf.config.list_logical_devices("GPU") else b"1"
@@ -44,20 +48,21 @@ class LossScalingProbe:
         return all(allgather_bytes(self._session.group, ours, signature))
 
     def judge(self, optimizer: str, ours: Sequence[Array]) -> bool:
-        """See ``session.Trials``. ``DOUBLING_RANK`` is compared with the chief.
+        """See ``session.Trials``. ``TRIAL_RANK`` is compared with the chief.
 
-        ``ours`` has an array for each variable. A gradient with the same direction and
-        about twice the length is refused; a smaller growth gets a warning.
+        ``ours`` has a float array for each variable, of equal shapes and dtypes on all
+        ranks. A gradient with the same direction and about twice the length is refused,
+        with CollectiveError on all ranks; a smaller growth gets a warning.
         """
         session = self._session
         what = f"gradients of {optimizer} for rows that come twice"
         sent = flat_bytes(ours) if session.chief else b""
         chiefs = _like(ours, broadcast_bytes(session.group, sent, 0, Signature(what)))
         found = GradientRatio(0.0, 0.0)
-        if session.rank == DOUBLING_RANK:
-            found = growth(ours, chiefs)
-        packed = allgather_bytes(session.group, _GROWTH.pack(*found), Signature(what))
-        found = GradientRatio(*_GROWTH.unpack(packed[DOUBLING_RANK]))
+        if session.rank == TRIAL_RANK:
+            found = gradient_ratio(ours, chiefs)
+        packed = allgather_bytes(session.group, _RATIO.pack(*found), Signature(what))
+        found = GradientRatio(*_RATIO.unpack(packed[TRIAL_RANK]))
         if found.times >= _SUM and found.cosine >= _CERTAIN:
             session.refuse(
                 f"the gradients for {optimizer} grow with the number of rows in a "

@@ -1,8 +1,9 @@
 """Recomputes a number from other inputs, without running the program again.
 
-In a graph under construction the operations are known; eager operations are recorded
-as they run. Only operations that depend on the replaced inputs are computed again. All
-others keep their values, so variables and random numbers are the same.
+In a graph under construction the operations are known; eager operations are recorded as
+they run. Only operations that depend on the replaced inputs are computed again. All
+others keep their values, so variables and random numbers are the same. The method is
+tfcluster's own.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class Holds:
         """The held eager tensors, by their keys."""
 
     def hold(self, tensor: Tensor) -> Tensor:
-        """Mark ``tensor`` as held; use the returned tensor instead of it."""
+        """Mark ``tensor`` as held; use the returned tensor, an equal one, instead."""
         if not tf.executing_eagerly():
             return tf.identity(tensor, name=_HELD)
         if self.recording:

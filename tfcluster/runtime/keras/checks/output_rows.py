@@ -1,7 +1,7 @@
 """Finds layers whose output for a row depends on the other rows of the batch.
 
 A custom layer may, for example, divide by the largest value in the batch. A rank has
-only some of the rows, so its largest value may differ.
+only some of the rows, so its largest value may differ. The method is tfcluster's own.
 """
 
 from __future__ import annotations
@@ -13,17 +13,16 @@ import tensorflow as tf
 
 from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.keras.batches.batch_slicing import (
-    cut_some,
     has_dense_rows,
     rows_in,
+    slice_some,
 )
 from tfcluster.runtime.keras.checks.known_objects import KnownObjects
 from tfcluster.runtime.keras.checks.loss_reduction import same_rows
 from tfcluster.runtime.keras.checks.rounding import TOLERANCES
-from tfcluster.runtime.keras.checks.types import Nested
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.types import Layer
-from tfcluster.runtime.tensor_types import Tensor
+from tfcluster.runtime.tensor_types import Nest, Tensor
 
 
 class OutputsByRow:
@@ -33,13 +32,12 @@ class OutputsByRow:
         self._session = session
         self._judged = KnownObjects()
 
-    def look(
-        self, layer: Layer, outputs: Callable[[Nested], Nested], given: Nested
-    ) -> None:
-        """Check ``layer``, whose arguments are ``given``.
+    def look(self, layer: Layer, outputs: Callable[[Nest], Nest], given: Nest) -> None:
+        """Check ``layer``, whose arguments ``given`` have this rank's rows.
 
-        ``outputs`` computes its outputs for arguments of the same structure. Does
-        nothing if no argument is a dense tensor with rows.
+        ``outputs`` computes its outputs for arguments of the same structure. Warns when
+        the step runs, if an output of a row depends on other rows. Does nothing if no
+        argument is a dense tensor with rows.
         """
         leaves = [leaf for leaf in tf.nest.flatten(given) if has_dense_rows(leaf)]
         if not leaves:
@@ -48,7 +46,7 @@ class OutputsByRow:
         known = self._judged.of(layer)
 
         def of_rows(start: int | Tensor, stop: int | Tensor) -> list[Tensor]:
-            found = tf.nest.flatten(outputs(cut_some(given, leaves, start, stop)))
+            found = tf.nest.flatten(outputs(slice_some(given, leaves, start, stop)))
             return [tensor for tensor in found if tensor.dtype.is_floating]
 
         def judge(*arrays: Array) -> np.bool_:

@@ -7,7 +7,7 @@ batches, too, so that most of its data would be lost.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -20,6 +20,7 @@ from tfcluster.runtime.keras import patches
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.types import Model
 from tfcluster.runtime.scripts import program_kind
+from tfcluster.runtime.tensor_types import Dataset, Nest
 
 
 class OwnExchanges:
@@ -32,6 +33,7 @@ class OwnExchanges:
         """Whether the program's last loop iterates over a shard of a dataset."""
 
     def install(self) -> None:
+        """Install the hooks in Keras and TensorFlow, once per process."""
         patches.TABLE.install({patches.MODEL_FIT: self._fit})
         tf_patches.TABLE.install(
             {
@@ -51,7 +53,9 @@ class OwnExchanges:
         elif self._parted and not self._session.inside_keras:
             raise self._refusal()
 
-    def _iter(self, original: Callable[..., Any], dataset: Any) -> Any:
+    def _iter(
+        self, original: Callable[[Dataset], Iterator[Nest]], dataset: Dataset
+    ) -> Iterator[Nest]:
         if not self._session.inside_keras:
             self._parted = self._takes_a_part(dataset)
         return original(dataset)
@@ -64,7 +68,7 @@ class OwnExchanges:
             raise self._refusal()
         return original(model, *args, **kwargs)
 
-    def _takes_a_part(self, dataset: Any) -> bool:
+    def _takes_a_part(self, dataset: Dataset) -> bool:
         """Whether the program has sharded a dataset by ``shard(size, rank)``.
 
         Not detected on rank 0, where it might be the first shard of a dataset for all.

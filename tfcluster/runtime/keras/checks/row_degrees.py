@@ -2,7 +2,8 @@
 
 It is a dimensional analysis of the graph: a sum over the rows scales with their number
 (degree 1), a mean does not (degree 0), and a quotient has the difference of two
-degrees. If an operation is not known, the degree is unknown.
+degrees. If an operation is not known, the degree is unknown. The method is tfcluster's
+own.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _REDUCES = {"Max": 0, "Mean": 0, "Min": 0, "Sum": 1}
 
 
 @dataclass(frozen=True, slots=True)
-class _Growth:
+class _RowDegree:
     degree: float | None
     """None if it is unknown."""
     by_row: bool
@@ -48,8 +49,8 @@ class _Growth:
     """Whether it is the same however the batch is divided: computed from all rows."""
 
 
-_UNKNOWN = _Growth(None, by_row=False)
-_HELD = _Growth(0.0, by_row=False, held=True)
+_UNKNOWN = _RowDegree(None, by_row=False)
+_HELD = _RowDegree(0.0, by_row=False, held=True)
 
 
 def degree(
@@ -60,9 +61,9 @@ def degree(
     ``rows`` is their number if it is a constant of the graph. Returns None if the
     degree is unknown. Raises KeyError if the number does not depend on ``leaves``.
     """
-    grown = {key_of(leaf): _Growth(0.0, by_row=True) for leaf in leaves}
+    degrees = {key_of(leaf): _RowDegree(0.0, by_row=True) for leaf in leaves}
     for op in ops:
-        inputs = [grown.get(key_of(tensor)) for tensor in op.inputs]
+        inputs = [degrees.get(key_of(tensor)) for tensor in op.inputs]
         if any(found is not None for found in inputs):
             for output in op.outputs:
                 known = [each for each in inputs if each is not None]
@@ -70,13 +71,13 @@ def degree(
                     found = _HELD
                 else:
                     found = _of(op, inputs, output, rows)
-                grown.setdefault(key_of(output), found)
-    return grown[key_of(number)].degree
+                degrees.setdefault(key_of(output), found)
+    return degrees[key_of(number)].degree
 
 
 def _of(
-    op: Op, inputs: Sequence[_Growth | None], output: Tensor, rows: int | None
-) -> _Growth:
+    op: Op, inputs: Sequence[_RowDegree | None], output: Tensor, rows: int | None
+) -> _RowDegree:
     """The degree of an output; None in ``inputs``: independent of the batch."""
     dependent = [found for found in inputs if found is not None]
     first = inputs[0]
@@ -84,9 +85,9 @@ def _of(
     by_row = any(found.by_row for found in dependent) and rank != 0
     degrees = [found.degree for found in dependent]
     if op.kind == "Shape":
-        return _Growth(0.0, by_row=False, is_shape=bool(first and first.by_row))
+        return _RowDegree(0.0, by_row=False, is_shape=bool(first and first.by_row))
     if op.kind == "Size" and first is not None and first.by_row:
-        return _Growth(1.0, by_row=False)
+        return _RowDegree(1.0, by_row=False)
     if any(found.is_shape for found in dependent):
         return _of_shape(op, rank)
     if None in degrees or (by_row and _moves_rows(op, dependent)):
@@ -112,10 +113,10 @@ def _of(
         found = first.degree * _POWERS[op.kind]
     elif set(degrees) == {0.0} and by_row:
         found = 0.0  # One number per row, as far as one can tell.
-    return _Growth(found, by_row=by_row)
+    return _RowDegree(found, by_row=by_row)
 
 
-def _moves_rows(op: Op, dependent: Sequence[_Growth]) -> bool:
+def _moves_rows(op: Op, dependent: Sequence[_RowDegree]) -> bool:
     """Whether the first axis may no longer be that of the rows."""
     if op.kind == "Transpose":
         order = _constant(op.inputs[1])
@@ -142,20 +143,20 @@ def _of_factor(tensor: Tensor, rows: int | None, power: int) -> float | None:
     return -1.0 if made_of_rows else 0.0
 
 
-def _of_shape(op: Op, rank: int | None) -> _Growth:
+def _of_shape(op: Op, rank: int | None) -> _RowDegree:
     """The degree of an element of a shape: only the first, the rows, grows."""
     if op.kind == "StridedSlice" and rank == 0:
         begin = _constant(op.inputs[1])
         if begin is not None:
-            return _Growth(1.0 if int(begin[0]) == 0 else 0.0, by_row=False)
+            return _RowDegree(1.0 if int(begin[0]) == 0 else 0.0, by_row=False)
     if op.kind in ("Prod", "Size"):
-        return _Growth(1.0 if op.kind == "Prod" else 0.0, by_row=False)
+        return _RowDegree(1.0 if op.kind == "Prod" else 0.0, by_row=False)
     if op.kind == "Reshape":
-        return _Growth(0.0, by_row=rank != 0)
+        return _RowDegree(0.0, by_row=rank != 0)
     return _UNKNOWN
 
 
-def _reduced(op: Op, first: _Growth, rank: int | None) -> _Growth:
+def _reduced(op: Op, first: _RowDegree, rank: int | None) -> _RowDegree:
     axes = _constant(op.inputs[1])
     before = op.inputs[0].shape.rank
     if axes is None or first.degree is None:
@@ -164,7 +165,7 @@ def _reduced(op: Op, first: _Growth, rank: int | None) -> _Growth:
         0 in axes or (before is not None and -before in axes) or rank == 0
     )
     grows = _REDUCES[op.kind] if over_rows else 0
-    return _Growth(first.degree + grows, by_row=first.by_row and not over_rows)
+    return _RowDegree(first.degree + grows, by_row=first.by_row and not over_rows)
 
 
 def _constant(tensor: Tensor) -> Array | None:

@@ -7,7 +7,7 @@ contrastive loss: the losses of the ranks' rows do not determine that of all row
 
 The loss is recomputed for the other arrangements of rows without running the user's
 code: see ``op_replay``. Random numbers and the batch statistics of
-``BatchNormalization`` keep their values.
+``BatchNormalization`` keep their values. The method is tfcluster's own.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from typing import Any
 
 import keras
 import numpy as np
@@ -37,10 +38,10 @@ from tfcluster.runtime.keras.checks.op_replay import (
     replay,
 )
 from tfcluster.runtime.keras.checks.rounding import TOLERANCES
-from tfcluster.runtime.keras.checks.types import Leaf, Nested, TensorKey
+from tfcluster.runtime.keras.checks.types import TensorKey
 from tfcluster.runtime.keras.program_lines import user_line
 from tfcluster.runtime.keras.session import Session
-from tfcluster.runtime.tensor_types import Tensor
+from tfcluster.runtime.tensor_types import Leaf, Nest, Tensor
 
 _MOST_RECORDED = 100_000
 """The most operations per step: a loop left in mid-step must not record forever."""
@@ -66,8 +67,11 @@ class RowTerms:
         """Install the hook in Keras, once per process."""
         tf_patches.TABLE.install({tf_patches.TAPE_GRADIENT: self._before_gradient})
 
-    def begin_batch(self, data: Nested, loop: str) -> None:
-        """Record the eager step in which ``loop`` uses ``data``, this rank's rows."""
+    def begin_batch(self, data: Nest, loop: str) -> None:
+        """Record the eager step in which ``loop`` uses ``data``, this rank's rows.
+
+        ``data`` is a nested structure; each tensor in it has shape (rows, ...).
+        """
         self.end_batch()
         self._batches[loop] += 1
         leaves = [leaf for leaf in tf.nest.flatten(data) if has_rows(leaf)]
@@ -88,8 +92,8 @@ class RowTerms:
     def _before_gradient(
         self,
         tape: tf.GradientTape,
-        target: Nested,
-        sources: Nested,
+        target: Nest,
+        sources: Nest,
         *args: object,
         **kwargs: object,
     ) -> None:
@@ -161,7 +165,7 @@ class RowTerms:
         return (ops_of(graph), leaves) if leaves else None
 
     def _leaves_in(self, graph: tf.Graph) -> list[Tensor]:
-        """The tensors of a graph whose rows are the batch's, as far as known."""
+        """The tensors of a graph that are known to have the batch's rows."""
         share = self._session.share
         if share is not None:
             known = {id(leaf): leaf for leaf in _flat(share.data) if has_rows(leaf)}
@@ -296,5 +300,6 @@ def _is_dense_tensor(leaf: Leaf) -> bool:
     return tf.is_tensor(leaf) and has_dense_rows(leaf)
 
 
-def _flat(structure: Nested) -> list[Leaf]:
+def _flat(structure: Nest) -> list[Any]:
+    """The leaves; not of type ``Leaf``, so that those with rows serve as tensors."""
     return [] if structure is None else list(keras.tree.flatten(structure))

@@ -17,20 +17,20 @@ from tfcluster.runtime.keras.batches.batch_sharding import trial_bounds
 from tfcluster.runtime.keras.batches.batch_slicing import (
     Part,
     common_rows,
-    cut,
     has_rows,
+    slice_rows,
     twice,
 )
-from tfcluster.runtime.keras.checks.types import Leaf, Nested, TrainFunction
+from tfcluster.runtime.keras.checks.types import TrainFunction
 from tfcluster.runtime.keras.session import (
-    DOUBLING_RANK,
     MOST_TRIALS,
+    TRIAL_RANK,
     Session,
     Share,
     Trials,
 )
 from tfcluster.runtime.keras.types import Model
-from tfcluster.runtime.tensor_types import Tensor
+from tfcluster.runtime.tensor_types import Flag, Leaf, Nest, Tensor, Weight
 
 _OWN = ("train_step", "compute_loss")
 
@@ -61,8 +61,11 @@ class TrialSteps:
         """Install the hook in Keras, once per process."""
         patches.TABLE.install({patches.MODEL_MAKE_TRAIN_FUNCTION: self._make})
 
-    def part(self, data: Nested, part: Part) -> Part:
-        """This rank's ``part`` of the whole batch ``data``; in a trial another part."""
+    def part(self, data: Nest, part: Part) -> Part:
+        """``part``, this rank's part of ``data``, or a different part during a trial.
+
+        Structure, dtypes and all dimensions but the first are those of ``data``.
+        """
         if self._trial is None:
             return part
         tried = _trial_part(data, self._session.rank, self._session.size)
@@ -100,7 +103,7 @@ class TrialSteps:
         """A train function: ``tried`` during the trial, ``plain`` afterwards."""
         trial = _Trial()
 
-        def train_function(iterator: Iterator[Nested]) -> Nested:
+        def train_function(iterator: Iterator[Nest]) -> Nest:
             nonlocal tried
             if trial.allowed is None:
                 trial.allowed = trials.allowed()
@@ -125,9 +128,7 @@ def has_own_step(model: Model) -> bool:
     return not all(internals.is_of_keras(getattr(model, name)) for name in _OWN)
 
 
-def _trial_part(
-    data: Nested, rank: int, size: int
-) -> tuple[bool | Tensor, Part] | None:
+def _trial_part(data: Nest, rank: int, size: int) -> tuple[bool | Tensor, Part] | None:
     """Whether a batch can be a trial (a bool or tensor), and a rank's part in it.
 
     None if a trial is impossible.
@@ -143,13 +144,13 @@ def _trial_part(
         batch = tf.cast(batch, tf.int64)
         possible = common & (batch >= size)
     start, stop = trial_bounds(batch, rank, size)
-    doubles = rank == DOUBLING_RANK
+    doubles = rank == TRIAL_RANK
     rows = stop - start
 
     def rows_of(leaf: Leaf) -> Leaf:
         if not has_rows(leaf):
             return leaf
-        piece = cut(leaf, start, stop)
+        piece = slice_rows(leaf, start, stop)
         return twice(piece) if doubles else piece
 
     share = Share(
@@ -171,6 +172,8 @@ def _either(possible: Tensor, one: Part, other: Part) -> Part:
             return other
         return tf.cond(possible, lambda: one, lambda: other)
 
+    assert one.share.total is not None
+    assert other.share.total is not None
     share = Share(
         rows=_where(possible, one.share.rows, other.share.rows, tf.float64),
         counts=_where(possible, one.share.counts, other.share.counts, tf.bool),
@@ -187,8 +190,8 @@ def _either(possible: Tensor, one: Part, other: Part) -> Part:
 
 def _where(
     possible: Tensor,
-    then: float | Tensor,
-    other: float | Tensor,
+    then: Weight | Flag,
+    other: Weight | Flag,
     dtype: tf.DType,
 ) -> Tensor:
     return tf.where(possible, tf.cast(then, dtype), tf.cast(other, dtype))

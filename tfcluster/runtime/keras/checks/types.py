@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
-from tfcluster.runtime.tensor_types import Tensor
-
-Leaf: TypeAlias = Any
-"""An entry of a batch: a tensor, ragged or sparse tensor, an array, or another value.
-
-The first dimension of a tensor or array is that of the rows.
-"""
-
-Nested: TypeAlias = Any
-"""A leaf, or lists, tuples and dictionaries of leaves, as ``tf.nest`` knows them."""
+from tfcluster.runtime.tensor_types import Nest, Tensor
 
 TensorKey: TypeAlias = "int | str"
 """Identifies a tensor: the id of an eager tensor, the name of a graph's tensor."""
 
-TrainFunction: TypeAlias = Callable[[Iterator[Nested]], Nested]
+TrainFunction: TypeAlias = Callable[[Iterator[Nest]], Nest]
 """A result of ``make_train_function``: trains on an iterator's next batch.
 
 Returns the logs of the step.
@@ -32,4 +23,6 @@ class Loss(Protocol):
     name: str
     dtype: str
 
-    def call(self, y_true: Nested, y_pred: Nested) -> Tensor: ...
+    def call(self, y_true: Nest, y_pred: Nest) -> Tensor:
+        """The loss for each row, or a scalar, before the reduction."""
+        ...

@@ -18,6 +18,7 @@ from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.keras.tf_variables import raw
 from tfcluster.runtime.keras.types import Optimizer, Variable
 from tfcluster.runtime.tensor_types import Tensor
+from tfcluster.runtime.tensor_types import Variable as TfVariable
 from tfcluster.runtime.tensors import name_of
 
 MAX_LABELS = 200
@@ -114,27 +115,30 @@ class Hyperparameters:
 
     def texts(self, scalars: Sequence[Tensor | Array]) -> dict[str, str]:
         """Hyperparameters as text, by label; ``scalars`` are the values of ``read``."""
-        told = {}
+        texts = {}
         if len(scalars) == len(self._scalars):
             values = [rank_divergence.text_of(np.asarray(value)) for value in scalars]
-            told = dict(zip(self._scalars, values, strict=True))
+            texts = dict(zip(self._scalars, values, strict=True))
         optimizer = self._optimizer()
         for owner, key in self._numbers if optimizer is not None else ():
             holder = optimizer if owner is None else getattr(optimizer, owner)
             value = getattr(holder, key)
             if isinstance(value, int | float):
-                told[f"{key} of {self._name}"] = rank_divergence.text_of(value)
-        return told
+                texts[f"{key} of {self._name}"] = rank_divergence.text_of(value)
+        return texts
 
 
 def _numbers(optimizer: Optimizer) -> list[tuple[str | None, str]]:
-    """Its constructor's plain numbers: (attribute that holds them or None, key)."""
+    """The optimizer's numeric constructor arguments.
+
+    Pairs of the attribute of the inner optimizer that holds it, or None, and its key.
+    """
     found: list[tuple[str | None, str]] = []
     inner = getattr(optimizer, "inner_optimizer", None)
     for owner, holder in ((None, optimizer), ("inner_optimizer", inner)):
         if holder is None:
             continue
-        # get_config reads variables, and may fail in a class of the program's own.
+        # get_config reads variables, and may fail in a custom class.
         with contextlib.suppress(Exception), tf.init_scope():
             found += [(owner, k) for k in holder.get_config() if k in vars(holder)]
     return found
@@ -159,12 +163,12 @@ def _is_readable(variable: Variable) -> bool:
     )
 
 
-def _read(variable: Variable) -> Tensor:
+def _read(variable: TfVariable) -> Tensor:
     plain = raw(variable)
     return tf.raw_ops.ReadVariableOp(resource=plain.handle, dtype=plain.dtype)
 
 
-def _value(variable: Variable, start: int = 0, stop: int | None = None) -> Array:
+def _value(variable: TfVariable, start: int = 0, stop: int | None = None) -> Array:
     """The elements of a variable from ``start`` to ``stop``; on a CPU not a copy."""
     tensor = _read(variable)
     if "CPU" in tensor.device:

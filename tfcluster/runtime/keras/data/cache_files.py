@@ -17,7 +17,7 @@ _File = str | os.PathLike[str] | Tensor | None
 
 
 def install(rank: int) -> None:
-    """Make ranks other than the chief put caches and snapshots beside the chief's.
+    """Make ranks other than the chief put caches and snapshots next to the chief's.
 
     Two processes writing the same file would disturb each other.
     """

@@ -80,6 +80,7 @@ class DataServiceHooks:
         self._count = 0
 
     def install(self) -> None:
+        """Install the hooks in Keras and TensorFlow, once per process."""
         patches.TABLE.install(
             {
                 patches.EPOCH_ITERATOR: self._epochs,

@@ -16,7 +16,7 @@ from tfcluster.runtime.tensor_types import Dataset, Message
 
 _PYTHON = ("EagerPyFunc", "PyFunc", "PyFuncStateless", "GeneratorDataset")
 _STATE = ("MutableDenseHashTableV2", "MutableHashTableV2", "VarHandleOp")
-"""Ops with state in this process; the data tasks would keep on using its old value."""
+"""Ops with state in this process; the data tasks would keep using an old value."""
 
 _SHUFFLE = "ShuffleDatasetV3"
 _SEED, _SEED2, _GENERATOR = 2, 3, 4
@@ -46,8 +46,9 @@ _DIVISIBLE = (
     "TensorSlice",
     "Unbatch",
 )
-"""Datasets whose parts, computed by several tasks, make up the whole in another order.
-``take`` and ``skip`` are excluded: each task would take or skip that many."""
+"""Datasets that several tasks can compute in parts: together these contain the same
+elements in a different order. ``take`` and ``skip`` are excluded: each task would take
+or skip that many."""
 
 _REMAINDER = {
     "BatchDatasetV2": 2,

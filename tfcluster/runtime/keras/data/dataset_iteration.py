@@ -19,9 +19,9 @@ from tfcluster.runtime import tf_patches
 from tfcluster.runtime.keras.batches.batch_sharding import bounds, trial_bounds
 from tfcluster.runtime.keras.batches.batch_slicing import (
     common_rows,
-    cut,
     has_rows,
     rows_in,
+    slice_rows,
     twice,
 )
 from tfcluster.runtime.keras.checks.row_terms import RowTerms
@@ -29,8 +29,8 @@ from tfcluster.runtime.keras.data.graph_share import GraphShare
 from tfcluster.runtime.keras.data.loop_datasets import on_demand, serves_a_loop
 from tfcluster.runtime.keras.program_lines import user_line
 from tfcluster.runtime.keras.session import (
-    DOUBLING_RANK,
     MOST_TRIALS,
+    TRIAL_RANK,
     Session,
     Share,
     TakenBatch,
@@ -59,22 +59,23 @@ class DatasetIteration:
         """The pass that has yielded the last batch, as long as it has not ended."""
 
     def install(self) -> None:
+        """Install the hook in TensorFlow, once per process."""
         tf_patches.TABLE.install({tf_patches.DATASET_ITER: self._iter})
 
     def yields(self, share: Share, dataset_pass: int) -> None:
         """Record the share of the batch that the program gets now."""
         loop = self._session.loop
-        loop.trials += share.trial
+        loop.trials += int(share.trial)
         loop.share = share
         self._pass = dataset_pass
         self._takes_part()
 
-    def looks_beside(self) -> None:
-        """Make metrics count what all ranks get now, besides their parts of a batch."""
+    def count_whole_batch(self) -> None:
+        """Make metrics count what every rank gets as a whole, not a part of a batch."""
         self.seen.set(self._rank_alone)
 
     def ended(self, dataset_pass: int) -> None:
-        """Record the end of a pass: of the last one, or of one within its loop.
+        """Record that a pass has ended: the current one, or one nested in its loop.
 
         Gradients keep the share of the last batch: a program may add them up, and apply
         them after its loop.
@@ -84,7 +85,7 @@ class DatasetIteration:
             if self._pass == dataset_pass:
                 self._pass = 0
                 self._session.loop.in_pass = False
-                self.looks_beside()
+                self.count_whole_batch()
                 self.trained.set(self._rank_alone)
             elif self._pass:
                 self._takes_part()
@@ -122,7 +123,7 @@ class DatasetPass:
         self._left = batches
         self._applies: int | None = None
         self._trains = False
-        self._looks = False
+        self._inspects_only = False
         """Whether it has yielded batches between which nothing was trained."""
 
     def end(self) -> None:
@@ -130,7 +131,7 @@ class DatasetPass:
         self._loops.ended(id(self))
 
     def next_bounds(self, batch: int, *, divisible: bool) -> tuple[int, int, int]:
-        """Choose the rows of the next batch: start, stop, and how many times they come.
+        """Choose the rows of the next batch: start, stop, and how often each one comes.
 
         ``batch`` is the number of rows of its first tensor. ``divisible``: all of its
         tensors have as many, so it can be divided.
@@ -139,7 +140,7 @@ class DatasetPass:
             return 0, batch, 1
         applies = self._session.loop.applies
         if self._applies is not None and applies > self._applies:
-            self._trains, self._looks = True, False
+            self._trains, self._inspects_only = True, False
         self._applies = applies
         self._left -= 1
         rank, size = self._session.rank, self._session.size
@@ -147,7 +148,7 @@ class DatasetPass:
         if not self._trains and any(
             each.dataset_pass == id(self) for each in loop.taken
         ):
-            self._looks = True
+            self._inspects_only = True
             loop.taken = [each for each in loop.taken if each.dataset_pass != id(self)]
         divisible = divisible and batch > 0
         trial = self._trains and divisible and self._tries(batch)
@@ -156,26 +157,26 @@ class DatasetPass:
         parts = [divide(batch, each, size) for each in range(size)]
         fractions = (
             tuple(
-                Fraction(0 if trial and each == DOUBLING_RANK else stop - start, batch)
+                Fraction(0 if trial and each == TRIAL_RANK else stop - start, batch)
                 for each, (start, stop) in enumerate(parts)
             )
             if divisible
             else ()
         )
-        beside = [taken.fractions for taken in loop.taken]
-        fits = self._fits(fractions, beside, trial=trial)
+        others = [taken.fractions for taken in loop.taken]
+        fits = self._fits(fractions, others, trial=trial)
         whole = not self._trains or not divisible or not fits
-        if not self._looks:
+        if not self._inspects_only:
             loop.taken.append(TakenBatch(id(self), None if whole else fractions))
         if whole:
-            if any(beside):
-                self._whole_beside(batch)
+            if any(others):
+                self._yield_whole(batch)
             else:
                 self._loops.yields(Share.undivided_batch(counts=rank == 0), id(self))
             return 0, batch, 1
         start, stop = parts[rank]
         rows = stop - start
-        times = 2 if trial and rank == DOUBLING_RANK else 1
+        times = 2 if trial and rank == TRIAL_RANK else 1
         counted = rows if times == 1 else 0
         share = Share(
             rows=float(counted),
@@ -191,7 +192,7 @@ class DatasetPass:
     def _fits(
         self,
         fractions: tuple[Fraction, ...],
-        beside: Sequence[tuple[Fraction, ...] | None],
+        others: Sequence[tuple[Fraction, ...] | None],
         *,
         trial: bool,
     ) -> bool:
@@ -200,21 +201,22 @@ class DatasetPass:
         A gradient has one weight per rank. It is correct for several batches only if a
         rank has the same fraction of each of them.
         """
-        if beside or not self._session.loop.several:
-            return all(other == fractions for other in beside)
-        # Other batches will follow: equal fractions for all ranks fit most of them.
-        counted = fractions[:DOUBLING_RANK] + fractions[DOUBLING_RANK + trial :]
+        if others or not self._session.loop.several:
+            return all(other == fractions for other in others)
+        # More batches may join this gradient; equal fractions on all ranks suit most of
+        # them.
+        counted = fractions[:TRIAL_RANK] + fractions[TRIAL_RANK + trial :]
         return len(set(counted)) == 1
 
-    def _whole_beside(self, batch: int) -> None:
-        """Yield a whole batch to every rank, beside the rank's part of another batch.
+    def _yield_whole(self, batch: int) -> None:
+        """Yield a whole batch to every rank, in addition to its part of another batch.
 
         The weight remains that of the part. The whole batch's term is equal on all
         ranks, so any weighted mean reproduces it.
         """
         if not self._trains:
             # The program looks at data in the middle of a step.
-            self._loops.looks_beside()
+            self._loops.count_whole_batch()
             return
         self._session.warn(
             f"a batch of {batch} rows contributes to one gradient together with "
@@ -294,7 +296,7 @@ def _divided(dataset: Dataset, dataset_pass: DatasetPass) -> Dataset:
         def piece(leaf: Leaf) -> Leaf:
             if not has_rows(leaf):
                 return leaf
-            rows = cut(leaf, first, last)
+            rows = slice_rows(leaf, first, last)
             return tf.cond(times > 1, lambda: twice(rows), lambda: rows)
 
         return tf.nest.map_structure(piece, _as_spec(element, dataset.element_spec))

@@ -12,7 +12,7 @@ IS_SHARDED = "_tfcluster_sharded"
 """Set on a Keras iterator whose batches go to this rank alone."""
 
 YIELDS_BATCHES = "_tfcluster_yields_batches"
-"""Set on our own datasets, whose class name does not tell."""
+"""Set on our own datasets, whose class names do not show whether they yield batches."""
 
 
 def serves_a_loop(session: Session, dataset: Dataset) -> bool:
@@ -42,7 +42,7 @@ def yields_batches(dataset: Dataset) -> bool:
 
 
 def on_demand(dataset: Dataset) -> Dataset:
-    """The same dataset, which produces an element only when that is requested.
+    """The same dataset, producing each element only on request.
 
     The runtime decides at that moment which rows or which batches a rank gets.
     """

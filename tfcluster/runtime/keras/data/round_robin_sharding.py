@@ -45,7 +45,10 @@ class ShardSpec:
         return number % self.size == self.rank
 
     def stand_in(self, batches: int) -> ShardSpec:
-        """The spec of another rank, for a rank that gets none of so few batches."""
+        """The spec of another rank, if there are too few batches for this one.
+
+        ``batches`` is 1 or more.
+        """
         return ShardSpec(self.rank % batches, batches)
 
 
@@ -64,10 +67,11 @@ class FitBatches:
         self._set_idle = set_idle
 
     def install(self) -> None:
+        """Install the hook in Keras, once per process."""
         patches.TABLE.install({patches.EPOCH_ITERATOR: self._begin})
 
     @contextmanager
-    def next_is_dealt(self) -> Iterator[None]:
+    def sharding_next_iterator(self) -> Iterator[None]:
         """Shard the next iterator of Keras that this thread creates, for training."""
         with self._session.once(_SHARDING):
             try:
@@ -132,6 +136,7 @@ class LoopBatches:
         self._trained: weakref.WeakSet[Dataset] = weakref.WeakSet()
 
     def install(self) -> None:
+        """Install the hook in TensorFlow, once per process."""
         tf_patches.TABLE.install({tf_patches.DATASET_ITER: self._iter})
 
     def _iter(

@@ -39,6 +39,7 @@ class LossRescaling:
         self._losses = losses
 
     def install(self) -> None:
+        """Install the hooks in Keras and TensorFlow, once per process."""
         patches.TABLE.install({patches.REDUCE_WEIGHTED_VALUES: self._reduce})
         tf_patches.TABLE.install({tf_patches.COMPUTE_AVERAGE_LOSS: self._average})
 
@@ -103,6 +104,7 @@ class LossRescaling:
             loop = session.loop
             if not loop.divided or not loop.share.present:
                 return np.float64(1.0)
+            assert loop.share.total is not None
             return np.float64(loop.share.total / loop.share.present)
 
         return _called(run, [])
@@ -121,7 +123,10 @@ class LossRescaling:
         return self._session.divides and not self._session.inside_keras
 
     def _exchanged(self, divisor: Tensor) -> Tensor:
-        """The factor that makes a mean by rows divide by all ranks' divisors."""
+        """The factor by which a rank scales its loss.
+
+        The row-weighted mean then divides by the sum of all ranks' divisors.
+        """
         session, in_step = self._session, StepRows(self._session)
 
         def run(divisor: np.float64, *counted: Array) -> Any:

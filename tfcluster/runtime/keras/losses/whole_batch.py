@@ -22,7 +22,7 @@ from tfcluster.runtime.keras import internals
 from tfcluster.runtime.keras.batches.batch_slicing import has_dense_rows
 from tfcluster.runtime.keras.checks.op_replay import Holds
 from tfcluster.runtime.keras.graph_order import exchange_in_order
-from tfcluster.runtime.keras.session import BY_ROWS, DOUBLING_RANK, Session, Share
+from tfcluster.runtime.keras.session import BY_ROWS, TRIAL_RANK, Session, Share
 from tfcluster.runtime.tensor_types import Array, Nest, Tensor, TensorLike
 from tfcluster.runtime.tensors import is_inexact
 
@@ -33,7 +33,7 @@ _Nested = TypeVar("_Nested")
 _Gradients = list[Tensor | None]
 
 installed: WholeBatch | None = None
-"""That of this process, once the hooks of synchronous ranks are installed."""
+"""The process's WholeBatch; None without the hooks for synchronous ranks."""
 
 
 def gather_batch(*tensors: TensorLike) -> Any:
@@ -45,15 +45,19 @@ def gather_batch(*tensors: TensorLike) -> Any:
         images, texts = tfc.gather_batch(images, texts)
         loss = contrastive(images, texts)
 
-    Each tensor has one entry, or several, for each row in its first dimension. The
-    result has those of the whole batch, in the order of one machine. Every rank then
-    computes the same loss, and ``tape.gradient`` returns that of the whole batch.
-    Returns a tensor, or a tuple of them if several are given. All ranks must call it
-    at the same point of a step. Without ranks, with asynchronous ones, with
-    ``local_sgd``, and for a batch that is not divided, it returns the tensors
+    The first dimension of each tensor has one or more entries per row of this rank's
+    part of the batch; dtypes are those of ``allreduce``. The result has the entries of
+    all ranks, in the order of one machine, and the same dtype and other dimensions.
+    Every rank then computes the same loss, and ``tape.gradient`` returns that of the
+    whole batch. Returns a tensor, or a tuple of them if several are given. All ranks
+    must call it at the same point of a step. Without ranks, with asynchronous ones,
+    with ``local_sgd``, and for a batch that is not divided, it returns the tensors
     unchanged.
 
-    Raises TypeError for strings and ValueError for scalars.
+    Raises TypeError for strings and ValueError for scalars. When the step runs, raises
+    CollectiveMismatchError on all ranks if dtypes or other dimensions differ, and
+    another CollectiveError if a rank is lost or late. PyTorch's counterpart is
+    ``all_gather`` of torch/distributed/nn/functional.py.
     """
     found = [tf.convert_to_tensor(tensor) for tensor in tensors]
     for tensor in found:
@@ -93,7 +97,7 @@ class WholeBatch:
         if session.size == 1 or not session.waits_in_steps:
             return False
         if session.within(BY_ROWS):
-            return False  # Ranks have different numbers of rows, so of calls.
+            return False  # Ranks have different numbers of rows, and so of calls.
         if share is not None:
             return not share.alone and share.undivided is not True
         return not session.inside_keras
@@ -103,7 +107,10 @@ class WholeBatch:
         """The rows of all ranks; ``what`` names the exchange.
 
         Each tensor has one entry, or several, for each row of this rank in its first
-        dimension. All are exchanged at once.
+        dimension, and a dtype of ``graph_ops.NUMBERS``; results have the same dtypes
+        and other dimensions. All are exchanged at once. Raises what
+        ``exchange_in_order`` and ``Group.exchange`` raise; in a graph, when the op
+        runs.
         """
         share = self._session.share
         inputs = [] if share is None else _inputs(share)
@@ -141,7 +148,8 @@ class WholeBatch:
     def gather_nested(self, given: _Nested, what: str) -> _Nested:
         """``gather`` the tensors of a structure, with the masks that layers attached.
 
-        ``given`` itself if the ranks do not run this code together.
+        ``given`` itself if the ranks do not run this code together. Leaves that are no
+        dense tensors with rows are passed on. Raises what ``gather`` raises.
         """
         if not self.may_gather():
             return given
@@ -169,12 +177,12 @@ class WholeBatch:
         session = self._session
         if values:
             counted, present = float(values[0]), float(values[1])
-            doubles = bool(values[2]) and session.rank == DOUBLING_RANK
+            doubles = bool(values[2]) and session.rank == TRIAL_RANK
             return _Rows(counted, present, doubles, undivided=bool(values[3]))
         share = session.loop.share
         if not session.divides:
             return _Rows(1.0, 1.0, doubles=False, undivided=not session.loop.in_pass)
-        doubles = bool(share.trial) and session.rank == DOUBLING_RANK
+        doubles = bool(share.trial) and session.rank == TRIAL_RANK
         counted, present = float(share.rows), float(share.present)
         return _Rows(counted, present, doubles, undivided=not session.loop.is_dividing)
 

@@ -1,10 +1,10 @@
 """Losses that depend on the batch as a whole are computed from all ranks' rows.
 
-Keras's own losses have a value for each row. What a loss of the program's own does with
-the rows is unknown, as is that of a loss that returns one number. So it gets the rows
-of all ranks: see ``whole_batch``. In the first step, and in a few later ones, it is
-also computed for both halves of these rows. If it is a mean over the rows, each rank
-computes it from its own rows from then on, which costs no exchange. A sum is refused.
+Keras's own losses have a value for each row. What a custom loss does with the rows is
+unknown, as is that of a loss that returns one number. So it gets the rows of all ranks:
+see ``whole_batch``. In the first step, and in a few later ones, it is also computed for
+both halves of these rows. If it is a mean over the rows, each rank computes it from its
+own rows from then on, which costs no exchange. A sum is refused.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from tfcluster.runtime.keras.checks.known_objects import KnownObjects
 from tfcluster.runtime.keras.checks.loss_reduction import kind_of_loss, same_rows
 from tfcluster.runtime.keras.checks.op_replay import Holds
 from tfcluster.runtime.keras.checks.rounding import TOLERANCES
-from tfcluster.runtime.keras.checks.types import Loss, Nested
+from tfcluster.runtime.keras.checks.types import Loss
 from tfcluster.runtime.keras.graph_order import exchange_in_order
 from tfcluster.runtime.keras.losses.whole_batch import WholeBatch, can_be_gathered
 from tfcluster.runtime.keras.session import BY_ROWS, OF_ALL_ROWS, Session
-from tfcluster.runtime.tensor_types import Tensor, TensorLike
+from tfcluster.runtime.tensor_types import Nest, Tensor, TensorLike
 
 _KINDS = ("unknown", "mean", "sum", "whole batch")
 
@@ -54,8 +54,8 @@ class WholeBatchLosses:
     def returned(self, values: TensorLike) -> bool:
         """Record what the loss being called has returned, before its reduction.
 
-        ``values`` has a number for each row, or is a scalar. Returns whether they are
-        those of all ranks' rows.
+        ``values`` has a number for each row, of shape (rows, ...), or is a scalar.
+        Returns whether they are those of all ranks' rows.
         """
         self._local.values = values
         return self._session.within(OF_ALL_ROWS)
@@ -64,9 +64,9 @@ class WholeBatchLosses:
         self,
         original: Callable[..., Tensor],
         loss: Loss,
-        y_true: Nested,
-        y_pred: Nested,
-        sample_weight: Nested = None,
+        y_true: Nest,
+        y_pred: Nest,
+        sample_weight: Nest = None,
     ) -> Tensor:
         self._local.values = None
         result = original(loss, y_true, y_pred, sample_weight)
@@ -88,7 +88,7 @@ class WholeBatchLosses:
         self,
         original: Callable[..., Tensor],
         loss: Loss,
-        given: list[Nested],
+        given: list[Nest],
         local: Tensor,
         undivided: bool | Tensor,
     ) -> Tensor:
@@ -124,7 +124,7 @@ class WholeBatchLosses:
         return result
 
     def _look(
-        self, loss: Loss, given: list[Nested], values: Tensor, is_mean: tf.Variable
+        self, loss: Loss, given: list[Nest], values: Tensor, is_mean: tf.Variable
     ) -> Tensor:
         """Judge a loss by its value for all rows, and those for their halves."""
         y_true, y_pred, sample_weight = given
@@ -133,11 +133,11 @@ class WholeBatchLosses:
         tolerance = TOLERANCES.get(loss.dtype, max(TOLERANCES.values()))
 
         def part(start: int | Tensor, stop: int | Tensor) -> Tensor:
-            def cut(tensor: Tensor) -> Tensor:
+            def slice_rows(tensor: Tensor) -> Tensor:
                 return tf.cast(tensor[start:stop], loss.dtype)
 
-            true = keras.tree.map_structure(cut, y_true)
-            pred = keras.tree.map_structure(cut, y_pred)
+            true = keras.tree.map_structure(slice_rows, y_true)
+            pred = keras.tree.map_structure(slice_rows, y_pred)
             return tf.cast(tf.stop_gradient(loss.call(true, pred)), tf.float64)
 
         def judge(whole: Array, first: Array, second: Array, rows: Array) -> Array:

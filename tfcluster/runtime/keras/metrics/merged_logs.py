@@ -240,7 +240,7 @@ def _name(origin: Origin) -> str:
 
 
 def _with_inner(metrics: Sequence[Metric]) -> Iterator[Metric]:
-    """The metrics and those that they consist of."""
+    """The metrics and their nested metrics."""
     for metric in metrics:
         yield metric
         yield from _with_inner(getattr(metric, "metrics", ()))
@@ -250,7 +250,7 @@ def _result_or_none(metric: Metric) -> Value:
     """The metric's result; an empty dictionary if it has none yet."""
     try:
         return metric.result()
-    except Exception:  # A metric of the program's own may raise anything.
+    except Exception:  # A custom metric may raise anything.
         return {}
 
 

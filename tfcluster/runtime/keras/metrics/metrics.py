@@ -64,6 +64,7 @@ class Metrics:
         """The weight of the last step that was traced or run; see ``StepLogs``."""
 
     def install(self) -> None:
+        """Install the hooks in Keras, once per process."""
         patches.TABLE.install(
             {
                 patches.MEAN_UPDATE: (self._update_state, self._update_mean),
@@ -263,7 +264,8 @@ class Metrics:
         """The logs that a step has returned, merged over all ranks.
 
         All ranks must call it after the same step. Values that are floats of Python in
-        ``logs`` remain such; others become numbers or arrays of numpy.
+        ``logs`` remain such; others become numbers or arrays of numpy. Raises what
+        ``Group.exchange`` raises.
         """
         self._rows = self._steps.get(model, {}).get(self._step, _UNKNOWN).rows
         if not logs or _has_own_logs(model, self._step):
@@ -285,6 +287,7 @@ class Metrics:
         """Within this context the metrics hold the state of all ranks.
 
         All ranks must enter it with the same metrics; ``name`` is for messages.
+        Entering it raises what ``MetricState.merged`` raises.
         """
         variables = list(
             {id(v): v for metric in metrics for v in metric.variables}.values()

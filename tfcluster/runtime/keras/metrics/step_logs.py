@@ -1,9 +1,9 @@
 """The logs that a model's step returns, and their merging to numbers of all ranks.
 
-A step of the program's own may return anything under any name: all or some results of
-metrics, values derived from these, losses that no metric keeps. While the step is
-traced or run, this records which metric's ``result()`` each value is, and the number of
-rows that it was computed from.
+A custom step may return anything under any name: all or some results of metrics, values
+derived from these, losses that no metric keeps. While the step is traced or run, this
+records which metric's ``result()`` each value is, and the number of rows that it was
+computed from.
 """
 
 from __future__ import annotations

@@ -16,11 +16,18 @@ from typing import Any
 import tensorflow as tf
 
 from tfcluster.runtime.keras.data.dataset_iteration import DatasetIteration
-from tfcluster.runtime.keras.session import DOUBLING_RANK, OF_ALL_ROWS, Session
-from tfcluster.runtime.tensor_types import DType, Tensor
+from tfcluster.runtime.keras.session import OF_ALL_ROWS, TRIAL_RANK, Session
+from tfcluster.runtime.tensor_types import (
+    DType,
+    Flag,
+    Number,
+    ShapeLike,
+    Tensor,
+    Weight,
+)
 
 _BLOCK_BITS = 128
-"""What the generator draws at once."""
+"""Bits per block that the generator produces."""
 ALIKE = "drawing the same numbers on all ranks"
 
 
@@ -28,18 +35,19 @@ ALIKE = "drawing the same numbers on all ranks"
 class _Rows:
     """Where this rank's rows are in the whole batch; numbers or scalar tensors."""
 
-    first: Any
-    present: Any
+    first: Number
+    present: Weight
     """How many rows this rank computes."""
-    total: Any
+    total: Weight
     """How many rows the whole batch has."""
-    doubles: Any
+    doubles: Flag
     """Whether it computes each of its rows twice, in a trial."""
-    undivided: Any
+    undivided: Flag
     """Whether every rank computes all rows, and so draws the same numbers."""
     any_size: bool
-    """Whether the graph is for batches of any size: a fixed size is not that of rows.
-    A ``tf.function`` of the program is traced for each size of its batches."""
+    """Whether the graph serves batches of any size, so that a fixed dimension cannot be
+    the number of rows. A ``tf.function`` of the program is traced for each size of its
+    batches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +71,7 @@ class Part:
     """Whether ``length`` may be larger than ``distinct``."""
 
     def shape(self, entries: Tensor) -> Tensor:
-        """The shape of an array of this kind with so many entries."""
+        """The shape of such an array with ``entries`` entries."""
         first = tf.reshape(tf.cast(entries, self.sizes.dtype), [1])
         return tf.concat([first, self.sizes[1:]], 0)
 
@@ -91,13 +99,17 @@ class Part:
         draw: Callable[..., Tensor],
         key: Tensor,
         counter: Tensor,
-        alg: Any,
+        alg: int | Tensor,
         dtype: DType,
         name: str | None = None,
     ) -> Tensor:
         """This rank's entries, if ``draw`` draws a fixed number of bits for each one.
 
-        ``draw`` and its arguments are those of ``tf.raw_ops.StatelessRandomNormalV2``.
+        ``draw`` and its arguments are those of ``tf.raw_ops.StatelessRandomNormalV2``:
+        ``key`` is uint64 of shape (1,), ``counter`` uint64 of shape (2,). The result
+        has the shape that was asked for and ``dtype``. A counter counts blocks of 128
+        bits: Philox4x32, Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3",
+        2011, as in TensorFlow's philox_random.h.
         """
         inner = tf.reduce_prod(tf.cast(self.sizes[1:], tf.int64))
         each = _BLOCK_BITS // max(32, 8 * tf.as_dtype(dtype).size)
@@ -111,7 +123,7 @@ class Part:
     def slice_of(
         self, draw: Callable[..., Tensor], *args: Any, **kwargs: Any
     ) -> Tensor:
-        """This rank's entries, if those of a shorter array begin a longer one."""
+        """This rank's entries, if shorter arrays of ``draw`` begin its longer ones."""
         drawn = draw(self.shape(self.begin + self.distinct), *args, **kwargs)
         return self.finished(drawn[self.begin :])
 
@@ -140,13 +152,14 @@ class DrawnRows:
         self._has_noise_of_batches = False
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
-    def part(self, shape: Any, *, may_be_noise: bool = False) -> Part | None:
+    def part(self, shape: ShapeLike, *, may_be_noise: bool = False) -> Part | None:
         """This rank's part of an array of this shape; None if it belongs to no rows.
 
-        ``may_be_noise``: an array that has as many entries as the whole batch has rows
-        is the same on all ranks, even if that is a multiple of this rank's rows. A
-        generator of images gets such noise. From then on, so are all other arrays of
-        this size: those with which its images are changed.
+        ``shape`` is a vector of integers, a list or a tensor. ``may_be_noise``: an
+        array that has as many entries as the whole batch has rows is the same on all
+        ranks, even if that is a multiple of this rank's rows. A generator of images
+        gets such noise. From then on, so are all other arrays of this size: those with
+        which its images are changed.
         """
         rows = self._rows()
         if rows is None:
@@ -171,7 +184,10 @@ class DrawnRows:
         return _part(rows, sizes, may_be_noise=alike)
 
     def are_rows(self, tensor: Tensor) -> bool:
-        """Whether a tensor seems to have one entry for each of this rank's rows."""
+        """Whether a tensor seems to have one entry for each of this rank's rows.
+
+        ``tensor`` has any shape; a scalar has no rows.
+        """
         rows = self._rows()
         if rows is None or not tensor.shape.rank:
             return False
@@ -223,7 +239,7 @@ class DrawnRows:
             present = tf.maximum(present, tf.ones_like(present))
         else:
             present = max(present, 1)
-        may_double = session.trials is not None and session.rank == DOUBLING_RANK
+        may_double = session.trials is not None and session.rank == TRIAL_RANK
         return _Rows(
             first=share.first,
             present=present,
@@ -251,7 +267,7 @@ def _part(rows: _Rows, sizes: Tensor, *, may_be_noise: bool) -> Part:
     return Part(sizes, begin, distinct, length, whole, repeats=True)
 
 
-def _static(number: Any) -> int | None:
+def _static(number: Weight) -> int | None:
     """The number if it is known while a graph is traced."""
     found = tf.get_static_value(number) if tf.is_tensor(number) else number
     return None if found is None else int(found)

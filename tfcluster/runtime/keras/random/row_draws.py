@@ -1,4 +1,4 @@
-"""Random numbers of a training step are those that one machine draws for the batch.
+"""Makes a training step draw the random numbers of one machine for the batch.
 
 All ranks have the same seeds. Each rank draws the numbers of its rows in the whole
 batch (see ``drawn_rows``), so dropout, noise and augmentation are equal to one
@@ -26,7 +26,7 @@ from tfcluster.runtime.keras.data.per_rank_shuffle import STRIDE
 from tfcluster.runtime.keras.random.drawn_rows import ALIKE, DrawnRows
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.types import SeedGenerator
-from tfcluster.runtime.tensor_types import DType, Tensor
+from tfcluster.runtime.tensor_types import DType, ShapeLike, Tensor, TensorLike
 
 _APART = "drawing numbers of this rank's own"
 
@@ -39,6 +39,7 @@ class RowDraws:
         self._rows = rows
 
     def install(self) -> None:
+        """Install the hooks in Keras and TensorFlow, once per process."""
         patches.TABLE.install(
             {
                 patches.SEED_GENERATOR_NEXT: self._next,
@@ -94,10 +95,10 @@ class RowDraws:
     def _skipping(
         self,
         original: Callable[..., Tensor],
-        shape: Any,
+        shape: ShapeLike,
         key: Tensor,
         counter: Tensor,
-        alg: Any,
+        alg: int | Tensor,
         dtype: DType = tf.float32,
         name: str | None = None,
     ) -> Tensor:
@@ -109,7 +110,11 @@ class RowDraws:
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def _slicing(
-        self, original: Callable[..., Tensor], shape: Any, *args: Any, **kwargs: Any
+        self,
+        original: Callable[..., Tensor],
+        shape: ShapeLike,
+        *args: Any,
+        **kwargs: Any,
     ) -> Tensor:
         """Draw up to this rank's part, and drop what comes before it."""
         part = self._rows.part(shape)
@@ -121,7 +126,11 @@ class RowDraws:
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def _by_parameters(
-        self, original: Callable[..., Tensor], shape: Any, *args: Any, **kwargs: Any
+        self,
+        original: Callable[..., Tensor],
+        shape: ShapeLike,
+        *args: Any,
+        **kwargs: Any,
     ) -> Tensor:
         """Draw for the whole batch; parameters may have one entry for each number."""
         part = self._rows.part(shape)
@@ -152,17 +161,21 @@ class RowDraws:
     def _shuffle_of_keras(
         self,
         original: Callable[..., Tensor],
-        value: Any,
+        value: TensorLike,
         axis: int = 0,
         *args: Any,
         **kwargs: Any,
     ) -> Tensor:
         shuffled = partial(original, value, axis, *args, **kwargs)
-        value = tf.convert_to_tensor(value)
-        return self._shuffled(shuffled, value if axis in (0, -value.ndim) else None)
+        rows: Tensor = tf.convert_to_tensor(value)
+        return self._shuffled(shuffled, rows if axis in (0, -rows.ndim) else None)
 
     def _shuffle_of_tensorflow(
-        self, original: Callable[..., Tensor], value: Any, *args: Any, **kwargs: Any
+        self,
+        original: Callable[..., Tensor],
+        value: TensorLike,
+        *args: Any,
+        **kwargs: Any,
     ) -> Tensor:
         shuffled = partial(original, value, *args, **kwargs)
         return self._shuffled(shuffled, tf.convert_to_tensor(value))

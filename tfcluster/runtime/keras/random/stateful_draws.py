@@ -1,4 +1,4 @@
-"""Random ops that keep a state draw the numbers of a rank's rows, too.
+"""Makes stateful random ops, too, draw the numbers for a rank's own rows.
 
 These are ``tf.random.normal``, ``tf.nn.dropout`` and the like, and
 ``tf.random.Generator``. Their state advances by the numbers of the whole batch, as on
@@ -22,12 +22,18 @@ from tfcluster.runtime import tf_patches
 from tfcluster.runtime.keras.random.drawn_rows import DrawnRows, Part
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.tf_variables import new_variable
-from tfcluster.runtime.tensor_types import DType, Tensor, Variable
+from tfcluster.runtime.tensor_types import (
+    DType,
+    Graph,
+    ShapeLike,
+    Tensor,
+    Variable,
+)
 
 _RESERVED = 256
-"""The blocks of random bits by which an op advances its state for each number."""
+"""Number of blocks of random bits by which an op advances its state per number."""
 _PHILOX = 1
-"""This generator, for the stateless ops."""
+"""The stateless ops' id of the Philox generator."""
 
 
 class StatefulDraws:
@@ -40,6 +46,7 @@ class StatefulDraws:
         """For each op, how many numbers it has drawn."""
 
     def install(self) -> None:
+        """Install the hooks in TensorFlow, once per process."""
         tf_patches.TABLE.install(
             {
                 tf_patches.STATEFUL_NORMAL: self._normal,
@@ -56,7 +63,7 @@ class StatefulDraws:
     def _normal(
         self,
         original: Callable[..., Tensor],
-        shape: Any,
+        shape: ShapeLike,
         dtype: DType,
         seed: int = 0,
         seed2: int = 0,
@@ -72,7 +79,7 @@ class StatefulDraws:
     def _uniform(
         self,
         original: Callable[..., Tensor],
-        shape: Any,
+        shape: ShapeLike,
         dtype: DType,
         seed: int = 0,
         seed2: int = 0,
@@ -88,7 +95,7 @@ class StatefulDraws:
     def _truncated_normal(
         self,
         original: Callable[..., Tensor],
-        shape: Any,
+        shape: ShapeLike,
         dtype: DType,
         seed: int = 0,
         seed2: int = 0,
@@ -111,7 +118,7 @@ class StatefulDraws:
     def _uniform_int(
         self,
         original: Callable[..., Tensor],
-        shape: Any,
+        shape: ShapeLike,
         minval: Tensor,
         maxval: Tensor,
         seed: int = 0,
@@ -141,7 +148,7 @@ class StatefulDraws:
     def _per_parameter(
         self,
         original: Callable[..., Tensor],
-        shape: Any,
+        shape: ShapeLike,
         parameter: Tensor,
         *args: Any,
         **kwargs: Any,
@@ -171,7 +178,7 @@ class StatefulDraws:
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def _generator(
-        self, original: Callable[..., Tensor], generator: Any, shape: Any
+        self, original: Callable[..., Tensor], generator: Any, shape: ShapeLike
     ) -> Tensor:
         """Advance a ``tf.random.Generator`` as on one machine."""
         part = self._rows.part(shape)
@@ -210,7 +217,7 @@ class StatefulDraws:
             tf.stack([block, tf.constant(_as_uint64(seed2), tf.uint64)]),
         )
 
-    def _batch_size(self, graph: Any) -> float | None:
+    def _batch_size(self, graph: Graph) -> float | None:
         """The rows of the whole batch, if the graph is for batches of that size.
 
         As on one machine, a graph for batches of another size has another state.
@@ -239,7 +246,12 @@ def _of_whole(
 
 
 def _draw_normal(
-    shape: Tensor, key: Tensor, counter: Tensor, alg: Any, dtype: DType, name: Any
+    shape: Tensor,
+    key: Tensor,
+    counter: Tensor,
+    alg: int | Tensor,
+    dtype: DType,
+    name: str | None,
 ) -> Tensor:
     return tf.raw_ops.StatelessRandomNormalV2(
         shape=shape, key=key, counter=counter, alg=alg, dtype=dtype, name=name
@@ -247,16 +259,21 @@ def _draw_normal(
 
 
 def _draw_uniform(
-    shape: Tensor, key: Tensor, counter: Tensor, alg: Any, dtype: DType, name: Any
+    shape: Tensor,
+    key: Tensor,
+    counter: Tensor,
+    alg: int | Tensor,
+    dtype: DType,
+    name: str | None,
 ) -> Tensor:
     return tf.raw_ops.StatelessRandomUniformV2(
         shape=shape, key=key, counter=counter, alg=alg, dtype=dtype, name=name
     )
 
 
-def _program_graph() -> Any:
+def _program_graph() -> Graph:
     """The graph of the outermost ``tf.function`` that is being traced."""
-    graph = tf.compat.v1.get_default_graph()
+    graph: Graph = tf.compat.v1.get_default_graph()
     while getattr(graph.outer_graph, "building_function", False):
         graph = graph.outer_graph
     return graph

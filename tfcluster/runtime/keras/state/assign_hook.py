@@ -36,6 +36,7 @@ class AssignHook:
         self._loops = loops
 
     def install(self) -> None:
+        """Install the hook in Keras, once per process."""
         patches.TABLE.install({patches.VARIABLE_ASSIGN: self._assign})
 
     def _assign(

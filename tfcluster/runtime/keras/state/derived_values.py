@@ -18,7 +18,8 @@ from tfcluster.runtime import tf_internals
 from tfcluster.runtime.tensor_types import Array, Operation, Tensor
 
 _MOST_OPS = 200
-"""With more ops it is not a derived number but a model."""
+"""A number that needs more ops is treated as a model's output, not as derived from
+logs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,10 @@
 """The state of the program's own metrics, and how the ranks' values are combined.
 
-Keras's metrics accumulate sums. A metric of the program's own may keep a maximum, or
-add up the mean of each batch. It may say so with ``merge_with``; otherwise, the first
-update tests which it does, with the rows of all ranks (see ``state_updates``). If it
-does something else, and as long as it is unknown, updates get the rows of all ranks,
-and the chief's state is the result.
+Keras's metrics accumulate sums. A custom metric may keep a maximum, or add up the mean
+of each batch. It may say so with ``merge_with``; otherwise, the first update tests
+which it does, with the rows of all ranks (see ``state_updates``). If it does something
+else, and as long as it is unknown, updates get the rows of all ranks, and the chief's
+state is the result.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _PLAIN = Kind("sum", 1.0)
 _MEANS = Kind("mean", 1.0)
 """The mean of each batch is added to the variable."""
 _OF_ALL_ROWS = Kind("all rows", 0.0)
-"""The chief's value is that of all ranks' rows."""
+"""The chief's value already covers the rows of all ranks."""
 
 
 @dataclass(kw_only=True)
@@ -53,7 +53,7 @@ class _MetricVariable(ObservedVariable):
     declared: bool = False
     """Whether the program has declared the kind with ``merge_with``."""
     gathers: bool = False
-    """Whether only the chief's is updated, with all rows, as long as it is unknown."""
+    """Whether, while the kind is unknown, only the chief updates it, from all rows."""
     weighs: TfVariable
     """Scalar, bool: whether changes are means, to be weighted by this rank's rows."""
 
@@ -73,7 +73,10 @@ class MetricState:
         self._trials = Trials()
 
     def fraction(self) -> TensorLike | None:
-        """This rank's fraction of the batch's rows, a scalar; None if unknown."""
+        """This rank's fraction of the batch's rows, a scalar, 0..1; None if unknown.
+
+        A float64 tensor, or a number of Python.
+        """
         if (share := self._session.share) is None:
             if self._session.inside_keras:
                 return None
@@ -88,9 +91,10 @@ class MetricState:
         return self._trials.trying
 
     def known(self, metric: Metric) -> bool | TfVariable | None:
-        """Whether the kind of a metric's state is known; a scalar if it is a variable.
+        """Whether the kinds of a metric's variables are known.
 
-        None for metrics that ``look`` has not been given.
+        True, or a boolean scalar variable that a graph can read. None if ``update`` has
+        not been given the metric.
         """
         found = [self._observed.get(variable) for variable in metric.variables]
         observed = [one for one in found if one is not None]
@@ -109,7 +113,9 @@ class MetricState:
     ) -> object:
         """Update ``metric``, which is the program's own or wraps a function of its own.
 
-        ``original`` is its ``update_state``, and the other arguments are those of it.
+        ``original`` is its ``update_state``, and the other arguments are passed to it:
+        nested structures whose tensors have this rank's rows in their first dimension.
+        Raises what ``original`` and ``WholeBatch.gather`` raise.
         """
         gathers = self._can_gather([args, dict(kwargs)])
         self._look(metric, args, kwargs, gathers=gathers)
@@ -260,7 +266,7 @@ class MetricState:
         """The value to assign: of a mean over rows, only this rank's part.
 
         ``value`` is what the metric assigns, ``current`` the variable's value, of the
-        same shape and dtype.
+        same shape and dtype, as is the result.
         """
         one = self._observed.get(variable)
         if one is None or self.trying or self.sees_all_rows:
@@ -295,11 +301,12 @@ class MetricState:
         """The values merged over all ranks, of the same shapes and dtypes.
 
         ``local`` are this rank's values, ``what`` names the exchange, and ``weight`` is
-        this rank's weight in the last batch. All ranks must call it. Raises
-        CollectiveMismatchError on all ranks if the variables differ.
+        this rank's weight in the last batch, in rows. All ranks must call it. Raises
+        CollectiveMismatchError on all ranks if the variables differ, and another
+        CollectiveError if a rank is lost or late.
         """
         session = self._session
-        # Keras's aggregations; for variables of the program's own, see ``_rule_for``.
+        # Keras's aggregations; for variables of custom metrics, see ``_rule_for``.
         rules = [str(variable.aggregation) for variable in variables]
         signature = Signature(
             what,

@@ -2,9 +2,9 @@
 
 They are found by observation: non-trainable variables assigned within a layer's call.
 Each rank sees different rows. Keras's own layers keep moving averages, which are
-averaged over the ranks together with the gradients. What a layer of the program's own
-does is tested in its first step (see ``state_updates``), unless the variable's
-``aggregation`` declares it.
+averaged over the ranks together with the gradients. What a custom layer does is tested
+in its first step (see ``state_updates``), unless the variable's ``aggregation``
+declares it.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _HOW_TO = (
 
 @dataclass(kw_only=True)
 class _LayerVariable(ObservedVariable):
-    """A variable that a layer of the program's own updates."""
+    """A variable that a custom layer updates."""
 
     before: TfVariable
     """The value that all ranks had before their batches."""
@@ -105,7 +105,7 @@ class MovingStatistics:
     # --- in the call of a layer -----------------------------------------------------
 
     def assigned(self, variable: Variable, value: TensorLike) -> None:
-        """Record that ``variable`` is about to be set to ``value``."""
+        """Record that ``variable`` is about to be set to ``value``, of its shape."""
         if variable.trainable or self._trials.trying:
             return
         if internals.in_stateless_scope():
@@ -149,7 +149,8 @@ class MovingStatistics:
     def end_of_step(self) -> None:
         """Merge the variables that the step itself has updated over all ranks.
 
-        All ranks must call it at the end of the same step.
+        All ranks must call it at the end of the same step. Raises what ``merge``
+        raises.
         """
         chosen, self._of_step = self._of_step, []
         share = self._session.share
@@ -158,7 +159,9 @@ class MovingStatistics:
 
     def _remember(self, own: _LayerVariable) -> None:
         """Save the value common to all ranks, before the first of several changes."""
-        value = tf.convert_to_tensor(raw(own.variable()))
+        variable = own.variable()
+        assert variable is not None
+        value = tf.convert_to_tensor(raw(variable))
         own.before.assign(tf.where(own.changed, own.before, value))
         own.changed.assign(True)
 
@@ -263,8 +266,9 @@ class MovingStatistics:
         """Merge over all ranks those of ``variables`` that the program's layers update.
 
         All ranks must call it at the same point of a step. Raises CollectiveError on
-        all ranks if the values differ and it is unknown how to combine them; in a
-        graph, when the op runs.
+        all ranks if the values differ and it is unknown how to combine them, and what
+        ``exchange_in_order`` and ``Group.exchange`` raise; in a graph, when the op
+        runs.
         """
         observed = [
             (variable, own)
@@ -317,7 +321,8 @@ class MovingStatistics:
         names = [name_of(own.variable()) for own in found]
         agree_on_kinds(session.group, found, signature)
         wide = [np.asarray(new, np.float64) for new in news]
-        # What a value contains beside its old value; see ``state_updates.Kind``.
+        # What a value contains in addition to its old value; see
+        # ``state_updates.Kind``.
         rests = [
             (new - _slope(own) * np.asarray(old, np.float64))
             if weight

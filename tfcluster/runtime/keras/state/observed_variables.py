@@ -1,4 +1,4 @@
-"""What is known of variables that updates of the program's own change.
+"""What is known about variables that the program's own updates change.
 
 ``state_updates`` determines how an update changes a variable. Each rank observes only
 its own updates, so the ranks compare what they have observed.
@@ -26,7 +26,7 @@ from tfcluster.runtime.keras.types import Variable
 
 @dataclass(kw_only=True)
 class ObservedVariable:
-    """A variable that an update of the program's own changes."""
+    """A variable that one of the program's own updates changes."""
 
     variable: weakref.ref[Variable]
     kind: Kind | None = None

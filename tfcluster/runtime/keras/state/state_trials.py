@@ -14,15 +14,14 @@ import tensorflow as tf
 
 from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.keras.batches.batch_slicing import (
-    Number,
-    cut_some,
     has_dense_rows,
     rows_in,
+    slice_some,
 )
 from tfcluster.runtime.keras.checks.known_objects import KnownObjects
 from tfcluster.runtime.keras.graph_order import exchange_in_order
 from tfcluster.runtime.keras.state.state_updates import SHIFT, Trial
-from tfcluster.runtime.tensor_types import Leaf, Nest, Tensor, Variable
+from tfcluster.runtime.tensor_types import Leaf, Nest, Number, Tensor, Variable
 
 _MOST_VARIABLES = 8
 """The update is traced twice for each variable."""
@@ -135,7 +134,7 @@ def _numbers(
         return update(values, given)[place]
 
     def part(start: Number, stop: Number) -> Nest:
-        return cut_some(given, leaves, start, stop)
+        return slice_some(given, leaves, start, stop)
 
     half = rows // 2
     whole = update(current, given)

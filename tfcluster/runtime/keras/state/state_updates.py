@@ -1,8 +1,9 @@
 """How an update depends on a variable's old value and on the batch. Pure functions.
 
-A layer of the program's own may count rows, sum, keep a maximum, or follow a mean. For
-each of these the ranks' values are combined in another way. To find out which it is,
-the update is tested with other old values and with the two halves of a batch.
+A custom layer may count rows, sum, keep a maximum, or follow a mean. For each of these
+the ranks' values are combined in another way. To find out which it is, the update is
+tested with other old values and with the two halves of a batch. The method is
+tfcluster's own.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ ROUNDING = 1e-5
 """For ``kind_of``: only rounding in float32 is allowed. A ratio of two sums can be
 close to the mean of the halves' ratios."""
 SHIFT = 1000.0
-"""Added to an old value, for floats relative to it: more than a batch changes."""
+"""Amount added to an old value (relative to it, for floats); larger than the change by
+one batch."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ class Epochs(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
         if not has_exchanged(self._session, self.model, self._applies):
             raise not_distributed(f"epoch {epoch + 1} of {self.model.name}")
         # Pass on what callbacks have assigned now: other ranks should not wait for it.
-        self._server_models.tell_all()
+        self._server_models.pass_on_all_assignments()
         self._progress.epoch_done(epoch + 1)
         if self._session.chief:
             if self.model.stop_training:
@@ -58,7 +58,7 @@ class Epochs(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
             self.model.stop_training = stopped
 
     def on_train_end(self, logs: Logs | None = None) -> None:
-        self._server_models.tell_all()
+        self._server_models.pass_on_all_assignments()
         self._progress.end_fit()
         self._server_models.pull()
 

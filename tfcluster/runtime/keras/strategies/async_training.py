@@ -13,7 +13,10 @@ from tfcluster.runtime.keras.strategies.async_callbacks import Epochs, FreshWeig
 from tfcluster.runtime.keras.strategies.async_coordination import Progress
 from tfcluster.runtime.keras.strategies.ps_models import ServerModels
 from tfcluster.runtime.keras.train.chief_only_saving import ChiefOnlySaving
-from tfcluster.runtime.keras.train.injected_callbacks import for_evaluation, served
+from tfcluster.runtime.keras.train.injected_callbacks import (
+    for_evaluation,
+    with_chief_only_files,
+)
 from tfcluster.runtime.keras.train.model_methods import MethodCall
 from tfcluster.runtime.keras.types import Callback, CallbackList, Layer, Model
 from tfcluster.runtime.tensor_types import Nest
@@ -51,7 +54,7 @@ class AsyncTraining:
     def callbacks_of_fit(self, callbacks: Sequence[Callback]) -> list[Callback]:
         return [
             FreshWeights(self._server_models, self._progress),
-            *served(callbacks, self._session, self._files),
+            *with_chief_only_files(callbacks, self._session, self._files),
             Epochs(self._session, self._server_models, self._progress),
         ]
 
@@ -61,7 +64,7 @@ class AsyncTraining:
     @contextmanager
     def fitting(self) -> Iterator[None]:
         try:
-            with self._batches.next_is_dealt():
+            with self._batches.sharding_next_iterator():
                 yield
         except BaseException:
             # The others would wait for this rank, as long as its program goes on.

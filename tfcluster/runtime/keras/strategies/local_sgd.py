@@ -65,14 +65,14 @@ class LocalSgdUpdate:
     def __init__(
         self,
         session: Session,
-        drift: DivergenceCheck,
+        divergence_check: DivergenceCheck,
         *,
         every: int | None = None,
         seconds: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._session = session
-        self._drift = drift
+        self._divergence_check = divergence_check
         self._every, self._seconds = every, seconds
         self._clock = clock
         self._replicas: list[Replica] = []
@@ -143,8 +143,7 @@ class LocalSgdUpdate:
         """Whether this rank has rows in this step: True, False or a boolean tensor."""
         share = self._session.share
         if share is not None:
-            known: Tensor = share.rows
-            return known > 0
+            return share.rows > 0
         loop = self._session.loop
         if tf.executing_eagerly():
             return loop.share.rows > 0
@@ -178,7 +177,7 @@ class LocalSgdUpdate:
             f"parameters of {replica.name}",
             variables,
             average,
-            self._drift.hyperparameters(replica.name, replica.optimizer()),
+            self._divergence_check.hyperparameters(replica.name, replica.optimizer()),
         )
         return tf.constant(True)
 
@@ -202,7 +201,9 @@ class LocalSgdUpdate:
         proposal = replica.schedule.proposal(steps, now - replica.since_s)
         ours = _STATISTICS.pack(_squared_distance(arrays, means), proposal)
         optimizers = [(replica.name, replica.optimizer())]
-        check = self._drift.look_at(optimizers, self._session.pace.steps, scalars)
+        check = self._divergence_check.look_at(
+            optimizers, self._session.step_rate.steps, scalars
+        )
         signature = Signature(f"drift of {replica.name}")
         statistics = [
             _STATISTICS.unpack(data)

@@ -49,8 +49,8 @@ class Schedule:
         """The next interval in steps, if the last ``steps`` took ``elapsed_s``."""
         if self.seconds is None or steps < 1:
             return self.interval
-        pace = self.seconds * steps / max(elapsed_s, 1e-9)
-        return int(min(max(1.0, pace), self.interval * _GROWTH))
+        steps_per_interval = self.seconds * steps / max(elapsed_s, 1e-9)
+        return int(min(max(1.0, steps_per_interval), self.interval * _GROWTH))
 
     def agreed(self, interval: int) -> None:
         """Adopt the chief's proposal, as all ranks do."""

@@ -208,16 +208,16 @@ def _like(optimizer: Optimizer, *, clips_here: bool) -> Optimizer:
             "of its __init__"
         ) from error
     for name, value in vars(optimizer).items():
-        # Settings of a program's own class that its config does not contain. Their
-        # names are unknown, so this copies all plain values, those of Keras's private
-        # attributes included; no name of Keras is relied upon.
+        # Settings of a custom class that its config does not contain. Their names are
+        # unknown, so this copies all plain values, those of Keras's private attributes
+        # included; no name of Keras is relied upon.
         if isinstance(value, _PLAIN) and isinstance(
             vars(replica).get(name, value), _PLAIN
         ):
             vars(replica)[name] = value
     vars(replica)["built"] = False
     replica.name = optimizer.name
-    # The ranks divide by it before they push.
+    # The ranks divide gradients by the loss scale before they push them.
     replica.loss_scale_factor = None
     if clips_here:
         replica.clipnorm = replica.clipvalue = replica.global_clipnorm = None

@@ -49,7 +49,7 @@ Received: TypeAlias = Sequence[Array | Rows | None]
 class PsUpdate:
     """The ``GradientUpdate`` that pushes gradients; the answer has the new weights.
 
-    ``drift`` compares the optimizers' settings of synchronous ranks.
+    ``divergence_check`` compares the optimizers' settings of synchronous ranks.
     ``model_variables`` shares the variables that layers update from their data, such as
     moving averages; without it they are averaged over the group's ranks in every step.
     ``tape_gradients`` knows which gradients the tapes have exchanged already.
@@ -61,13 +61,13 @@ class PsUpdate:
         server_models: ServerModels,
         *,
         model_variables: ModelVariables | None = None,
-        drift: DivergenceCheck | None = None,
+        divergence_check: DivergenceCheck | None = None,
         tape_gradients: TapeGradients | None = None,
     ) -> None:
         self._session = session
         self._server_models = server_models
         self._model_variables = model_variables
-        self._drift = drift
+        self._divergence_check = divergence_check
         self._looked_at = 0
         self._tape_gradients = tape_gradients
         self._collective = (
@@ -157,7 +157,7 @@ class PsUpdate:
 
     def settle(self, what: str) -> None:
         """Pass on assignments, and get the latest weights if ranks are asynchronous."""
-        self._server_models.tell_all()
+        self._server_models.pass_on_all_assignments()
         if not self._server_models.synchronous:
             self._server_models.pull()
         if self._model_variables is not None:
@@ -170,12 +170,14 @@ class PsUpdate:
         The weights need no check: all ranks got the same in the last answer.
         """
         session = self._session
-        if self._drift is None or session.size == 1:
+        if self._divergence_check is None or session.size == 1:
             return
         if self._looked_at == session.applies:
             return
         self._looked_at = session.applies
-        look = self._drift.look_at(self._server_models.optimizers(), session.pace.steps)
+        look = self._divergence_check.look_at(
+            self._server_models.optimizers(), session.step_rate.steps
+        )
         allgather_bytes(
             session.group, b"", Signature("settings of the optimizers"), look
         )

@@ -148,7 +148,7 @@ class ServerModels:
         in_step = tf.executing_eagerly()
         with self._lock, tf.init_scope():
             model, others = self._open(optimizer, kinds)
-        # A step that is only being traced will run with the right values.
+        # A step that is being traced will read the current values when it runs.
         model.begun_elsewhere = others and in_step
         return model
 
@@ -189,10 +189,10 @@ class ServerModels:
             if not np.array_equal(raw(variable).numpy(), before, equal_nan=True):
                 model.changed[path] = variable
         model.shown.clear()
-        self.tell(model)
+        self.pass_on_assignments(model)
         model.stale = True
 
-    def tell(self, model: ServerModel) -> None:
+    def pass_on_assignments(self, model: ServerModel) -> None:
         """Pass on what the program has assigned since the last time."""
         while model.changed:
             path, variable = model.changed.popitem()
@@ -201,10 +201,10 @@ class ServerModels:
                 with contextlib.suppress(KeyError):  # for a variable that is only here
                     self.servers.assign(model.key, path, value)
 
-    def tell_all(self) -> None:
-        """``tell`` for all models."""
+    def pass_on_all_assignments(self) -> None:
+        """``pass_on_assignments`` for all models."""
         for model in self._models:
-            self.tell(model)
+            self.pass_on_assignments(model)
 
     def _watch(self, model: ServerModel, variables: Sequence[Variable]) -> None:
         for path, variable in zip(unique(variables), variables, strict=True):
@@ -240,7 +240,7 @@ class ServerModels:
         """
         for model in self._existing():
             if self._leads:
-                self.tell(model)
+                self.pass_on_assignments(model)
             if not model.changed:
                 model.set(self.servers.pull(model.key))
 
@@ -273,7 +273,7 @@ class ServerModels:
             self._pull_slots(model, variables)
 
     def _pull_slots(self, model: ServerModel, own: Sequence[Variable]) -> None:
-        self.tell(model)
+        self.pass_on_assignments(model)
         found = self.servers.slots(model.key)
         named = list(zip(unique(own), own, strict=True))
         for path, variable in named:
@@ -292,11 +292,11 @@ class ServerModels:
         self, original: Callable[[Optimizer], _R], optimizer: Optimizer
     ) -> _R:
         """Fetch the slots before the program, or code that saves for it, reads them."""
-        if self._may_look() and not self._session.within("slots"):
+        if self._may_fetch_slots() and not self._session.within("slots"):
             self.pull_slots(optimizer)
         return original(optimizer)
 
-    def _may_look(self) -> bool:
+    def _may_fetch_slots(self) -> bool:
         return not self._session.within("apply") and not tf.inside_function()
 
     def _with_slots(
@@ -306,7 +306,7 @@ class ServerModels:
         *args: _P.args,
         **kwargs: _P.kwargs,
     ) -> _R:
-        if self._may_look():
+        if self._may_fetch_slots():
             self.pull_slots(optimizer)
         return original(optimizer, *args, **kwargs)
 
@@ -354,7 +354,7 @@ class ServerModels:
 
 
 def _are_others(opened: OpenResult, values: Sequence[Array]) -> bool:
-    """Whether the ps tasks have other values than this task's initial ones."""
+    """Whether the values on the ps tasks differ from this task's initial ones."""
     return not opened.defined and not all(
         np.array_equal(theirs, ours)
         for theirs, ours in zip(opened.values, values, strict=True)

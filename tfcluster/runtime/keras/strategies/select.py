@@ -40,13 +40,17 @@ from tfcluster.runtime.telemetry.rank_claim import require_first
 
 
 def begin(context: Context) -> Session:
-    """Install the hooks in Keras, once per process, and return the session."""
+    """Install the hooks in Keras, once per process, and return the session.
+
+    ``context`` is that of a task that trains. Raises CollectiveError if the strategy
+    needs ps tasks and there are none, and what ``process_group.join`` raises.
+    """
     disable_autotune.install()
     if (
         context.strategy is Strategy.PARAMETER_SERVER
         and not context.options.synchronous
     ):
-        return _independent(context)
+        return _asynchronous_ps(context)
     session = _IN_STEP[context.strategy](context)
     _with_data_tasks(context, session)
     return session
@@ -56,11 +60,11 @@ def _collective(context: Context) -> Session:
     session = _session(context)
     if session.divides and session.size > 1:
         session.trials = loss_scaling_probe.LossScalingProbe(session)
-    drift = DivergenceCheck(session)
-    session.group.last_state = drift.last_state
-    session.group.last_equal = drift.last_equal
-    tape_gradients = TapeGradients(session, drift=drift)
-    update = CollectiveUpdate(session, tape_gradients, drift)
+    divergence_check = DivergenceCheck(session)
+    session.group.last_state = divergence_check.last_state
+    session.group.last_equal = divergence_check.last_equal
+    tape_gradients = TapeGradients(session, divergence_check=divergence_check)
+    update = CollectiveUpdate(session, tape_gradients, divergence_check)
     synchronous.install(session, update, tape_gradients=tape_gradients)
     return session
 
@@ -77,14 +81,14 @@ def _local_sgd(context: Context) -> Session:
 
 
 def _synchronous(context: Context) -> Session:
-    return _served_in_step(context, averages_state=True)
+    return _synchronous_ps(context, averages_state=True)
 
 
 def _replicated(context: Context) -> Session:
-    return _served_in_step(context, averages_state=False)
+    return _synchronous_ps(context, averages_state=False)
 
 
-def _served_in_step(context: Context, *, averages_state: bool) -> Session:
+def _synchronous_ps(context: Context, *, averages_state: bool) -> Session:
     """Synchronous ranks; the ps tasks average their gradients and apply the mean."""
     session = _session(context)
     servers = _servers(context, session)
@@ -97,7 +101,7 @@ def _served_in_step(context: Context, *, averages_state: bool) -> Session:
         session,
         server_models,
         model_variables=model_variables,
-        drift=DivergenceCheck(session),
+        divergence_check=DivergenceCheck(session),
         tape_gradients=tape_gradients,
     )
     server_models.install()
@@ -110,7 +114,7 @@ def _served_in_step(context: Context, *, averages_state: bool) -> Session:
     return session
 
 
-def _independent(context: Context) -> Session:
+def _asynchronous_ps(context: Context) -> Session:
     alone = HostTransport(
         Member(0, 1, context.token, context.attempt), ("localhost:0",)
     )

@@ -32,7 +32,7 @@ from tfcluster.runtime.keras.train.initial_broadcast import InitialBroadcast
 from tfcluster.runtime.keras.train.injected_callbacks import InjectedCallbacks
 from tfcluster.runtime.keras.train.model_methods import ModelMethods
 from tfcluster.runtime.keras.train.optimizer_hook import OptimizerHook
-from tfcluster.runtime.keras.train.sharded_steps import Looks
+from tfcluster.runtime.keras.train.sharded_steps import StepChecks
 from tfcluster.runtime.keras.train.sync_batch_norm import SyncBatchNorm
 from tfcluster.runtime.keras.train.tape_gradients import TapeGradients
 from tfcluster.runtime.keras.train.xla_fallback import XlaFallback
@@ -90,8 +90,8 @@ def install(
     shape_errors.install()
     trial_steps = TrialSteps(session)
     trial_steps.install()
-    looks = Looks(
+    checks = StepChecks(
         InputConsistency(session), AddLossCheck(session), trial_steps, row_terms
     )
-    policy = SynchronousTraining(session, initial_broadcast, metrics, callbacks, looks)
+    policy = SynchronousTraining(session, initial_broadcast, metrics, callbacks, checks)
     ModelMethods(session, policy, shape_errors).install()

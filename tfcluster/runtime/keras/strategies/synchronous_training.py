@@ -20,7 +20,7 @@ from tfcluster.runtime.keras.train.injected_callbacks import (
     for_evaluation,
 )
 from tfcluster.runtime.keras.train.model_methods import MethodCall
-from tfcluster.runtime.keras.train.sharded_steps import Looks, divide_steps
+from tfcluster.runtime.keras.train.sharded_steps import StepChecks, divide_steps
 from tfcluster.runtime.keras.types import Callback, CallbackList, Layer, Model
 from tfcluster.runtime.tensor_types import Nest
 
@@ -37,13 +37,13 @@ class SynchronousTraining:
         initial_broadcast: InitialBroadcast,
         metrics: Metrics,
         callbacks: InjectedCallbacks,
-        looks: Looks,
+        checks: StepChecks,
     ) -> None:
         self._session = session
         self._initial_broadcast = initial_broadcast
         self._metrics = metrics
         self._callbacks = callbacks
-        self._looks = looks
+        self._checks = checks
 
     def check_layers(self, model: Model) -> None:
         """Raises CollectiveError for a stateful RNN if batches are divided."""
@@ -58,7 +58,7 @@ class SynchronousTraining:
 
     def prepare(self, model: Model) -> None:
         self._metrics.watch_steps(model)
-        divide_steps(self._session, model, self._looks)
+        divide_steps(self._session, model, self._checks)
 
     def callbacks_of_fit(self, callbacks: Sequence[Callback]) -> list[Callback]:
         return self._callbacks.around(callbacks)

@@ -47,7 +47,7 @@ class Name:
     given: str
     """The path as the program gives it; may be relative."""
     prefix: bool = False
-    """Whether it means all files that begin with it, not one file or folder."""
+    """Whether the path is a prefix of several files rather than one file or folder."""
 
     @property
     def path(self) -> str:
@@ -106,7 +106,8 @@ class ChiefOnlySaving:
         Returns the result of ``act`` on the chief; on other ranks the same if it is a
         string, else None. If ``act`` raises, every other rank raises an exception of
         the same built-in class, or a RuntimeError. Ranks whose ``name`` differs find
-        the files under their own name.
+        the files under their own name. Raises OSError if they cannot be copied there,
+        and what ``settle`` and ``Group.exchange`` raise.
         """
         session = self._session
         if session.within("saving"):

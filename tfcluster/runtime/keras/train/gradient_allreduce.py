@@ -40,11 +40,14 @@ class Watch(Protocol):
     """Compares the ranks' state during the exchanges of a trace."""
 
     def inputs(self) -> list[Tensor]:
-        """Tensors whose values ``look`` needs."""
+        """Tensors whose values ``look`` needs, of any shapes and dtypes."""
         ...
 
     def look(self, *inputs: Array) -> Check:
-        """Look at this rank's state. Called right before each exchange."""
+        """Look at this rank's state. Called right before each exchange.
+
+        ``inputs`` are the values of the tensors of ``inputs()``, in their order.
+        """
         ...
 
 
@@ -55,7 +58,7 @@ class Target:
     name: Callable[[], str]
     """Its name in messages, equal on all ranks; called when the exchange runs."""
     step: str
-    """Equal for gradients that come exactly once per step."""
+    """A name shared by gradients that occur exactly once per step."""
     names: set[str] = field(default_factory=set)
     """The names it has had so far: an optimizer may become known only later."""
 
@@ -77,12 +80,16 @@ def exchange(
 ) -> list[Gradient]:
     """Average gradients (None, tensors or IndexedSlices) over the ranks, by rows.
 
-    The average is ``sum(rows_r * g_r) / sum(rows_r)``; see ``mean_of_gradients``.
-    The variables in ``state``, which layers update from their data, are set to their
+    A gradient has the shape of its variable and a floating dtype; so has its average.
+    The average is ``sum(rows_r * g_r) / sum(rows_r)``; see ``mean_of_gradients``. The
+    variables in ``state``, which layers update from their data, are set to their
     average. An entry must be None on all ranks or on none, and stays None. With
     ``chiefs_count`` the result is the chief's gradients. ``watch`` compares the ranks.
-    Raises CollectiveMismatchError on all ranks if names, shapes or dtypes differ; in a
-    graph, when the op runs.
+
+    Raises TypeError for dtypes that cannot be averaged, and CollectiveError if XLA
+    would compile it. Raises CollectiveMismatchError on all ranks if names, shapes or
+    dtypes differ, what ``watch`` and ``Trials.judge`` raise, and another
+    CollectiveError if a rank is lost or late; in a graph, when the op runs.
     """
     if all(gradient is None for gradient in gradients):
         return list(gradients)

@@ -24,8 +24,9 @@ class GradientUpdate(Protocol):
     ) -> list[Gradient] | None:
         """Return what this rank's optimizer applies instead of ``gradients``.
 
-        One per variable. Returns None if the variables have their new values already
-        and the optimizer must not run.
+        One per variable, of its shape and dtype, IndexedSlices, or None. Returns None
+        if the variables have their new values already and the optimizer must not run.
+        Raises what the strategy's exchange raises; in a graph, when the op runs.
         """
         ...
 
@@ -42,5 +43,6 @@ class GradientUpdate(Protocol):
         """Make the weights equal on all ranks before they are saved or evaluated.
 
         Called outside of steps by all ranks at the same place, which ``what`` names.
+        Raises what ``Group.exchange`` raises.
         """
         ...

@@ -33,7 +33,7 @@ class InitialBroadcast:
         """Broadcast those variables that were never broadcast. All ranks must call it.
 
         Variables that the current trace creates have no values yet. Their initializers
-        have the same seed on all ranks.
+        have the same seed on all ranks. Raises what ``force`` raises.
         """
         missing = [v for v in _unique(variables) if v not in self._synchronised]
         if missing:
@@ -42,7 +42,8 @@ class InitialBroadcast:
     def force(self, variables: Iterable[Variable]) -> None:
         """Set ``variables`` to the chief's values, even from within a trace.
 
-        Raises CollectiveMismatchError on all ranks if paths, shapes or dtypes differ.
+        Raises CollectiveMismatchError on all ranks if paths, shapes or dtypes differ,
+        and another CollectiveError if a rank is lost or late.
         """
         chosen = _unique(variables)
         with tf.init_scope():

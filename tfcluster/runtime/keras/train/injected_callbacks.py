@@ -122,10 +122,10 @@ class Agreement(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
     def agree_on_stopping(self) -> None:
         """Stop on all ranks if any rank wants to stop."""
         stops = np.array([bool(self.model.stop_training)], np.int64)
-        wishes = reduce_arrays(
+        stops_anywhere = reduce_arrays(
             self._session.group, [stops], ReduceOp.MAX, Signature("whether to stop")
         )
-        self.model.stop_training = bool(wishes[0][0])
+        self.model.stop_training = bool(stops_anywhere[0][0])
 
 
 class BatchAgreement(Agreement):
@@ -202,7 +202,7 @@ class InjectedCallbacks:
 
     def around(self, callbacks: Sequence[Callback]) -> list[Callback]:
         """The program's callbacks with ours before and after them."""
-        ours = served(callbacks, self._session, self._files)
+        ours = with_chief_only_files(callbacks, self._session, self._files)
         looks_at_batches = any(map(_looks_at_batches, callbacks))
         tests = self._session.divides and any(map(_looks_at_test_batches, callbacks))
         if looks_at_batches or tests:
@@ -236,7 +236,7 @@ def with_callbacks(
     return callbacks
 
 
-def served(
+def with_chief_only_files(
     callbacks: Iterable[Callback], session: Session, files: ChiefOnlySaving
 ) -> list[Callback]:
     """The callbacks of ``fit``; those that write files write only on the chief."""
@@ -318,7 +318,10 @@ def has_exchanged(session: Session, model: Model, applies: int) -> bool:
 
 
 def not_distributed(when: str) -> NotDistributedError:
-    """The error for a program whose gradients were not exchanged."""
+    """The error for a program whose gradients were not exchanged.
+
+    ``when`` says until when, such as "the first step of sequential".
+    """
     return NotDistributedError(
         f"the script was not distributed: in {when} no gradient passed through "
         "Optimizer.apply of a Keras optimizer, where the ranks exchange them. Does a "

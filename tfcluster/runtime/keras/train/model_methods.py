@@ -50,7 +50,7 @@ class MethodCall:
         return self.bound.arguments
 
     def run(self) -> Any:
-        """Call Keras's method; returns what it returns."""
+        """Call Keras's method; returns what it returns, raises what it raises."""
         return self.method(*self.bound.args, **self.bound.kwargs)
 
 
@@ -113,6 +113,7 @@ class ModelMethods:
         self._shape_errors = shape_errors
 
     def install(self) -> None:
+        """Install the hooks in Keras, once per process."""
         patches.TABLE.install(
             {
                 patches.MODEL_FIT: self._fit,

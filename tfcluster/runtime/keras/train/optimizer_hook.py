@@ -128,7 +128,8 @@ class OptimizerHook:
         """The state that layers of ``variables`` update, made equal on all ranks.
 
         All ranks must call it at the same point. Raises CollectiveMismatchError on all
-        ranks if the variables' paths, shapes or dtypes differ.
+        ranks if the variables' paths, shapes or dtypes differ, and what
+        ``MovingStatistics.merge`` raises.
         """
         related = self._related_to(variables)
         self._layer_state.merge(related)

@@ -18,7 +18,7 @@ Words: TypeAlias = list[Any]
 """The fields of ``Saved`` as JSON values: path, kind, endings and sizes."""
 
 MAX_BYTES = 1 << 30
-"""The most that is sent to a host that does not see the chief's files."""
+"""Maximum bytes sent to a host that does not see the chief's files."""
 
 _CHECKPOINT = re.compile(r"(-\d+)?\.(index|data-\d+-of-\d+)")
 _CLOCK_S = 2.0

@@ -28,16 +28,16 @@ _MARK = "divides_batches"
 
 
 @dataclass(frozen=True, slots=True)
-class Looks:
+class StepChecks:
     """The checks before a training batch is divided and after each step."""
 
-    same_data: InputConsistency
-    added_losses: AddLossCheck
+    input_consistency: InputConsistency
+    add_loss_check: AddLossCheck
     trial_steps: TrialSteps
     row_terms: RowTerms
 
 
-def divide_steps(session: Session, model: Model, looks: Looks) -> None:
+def divide_steps(session: Session, model: Model, checks: StepChecks) -> None:
     """Wrap ``train_step`` and ``test_step`` of this instance, each at most once.
 
     The attributes of the class are unchanged. So overridden steps are wrapped too.
@@ -47,7 +47,7 @@ def divide_steps(session: Session, model: Model, looks: Looks) -> None:
         step = getattr(model, name)
         if not hasattr(step, _MARK):
             trains = name == "train_step"
-            divided = _divided(session, model, step, looks, trains=trains)
+            divided = _divided(session, model, step, checks, trains=trains)
             patches.TABLE.replace(patch, model, divided)
 
 
@@ -55,7 +55,7 @@ def _divided(
     session: Session,
     model: Model,
     step: Step,
-    looks: Looks,
+    checks: StepChecks,
     *,
     trains: bool,
 ) -> Step:
@@ -65,22 +65,22 @@ def _divided(
         if not session.inside_keras or session.share is not None:
             return step(data)
         if trains and session.divides:
-            looks.same_data.look(data)
+            checks.input_consistency.look(data)
         session.has_divided = session.divides
         part = _part(session, data, trains=trains)
         _warn_if_undivided(session, model, data, part.share.undivided)
         if trains and session.divides:
-            part = looks.trial_steps.part(data, part)
+            part = checks.trial_steps.part(data, part)
         share = part.share
         if session.divides and _computes_numbers(model, step, trains=trains):
             share = replace(share, data=part.data)
             if tf.executing_eagerly() and not share.undivided:
-                looks.row_terms.begin_batch(part.data, f"{model.name} {id(model)}")
+                checks.row_terms.begin_batch(part.data, f"{model.name} {id(model)}")
         with session.stepping(share, plain=_is_plain(model, step)):
             result = step(part.data)
-        looks.row_terms.end_batch()
+        checks.row_terms.end_batch()
         if session.divides:
-            looks.added_losses.look(model, part.data, part.share.undivided)
+            checks.add_loss_check.look(model, part.data, part.share.undivided)
         return result
 
     setattr(divided_step, _MARK, True)

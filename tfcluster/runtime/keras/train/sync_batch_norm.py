@@ -28,7 +28,13 @@ _Moments = Callable[[BatchNormalization, Tensor, Tensor | None], tuple[Tensor, T
 
 
 class SyncBatchNorm:
-    """The hook on the moments of ``BatchNormalization``."""
+    """The hook on the moments of ``BatchNormalization``.
+
+    Mean and variance have shape (channels,) and the dtype of the inputs; sums are
+    float64. Follows PyTorch's ``SyncBatchNorm`` (torch/nn/modules/_functions.py), but
+    exchanges sums and sums of squares in float64. The layer's call raises what
+    ``exchange_in_order`` and ``Group.exchange`` raise.
+    """
 
     def __init__(self, session: Session, holds: Holds, loops: DatasetIteration) -> None:
         self._session = session
@@ -36,6 +42,7 @@ class SyncBatchNorm:
         self._loops = loops
 
     def install(self) -> None:
+        """Install the hook in Keras, once per process."""
         patches.TABLE.install({patches.NORMALIZATION_MOMENTS: self._moments})
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]

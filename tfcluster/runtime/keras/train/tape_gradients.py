@@ -32,6 +32,7 @@ from tfcluster.runtime.keras.train.gradient_allreduce import Target, Watch, exch
 from tfcluster.runtime.keras.types import Optimizer, Tape, Variable
 from tfcluster.runtime.keras.unique_names import UniqueNames
 from tfcluster.runtime.tensor_types import Gradient, Leaf, Nest, Tensor
+from tfcluster.runtime.tensor_types import Variable as TfVariable
 from tfcluster.runtime.tensors import is_sparse, name_of
 
 _MANY_CALLS = 3
@@ -62,7 +63,7 @@ class TapeGradients:
     """The hooks on ``GradientTape``, and the handling of its gradients at ``apply``.
 
     Without ``averages_state`` the variables that layers update are left alone.
-    ``drift`` compares the ranks whenever a tape's gradients are exchanged.
+    ``divergence_check`` compares the ranks whenever a tape's gradients are exchanged.
     """
 
     def __init__(
@@ -70,10 +71,10 @@ class TapeGradients:
         session: Session,
         *,
         averages_state: bool = True,
-        drift: DivergenceCheck | None = None,
+        divergence_check: DivergenceCheck | None = None,
     ) -> None:
         self._session = session
-        self._divergence_check = drift
+        self._divergence_check = divergence_check
         self._averages_state = averages_state
         self._names = session.optimizer_names
         self._origins = ObjectMap[_Origin]()
@@ -253,9 +254,9 @@ class TapeGradients:
 
         return self._divergence_check.watch(owner, key, trained)
 
-    def _owner(self, variable: Variable | None) -> Optimizer | None:
+    def _owner(self, variable: Variable | TfVariable | None) -> Optimizer | None:
         """The optimizer that applies the gradients of ``variable``, if known."""
-        found = self._owners.get(raw(variable))
+        found = None if variable is None else self._owners.get(raw(variable))
         return None if found is None else found()
 
     def _name(self, variables: Sequence[Variable]) -> str:
@@ -310,6 +311,7 @@ class TapeGradients:
     ) -> list[bool]:
         """Whether each gradient is still this rank's own, so that it must be exchanged.
 
+        ``gradients`` are tensors, IndexedSlices or None, one for each of ``variables``.
         Raises CollectiveError if the program has changed such a gradient.
         """
         own = []

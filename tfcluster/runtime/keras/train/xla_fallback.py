@@ -43,6 +43,7 @@ class XlaFallback:
         """The functions without XLA, by those with it."""
 
     def install(self) -> None:
+        """Install the hook in TensorFlow, once per process."""
         tf_patches.TABLE.install({tf_patches.FUNCTION_CALL: self._call})
 
     def _call(

@@ -25,14 +25,14 @@ def test_the_optimizer_with_most_gradients_is_counted() -> None:
     clock = Clock()
     reporter = Reporter(ours, clock)
     group = Group(HostTransport(Member(0, 1, TOKEN), ["127.0.0.1:1"]))
-    pace = StepRate(reporter, group, clock)
+    step_rate = StepRate(reporter, group, clock)
     for _ in range(6):
         clock.now += 0.5
-        pace.applied("generator")
-        pace.applied("critic")
-        pace.applied("critic")
+        step_rate.applied("generator")
+        step_rate.applied("critic")
+        step_rate.applied("critic")
     reporter.flush()
-    assert pace.steps == 12
+    assert step_rate.steps == 12
     with ours, theirs:
         ours.shutdown(socket.SHUT_WR)
         events = [json.loads(line) for line in theirs.makefile()]
@@ -41,15 +41,15 @@ def test_the_optimizer_with_most_gradients_is_counted() -> None:
     assert {event["wait_share"] for event in events[1:]} == {0.0}
 
 
-def test_a_short_run_tells_the_pace_of_its_steps_without_the_first() -> None:
+def test_the_rate_of_a_short_run_excludes_the_first_step() -> None:
     ours, theirs = socket.socketpair()
     clock = Clock()
     reporter = Reporter(ours, clock)
     group = Group(HostTransport(Member(0, 1, TOKEN), ["127.0.0.1:1"]))
-    pace = StepRate(reporter, group, clock)
+    step_rate = StepRate(reporter, group, clock)
     clock.now += 6.0
     for _ in range(24):
-        pace.applied("sgd")
+        step_rate.applied("sgd")
         clock.now += 0.025
     reporter.flush()
     with ours, theirs:

@@ -16,9 +16,9 @@ WHATS = ("ends early", "assigns last", "sets a rate last", "exits", "in a functi
 
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Ranks]:
-    jobs = [Job(what, 2, "drifting.py", (what,)) for what in WHATS]
-    jobs.append(Job("three end early", 3, "drifting.py", ("ends early",)))
-    return Jobs(tmp_path_factory.mktemp("drift"), jobs, timeout_s=290)
+    jobs = [Job(what, 2, "diverging.py", (what,)) for what in WHATS]
+    jobs.append(Job("three end early", 3, "diverging.py", ("ends early",)))
+    return Jobs(tmp_path_factory.mktemp("divergence"), jobs, timeout_s=290)
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_a_rank_that_takes_fewer_steps_is_named(
         assert "CollectiveMismatchError: the ranks took different numbers of" in last
         assert f"rank {len(others)} ended its program after step 4, while" in last
         assert "continues after step 4" in last
-        assert re.search(r" at \S*drifting\.py:\d+\. Rank", last)
+        assert re.search(r" at \S*diverging\.py:\d+\. Rank", last)
 
 
 @pytest.mark.parametrize(

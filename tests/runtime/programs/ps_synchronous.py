@@ -2,7 +2,7 @@
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-subclassing-any
 """The weights of synchronous ranks and of their parameter servers, step by step.
 
-served_in_step.py RESULTS
+ps_synchronous.py RESULTS
 """
 
 from __future__ import annotations
@@ -14,7 +14,12 @@ import keras
 import numpy as np
 
 from tests.runtime.programs.cases.tools import RANK, classifier, compiled, data
-from tests.runtime.programs.served_alone import product, server_models, train, weights
+from tests.runtime.programs.ps_asynchronous import (
+    product,
+    server_models,
+    train,
+    weights,
+)
 
 
 def case_steps():

@@ -63,7 +63,7 @@ OWN_ROWS = {"tape_eager", "tape_graph"}
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Written:
-    folder = tmp_path_factory.mktemp("served")
+    folder = tmp_path_factory.mktemp("parameter-server")
 
     def job(
         name: str, size: int, script: str, env: Mapping[str, str], *args: str
@@ -72,9 +72,9 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Written:
         return Job(name, size, script, words, env, servers=2)
 
     jobs = [
-        job("steps", 2, "served_in_step.py", REPLICATED),
-        job("own-rows", 2, "served_in_step.py", OWN_STATISTICS, "averages"),
-        job("alone", 2, "served_alone.py", ALONE),
+        job("steps", 2, "ps_synchronous.py", REPLICATED),
+        job("own-rows", 2, "ps_synchronous.py", OWN_STATISTICS, "averages"),
+        job("alone", 2, "ps_asynchronous.py", ALONE),
     ]
     for name, size, env, cases in (
         ("synchronous", 2, SYNCHRONOUS, IN_STEP),
@@ -255,7 +255,9 @@ def test_alone_a_loop_gets_its_batches(found: Written) -> None:
     assert chief["other"].tolist() == other["other"].tolist() == list(range(8))
 
 
-def test_alone_calls_of_train_on_batch_are_dealt(found: Written) -> None:
+def test_alone_calls_of_train_on_batch_are_distributed_round_robin(
+    found: Written,
+) -> None:
     chief, other = found.of("alone", "on_batch")
     # All ranks take the first call.
     assert [int(values["steps"]) for values in (chief, other)] == [2, 3]
@@ -337,7 +339,7 @@ _ALONE_AGAIN = "restart: {max: 1, scope: task}\n"
         ),
     ],
 )
-def test_wrong_settings_are_told_at_their_place(
+def test_wrong_settings_are_reported_with_line_and_column(
     content: str, words: str, tmp_path: Path
 ) -> None:
     found = problems(tmp_path, f"command: python train.py\n{content}")

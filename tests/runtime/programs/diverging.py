@@ -1,6 +1,6 @@
 # Written like user scripts: without type annotations.
 # mypy: allow-untyped-defs, allow-untyped-calls
-"""Ranks diverge in ways that are possible in a training loop: drifting.py WHAT."""
+"""Ranks diverge in ways that are possible in a training loop: diverging.py WHAT."""
 
 import os
 import sys

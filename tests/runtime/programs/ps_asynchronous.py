@@ -2,7 +2,7 @@
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-subclassing-any
 """Trainings whose result does not depend on the order in which gradients arrive.
 
-    served_alone.py RESULTS
+    ps_asynchronous.py RESULTS
 
 Runs on two ranks under asynchronous parameter servers. The loss is the mean of w * x,
 so that a batch's gradient is the mean of its x, whatever w is. The tests read the
