@@ -40,14 +40,14 @@ variable = Variable("weights", "float32", (count // 1000, 1000))
 def pack(pieces: Sequence[Piece], kinds: str) -> bytes:
     rows = [piece.end - piece.start for piece in pieces]
     held.append(4 * 1000 * sum(rows))
-    shadows = [tf.Variable(tf.zeros([each, 1000])) for each in rows]
+    replicas = [tf.Variable(tf.zeros([each, 1000])) for each in rows]
 
     def apply(gradients: list[Any]) -> None:
-        for shadow, gradient in zip(shadows, gradients, strict=True):
+        for replica, gradient in zip(replicas, gradients, strict=True):
             if sys.argv[2] == "sum":
-                shadow.assign_sub(gradient)
+                replica.assign_sub(gradient)
 
-    return serialised(apply, shadows, {}, kinds)
+    return serialised(apply, replicas, {}, kinds)
 
 
 zeros = np.zeros(variable.shape, np.float32)

@@ -36,17 +36,17 @@ table = Variable("table", "float32", (ROWS, COLUMNS), rows_only=True)
 
 
 def pack(pieces: Sequence[Piece], kinds: str) -> bytes:
-    shadow = tf.Variable(tf.zeros([pieces[0].end - pieces[0].start, COLUMNS]))
+    replica = tf.Variable(tf.zeros([pieces[0].end - pieces[0].start, COLUMNS]))
 
     def apply(gradients: list[Any]) -> None:
         (gradient,) = gradients
         if isinstance(gradient, tf.IndexedSlices):
             values = 0.1 * gradient.values
-            shadow.scatter_sub(tf.IndexedSlices(values, gradient.indices))
+            replica.scatter_sub(tf.IndexedSlices(values, gradient.indices))
         else:
-            shadow.assign_sub(0.1 * gradient)
+            replica.assign_sub(0.1 * gradient)
 
-    return serialised(apply, [shadow], {}, kinds)
+    return serialised(apply, [replica], {}, kinds)
 
 
 zeros = np.zeros(table.shape, np.float32)

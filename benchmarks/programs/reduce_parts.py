@@ -38,8 +38,8 @@ def agree() -> None:
 
 
 def parts(size: int) -> dict[str, float]:
-    with group().exchange(Signature("the transport")) as turn:
-        transport = turn.transport
+    with group().exchange(Signature("the transport")) as call:
+        transport = call.transport
     tensor = tf.fill([size // 4], float(tfc.rank() + 1))
     ours = np.full(size // 4, float(tfc.rank() + 1), np.float32)
     theirs, room = ours.copy(), ours.copy()

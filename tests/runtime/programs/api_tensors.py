@@ -9,9 +9,9 @@ import numpy as np
 import tensorflow as tf
 
 import tfcluster.runtime as tfc
-from tests.runtime.programs import api_moves, checks
+from tests.runtime.programs import api_gather_broadcast, checks
 from tests.runtime.programs.api_data import (
-    HALVES,
+    HALF_DTYPES,
     HOROVODS,
     OPERATIONS,
     OPS,
@@ -332,7 +332,7 @@ def beside_integers(variable):
 
 
 def check_half_gradients():
-    for dtype in HALVES:
+    for dtype in HALF_DTYPES:
         own = tf.constant([1.0, 2.0], tf.as_dtype(dtype))
         with tf.GradientTape() as tape:
             tape.watch(own)
@@ -379,4 +379,4 @@ def check_order_in_a_graph():
 
 if __name__ == "__main__":
     # The checks of the other module come last, because they end with a shutdown.
-    checks.run({**globals(), **vars(api_moves)})
+    checks.run({**globals(), **vars(api_gather_broadcast)})

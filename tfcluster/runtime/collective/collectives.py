@@ -16,7 +16,10 @@ from tfcluster.runtime.collective import ragged_collectives
 from tfcluster.runtime.collective.adasum import adasum, require_power_of_two
 from tfcluster.runtime.collective.buckets import DEFAULT_BYTES, Item, by_size
 from tfcluster.runtime.collective.group import CollectiveCall, Group
-from tfcluster.runtime.collective.half_precision import is_half, reduce_halves
+from tfcluster.runtime.collective.half_precision import (
+    is_half_precision,
+    reduce_half_precision,
+)
 from tfcluster.runtime.collective.signature import Signature
 from tfcluster.runtime.collective.sparse import Slices, densified, is_dense, of_rows
 from tfcluster.runtime.collective.transports.base import Array, ReduceOp
@@ -178,7 +181,7 @@ def _reduce(
     together = [i for i in range(len(arrays)) if i not in set(alone)]
     for dtype in dict.fromkeys(arrays[i].dtype for i in together):
         chosen = [i for i in together if arrays[i].dtype == dtype]
-        half = is_half(dtype)
+        half = is_half_precision(dtype)
         vector, bounds = _packed(
             [arrays[i] for i in chosen], dtype, 1.0 if half else scale
         )
@@ -188,7 +191,7 @@ def _reduce(
             if half:
                 # Scaled after the conversion to float32, not in half precision.
                 shares = None if scale == 1.0 else _shares(call)
-                piece[:] = reduce_halves(call.transport, piece, op, shares)
+                piece[:] = reduce_half_precision(call.transport, piece, op, shares)
             elif piece.size:
                 call.transport.allreduce(piece, op)
         for i, (start, end) in zip(chosen, bounds, strict=True):
@@ -203,7 +206,7 @@ def _goes_alone(array: Array, count: int) -> bool:
     decide the same, because they have compared dtypes and shapes.
     """
     large = array.nbytes > _ALONE_BYTES or (count == 1 and array.size > 0)
-    return large and not is_half(array.dtype)
+    return large and not is_half_precision(array.dtype)
 
 
 def _reduced_alone(
@@ -227,14 +230,14 @@ def _averaged(call: CollectiveCall, arrays: Sequence[Array]) -> list[Array]:
         else array
         for array in arrays
     ]
-    halves = [array for array in wide if is_half(array.dtype)]
-    others = [array for array in wide if not is_half(array.dtype)]
+    halves = [array for array in wide if is_half_precision(array.dtype)]
+    others = [array for array in wide if not is_half_precision(array.dtype)]
     totals = iter(_reduce(call, others, ReduceOp.SUM))
     # All weights are equal in this exchange, so each share is 1 / size.
     half_means = iter(_reduce(call, halves, ReduceOp.SUM, scale=call.share))
     means = []
     for array in arrays:
-        if is_half(array.dtype):
+        if is_half_precision(array.dtype):
             means.append(next(half_means))
             continue
         total = next(totals)

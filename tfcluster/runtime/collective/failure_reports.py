@@ -83,19 +83,19 @@ class Position:
     """``exchange 41: gradients of adam``"""
     steps: int
     """Training steps that it has done."""
-    place: str
+    line: str
     """The line of its program: ``train.py:30``; empty if not known."""
 
 
-def cannot_succeed(number: int, farewells: Mapping[int, ExitReport]) -> bool:
+def cannot_succeed(number: int, reports: Mapping[int, ExitReport]) -> bool:
     """Whether exchange ``number`` can no longer succeed, given these reports."""
-    return any(said.failed or said.number < number for said in farewells.values())
+    return any(said.failed or said.number < number for said in reports.values())
 
 
 def verdict(
     number: int,
     died: Collection[int],
-    farewells: Mapping[int, ExitReport],
+    reports: Mapping[int, ExitReport],
     here: Position | None = None,
 ) -> CollectiveError | None:
     """The root cause of the failure of exchange ``number``; None if it is unknown.
@@ -107,10 +107,10 @@ def verdict(
         return PeerLostError(
             f"rank {who} has left: its process ended or the connection to it broke"
         )
-    for rank, said in sorted(farewells.items()):
+    for rank, said in sorted(reports.items()):
         if said.failed:
             return _passed_on(rank, said, number)
-    for rank, said in sorted(farewells.items()):
+    for rank, said in sorted(reports.items()):
         if said.number < number:
             if not said.text and here and (said.steps or here.steps):
                 return CollectiveMismatchError(_unequal_text(rank, said, here))
@@ -137,7 +137,7 @@ def _ended_text(rank: int, said: ExitReport) -> str:
 
 def _unequal_text(rank: int, said: ExitReport, here: Position) -> str:
     """The message for a program that ended without an error, but before another."""
-    where = f" at {here.place}" if here.place else ""
+    where = f" at {here.line}" if here.line else ""
     return (
         f"the ranks took different numbers of steps: rank {rank} ended its program "
         f"after step {said.steps}, while rank {here.rank} continues after step "

@@ -22,7 +22,7 @@ from tfcluster.runtime.collective.transports.base import (
 
 
 @cache
-def is_half(dtype: Any) -> bool:
+def is_half_precision(dtype: Any) -> bool:
     """Whether ``dtype`` is float16 or bfloat16, which numpy knows only by its name.
 
     Cached, because ``dtype.name`` is slow compared with the rest of a small exchange.
@@ -30,7 +30,7 @@ def is_half(dtype: Any) -> bool:
     return dtype.name in ("float16", "bfloat16")
 
 
-def reduce_halves(
+def reduce_half_precision(
     transport: Transport, vector: Array, op: ReduceOp, shares: Sequence[float] | None
 ) -> Array:
     """All-reduce a float16 or bfloat16 vector, of equal length on all ranks.

@@ -81,13 +81,13 @@ class PeerMonitor:
     ) -> None:
         # A separate token tells these connections from those of the transport, which
         # are made to the same address.
-        token = hmac.digest(me.token, b"board", "sha256")
+        token = hmac.digest(me.token, b"peer monitor", "sha256")
         self._me = replace(me, token=token)
         self._addresses = tuple(addresses)
         self._join_timeout_s = join_timeout_s
         self._warning_s = warning_s or math.inf
         self._say = say
-        self._standing: Callable[[], RankProgress] = lambda: RankProgress(
+        self._progress: Callable[[], RankProgress] = lambda: RankProgress(
             0, "", 0.0, False
         )
         self._interrupt: Callable[[], None] = lambda: None
@@ -108,26 +108,26 @@ class PeerMonitor:
         # The fields below are used by the monitor's thread only.
         self._warned_of = (0, 0.0)
         self._asked: tuple[int, float] | None = None
-        self._told = (0, "")
+        self._stalled_report = (0, "")
         """The last exchange that took long, and what was found out about it."""
         self._shown_for = 0
         self.joined = me.size == 1
-        """All ranks have such a board, and are connected."""
+        """Whether every rank runs a monitor and is connected to all others."""
 
     def start(
-        self, standing: Callable[[], RankProgress], interrupt: Callable[[], None]
+        self, progress: Callable[[], RankProgress], interrupt: Callable[[], None]
     ) -> None:
         """Start the thread, which connects to the other ranks.
 
-        The thread calls ``standing`` for the progress of this rank, and ``interrupt``
+        The thread calls ``progress`` for the progress of this rank, and ``interrupt``
         to make an exchange fail that cannot be completed.
         """
-        self._standing, self._interrupt = standing, interrupt
+        self._progress, self._interrupt = progress, interrupt
         # Not in __init__: a process forked before this call may itself become the rank.
         self._pid = os.getpid()
         if self._me.size > 1:
             threading.Thread(
-                target=self._run, daemon=True, name="tfcluster-board"
+                target=self._run, daemon=True, name="tfcluster-monitor"
             ).start()
 
     def enter(self, generation: int) -> None:
@@ -196,7 +196,7 @@ class PeerMonitor:
         A timeout is completed by the names of the missing ranks.
         """
         if isinstance(error, CollectiveTimeoutError):
-            told_of, text = self._told
+            told_of, text = self._stalled_report
             return (
                 CollectiveTimeoutError(f"{error}; {text}")
                 if told_of == number
@@ -229,7 +229,7 @@ class PeerMonitor:
             self._closed = True
             connections = dict(self._found)
         for connection in connections.values():
-            _send_whole(connection, {"type": "left", **report.as_frame()})
+            _send_whole(connection, {"type": "exit", **report.as_frame()})
         if report.state:
             self._wait_until_heard(set(connections))
         for connection in connections.values():
@@ -259,12 +259,12 @@ class PeerMonitor:
 
     def _where(self) -> RankProgress:
         """This rank's progress; ``joining`` counts as being in the next exchange."""
-        standing, joining = self._standing(), self._joining
-        if standing.inside or joining is None:
-            return standing
+        progress, joining = self._progress(), self._joining
+        if progress.inside or joining is None:
+            return progress
         what, since = joining
         since_s = time.monotonic() - since
-        return RankProgress(standing.number + 1, what, since_s, inside=True)
+        return RankProgress(progress.number + 1, what, since_s, inside=True)
 
     # --- the thread -------------------------------------------------------------------
 
@@ -328,14 +328,14 @@ class PeerMonitor:
 
     def _process(self, rank: int, frame: Frame) -> None:
         match frame["type"]:
-            case "where":
+            case "query":
                 self._answer(rank, frame)
                 return
-            case "here":
-                standing = RankProgress.of_frame(frame)
+            case "progress":
+                progress = RankProgress.of_frame(frame)
                 with self._changed:
-                    self._answers[rank] = standing
-            case "left":
+                    self._answers[rank] = progress
+            case "exit":
                 report = ExitReport.of_frame(frame)
                 with self._changed:
                     self._exit_reports[rank] = report
@@ -353,9 +353,9 @@ class PeerMonitor:
     def _answer(self, rank: int, frame: Mapping[str, Any]) -> None:
         """Send our progress; if we are late, also print our stack traces."""
         asked = RankProgress.of_frame(frame)
-        standing = self._where()
-        _send(self._found[rank], {"type": "here", **standing.as_frame()})
-        if standing.has_come_to(asked.number) or self._shown_for == asked.number:
+        progress = self._where()
+        _send(self._found[rank], {"type": "progress", **progress.as_frame()})
+        if progress.has_come_to(asked.number) or self._shown_for == asked.number:
             return
         self._shown_for = asked.number
         awaited = awaited_text(rank, asked.since_s, asked.exchange)
@@ -363,13 +363,13 @@ class PeerMonitor:
 
     def _look(self) -> None:
         """Interrupt the current exchange if hopeless; query other ranks if slow."""
-        standing, now = self._where(), time.monotonic()
-        if not standing.inside or not standing.number:
+        progress, now = self._where(), time.monotonic()
+        if not progress.inside or not progress.number:
             self._asked = None
             return
-        number = standing.number
+        number = progress.number
         with self._changed:
-            lost = standing.since_s > _GRACE_S and any(
+            lost = progress.since_s > _GRACE_S and any(
                 now - since > _GRACE_S for since in self._died.values()
             )
             doomed = lost or cannot_succeed(number, self._exit_reports)
@@ -378,24 +378,24 @@ class PeerMonitor:
             self._interrupt()
             return
         if self._asked is not None:
-            self._tell(standing, now)
+            self._report_stall(progress, now)
             return
         warned, at_s = self._warned_of
         due_s = 2 * at_s if warned == number else self._warning_s
-        if standing.since_s >= due_s and self.joined:
-            self._warned_of = number, standing.since_s
-            self._ask(standing, now)
+        if progress.since_s >= due_s and self.joined:
+            self._warned_of = number, progress.since_s
+            self._ask(progress, now)
 
-    def _ask(self, standing: RankProgress, now: float) -> None:
+    def _ask(self, progress: RankProgress, now: float) -> None:
         with self._changed:
             self._answers.clear()
-        self._asked = standing.number, now + _ANSWER_S
+        self._asked = progress.number, now + _ANSWER_S
         for connection in self._found.values():
-            _send(connection, {"type": "where", **standing.as_frame()})
+            _send(connection, {"type": "query", **progress.as_frame()})
 
-    def _tell(self, standing: RankProgress, now: float) -> None:
+    def _report_stall(self, progress: RankProgress, now: float) -> None:
         """Report the missing ranks once all have answered or the time is up."""
-        if self._asked is None or self._asked[0] != standing.number:
+        if self._asked is None or self._asked[0] != progress.number:
             self._asked = None
             return
         with self._changed:
@@ -403,9 +403,9 @@ class PeerMonitor:
         if None in others.values() and now < self._asked[1]:
             return
         self._asked = None
-        self._told = standing.number, stalled_text(standing, others)
-        if is_reporter(self._me.rank, standing.number, others):
-            self._say(self._told[1])
+        self._stalled_report = progress.number, stalled_text(progress, others)
+        if is_reporter(self._me.rank, progress.number, others):
+            self._say(self._stalled_report[1])
 
 
 def _prepare(connection: socket.socket) -> None:

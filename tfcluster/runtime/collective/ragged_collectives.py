@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from tfcluster.runtime.collective.half_precision import is_half
+from tfcluster.runtime.collective.half_precision import is_half_precision
 from tfcluster.runtime.collective.transports.base import (
     UFUNCS,
     Array,
@@ -55,7 +55,7 @@ def reduce_scatter(transport: Transport, array: Array, op: ReduceOp) -> Array:
     total: Array | None = None
     for data in transport.alltoall(parts):
         part = np.frombuffer(data, array.dtype).reshape(shape)
-        if is_half(array.dtype):
+        if is_half_precision(array.dtype):
             part = part.astype(np.float32)
         total = part if total is None else ufunc(total, part)
     assert total is not None

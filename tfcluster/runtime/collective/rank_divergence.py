@@ -18,7 +18,7 @@ CHUNK_BYTES = 1 << 20
 CHUNK_TENSORS = 4
 """At most so much of the weights is read for one comparison: a small part of a step."""
 
-ROUNDING, ROUNDING_OF_HALVES = 1e-4, 2e-2
+ROUNDING, ROUNDING_OF_HALF_PRECISION = 1e-4, 2e-2
 """Relative to an array's largest value. Hosts with unlike processors may round
 otherwise: their weights differ by that much at most, and training does not amplify it,
 since all ranks apply the same gradients."""
@@ -76,7 +76,7 @@ def next_chunks(sizes: Sequence[int], widths: Sequence[int], begin: Chunk) -> Ch
 
 def rounding_of(itemsize: int) -> float:
     """The rounding tolerance for floats of ``itemsize`` bytes."""
-    return ROUNDING if itemsize >= 4 else ROUNDING_OF_HALVES
+    return ROUNDING if itemsize >= 4 else ROUNDING_OF_HALF_PRECISION
 
 
 def checksum(array: Array) -> int:
@@ -105,13 +105,13 @@ def distance(one: Array, other: Array) -> float:
     return float(away / length) if math.isfinite(away) else math.inf
 
 
-def differing(told: Sequence[Mapping[str, str]]) -> str | None:
+def differing(by_rank: Sequence[Mapping[str, str]]) -> str | None:
     """The first label whose value is not the same on all ranks; None if there is none.
 
-    ``told[r]`` is what rank r has sent. Only labels that all ranks have are compared.
+    ``by_rank[r]`` is what rank r has sent. Labels that not all ranks have are ignored.
     """
-    for label, value in told[0].items():
-        values = [found.get(label) for found in told]
+    for label, value in by_rank[0].items():
+        values = [found.get(label) for found in by_rank]
         if None not in values and any(other != value for other in values[1:]):
             return label
     return None
@@ -210,7 +210,9 @@ def compared_at_end(
     warning = None
     when = "at the end of the program"
     for label, value in ours.items():
-        values = {other: told[label] for other, told in others.items() if label in told}
+        values = {
+            other: theirs[label] for other, theirs in others.items() if label in theirs
+        }
         unlike = {other: found for other, found in values.items() if found != value}
         if not unlike:
             continue

@@ -18,9 +18,9 @@ from tfcluster.runtime.exchange.wire_format import (
     Compression,
     Compressor,
     Reduction,
-    carrier,
     chosen_op,
     scaled_by,
+    to_wire,
 )
 from tfcluster.runtime.process_sets import ProcessSet, global_process_set
 from tfcluster.runtime.tensor_types import Gradient, Tensor
@@ -232,7 +232,7 @@ def _reduced_parts(
 def _scattered(
     tensors: Sequence[Tensor], what: str, reduction: Reduction, among: ProcessSet
 ) -> list[Tensor]:
-    sent = [carrier(tensor, reduction, what) for tensor in tensors]
+    sent = [to_wire(tensor, reduction, what) for tensor in tensors]
 
     def act(*arrays: Array) -> list[Array]:
         words = tuple(

@@ -17,7 +17,7 @@ from tfcluster.runtime.collective.sparse import Slices
 from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.exchange.graph_ops import exchange_op, may_be_differentiated
 from tfcluster.runtime.exchange.tensor_list import Combine, TensorList, exchange_list
-from tfcluster.runtime.exchange.wire_format import Carrier, Reduction, carrier
+from tfcluster.runtime.exchange.wire_format import Reduction, WireTensor, to_wire
 from tfcluster.runtime.process_sets import ProcessSet, global_process_set
 from tfcluster.runtime.tensor_types import DType, Gradient, Tensor
 from tfcluster.runtime.tensors import is_inexact
@@ -93,8 +93,8 @@ class _Plan:
         The counts are int64 of shape (slices, ranks), or None if there are no slices.
         """
         exchange = self.exchange
-        carriers = [
-            carrier(tensor, exchange.reduction, exchange.what)
+        wire_tensors = [
+            to_wire(tensor, exchange.reduction, exchange.what)
             for tensor in given.flat[: given.summed_count]
         ]
 
@@ -107,8 +107,8 @@ class _Plan:
 
         found, counts = exchange_list(
             given,
-            carriers,
-            self._combine(given, carriers),
+            wire_tensors,
+            self._combine(given, wire_tensors),
             call,
             others=[tf.int64] if given.shapes else [],
         )
@@ -123,7 +123,9 @@ class _Plan:
             return values
         return values / tf.cast(self.exchange.among.size(), values.dtype)
 
-    def _combine(self, given: TensorList, carriers: Sequence[Carrier]) -> Combine:
+    def _combine(
+        self, given: TensorList, wire_tensors: Sequence[WireTensor]
+    ) -> Combine:
         exchange = self.exchange
 
         def act(
@@ -134,7 +136,7 @@ class _Plan:
                 dense,
                 sparse,
                 exchange.reduction.op,
-                self._signature(given, carriers, dense, sparse),
+                self._signature(given, wire_tensors, dense, sparse),
             )
             exchange.done()
             counts = [np.array([g.counts for g in gathered], np.int64)]
@@ -145,12 +147,12 @@ class _Plan:
     def _signature(
         self,
         given: TensorList,
-        carriers: Sequence[Carrier],
+        wire_tensors: Sequence[WireTensor],
         dense: Sequence[Array],
         sparse: Sequence[Slices],
     ) -> Signature:
-        of_dense = carriers[: given.dense_count]
-        of_sparse = carriers[given.dense_count :]
+        of_dense = wire_tensors[: given.dense_count]
+        of_sparse = wire_tensors[given.dense_count :]
         dtypes_and_shapes = given.in_order(
             [(c.words, a.shape) for c, a in zip(of_dense, dense, strict=True)],
             [

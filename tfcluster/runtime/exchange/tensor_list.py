@@ -18,7 +18,7 @@ import tensorflow as tf
 from tfcluster.runtime.collective import tensor_words
 from tfcluster.runtime.collective.sparse import Slices
 from tfcluster.runtime.collective.transports.base import Array
-from tfcluster.runtime.exchange.wire_format import Carrier
+from tfcluster.runtime.exchange.wire_format import WireTensor
 from tfcluster.runtime.tensor_types import DType, Gradient, Tensor
 from tfcluster.runtime.tensors import as_tensor, is_sparse
 
@@ -145,7 +145,7 @@ class Combine(Protocol):
 
 def exchange_list(
     tensors: TensorList,
-    carriers: Sequence[Carrier],
+    wire_tensors: Sequence[WireTensor],
     combine: Combine,
     call: Call,
     *,
@@ -154,7 +154,7 @@ def exchange_list(
 ) -> tuple[TensorList, list[Tensor]]:
     """Apply ``combine`` to the arrays of ``tensors``; return a list of the same kinds.
 
-    ``carriers`` define how the dense tensors and the slices' values are sent. Dense
+    ``wire_tensors`` define how the dense tensors and the slices' values are sent. Dense
     tensors keep their shapes; slices may get another number of rows. ``combine`` also
     gets the values of the tensors in ``context``. The further arrays that it returns,
     of dtypes ``others``, are returned beside the list. In a graph, what ``combine``
@@ -167,14 +167,14 @@ def exchange_list(
         reduced, gathered, more = combine(arrays[:count], dense, sparse)
         return [*flattened(reduced, gathered), *more]
 
-    sent = [*(each.tensor for each in carriers), *tensors.indices]
+    sent = [*(each.tensor for each in wire_tensors), *tensors.indices]
     types = [*(tensor.dtype for tensor in sent), *others]
     results = tf.nest.flatten(call(run, [*context, *sent], types))
     flat = results[: len(sent)]
     for index, (result, local) in enumerate(zip(flat, tensors.flat, strict=True)):
         dense = index < tensors.dense_count
         result.set_shape(local.shape if dense else [None, *local.shape[1:]])
-    for index, each in enumerate(carriers):
+    for index, each in enumerate(wire_tensors):
         flat[index] = each.restored(flat[index])
     return tensors.with_flat(flat), results[len(sent) :]
 

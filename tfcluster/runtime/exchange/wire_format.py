@@ -121,7 +121,7 @@ def chosen_op(average: bool | None, op: ReduceOp | None) -> ReduceOp:
 
 
 @dataclass(frozen=True, slots=True)
-class Carrier:
+class WireTensor:
     """A tensor as it is sent."""
 
     tensor: Tensor
@@ -131,22 +131,22 @@ class Carrier:
     """The dtype in a signature."""
 
 
-def uncompressed(tensor: Tensor) -> Carrier:
+def uncompressed(tensor: Tensor) -> WireTensor:
     """Send ``tensor`` as it is."""
-    return Carrier(tensor, lambda result: result, tensor.dtype.name)
+    return WireTensor(tensor, lambda result: result, tensor.dtype.name)
 
 
-def widened(tensor: Tensor) -> Carrier:
+def widened(tensor: Tensor) -> WireTensor:
     """Send ``tensor`` as it is, but half precision as float32, as sums need it."""
     dtype = tensor.dtype
     if dtype not in _HALF_PRECISION:
         return uncompressed(tensor)
-    return Carrier(
+    return WireTensor(
         tf.cast(tensor, tf.float32), lambda result: tf.cast(result, dtype), dtype.name
     )
 
 
-def carrier(tensor: Tensor, reduction: Reduction, what: str) -> Carrier:
+def to_wire(tensor: Tensor, reduction: Reduction, what: str) -> WireTensor:
     """Prepare ``tensor`` for ``reduction``: scale and compress it. Its shape stays.
 
     ``what`` names the exchange in messages. Raises TypeError if the operation does not
@@ -157,7 +157,7 @@ def carrier(tensor: Tensor, reduction: Reduction, what: str) -> Carrier:
     if dtype == tf.bool:
         # A sum counts the true values; cast back to bool, it is an "or".
         sent = tf.int32 if reduction.op is ReduceOp.SUM else tf.uint8
-        return Carrier(
+        return WireTensor(
             tf.cast(tensor, sent), lambda result: tf.cast(result, tf.bool), dtype.name
         )
     scaled = scaled_by(tensor, reduction.prescale)
@@ -169,7 +169,7 @@ def carrier(tensor: Tensor, reduction: Reduction, what: str) -> Carrier:
 
     same = compressed.dtype == dtype
     words = dtype.name if same else f"{dtype.name} as {compressed.dtype.name}"
-    return Carrier(compressed, restored, words)
+    return WireTensor(compressed, restored, words)
 
 
 def scaled_by(tensor: Tensor, factor: float) -> Tensor:

@@ -263,12 +263,14 @@ class ParameterServerClient:
             state = self._models[model]
             requests = {}
             for ps in state.used:
-                place, part = part_of(state.variables, state.placement[ps], path, value)
-                if place is not None:
-                    header = {"op": "assign", "model": model, "place": place}
+                target, part = part_of(
+                    state.variables, state.placement[ps], path, value
+                )
+                if target is not None:
+                    header = {"op": "assign", "model": model, "target": target}
                     requests[ps] = Message(header, [part])
             answers = self._request(requests)
-        if not any(answer.header["known"] for answer in answers.values()):
+        if not any(answer.header["found"] for answer in answers.values()):
             raise KeyError(path)
 
     def put(self, key: str, text: str) -> None:
@@ -324,11 +326,11 @@ class ParameterServerClient:
         if (ps, kinds) in state.known:
             return
         fields = {"model": model, "kinds": kinds}
-        if not self._request({ps: Message({"op": "ask", **fields})})[ps].header[
-            "known"
+        if not self._request({ps: Message({"op": "has_update", **fields})})[ps].header[
+            "found"
         ]:
             graph = np.frombuffer(state.pack(state.placement[ps], kinds), np.uint8)
-            self._request({ps: Message({"op": "learn", **fields}, [graph])})
+            self._request({ps: Message({"op": "add_update", **fields}, [graph])})
         state.known.add((ps, kinds))
 
     def _request(self, requests: Mapping[int, Message]) -> dict[int, Message]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tfcluster.runtime.collective.half_precision import is_half
+from tfcluster.runtime.collective.half_precision import is_half_precision
 from tfcluster.runtime.collective.sparse import Slices
 from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.parameter_server.sharding import Gradient
@@ -78,7 +78,7 @@ def _weighted(arrays: Sequence[Array], shares: Sequence[float]) -> Array:
     dtype = arrays[0].dtype
     if len(arrays) == 1 and shares[0] == 1.0:
         return arrays[0]
-    if is_half(dtype):
+    if is_half_precision(dtype):
         wide = [array.astype(np.float32) for array in arrays]
         return _weighted(wide, shares).astype(dtype)
     result = arrays[0]

@@ -71,7 +71,7 @@ class MasterCopies:
         return [self._towers[tower][name] for name in self.names]
 
 
-def shadow(copy: Variable, name: str, *, trainable: bool) -> Variable:
+def create_master_copy(copy: Variable, name: str, *, trainable: bool) -> Variable:
     """Create the master copy of ``copy``, with the same initial value."""
     made: Variable = tf1.get_variable(
         name,

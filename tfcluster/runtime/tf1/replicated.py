@@ -17,11 +17,11 @@ from tfcluster.runtime.tf1.graph_result import Training
 from tfcluster.runtime.tf1.master_copies import (
     MasterCopies,
     copied,
+    create_master_copy,
     local,
     pushed,
     require_own,
     scope_of,
-    shadow,
 )
 
 tf1 = tf.compat.v1
@@ -69,10 +69,10 @@ def replicated_graph(
             )
 
     with tf1.device(graph.setter(graph.cpu)):
-        weights = _shadows(trained, trained.names, trainable=True)
+        weights = _master_copies(trained, trained.names, trainable=True)
         found = MasterCopies(tf1.GraphKeys.MODEL_VARIABLES, len(graph.towers))
         others = [name for name in found.names if name not in trained.names]
-        statistics = _shadows(found, others, trainable=False)
+        statistics = _master_copies(found, others, trainable=False)
         variables = [variable for variable, _ in weights]
         applied, left = graph.applied(gradients, variables, mean=mean)
         # One barrier for all variables: none is read before all workers have applied
@@ -83,9 +83,9 @@ def replicated_graph(
         # And no worker applies its next gradients before all have read.
         all_copied = graph.barriers.after("post_copy_barrier", updated)
         left = tf1.reduce_any([left, all_applied.left, all_copied.left])
-        shadows = weights + statistics
+        master_copies = weights + statistics
         initial = tf1.group(
-            *_copied(shadows), name=f"sync_{len(shadows)}_variables_from_ps"
+            *_copied(master_copies), name=f"sync_{len(master_copies)}_variables_from_ps"
         )
         model_variables = None
         if statistics and graph.workers.is_chief:
@@ -97,22 +97,25 @@ def replicated_graph(
         all_copied.op,
         left,
         losses,
-        [variable for variable, _ in shadows],
+        [variable for variable, _ in master_copies],
         initial=initial,
         model_variables=model_variables,
     )
 
 
-def _shadows(
+def _master_copies(
     towers: MasterCopies, names: Iterable[str], *, trainable: bool
 ) -> list[tuple[Any, list[Any]]]:
     """Create variables on the parameter servers, each paired with the towers' own."""
     return [
-        (shadow(towers.of(name)[0], name, trainable=trainable), towers.of(name))
+        (
+            create_master_copy(towers.of(name)[0], name, trainable=trainable),
+            towers.of(name),
+        )
         for name in names
     ]
 
 
-def _copied(shadows: Iterable[tuple[Any, Sequence[Any]]]) -> list[Any]:
+def _copied(master_copies: Iterable[tuple[Any, Sequence[Any]]]) -> list[Any]:
     """Ops that set the towers' variables to those on the parameter servers."""
-    return [op for variable, copies in shadows for op in copied(variable, copies)]
+    return [op for variable, copies in master_copies for op in copied(variable, copies)]

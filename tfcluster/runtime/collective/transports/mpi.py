@@ -29,7 +29,7 @@ from tfcluster.runtime.collective.transports.base import (
 )
 from tfcluster.runtime.collective.transports.delegating import DelegatingTransport
 from tfcluster.runtime.collective.transports.pmi_server import ProcessManager, serving
-from tfcluster.runtime.collective.transports.topology import own_place
+from tfcluster.runtime.collective.transports.topology import own_host_key
 from tfcluster.runtime.errors import (
     CollectiveError,
     CollectiveTimeoutError,
@@ -63,7 +63,7 @@ _abandoned: list[object] = []
 class MpiRankInfo:
     """What each rank tells all others before MPI is initialised."""
 
-    place: str
+    host_key: str
     job: str
     """A new name; that of rank 0 counts."""
     library: str = ""
@@ -73,7 +73,7 @@ class MpiRankInfo:
 class MpiTransport(DelegatingTransport[Transport]):
     """A ``Transport`` whose all-reduce is MPI_Iallreduce; ``host`` does the rest.
 
-    Ranks with equal ``place`` share memory; None: the place is detected.
+    Ranks with equal ``host_key`` share memory; None: the key is detected.
     """
 
     def __init__(
@@ -81,11 +81,11 @@ class MpiTransport(DelegatingTransport[Transport]):
         host: Transport,
         *,
         stall_timeout_s: float = STALL_TIMEOUT_S,
-        place: str | None = None,
+        host_key: str | None = None,
     ) -> None:
         super().__init__(host)
         self._stall_timeout_s = stall_timeout_s
-        self._place = place
+        self._host_key = host_key
         self._mpi: Any = None
         self._manager: ProcessManager | None = None
         self._interrupted = False
@@ -150,20 +150,20 @@ class MpiTransport(DelegatingTransport[Transport]):
 
     def _start(self) -> Any:
         """Initialise MPI on all ranks; raises on all of them if one cannot."""
-        place = _memory_place() if self._place is None else self._place
+        host_key = _memory_host_key() if self._host_key is None else self._host_key
         job = f"tfcluster-{secrets.token_hex(8)}"
         mpi: Any = None
         try:
             mpi = load()
-            site = MpiRankInfo(place, job, library=library(mpi))
+            site = MpiRankInfo(host_key, job, library=library(mpi))
         except CollectiveError as error:
-            site = MpiRankInfo(place, job, problem=str(error))
+            site = MpiRankInfo(host_key, job, problem=str(error))
         answers = self._host.allgather(json.dumps(asdict(site)).encode())
         sites = [MpiRankInfo(**json.loads(answer)) for answer in answers]
         if problem := disagreement(sites):
             raise CollectiveError(f"transport mpi: {problem}")
-        places = [site.place or f"rank {r}" for r, site in enumerate(sites)]
-        self._manager = ProcessManager(sites[0].job, places, self._host.allgather)
+        host_keys = [site.host_key or f"rank {r}" for r, site in enumerate(sites)]
+        self._manager = ProcessManager(sites[0].job, host_keys, self._host.allgather)
         files = _shared_files()
         with serving(self._manager, self.rank, self.size):
             initialize(mpi)
@@ -262,14 +262,14 @@ def initialize(mpi: Any) -> None:
         )
 
 
-def _memory_place() -> str:
+def _memory_host_key() -> str:
     """A text that is equal for processes that share memory; empty if unknown."""
     try:
         memory = Path("/dev/shm").stat()
     except OSError:
         return ""
-    place = own_place()
-    return place and f"{place} {memory.st_dev} {memory.st_ino}"
+    host_key = own_host_key()
+    return host_key and f"{host_key} {memory.st_dev} {memory.st_ino}"
 
 
 def _shared_files() -> set[str]:

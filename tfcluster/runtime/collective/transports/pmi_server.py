@@ -31,16 +31,16 @@ class ProcessManager:
     """Answers the PMI requests of one rank's MPI library.
 
     ``job`` has to be unique among runs: MPI names its shared memory after it. Ranks
-    with equal ``places`` share memory. ``gather`` is called from the serving thread,
+    with equal ``host_keys`` share memory. ``gather`` is called from the serving thread,
     while the rank waits inside MPI.
     """
 
-    def __init__(self, job: str, places: Sequence[str], gather: Gather) -> None:
+    def __init__(self, job: str, host_keys: Sequence[str], gather: Gather) -> None:
         self._job = job
-        self._size = len(places)
+        self._size = len(host_keys)
         self._gather = gather
         self._said: dict[str, str] = {}
-        self._known = {"PMI_process_mapping": process_mapping(places)}
+        self._known = {"PMI_process_mapping": process_mapping(host_keys)}
         self.failure: Exception | None = None
         """Why the ranks could not tell each other."""
 
@@ -116,15 +116,17 @@ def words(line: str) -> dict[str, str]:
     return {key: value for key, _, value in pairs}
 
 
-def process_mapping(places: Sequence[str]) -> str:
+def process_mapping(host_keys: Sequence[str]) -> str:
     """PMI_process_mapping: blocks of (first node, number of nodes, ranks on each).
 
     Nodes are numbered in the order of their first ranks.
     """
-    nodes = {place: number for number, place in enumerate(dict.fromkeys(places))}
+    nodes = {
+        host_key: number for number, host_key in enumerate(dict.fromkeys(host_keys))
+    }
     blocks: list[tuple[int, int]] = []
-    for place in places:
-        node = nodes[place]
+    for host_key in host_keys:
+        node = nodes[host_key]
         if blocks and blocks[-1][0] == node:
             blocks[-1] = node, blocks[-1][1] + 1
         else:

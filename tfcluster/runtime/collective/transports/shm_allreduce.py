@@ -189,11 +189,11 @@ class ShmCollectives:
             ufunc(own, piece, out=own)
 
     def _read_results(
-        self, plan: _Plan, slots: _Slots, vector: Array, number: int, turn: int
+        self, plan: _Plan, slots: _Slots, vector: Array, number: int, round_: int
     ) -> None:
         for owner in self._others:
             start, end = plan.piece(number, owner)
-            vector[start:end] = slots.results[owner][turn % SLOTS][: end - start]
+            vector[start:end] = slots.results[owner][round_ % SLOTS][: end - start]
 
     def _per_piece(self, vector: Array) -> int:
         return self._segment.piece_bytes // vector.itemsize

@@ -19,10 +19,10 @@ from tfcluster.runtime.collective.sparse import Slices
 from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.exchange.tensor_list import Kind, TensorList, exchange_list
 from tfcluster.runtime.exchange.wire_format import (
-    Carrier,
     Reduction,
-    carrier,
+    WireTensor,
     compression_named,
+    to_wire,
     uncompressed,
     widened,
 )
@@ -106,7 +106,7 @@ def exchange(
     )
     means, _ = exchange_list(
         tensors,
-        step.carriers(tensors),
+        step.wire_tensors(tensors),
         step.combine,
         exchange_in_order,
         context=step.context(),
@@ -141,7 +141,7 @@ class _Step:
         self._rows = StepRows(session)
         self._signatures: dict[str, Signature] = {}
 
-    def carriers(self, tensors: TensorList) -> list[Carrier]:
+    def wire_tensors(self, tensors: TensorList) -> list[WireTensor]:
         """Compress dense gradients, but neither slices nor layers' variables."""
         compressed = Reduction(
             ReduceOp.AVERAGE,
@@ -149,7 +149,7 @@ class _Step:
         )
         flat = tensors.flat
         return [
-            *(carrier(t, compressed, "gradients") for t in flat[: self._dense]),
+            *(to_wire(t, compressed, "gradients") for t in flat[: self._dense]),
             *map(uncompressed, flat[self._dense : tensors.dense_count]),
             *map(widened, flat[tensors.dense_count : tensors.summed_count]),
         ]

@@ -28,7 +28,7 @@ from tfcluster.runtime.collective.transports.tensorflow.collective_keys import (
     CollectiveKeys,
     instance_key,
 )
-from tfcluster.runtime.collective.transports.tensorflow.dtypes import carried
+from tfcluster.runtime.collective.transports.tensorflow.dtypes import to_supported
 from tfcluster.runtime.collective.transports.tensorflow.failures import translated
 from tfcluster.runtime.collective.transports.tensorflow.lazy_server import Task
 from tfcluster.runtime.collective.transports.tensorflow.padding import padded, unpadded
@@ -87,7 +87,7 @@ class TensorFlowTransport(DelegatingTransport[HostTransport]):
             self._joined().allreduce(buffer, op, source, scale)
             return
         fill(buffer, source, scale)
-        vector = carried(buffer, op)
+        vector = to_supported(buffer, op)
         if vector is None:
             self._joined().allreduce(buffer, op)
             return
