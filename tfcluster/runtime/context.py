@@ -85,27 +85,42 @@ class Context:
 
     @property
     def local_rank(self) -> int:
-        """The rank of this task among those on its host."""
+        """The rank of this task among those on its host.
+
+        Raises NoRankError like ``rank``.
+        """
         return self._require_rank().local_rank
 
     @property
     def local_size(self) -> int:
-        """The number of ranks on this host."""
+        """The number of ranks on this host.
+
+        Raises NoRankError like ``rank``.
+        """
         return self._require_rank().local_size
 
     @property
     def cross_rank(self) -> int:
-        """The rank of this task among those with its local rank on all hosts."""
+        """The rank of this task among those with its local rank on all hosts.
+
+        Raises NoRankError like ``rank``.
+        """
         return self._require_rank().cross_rank
 
     @property
     def cross_size(self) -> int:
-        """The number of hosts that have a task with this local rank."""
+        """The number of hosts that have a task with this local rank.
+
+        Raises NoRankError like ``rank``.
+        """
         return self._require_rank().cross_size
 
     @property
     def is_chief(self) -> bool:
-        """Whether this is rank 0."""
+        """Whether this is rank 0.
+
+        Raises NoRankError like ``rank``.
+        """
         return self._require_rank().rank == 0
 
     @property

@@ -19,7 +19,11 @@ _SMALL_BYTES = 1 << 12
 
 
 def as_tensor(value: Tensor) -> Tensor:
-    """``value`` as a tensor; skips convert_to_tensor, which is slow, if it is one."""
+    """``value`` as a tensor; skips convert_to_tensor, which is slow, if it is one.
+
+    Shape and dtype are those that TensorFlow gives it; IndexedSlices become dense.
+    Raises ValueError or TypeError for what TensorFlow cannot convert.
+    """
     return value if isinstance(value, tf.Tensor) else tf.convert_to_tensor(value)
 
 
@@ -34,7 +38,10 @@ def is_inexact(tensor: Tensor | Variable) -> bool:
 
 
 def name_of(variable: Any) -> str:
-    """A variable's path (Keras), else its name (TensorFlow)."""
+    """A variable's path (Keras), else its name (TensorFlow).
+
+    Raises AttributeError for an eager tensor.
+    """
     return str(getattr(variable, "path", None) or variable.name)
 
 

@@ -35,7 +35,7 @@ class ExitReport:
     """What a rank reports when it leaves."""
 
     number: int
-    """Of the last exchange that it did, or failed in."""
+    """Number of the last exchange that it completed or failed in."""
     kind: str = ""
     """The error's class; empty for a program that has just ended."""
     text: str = ""
@@ -43,7 +43,7 @@ class ExitReport:
     steps: int = 0
     """Training steps that it has done."""
     state: Mapping[str, str] = field(default_factory=dict)
-    """What all ranks that end after the same exchange should have in common."""
+    """What should be equal on all ranks that end after the same exchange."""
 
     def as_frame(self) -> dict[str, Any]:
         return {
@@ -76,7 +76,7 @@ class ExitReport:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where the rank is that asks for a verdict: in an exchange that cannot succeed."""
+    """The position of the rank that asks for a verdict; its exchange cannot succeed."""
 
     rank: int
     exchange: str

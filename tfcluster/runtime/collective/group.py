@@ -31,7 +31,10 @@ and its note."""
 
 @dataclass(frozen=True, slots=True)
 class CollectiveCall:
-    """An exchange whose signature all ranks have agreed on, while it is going on."""
+    """An exchange whose signature all ranks have agreed on, while it is going on.
+
+    ``weights`` has every rank's weight, in rank order.
+    """
 
     transport: Transport
     weights: tuple[float, ...]
@@ -65,10 +68,11 @@ class Group:
     """The process group of all ranks, as one rank sees it.
 
     ``monitor`` is the failure detector: it finds out which ranks are late and why ranks
-    have left. Without it, an error can only name the rank whose connection broke.
-    If ``enter`` is given, ranks connect at the first exchange instead of now, and
+    have left. Without it, an error can only name the rank whose connection broke. If
+    ``enter`` is given, ranks connect at the first exchange instead of now, and
     ``enter`` is called just before; it raises CollectiveError if this process must not
     take part. ``on_failure`` is called once with the error that ends the group.
+    ``clock`` returns seconds.
     """
 
     def __init__(
@@ -106,10 +110,12 @@ class Group:
 
     @property
     def rank(self) -> int:
+        """This process's number among the ranks."""
         return self._transport.rank
 
     @property
     def size(self) -> int:
+        """The number of ranks."""
         return self._transport.size
 
     @property
@@ -155,10 +161,12 @@ class Group:
         call has those of every rank.
 
         Raises CollectiveMismatchError on every rank if the signatures differ; no data
-        has been exchanged then. Raises another CollectiveError if a rank is lost or
-        late. Any other exception from the body is passed on. After an error all later
-        exchanges fail with it, except after a mismatch in the same exchange, which
-        leaves all ranks in step.
+        has been exchanged then. Raises PeerLostError if a rank is lost,
+        CollectiveTimeoutError if one is late, and another CollectiveError if the ranks
+        cannot be connected, if this process must not take part, or within another
+        exchange of this thread. Any other exception from the body is passed on. After
+        an error all later exchanges fail with it, except after a mismatch in the same
+        exchange, which leaves all ranks in step.
         """
         with self._lock:
             if self.failure is not None:
@@ -198,7 +206,7 @@ class Group:
     def observe(self, see: Callable[[str, float, float], None] | None) -> None:
         """Call ``see(what, start_s, end_s)`` after each exchange; None stops that.
 
-        Times are those of this group's clock.
+        Times are in seconds, by this group's clock.
         """
         self._see = see
 
@@ -226,7 +234,10 @@ class Group:
         return Waiting(self._clock() - phase.since, phase.exchange, ranks)
 
     def close(self, reason: str = "") -> None:
-        """Leave the group. ``reason`` tells the others why this program has ended."""
+        """Leave the group; later calls do nothing.
+
+        ``reason`` tells the others why this program has ended.
+        """
         self._leave(ExitReport(self._phase.number, text=reason, steps=self.steps()))
 
     def end(self) -> Ending:

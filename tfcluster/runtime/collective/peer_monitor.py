@@ -44,16 +44,16 @@ from tfcluster.runtime.telemetry.stack_dump import stacks_text
 from tfcluster.wire import Decoder, Frame, WireError, encode
 
 _ANSWER_S = 2.0
-"""A rank that does not answer for so long is stopped, or gone."""
+"""A rank that does not answer for this long is suspended or dead."""
 _LOOKS_PER_WARNING = 8
 _MAX_SLEEP_S = 5.0
 _GRACE_S = 0.3
-"""A process may end as soon as it has all that it needs of an exchange: the others then
-need no more than a moment to have it, too."""
+"""A process may exit as soon as its own part of an exchange is complete; the others
+finish theirs within this time."""
 _EVIDENCE_S = 0.5
-"""So long an error may wait for word of what it is due to."""
+"""How long an error may wait for the reports that explain it."""
 _DEAD_AFTER = {"TCP_KEEPIDLE": 20, "TCP_KEEPINTVL": 10, "TCP_USER_TIMEOUT": 60_000}
-"""A host without power is noticed after a minute, whether or not it was spoken to."""
+"""Keepalive detects a host that lost power within a minute, even if idle."""
 
 
 def to_stderr(text: str) -> None:
@@ -67,7 +67,13 @@ class PeerMonitor:
 
     ``addresses`` are ``host:port`` in rank order. ``say`` prints warnings: they name
     the missing ranks after ``warning_s`` seconds, and again each time the wait has
-    doubled; None: never.
+    doubled; None: never. ``join_timeout_s`` is in seconds.
+
+    A rank is lost when its connection breaks, at the latest after TCP_USER_TIMEOUT (RFC
+    5482); in the terms of Chandra and Toueg, "Unreliable Failure Detectors for Reliable
+    Distributed Systems", 1996, it is complete, and accurate as long as connections do
+    not break. Late ranks are named as by Horovod's stall inspector
+    (horovod/common/stall_inspector.cc).
     """
 
     def __init__(
@@ -92,7 +98,7 @@ class PeerMonitor:
         )
         self._interrupt: Callable[[], None] = lambda: None
         self._joining: tuple[str, float] | None = None
-        """What for, and since when."""
+        """The purpose of the join in progress, and when it began."""
         self._pid = os.getpid()
         self._changed = threading.Condition()
         # The fields below are guarded by _changed.
@@ -109,7 +115,7 @@ class PeerMonitor:
         self._warned_of = (0, 0.0)
         self._asked: tuple[int, float] | None = None
         self._stalled_report = (0, "")
-        """The last exchange that took long, and what was found out about it."""
+        """The last slow exchange, and the report about it."""
         self._shown_for = 0
         self.joined = me.size == 1
         """Whether every rank runs a monitor and is connected to all others."""
@@ -165,7 +171,7 @@ class PeerMonitor:
 
         ``what`` names the purpose in messages. The body runs outside of an exchange but
         is supervised like one: late ranks are named, and a lost rank ends it. Raises
-        CollectiveError with the root cause.
+        what ``join`` raises, and a CollectiveError of the body with its root cause.
         """
         self._joining = what, time.monotonic()
         try:

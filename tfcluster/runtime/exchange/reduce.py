@@ -51,19 +51,30 @@ def allreduce(
 ) -> Gradient:
     """Combine a tensor, variable or IndexedSlices over all ranks, by default averaging.
 
-    Shapes and dtypes must be the same on all ranks; only the number of rows of
-    IndexedSlices may differ. The result is bitwise identical on all ranks. Half
-    precision is summed in float32; the average of integers is rounded down; for
-    booleans Sum and Max are "or", Min and Product "and". Values are multiplied by
-    ``prescale_factor`` before and by ``postscale_factor`` afterwards.
-    ``sparse_as_dense`` converts IndexedSlices to a tensor first. Adasum is Maleki et
-    al., arXiv:2006.02924. The gradient of an average or sum is the same operation on
-    the gradients. The ``device`` arguments and ``ignore_name_scope`` are Horovod's and
-    have no effect.
+    ``tensor`` has any shape, and a dtype of ``graph_ops.NUMBERS``: float16, bfloat16,
+    float32, float64, integers of 8 to 64 bits, complex64, complex128 or bool. Shape and
+    dtype must be the same on all ranks, and are those of the result; only the number of
+    rows of IndexedSlices may differ, and the result has the rows of all ranks. It is
+    bitwise identical on all ranks. Half precision is summed in float32; the average of
+    integers is rounded down; for booleans Sum and Max are "or", Min and Product "and".
+    Values are multiplied by ``prescale_factor`` before and by ``postscale_factor``
+    afterwards; for integers in float64, rounded towards zero. ``sparse_as_dense``
+    converts IndexedSlices to a tensor first. The gradient of an average or sum is the
+    same operation on the gradients.
 
-    Raises ValueError if both ``average`` and ``op`` are given, TypeError for tensors
-    that are neither numbers nor booleans and for averages of booleans,
-    CollectiveMismatchError on all ranks if they differ.
+    Raises ValueError if both ``average`` and ``op`` are given, if ``op`` is no
+    ReduceOp, for IndexedSlices unless they are averaged or summed, for the gradient of
+    any other operation, and if this process is not in ``process_set``. Raises TypeError
+    for other dtypes, for averages and factors of booleans, Adasum of anything but
+    floats, Min and Max of complex numbers, and averages of IndexedSlices of integers.
+    Raises NotImplementedError for Adasum if the number of ranks is no power of two,
+    CollectiveMismatchError on all ranks if they differ, and another CollectiveError
+    before ``init`` or if a rank is lost or late. In a graph, what the exchange raises
+    is raised when the op runs.
+
+    Follows ``allreduce`` of horovod/tensorflow/__init__.py, whose ``device_dense``,
+    ``device_sparse`` and ``ignore_name_scope`` have no effect here. Adasum is Maleki et
+    al., arXiv:2006.02924.
     """
     what = f"allreduce of {name}" if name else "allreduce"
     return _reduced(
@@ -93,7 +104,13 @@ def grouped_allreduce(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> list[Gradient]:
-    """``allreduce`` each tensor of a list, all in one exchange."""
+    """``allreduce`` each tensor of a list, all in one exchange.
+
+    Returns a list of the same length and order. The arguments, shapes, dtypes and
+    errors are those of ``allreduce``; the tensors may have different shapes and dtypes,
+    but all ranks need the same list. Follows ``grouped_allreduce`` of
+    horovod/tensorflow/__init__.py.
+    """
     what = f"grouped allreduce of {name}" if name else "grouped allreduce"
     return _reduced(
         tensors,
@@ -147,13 +164,15 @@ def reducescatter(
 ) -> Tensor:
     """Combine the ranks' tensors, by default averaging, and return this rank's rows.
 
-    Shapes and dtypes must be the same on all ranks. The d rows are divided in rank
-    order: each rank gets ``d // size`` rows, the first ``d % size`` ranks one more.
-    Dtypes and factors are treated as in ``allreduce``. The gradient is the all-gather
-    of the ranks' gradients; for a sum it is multiplied by the number of ranks, as in
-    Horovod.
+    ``tensor`` has shape (d, ...) and a dtype as in ``allreduce``; shape and dtype must
+    be the same on all ranks. The d rows are divided in rank order: each rank gets ``d
+    // size`` rows, the first ``d % size`` ranks one more. The result has that many
+    rows, and the tensor's other dimensions and dtype. Dtypes and factors are treated as
+    in ``allreduce``. The gradient is the all-gather of the ranks' gradients; for a sum
+    it is multiplied by the number of ranks; other operations have none (ValueError).
 
-    Raises ValueError for scalars and for Adasum, and what ``allreduce`` raises.
+    Raises ValueError for scalars and for Adasum, and what ``allreduce`` raises. Follows
+    ``reducescatter`` of horovod/tensorflow/__init__.py.
     """
     what = f"reducescatter of {name}" if name else "reducescatter"
     reduction = _scattering(op, compression, prescale_factor, postscale_factor)
@@ -172,7 +191,12 @@ def grouped_reducescatter(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> list[Tensor]:
-    """``reducescatter`` each tensor of a list, all in one exchange."""
+    """``reducescatter`` each tensor of a list, all in one exchange.
+
+    Returns a list of the same length and order. Shapes, dtypes and errors are those of
+    ``reducescatter``. Follows ``grouped_reducescatter`` of
+    horovod/tensorflow/__init__.py.
+    """
     what = f"grouped reducescatter of {name}" if name else "grouped reducescatter"
     reduction = _scattering(op, compression, prescale_factor, postscale_factor)
     return _reduced_parts(tensors, what, reduction, process_set)

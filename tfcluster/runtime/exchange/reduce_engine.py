@@ -27,7 +27,11 @@ _LINEAR = (ReduceOp.AVERAGE, ReduceOp.SUM)
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """A reduction of several tensors at once; ``what`` names it in messages."""
+    """A reduction of several tensors at once; ``what`` names it in messages.
+
+    If it is not ``differentiable``, results have no gradient. ``among`` are the ranks
+    that take part.
+    """
 
     what: str
     reduction: Reduction
@@ -40,12 +44,16 @@ class Exchange:
 def reduce_tensors(
     exchange: Exchange, tensors: Sequence[Gradient], names: Sequence[str]
 ) -> list[Gradient]:
-    """Combine tensors, IndexedSlices or None over the ranks; dtypes stay.
+    """Combine tensors, IndexedSlices or None over the ranks; shapes and dtypes stay.
 
-    An entry must be None on all ranks or on none; it stays None. Slices are summed by
-    gathering them, and divided by the number of ranks for an average. ``names`` are
-    those in messages, one per entry. Raises TypeError and ValueError for tensors that
-    the operation cannot combine, CollectiveMismatchError if the ranks' lists differ.
+    Tensors have any shapes, and dtypes of ``graph_ops.NUMBERS``. An entry must be None
+    on all ranks or on none; it stays None. Slices are summed by gathering them, which
+    changes their number of rows, and divided by the number of ranks for an average.
+    ``names`` are those in messages, one per entry. Raises TypeError, ValueError and
+    NotImplementedError for tensors that the operation cannot combine (see
+    ``tfcluster.runtime.allreduce``), CollectiveMismatchError if the ranks' lists
+    differ, and another CollectiveError if a rank is lost or late; in a graph, when the
+    op runs.
     """
     given = TensorList.of(tensors)
     for values in given.flat[given.dense_count : given.summed_count]:
@@ -56,7 +64,7 @@ def reduce_tensors(
 def _require_summable(values: Tensor, exchange: Exchange) -> None:
     op = exchange.reduction.op
     if op not in _LINEAR:
-        raise ValueError(f"{exchange.what}: IndexedSlices have no {op.value}")
+        raise ValueError(f"{exchange.what}: IndexedSlices do not support {op.value}")
     if op is ReduceOp.AVERAGE and values.dtype.is_integer:
         raise TypeError(f"{exchange.what}: IndexedSlices of integers have no average")
 

@@ -44,9 +44,10 @@ _WORDS = {"d": "an array", "s": "rows", "-": "no gradient"}
 def mean(pushed: Mapping[int, Pushed]) -> list[Gradient]:
     """The weighted mean of each gradient; ranks of weight zero are ignored, even NaN.
 
-    All ranks have the same kinds and shapes; the result keeps them and the dtypes. Half
-    precision is summed in float32. Dense gradients may be overwritten. Sparse ones are
-    scaled and concatenated.
+    All ranks have the same kinds, shapes and dtypes (floats); the result keeps them.
+    Half precision is summed in float32. Dense gradients may be overwritten. Sparse ones
+    are scaled and concatenated in rank order. Weights are numbers of rows: McMahan et
+    al., arXiv:1602.05629.
     """
     ranks = sorted(pushed)
     total = sum(pushed[rank].weight for rank in ranks) or 1.0

@@ -106,6 +106,7 @@ class Service:
     ) -> Message:
         """The answer to a request. Raises RefusedError if it cannot be fulfilled.
 
+        Raises KeyError and ValueError for a malformed one, and what an update raises.
         ``copy_arrays`` is called with the answer while the lock is held, and may copy
         its arrays before another update is applied.
         """
@@ -116,14 +117,19 @@ class Service:
             return copy_arrays(handler(rank, connection, request))
 
     def release(self, model: str) -> None:
-        """Make variables that share a gradient's memory copy it; see ``Engine``."""
+        """Make variables that share a gradient's memory copy it; see ``Engine``.
+
+        Raises KeyError for an unknown model.
+        """
         with self._lock:
             self._models[model].shards.engine.release()
 
     def statistics(self) -> Mapping[str, float]:
         """Statistics of all models together: gradients, their staleness, bytes held.
 
-        The staleness of a gradient is counted in updates.
+        ``applied`` and ``dropped`` count gradients; ``staleness_mean`` and
+        ``staleness_max`` are counted in updates; ``bytes`` are those of variables and
+        slots.
         """
         with self._lock:
             return _totals([model.shards for model in self._models.values()])

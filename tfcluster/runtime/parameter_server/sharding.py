@@ -21,7 +21,8 @@ Gradient: TypeAlias = Array | Slices | None
 class Rows:
     """The changed rows of a variable: row ``indices[i]`` is now ``values[i]``.
 
-    ``values`` has shape (n, ...) and ``indices`` shape (n,).
+    ``values`` has shape (n, ...) and the variable's dtype, ``indices`` int64 of shape
+    (n,).
     """
 
     values: Array

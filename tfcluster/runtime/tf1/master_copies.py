@@ -38,8 +38,8 @@ def require_own(before: Sequence[Variable]) -> None:
     foreign = [v.name for v in tf1.global_variables() if v.name not in known]
     if foreign:
         raise CollectiveMismatchError(
-            "a tower makes its variables with tf.compat.v1.get_variable, in the scope "
-            f"that is open; not so {', '.join(foreign)}"
+            "a tower must create its variables with tf.compat.v1.get_variable in the "
+            f"current variable scope; these were not: {', '.join(foreign)}"
         )
 
 

@@ -39,8 +39,9 @@ def replicated_graph(
     """Build a graph in which each tower has its own copy of the variables.
 
     ``loss(tower)`` builds the model with ``get_variable`` and returns the mean loss of
-    that tower's rows. After each step all copies on all workers equal the master copy.
-    The optimizer's slot variables are on the parameter servers.
+    that tower's rows, a scalar of a floating dtype. After each step all copies on all
+    workers equal the master copy. The optimizer's slot variables are on the parameter
+    servers.
 
     Non-trainable variables in ``tf.GraphKeys.MODEL_VARIABLES``, such as moving
     averages, stay different in each tower. ``sync_model_variables`` copies the chief's
@@ -49,6 +50,12 @@ def replicated_graph(
     ``mean=True`` applies the mean of all workers' gradients as one update; otherwise
     each worker's gradient is applied on its own. A second graph in the same run needs
     another ``name``, as for ``parameter_server_graph``.
+
+    Raises CollectiveMismatchError if the towers have different variables, if one
+    creates variables outside of its scope, and if a variable has a gradient in some
+    towers only; otherwise what ``parameter_server_graph`` raises for the same
+    arguments. Follows ``DistributedReplicatedBuilder`` of
+    tensorpack/graph_builder/distributed.py.
     """
     graph = GraphBuilder(optimizer, workers, towers, name)
     before = tf1.global_variables()

@@ -44,8 +44,10 @@ _DIRECT_BYTES = 1 << 14
 class HostTransport:
     """A ``Transport``. ``addresses`` are ``host:port`` in rank order.
 
-    Ranks with equal ``host_key`` share memory; "" shares with nobody.
-    None: it is detected.
+    Ranks with equal ``host_key`` share memory; "" shares with nobody, None: the key is
+    detected. Connecting fails after ``join_timeout_s`` seconds, an operation after
+    ``stall_timeout_s`` seconds without progress. The hierarchy is that of Horovod's
+    ``NCCLHierarchicalAllreduce`` (horovod/common/ops/nccl_operations.cc).
     """
 
     def __init__(
@@ -77,11 +79,13 @@ class HostTransport:
 
     @property
     def waited_s(self) -> float:
+        """See ``Transport``; in seconds, over TCP and in shared memory."""
         waited_s = self._sockets.waited_s if self._sockets else 0.0
         return waited_s + (self._local.progress.waited_s if self._local else 0.0)
 
     @property
     def waiting_for(self) -> tuple[int, ...]:
+        """See ``Transport``; first the ranks of this host."""
         local = self._local.progress.waiting_for if self._local else ()
         return local or (self._sockets.waiting_for if self._sockets else ())
 
@@ -95,7 +99,11 @@ class HostTransport:
         self._me = replace(self._me, generation=generation)
 
     def join(self) -> None:
-        """Connect to the other ranks, unless connected. Raises CollectiveError."""
+        """Connect to the other ranks, unless connected.
+
+        Raises CollectiveTimeoutError after ``join_timeout_s`` seconds, PeerLostError
+        after ``interrupt``, and CollectiveError if it cannot listen.
+        """
         self._joined()
 
     def allreduce(
@@ -105,6 +113,7 @@ class HostTransport:
         source: Array | None = None,
         scale: float = 1.0,
     ) -> None:
+        """See ``Transport``; between hosts up to 16 KiB directly, else around rings."""
         if self.size == 1:
             fill(buffer, source, scale)
             return
@@ -157,9 +166,11 @@ class HostTransport:
         return sockets.swap(self.rank, [data] * self.size, self._stall_timeout_s)
 
     def alltoall(self, parts: Sequence[bytes]) -> list[bytes]:
+        """See ``Transport``; over TCP, also within a host."""
         return self._joined().swap(self.rank, parts, self._stall_timeout_s)
 
     def broadcast(self, data: bytes, root: int) -> bytes:
+        """See ``Transport``; the root sends to every rank."""
         sockets = self._joined()
         if self.rank == root:
             message = framed(data)
@@ -174,6 +185,7 @@ class HostTransport:
         self.allgather(b"")
 
     def interrupt(self) -> None:
+        """See ``Transport``; connections cannot be used any more."""
         self._interrupted.set()
         if sockets := self._sockets:
             sockets.interrupt()

@@ -51,7 +51,7 @@ _COMPLEX = frozenset("FD")
 _BUSY_LOOKS = 200
 _BUSY_S = 1.0
 _PAUSE_S = 1e-4
-"""MPI moves on only while it is called: at first always, later less often."""
+"""MPI makes progress only while it is polled: at first always, later less often."""
 
 _SHARED = "/dev/shm/"
 
@@ -65,7 +65,7 @@ class MpiRankInfo:
 
     host_key: str
     job: str
-    """A new name; that of rank 0 counts."""
+    """A new job name; all ranks use that of rank 0."""
     library: str = ""
     problem: str = ""
 
@@ -73,7 +73,9 @@ class MpiRankInfo:
 class MpiTransport(DelegatingTransport[Transport]):
     """A ``Transport`` whose all-reduce is MPI_Iallreduce; ``host`` does the rest.
 
-    Ranks with equal ``host_key`` share memory; None: the key is detected.
+    Ranks with equal ``host_key`` share memory; None: the key is detected. An all-reduce
+    fails after ``stall_timeout_s`` seconds. The first operation raises CollectiveError
+    on all ranks if one of them cannot start MPI.
     """
 
     def __init__(
@@ -97,6 +99,10 @@ class MpiTransport(DelegatingTransport[Transport]):
         source: Array | None = None,
         scale: float = 1.0,
     ) -> None:
+        """See ``Transport``; dtypes that MPI does not know are sent over ``host``.
+
+        Raises PeerLostError also for an error of MPI.
+        """
         mpi = self._joined()
         fill(buffer, source, scale)
         if mpi is None or not reducible(buffer.dtype, op):
@@ -112,13 +118,16 @@ class MpiTransport(DelegatingTransport[Transport]):
             raise PeerLostError(f"MPI: {error}") from error
 
     def allgather(self, data: bytes) -> list[bytes]:
+        """See ``Transport``; starts MPI first."""
         self._joined()
         return self._host.allgather(data)
 
     def prepare(self) -> None:
+        """Start MPI on first use. Raises CollectiveError: see the class."""
         self._joined()
 
     def interrupt(self) -> None:
+        """See ``Transport``; gives up a running all-reduce, too."""
         self._interrupted = True
         super().interrupt()
 

@@ -24,7 +24,7 @@ _FOREIGN = ("PMI_", "PMIX_", "PMI2_")
 """Variables that would lead MPI to another process manager, such as Slurm's."""
 
 Gather = Callable[[bytes], list[bytes]]
-"""Every rank's bytes, in rank order; all ranks call it alike."""
+"""An all-gather: every rank's bytes in rank order; all ranks must call it."""
 
 
 class ProcessManager:
@@ -42,7 +42,7 @@ class ProcessManager:
         self._said: dict[str, str] = {}
         self._known = {"PMI_process_mapping": process_mapping(host_keys)}
         self.failure: Exception | None = None
-        """Why the ranks could not tell each other."""
+        """The error that interrupted the exchange between the ranks, if any."""
 
     def answer(self, line: str) -> str | None:
         """The answer to one request line; both are without the newline.

@@ -20,7 +20,7 @@ _WIDENED = {
     "uint16": "int32",
     "uint32": "int64",
 }
-"""Sums and products overflow as they would: what is cut off afterwards is the same."""
+"""Dtypes to widen. Sums and products, truncated again, have the bits of narrow ones."""
 _VIEWED_AS = {"complex64": "float32", "complex128": "float64"}
 """A sum of pairs."""
 

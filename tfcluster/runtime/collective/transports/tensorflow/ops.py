@@ -27,7 +27,7 @@ MERGE_OPS = {
 _DTYPES = (tf.float32, tf.float64, tf.int32, tf.int64)
 
 _SUBDIVISIONS = 4
-"""A ring sends parts of a vector that is long enough in so many pieces at a time."""
+"""Number of pieces of a long vector that a ring sends concurrently."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Devices:
     own: str
     """This rank's device, in full."""
     hint: str = RING
-    """How: around a ring of gRPC connections, or by NCCL between GPUs."""
+    """The method: a ring of gRPC connections, or NCCL between GPUs."""
 
 
 def all_reduce(
@@ -53,10 +53,10 @@ def all_reduce(
 ) -> Any:
     """All-reduce ``tensor`` over the group; its shape and dtype are equal on all ranks.
 
-    Raises TypeError for dtypes other than float32, float64, int32 and int64,
-    tf.errors.DeadlineExceededError if a rank has not come within ``timeout_s``, and
-    other OpErrors if a rank is gone. A ``timeout_s`` of 0 waits forever; with another
-    one TensorFlow 2.21 may crash when it expires.
+    The result has that shape and dtype. Raises TypeError for dtypes other than float32,
+    float64, int32 and int64, tf.errors.DeadlineExceededError if a rank is not there
+    within ``timeout_s`` seconds, and other OpErrors if a rank is gone. A ``timeout_s``
+    of 0 waits forever; with another one TensorFlow 2.21 may crash when it expires.
     """
     tensor = tf.convert_to_tensor(tensor)
     if tensor.dtype not in _DTYPES:
@@ -83,9 +83,10 @@ def all_gather(
 ) -> Any:
     """All-gather: the group's tensors, concatenated along the first axis.
 
-    The order is that of TensorFlow (``task:10`` comes before ``task:2``), and equal on
-    all ranks. Shapes have to be equal on all ranks; dtypes and errors are those of
-    ``all_reduce``.
+    ``tensor`` has shape (rows, ...), equal on all ranks; the result has shape (ranks *
+    rows, ...) and the same dtype. The order is that of TensorFlow (``task:10`` comes
+    before ``task:2``), and equal on all ranks. Dtypes, ``timeout_s`` (seconds) and
+    errors are those of ``all_reduce``.
     """
     with tf.device(devices.own):
         return tf.raw_ops.CollectiveGatherV2(
