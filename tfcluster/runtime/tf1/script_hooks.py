@@ -194,8 +194,8 @@ class ScriptHooks:
                 raise
             raise CollectiveTimeoutError(
                 f"{self.context.task} has waited {timeout_ms / 1000:g} s in one "
-                "session.run: it is waiting for another task, for example at a barrier; "
-                "the limit is runtime.stall_timeout"
+                "session.run: it is waiting for another task, for example at a "
+                "barrier; the limit is runtime.stall_timeout"
             ) from error
 
     def close(self, original: Callable[..., None], session: Session) -> None:
