@@ -5,20 +5,29 @@ Neither may be written to afterwards, because tensor and array may share their m
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
 
 from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.net.buffer_pool import ALIGNMENT
-from tfcluster.runtime.tensor_types import DType, Gradient, Tensor, Variable
+from tfcluster.runtime.tensor_types import (
+    DType,
+    Gradient,
+    IndexedSlices,
+    Tensor,
+    Variable,
+)
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
 
 _SMALL_BYTES = 1 << 12
 """What is smaller is copied in a few microseconds."""
 
 
-def as_tensor(value: Tensor) -> Tensor:
+def as_tensor(value: Gradient) -> Tensor:
     """``value`` as a tensor; skips convert_to_tensor, which is slow, if it is one.
 
     Shape and dtype are those that TensorFlow gives it; IndexedSlices become dense.
@@ -27,7 +36,7 @@ def as_tensor(value: Tensor) -> Tensor:
     return value if isinstance(value, tf.Tensor) else tf.convert_to_tensor(value)
 
 
-def is_sparse(value: Gradient) -> bool:
+def is_sparse(value: Gradient) -> TypeIs[IndexedSlices]:
     """Whether a gradient is IndexedSlices."""
     return isinstance(value, tf.IndexedSlices)
 

@@ -20,7 +20,7 @@ from tfcluster.runtime.exchange.reduce_engine import Exchange, reduce_tensors
 from tfcluster.runtime.exchange.wire_format import Reduction
 from tfcluster.runtime.process_sets import ProcessSet, global_process_set
 from tfcluster.runtime.tensor_types import Gradient, Tensor
-from tfcluster.runtime.tensors import is_inexact
+from tfcluster.runtime.tensors import as_tensor, is_inexact
 
 _Backward: TypeAlias = Callable[..., list[Gradient]]
 """The gradients of an op's inputs, from those of its outputs."""
@@ -101,7 +101,9 @@ def gather_tensors(
             starts = tf.reduce_sum(counts[:, : among.rank()], axis=1)
             rows = counts[:, among.rank()]
             return [
-                None if total is None else total[starts[i] : starts[i] + rows[i]]
+                None
+                if total is None
+                else as_tensor(total)[starts[i] : starts[i] + rows[i]]
                 for i, total in enumerate(totals)
             ]
 
@@ -335,7 +337,7 @@ def _averaged(
     results: Sequence[Tensor],
     what: str,
     among: ProcessSet,
-) -> list[Tensor | None]:
+) -> list[Gradient]:
     """The means of the ranks' gradients; None for results of integer dtype."""
     wanted = [i for i, result in enumerate(results) if is_inexact(result)]
     given = [
@@ -348,7 +350,7 @@ def _averaged(
     return [next(means) if is_inexact(result) else None for result in results]
 
 
-def _zeros_after(tensor: Tensor) -> Tensor:
+def _zeros_after(tensor: Gradient) -> Gradient:
     """Zeros like ``tensor``. Forces its computation: other ranks take part in it."""
     with tf.control_dependencies([tensor]):
         return tf.zeros_like(tensor)

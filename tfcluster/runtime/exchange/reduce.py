@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import numpy as np
 import tensorflow as tf
@@ -23,8 +24,8 @@ from tfcluster.runtime.exchange.wire_format import (
     to_wire,
 )
 from tfcluster.runtime.process_sets import ProcessSet, global_process_set
-from tfcluster.runtime.tensor_types import Gradient, Tensor
-from tfcluster.runtime.tensors import as_tensor, is_inexact
+from tfcluster.runtime.tensor_types import AGradient, Gradient, Tensor
+from tfcluster.runtime.tensors import as_tensor, is_inexact, is_sparse
 
 Average = ReduceOp.AVERAGE
 Sum = ReduceOp.SUM
@@ -36,7 +37,7 @@ Adasum = ReduceOp.ADASUM
 
 @unconverted
 def allreduce(
-    tensor: Gradient,
+    tensor: AGradient,
     average: bool | None = None,
     op: ReduceOp | None = None,
     name: str | None = None,
@@ -48,7 +49,7 @@ def allreduce(
     device_sparse: str = "",
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
-) -> Gradient:
+) -> AGradient:
     """Combine a tensor, variable or IndexedSlices over all ranks, by default averaging.
 
     ``tensor`` has any shape, and a dtype of ``graph_ops.NUMBERS``: float16, bfloat16,
@@ -77,7 +78,7 @@ def allreduce(
     al., arXiv:2006.02924.
     """
     what = f"allreduce of {name}" if name else "allreduce"
-    return _reduced(
+    found = _reduced(
         [tensor],
         what,
         ["tensor"],
@@ -86,12 +87,13 @@ def allreduce(
         ),
         sparse_as_dense=sparse_as_dense,
         among=process_set,
-    )[0]
+    )
+    return cast(AGradient, found[0])
 
 
 @unconverted
 def grouped_allreduce(
-    tensors: Sequence[Gradient],
+    tensors: Sequence[AGradient],
     average: bool | None = None,
     op: ReduceOp | None = None,
     name: str | None = None,
@@ -103,7 +105,7 @@ def grouped_allreduce(
     device_sparse: str = "",
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
-) -> list[Gradient]:
+) -> list[AGradient]:
     """``allreduce`` each tensor of a list, all in one exchange.
 
     Returns a list of the same length and order. The arguments, shapes, dtypes and
@@ -112,7 +114,7 @@ def grouped_allreduce(
     horovod/tensorflow/__init__.py.
     """
     what = f"grouped allreduce of {name}" if name else "grouped allreduce"
-    return _reduced(
+    found = _reduced(
         tensors,
         what,
         [f"tensor {index}" for index in range(len(tensors))],
@@ -122,6 +124,7 @@ def grouped_allreduce(
         sparse_as_dense=sparse_as_dense,
         among=process_set,
     )
+    return cast(list[AGradient], found)
 
 
 def _reduction(
@@ -140,9 +143,7 @@ def _reduced(
     among: ProcessSet,
 ) -> list[Gradient]:
     chosen = [
-        as_tensor(tensor)
-        if sparse_as_dense or not isinstance(tensor, tf.IndexedSlices)
-        else tensor
+        tensor if is_sparse(tensor) and not sparse_as_dense else as_tensor(tensor)
         for tensor in tensors
     ]
     results = reduce_tensors(Exchange(what, reduction, among=among), chosen, names)

@@ -20,7 +20,7 @@ from tfcluster.runtime.exchange.tensor_list import Combine, TensorList, exchange
 from tfcluster.runtime.exchange.wire_format import Reduction, WireTensor, to_wire
 from tfcluster.runtime.process_sets import ProcessSet, global_process_set
 from tfcluster.runtime.tensor_types import DType, Gradient, Tensor
-from tfcluster.runtime.tensors import is_inexact
+from tfcluster.runtime.tensors import as_tensor, is_inexact
 
 _LINEAR = (ReduceOp.AVERAGE, ReduceOp.SUM)
 
@@ -213,7 +213,7 @@ class _Plan:
             gradients[index] = (
                 total
                 if number < 0 or counts is None
-                else _own_rows(total, counts[number], among.rank())
+                else _own_rows(as_tensor(total), counts[number], among.rank())
             )
         return gradients
 

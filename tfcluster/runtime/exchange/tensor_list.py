@@ -79,10 +79,8 @@ class TensorList:
         Raises ValueError or TypeError for what TensorFlow cannot convert.
         """
         kinds = tuple(map(Kind.of, values))
-        dense = [v for v, kind in zip(values, kinds, strict=True) if kind is Kind.DENSE]
-        sparse = [
-            v for v, kind in zip(values, kinds, strict=True) if kind is Kind.SPARSE
-        ]
+        dense = [v for v in values if v is not None and not is_sparse(v)]
+        sparse = [v for v in values if is_sparse(v)]
         return cls(
             kinds,
             (

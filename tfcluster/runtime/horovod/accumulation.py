@@ -25,7 +25,7 @@ class Accumulation:
     def add(
         self,
         gradients: Sequence[Gradient],
-        apply: Callable[[list[Tensor | None]], object],
+        apply: Callable[[list[Gradient]], object],
     ) -> None:
         """Add one pass's gradients; on every ``passes``-th call, ``apply`` on the sums.
 
