@@ -7,22 +7,23 @@ on the parameter servers. Then all workers wait for each other.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import tensorflow as tf
 
+from tfcluster.runtime.tensor_types import Tensor
 from tfcluster.runtime.tf1.caching import THRESHOLD_BYTES, caches
 from tfcluster.runtime.tf1.cluster_members import Workers
 from tfcluster.runtime.tf1.graph_builder import GraphBuilder
 from tfcluster.runtime.tf1.graph_result import Training
 from tfcluster.runtime.tf1.towers import Gradients
+from tfcluster.runtime.tf1_types import V1Optimizer
 
 tf1 = tf.compat.v1
 
 
 def parameter_server_graph(
-    loss: Callable[[int], Any],
-    optimizer: Any,
+    loss: Callable[[int], Tensor],
+    optimizer: V1Optimizer,
     *,
     workers: Workers | None = None,
     towers: Sequence[str] = ("cpu:0",),
@@ -56,7 +57,7 @@ def parameter_server_graph(
         raise ValueError("mean=True makes workers wait for each other: barrier=True")
     graph = GraphBuilder(optimizer, workers, towers, name)
     copies = caches(caching, graph.cpu, graph.towers, caching_threshold_bytes)
-    losses: list[Any] = []
+    losses: list[Tensor] = []
     gradients: list[Gradients] = []
     for tower, device in enumerate(graph.towers):
         with (

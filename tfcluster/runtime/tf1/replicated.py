@@ -7,10 +7,10 @@ workers have done so, each of them copies it back.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 import tensorflow as tf
 
+from tfcluster.runtime.tensor_types import Operation, Tensor, Variable
 from tfcluster.runtime.tf1.cluster_members import Workers
 from tfcluster.runtime.tf1.graph_builder import GraphBuilder
 from tfcluster.runtime.tf1.graph_result import Training
@@ -23,13 +23,14 @@ from tfcluster.runtime.tf1.master_copies import (
     require_own,
     scope_of,
 )
+from tfcluster.runtime.tf1_types import V1Optimizer
 
 tf1 = tf.compat.v1
 
 
 def replicated_graph(
-    loss: Callable[[int], Any],
-    optimizer: Any,
+    loss: Callable[[int], Tensor],
+    optimizer: V1Optimizer,
     *,
     workers: Workers | None = None,
     towers: Sequence[str] = ("cpu:0",),
@@ -112,7 +113,7 @@ def replicated_graph(
 
 def _master_copies(
     towers: MasterCopies, names: Iterable[str], *, trainable: bool
-) -> list[tuple[Any, list[Any]]]:
+) -> list[tuple[Variable, list[Variable]]]:
     """Create variables on the parameter servers, each paired with the towers' own."""
     return [
         (
@@ -123,6 +124,8 @@ def _master_copies(
     ]
 
 
-def _copied(master_copies: Iterable[tuple[Any, Sequence[Any]]]) -> list[Any]:
+def _copied(
+    master_copies: Iterable[tuple[Variable, Sequence[Variable]]],
+) -> list[Operation]:
     """Ops that set the towers' variables to those on the parameter servers."""
     return [op for variable, copies in master_copies for op in copied(variable, copies)]

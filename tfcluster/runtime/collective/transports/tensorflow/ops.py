@@ -8,11 +8,11 @@ a tf.function they run in the order in which they were written.)
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import tensorflow as tf
 
 from tfcluster.runtime.collective.transports.base import ReduceOp
+from tfcluster.runtime.tensor_types import Tensor, TensorLike
 
 RING = "RING"
 NCCL = "NCCL"
@@ -44,13 +44,13 @@ class Devices:
 
 
 def all_reduce(
-    tensor: Any,
+    tensor: TensorLike,
     devices: Devices,
     key: int,
     op: ReduceOp,
     *,
     timeout_s: float = 0.0,
-) -> Any:
+) -> Tensor:
     """All-reduce ``tensor`` over the group; its shape and dtype are equal on all ranks.
 
     The result has that shape and dtype. Raises TypeError for dtypes other than float32,
@@ -58,14 +58,14 @@ def all_reduce(
     within ``timeout_s`` seconds, and other OpErrors if a rank is gone. A ``timeout_s``
     of 0 waits forever; with another one TensorFlow 2.21 may crash when it expires.
     """
-    tensor = tf.convert_to_tensor(tensor)
-    if tensor.dtype not in _DTYPES:
+    given: Tensor = tf.convert_to_tensor(tensor)
+    if given.dtype not in _DTYPES:
         raise TypeError(
-            f"TensorFlow's collective ops do not support {tensor.dtype.name}"
+            f"TensorFlow's collective ops do not support {given.dtype.name}"
         )
     with tf.device(devices.own):
         return tf.raw_ops.CollectiveReduceV2(
-            input=tensor,
+            input=given,
             group_size=devices.size,
             group_key=devices.key,
             instance_key=key,
@@ -79,8 +79,8 @@ def all_reduce(
 
 
 def all_gather(
-    tensor: Any, devices: Devices, key: int, *, timeout_s: float = 0.0
-) -> Any:
+    tensor: TensorLike, devices: Devices, key: int, *, timeout_s: float = 0.0
+) -> Tensor:
     """All-gather: the group's tensors, concatenated along the first axis.
 
     ``tensor`` has shape (rows, ...), equal on all ranks; the result has shape (ranks *
