@@ -268,7 +268,7 @@ def test_a_program_that_ends_before_any_exchange_is_not_waited_for(leaves: int) 
         )
 
 
-def test_an_exchange_that_is_told_too_early_to_fail_is_told_again() -> None:
+def test_an_exchange_that_is_interrupted_too_early_is_interrupted_again() -> None:
     class Late(HostTransport):
         """Has nothing to interrupt before the third call of ``interrupt``."""
 
