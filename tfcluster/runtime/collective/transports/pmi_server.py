@@ -4,7 +4,9 @@ MPICH and its derivatives ask their process manager, by lines of text on a descr
 (PMI, wire protocol 1), for their rank, and for the addresses that the other processes
 have put there. Here each rank runs its own server, and at every PMI barrier all ranks
 exchange the values put since the last one. So an MPI job needs no launcher and no extra
-port. Knows nothing of MPI itself.
+port. Knows nothing of MPI itself. The protocol is that of src/pmi in MPICH (Balaji et
+al., "PMI: A Scalable Parallel Process-Management Interface for Extreme-Scale Systems",
+2010).
 """
 
 from __future__ import annotations
