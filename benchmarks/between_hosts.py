@@ -19,7 +19,7 @@ from benchmarks.rigs import TIMEOUT_S, USER, Bench, bench
 from tests.testbed import Options, Unavailable
 
 SIZES = [MIB, 16 * MIB, 64 * MIB]
-PLACES = [(2, 1), (2, 2), (4, 1), (4, 2)]
+LAYOUTS = [(2, 1), (2, 2), (4, 1), (4, 2)]
 """The number of hosts, and of ranks on each."""
 ROUNDS = 3
 TARGETS = {16 * MIB: 1.0, 64 * MIB: 1.2}
@@ -99,8 +99,8 @@ def main() -> None:
     print(f"| hosts x ranks | size | tfcluster | {heads} | target |")
     print(f"| {' | '.join(['---'] * 8)} |")
     try:
-        with bench(Options(nodes=max(hosts for hosts, _ in PLACES))) as site:
-            for hosts, each in PLACES:
+        with bench(Options(nodes=max(hosts for hosts, _ in LAYOUTS))) as site:
+            for hosts, each in LAYOUTS:
                 found = measure(site, hosts, each)
                 for size in SIZES:
                     ours = found["tfcluster"][size]

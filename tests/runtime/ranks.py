@@ -45,11 +45,11 @@ def held_addresses(count: int) -> Iterator[list[str]]:
 
 
 def as_threads(
-    size: int, act: Callable[[Group], T], places: Sequence[str] | None = None
+    size: int, act: Callable[[Group], T], host_keys: Sequence[str] | None = None
 ) -> list[T | BaseException]:
     """What ``act`` returned or raised on each rank of a group over real sockets.
 
-    Ranks of the same place share memory; without ``places`` all ranks do.
+    Ranks of the same host key share memory; without ``host_keys`` all ranks do.
     """
 
     def run(rank: int) -> T:
@@ -59,7 +59,7 @@ def as_threads(
             addresses,
             join_timeout_s=10.0,
             stall_timeout_s=10.0,
-            place=places[rank] if places else None,
+            host_key=host_keys[rank] if host_keys else None,
         )
         group = Group(transport)
         try:

@@ -334,7 +334,7 @@ def test_gradients_in_buckets_are_as_those_in_one_exchange() -> None:
                 np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
 
 
-def test_ranks_with_buckets_of_different_sizes_are_told() -> None:
+def test_ranks_with_buckets_of_different_sizes_are_reported() -> None:
     def act(group: Group) -> None:
         mean_of_gradients(
             group,

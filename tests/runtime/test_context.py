@@ -12,8 +12,8 @@ from tfcluster.runtime.context import Context, context_from
 from tfcluster.runtime.errors import ContextError, NoRankError
 from tfcluster.runtime.process_identity import (
     RankInfo,
-    place_among,
-    place_from,
+    rank_info_among,
+    rank_info_from,
     tasks_per_node,
 )
 
@@ -43,7 +43,7 @@ def test_an_empty_tf_config_means_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "index", "place"),
+    ("kind", "index", "identity"),
     [
         ("chief", 0, (0, 4, 0, 3, 0, 2)),
         ("master", 0, (0, 4, 0, 3, 0, 2)),
@@ -53,10 +53,10 @@ def test_an_empty_tf_config_means_alone() -> None:
     ],
 )
 def test_ranks_count_the_chief_first_then_workers(
-    kind: str, index: int, place: tuple[int, ...]
+    kind: str, index: int, identity: tuple[int, ...]
 ) -> None:
     context = context_from(tf_config(kind, index))
-    assert place == (
+    assert identity == (
         context.rank,
         context.size,
         context.local_rank,
@@ -102,7 +102,7 @@ def test_what_the_launcher_says_is_taken_over() -> None:
     assert context == Context(
         task_type="worker",
         task_index=1,
-        place=RankInfo(
+        rank_info=RankInfo(
             rank=2, size=4, local_rank=1, local_size=2, cross_rank=2, cross_size=3
         ),
         addresses=("h1:5", "h1:2", "h2:3", "h1:4"),
@@ -177,7 +177,7 @@ def test_contradictions_have_a_message(env: dict[str, str], message: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("env", "place"),
+    ("env", "identity"),
     [
         (
             {
@@ -218,9 +218,9 @@ def test_contradictions_have_a_message(env: dict[str, str], message: str) -> Non
     ],
 )
 def test_what_schedulers_and_mpi_say(
-    env: dict[str, str], place: tuple[int, ...]
+    env: dict[str, str], identity: tuple[int, ...]
 ) -> None:
-    rank, size, local_rank, local_size, cross_rank, cross_size = place
+    rank, size, local_rank, local_size, cross_rank, cross_size = identity
     expected = RankInfo(
         rank=rank,
         size=size,
@@ -229,8 +229,8 @@ def test_what_schedulers_and_mpi_say(
         cross_rank=cross_rank,
         cross_size=cross_size,
     )
-    assert place_from(env) == expected
-    assert context_from(env).place == expected
+    assert rank_info_from(env) == expected
+    assert context_from(env).rank_info == expected
 
 
 def test_tf_config_overrules_the_scheduler() -> None:
@@ -240,9 +240,9 @@ def test_tf_config_overrules_the_scheduler() -> None:
 
 def test_numbers_that_cannot_be_are_refused() -> None:
     with pytest.raises(ContextError, match="'5' is not an integer, 0 to 4"):
-        place_from({"SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "5"})
+        rank_info_from({"SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "5"})
     with pytest.raises(ContextError, match="'0' is not an integer, 1 or more"):
-        place_from({"PMI_RANK": "0", "PMI_SIZE": "0"})
+        rank_info_from({"PMI_RANK": "0", "PMI_SIZE": "0"})
 
 
 @pytest.mark.parametrize(
@@ -259,10 +259,10 @@ def test_what_is_no_list_of_counts(text: str) -> None:
         tasks_per_node(text)
 
 
-def test_places_are_unique_and_complete() -> None:
+def test_rank_infos_are_unique_and_complete() -> None:
     hosts = ["a", "b", "a", "c", "b", "a"]
-    places = [place_among(hosts, rank) for rank in range(len(hosts))]
-    assert len({(p.local_rank, p.cross_rank) for p in places}) == len(hosts)
-    assert [p.local_rank for p in places] == [0, 0, 1, 0, 1, 2]
-    assert [p.cross_rank for p in places] == [0, 1, 0, 2, 1, 0]
-    assert [p.cross_size for p in places] == [3, 3, 2, 3, 2, 1]
+    infos = [rank_info_among(hosts, rank) for rank in range(len(hosts))]
+    assert len({(info.local_rank, info.cross_rank) for info in infos}) == len(hosts)
+    assert [info.local_rank for info in infos] == [0, 0, 1, 0, 1, 2]
+    assert [info.cross_rank for info in infos] == [0, 1, 0, 2, 1, 0]
+    assert [info.cross_size for info in infos] == [3, 3, 2, 3, 2, 1]

@@ -53,14 +53,14 @@ def test_what_is_said_of_those_who_are_late(
     assert stalled_text(MINE, others) == expected
 
 
-def test_the_lowest_rank_that_has_come_speaks() -> None:
+def test_the_lowest_waiting_rank_reports() -> None:
     assert is_reporter(0, 17, {1: CAME, 2: AWAY})
     assert not is_reporter(1, 17, {0: CAME, 2: AWAY})
     assert is_reporter(1, 17, {0: None, 2: CAME})
     assert is_reporter(2, 17, {0: AWAY, 1: None})
 
 
-def test_a_standing_survives_the_way() -> None:
+def test_progress_survives_the_wire() -> None:
     assert RankProgress.of_frame(json.loads(json.dumps(MINE.as_frame()))) == MINE
 
 
@@ -70,7 +70,7 @@ ENDED = ExitReport(4, text="ValueError: boom")
 
 
 @pytest.mark.parametrize(
-    ("died", "farewells", "expected"),
+    ("died", "reports", "expected"),
     [
         ([2], {3: LOST}, "PeerLostError: rank 2 has left: its process ended or"),
         ([], {3: LOST}, "PeerLostError: rank 2 has left: its process ended"),
@@ -91,18 +91,18 @@ ENDED = ExitReport(4, text="ValueError: boom")
     ],
 )
 def test_who_is_to_blame(
-    died: list[int], farewells: dict[int, ExitReport], expected: str
+    died: list[int], reports: dict[int, ExitReport], expected: str
 ) -> None:
-    found = verdict(5, died, farewells)
+    found = verdict(5, died, reports)
     said = f"{type(found).__name__ if found else None}: {found}"
     assert said.startswith(expected)
 
 
 @pytest.mark.parametrize(
-    ("farewell", "expected"),
+    ("report", "expected"),
     [(ExitReport(5), False), (ENDED, True), (LOST, True), (ExitReport(6), False)],
 )
 def test_an_exchange_that_somebody_will_not_come_to(
-    farewell: ExitReport, expected: bool
+    report: ExitReport, expected: bool
 ) -> None:
-    assert cannot_succeed(5, {1: ExitReport(5), 2: farewell}) is expected
+    assert cannot_succeed(5, {1: ExitReport(5), 2: report}) is expected

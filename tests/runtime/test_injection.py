@@ -131,7 +131,7 @@ from tfcluster.runtime.context import Context
 from tfcluster.runtime.process_identity import RankInfo
 from tfcluster.model import Strategy
 injection.install(Context(
-    place=RankInfo(rank=1, size=2), strategy=Strategy.COLLECTIVE,
+    rank_info=RankInfo(rank=1, size=2), strategy=Strategy.COLLECTIVE,
     addresses=("127.0.0.1:1", "127.0.0.1:2"), token=b"x",
 ))
 assert not {"numpy", "tensorflow", "keras"} & sys.modules.keys()
@@ -161,7 +161,7 @@ def test_other_backends_of_keras_are_refused() -> None:
 
 def context(token: bytes, attempt: int = 0) -> Context:
     return Context(
-        place=RankInfo(rank=0, size=2),
+        rank_info=RankInfo(rank=0, size=2),
         token=token,
         attempt=attempt,
         strategy=Strategy.COLLECTIVE,

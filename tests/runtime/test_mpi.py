@@ -53,7 +53,7 @@ def test_a_request_is_split_into_words() -> None:
 
 
 @pytest.mark.parametrize(
-    ("places", "expected"),
+    ("host_keys", "expected"),
     [
         (["a"], "(vector,(0,1,1))"),
         (["a", "a", "a"], "(vector,(0,1,3))"),
@@ -61,8 +61,8 @@ def test_a_request_is_split_into_words() -> None:
         (["b", "a", "b"], "(vector,(0,1,1),(1,1,1),(0,1,1))"),
     ],
 )
-def test_ranks_are_mapped_to_nodes(places: list[str], expected: str) -> None:
-    assert process_mapping(places) == expected
+def test_ranks_are_mapped_to_nodes(host_keys: list[str], expected: str) -> None:
+    assert process_mapping(host_keys) == expected
 
 
 @pytest.mark.parametrize(
@@ -195,16 +195,16 @@ def test_mpi_reduces_what_it_reduces_like_numpy() -> None:
 
 
 def run_ranks(
-    what: str, places: list[str], paths: dict[int, Path] | None = None
+    what: str, host_keys: list[str], paths: dict[int, Path] | None = None
 ) -> list[dict[str, Any]]:
     """The results of each rank; ``paths`` come first on a rank's PYTHONPATH."""
-    with held_addresses(len(places)) as addresses:
+    with held_addresses(len(host_keys)) as addresses:
         ranks = [
             subprocess.Popen(
                 [
                     sys.executable,
                     str(PROGRAMS / "mpi_rank.py"),
-                    *(what, str(rank), place, *addresses),
+                    *(what, str(rank), host_key, *addresses),
                 ],
                 env={
                     **os.environ,
@@ -217,7 +217,7 @@ def run_ranks(
                 stderr=subprocess.PIPE,
                 text=True,
             )
-            for rank, place in enumerate(places)
+            for rank, host_key in enumerate(host_keys)
         ]
         found = []
         for rank in ranks:
@@ -229,11 +229,11 @@ def run_ranks(
 
 @needs_mpi
 @pytest.mark.parametrize(
-    "places", [[""], ["", ""], ["", "", ""], ["a", "b"], ["a", "b", "a"]]
+    "host_keys", [[""], ["", ""], ["", "", ""], ["a", "b"], ["a", "b", "a"]]
 )
-def test_ranks_compute_what_numpy_does(places: list[str]) -> None:
-    size = len(places)
-    ranks = run_ranks("operations", places)
+def test_ranks_compute_what_numpy_does(host_keys: list[str]) -> None:
+    size = len(host_keys)
+    ranks = run_ranks("operations", host_keys)
     for dtype in DTYPES.split():
         for op in OPS:
             expected = values(0, dtype)

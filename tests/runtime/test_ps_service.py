@@ -383,7 +383,7 @@ def test_a_ps_that_is_gone_is_named_at_once() -> None:
             first.pull("m")
 
 
-def test_strangers_are_turned_away_and_disturb_nobody() -> None:
+def test_unauthenticated_clients_are_rejected() -> None:
     with cluster() as running:
         host, _, port = running.addresses[0].rpartition(":")
         with socket.create_connection((host, int(port))) as mute:

@@ -107,14 +107,14 @@ def test_a_ring_sends_what_it_has_to(size: int) -> None:
 
     def sent(group: Group) -> int:
         vector = numbers.copy()
-        with group.exchange(Signature("a large vector")) as turn:
-            before = _sent_bytes(turn.transport)
-            turn.transport.allreduce(vector, ReduceOp.SUM)
-            after = _sent_bytes(turn.transport)
+        with group.exchange(Signature("a large vector")) as call:
+            before = _sent_bytes(call.transport)
+            call.transport.allreduce(vector, ReduceOp.SUM)
+            after = _sent_bytes(call.transport)
         np.testing.assert_array_equal(vector, numbers * size)
         return after - before
 
-    # With place "" no memory is shared, so everything goes through connections.
+    # With host_key "" no memory is shared, so everything goes through connections.
     for found in results(as_threads(size, sent, [""] * size)):
         assert found == 2 * (size - 1) * numbers.nbytes // size
 

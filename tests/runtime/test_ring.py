@@ -34,13 +34,13 @@ def pair() -> tuple[socket.socket, socket.socket]:
 def ends() -> Iterator[tuple[PeerSockets, socket.socket]]:
     """A rank's connections, with rank 1 as the only peer, and rank 1's end."""
     here, there = pair()
-    links = PeerSockets({1: here})
+    sockets = PeerSockets({1: here})
     with there:
-        yield links, there
-    links.close()
+        yield sockets, there
+    sockets.close()
 
 
-def mesh(size: int) -> list[PeerSockets]:
+def connected_sockets(size: int) -> list[PeerSockets]:
     ends: list[dict[int, socket.socket]] = [{} for _ in range(size)]
     for one, other in itertools.combinations(range(size), 2):
         ends[one][other], ends[other][one] = pair()
@@ -58,18 +58,18 @@ def test_every_rank_has_the_same_result(
     vectors = [rng.normal(size=count).astype("float32") for _ in range(size)]
     expected = sum(vector.astype("float64") for vector in vectors) * scale
     kept = [vector.copy() for vector in vectors]
-    links = mesh(size)
+    sockets = connected_sockets(size)
 
     def reduce(rank: int) -> np.ndarray:
         source = vectors[rank]
         result = np.full_like(source, np.nan) if apart else source
         ring = Ring(rank, range(size), result, np.add, ScaledVector(source, scale))
-        links[rank].transfer([ring.source], [ring.sink], TIMEOUT_S)
+        sockets[rank].transfer([ring.source], [ring.sink], TIMEOUT_S)
         return result
 
     with ThreadPoolExecutor(size) as threads:
         results = list(threads.map(reduce, range(size)))
-    for each in links:
+    for each in sockets:
         each.close()
     np.testing.assert_allclose(results[0], expected, rtol=1e-5, atol=1e-6)
     for result in results[1:]:
@@ -81,7 +81,7 @@ def test_every_rank_has_the_same_result(
 def test_a_message_in_drops_is_waited_for_to_its_end(
     ends: tuple[PeerSockets, socket.socket],
 ) -> None:
-    links, there = ends
+    sockets, there = ends
     message = bytes(range(256)) * 8192
     sink = Incoming(1)
 
@@ -93,7 +93,7 @@ def test_a_message_in_drops_is_waited_for_to_its_end(
 
     with ThreadPoolExecutor(1) as thread:
         dripping = thread.submit(drip)
-        links.transfer([], [sink], TIMEOUT_S)
+        sockets.transfer([], [sink], TIMEOUT_S)
         dripping.result()
     assert sink.data == message
 
@@ -101,13 +101,13 @@ def test_a_message_in_drops_is_waited_for_to_its_end(
 def test_small_messages_wake_up_after_large_ones(
     ends: tuple[PeerSockets, socket.socket],
 ) -> None:
-    links, there = ends
+    sockets, there = ends
     for length in (3 << 20, 1, 0, 3 << 20, 100):
         sink = Incoming(1)
         message = bytes(length)
         with ThreadPoolExecutor(1) as thread:
             sending = thread.submit(there.sendall, length.to_bytes(8, "big") + message)
-            links.transfer([], [sink], TIMEOUT_S)
+            sockets.transfer([], [sink], TIMEOUT_S)
             sending.result()
         assert sink.data == message
 
@@ -115,8 +115,8 @@ def test_small_messages_wake_up_after_large_ones(
 def test_a_rank_that_leaves_in_the_midst_of_a_message_is_noticed(
     ends: tuple[PeerSockets, socket.socket],
 ) -> None:
-    links, there = ends
+    sockets, there = ends
     there.sendall((1 << 20).to_bytes(8, "big") + bytes(1000))
     there.close()
     with pytest.raises(PeerLostError):
-        links.transfer([], [Incoming(1)], TIMEOUT_S)
+        sockets.transfer([], [Incoming(1)], TIMEOUT_S)

@@ -12,7 +12,7 @@ import pytest
 from tests.runtime.ranks import PROGRAMS, ROOT, held_addresses
 
 EXCHANGES = 150
-PLACES = [
+HOST_KEYS = [
     ["a", "a"],
     ["a", "a", "a", "a"],
     ["a", "b", "a", "b"],
@@ -20,15 +20,15 @@ PLACES = [
 ]
 
 
-@pytest.mark.parametrize("places", PLACES, ids="-".join)
-def test_many_exchanges_of_all_sizes(places: list[str]) -> None:
+@pytest.mark.parametrize("host_keys", HOST_KEYS, ids="-".join)
+def test_many_exchanges_of_all_sizes(host_keys: list[str]) -> None:
     seed = 7
-    with held_addresses(len(places)) as addresses:
+    with held_addresses(len(host_keys)) as addresses:
         ranks = [
             subprocess.Popen(
                 [
                     *(sys.executable, str(PROGRAMS / "many_exchanges.py")),
-                    *(str(rank), str(seed), str(EXCHANGES), json.dumps(places)),
+                    *(str(rank), str(seed), str(EXCHANGES), json.dumps(host_keys)),
                     *addresses,
                 ],
                 env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -36,7 +36,7 @@ def test_many_exchanges_of_all_sizes(places: list[str]) -> None:
                 stderr=subprocess.PIPE,
                 text=True,
             )
-            for rank in range(len(places))
+            for rank in range(len(host_keys))
         ]
         try:
             said = [rank.communicate(timeout=60) for rank in ranks]
@@ -44,8 +44,8 @@ def test_many_exchanges_of_all_sizes(places: list[str]) -> None:
             for rank in ranks:
                 rank.kill()
     together: dict[str, list[int]] = {}
-    for number, place in enumerate(places):
-        together.setdefault(place or str(number), []).append(number)
+    for number, host_key in enumerate(host_keys):
+        together.setdefault(host_key or str(number), []).append(number)
     groups = tuple(tuple(group) for group in together.values())
     for rank, (out, err) in zip(ranks, said, strict=True):
         assert rank.returncode == 0, err

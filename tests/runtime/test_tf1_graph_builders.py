@@ -170,7 +170,7 @@ def test_a_step_ends_with_all_workers(found: Found) -> None:
     assert most <= 2
 
 
-def test_copies_equal_the_master(either: Found) -> None:
+def test_copies_equal_the_master_copy(either: Found) -> None:
     workers = either["replicated"]
     for worker in workers:
         assert worker["equal"] == [True] * 8
@@ -201,7 +201,7 @@ def test_model_variables_are_the_chiefs(either: Found) -> None:
     # The copy on the ps stays zero until sync_model_variables has run.
     assert {worker["before"] for worker in (chief, *others)} == {0.0}
     for worker in (chief, *others):
-        assert worker["shadow"] == chief["own"]
+        assert worker["master_copy"] == chief["own"]
     assert len({worker["own"] for worker in (chief, *others)}) == 3
 
 

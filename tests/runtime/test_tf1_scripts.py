@@ -180,7 +180,7 @@ def test_there_is_one_chief(warm: WarmInterpreter, tmp_path: Path) -> None:
     assert done(worker, "says_chief") == {"initialises": False}
     assert done(chief, "says_chief") == {"initialises": True}
     (warning,) = worker.said("warning")
-    assert warning["text"].startswith("the script takes worker:0 for the chief; the ")
+    assert warning["text"].startswith("the script treats worker:0 as the chief, but ")
     assert not chief.said("warning")
 
 

@@ -51,8 +51,8 @@ SIGNATURE = Signature("test")
 SIZES = [1, 2, 3, 4, 5]
 # Near the limits of direct sending and of one block, and indivisible by rank counts.
 LENGTHS = [0, 1, 3, 1000, 4097, 65537, 300_001]
-# Ranks with the same place share memory; those with "" share none.
-PLACES = [
+# Ranks with the same host key share memory; those with "" share none.
+HOST_KEYS = [
     [""],
     ["", ""],
     ["", "", "", "", ""],
@@ -70,10 +70,10 @@ def vector(rank: int, length: int, dtype: str) -> Array:
     return generator.integers(0, 9, length).astype(dtype)
 
 
-@pytest.mark.parametrize("places", PLACES)
+@pytest.mark.parametrize("host_keys", HOST_KEYS)
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int64", "uint8"])
-def test_sums_are_exact_for_every_length(places: list[str], dtype: str) -> None:
-    size = len(places)
+def test_sums_are_exact_for_every_length(host_keys: list[str], dtype: str) -> None:
+    size = len(host_keys)
 
     def act(group: Group) -> list[Array]:
         return [
@@ -83,21 +83,23 @@ def test_sums_are_exact_for_every_length(places: list[str], dtype: str) -> None:
             for length in LENGTHS
         ]
 
-    for found in results(as_threads(size, act, places)):
+    for found in results(as_threads(size, act, host_keys)):
         for length, array in zip(LENGTHS, found, strict=True):
             parts = [vector(rank, length, dtype) for rank in range(size)]
             np.testing.assert_array_equal(array, np.sum(parts, axis=0, dtype=dtype))
             assert array.dtype == dtype
 
 
-@pytest.mark.parametrize("places", [places for places in PLACES if len(places) > 2])
+@pytest.mark.parametrize(
+    "host_keys", [host_keys for host_keys in HOST_KEYS if len(host_keys) > 2]
+)
 @pytest.mark.parametrize("length", [7, 1_000_003])
-def test_every_rank_has_the_same_bits(places: list[str], length: int) -> None:
+def test_every_rank_has_the_same_bits(host_keys: list[str], length: int) -> None:
     def act(group: Group) -> bytes:
         array = np.random.default_rng(group.rank).normal(size=length).astype("float32")
         return reduce_arrays(group, [array], ReduceOp.SUM, SIGNATURE)[0].tobytes()
 
-    assert len(set(results(as_threads(len(places), act, places)))) == 1
+    assert len(set(results(as_threads(len(host_keys), act, host_keys)))) == 1
 
 
 @pytest.mark.parametrize(
@@ -135,9 +137,9 @@ def test_arrays_of_several_dtypes_keep_their_shapes() -> None:
 
 
 @pytest.mark.parametrize("length", [3, 1_000_001])
-@pytest.mark.parametrize("places", [["a", "a", "a"], ["", "", ""], ["a", "a", "b"]])
+@pytest.mark.parametrize("host_keys", [["a", "a", "a"], ["", "", ""], ["a", "a", "b"]])
 def test_means_are_weighted_and_weight_zero_counts_as_nothing(
-    places: list[str], length: int
+    host_keys: list[str], length: int
 ) -> None:
     def act(group: Group) -> tuple[list[Array], list[Slices]]:
         value = [1.0, 4.0, np.nan][group.rank]
@@ -149,7 +151,7 @@ def test_means_are_weighted_and_weight_zero_counts_as_nothing(
             signature=SIGNATURE,
         )
 
-    for (mean,), (slices,) in results(as_threads(3, act, places)):
+    for (mean,), (slices,) in results(as_threads(3, act, host_keys)):
         np.testing.assert_allclose(mean, [3.0] * length)
         np.testing.assert_array_equal(slices.indices, [0, 0, 1])
         np.testing.assert_allclose(slices.values[:, 0], [1 / 3, 8 / 3, 8 / 3])
@@ -174,16 +176,16 @@ def test_each_rank_gets_what_is_for_it(size: int) -> None:
 
     def act(group: Group) -> list[bytes]:
         parts = [words(group.rank, peer) for peer in range(size)]
-        with group.exchange(SIGNATURE) as turn:
-            return turn.transport.alltoall(parts)
+        with group.exchange(SIGNATURE) as call:
+            return call.transport.alltoall(parts)
 
     for rank, found in enumerate(results(as_threads(size, act))):
         assert found == [words(peer, rank) for peer in range(size)]
 
 
-@pytest.mark.parametrize("places", PLACES)
-def test_bytes_are_gathered_and_shared(places: list[str]) -> None:
-    size = len(places)
+@pytest.mark.parametrize("host_keys", HOST_KEYS)
+def test_bytes_are_gathered_and_shared(host_keys: list[str]) -> None:
+    size = len(host_keys)
 
     def act(group: Group) -> tuple[list[bytes], bytes]:
         own = bytes([group.rank]) * group.rank * 1_000_000
@@ -194,7 +196,7 @@ def test_bytes_are_gathered_and_shared(places: list[str]) -> None:
         )
 
     everything = [bytes([rank]) * rank * 1_000_000 for rank in range(size)]
-    for gathered, shared in results(as_threads(size, act, places)):
+    for gathered, shared in results(as_threads(size, act, host_keys)):
         assert gathered == everything
         assert shared == everything[-1]
 
@@ -337,11 +339,11 @@ def test_a_cluster_on_one_machine_is_not_seen_from_others() -> None:
         assert listener.getsockname()[0] == "0.0.0.0"
 
 
-def test_strangers_on_the_port_disturb_nobody() -> None:
+def test_unauthenticated_connections_are_ignored() -> None:
     with held_addresses(2) as addresses:
         host, port = addresses[0].split(":")
 
-        def stranger() -> None:
+        def intruder() -> None:
             deadline = time.monotonic() + 10
             while time.monotonic() < deadline:
                 try:
@@ -355,7 +357,7 @@ def test_strangers_on_the_port_disturb_nobody() -> None:
         def rank(number: int) -> None:
             transport = HostTransport(Member(number, 2, TOKEN), addresses)
             if number == 1:
-                results(in_threads([stranger] * 5))
+                results(in_threads([intruder] * 5))
             transport.barrier()
             transport.close()
 

@@ -25,10 +25,11 @@ Logs: TypeAlias = dict[str, Any] | None
 class BroadcastVariables(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
     """Broadcasts weights and optimizer state of rank ``root_rank`` to all ranks.
 
-    Follows ``horovod.keras.callbacks.BroadcastGlobalVariablesCallback``. It broadcasts
-    when training begins, or after the first batch if the model is not built
-    before. Raises CollectiveMismatchError on all ranks if the models differ. ``device``
-    is ignored.
+    It does so when training begins, or after the first batch if the model is not built
+    before. It then raises ValueError if there is no such rank, CollectiveMismatchError
+    on all ranks if the models differ, and another CollectiveError before ``init`` or if
+    a rank is lost or late. ``device`` is ignored. Follows
+    ``BroadcastGlobalVariablesCallback`` of horovod/keras/callbacks.py.
     """
 
     def __init__(self, root_rank: int = 0, device: str = "") -> None:
@@ -37,11 +38,13 @@ class BroadcastVariables(keras.callbacks.Callback):  # type: ignore[misc]  # unt
         self._sent = False
 
     def on_train_begin(self, logs: Logs = None) -> None:
+        """Broadcast if the model is built. Raises what the class says."""
         self._sent = False
         if self.model.built:
             self._tfcluster_send()
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
+        """Broadcast after the first batch, unless done before it."""
         if not self._sent:
             self._tfcluster_send()
 
@@ -55,14 +58,18 @@ class BroadcastVariables(keras.callbacks.Callback):  # type: ignore[misc]  # unt
 class MetricAverage(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
     """Averages the logs of an epoch over the ranks, for the callbacks after this one.
 
-    All scalar numbers are averaged in float64, with equal weights. ``device`` is
-    ignored.
+    All scalar numbers are averaged in float64, with equal weights, and become Python
+    floats. ``device`` is ignored. Raises CollectiveMismatchError on all ranks if their
+    logs have different numbers, and another CollectiveError before ``init`` or if a
+    rank is lost or late. Follows ``MetricAverageCallback`` of
+    horovod/keras/callbacks.py.
     """
 
     def __init__(self, device: str = "") -> None:
         super().__init__()
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
+        """Replace the numbers in ``logs`` by their averages."""
         if logs is None:
             return
         names = sorted(name for name, value in logs.items() if _is_number(value))
@@ -76,16 +83,20 @@ class MetricAverage(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
 class LearningRateSchedule(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
     """Sets the learning rate to ``initial_lr * multiplier(epoch)`` in some epochs.
 
-    These are the epochs from ``start_epoch`` until before ``end_epoch``. A number m as
-    ``multiplier`` means ``m ** (epoch - start_epoch)``. With ``staircase`` the rate is
-    set once per epoch, otherwise for every batch, with fractional epochs; that needs
-    ``steps_per_epoch``, unless ``fit`` knows it. ``initial_lr`` defaults to the
-    optimizer's learning rate.
+    These are the epochs from ``start_epoch`` until before ``end_epoch``, counted from
+    0. A number m as ``multiplier`` means ``m ** (epoch - start_epoch)``. With
+    ``staircase`` the rate is set once per epoch, otherwise for every batch, with
+    fractional epochs; that needs ``steps_per_epoch``, in batches, unless ``fit`` knows
+    it. ``initial_lr`` defaults to the optimizer's learning rate. The logs of each epoch
+    get the rate as ``lr``.
 
     ``momentum_correction`` scales the velocity of SGD, which contains the old learning
     rate as a factor, by new rate / old rate: see Goyal et al., "Accurate, Large
     Minibatch SGD", 2017 (arXiv:1706.02677). Raises ValueError when training begins if
-    ``steps_per_epoch`` is needed and unknown.
+    ``steps_per_epoch`` is needed and unknown; Keras raises TypeError for an optimizer
+    whose rate is a schedule.
+
+    Follows ``LearningRateScheduleCallback`` of horovod/keras/callbacks.py.
     """
 
     def __init__(
@@ -114,6 +125,10 @@ class LearningRateSchedule(keras.callbacks.Callback):  # type: ignore[misc]  # u
         self._epoch = 0
 
     def on_train_begin(self, logs: Logs = None) -> None:
+        """Find out the initial rate and the steps.
+
+        Raises ValueError if the steps of an epoch are needed and unknown.
+        """
         if self.initial_lr is None:
             self.initial_lr = float(self.model.optimizer.learning_rate)
         if self.steps_per_epoch is None:
@@ -124,15 +139,18 @@ class LearningRateSchedule(keras.callbacks.Callback):  # type: ignore[misc]  # u
             )
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
+        """Set the rate of this epoch, with ``staircase``."""
         self._epoch = epoch
         if self.staircase:
             self._tfcluster_set(epoch)
 
     def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
+        """Set the rate of this batch, without ``staircase``."""
         if not self.staircase and self.steps_per_epoch:
             self._tfcluster_set(self._epoch + batch / self.steps_per_epoch)
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
+        """Put the rate into ``logs``, as ``lr``."""
         if logs is not None:
             logs["lr"] = float(self.model.optimizer.learning_rate)
 
@@ -156,7 +174,9 @@ class LearningRateWarmup(LearningRateSchedule):
 
     It does so batch by batch in the first ``warmup_epochs`` epochs, for scripts that
     multiply their learning rate by the number of ranks: the gradual warm-up of Goyal et
-    al., 2017. ``verbose`` prints a line when it is done.
+    al., arXiv:1706.02677. ``verbose`` prints a line when it is done. The other
+    arguments and the errors are those of ``LearningRateSchedule``. Follows
+    ``LearningRateWarmupCallback`` of horovod/keras/callbacks.py.
     """
 
     def __init__(
@@ -179,6 +199,7 @@ class LearningRateWarmup(LearningRateSchedule):
         self.verbose = verbose
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
+        """Print a line on rank 0 when the warm-up has ended, if ``verbose``."""
         super().on_epoch_end(epoch, logs)
         if self.verbose and epoch == self.warmup_epochs - 1 and is_chief():
             rate = float(self.model.optimizer.learning_rate)
@@ -198,8 +219,9 @@ class BestModelCheckpoint(
 ):
     """A ModelCheckpoint with ``save_best_only``; only rank 0 writes.
 
-    ``filepath`` may be set later. Raises ValueError if it is not set when training
-    begins.
+    The arguments are Keras's. ``filepath`` may be set later. Raises ValueError if it is
+    not set when training begins. Follows ``BestModelCheckpoint`` of
+    horovod/keras/callbacks.py.
     """
 
     def __init__(
@@ -221,6 +243,7 @@ class BestModelCheckpoint(
         self.filepath = filepath
 
     def on_train_begin(self, logs: Logs = None) -> None:
+        """As Keras's. Raises ValueError if ``filepath`` is not set."""
         if self.filepath is None:
             raise ValueError("BestModelCheckpoint: set its filepath, to *.keras")
         super().on_train_begin(logs)

@@ -17,8 +17,8 @@ from tfcluster.runtime.process_identity import (
     ALONE,
     RankInfo,
     number,
-    place_among,
-    place_from,
+    rank_info_among,
+    rank_info_from,
 )
 from tfcluster.vocabulary import RANKED_TYPES
 
@@ -49,7 +49,7 @@ class Context:
 
     task_type: str = "worker"
     task_index: int = 0
-    place: RankInfo | None = ALONE
+    rank_info: RankInfo | None = ALONE
     """None in a task without a rank."""
     addresses: tuple[str, ...] = ()
     """``host:port`` of every rank, in rank order; empty if unknown."""
@@ -77,37 +77,52 @@ class Context:
     @property
     def rank(self) -> int:
         """The rank of this task. Raises NoRankError if it does not train, like a ps."""
-        return self._placed().rank
+        return self._require_rank().rank
 
     @property
     def size(self) -> int:
         """The number of ranks. Raises NoRankError like ``rank``."""
-        return self._placed().size
+        return self._require_rank().size
 
     @property
     def local_rank(self) -> int:
-        """The rank of this task among those on its host."""
-        return self._placed().local_rank
+        """The rank of this task among those on its host.
+
+        Raises NoRankError like ``rank``.
+        """
+        return self._require_rank().local_rank
 
     @property
     def local_size(self) -> int:
-        """The number of ranks on this host."""
-        return self._placed().local_size
+        """The number of ranks on this host.
+
+        Raises NoRankError like ``rank``.
+        """
+        return self._require_rank().local_size
 
     @property
     def cross_rank(self) -> int:
-        """The rank of this task among those with its local rank on all hosts."""
-        return self._placed().cross_rank
+        """The rank of this task among those with its local rank on all hosts.
+
+        Raises NoRankError like ``rank``.
+        """
+        return self._require_rank().cross_rank
 
     @property
     def cross_size(self) -> int:
-        """The number of hosts that have a task with this local rank."""
-        return self._placed().cross_size
+        """The number of hosts that have a task with this local rank.
+
+        Raises NoRankError like ``rank``.
+        """
+        return self._require_rank().cross_size
 
     @property
     def is_chief(self) -> bool:
-        """Whether this is rank 0."""
-        return self._placed().rank == 0
+        """Whether this is rank 0.
+
+        Raises NoRankError like ``rank``.
+        """
+        return self._require_rank().rank == 0
 
     @property
     def task(self) -> str:
@@ -119,12 +134,12 @@ class Context:
         """Whether the training runtime is to be installed for this task's program."""
         return self.strategy is not Strategy.NONE and self.task_type in RANKED_TYPES
 
-    def _placed(self) -> RankInfo:
-        if self.place is None:
+    def _require_rank(self) -> RankInfo:
+        if self.rank_info is None:
             raise NoRankError(
                 f"{self.task} has no rank: only chief and worker tasks train together"
             )
-        return self.place
+        return self.rank_info
 
 
 def context_from(env: Mapping[str, str]) -> Context:
@@ -140,7 +155,7 @@ def context_from(env: Mapping[str, str]) -> Context:
     return Context(
         task_type=task_type,
         task_index=index,
-        place=_place(env, task_type, index, cluster),
+        rank_info=_rank_info(env, task_type, index, cluster),
         addresses=addresses if task_type in RANKED_TYPES else (),
         cluster=cluster,
         run=env.get("TFCLUSTER_RUN"),
@@ -222,7 +237,7 @@ def _task(found: object, cluster: Mapping[str, tuple[str, ...]]) -> tuple[str, i
     return kind, index
 
 
-def _place(
+def _rank_info(
     env: Mapping[str, str],
     task_type: str,
     index: int,
@@ -234,7 +249,7 @@ def _place(
         return ALONE
     hosts = [_host(address) for address in rank_addresses(cluster)]
     if not hosts and "TFCLUSTER_RANK" not in env:
-        return place_from(env)
+        return rank_info_from(env)
     size = number(env, "TFCLUSTER_SIZE", default=len(hosts) or None, at_least=1)
     if hosts and size != len(hosts):
         raise ContextError(
@@ -244,21 +259,21 @@ def _place(
     before = len(cluster.get("chief", ())) if task_type == "worker" else 0
     rank = number(env, "TFCLUSTER_RANK", default=before + index, below=size)
     if hosts:
-        place = place_among(hosts, rank)
+        rank_info = rank_info_among(hosts, rank)
     else:
-        place = RankInfo(rank=rank, size=size, cross_rank=rank, cross_size=size)
+        rank_info = RankInfo(rank=rank, size=size, cross_rank=rank, cross_size=size)
     # The launcher knows the hosts better: one host may have several addresses.
-    local_size = number(env, "TFCLUSTER_LOCAL_SIZE", default=place.local_size)
-    cross_size = number(env, "TFCLUSTER_CROSS_SIZE", default=place.cross_size)
+    local_size = number(env, "TFCLUSTER_LOCAL_SIZE", default=rank_info.local_size)
+    cross_size = number(env, "TFCLUSTER_CROSS_SIZE", default=rank_info.cross_size)
     return RankInfo(
         rank=rank,
         size=size,
         local_rank=number(
-            env, "TFCLUSTER_LOCAL_RANK", default=place.local_rank, below=local_size
+            env, "TFCLUSTER_LOCAL_RANK", default=rank_info.local_rank, below=local_size
         ),
         local_size=local_size,
         cross_rank=number(
-            env, "TFCLUSTER_CROSS_RANK", default=place.cross_rank, below=cross_size
+            env, "TFCLUSTER_CROSS_RANK", default=rank_info.cross_rank, below=cross_size
         ),
         cross_size=cross_size,
     )

@@ -52,7 +52,7 @@ property         its getter is wrapped
 each class       on the target and each class derived from it, now or later: its
                  ``__init_subclass__`` is replaced as well
 object           on one object of that class
-object's dict    the same, past a ``__setattr__`` that would take note of it
+object's dict    the same, bypassing a ``__setattr__`` that would track it
 for a while      on the target itself, within a ``with`` statement
 """
 
@@ -96,6 +96,7 @@ class Name:
 
     @property
     def path(self) -> str:
+        """See ``Named``."""
         return f"{self.where}.{self.name}" if self.name else self.where
 
     def is_there(self) -> bool:
@@ -142,6 +143,7 @@ class Patch:
 
     @property
     def path(self) -> str:
+        """See ``Named``."""
         return f"{self.target}.{self.attribute}"
 
     @property
@@ -213,7 +215,7 @@ class _WrappedAttribute:
 
 
 class Table:
-    """All patches of some libraries.
+    """All patches of some libraries. Raises ValueError for two of one attribute.
 
     While ``stands_aside()`` is true, only handlers with ``always`` are called.
     """
@@ -294,7 +296,10 @@ class Table:
         owner.__init_subclass__ = classmethod(init_subclass)
 
     def replace(self, patch: Patch, one: Any, value: Any) -> None:
-        """Set the attribute of one object of the patch's class."""
+        """Set the attribute of one object of the patch's class.
+
+        Raises LookupError if the patch is in another table or is not of one object.
+        """
         if patch not in self.patches:
             raise LookupError(f"{patch.path} is in another table")
         if patch.how == "object":
@@ -313,7 +318,11 @@ class Table:
 
     @contextmanager
     def replaced(self, handlers: Mapping[Patch, Around]) -> Iterator[None]:
-        """Wrap the attributes during the body."""
+        """Wrap the attributes during the body.
+
+        Raises LookupError for a handler that the patch does not list, and
+        AttributeError or KeyError if the library has no such attribute.
+        """
         before = []
         try:
             for patch, handler in handlers.items():
@@ -333,14 +342,17 @@ class Table:
 
 
 def original_of(patch: Patch) -> Any:
-    """The library's own function, whether it is wrapped or not."""
+    """The library's own function, wrapped or not. Raises AttributeError."""
     found = getattr(patch.owner(), patch.attribute)
     wrapped = getattr(found, _WRAPPED, None)
     return wrapped.original if isinstance(wrapped, _WrappedAttribute) else found
 
 
 def mark(one: Any, name: str, value: Any) -> None:
-    """Set an attribute of our own, ``tfcluster_...``, on an object of a library."""
+    """Set an attribute of our own, ``tfcluster_...``, on an object of a library.
+
+    Raises ValueError for a name that is not ours.
+    """
     if not name.lstrip("_").startswith("tfcluster_"):
         raise ValueError(f"{name} is no name of ours")
     if hasattr(one, "__dict__") and not isinstance(one, type):

@@ -43,9 +43,10 @@ def run(
 ) -> Callable[Concatenate[AnyState, P], T]:
     """Wrap ``function(state, ...)``, so that all ranks begin with the state of rank 0.
 
-    Unlike Horovod's, it does not retry: a CollectiveError ends the program. If
-    ``restart`` is configured, the launcher starts it again, and it has to continue from
-    a checkpoint.
+    Unlike ``run`` of horovod/tensorflow/elastic.py, it does not retry: a
+    CollectiveError ends the program. If ``restart`` is configured, the launcher starts
+    it again, and it has to continue from a checkpoint. The wrapper raises what ``init``
+    and ``state.sync`` raise, and what the function raises.
     """
 
     @functools.wraps(function)
@@ -61,14 +62,18 @@ class StateVariable(Variable, Protocol):
     """A variable of Keras or TensorFlow."""
 
     def load(self, value: npt.NDArray[Any], session: Session) -> None:
-        """Set a variable of TensorFlow 1; others have ``assign``."""
+        """Set a variable of TensorFlow 1; others have ``assign``.
+
+        ``value`` has its shape and dtype.
+        """
         ...
 
 
 class ObjectState:
     """Python objects, as attributes; ``broadcast_object`` has to support them.
 
-    ``bcast_object`` and ``get_rank`` are ignored.
+    ``bcast_object`` and ``get_rank`` are ignored. Follows ``ObjectState`` of
+    horovod/common/elastic.py.
     """
 
     def __init__(
@@ -91,7 +96,11 @@ class ObjectState:
             setattr(self, name, copy.deepcopy(value))
 
     def sync(self) -> None:
-        """Copy the state of rank 0 to all ranks, and save it."""
+        """Copy the state of rank 0 to all ranks, and save it.
+
+        Raises what ``broadcast_object`` raises: TypeError on all ranks if an attribute
+        cannot be sent, CollectiveError.
+        """
         if self._names:
             own = {name: getattr(self, name) for name in self._names}
             for name, value in broadcast_object(own, 0, name="state").items():
@@ -123,8 +132,10 @@ class ObjectState:
 class TensorFlowState(ObjectState):
     """TensorFlow variables and Python objects.
 
-    A graph of TensorFlow 1 needs ``session`` or a default session when values are read
-    or set; ValueError is raised if there is none.
+    Values are kept in memory as arrays of the variables' shapes and dtypes. A graph of
+    TensorFlow 1 needs ``session`` or a default session when values are read or set;
+    ValueError is raised if there is none. Follows ``TensorFlowState`` of
+    horovod/tensorflow/elastic.py.
     """
 
     def __init__(
@@ -151,15 +162,25 @@ class TensorFlowState(ObjectState):
         return self._variables
 
     def save(self) -> None:
+        """Keep a copy of variables and objects in memory.
+
+        Raises ValueError: see the class.
+        """
         super().save()
         self._values = [np.array(value) for value in self._read(self.variables())]
 
     def restore(self) -> None:
+        """Set variables and objects to what was saved last. Raises ValueError."""
         super().restore()
         for variable, value in zip(self.variables(), self._values, strict=True):
             self._set(variable, value)
 
     def sync(self) -> None:
+        """Copy variables and objects of rank 0 to all ranks, and save them.
+
+        Raises what ``broadcast_variables`` and ``broadcast_object`` raise, and
+        ValueError.
+        """
         done = broadcast_variables(self.variables(), 0)
         if done is not None:
             self._in_session().run(done)
@@ -187,7 +208,8 @@ class TensorFlowKerasState(TensorFlowState):
     """A Keras model, its optimizer, and Python objects.
 
     ``optimizer`` defaults to that of the model; ``backend`` is ignored. Raises
-    ValueError if the model is not built.
+    ValueError if the model is not built. Follows ``TensorFlowKerasState`` of
+    horovod/tensorflow/elastic.py.
     """
 
     def __init__(
@@ -206,11 +228,15 @@ class TensorFlowKerasState(TensorFlowState):
         super().__init__((), **attributes)
 
     def variables(self) -> list[StateVariable]:
+        """The model's weights and the optimizer's variables, each once."""
         state = [*self.model.weights, *getattr(self.optimizer, "variables", ())]
         return list({id(variable): variable for variable in state}.values())
 
     def restore(self) -> None:
-        # Variables that the optimizer has created since then are reset to zeros.
+        """Set everything to what was saved last.
+
+        Variables that the optimizer has created since then are set to zeros.
+        """
         known, values = self.variables(), list(self._values)
         values += [np.zeros(v.shape, str(v.dtype)) for v in known[len(values) :]]
         self._values = values
@@ -221,7 +247,11 @@ KerasState = TensorFlowKerasState
 
 
 class CommitStateCallback(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
-    """Commits a state every ``batches_per_commit`` batches, and after each epoch."""
+    """Commits a state every ``batches_per_commit`` batches, and after each epoch.
+
+    Follows ``CommitStateCallback`` of horovod/keras/elastic.py, as the next two classes
+    do theirs.
+    """
 
     def __init__(self, state: ObjectState, batches_per_commit: int = 1) -> None:
         super().__init__()
@@ -230,15 +260,18 @@ class CommitStateCallback(keras.callbacks.Callback):  # type: ignore[misc]  # un
         self._left = batches_per_commit
 
     def on_train_begin(self, logs: object = None) -> None:
+        """Begin to count batches."""
         self._left = self._every
 
     def on_train_batch_end(self, batch: int, logs: object = None) -> None:
+        """Commit, if enough batches have passed since the last time."""
         self._left -= 1
         if self._left == 0:
             self._state.commit()
             self._left = self._every
 
     def on_epoch_end(self, epoch: int, logs: object = None) -> None:
+        """Commit."""
         self._state.commit()
 
 
@@ -250,9 +283,11 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):  # type: ignore[misc] 
         self._state = state
 
     def on_train_batch_end(self, batch: int, logs: object = None) -> None:
+        """Set ``state.batch`` to ``batch``, counted from 0."""
         self._state.batch = batch
 
     def on_epoch_end(self, epoch: int, logs: object = None) -> None:
+        """Set ``state.batch`` to 0."""
         self._state.batch = 0
 
 
@@ -265,7 +300,9 @@ class UpdateEpochStateCallback(keras.callbacks.Callback):  # type: ignore[misc] 
         self._first = 0
 
     def on_train_begin(self, logs: object = None) -> None:
+        """Remember ``state.epoch``, to count on from it."""
         self._first = self._state.epoch
 
     def on_epoch_end(self, epoch: int, logs: object = None) -> None:
+        """Count this epoch."""
         self._state.epoch = self._first + epoch + 1

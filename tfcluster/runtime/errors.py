@@ -3,8 +3,8 @@
     ContextError               the environment of a task contradicts itself
     NoRankError                rank or size was called in a task that does not train
     CollectiveError            a collective operation between the ranks failed
-      CollectiveMismatchError    ranks call different operations, or with other tensors
-      CollectiveTimeoutError     a rank did not come, or did not answer in time
+      CollectiveMismatchError    ranks call different operations, or differ in tensors
+      CollectiveTimeoutError     a rank did not arrive, or did not answer in time
       PeerLostError              a rank has left: its process ended or its host is gone
       NotDistributedError        the program trains without exchanging gradients
 
@@ -37,7 +37,7 @@ class CollectiveMismatchError(CollectiveError):
 
 
 class CollectiveTimeoutError(CollectiveError):
-    """A rank did not come, or did not answer in time."""
+    """A rank did not arrive, or did not answer in time."""
 
 
 class PeerLostError(CollectiveError):
@@ -47,7 +47,10 @@ class PeerLostError(CollectiveError):
 
 
 class HostsUpdatedInterrupt(RuntimeError):
-    """Never raised: hosts do not change during a run. Horovod scripts catch it."""
+    """Never raised: hosts do not change during a run. Horovod scripts catch it.
+
+    Follows horovod/common/exceptions.py.
+    """
 
 
 class NotDistributedError(CollectiveError):

@@ -52,8 +52,10 @@ def init() -> None:
     """Initialise the process group; further calls do nothing.
 
     Ranks connect at the first exchange. Raises CollectiveError if there are other ranks
-    but their addresses are not known, and, with transport 'tensorflow', if TensorFlow
-    has already executed an op.
+    but their addresses are not known, if there is no such transport, and, with
+    transport 'tensorflow', if TensorFlow has already executed an op; ContextError if
+    the environment contradicts itself; NoRankError in a ps or data task. Follows
+    ``init`` of horovod/common/basics.py, without its arguments.
     """
     join(context())
 
@@ -64,7 +66,10 @@ def is_initialized() -> bool:
 
 
 def shutdown() -> None:
-    """Leave the process group. Ranks that wait for this one get a PeerLostError."""
+    """Leave the process group. Ranks that wait for this one get a PeerLostError.
+
+    Removes all process sets. Does nothing before ``init``, which may be called again.
+    """
     global _group
     for forget in _at_shutdown:
         forget()
@@ -81,43 +86,68 @@ def at_shutdown(act: Callable[[], None]) -> None:
 def rank() -> int:
     """The rank of this process among those that train; 0 is the chief.
 
-    This and the following functions raise NoRankError in a ps or data task.
+    Needs neither ``init`` nor TensorFlow. Raises NoRankError in a ps or data task, and
+    ContextError if the environment contradicts itself; so do the following functions.
+    They follow horovod/common/basics.py; rank 0 of 1 without a launcher.
     """
     return context().rank
 
 
 def size() -> int:
-    """The number of processes that train together; 1 without a launcher."""
+    """The number of processes that train together; 1 without a launcher.
+
+    Raises what ``rank`` raises.
+    """
     return context().size
 
 
 def local_rank() -> int:
-    """The rank of this process among those on its host."""
+    """The rank of this process among those on its host.
+
+    Raises what ``rank`` raises.
+    """
     return context().local_rank
 
 
 def local_size() -> int:
-    """The number of ranks on this host."""
+    """The number of ranks on this host.
+
+    Raises what ``rank`` raises.
+    """
     return context().local_size
 
 
 def cross_rank() -> int:
-    """The rank of this process among those with the same local rank on all hosts."""
+    """The rank of this process among those with its local rank on all hosts.
+
+    Raises what ``rank`` raises.
+    """
     return context().cross_rank
 
 
 def cross_size() -> int:
-    """The number of hosts that have a process with this local rank."""
+    """The number of hosts that have a process with this local rank.
+
+    Raises what ``rank`` raises.
+    """
     return context().cross_size
 
 
 def is_chief() -> bool:
-    """Whether this is rank 0."""
+    """Whether this is rank 0.
+
+    Raises what ``rank`` raises.
+    """
     return context().is_chief
 
 
 def barrier() -> None:
-    """Return when all ranks have called. Raises CollectiveError."""
+    """Return when all ranks have called.
+
+    Raises CollectiveMismatchError on all ranks if some call something else, another
+    CollectiveError before ``init`` or if a rank is lost or late. Follows ``barrier`` of
+    horovod/tensorflow/mpi_ops.py.
+    """
     meet(group(), Signature("barrier"))
     exchanged(combined=False)
 

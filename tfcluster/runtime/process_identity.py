@@ -29,11 +29,11 @@ class RankInfo:
 
 
 ALONE = RankInfo()
-"""The place of a program that was started alone."""
+"""The RankInfo of a program that was started alone."""
 
 
-def place_among(hosts: Sequence[str], rank: int) -> RankInfo:
-    """The place of ``rank``; ``hosts`` are the hosts of all ranks, in rank order."""
+def rank_info_among(hosts: Sequence[str], rank: int) -> RankInfo:
+    """The RankInfo of ``rank``; ``hosts`` are the hosts of all ranks, in rank order."""
     host = hosts[rank]
     local_rank = hosts[:rank].count(host)
     # The hosts that have a rank with this local rank, in the order of their first rank.
@@ -48,8 +48,8 @@ def place_among(hosts: Sequence[str], rank: int) -> RankInfo:
     )
 
 
-def place_from(env: Mapping[str, str]) -> RankInfo:
-    """The place that MPI or Slurm gave this process; ``ALONE`` if neither did.
+def rank_info_from(env: Mapping[str, str]) -> RankInfo:
+    """The RankInfo that MPI or Slurm gave this process; ``ALONE`` if neither did.
 
     MPI has precedence: with ``mpirun`` inside a Slurm job, every rank inherits the
     Slurm variables of mpirun's daemon. Grid Engine does not number the processes of a

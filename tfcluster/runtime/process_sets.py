@@ -15,7 +15,12 @@ from tfcluster.runtime.collective.collectives import meet
 
 
 class ProcessSet:
-    """A set of ranks; usable in collectives after ``add_process_set``."""
+    """A set of ranks; usable in collectives after ``add_process_set``.
+
+    ``ranks`` are numbers among all ranks, in any order; repetitions do not count. Two
+    sets of the same ranks cannot both be added. Follows ``ProcessSet`` of
+    horovod/common/process_sets.py.
+    """
 
     def __init__(self, ranks: Iterable[int]) -> None:
         self._ranks: Sequence[int] | None = sorted({int(rank) for rank in ranks})
@@ -25,19 +30,22 @@ class ProcessSet:
 
     @property
     def ranks(self) -> list[int]:
-        """The members, in ascending order."""
+        """The members, in ascending order. Raises NoRankError in a ps or data task."""
         return list(range(process_group.size()) if self._ranks is None else self._ranks)
 
     def included(self) -> bool:
-        """Whether this process is a member."""
+        """Whether this process is a member. Raises NoRankError in a ps or data task."""
         return process_group.rank() in self.ranks
 
     def size(self) -> int:
-        """The number of members."""
+        """The number of members. Raises NoRankError in a ps or data task."""
         return len(self.ranks)
 
     def rank(self) -> int:
-        """The rank of this process in the set. Raises ValueError if it is no member."""
+        """The rank of this process in the set: its place in ``ranks``.
+
+        Raises ValueError if it is no member, NoRankError in a ps or data task.
+        """
         if not self.included():
             raise ValueError(f"rank {process_group.rank()} is not in {self}")
         return self.ranks.index(process_group.rank())
@@ -45,8 +53,8 @@ class ProcessSet:
     def group(self) -> Group:
         """The process group of the members.
 
-        Raises CollectiveError if the set has not been added, and ValueError if this
-        process is not a member.
+        Raises CollectiveError if the set has not been added, or before ``init``, and
+        ValueError if this process is not a member.
         """
         if self.process_set_id == 0:
             return process_group.group()
@@ -79,8 +87,11 @@ _next_id = 1
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     """Add a process set and connect its members; all ranks have to call this.
 
-    Raises ValueError for ranks that do not exist, and if another set has the same
-    ranks. Raises CollectiveMismatchError on all ranks if they add different sets.
+    Returns the set, with its ``process_set_id``. Raises ValueError for ranks that do
+    not exist, for no ranks, if the set has been added already, and if another set has
+    the same ranks. Raises CollectiveMismatchError on all ranks if they add different
+    sets, and another CollectiveError before ``init`` or if the members cannot be
+    connected. Follows ``add_process_set`` of horovod/common/process_sets.py.
     """
     global _next_id
     added = (
@@ -105,6 +116,9 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     """Remove a process set and disconnect its members; all ranks have to call this.
 
     Returns whether the set had been added. The set of all ranks cannot be removed.
+    Raises CollectiveMismatchError on all ranks if they remove different sets, and
+    another CollectiveError before ``init`` or if a rank is lost or late. Follows
+    ``remove_process_set`` of horovod/common/process_sets.py.
     """
     number = process_set.process_set_id
     if not number:
@@ -122,17 +136,26 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 
 
 def get_process_set_ids_and_ranks() -> dict[int, list[int]]:
-    """The ranks of each set that has been added, by its id."""
+    """The ranks of each set that has been added, in ascending order, by its id.
+
+    Id 0 is that of all ranks. Raises NoRankError in a ps or data task.
+    """
     return {number: found.ranks for number, found in _added.items()}
 
 
 def process_set_included(process_set_id: int = 0) -> int:
-    """1 if this process is in that set, else 0. Raises KeyError for an unknown id."""
+    """1 if this process is in that set, else 0.
+
+    Raises KeyError for an unknown id, NoRankError in a ps or data task.
+    """
     return int(_added[process_set_id].included())
 
 
 def is_process_set_included(process_set: ProcessSet) -> bool:
-    """Whether this process is a member of ``process_set``."""
+    """Whether this process is a member of ``process_set``.
+
+    Raises NoRankError in a ps or data task.
+    """
     return process_set.included()
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -211,9 +211,11 @@ class IndexedSlices(Protocol):
     def shape(self) -> Shape: ...
 
 
-Gradient: TypeAlias = Any
-"""A ``Tensor``, ``IndexedSlices``, or None if the loss does not depend on the variable.
-Not a union, since mypy cannot narrow one by ``isinstance`` of an untyped class."""
+Gradient: TypeAlias = Tensor | IndexedSlices | None
+"""None if the loss does not depend on the variable. ``tensors.is_sparse`` narrows it;
+mypy cannot do so by ``isinstance`` of an untyped class."""
+
+AGradient = TypeVar("AGradient", bound=Gradient)
 
 
 class Operation(Protocol):

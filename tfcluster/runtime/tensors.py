@@ -5,25 +5,38 @@ Neither may be written to afterwards, because tensor and array may share their m
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
 
 from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.net.buffer_pool import ALIGNMENT
-from tfcluster.runtime.tensor_types import DType, Gradient, Tensor, Variable
+from tfcluster.runtime.tensor_types import (
+    DType,
+    Gradient,
+    IndexedSlices,
+    Tensor,
+    Variable,
+)
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
 
 _SMALL_BYTES = 1 << 12
 """What is smaller is copied in a few microseconds."""
 
 
-def as_tensor(value: Tensor) -> Tensor:
-    """``value`` as a tensor; skips convert_to_tensor, which is slow, if it is one."""
+def as_tensor(value: Gradient) -> Tensor:
+    """``value`` as a tensor; skips convert_to_tensor, which is slow, if it is one.
+
+    Shape and dtype are those that TensorFlow gives it; IndexedSlices become dense.
+    Raises ValueError or TypeError for what TensorFlow cannot convert.
+    """
     return value if isinstance(value, tf.Tensor) else tf.convert_to_tensor(value)
 
 
-def is_sparse(value: Gradient) -> bool:
+def is_sparse(value: Gradient) -> TypeIs[IndexedSlices]:
     """Whether a gradient is IndexedSlices."""
     return isinstance(value, tf.IndexedSlices)
 
@@ -34,7 +47,10 @@ def is_inexact(tensor: Tensor | Variable) -> bool:
 
 
 def name_of(variable: Any) -> str:
-    """A variable's path (Keras), else its name (TensorFlow)."""
+    """A variable's path (Keras), else its name (TensorFlow).
+
+    Raises AttributeError for an eager tensor.
+    """
     return str(getattr(variable, "path", None) or variable.name)
 
 

@@ -237,7 +237,7 @@ KEEPS_BATCHES = (
     "TakeWhile",
     "Zip",
 )
-"""Kinds whose elements are batches where those of their inputs are."""
+"""Kinds of datasets whose elements are batches if those of their inputs are."""
 
 
 def check() -> None:

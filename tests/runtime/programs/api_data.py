@@ -14,8 +14,8 @@ import tfcluster.runtime as tfc
 from tests.runtime.programs.checks import RANK, SIZE
 from tfcluster.runtime import process_group
 
-HALVES = ("float16", "bfloat16")
-FLOATS = (*HALVES, "float32", "float64")
+HALF_DTYPES = ("float16", "bfloat16")
+FLOATS = (*HALF_DTYPES, "float32", "float64")
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 COMPLEX = ("complex64", "complex128")
 OPS = {
@@ -48,7 +48,7 @@ def combined(op, parts):
     if dtype == np.bool_:
         or_ = op in ("sum", "max")
         return functools.reduce(np.logical_or if or_ else np.logical_and, wide)
-    if dtype.name in HALVES:
+    if dtype.name in HALF_DTYPES:
         wide = [part.astype("float32") for part in wide]
     if op in ("average", "sum"):
         kind = dtype.kind in "iu"
@@ -58,8 +58,8 @@ def combined(op, parts):
         if op == "average":
             total = total // SIZE if kind else total / SIZE
     else:
-        fold = {"min": np.minimum, "max": np.maximum, "product": np.multiply}[op]
-        total = functools.reduce(fold, wide)
+        reduction = {"min": np.minimum, "max": np.maximum, "product": np.multiply}[op]
+        total = functools.reduce(reduction, wide)
     return total.astype(dtype)
 
 

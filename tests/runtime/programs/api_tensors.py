@@ -9,9 +9,9 @@ import numpy as np
 import tensorflow as tf
 
 import tfcluster.runtime as tfc
-from tests.runtime.programs import api_moves, checks
+from tests.runtime.programs import api_gather_broadcast, checks
 from tests.runtime.programs.api_data import (
-    HALVES,
+    HALF_DTYPES,
     HOROVODS,
     OPERATIONS,
     OPS,
@@ -107,7 +107,9 @@ def check_allreduce_refusals():
         lambda: tfc.allreduce(booleans, op=tfc.Sum, prescale_factor=2.0),
     )
     refuses(TypeError, "not string", lambda: tfc.allreduce(tf.constant("x")))
-    refuses(TypeError, "no min", lambda: tfc.allreduce(tf.constant(1j), op=tfc.Min))
+    refuses(
+        TypeError, "support min", lambda: tfc.allreduce(tf.constant(1j), op=tfc.Min)
+    )
     own = tf.constant(1.0)
     refuses(ValueError, "not both", lambda: tfc.allreduce(own, True, tfc.Sum))
     refuses(ValueError, "can be Average", lambda: tfc.allreduce(own, op=SUM_TEXT))
@@ -213,7 +215,7 @@ def check_slices():
         combined("average", whole),
         "float32",
     )
-    refuses(ValueError, "no max", lambda: tfc.allreduce(slices, op=tfc.Max))
+    refuses(ValueError, "support max", lambda: tfc.allreduce(slices, op=tfc.Max))
 
 
 def check_factors_of_doubles_are_exact():
@@ -332,7 +334,7 @@ def beside_integers(variable):
 
 
 def check_half_gradients():
-    for dtype in HALVES:
+    for dtype in HALF_DTYPES:
         own = tf.constant([1.0, 2.0], tf.as_dtype(dtype))
         with tf.GradientTape() as tape:
             tape.watch(own)
@@ -379,4 +381,4 @@ def check_order_in_a_graph():
 
 if __name__ == "__main__":
     # The checks of the other module come last, because they end with a shutdown.
-    checks.run({**globals(), **vars(api_moves)})
+    checks.run({**globals(), **vars(api_gather_broadcast)})

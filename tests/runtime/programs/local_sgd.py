@@ -192,5 +192,5 @@ def case_drift():
 if __name__ == "__main__":
     if "many_weights" in sys.argv:
         hooked: Any = process_group.group()._transport
-        hooked._place = ""
+        hooked._host_key = ""
     main(globals())

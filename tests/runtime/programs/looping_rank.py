@@ -25,9 +25,9 @@ deed, who = sys.argv[2:] or ("", "-1")
 mine = deed if tfc.rank() == int(who) else ""
 rounds = 0
 if mine == "waiting":
-    board = process_group.group()._monitor
-    assert board
-    board.join()
+    monitor = process_group.group()._monitor
+    assert monitor
+    monitor.join()
     print("under way", flush=True)
     signal.pause()
 try:

@@ -1,7 +1,7 @@
 """One of several ranks without TensorFlow, whose exchanges have many sizes.
 
-``argv``: rank, seed, number of exchanges, places (a JSON list), addresses. All results
-are checked. The ranks pause at random, so that each is late at times.
+``argv``: rank, seed, number of exchanges, host keys (a JSON list), addresses. All
+results are checked. The ranks pause at random, so that each is late at times.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from tfcluster.runtime.net.handshake import Member
 TOKEN = bytes(range(32))
 
 
-def main(rank: int, seed: int, count: int, places: list[str], *at: str) -> None:
-    size = len(places)
-    transport = HostTransport(Member(rank, size, TOKEN), at, place=places[rank])
+def main(rank: int, seed: int, count: int, host_keys: list[str], *at: str) -> None:
+    size = len(host_keys)
+    transport = HostTransport(Member(rank, size, TOKEN), at, host_key=host_keys[rank])
     common, own = random.Random(seed), random.Random(seed + 1000 + rank)
     for number in range(count):
         length = int(10 ** common.uniform(0, 6.2))

@@ -30,10 +30,10 @@ def values(rank: int, dtype: str, length: int = 37) -> np.ndarray[Any, Any]:
     return np.random.default_rng(rank).integers(1, 4, length).astype(dtype)
 
 
-def main(what: str, rank: int, place: str, addresses: list[str]) -> dict[str, Any]:
+def main(what: str, rank: int, host_key: str, addresses: list[str]) -> dict[str, Any]:
     size = len(addresses)
     host = HostTransport(Member(rank, size, bytes(32)), addresses)
-    transport = MpiTransport(host, place=place or None)
+    transport = MpiTransport(host, host_key=host_key or None)
     group = Group(transport)
     try:
         return ACTS[what](group, transport)
@@ -62,8 +62,8 @@ def operations(group: Group, transport: MpiTransport) -> dict[str, Any]:
     found["shared"] = broadcast_bytes(
         group, word, group.size - 1, Signature("s")
     ).decode()
-    with group.exchange(Signature("a")) as turn:
-        found["swapped"] = b" ".join(turn.transport.alltoall(every)).decode()
+    with group.exchange(Signature("a")) as call:
+        found["swapped"] = b" ".join(call.transport.alltoall(every)).decode()
     transport.barrier()
     mapped = Path("/proc/self/maps").read_text().splitlines()
     found["files"] = [

@@ -65,14 +65,14 @@ def check_twice() -> None:
 
 def _check(update: Callable[[Any, Any], None]) -> None:
     """Check that the rows equal those of ``update`` on a plain variable."""
-    shadow = tf.Variable(tf.zeros([ROWS, COLUMNS]))
+    replica = tf.Variable(tf.zeros([ROWS, COLUMNS]))
     expected = tf.Variable(tf.zeros([ROWS, COLUMNS]))
 
     def apply(gradients: list[Any]) -> None:
-        update(shadow, gradients[0])
+        update(replica, gradients[0])
 
     engine = Engine([np.zeros((ROWS, COLUMNS), np.float32)])
-    engine.define(serialised(apply, [shadow], {}, "s"))
+    engine.define(serialised(apply, [replica], {}, "s"))
     model = ShardedModel([Piece(0, 0, ROWS, whole=True)], [True], engine)
     for gradient in (slices(7, 3, 9), slices(9, 9, 30), slices(*range(20))):
         update(expected, tf.IndexedSlices(gradient.values, gradient.indices))
@@ -93,15 +93,15 @@ def _check(update: Callable[[Any, Any], None]) -> None:
 
 
 def check_rows_of_another_gradient_are_not_taken_for_its_own() -> None:
-    shadows = [tf.Variable(tf.zeros([ROWS, COLUMNS])) for _ in range(2)]
+    replicas = [tf.Variable(tf.zeros([ROWS, COLUMNS])) for _ in range(2)]
 
     def apply(gradients: list[Any]) -> None:
-        for shadow, gradient in zip(shadows, reversed(gradients), strict=True):
-            shadow.scatter_sub(gradient)
+        for replica, gradient in zip(replicas, reversed(gradients), strict=True):
+            replica.scatter_sub(gradient)
 
     zeros = np.zeros((ROWS, COLUMNS), np.float32)
     engine = Engine([zeros, zeros])
-    engine.define(serialised(apply, shadows, {}, "ss"))
+    engine.define(serialised(apply, replicas, {}, "ss"))
     given = [slices(1, 2, 3), slices(4, 5, 6)]
     engine.apply(given, "ss")
     assert not engine.rows(0, given[0].indices).any()

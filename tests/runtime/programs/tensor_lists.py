@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tests.runtime.programs import checks
 from tfcluster.runtime.exchange.tensor_list import Kind, TensorList, flattened
+from tfcluster.runtime.tensors import is_sparse
 
 
 def slices_of(number):
@@ -36,6 +37,7 @@ def check_any_order_of_kinds_comes_back():
             if kind is Kind.DENSE:
                 np.testing.assert_array_equal(value, back)
             elif kind is Kind.SPARSE:
+                assert is_sparse(back)
                 np.testing.assert_array_equal(value.values, back.values)
                 np.testing.assert_array_equal(value.indices, back.indices)
                 assert back.dense_shape is value.dense_shape

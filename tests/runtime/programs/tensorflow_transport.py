@@ -45,7 +45,7 @@ def transport() -> Any:
     return process_group.group()._transport
 
 
-def board() -> Any:
+def monitor() -> Any:
     return process_group.group()._monitor
 
 
@@ -112,7 +112,7 @@ def kill():
 def early():
     """The last rank is killed before TensorFlow's first op, where the others wait."""
     tfc.init()
-    board().join()
+    monitor().join()
     if RANK == SIZE - 1:
         os.kill(os.getpid(), signal.SIGKILL)
     began = time.monotonic()
@@ -124,13 +124,13 @@ def late_start():
     """The last rank delays its first op until it learns that the others wait."""
     tfc.init()
     if RANK == SIZE - 1:
-        told, say = threading.Event(), board()._say
+        told, say = threading.Event(), monitor()._say
 
         def say_and_tell(text):
             say(text)
             told.set()
 
-        vars(board())["_say"] = say_and_tell
+        vars(monitor())["_say"] = say_and_tell
         told.wait(50)
     found["total"] = float(reduced((tf.ones(ROWS) + 1.0).numpy())[0])
 

@@ -17,9 +17,11 @@ from tfcluster.runtime.collective.transports.base import Array
 def adasum(parts: Sequence[Array]) -> Array:
     """Combine the arrays of all ranks: neighbours in pairs, then pairs of pairs.
 
-    ``parts`` are in rank order, of equal shape and dtype; the result has that shape and
-    dtype. It is identical on all ranks, since each computes it from the same arrays.
-    Their number must be a power of two: see ``require_power_of_two``.
+    ``parts`` are in rank order, floats of any shape, equal like the dtype; the result
+    is a new array of that shape and dtype. Computed in float32 at least, dot products
+    in float64. It is identical on all ranks, since each computes it from the same
+    arrays. It is algorithm 1 of Maleki et al., arXiv:2006.02924, with the whole array
+    as one layer. The number of ranks must be a power of two.
     """
     dtype = parts[0].dtype
     wide = [part.astype(np.promote_types(dtype, np.float32)) for part in parts]

@@ -32,10 +32,12 @@ Bucket = tuple[int, ...]
 def by_size(items: Sequence[Item], bucket_bytes: int) -> list[Bucket]:
     """Put each tensor's position into exactly one bucket, keeping their order.
 
-    A bucket takes tensors of its dtype until it *exceeds* ``bucket_bytes``, so all
-    buckets but the last of each dtype are larger than that. With ``bucket_bytes`` 0
+    A bucket takes tensors of its dtype until it *exceeds* ``bucket_bytes`` bytes, so
+    all buckets but the last of each dtype are larger than that. With ``bucket_bytes`` 0
     there is one bucket per dtype. If the size of a tensor is unknown, the result is the
-    same, with a RuntimeWarning.
+    same, with a RuntimeWarning. Follows PyTorch's ``compute_bucket_assignment_by_size``
+    (torch/csrc/distributed/c10d/reducer.cpp; Li et al., arXiv:2006.15704), which closes
+    a bucket once it has *reached* the limit.
     """
     unknown = [item for item in items if item.nbytes is None]
     if unknown and bucket_bytes:

@@ -16,7 +16,10 @@ from tfcluster.runtime.collective import ragged_collectives
 from tfcluster.runtime.collective.adasum import adasum, require_power_of_two
 from tfcluster.runtime.collective.buckets import DEFAULT_BYTES, Item, by_size
 from tfcluster.runtime.collective.group import CollectiveCall, Group
-from tfcluster.runtime.collective.half_precision import is_half, reduce_halves
+from tfcluster.runtime.collective.half_precision import (
+    is_half_precision,
+    reduce_half_precision,
+)
 from tfcluster.runtime.collective.signature import Signature
 from tfcluster.runtime.collective.sparse import Slices, densified, is_dense, of_rows
 from tfcluster.runtime.collective.transports.base import Array, ReduceOp
@@ -37,7 +40,8 @@ class Check(Protocol):
     def compared(self, notes: Sequence[bytes]) -> None:
         """Called after the exchange with the notes of all ranks, in rank order.
 
-        Notes are padded with zeros to eight bytes.
+        Notes are padded with zeros to eight bytes. May raise CollectiveError; all ranks
+        must then raise it.
         """
         ...
 
@@ -54,11 +58,18 @@ def mean_of_gradients(
 ) -> tuple[list[Array], list[Slices]]:
     """The weighted mean of the ranks' gradients; returns the dense and the sparse ones.
 
-    The mean is ``sum(weight_r * x_r) / sum(weight_r)``; a rank of weight 0 counts as
-    zeros, even if it has NaN. Arrays are floats, with equal shapes and dtypes on all
-    ranks; they are all-reduced in buckets of about ``bucket_bytes``. The number of
-    slices may differ between ranks: they are scaled, all-gathered and concatenated, or,
-    where ``is_dense`` says so, all-reduced, and then each row comes once.
+    The mean is ``sum(weight_r * x_r) / sum(weight_r)``, as in federated averaging
+    (McMahan et al., arXiv:1602.05629), where ``weight`` is this rank's number of rows;
+    a rank of weight 0 counts as zeros, even if it has NaN. Arrays are float16,
+    bfloat16, float32, float64 or complex, of any shape, with equal shapes and dtypes on
+    all ranks; results are new arrays of the same. Half precision is summed in float32.
+    They are all-reduced in buckets of about ``bucket_bytes`` bytes: see ``buckets``.
+    The number of slices may differ between ranks: they are scaled, all-gathered and
+    concatenated in rank order, or, where ``is_dense`` says so, all-reduced, and then
+    each row comes once. ``check`` compares notes of all ranks along with it.
+
+    Raises what ``Group.exchange`` and ``check.compared`` raise, and IndexError for an
+    index beyond ``Slices.rows``; nothing can be exchanged after that.
     """
     if bucket_bytes != DEFAULT_BYTES:
         what = f"{signature.what} (buckets of {bucket_bytes} bytes)"
@@ -94,14 +105,23 @@ def mean_of_gradients(
 def reduce_arrays(
     group: Group, arrays: Sequence[Array], op: ReduceOp, signature: Signature
 ) -> list[Array]:
-    """All-reduce each array by ``op``: SUM, MIN, MAX or PRODUCT."""
+    """All-reduce each array by ``op``: SUM, MIN, MAX or PRODUCT.
+
+    Arrays have any shapes and dtypes of numpy's numbers, equal on all ranks; results
+    are new arrays of the same shapes and dtypes, bitwise equal on all ranks. Half
+    precision is reduced in float32; integers wrap around. Raises what
+    ``Group.exchange`` raises, and KeyError for another ``op``.
+    """
     with group.exchange(signature) as call:
         return _reduce(call, arrays, op)
 
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """The ranks' slices, concatenated in rank order, and the row count of each rank."""
+    """The ranks' slices, concatenated in rank order, and the row count of each rank.
+
+    ``counts`` is int64 of shape (ranks,).
+    """
 
     slices: Slices
     counts: Array
@@ -116,10 +136,12 @@ def combine(
 ) -> tuple[list[Array], list[Gathered]]:
     """All-reduce each dense array by ``op``, and all-gather the slices unscaled.
 
-    Results have the shapes and dtypes of the arguments. The average of integers is
-    rounded down; it does not overflow. float16 and bfloat16 are summed in float32.
-    Raises NotImplementedError for ADASUM if the number of ranks is not a power of two;
-    nothing is exchanged then, and the group remains usable.
+    Arrays have any shapes and dtypes of numpy's numbers, equal on all ranks; results
+    have the same. Slices may differ in their number of rows; theirs are concatenated in
+    rank order. The average of integers is rounded down; it does not overflow. float16
+    and bfloat16 are summed in float32. ADASUM (``adasum``) is for floats. Raises what
+    ``Group.exchange`` raises, and before that NotImplementedError for ADASUM if the
+    number of ranks is not a power of two.
     """
     if op is ReduceOp.ADASUM:
         require_power_of_two(group.size)
@@ -136,7 +158,10 @@ def combine(
 def allgather_bytes(
     group: Group, data: bytes, signature: Signature, check: Check | None = None
 ) -> list[bytes]:
-    """All-gather: every rank's data, of any lengths, in rank order."""
+    """All-gather: every rank's data, of any lengths, in rank order.
+
+    Raises what ``Group.exchange`` and ``check.compared`` raise.
+    """
     with group.exchange(signature, note=check.note if check else b"") as call:
         found = call.transport.allgather(data)
     if check:
@@ -147,13 +172,16 @@ def allgather_bytes(
 def broadcast_bytes(
     group: Group, data: bytes, root: int, signature: Signature
 ) -> bytes:
-    """Broadcast: the data of rank ``root``; that of other ranks is ignored."""
+    """Broadcast: the data of rank ``root``; that of other ranks is ignored.
+
+    Raises what ``Group.exchange`` raises.
+    """
     with group.exchange(signature) as call:
         return call.transport.broadcast(data, root)
 
 
 def meet(group: Group, signature: Signature) -> None:
-    """Barrier: return when all ranks have called."""
+    """Barrier: return when all ranks have called. Raises like ``Group.exchange``."""
     with group.exchange(signature):
         pass  # Comparing signatures is a barrier already.
 
@@ -178,7 +206,7 @@ def _reduce(
     together = [i for i in range(len(arrays)) if i not in set(alone)]
     for dtype in dict.fromkeys(arrays[i].dtype for i in together):
         chosen = [i for i in together if arrays[i].dtype == dtype]
-        half = is_half(dtype)
+        half = is_half_precision(dtype)
         vector, bounds = _packed(
             [arrays[i] for i in chosen], dtype, 1.0 if half else scale
         )
@@ -188,7 +216,7 @@ def _reduce(
             if half:
                 # Scaled after the conversion to float32, not in half precision.
                 shares = None if scale == 1.0 else _shares(call)
-                piece[:] = reduce_halves(call.transport, piece, op, shares)
+                piece[:] = reduce_half_precision(call.transport, piece, op, shares)
             elif piece.size:
                 call.transport.allreduce(piece, op)
         for i, (start, end) in zip(chosen, bounds, strict=True):
@@ -203,7 +231,7 @@ def _goes_alone(array: Array, count: int) -> bool:
     decide the same, because they have compared dtypes and shapes.
     """
     large = array.nbytes > _ALONE_BYTES or (count == 1 and array.size > 0)
-    return large and not is_half(array.dtype)
+    return large and not is_half_precision(array.dtype)
 
 
 def _reduced_alone(
@@ -227,14 +255,14 @@ def _averaged(call: CollectiveCall, arrays: Sequence[Array]) -> list[Array]:
         else array
         for array in arrays
     ]
-    halves = [array for array in wide if is_half(array.dtype)]
-    others = [array for array in wide if not is_half(array.dtype)]
+    halves = [array for array in wide if is_half_precision(array.dtype)]
+    others = [array for array in wide if not is_half_precision(array.dtype)]
     totals = iter(_reduce(call, others, ReduceOp.SUM))
     # All weights are equal in this exchange, so each share is 1 / size.
     half_means = iter(_reduce(call, halves, ReduceOp.SUM, scale=call.share))
     means = []
     for array in arrays:
-        if is_half(array.dtype):
+        if is_half_precision(array.dtype):
             means.append(next(half_means))
             continue
         total = next(totals)

@@ -35,7 +35,7 @@ class ExitReport:
     """What a rank reports when it leaves."""
 
     number: int
-    """Of the last exchange that it did, or failed in."""
+    """Number of the last exchange that it completed or failed in."""
     kind: str = ""
     """The error's class; empty for a program that has just ended."""
     text: str = ""
@@ -43,7 +43,7 @@ class ExitReport:
     steps: int = 0
     """Training steps that it has done."""
     state: Mapping[str, str] = field(default_factory=dict)
-    """What all ranks that end after the same exchange should have in common."""
+    """What should be equal on all ranks that end after the same exchange."""
 
     def as_frame(self) -> dict[str, Any]:
         return {
@@ -76,26 +76,26 @@ class ExitReport:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where the rank is that asks for a verdict: in an exchange that cannot succeed."""
+    """The position of the rank that asks for a verdict; its exchange cannot succeed."""
 
     rank: int
     exchange: str
     """``exchange 41: gradients of adam``"""
     steps: int
     """Training steps that it has done."""
-    place: str
+    line: str
     """The line of its program: ``train.py:30``; empty if not known."""
 
 
-def cannot_succeed(number: int, farewells: Mapping[int, ExitReport]) -> bool:
+def cannot_succeed(number: int, reports: Mapping[int, ExitReport]) -> bool:
     """Whether exchange ``number`` can no longer succeed, given these reports."""
-    return any(said.failed or said.number < number for said in farewells.values())
+    return any(said.failed or said.number < number for said in reports.values())
 
 
 def verdict(
     number: int,
     died: Collection[int],
-    farewells: Mapping[int, ExitReport],
+    reports: Mapping[int, ExitReport],
     here: Position | None = None,
 ) -> CollectiveError | None:
     """The root cause of the failure of exchange ``number``; None if it is unknown.
@@ -107,10 +107,10 @@ def verdict(
         return PeerLostError(
             f"rank {who} has left: its process ended or the connection to it broke"
         )
-    for rank, said in sorted(farewells.items()):
+    for rank, said in sorted(reports.items()):
         if said.failed:
             return _passed_on(rank, said, number)
-    for rank, said in sorted(farewells.items()):
+    for rank, said in sorted(reports.items()):
         if said.number < number:
             if not said.text and here and (said.steps or here.steps):
                 return CollectiveMismatchError(_unequal_text(rank, said, here))
@@ -137,7 +137,7 @@ def _ended_text(rank: int, said: ExitReport) -> str:
 
 def _unequal_text(rank: int, said: ExitReport, here: Position) -> str:
     """The message for a program that ended without an error, but before another."""
-    where = f" at {here.place}" if here.place else ""
+    where = f" at {here.line}" if here.line else ""
     return (
         f"the ranks took different numbers of steps: rank {rank} ended its program "
         f"after step {said.steps}, while rank {here.rank} continues after step "

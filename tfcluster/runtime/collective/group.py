@@ -25,13 +25,16 @@ from tfcluster.runtime.telemetry.agent_channel import Waiting
 from tfcluster.runtime.telemetry.stack_dump import program_line
 
 _HEADER = struct.Struct(">Q32sd8s")
-"""Number of the exchange, digest of its layout, weight of this rank's contribution, and
-its note."""
+"""Number of the exchange, digest of its signature, weight of this rank's contribution,
+and its note."""
 
 
 @dataclass(frozen=True, slots=True)
 class CollectiveCall:
-    """An exchange whose signature all ranks have agreed on, while it is going on."""
+    """An exchange whose signature all ranks have agreed on, while it is going on.
+
+    ``weights`` has every rank's weight, in rank order.
+    """
 
     transport: Transport
     weights: tuple[float, ...]
@@ -65,10 +68,11 @@ class Group:
     """The process group of all ranks, as one rank sees it.
 
     ``monitor`` is the failure detector: it finds out which ranks are late and why ranks
-    have left. Without it, an error can only name the rank whose connection broke.
-    If ``enter`` is given, ranks connect at the first exchange instead of now, and
+    have left. Without it, an error can only name the rank whose connection broke. If
+    ``enter`` is given, ranks connect at the first exchange instead of now, and
     ``enter`` is called just before; it raises CollectiveError if this process must not
     take part. ``on_failure`` is called once with the error that ends the group.
+    ``clock`` returns seconds.
     """
 
     def __init__(
@@ -86,19 +90,19 @@ class Group:
         self._clock = clock
         # Reentrant, so that a nested exchange raises an error instead of hanging.
         self._lock = threading.RLock()
-        self._stay = _Phase(0, "", clock(), inside=False)
+        self._phase = _Phase(0, "", clock(), inside=False)
         self._see: Callable[[str, float, float], None] | None = None
         self.failure: CollectiveError | None = None
         """The first error that ends it; the group is of no use after it."""
         self.refusal: CollectiveError | None = None
-        """Why the program cannot be trained on all ranks, once a step has shown it."""
+        """Why the program cannot be distributed, if a step has found a reason."""
         self.steps: Callable[[], int] = lambda: 0
         """Training steps that this rank has done."""
         self.last_state: Callable[[], Mapping[str, str]] = dict
-        """What this rank ends with; see ``consistency.compared_at_end``."""
+        """What ranks compare when their programs end; see ``compared_at_end``."""
         self.last_equal: Callable[[], Mapping[str, int]] = dict
         self.mismatch: CollectiveMismatchError | None = None
-        """The last exchange that the ranks did not agree on; they are still in step."""
+        """The last mismatch after which the ranks are still synchronised."""
         self._enter = enter
         self._begun = False
         if enter is None:
@@ -106,10 +110,12 @@ class Group:
 
     @property
     def rank(self) -> int:
+        """This process's number among the ranks."""
         return self._transport.rank
 
     @property
     def size(self) -> int:
+        """The number of ranks."""
         return self._transport.size
 
     @property
@@ -134,10 +140,10 @@ class Group:
                 self._enter()
             self._begun = True
             if self._monitor is not None:
-                self._monitor.start(self._standing, self._transport.interrupt)
+                self._monitor.start(self._progress, self._transport.interrupt)
 
     def join(self) -> None:
-        """Wait until all ranks are connected: they learn then why one of them leaves.
+        """Wait until all ranks are connected; only then can they learn why one leaves.
 
         Raises CollectiveError if they cannot be connected.
         """
@@ -155,23 +161,25 @@ class Group:
         call has those of every rank.
 
         Raises CollectiveMismatchError on every rank if the signatures differ; no data
-        has been exchanged then. Raises another CollectiveError if a rank is lost or
-        late. Any other exception from the body is passed on. After an error all later
-        exchanges fail with it, except after a mismatch in the same exchange, which
-        leaves all ranks in step.
+        has been exchanged then. Raises PeerLostError if a rank is lost,
+        CollectiveTimeoutError if one is late, and another CollectiveError if the ranks
+        cannot be connected, if this process must not take part, or within another
+        exchange of this thread. Any other exception from the body is passed on. After
+        an error all later exchanges fail with it, except after a mismatch in the same
+        exchange, which leaves all ranks in step.
         """
         with self._lock:
             if self.failure is not None:
                 # A copy: the original's traceback would grow with every attempt.
                 raise type(self.failure)(str(self.failure))
-            if self._stay.inside:
+            if self._phase.inside:
                 raise CollectiveError(
-                    f"{signature.what} was called within {self._stay.what}"
+                    f"{signature.what} was called within {self._phase.what}"
                 )
-            stay = _Phase(
-                self._stay.number + 1, signature.what, self._clock(), inside=True
+            phase = _Phase(
+                self._phase.number + 1, signature.what, self._clock(), inside=True
             )
-            self._stay = stay
+            self._phase = phase
             try:
                 self.join()
                 yield CollectiveCall(
@@ -186,19 +194,19 @@ class Group:
                 raise failure from error
             except BaseException as error:
                 # The others are in mid-exchange; this rank cannot get back into step.
-                broken = CollectiveError(f"{stay.exchange} was aborted: {error!r}")
+                broken = CollectiveError(f"{phase.exchange} was aborted: {error!r}")
                 self._end(broken, kind=type(error).__name__)
                 raise
             finally:
                 ended_s = self._clock()
-                self._stay = _Phase(stay.number, stay.what, ended_s, inside=False)
+                self._phase = _Phase(phase.number, phase.what, ended_s, inside=False)
                 if self._see is not None:
-                    self._see(stay.what, stay.since, ended_s)
+                    self._see(phase.what, phase.since, ended_s)
 
     def observe(self, see: Callable[[str, float, float], None] | None) -> None:
         """Call ``see(what, start_s, end_s)`` after each exchange; None stops that.
 
-        Times are those of this group's clock.
+        Times are in seconds, by this group's clock.
         """
         self._see = see
 
@@ -218,16 +226,19 @@ class Group:
 
         May be called from another thread.
         """
-        stay, ranks = self._stay, self._transport.waiting_for
+        phase, ranks = self._phase, self._transport.waiting_for
         if self._monitor is not None:
             ranks = ranks or self._monitor.absent
-        if not stay.inside or not ranks:
+        if not phase.inside or not ranks:
             return None
-        return Waiting(self._clock() - stay.since, stay.exchange, ranks)
+        return Waiting(self._clock() - phase.since, phase.exchange, ranks)
 
     def close(self, reason: str = "") -> None:
-        """Leave the group. ``reason`` tells the others why this program has ended."""
-        self._leave(ExitReport(self._stay.number, text=reason, steps=self.steps()))
+        """Leave the group; later calls do nothing.
+
+        ``reason`` tells the others why this program has ended.
+        """
+        self._leave(ExitReport(self._phase.number, text=reason, steps=self.steps()))
 
     def end(self) -> Ending:
         """Leave the group at the end of a program that has succeeded.
@@ -235,7 +246,7 @@ class Group:
         Returns whether the ranks that end after the same exchange have the same model.
         """
         ours = self.last_state() if self._begun and not self.failure else {}
-        number = self._stay.number
+        number = self._phase.number
         self._leave(ExitReport(number, steps=self.steps(), state=ours))
         if self._monitor is None or not ours:
             return Ending()
@@ -250,10 +261,10 @@ class Group:
             self._monitor.leave(report)
         self._transport.close()
 
-    def _standing(self) -> RankProgress:
-        stay = self._stay
-        since_s = self._clock() - stay.since
-        return RankProgress(stay.number, stay.what, since_s, stay.inside)
+    def _progress(self) -> RankProgress:
+        phase = self._phase
+        since_s = self._clock() - phase.since
+        return RankProgress(phase.number, phase.what, since_s, phase.inside)
 
     def _agree(
         self, signature: Signature, weight: float, note: bytes
@@ -262,7 +273,7 @@ class Group:
 
         Raises CollectiveMismatchError if the signatures differ.
         """
-        number = self._stay.number
+        number = self._phase.number
         header = _HEADER.pack(number, signature.digest, weight, note)
         headers = self._transport.allgather(header)
         try:
@@ -283,21 +294,21 @@ class Group:
         return weights, notes
 
     def _failed(self, error: CollectiveError) -> CollectiveError:
-        """End the group; returns the root cause of ``error`` if the board knows it."""
-        stay = self._stay
+        """End the group; returns the root cause of ``error`` if the monitor has it."""
+        phase = self._phase
         if self._monitor is not None:
-            here = Position(self.rank, stay.exchange, self.steps(), program_line())
-            error = self._monitor.verdict(error, stay.number, here)
+            here = Position(self.rank, phase.exchange, self.steps(), program_line())
+            error = self._monitor.verdict(error, phase.number, here)
         self._end(error, kind=type(error).__name__)
         if not isinstance(error, CollectiveMismatchError):
-            error.args = (f"{error} (in {stay.exchange})",)
+            error.args = (f"{error} (in {phase.exchange})",)
         self._on_failure(error)
         return error
 
     def _end(self, error: CollectiveError, kind: str) -> None:
         """Keep the error, report it to the other ranks, and disconnect."""
         if self._monitor is not None and self._begun:
-            self._monitor.leave(ExitReport(self._stay.number, kind, str(error)))
+            self._monitor.leave(ExitReport(self._phase.number, kind, str(error)))
         self.failure = error
         if not self._begun:
             return

@@ -22,22 +22,26 @@ from tfcluster.runtime.collective.transports.base import (
 
 
 @cache
-def is_half(dtype: Any) -> bool:
-    """Whether ``dtype`` is float16 or bfloat16, which numpy knows only by its name.
+def is_half_precision(dtype: Any) -> bool:
+    """Whether ``dtype``, a ``np.dtype``, is float16 or bfloat16.
 
-    Cached, because ``dtype.name`` is slow compared with the rest of a small exchange.
+    numpy knows bfloat16 only by its name. Cached, because ``dtype.name`` is slow
+    compared with the rest of a small exchange.
     """
     return dtype.name in ("float16", "bfloat16")
 
 
-def reduce_halves(
+def reduce_half_precision(
     transport: Transport, vector: Array, op: ReduceOp, shares: Sequence[float] | None
 ) -> Array:
     """All-reduce a float16 or bfloat16 vector, of equal length on all ranks.
 
-    ``op`` is one of ``UFUNCS``. ``shares[r]`` multiplies the values of rank r, in
-    float32; a rank with share 0 counts as zeros, even if it has NaN. Returns a new
-    vector of the same dtype.
+    ``vector`` has shape (n,). ``op`` is one of ``UFUNCS``. ``shares[r]`` multiplies the
+    values of rank r, in float32; a rank with share 0 counts as zeros, even if it has
+    NaN. Returns a new vector of the same length and dtype; values out of range become
+    infinite. Raises what ``Transport.alltoall`` raises. The algorithm is Rabenseifner's
+    (Thakur et al., "Optimization of Collective Communication Operations in MPICH",
+    2005), by direct exchange.
     """
     size = transport.size
     bounds = [len(vector) * part // size for part in range(size + 1)]

@@ -44,16 +44,16 @@ from tfcluster.runtime.telemetry.stack_dump import stacks_text
 from tfcluster.wire import Decoder, Frame, WireError, encode
 
 _ANSWER_S = 2.0
-"""A rank that does not answer for so long is stopped, or gone."""
+"""A rank that does not answer for this long is suspended or dead."""
 _LOOKS_PER_WARNING = 8
 _MAX_SLEEP_S = 5.0
 _GRACE_S = 0.3
-"""A process may end as soon as it has all that it needs of an exchange: the others then
-need no more than a moment to have it, too."""
+"""A process may exit as soon as its own part of an exchange is complete; the others
+finish theirs within this time."""
 _EVIDENCE_S = 0.5
-"""So long an error may wait for word of what it is due to."""
+"""How long an error may wait for the reports that explain it."""
 _DEAD_AFTER = {"TCP_KEEPIDLE": 20, "TCP_KEEPINTVL": 10, "TCP_USER_TIMEOUT": 60_000}
-"""A host without power is noticed after a minute, whether or not it was spoken to."""
+"""Keepalive detects a host that lost power within a minute, even if idle."""
 
 
 def to_stderr(text: str) -> None:
@@ -67,7 +67,13 @@ class PeerMonitor:
 
     ``addresses`` are ``host:port`` in rank order. ``say`` prints warnings: they name
     the missing ranks after ``warning_s`` seconds, and again each time the wait has
-    doubled; None: never.
+    doubled; None: never. ``join_timeout_s`` is in seconds.
+
+    A rank is lost when its connection breaks, at the latest after TCP_USER_TIMEOUT (RFC
+    5482); in the terms of Chandra and Toueg, "Unreliable Failure Detectors for Reliable
+    Distributed Systems", 1996, it is complete, and accurate as long as connections do
+    not break. Late ranks are named as by Horovod's stall inspector
+    (horovod/common/stall_inspector.cc).
     """
 
     def __init__(
@@ -81,18 +87,18 @@ class PeerMonitor:
     ) -> None:
         # A separate token tells these connections from those of the transport, which
         # are made to the same address.
-        token = hmac.digest(me.token, b"board", "sha256")
+        token = hmac.digest(me.token, b"peer monitor", "sha256")
         self._me = replace(me, token=token)
         self._addresses = tuple(addresses)
         self._join_timeout_s = join_timeout_s
         self._warning_s = warning_s or math.inf
         self._say = say
-        self._standing: Callable[[], RankProgress] = lambda: RankProgress(
+        self._progress: Callable[[], RankProgress] = lambda: RankProgress(
             0, "", 0.0, False
         )
         self._interrupt: Callable[[], None] = lambda: None
         self._joining: tuple[str, float] | None = None
-        """What for, and since when."""
+        """The purpose of the join in progress, and when it began."""
         self._pid = os.getpid()
         self._changed = threading.Condition()
         # The fields below are guarded by _changed.
@@ -108,26 +114,26 @@ class PeerMonitor:
         # The fields below are used by the monitor's thread only.
         self._warned_of = (0, 0.0)
         self._asked: tuple[int, float] | None = None
-        self._told = (0, "")
-        """The last exchange that took long, and what was found out about it."""
+        self._stalled_report = (0, "")
+        """The last slow exchange, and the report about it."""
         self._shown_for = 0
         self.joined = me.size == 1
-        """All ranks have such a board, and are connected."""
+        """Whether every rank runs a monitor and is connected to all others."""
 
     def start(
-        self, standing: Callable[[], RankProgress], interrupt: Callable[[], None]
+        self, progress: Callable[[], RankProgress], interrupt: Callable[[], None]
     ) -> None:
         """Start the thread, which connects to the other ranks.
 
-        The thread calls ``standing`` for the progress of this rank, and ``interrupt``
+        The thread calls ``progress`` for the progress of this rank, and ``interrupt``
         to make an exchange fail that cannot be completed.
         """
-        self._standing, self._interrupt = standing, interrupt
+        self._progress, self._interrupt = progress, interrupt
         # Not in __init__: a process forked before this call may itself become the rank.
         self._pid = os.getpid()
         if self._me.size > 1:
             threading.Thread(
-                target=self._run, daemon=True, name="tfcluster-board"
+                target=self._run, daemon=True, name="tfcluster-monitor"
             ).start()
 
     def enter(self, generation: int) -> None:
@@ -165,7 +171,7 @@ class PeerMonitor:
 
         ``what`` names the purpose in messages. The body runs outside of an exchange but
         is supervised like one: late ranks are named, and a lost rank ends it. Raises
-        CollectiveError with the root cause.
+        what ``join`` raises, and a CollectiveError of the body with its root cause.
         """
         self._joining = what, time.monotonic()
         try:
@@ -196,7 +202,7 @@ class PeerMonitor:
         A timeout is completed by the names of the missing ranks.
         """
         if isinstance(error, CollectiveTimeoutError):
-            told_of, text = self._told
+            told_of, text = self._stalled_report
             return (
                 CollectiveTimeoutError(f"{error}; {text}")
                 if told_of == number
@@ -229,7 +235,7 @@ class PeerMonitor:
             self._closed = True
             connections = dict(self._found)
         for connection in connections.values():
-            _send_whole(connection, {"type": "left", **report.as_frame()})
+            _send_whole(connection, {"type": "exit", **report.as_frame()})
         if report.state:
             self._wait_until_heard(set(connections))
         for connection in connections.values():
@@ -259,12 +265,12 @@ class PeerMonitor:
 
     def _where(self) -> RankProgress:
         """This rank's progress; ``joining`` counts as being in the next exchange."""
-        standing, joining = self._standing(), self._joining
-        if standing.inside or joining is None:
-            return standing
+        progress, joining = self._progress(), self._joining
+        if progress.inside or joining is None:
+            return progress
         what, since = joining
         since_s = time.monotonic() - since
-        return RankProgress(standing.number + 1, what, since_s, inside=True)
+        return RankProgress(progress.number + 1, what, since_s, inside=True)
 
     # --- the thread -------------------------------------------------------------------
 
@@ -328,14 +334,14 @@ class PeerMonitor:
 
     def _process(self, rank: int, frame: Frame) -> None:
         match frame["type"]:
-            case "where":
+            case "query":
                 self._answer(rank, frame)
                 return
-            case "here":
-                standing = RankProgress.of_frame(frame)
+            case "progress":
+                progress = RankProgress.of_frame(frame)
                 with self._changed:
-                    self._answers[rank] = standing
-            case "left":
+                    self._answers[rank] = progress
+            case "exit":
                 report = ExitReport.of_frame(frame)
                 with self._changed:
                     self._exit_reports[rank] = report
@@ -353,9 +359,9 @@ class PeerMonitor:
     def _answer(self, rank: int, frame: Mapping[str, Any]) -> None:
         """Send our progress; if we are late, also print our stack traces."""
         asked = RankProgress.of_frame(frame)
-        standing = self._where()
-        _send(self._found[rank], {"type": "here", **standing.as_frame()})
-        if standing.has_come_to(asked.number) or self._shown_for == asked.number:
+        progress = self._where()
+        _send(self._found[rank], {"type": "progress", **progress.as_frame()})
+        if progress.has_come_to(asked.number) or self._shown_for == asked.number:
             return
         self._shown_for = asked.number
         awaited = awaited_text(rank, asked.since_s, asked.exchange)
@@ -363,13 +369,13 @@ class PeerMonitor:
 
     def _look(self) -> None:
         """Interrupt the current exchange if hopeless; query other ranks if slow."""
-        standing, now = self._where(), time.monotonic()
-        if not standing.inside or not standing.number:
+        progress, now = self._where(), time.monotonic()
+        if not progress.inside or not progress.number:
             self._asked = None
             return
-        number = standing.number
+        number = progress.number
         with self._changed:
-            lost = standing.since_s > _GRACE_S and any(
+            lost = progress.since_s > _GRACE_S and any(
                 now - since > _GRACE_S for since in self._died.values()
             )
             doomed = lost or cannot_succeed(number, self._exit_reports)
@@ -378,24 +384,24 @@ class PeerMonitor:
             self._interrupt()
             return
         if self._asked is not None:
-            self._tell(standing, now)
+            self._report_stall(progress, now)
             return
         warned, at_s = self._warned_of
         due_s = 2 * at_s if warned == number else self._warning_s
-        if standing.since_s >= due_s and self.joined:
-            self._warned_of = number, standing.since_s
-            self._ask(standing, now)
+        if progress.since_s >= due_s and self.joined:
+            self._warned_of = number, progress.since_s
+            self._ask(progress, now)
 
-    def _ask(self, standing: RankProgress, now: float) -> None:
+    def _ask(self, progress: RankProgress, now: float) -> None:
         with self._changed:
             self._answers.clear()
-        self._asked = standing.number, now + _ANSWER_S
+        self._asked = progress.number, now + _ANSWER_S
         for connection in self._found.values():
-            _send(connection, {"type": "where", **standing.as_frame()})
+            _send(connection, {"type": "query", **progress.as_frame()})
 
-    def _tell(self, standing: RankProgress, now: float) -> None:
+    def _report_stall(self, progress: RankProgress, now: float) -> None:
         """Report the missing ranks once all have answered or the time is up."""
-        if self._asked is None or self._asked[0] != standing.number:
+        if self._asked is None or self._asked[0] != progress.number:
             self._asked = None
             return
         with self._changed:
@@ -403,9 +409,9 @@ class PeerMonitor:
         if None in others.values() and now < self._asked[1]:
             return
         self._asked = None
-        self._told = standing.number, stalled_text(standing, others)
-        if is_reporter(self._me.rank, standing.number, others):
-            self._say(self._told[1])
+        self._stalled_report = progress.number, stalled_text(progress, others)
+        if is_reporter(self._me.rank, progress.number, others):
+            self._say(self._stalled_report[1])
 
 
 def _prepare(connection: socket.socket) -> None:

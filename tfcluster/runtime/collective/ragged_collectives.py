@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from tfcluster.runtime.collective.half_precision import is_half
+from tfcluster.runtime.collective.half_precision import is_half_precision
 from tfcluster.runtime.collective.transports.base import (
     UFUNCS,
     Array,
@@ -21,11 +21,16 @@ from tfcluster.runtime.collective.transports.base import (
 )
 
 _COUNT = struct.Struct(">q")
-"""Rows before their bytes: those of a row without columns say nothing."""
+"""The row count, sent before the bytes: rows without columns have no bytes to count."""
 
 
 def allgatherv(transport: Transport, array: Array) -> tuple[Array, Array]:
-    """All-gather: the ranks' arrays concatenated, and each rank's row count (int64)."""
+    """All-gather: the ranks' arrays concatenated, and each rank's row count.
+
+    ``array`` has shape (rows, ...); dtype and other dimensions are equal on all ranks,
+    and are those of the result. The counts are int64 of shape (ranks,). It is
+    MPI_Allgatherv. Raises what ``Transport.allgather`` raises.
+    """
     return _joined(transport.allgather(_packed(array)), array)
 
 
@@ -34,7 +39,10 @@ def alltoallv(
 ) -> tuple[Array, Array]:
     """All-to-all: the first ``splits[0]`` rows go to rank 0, the next to rank 1, etc.
 
-    Returns the rows received here, concatenated, and each rank's row count (int64).
+    ``array`` has shape (rows, ...); dtype and other dimensions are equal on all ranks.
+    ``splits`` has a number for each rank; rows beyond their sum are not sent. Returns
+    the rows received here, concatenated in rank order, and each rank's row count: int64
+    of shape (ranks,). It is MPI_Alltoallv. Raises what ``Transport.alltoall`` raises.
     """
     ends = np.cumsum([0, *splits])
     parts = [_packed(array[start:end]) for start, end in pairwise(ends)]
@@ -44,8 +52,12 @@ def alltoallv(
 def reduce_scatter(transport: Transport, array: Array, op: ReduceOp) -> Array:
     """Reduce-scatter: this rank's part (``part_bounds``) of the reduced array.
 
-    The shape is the same on all ranks. AVERAGE returns the sum, which the caller has to
-    divide. float16 and bfloat16 are summed in, and returned as, float32.
+    ``array`` has shape (rows, ...), equal on all ranks like the dtype; the result has
+    this rank's rows, a new array. AVERAGE returns the sum, which the caller has to
+    divide. float16 and bfloat16 are summed in, and returned as, float32; integers wrap
+    around. Every rank sends and receives (N-1)/N of the array, by direct exchange:
+    Thakur et al., "Optimization of Collective Communication Operations in MPICH", 2005.
+    Raises what ``Transport.alltoall`` raises.
     """
     ends = part_bounds(len(array), transport.size)
     parts = [array[start:end].tobytes() for start, end in pairwise(ends)]
@@ -55,7 +67,7 @@ def reduce_scatter(transport: Transport, array: Array, op: ReduceOp) -> Array:
     total: Array | None = None
     for data in transport.alltoall(parts):
         part = np.frombuffer(data, array.dtype).reshape(shape)
-        if is_half(array.dtype):
+        if is_half_precision(array.dtype):
             part = part.astype(np.float32)
         total = part if total is None else ufunc(total, part)
     assert total is not None

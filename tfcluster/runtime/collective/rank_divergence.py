@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 
 CHUNK_BYTES = 1 << 20
 CHUNK_TENSORS = 4
-"""At most so much of the weights is read for one comparison: a small part of a step."""
+"""Maximum bytes of weights read per comparison: a small part of a step's time."""
 
-ROUNDING, ROUNDING_OF_HALVES = 1e-4, 2e-2
-"""Relative to an array's largest value. Hosts with unlike processors may round
-otherwise: their weights differ by that much at most, and training does not amplify it,
-since all ranks apply the same gradients."""
+ROUNDING, ROUNDING_OF_HALF_PRECISION = 1e-4, 2e-2
+"""Relative to an array's largest value. Hosts with different processors may round
+differently: their weights differ by that much at most, and training does not amplify
+it, since all ranks apply the same gradients."""
 _SAME_NORM = 1e-6
 _MASK = (1 << 64) - 1
 
@@ -54,8 +54,9 @@ class Chunks:
 def next_chunks(sizes: Sequence[int], widths: Sequence[int], begin: Chunk) -> Chunks:
     """The next chunks of tensors with ``sizes`` elements of ``widths`` bytes each.
 
-    They start at ``begin``, wrap around after the last tensor, and hold each element at
-    most once. Equal arguments give equal chunks on all ranks.
+    They start at ``begin``, wrap around after the last tensor, hold each element at
+    most once, and have about ``CHUNK_BYTES`` bytes in all. Equal arguments give equal
+    chunks on all ranks.
     """
     chunks: list[Chunk] = []
     left, remaining = CHUNK_BYTES, sum(sizes)
@@ -75,14 +76,15 @@ def next_chunks(sizes: Sequence[int], widths: Sequence[int], begin: Chunk) -> Ch
 
 
 def rounding_of(itemsize: int) -> float:
-    """The rounding tolerance for floats of ``itemsize`` bytes."""
-    return ROUNDING if itemsize >= 4 else ROUNDING_OF_HALVES
+    """The relative rounding tolerance for floats of ``itemsize`` bytes."""
+    return ROUNDING if itemsize >= 4 else ROUNDING_OF_HALF_PRECISION
 
 
 def checksum(array: Array) -> int:
     """The sum of the array's bytes as 64-bit words, modulo 2**64.
 
-    An integer sum: it does not depend on the order of addition, as a float sum would.
+    ``array`` has any shape and dtype. An integer sum: it does not depend on the order
+    of addition, as a float sum would. Own; it detects accidents, not attacks.
     """
     data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     whole = data.size // 8 * 8
@@ -94,7 +96,8 @@ def checksum(array: Array) -> int:
 def distance(one: Array, other: Array) -> float:
     """The largest difference relative to the largest finite value of ``one``.
 
-    NaNs at the same place are equal.
+    Both have one shape and a real dtype; compared in float64. NaNs at the same place
+    are equal; a NaN or an infinity at only one of them is ``math.inf``.
     """
     a, b = one.astype(np.float64), other.astype(np.float64)
     both = np.isnan(a) & np.isnan(b) | (a == b)
@@ -105,13 +108,13 @@ def distance(one: Array, other: Array) -> float:
     return float(away / length) if math.isfinite(away) else math.inf
 
 
-def differing(told: Sequence[Mapping[str, str]]) -> str | None:
+def differing(by_rank: Sequence[Mapping[str, str]]) -> str | None:
     """The first label whose value is not the same on all ranks; None if there is none.
 
-    ``told[r]`` is what rank r has sent. Only labels that all ranks have are compared.
+    ``by_rank[r]`` is what rank r has sent. Labels that not all ranks have are ignored.
     """
-    for label, value in told[0].items():
-        values = [found.get(label) for found in told]
+    for label, value in by_rank[0].items():
+        values = [found.get(label) for found in by_rank]
         if None not in values and any(other != value for other in values[1:]):
             return label
     return None
@@ -135,7 +138,10 @@ def weights_text(label: str, ranks: str, away: float, when: str, equal: str) -> 
 
 
 def text_of(value: Any) -> str:
-    """A hyperparameter with six digits, so that rounding differences disappear."""
+    """A hyperparameter with six digits, so that rounding differences disappear.
+
+    ``value`` is a number, or an array of one number.
+    """
     number = float(value)
     if number.is_integer() and abs(number) < 1e15:
         return str(int(number))
@@ -166,7 +172,11 @@ def by_rank(values: Mapping[int, str]) -> str:
 
 
 def summary(arrays: Sequence[Array]) -> str:
-    """A short summary of arrays: their checksum and their L2 norm."""
+    """A short summary of arrays: their checksum and their L2 norm.
+
+    Arrays have any shapes and real dtypes. The text has 16 hexadecimal digits, a space
+    and the norm.
+    """
     total = sum(map(checksum, arrays)) & _MASK
     squares = sum(float(np.square(array.astype(np.float64)).sum()) for array in arrays)
     return f"{total:016x} {math.sqrt(squares):.9g}"
@@ -210,7 +220,9 @@ def compared_at_end(
     warning = None
     when = "at the end of the program"
     for label, value in ours.items():
-        values = {other: told[label] for other, told in others.items() if label in told}
+        values = {
+            other: theirs[label] for other, theirs in others.items() if label in theirs
+        }
         unlike = {other: found for other, found in values.items() if found != value}
         if not unlike:
             continue

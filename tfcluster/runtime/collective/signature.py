@@ -1,4 +1,7 @@
-"""The signature of a collective operation. Ranks compare it before they start. Pure."""
+"""The signature of a collective operation. Ranks compare it before they start. Pure.
+
+Horovod's controller (horovod/common/controller.cc) compares requests likewise.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +34,17 @@ class Signature:
 
     @classmethod
     def decoded(cls, data: bytes) -> Signature:
+        """The inverse of ``encoded``. Raises ValueError or TypeError for other data."""
         what, *tensors = map(str, json.loads(data))
         return cls(what, tuple(tensors))
 
 
 def tensor_words(name: str, dtype: object, shape: Sequence[int | None]) -> str:
-    """One entry of ``Signature.tensors``: ``dense/kernel float32 (64, 10)``."""
+    """One entry of ``Signature.tensors``: ``dense/kernel float32 (64, 10)``.
+
+    ``dtype`` is a name, or a dtype of numpy, Keras or TensorFlow; equal dtypes must
+    give equal texts on all ranks. An unknown size is None.
+    """
     sizes = ", ".join("?" if size is None else str(size) for size in shape)
     return f"{name} {dtype} ({sizes})"
 

@@ -20,7 +20,8 @@ from tfcluster.runtime.collective.transports.base import Array
 class Slices:
     """Some rows of a larger array: ``values[i]`` belongs to row ``indices[i]``.
 
-    ``values`` has shape (n, ...) and ``indices`` shape (n,); an index may repeat.
+    ``values`` has shape (n, ...) and any dtype of numbers, ``indices`` shape (n,) and
+    an integer dtype; an index may repeat.
     """
 
     values: Array
@@ -37,7 +38,7 @@ def is_dense(counts: Sequence[int], rows: int | None) -> bool:
     In an all-gather each of N ranks receives about (N-1)/N of all rows; in an
     all-reduce it sends and receives 2 (N-1)/N of the dense array. So dense is cheaper
     once the ranks together have more than twice ``rows``. The indices are gathered in
-    both cases.
+    both cases. SparCML (Renggli et al., arXiv:1802.08021) switches likewise.
     """
     return rows is not None and sum(counts) > 2 * rows
 
@@ -45,7 +46,8 @@ def is_dense(counts: Sequence[int], rows: int | None) -> bool:
 def densified(slices: Slices, rows: int) -> Array:
     """The dense array, shape (rows, ...): repeated rows are summed, missing ones are 0.
 
-    Raises IndexError for an index outside of ``range(rows)``.
+    It has the dtype of the values. Raises IndexError for an index outside of
+    ``range(rows)``.
     """
     whole = np.zeros((rows, *slices.values.shape[1:]), slices.values.dtype)
     if len(slices.indices) == 0:
@@ -61,7 +63,7 @@ def densified(slices: Slices, rows: int) -> Array:
 
 
 def are_distinct(indices: Array) -> bool:
-    """Whether no index repeats."""
+    """Whether no index repeats; ``indices`` are integers of shape (n,)."""
     ordered = np.sort(indices)
     return bool(np.all(ordered[1:] != ordered[:-1]))
 
@@ -69,8 +71,9 @@ def are_distinct(indices: Array) -> bool:
 def of_rows(whole: Array, indices: Array) -> Slices:
     """The rows of ``whole`` at ``indices``, each once, in ascending order.
 
-    The result stays sparse, so that an optimizer updates only rows that have a gradient
-    on some rank.
+    ``whole`` has shape (rows, ...), ``indices`` are integers of shape (n,). The result
+    stays sparse, so that an optimizer updates only rows that have a gradient on some
+    rank.
     """
     which = np.unique(indices)
     return Slices(whole[which], which, len(whole))

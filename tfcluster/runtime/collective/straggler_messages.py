@@ -14,7 +14,7 @@ class RankProgress:
     number: int
     """Number of the exchange it is in, or of its last one; counted from 1, 0: none."""
     what: str
-    """What that exchange does (``Layout.what``); empty before the first one."""
+    """What that exchange does (``Signature.what``); empty before the first one."""
     since_s: float
     """Seconds since it entered that exchange (``inside``), or since it left it."""
     inside: bool
@@ -53,12 +53,12 @@ class RankProgress:
 def missing(number: int, others: Mapping[int, RankProgress | None]) -> list[int]:
     """The ranks that have not come to exchange ``number``.
 
-    A rank whose standing is None has not answered, and counts as missing.
+    A rank whose progress is None has not answered, and counts as missing.
     """
     return [
         rank
-        for rank, standing in sorted(others.items())
-        if standing is None or not standing.has_come_to(number)
+        for rank, progress in sorted(others.items())
+        if progress is None or not progress.has_come_to(number)
     ]
 
 
@@ -85,15 +85,15 @@ def _named(rank: int, text: str) -> str:
     return f"rank {rank} has not entered it either; {text}"
 
 
-def _absent_text(rank: int, standing: RankProgress | None) -> str:
-    if standing is None:
+def _absent_text(rank: int, progress: RankProgress | None) -> str:
+    if progress is None:
         return "it does not answer (stopped, or stuck outside Python?)"
-    if standing.inside:
-        return f"it has been in {standing.exchange} for {standing.since_s:.0f} s"
-    if not standing.number:
+    if progress.inside:
+        return f"it has been in {progress.exchange} for {progress.since_s:.0f} s"
+    if not progress.number:
         return "it has not exchanged anything yet"
-    last = f"{standing.number}: {standing.what}"
-    return f"its last exchange was {last}, {standing.since_s:.0f} s ago"
+    last = f"{progress.number}: {progress.what}"
+    return f"its last exchange was {last}, {progress.since_s:.0f} s ago"
 
 
 def unconnected_text(ranks: Sequence[int], waited_s: float) -> str:

@@ -23,9 +23,10 @@ def broadcast_variables(
     """Set TensorFlow or Keras variables to the values of rank ``root_rank``.
 
     They are sent in one exchange. Order, names, shapes and dtypes must be the same on
-    all ranks. Returns None, or in a TensorFlow 1 graph the op that assigns them.
-    ``inplace`` is an argument of Horovod's and has no effect. Raises what ``broadcast``
-    raises.
+    all ranks; dtypes are those of ``allreduce``. Returns None, or in a TensorFlow 1
+    graph the op that assigns them. ``inplace`` is an argument of Horovod's and has no
+    effect. Raises what ``broadcast`` raises. Follows ``broadcast_variables`` of
+    horovod/tensorflow/functions.py.
     """
     chosen = list(variables)
     values = broadcast_tensors(
@@ -50,7 +51,9 @@ def broadcast_(
 ) -> list[tf.Variable | Tensor]:
     """``broadcast_variables`` that returns the variables.
 
-    In a TensorFlow 1 graph it returns tensors with the new values instead.
+    In a TensorFlow 1 graph it returns tensors with the new values instead, of the
+    variables' shapes and dtypes. ``name`` has no effect. Raises what ``broadcast``
+    raises. Follows ``broadcast_`` of horovod/tensorflow/mpi_ops.py.
     """
     chosen = list(variables)
     done = broadcast_variables(chosen, root_rank, process_set)
@@ -63,7 +66,9 @@ def broadcast_(
 def broadcast_global_variables(root_rank: int) -> tf.Operation | None:
     """``broadcast_variables`` of all global variables of a TensorFlow 1 graph.
 
-    Raises RuntimeError in TensorFlow 2, which keeps no list of all variables.
+    Returns the op that assigns them. Raises RuntimeError in TensorFlow 2, which keeps
+    no list of all variables, and what ``broadcast`` raises. Follows
+    ``broadcast_global_variables`` of horovod/tensorflow/__init__.py.
     """
     if tf.compat.v1.executing_eagerly_outside_functions():
         raise RuntimeError(

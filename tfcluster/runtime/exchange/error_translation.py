@@ -19,7 +19,11 @@ def _call(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Raise the original error of an exchange in place of TensorFlow's text of it."""
+    """Raise the original error of an exchange in place of TensorFlow's text of it.
+
+    A context. Raises that CollectiveError, from the ``tf.errors.OpError``; any other
+    error is passed on.
+    """
     try:
         yield
     except Exception as error:

@@ -20,7 +20,7 @@ from tfcluster.runtime.exchange.reduce_engine import Exchange, reduce_tensors
 from tfcluster.runtime.exchange.wire_format import Reduction
 from tfcluster.runtime.process_sets import ProcessSet, global_process_set
 from tfcluster.runtime.tensor_types import Gradient, Tensor
-from tfcluster.runtime.tensors import is_inexact
+from tfcluster.runtime.tensors import as_tensor, is_inexact
 
 _Backward: TypeAlias = Callable[..., list[Gradient]]
 """The gradients of an op's inputs, from those of its outputs."""
@@ -36,11 +36,19 @@ def allgather(
 ) -> Tensor:
     """Concatenate the ranks' tensors along ``axis``, in rank order.
 
-    Their shapes may differ only along ``axis``. The gradient is this rank's part of the
-    mean of the ranks' gradients, as in Horovod. A string given as ``axis`` is taken as
-    the name, because ``name`` is Horovod's second argument. Raises ValueError for
-    scalars and for an axis that does not exist, TypeError for tensors that are neither
-    numbers nor booleans, CollectiveMismatchError on all ranks if they differ otherwise.
+    ``tensor`` has at least one dimension and a dtype as in ``allreduce``. Dtypes must
+    be equal on all ranks, shapes may differ only along ``axis`` (negative numbers count
+    from the last; None means 0). The result has the dtype, and along ``axis`` the sum
+    of the ranks' lengths. The gradient is this rank's part of the mean of the ranks'
+    gradients. A string given as ``axis`` is taken as the name, because ``name`` is
+    Horovod's second argument; ``ignore_name_scope`` has no effect.
+
+    Raises ValueError for scalars, for an axis that does not exist or of a tensor whose
+    number of dimensions is unknown, and if this process is not in ``process_set``;
+    TypeError for tensors that are neither numbers nor booleans; CollectiveMismatchError
+    on all ranks if they differ otherwise, and another CollectiveError before ``init``
+    or if a rank is lost or late. Follows ``allgather`` of
+    horovod/tensorflow/mpi_ops.py.
     """
     if isinstance(axis, str):
         name = axis
@@ -62,7 +70,12 @@ def grouped_allgather(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> list[Tensor]:
-    """``allgather`` each tensor of a list along axis 0, all in one exchange."""
+    """``allgather`` each tensor of a list along axis 0, all in one exchange.
+
+    Returns a list of the same length and order; the number of rows may differ between
+    tensors and ranks. Shapes, dtypes and errors are those of ``allgather``. Follows
+    ``grouped_allgather`` of horovod/tensorflow/mpi_ops.py.
+    """
     what = f"grouped allgather of {name}" if name else "grouped allgather"
     return gather_tensors(tensors, what, process_set)
 
@@ -88,7 +101,9 @@ def gather_tensors(
             starts = tf.reduce_sum(counts[:, : among.rank()], axis=1)
             rows = counts[:, among.rank()]
             return [
-                None if total is None else total[starts[i] : starts[i] + rows[i]]
+                None
+                if total is None
+                else as_tensor(total)[starts[i] : starts[i] + rows[i]]
                 for i, total in enumerate(totals)
             ]
 
@@ -132,10 +147,16 @@ def broadcast(
 ) -> Tensor:
     """The tensor of rank ``root_rank``; shapes and dtypes must be equal on all ranks.
 
-    At the root the gradient is the mean of the ranks' gradients, elsewhere it is zero,
-    as in Horovod.
-    Raises ValueError if there is no such rank, TypeError for tensors that are neither
-    numbers nor booleans, CollectiveMismatchError on all ranks if they differ.
+    ``tensor`` has any shape and a dtype as in ``allreduce``; the result has the same.
+    ``root_rank`` is a rank of all ranks, also with ``process_set``. At the root the
+    gradient is the mean of the ranks' gradients, elsewhere it is zero.
+    ``ignore_name_scope`` has no effect.
+
+    Raises ValueError if there is no such rank in ``process_set`` or this process is not
+    in it, TypeError for tensors that are neither numbers nor booleans,
+    CollectiveMismatchError on all ranks if they differ, and another CollectiveError
+    before ``init`` or if a rank is lost or late. Follows ``broadcast`` of
+    horovod/tensorflow/mpi_ops.py.
     """
     what = f"broadcast of {name}" if name else "broadcast"
     return broadcast_tensors([tensor], root_rank, what, ["tensor"], process_set)[0]
@@ -219,14 +240,19 @@ def alltoall(
 ) -> Any:
     """Send rows to every rank: the next ``splits[r]`` rows go to rank r.
 
-    ``splits`` has one integer per rank; rows beyond their sum are not sent. Without it
-    the rows are divided evenly. Returns the received rows in rank order, and if
-    ``splits`` was given also how many came from each rank (int32). The gradient is sent
-    back the same way; it is zero for rows that were not sent.
+    ``tensor`` has shape (rows, ...) and a dtype as in ``allreduce``. ``splits`` has
+    shape (ranks,), integers; rows beyond their sum are not sent. Without it the rows
+    are divided evenly. Returns the received rows in rank order, of the same dtype and
+    other dimensions, and if ``splits`` was given also how many came from each rank:
+    int32, shape (ranks,). The gradient is sent back the same way; it is zero for rows
+    that were not sent. ``ignore_name_scope`` has no effect.
 
-    Raises ValueError if the splits do not fit the rows, but CollectiveMismatchError on
+    Raises ValueError for scalars, if this process is not in ``process_set``, and if the
+    splits do not fit the rows, equally on every rank; but CollectiveMismatchError on
     all ranks if that is not so on every rank or if tensors differ in more than their
-    rows. Raises TypeError for tensors that are neither numbers nor booleans.
+    rows; another CollectiveError before ``init`` or if a rank is lost or late;
+    TypeError for tensors that are neither numbers nor booleans. Follows ``alltoall`` of
+    horovod/tensorflow/mpi_ops.py.
     """
     what = f"alltoall of {name}" if name else "alltoall"
     tensor = tf.convert_to_tensor(tensor)
@@ -311,7 +337,7 @@ def _averaged(
     results: Sequence[Tensor],
     what: str,
     among: ProcessSet,
-) -> list[Tensor | None]:
+) -> list[Gradient]:
     """The means of the ranks' gradients; None for results of integer dtype."""
     wanted = [i for i, result in enumerate(results) if is_inexact(result)]
     given = [
@@ -324,7 +350,7 @@ def _averaged(
     return [next(means) if is_inexact(result) else None for result in results]
 
 
-def _zeros_after(tensor: Tensor) -> Tensor:
+def _zeros_after(tensor: Gradient) -> Gradient:
     """Zeros like ``tensor``. Forces its computation: other ranks take part in it."""
     with tf.control_dependencies([tensor]):
         return tf.zeros_like(tensor)

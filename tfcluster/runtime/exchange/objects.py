@@ -35,9 +35,14 @@ def broadcast_object(
 ) -> Any:
     """The object of rank ``root_rank``; the other ranks' objects are ignored.
 
-    Instances of subclasses come back as their base class, and arrays are new ones of
-    the same shape and dtype. ``session`` is ignored; Horovod has it. Raises TypeError
-    on all ranks if the object cannot be sent, ValueError if there is no such rank.
+    It may be what the module's docstring lists. Instances of subclasses come back as
+    their base class, and arrays are new ones of the same shape and dtype. ``name`` must
+    be equal on all ranks; ``session`` is ignored. Raises TypeError on all ranks if the
+    object cannot be sent, ValueError if there is no such rank or this process is not in
+    ``process_set``, CollectiveMismatchError on all ranks if they call something else,
+    and another CollectiveError before ``init`` or if a rank is lost or late. Follows
+    ``broadcast_object`` of horovod/tensorflow/functions.py, but as JSON instead of
+    pickles: received data is never executed.
     """
     if root_rank not in process_set.ranks:
         there = f"{size()} ranks" if process_set.process_set_id == 0 else process_set
@@ -56,7 +61,11 @@ def broadcast_object_fn(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Callable[[object], Any]:
-    """Return a function that broadcasts its argument; see ``broadcast_object``."""
+    """Return a function that broadcasts its argument; see ``broadcast_object``.
+
+    The function raises what ``broadcast_object`` raises. Follows
+    ``broadcast_object_fn`` of horovod/tensorflow/functions.py.
+    """
 
     def broadcast(obj: object) -> Any:
         return broadcast_object(obj, root_rank, session, name, process_set)
@@ -72,8 +81,10 @@ def allgather_object(
 ) -> list[Any]:
     """The objects of the ranks of ``process_set``, in rank order.
 
-    They may differ in type. Raises TypeError on all ranks if one cannot be sent.
-    ``session`` is ignored; Horovod has it.
+    They may differ in type and size. ``session`` is ignored. Raises TypeError on all
+    ranks if one cannot be sent, ValueError if this process is not in ``process_set``,
+    and a CollectiveError as ``broadcast_object``. Follows ``allgather_object`` of
+    horovod/tensorflow/functions.py.
     """
     signature = Signature(f"allgather of object {name or ''}".rstrip())
     parts = allgather_bytes(process_set.group(), _encoded(obj), signature)

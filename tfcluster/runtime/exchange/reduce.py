@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import numpy as np
 import tensorflow as tf
@@ -18,13 +19,13 @@ from tfcluster.runtime.exchange.wire_format import (
     Compression,
     Compressor,
     Reduction,
-    carrier,
     chosen_op,
     scaled_by,
+    to_wire,
 )
 from tfcluster.runtime.process_sets import ProcessSet, global_process_set
-from tfcluster.runtime.tensor_types import Gradient, Tensor
-from tfcluster.runtime.tensors import as_tensor, is_inexact
+from tfcluster.runtime.tensor_types import AGradient, Gradient, Tensor
+from tfcluster.runtime.tensors import as_tensor, is_inexact, is_sparse
 
 Average = ReduceOp.AVERAGE
 Sum = ReduceOp.SUM
@@ -36,7 +37,7 @@ Adasum = ReduceOp.ADASUM
 
 @unconverted
 def allreduce(
-    tensor: Gradient,
+    tensor: AGradient,
     average: bool | None = None,
     op: ReduceOp | None = None,
     name: str | None = None,
@@ -48,25 +49,36 @@ def allreduce(
     device_sparse: str = "",
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
-) -> Gradient:
+) -> AGradient:
     """Combine a tensor, variable or IndexedSlices over all ranks, by default averaging.
 
-    Shapes and dtypes must be the same on all ranks; only the number of rows of
-    IndexedSlices may differ. The result is bitwise identical on all ranks. Half
-    precision is summed in float32; the average of integers is rounded down; for
-    booleans Sum and Max are "or", Min and Product "and". Values are multiplied by
-    ``prescale_factor`` before and by ``postscale_factor`` afterwards.
-    ``sparse_as_dense`` converts IndexedSlices to a tensor first. Adasum is Maleki et
-    al., arXiv:2006.02924. The gradient of an average or sum is the same operation on
-    the gradients. The ``device`` arguments and ``ignore_name_scope`` are Horovod's and
-    have no effect.
+    ``tensor`` has any shape, and a dtype of ``graph_ops.NUMBERS``: float16, bfloat16,
+    float32, float64, integers of 8 to 64 bits, complex64, complex128 or bool. Shape and
+    dtype must be the same on all ranks, and are those of the result; only the number of
+    rows of IndexedSlices may differ, and the result has the rows of all ranks. It is
+    bitwise identical on all ranks. Half precision is summed in float32; the average of
+    integers is rounded down; for booleans Sum and Max are "or", Min and Product "and".
+    Values are multiplied by ``prescale_factor`` before and by ``postscale_factor``
+    afterwards; for integers in float64, rounded towards zero. ``sparse_as_dense``
+    converts IndexedSlices to a tensor first. The gradient of an average or sum is the
+    same operation on the gradients.
 
-    Raises ValueError if both ``average`` and ``op`` are given, TypeError for tensors
-    that are neither numbers nor booleans and for averages of booleans,
-    CollectiveMismatchError on all ranks if they differ.
+    Raises ValueError if both ``average`` and ``op`` are given, if ``op`` is no
+    ReduceOp, for IndexedSlices unless they are averaged or summed, for the gradient of
+    any other operation, and if this process is not in ``process_set``. Raises TypeError
+    for other dtypes, for averages and factors of booleans, Adasum of anything but
+    floats, Min and Max of complex numbers, and averages of IndexedSlices of integers.
+    Raises NotImplementedError for Adasum if the number of ranks is no power of two,
+    CollectiveMismatchError on all ranks if they differ, and another CollectiveError
+    before ``init`` or if a rank is lost or late. In a graph, what the exchange raises
+    is raised when the op runs.
+
+    Follows ``allreduce`` of horovod/tensorflow/__init__.py, whose ``device_dense``,
+    ``device_sparse`` and ``ignore_name_scope`` have no effect here. Adasum is Maleki et
+    al., arXiv:2006.02924.
     """
     what = f"allreduce of {name}" if name else "allreduce"
-    return _reduced(
+    found = _reduced(
         [tensor],
         what,
         ["tensor"],
@@ -75,12 +87,13 @@ def allreduce(
         ),
         sparse_as_dense=sparse_as_dense,
         among=process_set,
-    )[0]
+    )
+    return cast(AGradient, found[0])
 
 
 @unconverted
 def grouped_allreduce(
-    tensors: Sequence[Gradient],
+    tensors: Sequence[AGradient],
     average: bool | None = None,
     op: ReduceOp | None = None,
     name: str | None = None,
@@ -92,10 +105,16 @@ def grouped_allreduce(
     device_sparse: str = "",
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
-) -> list[Gradient]:
-    """``allreduce`` each tensor of a list, all in one exchange."""
+) -> list[AGradient]:
+    """``allreduce`` each tensor of a list, all in one exchange.
+
+    Returns a list of the same length and order. The arguments, shapes, dtypes and
+    errors are those of ``allreduce``; the tensors may have different shapes and dtypes,
+    but all ranks need the same list. Follows ``grouped_allreduce`` of
+    horovod/tensorflow/__init__.py.
+    """
     what = f"grouped allreduce of {name}" if name else "grouped allreduce"
-    return _reduced(
+    found = _reduced(
         tensors,
         what,
         [f"tensor {index}" for index in range(len(tensors))],
@@ -105,6 +124,7 @@ def grouped_allreduce(
         sparse_as_dense=sparse_as_dense,
         among=process_set,
     )
+    return cast(list[AGradient], found)
 
 
 def _reduction(
@@ -123,9 +143,7 @@ def _reduced(
     among: ProcessSet,
 ) -> list[Gradient]:
     chosen = [
-        as_tensor(tensor)
-        if sparse_as_dense or not isinstance(tensor, tf.IndexedSlices)
-        else tensor
+        tensor if is_sparse(tensor) and not sparse_as_dense else as_tensor(tensor)
         for tensor in tensors
     ]
     results = reduce_tensors(Exchange(what, reduction, among=among), chosen, names)
@@ -147,13 +165,15 @@ def reducescatter(
 ) -> Tensor:
     """Combine the ranks' tensors, by default averaging, and return this rank's rows.
 
-    Shapes and dtypes must be the same on all ranks. The d rows are divided in rank
-    order: each rank gets ``d // size`` rows, the first ``d % size`` ranks one more.
-    Dtypes and factors are treated as in ``allreduce``. The gradient is the all-gather
-    of the ranks' gradients; for a sum it is multiplied by the number of ranks, as in
-    Horovod.
+    ``tensor`` has shape (d, ...) and a dtype as in ``allreduce``; shape and dtype must
+    be the same on all ranks. The d rows are divided in rank order: each rank gets ``d
+    // size`` rows, the first ``d % size`` ranks one more. The result has that many
+    rows, and the tensor's other dimensions and dtype. Dtypes and factors are treated as
+    in ``allreduce``. The gradient is the all-gather of the ranks' gradients; for a sum
+    it is multiplied by the number of ranks; other operations have none (ValueError).
 
-    Raises ValueError for scalars and for Adasum, and what ``allreduce`` raises.
+    Raises ValueError for scalars and for Adasum, and what ``allreduce`` raises. Follows
+    ``reducescatter`` of horovod/tensorflow/__init__.py.
     """
     what = f"reducescatter of {name}" if name else "reducescatter"
     reduction = _scattering(op, compression, prescale_factor, postscale_factor)
@@ -172,7 +192,12 @@ def grouped_reducescatter(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> list[Tensor]:
-    """``reducescatter`` each tensor of a list, all in one exchange."""
+    """``reducescatter`` each tensor of a list, all in one exchange.
+
+    Returns a list of the same length and order. Shapes, dtypes and errors are those of
+    ``reducescatter``. Follows ``grouped_reducescatter`` of
+    horovod/tensorflow/__init__.py.
+    """
     what = f"grouped reducescatter of {name}" if name else "grouped reducescatter"
     reduction = _scattering(op, compression, prescale_factor, postscale_factor)
     return _reduced_parts(tensors, what, reduction, process_set)
@@ -232,7 +257,7 @@ def _reduced_parts(
 def _scattered(
     tensors: Sequence[Tensor], what: str, reduction: Reduction, among: ProcessSet
 ) -> list[Tensor]:
-    sent = [carrier(tensor, reduction, what) for tensor in tensors]
+    sent = [to_wire(tensor, reduction, what) for tensor in tensors]
 
     def act(*arrays: Array) -> list[Array]:
         words = tuple(

@@ -17,17 +17,21 @@ from tfcluster.runtime.collective.sparse import Slices
 from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.exchange.graph_ops import exchange_op, may_be_differentiated
 from tfcluster.runtime.exchange.tensor_list import Combine, TensorList, exchange_list
-from tfcluster.runtime.exchange.wire_format import Carrier, Reduction, carrier
+from tfcluster.runtime.exchange.wire_format import Reduction, WireTensor, to_wire
 from tfcluster.runtime.process_sets import ProcessSet, global_process_set
 from tfcluster.runtime.tensor_types import DType, Gradient, Tensor
-from tfcluster.runtime.tensors import is_inexact
+from tfcluster.runtime.tensors import as_tensor, is_inexact
 
 _LINEAR = (ReduceOp.AVERAGE, ReduceOp.SUM)
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """A reduction of several tensors at once; ``what`` names it in messages."""
+    """A reduction of several tensors at once; ``what`` names it in messages.
+
+    If it is not ``differentiable``, results have no gradient. ``among`` are the ranks
+    that take part.
+    """
 
     what: str
     reduction: Reduction
@@ -40,12 +44,16 @@ class Exchange:
 def reduce_tensors(
     exchange: Exchange, tensors: Sequence[Gradient], names: Sequence[str]
 ) -> list[Gradient]:
-    """Combine tensors, IndexedSlices or None over the ranks; dtypes stay.
+    """Combine tensors, IndexedSlices or None over the ranks; shapes and dtypes stay.
 
-    An entry must be None on all ranks or on none; it stays None. Slices are summed by
-    gathering them, and divided by the number of ranks for an average. ``names`` are
-    those in messages, one per entry. Raises TypeError and ValueError for tensors that
-    the operation cannot combine, CollectiveMismatchError if the ranks' lists differ.
+    Tensors have any shapes, and dtypes of ``graph_ops.NUMBERS``. An entry must be None
+    on all ranks or on none; it stays None. Slices are summed by gathering them, which
+    changes their number of rows, and divided by the number of ranks for an average.
+    ``names`` are those in messages, one per entry. Raises TypeError, ValueError and
+    NotImplementedError for tensors that the operation cannot combine (see
+    ``tfcluster.runtime.allreduce``), CollectiveMismatchError if the ranks' lists
+    differ, and another CollectiveError if a rank is lost or late; in a graph, when the
+    op runs.
     """
     given = TensorList.of(tensors)
     for values in given.flat[given.dense_count : given.summed_count]:
@@ -56,7 +64,7 @@ def reduce_tensors(
 def _require_summable(values: Tensor, exchange: Exchange) -> None:
     op = exchange.reduction.op
     if op not in _LINEAR:
-        raise ValueError(f"{exchange.what}: IndexedSlices have no {op.value}")
+        raise ValueError(f"{exchange.what}: IndexedSlices do not support {op.value}")
     if op is ReduceOp.AVERAGE and values.dtype.is_integer:
         raise TypeError(f"{exchange.what}: IndexedSlices of integers have no average")
 
@@ -93,8 +101,8 @@ class _Plan:
         The counts are int64 of shape (slices, ranks), or None if there are no slices.
         """
         exchange = self.exchange
-        carriers = [
-            carrier(tensor, exchange.reduction, exchange.what)
+        wire_tensors = [
+            to_wire(tensor, exchange.reduction, exchange.what)
             for tensor in given.flat[: given.summed_count]
         ]
 
@@ -107,8 +115,8 @@ class _Plan:
 
         found, counts = exchange_list(
             given,
-            carriers,
-            self._combine(given, carriers),
+            wire_tensors,
+            self._combine(given, wire_tensors),
             call,
             others=[tf.int64] if given.shapes else [],
         )
@@ -123,7 +131,9 @@ class _Plan:
             return values
         return values / tf.cast(self.exchange.among.size(), values.dtype)
 
-    def _combine(self, given: TensorList, carriers: Sequence[Carrier]) -> Combine:
+    def _combine(
+        self, given: TensorList, wire_tensors: Sequence[WireTensor]
+    ) -> Combine:
         exchange = self.exchange
 
         def act(
@@ -134,7 +144,7 @@ class _Plan:
                 dense,
                 sparse,
                 exchange.reduction.op,
-                self._signature(given, carriers, dense, sparse),
+                self._signature(given, wire_tensors, dense, sparse),
             )
             exchange.done()
             counts = [np.array([g.counts for g in gathered], np.int64)]
@@ -145,12 +155,12 @@ class _Plan:
     def _signature(
         self,
         given: TensorList,
-        carriers: Sequence[Carrier],
+        wire_tensors: Sequence[WireTensor],
         dense: Sequence[Array],
         sparse: Sequence[Slices],
     ) -> Signature:
-        of_dense = carriers[: given.dense_count]
-        of_sparse = carriers[given.dense_count :]
+        of_dense = wire_tensors[: given.dense_count]
+        of_sparse = wire_tensors[given.dense_count :]
         dtypes_and_shapes = given.in_order(
             [(c.words, a.shape) for c, a in zip(of_dense, dense, strict=True)],
             [
@@ -203,7 +213,7 @@ class _Plan:
             gradients[index] = (
                 total
                 if number < 0 or counts is None
-                else _own_rows(total, counts[number], among.rank())
+                else _own_rows(as_tensor(total), counts[number], among.rank())
             )
         return gradients
 

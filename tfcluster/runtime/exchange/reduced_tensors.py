@@ -14,6 +14,7 @@ import tensorflow as tf
 from tfcluster.runtime import tf_internals
 from tfcluster.runtime.scripts import program_kind
 from tfcluster.runtime.tensor_types import Gradient, Graph, Nest, Tensor
+from tfcluster.runtime.tensors import is_sparse
 
 
 class ReducedTensors:
@@ -34,7 +35,7 @@ class ReducedTensors:
         """Record tensors or IndexedSlices that the program got from a reduction."""
         if program_kind.distributes_itself():
             return
-        for tensor in map(_values, tensors):
+        for tensor in _values(tensors):
             if tf_internals.is_eager(tensor):
                 self._eager[id(tensor)] = weakref.ref(tensor)
                 self._shapes[tuple(tensor.shape)] += 1
@@ -46,8 +47,8 @@ class ReducedTensors:
 
         ``found`` is the result of ``tape.gradient``.
         """
-        for tensor in map(_values, tf.nest.flatten(found)):
-            if tensor is not None and not tf_internals.is_eager(tensor):
+        for tensor in _values(tf.nest.flatten(found)):
+            if not tf_internals.is_eager(tensor):
                 self._gradients.setdefault(tensor.graph, set()).add(tensor.op.name)
 
     def applied(self, gradients: Sequence[Gradient]) -> bool:
@@ -56,7 +57,7 @@ class ReducedTensors:
         Forgets the eager tensors. In a graph the ops that compute the gradients are
         searched; an eager tensor is recognized by itself or by its shape.
         """
-        found = [_values(gradient) for gradient in gradients if gradient is not None]
+        found = _values(gradients)
         eager = [tensor for tensor in found if tf_internals.is_eager(tensor)]
         others = [tensor for tensor in found if not tf_internals.is_eager(tensor)]
         made = self._made_eagerly(eager) or any(map(self._made_in_graph, others))
@@ -93,8 +94,13 @@ class ReducedTensors:
         return False
 
 
-def _values(tensor: Gradient) -> Gradient:
-    return tensor.values if isinstance(tensor, tf.IndexedSlices) else tensor
+def _values(gradients: Iterable[Gradient]) -> list[Tensor]:
+    """The tensors of the gradients that are not None."""
+    return [
+        gradient.values if is_sparse(gradient) else gradient
+        for gradient in gradients
+        if gradient is not None
+    ]
 
 
 reduced = ReducedTensors()

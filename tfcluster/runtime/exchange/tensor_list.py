@@ -18,7 +18,7 @@ import tensorflow as tf
 from tfcluster.runtime.collective import tensor_words
 from tfcluster.runtime.collective.sparse import Slices
 from tfcluster.runtime.collective.transports.base import Array
-from tfcluster.runtime.exchange.wire_format import Carrier
+from tfcluster.runtime.exchange.wire_format import WireTensor
 from tfcluster.runtime.tensor_types import DType, Gradient, Tensor
 from tfcluster.runtime.tensors import as_tensor, is_sparse
 
@@ -59,7 +59,11 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class TensorList:
-    """The entries of a list by kind."""
+    """The entries of a list by kind.
+
+    Of each IndexedSlices, the values have shape (n, ...), the indices are int32 or
+    int64 of shape (n,), and the ``dense_shape`` is an integer vector or None.
+    """
 
     kinds: tuple[Kind, ...]
     """The kind of each entry, in the program's order."""
@@ -70,12 +74,13 @@ class TensorList:
 
     @classmethod
     def of(cls, values: Sequence[Gradient]) -> TensorList:
-        """Sort ``values``, each a tensor (or convertible), IndexedSlices or None."""
+        """Sort ``values``, each a tensor (or convertible), IndexedSlices or None.
+
+        Raises ValueError or TypeError for what TensorFlow cannot convert.
+        """
         kinds = tuple(map(Kind.of, values))
-        dense = [v for v, kind in zip(values, kinds, strict=True) if kind is Kind.DENSE]
-        sparse = [
-            v for v, kind in zip(values, kinds, strict=True) if kind is Kind.SPARSE
-        ]
+        dense = [v for v in values if v is not None and not is_sparse(v)]
+        sparse = [v for v in values if is_sparse(v)]
         return cls(
             kinds,
             (
@@ -98,23 +103,32 @@ class TensorList:
 
     @property
     def indices(self) -> tuple[Tensor, ...]:
-        """The slices' indices: integers of shape ``(n,)`` each."""
+        """The slices' indices: int32 or int64 of shape ``(n,)`` each."""
         return self.flat[self.summed_count :]
 
     def with_flat(self, flat: Sequence[Tensor]) -> TensorList:
-        """A list of the same kinds with other tensors, in the order of ``flat``."""
+        """A list of the same kinds with other tensors, in the order of ``flat``.
+
+        There must be as many as in ``flat``.
+        """
         return replace(self, flat=tuple(flat))
 
     def unflattened(
         self, arrays: Sequence[Array]
     ) -> tuple[Sequence[Array], list[Slices]]:
-        """The dense arrays and the slices, from arrays in the order of ``flat``."""
+        """The dense arrays and the slices, from arrays in the order of ``flat``.
+
+        Raises ValueError if values and indices are not equally many.
+        """
         dense, summed = self.dense_count, self.summed_count
         pairs = zip(arrays[dense:summed], arrays[summed:], strict=True)
         return arrays[:dense], [Slices(*pair) for pair in pairs]
 
     def in_order(self, dense: Sequence[D], sparse: Sequence[S]) -> list[D | S | None]:
-        """The values in the program's order, with None for each entry that was None."""
+        """The values in the program's order, with None for each entry that was None.
+
+        ``dense`` and ``sparse`` have a value for each entry of these kinds.
+        """
         iterators: dict[Kind, Iterator[D | S | None]] = {
             Kind.DENSE: iter(dense),
             Kind.SPARSE: iter(sparse),
@@ -139,13 +153,17 @@ class Combine(Protocol):
     def __call__(
         self, context: Sequence[Array], dense: Sequence[Array], sparse: list[Slices]
     ) -> tuple[Sequence[Array], Sequence[Slices], Sequence[Array]]:
-        """Return the reduced arrays, the gathered slices, and any further arrays."""
+        """Return the reduced arrays, the gathered slices, and any further arrays.
+
+        Reduced arrays have the shapes and dtypes of ``dense``, slices the dtypes of
+        ``sparse`` and any number of rows. Raises what the collective operation raises.
+        """
         ...
 
 
 def exchange_list(
     tensors: TensorList,
-    carriers: Sequence[Carrier],
+    wire_tensors: Sequence[WireTensor],
     combine: Combine,
     call: Call,
     *,
@@ -154,11 +172,12 @@ def exchange_list(
 ) -> tuple[TensorList, list[Tensor]]:
     """Apply ``combine`` to the arrays of ``tensors``; return a list of the same kinds.
 
-    ``carriers`` define how the dense tensors and the slices' values are sent. Dense
-    tensors keep their shapes; slices may get another number of rows. ``combine`` also
-    gets the values of the tensors in ``context``. The further arrays that it returns,
-    of dtypes ``others``, are returned beside the list. In a graph, what ``combine``
-    raises is raised when the op runs.
+    ``wire_tensors`` define how the dense tensors and the slices' values are sent, one
+    for each. Dense tensors keep their shapes, all their dtypes; slices may get another
+    number of rows. ``combine`` also gets the values of the tensors in ``context``. The
+    further arrays that it returns, of dtypes ``others`` and unknown shapes, are
+    returned in addition to the list. Raises what ``combine`` raises, in a graph when
+    the op runs.
     """
 
     def run(*arrays: Array) -> list[Array]:
@@ -167,14 +186,14 @@ def exchange_list(
         reduced, gathered, more = combine(arrays[:count], dense, sparse)
         return [*flattened(reduced, gathered), *more]
 
-    sent = [*(each.tensor for each in carriers), *tensors.indices]
+    sent = [*(each.tensor for each in wire_tensors), *tensors.indices]
     types = [*(tensor.dtype for tensor in sent), *others]
     results = tf.nest.flatten(call(run, [*context, *sent], types))
     flat = results[: len(sent)]
     for index, (result, local) in enumerate(zip(flat, tensors.flat, strict=True)):
         dense = index < tensors.dense_count
         result.set_shape(local.shape if dense else [None, *local.shape[1:]])
-    for index, each in enumerate(carriers):
+    for index, each in enumerate(wire_tensors):
         flat[index] = each.restored(flat[index])
     return tensors.with_flat(flat), results[len(sent) :]
 

@@ -22,11 +22,18 @@ class Compressor(Protocol):
     """Makes a tensor smaller before an exchange and restores its dtype afterwards."""
 
     def compress(self, tensor: Tensor) -> tuple[Tensor, Any]:
-        """Return the tensor to send, and the context that ``decompress`` needs."""
+        """Return the tensor to send, of equal shape, and a context for ``decompress``.
+
+        The dtype of what is sent must be one of ``graph_ops.NUMBERS``, and depend only
+        on that of ``tensor``: ranks compare it.
+        """
         ...
 
     def decompress(self, tensor: Tensor, context: Any) -> Tensor:
-        """Return a received tensor in the dtype that ``compress`` was given."""
+        """Return a received tensor in the dtype that ``compress`` was given.
+
+        Its shape stays.
+        """
         ...
 
 
@@ -35,10 +42,12 @@ class NoCompression:
 
     @staticmethod
     def compress(tensor: Tensor) -> tuple[Tensor, None]:
+        """``tensor`` itself, and no context."""
         return tensor, None
 
     @staticmethod
     def decompress(tensor: Tensor, context: None) -> Tensor:
+        """``tensor`` itself."""
         return tensor
 
 
@@ -49,6 +58,11 @@ class _Rounded:
 
     @classmethod
     def compress(cls, tensor: Tensor) -> tuple[Tensor, DType | None]:
+        """``tensor`` in ``dtype``, and its own dtype to restore it.
+
+        If that is no larger, ``tensor`` itself and None. Shapes stay. Values out of
+        range become infinite.
+        """
         dtype = tensor.dtype
         if not dtype.is_floating or dtype.size <= cls.dtype.size:
             return tensor, None
@@ -56,6 +70,7 @@ class _Rounded:
 
     @classmethod
     def decompress(cls, tensor: Tensor, context: DType | None) -> Tensor:
+        """``tensor`` in the dtype ``context``, or itself if that is None."""
         return tensor if context is None else tf.cast(tensor, context)
 
 
@@ -72,7 +87,12 @@ class BF16Compression(_Rounded):
 
 
 class Compression:
-    """The available compressors, by name."""
+    """The available compressors, by name.
+
+    ``none`` sends tensors as they are, ``fp16`` and ``bf16`` send float32 and float64
+    in two bytes and leave other dtypes alone. Follows
+    horovod/tensorflow/compression.py; but ranks sum what they receive in float32.
+    """
 
     none = NoCompression
     fp16 = FP16Compression
@@ -89,7 +109,10 @@ def compression_named(name: str) -> Compressor:
 
 @dataclass(frozen=True, slots=True)
 class Reduction:
-    """How tensors are combined: ``postscale * op(prescale * x)``."""
+    """How tensors are combined: ``postscale * op(prescale * x)``.
+
+    ``compression`` is applied between the two.
+    """
 
     op: ReduceOp
     prescale: float = 1.0
@@ -107,7 +130,8 @@ class Reduction:
 def chosen_op(average: bool | None, op: ReduceOp | None) -> ReduceOp:
     """The operation for Horovod's arguments ``average`` and ``op``; default: average.
 
-    Raises ValueError if both are given, or if ``op`` is no ReduceOp.
+    Raises ValueError if both are given, or if ``op`` is no ReduceOp. Follows
+    ``get_average_backwards_compatibility_fun`` of horovod/common/util.py.
     """
     if average is not None and op is not None:
         raise ValueError("give either average or op, not both")
@@ -121,8 +145,8 @@ def chosen_op(average: bool | None, op: ReduceOp | None) -> ReduceOp:
 
 
 @dataclass(frozen=True, slots=True)
-class Carrier:
-    """A tensor as it is sent."""
+class WireTensor:
+    """A tensor as it is sent: of the original's shape."""
 
     tensor: Tensor
     restored: Callable[[Tensor], Tensor]
@@ -131,33 +155,37 @@ class Carrier:
     """The dtype in a signature."""
 
 
-def uncompressed(tensor: Tensor) -> Carrier:
-    """Send ``tensor`` as it is."""
-    return Carrier(tensor, lambda result: result, tensor.dtype.name)
+def uncompressed(tensor: Tensor) -> WireTensor:
+    """Send ``tensor`` as it is; any shape and dtype."""
+    return WireTensor(tensor, lambda result: result, tensor.dtype.name)
 
 
-def widened(tensor: Tensor) -> Carrier:
-    """Send ``tensor`` as it is, but half precision as float32, as sums need it."""
+def widened(tensor: Tensor) -> WireTensor:
+    """Send ``tensor`` as it is, but half precision as float32, as sums need it.
+
+    Its shape stays; the result gets its dtype again.
+    """
     dtype = tensor.dtype
     if dtype not in _HALF_PRECISION:
         return uncompressed(tensor)
-    return Carrier(
+    return WireTensor(
         tf.cast(tensor, tf.float32), lambda result: tf.cast(result, dtype), dtype.name
     )
 
 
-def carrier(tensor: Tensor, reduction: Reduction, what: str) -> Carrier:
+def to_wire(tensor: Tensor, reduction: Reduction, what: str) -> WireTensor:
     """Prepare ``tensor`` for ``reduction``: scale and compress it. Its shape stays.
 
-    ``what`` names the exchange in messages. Raises TypeError if the operation does not
-    support the dtype.
+    ``what`` names the exchange in messages. Booleans are sent as int32 or uint8. Raises
+    TypeError if the operation does not support the dtype: see
+    ``tfcluster.runtime.allreduce``.
     """
     dtype = tensor.dtype
     _require(dtype, reduction, what)
     if dtype == tf.bool:
         # A sum counts the true values; cast back to bool, it is an "or".
         sent = tf.int32 if reduction.op is ReduceOp.SUM else tf.uint8
-        return Carrier(
+        return WireTensor(
             tf.cast(tensor, sent), lambda result: tf.cast(result, tf.bool), dtype.name
         )
     scaled = scaled_by(tensor, reduction.prescale)
@@ -169,7 +197,7 @@ def carrier(tensor: Tensor, reduction: Reduction, what: str) -> Carrier:
 
     same = compressed.dtype == dtype
     words = dtype.name if same else f"{dtype.name} as {compressed.dtype.name}"
-    return Carrier(compressed, restored, words)
+    return WireTensor(compressed, restored, words)
 
 
 def scaled_by(tensor: Tensor, factor: float) -> Tensor:
@@ -200,4 +228,4 @@ def _require(dtype: DType, reduction: Reduction, what: str) -> None:
     if op is ReduceOp.ADASUM and not dtype.is_floating:
         raise TypeError(f"{what}: Adasum takes floating point numbers")
     if dtype.is_complex and op in (ReduceOp.MIN, ReduceOp.MAX):
-        raise TypeError(f"{what}: complex numbers have no {op.value}")
+        raise TypeError(f"{what}: complex numbers do not support {op.value}")

@@ -12,7 +12,8 @@ from tfcluster.runtime.tensor_types import Gradient, Tensor, Variable
 class Accumulation:
     """Sums the gradients of ``passes`` calls of ``add``, or averages them.
 
-    This is ``backward_passes_per_step`` of Horovod.
+    This is ``backward_passes_per_step`` of Horovod
+    (horovod/tensorflow/gradient_aggregation.py).
     """
 
     def __init__(self, passes: int, *, average: bool) -> None:
@@ -24,7 +25,7 @@ class Accumulation:
     def add(
         self,
         gradients: Sequence[Gradient],
-        apply: Callable[[list[Tensor | None]], object],
+        apply: Callable[[list[Gradient]], object],
     ) -> None:
         """Add one pass's gradients; on every ``passes``-th call, ``apply`` on the sums.
 

@@ -12,22 +12,25 @@ from tfcluster.runtime.process_group import context
 
 
 def gloo_built(verbose: bool = False) -> bool:
-    """True: ranks exchange without MPI."""
+    """True: ranks exchange without MPI. ``verbose`` is ignored."""
     return True
 
 
 def gloo_enabled() -> bool:
-    """Whether this run communicates without MPI."""
+    """Whether this run communicates without MPI. Raises ContextError."""
     return not mpi_enabled()
 
 
 def mpi_built(verbose: bool = False) -> bool:
-    """Whether this run uses ``transport: mpi``; otherwise MPI is not looked for."""
+    """Whether this run uses ``transport: mpi``; otherwise MPI is not looked for.
+
+    ``verbose`` is ignored. Raises ContextError if the environment contradicts itself.
+    """
     return mpi_enabled()
 
 
 def mpi_enabled() -> bool:
-    """Whether this run communicates by MPI."""
+    """Whether this run communicates by MPI. Raises ContextError."""
     return context().options.transport == "mpi"
 
 
@@ -62,7 +65,12 @@ def rocm_built(verbose: bool = False) -> bool:
 
 
 def is_homogeneous() -> bool:
-    """Whether all hosts have the same number of ranks."""
+    """Whether all hosts have the same number of ranks.
+
+    Hosts are distinguished by their names in TF_CONFIG. Raises ContextError if the
+    environment contradicts itself. Follows ``is_homogeneous`` of
+    horovod/common/basics.py.
+    """
     hosts = Counter(address.rpartition(":")[0] for address in context().addresses)
     return len(set(hosts.values())) <= 1
 
@@ -72,5 +80,8 @@ def check_extension(*args: object, **kwargs: object) -> None:
 
 
 def check_num_rank_power_of_2(num_rank: int) -> bool:
-    """Whether Adasum can combine this many ranks."""
+    """Whether Adasum can combine this many ranks: 1, 2, 4, 8, ...
+
+    Follows ``num_rank_is_power_2`` of horovod/common/util.py.
+    """
     return num_rank > 0 and not num_rank & (num_rank - 1)

@@ -15,9 +15,12 @@ _TIME = struct.Struct(">d")
 def join(device: object = None) -> int:
     """Wait until all ranks have called it; return the rank that called it last.
 
-    Raises CollectiveMismatchError on all ranks if some of them still train. Horovod
-    would let a rank without data contribute zeros to the others' exchanges, so that the
-    last batches would give other results than in a single process.
+    That is by the clocks of their hosts. ``device`` is ignored. Raises
+    CollectiveMismatchError on all ranks if some of them still train, and another
+    CollectiveError before ``init`` or if a rank is lost or late. Horovod's ``join``
+    (horovod/tensorflow/mpi_ops.py) lets a rank without data contribute zeros to the
+    others' exchanges, so that the last batches give other results than in a single
+    process.
     """
     arrival = _TIME.pack(time.time())
     try:

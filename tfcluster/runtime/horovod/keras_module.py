@@ -33,7 +33,12 @@ def allreduce(
     compression: Compressor | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Tensor:
-    """Combine the ranks' values, of equal shape and dtype; by default their average."""
+    """Combine the ranks' values, of equal shape and dtype; by default their average.
+
+    Returns an array of that shape and dtype; in a graph, unless there is a default
+    session, a tensor. The other arguments and the errors are those of
+    ``tfcluster.runtime.allreduce``. Follows ``allreduce`` of horovod/keras/__init__.py.
+    """
     return _value(
         runtime.allreduce(
             tf.convert_to_tensor(value),
@@ -55,7 +60,9 @@ def allgather(
 ) -> Tensor:
     """Concatenate the ranks' values along the first dimension.
 
-    The other dimensions and the dtype have to be equal on all ranks.
+    The other dimensions and the dtype have to be equal on all ranks. Returns an array
+    as ``allreduce``. Raises what ``tfcluster.runtime.allgather`` raises. Follows
+    ``allgather`` of horovod/keras/__init__.py.
     """
     return _value(runtime.allgather(value, 0, name, process_set=process_set))
 
@@ -66,7 +73,11 @@ def broadcast(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Tensor:
-    """The value of rank ``root_rank``."""
+    """The value of rank ``root_rank``, of equal shape and dtype on all ranks.
+
+    Returns an array as ``allreduce``. Raises what ``tfcluster.runtime.broadcast``
+    raises. Follows ``broadcast`` of horovod/keras/__init__.py.
+    """
     return _value(runtime.broadcast(value, root_rank, name, process_set=process_set))
 
 
@@ -76,7 +87,12 @@ def reducescatter(
     op: ReduceOp | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Tensor:
-    """Combine the ranks' values and return this rank's rows, of the first dimension."""
+    """Combine the ranks' values and return this rank's rows, of the first dimension.
+
+    Returns an array as ``allreduce``. The rows and the errors are those of
+    ``tfcluster.runtime.reducescatter``. Follows ``reducescatter`` of
+    horovod/keras/__init__.py.
+    """
     return _value(runtime.reducescatter(value, op, name, process_set=process_set))
 
 

@@ -23,8 +23,11 @@ def load_model(
 ) -> Model:
     """``keras.models.load_model`` that makes the optimizer a distributed one.
 
-    ``custom_optimizers`` are the program's own optimizer classes. A distributed
-    optimizer was saved under its original class. Raises what Keras's function raises.
+    ``custom_optimizers`` are the program's own optimizer classes; ``compression`` is
+    that of ``DistributedOptimizer``, and ``loading`` has further arguments of Keras's
+    function. A distributed optimizer was saved under its original class. Raises what
+    Keras's function raises, and CollectiveError as ``DistributedOptimizer``. Follows
+    ``load_model`` of horovod/_keras/__init__.py.
     """
     known: dict[str, object] = {kind.__name__: kind for kind in custom_optimizers or ()}
     known |= custom_objects or {}

@@ -43,9 +43,10 @@ def DistributedOptimizer(
     gradients, and everything else is delegated. ``name`` defaults to "Distributed" and
     the optimizer's type; ``use_locking`` is for TensorFlow 1 optimizers.
 
-    Gradients are averaged, or summed with ``op=Sum``, all in one exchange; all ranks
-    have equal weight. A variable without a gradient is skipped, and must have none on
-    any rank. ``compression`` defaults to that of the run's configuration.
+    Gradients, of the dtypes of ``allreduce``, are averaged, or summed with ``op=Sum``,
+    all in one exchange; all ranks have equal weight. Shapes, dtypes and kinds (tensor,
+    IndexedSlices, None) must be the same on all ranks; a variable without a gradient is
+    skipped. ``compression`` defaults to that of the run's configuration.
     ``sparse_as_dense`` converts IndexedSlices to tensors. With
     ``backward_passes_per_step`` of n, the gradients of n calls are summed on each rank
     (or averaged: ``average_aggregated_gradients``), and every n-th call exchanges and
@@ -55,7 +56,15 @@ def DistributedOptimizer(
     ``scale_local_gradients`` is false. Devices and groups are ignored: all gradients
     are exchanged at once, on the host.
 
-    Raises TypeError for other optimizers, ValueError for invalid settings.
+    Raises TypeError for other optimizers; ValueError for an ``op`` other than Average,
+    Sum and Adasum, for a predivide factor that is not positive or not with Average, for
+    fewer than one pass, and for several passes or Adasum of a TensorFlow 1 optimizer;
+    CollectiveError if tfcluster has already divided batches of this program. The
+    result's ``apply`` raises what ``allreduce`` raises, and ValueError if a variable
+    has a gradient in some of n passes only.
+
+    Follows ``DistributedOptimizer`` of horovod/tensorflow/__init__.py and
+    horovod/_keras/__init__.py.
     """
     del device_dense, device_sparse, num_groups, groups
     label = name or f"Distributed{type(optimizer).__name__}"
@@ -102,7 +111,8 @@ def PartialDistributedOptimizer(
 
     ``local_layers`` is a layer or a list of layers, which must be built. The other
     arguments are those of ``DistributedOptimizer``. Raises ValueError if a layer is not
-    built.
+    built, and what ``DistributedOptimizer`` raises. Follows
+    ``PartialDistributedOptimizer`` of horovod/tensorflow/keras/__init__.py.
     """
     local = weights_of(local_layers)
     found: Any = DistributedOptimizer(optimizer, name, **settings)

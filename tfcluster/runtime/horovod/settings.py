@@ -24,7 +24,7 @@ from tfcluster.runtime.telemetry.step_rate import StepRate
 from tfcluster.runtime.tensor_types import Gradient
 from tfcluster.runtime.tensors import name_of
 
-_pace: tuple[Group, StepRate] | None = None
+_step_rate: tuple[Group, StepRate] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +81,11 @@ class Settings:
 
     def _count(self) -> None:
         """Report a training step to the agent after each exchange."""
-        global _pace
+        global _step_rate
         ranks = group()
-        if _pace is None or _pace[0] is not ranks:
-            _pace = ranks, StepRate(reporter(), ranks)
-        _pace[1].applied(self.label)
+        if _step_rate is None or _step_rate[0] is not ranks:
+            _step_rate = ranks, StepRate(reporter(), ranks)
+        _step_rate[1].applied(self.label)
 
 
 def settings(

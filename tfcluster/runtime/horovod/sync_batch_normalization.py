@@ -18,10 +18,14 @@ class SyncBatchNormalization(
 ):
     """A ``BatchNormalization`` over the rows of all ranks, each with its own batch.
 
-    Follows ``horovod.tensorflow.SyncBatchNormalization``: mean and variance come from
-    one exchange of sums and sums of squares. Loading a saved model requires this class.
-    Masks are not supported. If tfcluster divides the batches, use
-    ``BatchNormalization(synchronized=True)`` instead.
+    Follows ``SyncBatchNormalization`` of horovod/tensorflow/sync_batch_norm.py: mean
+    and variance, of shape (channels,) and the inputs' dtype, come from one exchange of
+    the sums, the sums of squares and the number of entries. The arguments are those of
+    Keras's layer. Loading a saved model requires this class. If tfcluster divides the
+    batches, use ``BatchNormalization(synchronized=True)`` instead.
+
+    Raises ValueError for ``fused=True`` and, when it is called on several ranks, for
+    masks; its call raises what ``allreduce`` raises.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -37,9 +37,11 @@ def DistributedGradientTape(
     """A copy of ``gradtape`` whose ``gradient`` combines the ranks' gradients.
 
     ``gradtape`` may have recorded already or not, and is not changed. The arguments and
-    the errors that they raise are those of ``DistributedOptimizer``. A source without a
-    gradient (None) is skipped, and must have none on any rank. Sources passed to
-    ``register_local_source`` are not exchanged.
+    the errors that they raise are those of ``DistributedOptimizer``. ``gradient`` has
+    TensorFlow's arguments; its results have the shapes and dtypes of the sources, and
+    it raises what ``allreduce`` raises. A source without a gradient (None) is skipped,
+    and must have none on any rank. Sources passed to ``register_local_source`` are not
+    exchanged. Follows ``DistributedGradientTape`` of horovod/tensorflow/__init__.py.
     """
     del device_dense, device_sparse, num_groups, groups
     chosen = settings(
@@ -68,7 +70,8 @@ def PartialDistributedGradientTape(
 
     ``local_layers`` is a layer or a list of layers, which must be built. The other
     arguments are those of ``DistributedGradientTape``. Raises ValueError if a layer is
-    not built.
+    not built, and what ``DistributedGradientTape`` raises. Follows
+    ``PartialDistributedGradientTape`` of horovod/tensorflow/__init__.py.
     """
     tape = DistributedGradientTape(gradtape, *args, **settings)
     for variable in weights_of(local_layers):

@@ -47,8 +47,11 @@ _timeline: Timeline | None = None
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
     """Record exchanges from now on; ``stop_timeline`` or the exit writes the file.
 
-    ``mark_cycles`` is ignored: there are no cycles. Raises ValueError if a timeline is
-    already being recorded, OSError if the file cannot be written.
+    Rank 0 writes ``file_path``, in the Trace Event Format of Chrome (times in
+    microseconds, by the group's clock); on other ranks it does nothing. ``mark_cycles``
+    is ignored: there are no cycles. Raises ValueError if a timeline is already being
+    recorded, OSError if the file cannot be written, CollectiveError before ``init``.
+    Follows ``start_timeline`` of horovod/common/basics.py.
     """
     global _timeline
     if _timeline is not None:
@@ -62,7 +65,10 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
 
 
 def stop_timeline() -> None:
-    """Write the file and stop recording. Does nothing without a timeline."""
+    """Write the file and stop recording. Does nothing without a timeline.
+
+    Raises OSError if the file cannot be written.
+    """
     global _timeline
     if _timeline is None:
         return

@@ -16,11 +16,11 @@ import numpy as np
 from tfcluster.runtime.tensor_types import Array
 
 ALIGNMENT = 64
-"""Of TensorFlow's tensors, in bytes: others would be copied."""
+"""Bytes; TensorFlow uses an array so aligned without a copy."""
 _MIN_BYTES = 1 << 16
 _MAX_FREE = 4
 _MAX_SIZES = 16
-"""The sizes asked for last; a program that asks for ever others would fill memory."""
+"""Number of recent sizes to keep: ever new sizes would otherwise exhaust memory."""
 
 
 def _references(bases: list[Array]) -> list[int]:
@@ -29,7 +29,7 @@ def _references(bases: list[Array]) -> list[int]:
 
 # getrefcount's own references differ between Python versions, so they are measured.
 _UNUSED = _references([np.empty(0)])[0]
-"""References to a base that only a list of the pool has; arrays of it have one each."""
+"""Reference count of a base that only the pool refers to; each array of it adds one."""
 
 
 def _new_buffer(size: int) -> Array:
@@ -44,7 +44,11 @@ class Pool:
         self._bases: dict[int, list[Array]] = {}
 
     def empty(self, count: int, dtype: Any) -> Array:
-        """An uninitialised vector of ``count`` items, aligned to ``ALIGNMENT``."""
+        """An uninitialised vector of ``count`` items, aligned to ``ALIGNMENT`` bytes.
+
+        Shape (count,); ``dtype`` is what ``np.dtype`` takes. Its memory is used again
+        once neither it nor a view of it is referred to.
+        """
         dtype = np.dtype(dtype)
         size = count * dtype.itemsize
         base = self._free(size) if size >= _MIN_BYTES else _new_buffer(size)

@@ -51,7 +51,8 @@ class Member:
 def dial(connection: socket.socket, me: Member, peer: int) -> None:
     """Authenticate to rank ``peer``, and have it authenticate itself.
 
-    Raises HandshakeError if it is not that rank, and OSError if the connection fails.
+    Raises HandshakeError if it is not that rank, and OSError if the connection fails or
+    its timeout expires.
     """
     nonce = secrets.token_bytes(_NONCE_BYTES)
     ranks = (me.rank, peer)
@@ -68,7 +69,11 @@ def dial(connection: socket.socket, me: Member, peer: int) -> None:
 
 
 def accept(connection: socket.socket, me: Member) -> int:
-    """Authenticate the dialer and return its rank. Raises what ``dial`` raises."""
+    """Authenticate the dialer and return its rank, which is higher than ours.
+
+    Raises HandshakeError if it does not know the token or wants another rank, and
+    OSError if the connection fails or times out.
+    """
     hello = _receive(connection, _HELLO.size)
     magic, dialer, wanted, nonce = _HELLO.unpack(hello)
     if magic != _MAGIC or wanted != me.rank or not me.rank < dialer < me.size:

@@ -49,8 +49,9 @@ def connect(
 
     ``addresses`` are ``host:port`` in rank order. Sockets are added to ``found`` one by
     one, so that other threads can see which ranks are missing. Raises
-    CollectiveTimeoutError with the missing ranks after ``timeout_s``, PeerLostError
-    soon after ``interrupted`` is set, and CollectiveError if it cannot listen.
+    CollectiveTimeoutError with the missing ranks after ``timeout_s`` seconds,
+    PeerLostError soon after ``interrupted`` is set, and CollectiveError if it cannot
+    listen, or for addresses that are malformed or not one per rank.
     """
     if len(addresses) != me.size:
         raise CollectiveError(
@@ -120,7 +121,8 @@ def listen(addresses: Sequence[str], index: int, name: str) -> socket.socket:
 
     If all addresses are loopback addresses, only our own is bound, so that other hosts
     cannot connect. Otherwise all interfaces are, because a host may resolve its own
-    name to another address than other hosts do. Raises CollectiveError.
+    name to another address than other hosts do. Raises CollectiveError if that fails or
+    an address is malformed, and OSError if our host's name cannot be resolved.
     """
     host, port = parse_address(addresses[index])
     only_loopback = all(
@@ -159,7 +161,7 @@ def _dial(
         try:
             connection = socket.create_connection(target, min(left, _HANDSHAKE_S))
         except OSError as error:
-            # A peer that refused us and gave up since: its refusal is the reason.
+            # The peer refused us and has since given up; report its refusal.
             if not isinstance(cause, HandshakeError):
                 cause = error
         else:
@@ -194,7 +196,10 @@ class Acceptor:
     def next_arrival(
         self, deadline: float, interrupted: threading.Event
     ) -> tuple[int, socket.socket] | None:
-        """The next rank and its connection; None after the deadline or an interrupt."""
+        """The next rank and its connection; None after the deadline or an interrupt.
+
+        ``deadline`` is in seconds, by ``time.monotonic``.
+        """
         while not interrupted.is_set() and (left_s := deadline - time.monotonic()) > 0:
             with suppress(queue.Empty):
                 return self._arrivals.get(timeout=min(left_s, _POLL_S))

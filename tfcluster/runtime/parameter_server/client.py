@@ -91,8 +91,9 @@ class ParameterServerClient:
     """A client of all ps tasks.
 
     All methods raise PeerLostError if a ps is gone, CollectiveTimeoutError if one does
-    not answer for ``stall_timeout_s`` (None: never), and CollectiveError for failures
-    on a ps.
+    not answer for ``stall_timeout_s`` seconds (None: never), and CollectiveError for
+    failures on a ps. After a lost connection or a timeout, all later calls raise the
+    same error. Those with a ``model`` raise KeyError if this client has not opened it.
     """
 
     def __init__(
@@ -105,7 +106,12 @@ class ParameterServerClient:
         timeout_s: float = 60.0,
         stall_timeout_s: float | None = None,
     ) -> None:
-        """Connect to all. Raises CollectiveTimeoutError after ``timeout_s`` seconds."""
+        """Connect to all. Raises CollectiveTimeoutError after ``timeout_s`` seconds.
+
+        ``addresses`` are ``host:port`` in the order of the ps tasks; ``rank`` of
+        ``size`` is this task, and ``token`` the run's secret. Raises CollectiveError
+        for a malformed address.
+        """
         self._lock = threading.Lock()
         self._models: dict[str, _Model] = {}
         self._connections = Connections(
@@ -141,12 +147,13 @@ class ParameterServerClient:
     ) -> OpenResult:
         """Create ``model`` on the ps tasks; the first task to call gives the values.
 
-        ``values[i]`` has the shape and dtype of ``variables[i]``. ``kinds`` are those
-        of the gradients expected to be pushed, a letter for each variable: see
-        ``Pack``. ``pack`` is called now, and later for other kinds, if a ps lacks the
-        update. ``synchronous``: a step applies the mean over all tasks.
-        ``splittable``: rows may be updated separately, so variables may be sharded.
-        ``together``: the update needs all gradients at once, so one ps gets them all.
+        ``values[i]`` has the shape and dtype of ``variables[i]``, and so have the
+        results. ``kinds`` are those of the gradients expected to be pushed, a letter
+        for each variable: see ``Pack``. ``pack`` is called now, and later for other
+        kinds, if a ps lacks the update; what it raises is passed on. ``synchronous``: a
+        step applies the mean over all tasks. ``splittable``: rows may be updated
+        separately, so variables may be sharded. ``together``: the update needs all
+        gradients at once, so one ps gets them all.
 
         Raises CollectiveMismatchError if the variables or options differ from those of
         other tasks.
@@ -185,13 +192,15 @@ class ParameterServerClient:
     ) -> list[Array | Rows | None]:
         """Push gradients to be applied; returns the variables after that.
 
-        Arguments and results are in the model's order; a gradient has the shape of its
-        variable, or is the Slices of some of its rows. An item of the result is the
-        whole variable, the Rows that changed, or None if nothing has changed since this
-        task last saw it. In a synchronous model, this returns after all tasks have
-        pushed and their weighted mean has been applied; ``weight`` is used there only.
-        Raises IndexError for an index beyond a variable's rows, and
-        CollectiveMismatchError if the ranks' gradients are of different kinds.
+        Arguments and results are in the model's order; a gradient has the shape and
+        dtype of its variable, or is the Slices of some of its rows. An item of the
+        result is the whole variable, the Rows that changed, or None if nothing has
+        changed since this task last saw it. In a synchronous model, this returns after
+        all tasks have pushed and their weighted mean has been applied; ``weight``, the
+        number of rows, is used there only. Raises IndexError for an index beyond a
+        variable's rows, and CollectiveMismatchError if the ranks' gradients are of
+        different kinds. Synchronous steps are those of Chen et al., arXiv:1604.00981,
+        without backup workers; the others those of Downpour SGD (Dean et al., 2012).
         """
         with self._lock:
             state = self._models[model]
@@ -223,7 +232,10 @@ class ParameterServerClient:
             )
 
     def pull(self, model: str) -> list[Array]:
-        """Pull all variables: their current values, in the model's order."""
+        """Pull all variables: their current values, in the model's order.
+
+        They have the variables' shapes and dtypes.
+        """
         with self._lock:
             state = self._models[model]
             request = Message({"op": "pull", "model": model})
@@ -235,8 +247,9 @@ class ParameterServerClient:
     def slots(self, model: str) -> dict[str, Array]:
         """The optimizer's slot variables by path, with shards joined.
 
-        Slots of a split variable are recognised by the variable's path (with ``_`` for
-        ``/``) within their own, which is how Keras names them.
+        Each has the shape and dtype of the optimizer's own. Slots of a split variable
+        are recognised by the variable's path (with ``_`` for ``/``) within their own,
+        which is how Keras names them.
         """
         with self._lock:
             state = self._models[model]
@@ -256,19 +269,22 @@ class ParameterServerClient:
     def assign(self, model: str, path: str, value: Array) -> None:
         """Set a model variable or a slot variable on the ps tasks that hold it.
 
-        Raises KeyError if there is none with that path.
+        ``value`` has its shape and dtype. Raises KeyError if there is none with that
+        path.
         """
         value = np.asarray(value)
         with self._lock:
             state = self._models[model]
             requests = {}
             for ps in state.used:
-                place, part = part_of(state.variables, state.placement[ps], path, value)
-                if place is not None:
-                    header = {"op": "assign", "model": model, "place": place}
+                target, part = part_of(
+                    state.variables, state.placement[ps], path, value
+                )
+                if target is not None:
+                    header = {"op": "assign", "model": model, "target": target}
                     requests[ps] = Message(header, [part])
             answers = self._request(requests)
-        if not any(answer.header["known"] for answer in answers.values()):
+        if not any(answer.header["found"] for answer in answers.values()):
             raise KeyError(path)
 
     def put(self, key: str, text: str) -> None:
@@ -324,11 +340,11 @@ class ParameterServerClient:
         if (ps, kinds) in state.known:
             return
         fields = {"model": model, "kinds": kinds}
-        if not self._request({ps: Message({"op": "ask", **fields})})[ps].header[
-            "known"
+        if not self._request({ps: Message({"op": "has_update", **fields})})[ps].header[
+            "found"
         ]:
             graph = np.frombuffer(state.pack(state.placement[ps], kinds), np.uint8)
-            self._request({ps: Message({"op": "learn", **fields}, [graph])})
+            self._request({ps: Message({"op": "add_update", **fields}, [graph])})
         state.known.add((ps, kinds))
 
     def _request(self, requests: Mapping[int, Message]) -> dict[int, Message]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tfcluster.runtime.collective.half_precision import is_half
+from tfcluster.runtime.collective.half_precision import is_half_precision
 from tfcluster.runtime.collective.sparse import Slices
 from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.parameter_server.sharding import Gradient
@@ -44,9 +44,10 @@ _WORDS = {"d": "an array", "s": "rows", "-": "no gradient"}
 def mean(pushed: Mapping[int, Pushed]) -> list[Gradient]:
     """The weighted mean of each gradient; ranks of weight zero are ignored, even NaN.
 
-    All ranks have the same kinds and shapes; the result keeps them and the dtypes. Half
-    precision is summed in float32. Dense gradients may be overwritten. Sparse ones are
-    scaled and concatenated.
+    All ranks have the same kinds, shapes and dtypes (floats); the result keeps them.
+    Half precision is summed in float32. Dense gradients may be overwritten. Sparse ones
+    are scaled and concatenated in rank order. Weights are numbers of rows: McMahan et
+    al., arXiv:1602.05629.
     """
     ranks = sorted(pushed)
     total = sum(pushed[rank].weight for rank in ranks) or 1.0
@@ -78,7 +79,7 @@ def _weighted(arrays: Sequence[Array], shares: Sequence[float]) -> Array:
     dtype = arrays[0].dtype
     if len(arrays) == 1 and shares[0] == 1.0:
         return arrays[0]
-    if is_half(dtype):
+    if is_half_precision(dtype):
         wide = [array.astype(np.float32) for array in arrays]
         return _weighted(wide, shares).astype(dtype)
     result = arrays[0]

@@ -1,4 +1,4 @@
-"""Makes the function names of a Message unique.
+"""Makes the function names of a GraphDef unique.
 
 TensorFlow registers functions by name for the whole process, and removes one as soon as
 any graph with a function of that name is deleted. Tasks that trace the same code give
@@ -26,7 +26,7 @@ class AttrValue(Protocol):
 
 
 def rename_functions(definition: Message, prefix: str) -> None:
-    """Prefix the names of a Message's functions and their references, in place."""
+    """Prefix the names of a GraphDef's functions and their references, in place."""
     library = definition.library
     names = {f.signature.name: prefix + f.signature.name for f in library.function}
     for function in library.function:
@@ -45,7 +45,7 @@ def rename_functions(definition: Message, prefix: str) -> None:
 
 
 def nodes_of(definition: Message) -> Iterator[Message]:
-    """All nodes of a Message and of its functions."""
+    """All nodes of a GraphDef and of its functions."""
     yield from definition.node
     for function in definition.library.function:
         yield from function.node_def

@@ -15,7 +15,11 @@ _SPLIT_DIVISOR = 16
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """One trainable variable of a model."""
+    """One trainable variable of a model.
+
+    ``dtype`` is the name that numpy and TensorFlow use, such as "bfloat16";
+    ``item_bytes`` its bytes per item.
+    """
 
     path: str
     dtype: str

@@ -71,8 +71,8 @@ class Service:
         self._handlers = {
             "open": self._open,
             "define": self._define,
-            "ask": self._has_update,
-            "learn": self._add_update,
+            "has_update": self._has_update,
+            "add_update": self._add_update,
             "push": self._push,
             "pull": self._pull,
             "slots": self._slots,
@@ -106,6 +106,7 @@ class Service:
     ) -> Message:
         """The answer to a request. Raises RefusedError if it cannot be fulfilled.
 
+        Raises KeyError and ValueError for a malformed one, and what an update raises.
         ``copy_arrays`` is called with the answer while the lock is held, and may copy
         its arrays before another update is applied.
         """
@@ -116,14 +117,19 @@ class Service:
             return copy_arrays(handler(rank, connection, request))
 
     def release(self, model: str) -> None:
-        """Make variables that share a gradient's memory copy it; see ``Engine``."""
+        """Make variables that share a gradient's memory copy it; see ``Engine``.
+
+        Raises KeyError for an unknown model.
+        """
         with self._lock:
             self._models[model].shards.engine.release()
 
     def statistics(self) -> Mapping[str, float]:
         """Statistics of all models together: gradients, their staleness, bytes held.
 
-        The staleness of a gradient is counted in updates.
+        ``applied`` and ``dropped`` count gradients; ``staleness_mean`` and
+        ``staleness_max`` are counted in updates; ``bytes`` are those of variables and
+        slots.
         """
         with self._lock:
             return _totals([model.shards for model in self._models.values()])
@@ -145,7 +151,7 @@ class Service:
         if difference := differing(model.facts, request.header["facts"], rank):
             raise RefusedError("mismatch", difference)
         shards = model.shards
-        return Message({"do": "take", "version": shards.version}, shards.values())
+        return Message({"do": "use", "version": shards.version}, shards.values())
 
     def _define(self, rank: int, connection: object, request: Message) -> Message:
         header = request.header
@@ -169,7 +175,7 @@ class Service:
 
     def _has_update(self, rank: int, connection: object, request: Message) -> Message:
         engine = self._model(request).shards.engine
-        return Message({"known": engine.knows(request.header["kinds"])})
+        return Message({"found": engine.knows(request.header["kinds"])})
 
     def _add_update(self, rank: int, connection: object, request: Message) -> Message:
         self._model(request).shards.engine.define(request.arrays[0].tobytes())
@@ -236,15 +242,15 @@ class Service:
 
     def _assign(self, rank: int, connection: object, request: Message) -> Message:
         shards = self._model(request).shards
-        target = request.header["place"]
+        target = request.header["target"]
         if isinstance(target, int):
             shards.assign(target, request.arrays[0])
-            return Message({"known": True})
+            return Message({"found": True})
         try:
             shards.engine.assign_slot(target, request.arrays[0])
         except KeyError:
-            return Message({"known": False})
-        return Message({"known": True})
+            return Message({"found": False})
+        return Message({"found": True})
 
     # --- notes ------------------------------------------------------------------------
 

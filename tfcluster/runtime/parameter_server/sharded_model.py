@@ -42,27 +42,40 @@ class Engine(Protocol):
         ...
 
     def apply(self, gradients: Sequence[Gradient], kinds: str) -> None:
-        """Run the update once. Gradients have the variables' shapes and dtypes."""
+        """Run the update once. Gradients have the variables' shapes and dtypes.
+
+        Raises KeyError if no update is defined for these kinds, and what the update
+        raises.
+        """
         ...
 
     def read(self, index: int) -> Array:
-        """A variable's value, which later updates do not change."""
+        """A variable's value, which later updates do not change.
+
+        It has the variable's shape and dtype.
+        """
         ...
 
     def rows(self, index: int, indices: Array) -> Array:
-        """The values of some rows, shape (len(indices), ...)."""
+        """The values of some rows: shape (len(indices), ...).
+
+        ``indices`` are int64 of shape (n,).
+        """
         ...
 
     def assign(self, index: int, value: Array) -> None:
-        """Set a variable."""
+        """Set a variable to ``value``, of its shape and dtype."""
         ...
 
     def slots(self) -> dict[str, Array]:
-        """The values of all slot variables, by path."""
+        """The values of all slot variables, by path, of their shapes and dtypes."""
         ...
 
     def assign_slot(self, path: str, value: Array) -> None:
-        """Set a slot variable. Raises KeyError if there is none with that path."""
+        """Set a slot variable, to a value of its shape and dtype.
+
+        Raises KeyError if there is none with that path.
+        """
         ...
 
     def release(self) -> None:

@@ -21,7 +21,8 @@ Gradient: TypeAlias = Array | Slices | None
 class Rows:
     """The changed rows of a variable: row ``indices[i]`` is now ``values[i]``.
 
-    ``values`` has shape (n, ...) and ``indices`` shape (n,).
+    ``values`` has shape (n, ...) and the variable's dtype, ``indices`` int64 of shape
+    (n,).
     """
 
     values: Array
@@ -34,7 +35,7 @@ Part = tuple[Sequence[Piece], str, Sequence[Array]]
 See ``ShardedModel.changes_since``."""
 
 
-def cut(array: Array, piece: Piece) -> Array:
+def slice_piece(array: Array, piece: Piece) -> Array:
     """The rows of ``piece``, shape (end - start, ...): a view of ``array``."""
     return array if piece.whole else array[piece.start : piece.end]
 
@@ -59,7 +60,7 @@ def pushed_part(
             arrays += _rows_within(gradient, piece, variables[piece.variable])
         else:
             kinds += "d"
-            arrays.append(cut(gradient, piece))
+            arrays.append(slice_piece(gradient, piece))
     return kinds, arrays
 
 
@@ -146,11 +147,11 @@ def part_of(
 ) -> tuple[int | str | None, Array]:
     """Where a variable or slot is to be set on the ps that has ``pieces``, and to what.
 
-    The place is the number of a piece, the path of a slot, or None: not on this ps.
+    The target is the number of a piece, the path of a slot, or None: not on this ps.
     """
     for index, piece in enumerate(pieces):
         if variables[piece.variable].path == path:
-            return index, cut(value, piece)
+            return index, slice_piece(value, piece)
     if any(variable.path == path for variable in variables):
         return None, value
     owner = _owner(variables, path, value)
@@ -158,7 +159,7 @@ def part_of(
         return path, value
     for piece in pieces:
         if piece.variable == owner:
-            return path, cut(value, piece)
+            return path, slice_piece(value, piece)
     return None, value
 
 

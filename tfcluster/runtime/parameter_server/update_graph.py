@@ -52,13 +52,15 @@ def serialised(
 ) -> bytes:
     """Trace and serialise the update that ``apply`` makes.
 
-    ``variables`` are tf.Variables with the shapes of the pieces, in order; their values
-    are not sent. ``slots`` are the optimizer's variables by path, sent with their
-    initial values. ``kinds`` are those of the gradients: see ``client.Pack``. Other
-    variables that the update uses (random seeds) are sent like slots, by name. An
-    update that adds to rows is sent as two graphs: see ``fast_scatter``.
+    ``variables`` are tf.Variables with the shapes and dtypes of the pieces, in order;
+    their values are not sent. ``slots`` are the optimizer's variables by path, sent
+    with their initial values. ``kinds`` are those of the gradients: see
+    ``client.Pack``. Other variables that the update uses (random seeds) are sent like
+    slots, by name. An update that adds to rows is sent as two graphs: see
+    ``fast_scatter``.
 
-    Raises UntraceableError if the update needs Python, a table or an iterator to run.
+    Raises UntraceableError if the update needs Python, a table or an iterator to run,
+    and what ``apply`` raises.
     """
     graphs = [_traced(apply, variables, slots, kinds, distinct=False)[0]]
     if "s" in kinds:
@@ -197,7 +199,7 @@ class _Update:
     """Takes the gradients' tensors; returns values of ``dense``, then new ``rows``."""
     dense: list[int]
     rows: list[int]
-    """Variables of which it returns the new values of the gradient's rows."""
+    """Variables for which it returns the new values of the rows in the gradient."""
     executor: str | None
 
 
@@ -304,7 +306,10 @@ class Engine:
     def apply(self, gradients: Sequence[Array | Slices | None], kinds: str) -> None:
         """Run the update for gradients of these kinds; indices become int64.
 
-        Raises KeyError if no update is defined for these kinds.
+        A gradient has the shape and dtype of its variable; Slices have values of shape
+        (n, ...) and indices of shape (n,). Their memory must not be written to
+        afterwards. Raises KeyError if no update is defined for these kinds, and the
+        ``tf.errors.OpError`` of one that fails.
         """
         flat = []
         for gradient in gradients:
@@ -331,16 +336,20 @@ class Engine:
                 self._unread_rows[index] = (gradient.indices, new)
 
     def read(self, index: int) -> Array:
-        """A variable's value; later updates do not change the returned array."""
+        """A variable's value; later updates do not change the returned array.
+
+        It has the variable's shape and dtype, and must not be written to.
+        """
         known = self._unread.pop(index, None)
         if known is None:
             known = self._variables[index].read_value()
         return array_of(known)
 
     def rows(self, index: int, indices: Array) -> Array:
-        """The current values of some rows.
+        """The current values of some rows: shape (len(indices), ...).
 
-        Cached if ``indices`` is the very array of the last gradient.
+        ``indices`` are int64 of shape (n,). Cached if they are the very array of the
+        last gradient.
         """
         numbers, values = self._unread_rows.get(index, (None, None))
         if values is not None and numbers is indices:
@@ -348,17 +357,20 @@ class Engine:
         return array_of(tf.gather(self._variables[index], indices))
 
     def assign(self, index: int, value: Array) -> None:
-        """Set a variable."""
+        """Set a variable to a value of its shape and dtype, else raise ValueError."""
         self._unread.pop(index, None)
         self._unread_rows.pop(index, None)
         self._variables[index].assign(tf.constant(value))
 
     def slots(self) -> dict[str, Array]:
-        """The values of all slot variables, by path."""
+        """The values of all slot variables, by path; they must not be written to."""
         return {path: array_of(slot.read_value()) for path, slot in self._slots.items()}
 
     def assign_slot(self, path: str, value: Array) -> None:
-        """Set a slot variable. Raises KeyError if there is none with that path."""
+        """Set a slot variable, to a value of its shape and dtype.
+
+        Raises KeyError if there is none with that path.
+        """
         self._slots[path].assign(tf.constant(value))
 
     def release(self) -> None:

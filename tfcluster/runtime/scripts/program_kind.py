@@ -84,7 +84,7 @@ def has_tf1_cluster(context: Context) -> bool:
     """Whether this task has a cluster for such scripts: a rank, and ps tasks."""
     return (
         context.strategy in (Strategy.PARAMETER_SERVER, Strategy.REPLICATED)
-        and context.place is not None
+        and context.rank_info is not None
         and bool(context.cluster.get("ps"))
         and bool(context.addresses)
     )

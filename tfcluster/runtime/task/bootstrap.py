@@ -114,7 +114,7 @@ def surround(program: Program, context: Context) -> None:
             injection.install(context)
             injection.record(context)
 
-    if context.place is not None:
+    if context.rank_info is not None:
         module_names.install(lambda text: _tell(context, text))
     if context.trains:
         program_kind.read(program, context)

@@ -94,7 +94,7 @@ def install(context: Context) -> None:
 def record(context: Context) -> None:
     """Record the steps of the program's training, for ``tfcluster verify``."""
     recording = context.recording
-    if recording is None or context.place is None:
+    if recording is None or context.rank_info is None:
         return
 
     def into_tensorflow() -> None:
@@ -164,7 +164,7 @@ def _child() -> str:
 
 
 def _concerns(context: Context) -> bool:
-    if context.strategy is Strategy.NONE or context.place is None:
+    if context.strategy is Strategy.NONE or context.rank_info is None:
         return False
     remote = context.data_service is not None
     return context.size > 1 or remote or context.strategy in _PS_STRATEGIES

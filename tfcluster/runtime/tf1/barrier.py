@@ -37,7 +37,9 @@ class Barriers:
     """The barriers of one graph. They are spread over the ps tasks in turn.
 
     All workers must create the same barriers in the same order. ``scope`` separates
-    them from those of another graph in the same run.
+    them from those of another graph in the same run. Follows
+    ``_add_sync_queues_and_barrier`` of tensorpack/graph_builder/distributed.py; the
+    token that says goodbye is our own.
     """
 
     def __init__(self, workers: Workers, scope: str = "") -> None:
@@ -53,7 +55,8 @@ class Barriers:
 
         It can be run again in every step. ``name`` identifies it in the whole cluster:
         equal names denote the same barrier, in whichever session. Raises ValueError if
-        this graph already has a barrier of that name.
+        this graph already has a barrier of that name, ContextError if there is no
+        parameter server.
         """
         if name in self._queues:
             raise ValueError(f"this graph already has a barrier {name!r}")
@@ -76,7 +79,7 @@ class Barriers:
     def departure(self) -> Operation:
         """An op that tells all other workers that this one has left for good.
 
-        They pass each barrier once more, and then know.
+        They pass each barrier once more and then know that it has left.
         """
         puts = [
             put

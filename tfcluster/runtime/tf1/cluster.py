@@ -18,8 +18,8 @@ def cluster_spec(cluster: object = None) -> tf.train.ClusterSpec:
     """The cluster in TF_CONFIG as a ``tf.train.ClusterSpec``; empty without TF_CONFIG.
 
     The evaluator is not part of it. Alternatively converts ``cluster``: a dict, another
-    ClusterSpec or a ClusterDef. Raises ContextError if TF_CONFIG or ``cluster`` is
-    invalid.
+    ClusterSpec, a ClusterDef or a ServerDef. Raises ContextError if TF_CONFIG or
+    ``cluster`` is invalid.
     """
     if cluster is not None:
         return tf.train.ClusterSpec(jobs_of(cluster))
@@ -28,9 +28,11 @@ def cluster_spec(cluster: object = None) -> tf.train.ClusterSpec:
 
 
 def server() -> Server:
-    """A new, running ``tf.distribute.Server`` for this task, on its own address.
+    """A running ``tf.distribute.Server`` for this task, on its own address.
 
-    Raises ContextError if TF_CONFIG has no address for it.
+    With parameter servers it is always the same one. Raises ContextError if TF_CONFIG
+    has no address for it, and a ``tf.errors.OpError`` if TensorFlow cannot listen
+    there.
     """
     return tf_server.start(process_group.context())
 
@@ -39,7 +41,7 @@ def device_filters() -> list[str]:
     """The devices that sessions of this task see; an empty list means all.
 
     If there are parameter servers, only these and this task are visible. So no session
-    waits for a missing worker.
+    waits for a missing worker. Raises ContextError if TF_CONFIG is invalid.
     """
     return list(tf_server.filters_of(process_group.context()))
 
@@ -48,7 +50,9 @@ def session_config(config: ConfigProto | None = None) -> ConfigProto:
     """A copy of a ``tf.compat.v1.ConfigProto`` with what a rank's sessions need.
 
     Values set in ``config`` are kept. Added are the device filters, this local rank's
-    GPU if several are visible, and enough threads for exchanges that wait.
+    GPU if several are visible, and enough threads for exchanges that wait. Raises
+    ContextError if TF_CONFIG is invalid and, with GPUs, NoRankError in a ps or data
+    task.
     """
     made: ConfigProto = tf1.ConfigProto()
     if config is not None:

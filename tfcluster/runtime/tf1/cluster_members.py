@@ -17,7 +17,10 @@ tf1 = tf.compat.v1
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """The tasks that train, chief first, and their parameter servers."""
+    """The tasks that train, chief first, and their parameter servers.
+
+    Raises ContextError if this task does not train, or is not in the cluster.
+    """
 
     cluster: Mapping[str, tuple[str, ...]]
     """Addresses by job."""
@@ -89,7 +92,7 @@ def workers(server: Server | tf.train.ServerDef | None = None) -> Workers:
     """The workers in TF_CONFIG, or those of ``server`` if given.
 
     ``server`` may be a ``tf.distribute.Server`` or a ``ServerDef``. Raises ContextError
-    if this task does not train.
+    if this task does not train, is not in the cluster, or if TF_CONFIG is invalid.
     """
     if server is None:
         context = process_group.context()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
+from tfcluster.runtime.tensor_types import Operation, Tensor, Variable
 from tfcluster.runtime.tf1 import session_manager
 from tfcluster.runtime.tf1.accumulators import applied_mean
 from tfcluster.runtime.tf1.barrier import Barriers
@@ -20,6 +20,7 @@ from tfcluster.runtime.tf1.towers import (
     mean_gradients,
     mean_loss,
 )
+from tfcluster.runtime.tf1_types import V1Optimizer
 
 tf1 = tf.compat.v1
 
@@ -29,7 +30,7 @@ class GraphBuilder:
 
     def __init__(
         self,
-        optimizer: Any,
+        optimizer: V1Optimizer,
         workers: Workers | None,
         towers: Sequence[str],
         name: str,
@@ -44,7 +45,7 @@ class GraphBuilder:
         with tf1.device(self.setter(self.cpu)):
             self._global_step = tf1.train.get_or_create_global_step()
 
-    def setter(self, device: str) -> Any:
+    def setter(self, device: str) -> Callable[[Operation], str]:
         """Puts variables on the parameter servers and everything else on ``device``."""
         return tf1.train.replica_device_setter(
             cluster=tf1.train.ClusterSpec(
@@ -55,8 +56,8 @@ class GraphBuilder:
         )
 
     def applied(
-        self, towers: Sequence[Gradients], variables: Sequence[Any], *, mean: bool
-    ) -> tuple[Any, Any]:
+        self, towers: Sequence[Gradients], variables: Sequence[Variable], *, mean: bool
+    ) -> tuple[Operation, Tensor]:
         """The op that applies the mean gradient of ``towers`` to ``variables``.
 
         With ``mean`` it is the mean over all workers. Also returns a tensor: whether
@@ -73,13 +74,13 @@ class GraphBuilder:
 
     def training(
         self,
-        last: Any,
-        left: Any,
-        losses: Sequence[Any],
-        variables: Sequence[Any],
+        last: Operation,
+        left: Tensor,
+        losses: Sequence[Tensor],
+        variables: Sequence[Variable],
         *,
-        initial: Any = None,
-        model_variables: Any = None,
+        initial: Operation | None = None,
+        model_variables: Operation | None = None,
     ) -> Training:
         """The finished graph. A step ends with the op ``last``.
 

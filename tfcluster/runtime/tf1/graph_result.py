@@ -19,7 +19,11 @@ tf1 = tf.compat.v1
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """``train_op`` is one step, including its last barrier."""
+    """``train_op`` is one step, including its last barrier.
+
+    ``loss`` is a scalar of the dtype that the program's ``loss`` returns,
+    ``global_step`` an int64 scalar variable.
+    """
 
     train_op: Operation
     loss: Tensor

@@ -38,8 +38,8 @@ def require_own(before: Sequence[Variable]) -> None:
     foreign = [v.name for v in tf1.global_variables() if v.name not in known]
     if foreign:
         raise CollectiveMismatchError(
-            "a tower makes its variables with tf.compat.v1.get_variable, in the scope "
-            f"that is open; not so {', '.join(foreign)}"
+            "a tower must create its variables with tf.compat.v1.get_variable in the "
+            f"current variable scope; these were not: {', '.join(foreign)}"
         )
 
 
@@ -71,7 +71,7 @@ class MasterCopies:
         return [self._towers[tower][name] for name in self.names]
 
 
-def shadow(copy: Variable, name: str, *, trainable: bool) -> Variable:
+def create_master_copy(copy: Variable, name: str, *, trainable: bool) -> Variable:
     """Create the master copy of ``copy``, with the same initial value."""
     made: Variable = tf1.get_variable(
         name,

@@ -52,14 +52,14 @@ def add(workers: Workers) -> None:
             use_resource=True,
             name=_KEY,
         )
-        layout = VariableList(
+        variable_list = VariableList(
             workers,
             text,
             variable.is_initialized(),
             variable.read_value(),
             variable.assign(text).op,
         )
-    tf1.add_to_collection(_KEY, layout)
+    tf1.add_to_collection(_KEY, variable_list)
 
 
 def of(graph: Graph) -> VariableList | None:
@@ -68,22 +68,22 @@ def of(graph: Graph) -> VariableList | None:
     return found[-1] if found else None
 
 
-def compare(layout: VariableList, run: Callable[[Tensor], Any]) -> bool:
+def compare(variable_list: VariableList, run: Callable[[Tensor], Any]) -> bool:
     """Whether the chief has written its list.
 
     Raises CollectiveMismatchError if this worker's list differs.
     """
-    if not run(layout.is_written):
+    if not run(variable_list.is_written):
         return False
-    text = run(layout.value).decode()
-    if text == layout.text:
+    text = run(variable_list.value).decode()
+    if text == variable_list.text:
         return True
-    workers = layout.workers
+    workers = variable_list.workers
     raise CollectiveMismatchError(
         f"{workers.task_type}:{workers.task_index} has a different model from "
         f"{workers.tasks[0]}, the chief: "
-        f"{difference(json.loads(text), json.loads(layout.text))}. All tasks must "
-        "build the same graph"
+        f"{difference(json.loads(text), json.loads(variable_list.text))}. All tasks "
+        "must build the same graph"
     )
 
 

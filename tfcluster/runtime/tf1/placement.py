@@ -32,7 +32,8 @@ class ByBytes:
 
     It follows ``tf.contrib.training.GreedyLoadBalancingStrategy`` of TensorFlow 1.
     ``size`` returns the bytes of an op's variable. Ties go to the ps with the fewest
-    variables, so variables of unknown size are spread round-robin.
+    variables, so variables of unknown size are spread round-robin. Raises ValueError
+    for fewer than one ps.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class ByBytes:
         self._largest = ("", 0)
 
     def __call__(self, op: Operation) -> int:
+        """Choose a ps for the variable that ``op`` creates; returns its index."""
         size = self._size(op)
         task = least(self._bytes, self._counts)
         self._bytes[task] += size

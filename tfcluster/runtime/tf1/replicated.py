@@ -7,29 +7,30 @@ workers have done so, each of them copies it back.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 import tensorflow as tf
 
+from tfcluster.runtime.tensor_types import Operation, Tensor, Variable
 from tfcluster.runtime.tf1.cluster_members import Workers
 from tfcluster.runtime.tf1.graph_builder import GraphBuilder
 from tfcluster.runtime.tf1.graph_result import Training
 from tfcluster.runtime.tf1.master_copies import (
     MasterCopies,
     copied,
+    create_master_copy,
     local,
     pushed,
     require_own,
     scope_of,
-    shadow,
 )
+from tfcluster.runtime.tf1_types import V1Optimizer
 
 tf1 = tf.compat.v1
 
 
 def replicated_graph(
-    loss: Callable[[int], Any],
-    optimizer: Any,
+    loss: Callable[[int], Tensor],
+    optimizer: V1Optimizer,
     *,
     workers: Workers | None = None,
     towers: Sequence[str] = ("cpu:0",),
@@ -39,8 +40,9 @@ def replicated_graph(
     """Build a graph in which each tower has its own copy of the variables.
 
     ``loss(tower)`` builds the model with ``get_variable`` and returns the mean loss of
-    that tower's rows. After each step all copies on all workers equal the master copy.
-    The optimizer's slot variables are on the parameter servers.
+    that tower's rows, a scalar of a floating dtype. After each step all copies on all
+    workers equal the master copy. The optimizer's slot variables are on the parameter
+    servers.
 
     Non-trainable variables in ``tf.GraphKeys.MODEL_VARIABLES``, such as moving
     averages, stay different in each tower. ``sync_model_variables`` copies the chief's
@@ -49,6 +51,12 @@ def replicated_graph(
     ``mean=True`` applies the mean of all workers' gradients as one update; otherwise
     each worker's gradient is applied on its own. A second graph in the same run needs
     another ``name``, as for ``parameter_server_graph``.
+
+    Raises CollectiveMismatchError if the towers have different variables, if one
+    creates variables outside of its scope, and if a variable has a gradient in some
+    towers only; otherwise what ``parameter_server_graph`` raises for the same
+    arguments. Follows ``DistributedReplicatedBuilder`` of
+    tensorpack/graph_builder/distributed.py.
     """
     graph = GraphBuilder(optimizer, workers, towers, name)
     before = tf1.global_variables()
@@ -69,10 +77,10 @@ def replicated_graph(
             )
 
     with tf1.device(graph.setter(graph.cpu)):
-        weights = _shadows(trained, trained.names, trainable=True)
+        weights = _master_copies(trained, trained.names, trainable=True)
         found = MasterCopies(tf1.GraphKeys.MODEL_VARIABLES, len(graph.towers))
         others = [name for name in found.names if name not in trained.names]
-        statistics = _shadows(found, others, trainable=False)
+        statistics = _master_copies(found, others, trainable=False)
         variables = [variable for variable, _ in weights]
         applied, left = graph.applied(gradients, variables, mean=mean)
         # One barrier for all variables: none is read before all workers have applied
@@ -83,9 +91,9 @@ def replicated_graph(
         # And no worker applies its next gradients before all have read.
         all_copied = graph.barriers.after("post_copy_barrier", updated)
         left = tf1.reduce_any([left, all_applied.left, all_copied.left])
-        shadows = weights + statistics
+        master_copies = weights + statistics
         initial = tf1.group(
-            *_copied(shadows), name=f"sync_{len(shadows)}_variables_from_ps"
+            *_copied(master_copies), name=f"sync_{len(master_copies)}_variables_from_ps"
         )
         model_variables = None
         if statistics and graph.workers.is_chief:
@@ -97,22 +105,27 @@ def replicated_graph(
         all_copied.op,
         left,
         losses,
-        [variable for variable, _ in shadows],
+        [variable for variable, _ in master_copies],
         initial=initial,
         model_variables=model_variables,
     )
 
 
-def _shadows(
+def _master_copies(
     towers: MasterCopies, names: Iterable[str], *, trainable: bool
-) -> list[tuple[Any, list[Any]]]:
+) -> list[tuple[Variable, list[Variable]]]:
     """Create variables on the parameter servers, each paired with the towers' own."""
     return [
-        (shadow(towers.of(name)[0], name, trainable=trainable), towers.of(name))
+        (
+            create_master_copy(towers.of(name)[0], name, trainable=trainable),
+            towers.of(name),
+        )
         for name in names
     ]
 
 
-def _copied(shadows: Iterable[tuple[Any, Sequence[Any]]]) -> list[Any]:
+def _copied(
+    master_copies: Iterable[tuple[Variable, Sequence[Variable]]],
+) -> list[Operation]:
     """Ops that set the towers' variables to those on the parameter servers."""
-    return [op for variable, copies in shadows for op in copied(variable, copies)]
+    return [op for variable, copies in master_copies for op in copied(variable, copies)]

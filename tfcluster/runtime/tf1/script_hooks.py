@@ -194,8 +194,8 @@ class ScriptHooks:
                 raise
             raise CollectiveTimeoutError(
                 f"{self.context.task} has waited {timeout_ms / 1000:g} s in one "
-                "session.run: another task did not do what it waits for, such as "
-                "come to a barrier (runtime.stall_timeout is how long it waits)"
+                "session.run: it is waiting for another task, for example at a "
+                "barrier; the limit is runtime.stall_timeout"
             ) from error
 
     def close(self, original: Callable[..., None], session: Session) -> None:
@@ -258,9 +258,9 @@ class ScriptHooks:
         """Whether this is the chief, whatever the script says: there must be one."""
         if given is not None and bool(given) != self.workers.is_chief:
             self._warn(
-                f"the script takes {self.context.task} for "
-                f"{'the chief' if given else 'no chief'}; the chief of this run is "
-                f"{self.workers.tasks[0]}, and that counts"
+                f"the script treats {self.context.task} as "
+                f"{'the chief' if given else 'no chief'}, but the chief of this run is "
+                f"{self.workers.tasks[0]}; tfcluster uses the latter"
             )
         return self.workers.is_chief
 

@@ -13,7 +13,7 @@ _RECONNECT_S = 5.0
 
 
 def wait_until_closed(address: str) -> None:
-    """Return when the server at ``host:port`` has come and gone.
+    """Return once the server at ``host:port`` has been reachable and then closed.
 
     Raises CollectiveTimeoutError if it never comes.
     """

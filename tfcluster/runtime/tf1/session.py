@@ -23,7 +23,8 @@ class Session(tf.compat.v1.Session):  # type: ignore[misc]  # untyped
     Its config is ``session_config(config)``. Without a ``target`` the session belongs
     to this process alone, and the graph's variables and tables are initialised at once.
     A server's variables may be shared with other workers and are not touched. ``run``
-    raises the errors of exchanges unchanged.
+    raises the errors of exchanges unchanged. Making one raises what ``init`` and
+    ``session_config`` raise.
     """
 
     def __init__(
@@ -43,7 +44,11 @@ class Session(tf.compat.v1.Session):  # type: ignore[misc]  # untyped
             _initialise(self)
 
     def run(self, fetches: Nest, *args: Any, **kwargs: Any) -> Any:
-        """Like TensorFlow's; integers such as ``rank()`` are returned as they are."""
+        """Like TensorFlow's; integers such as ``rank()`` are returned as they are.
+
+        Returns values in the structure of ``fetches``. Raises the CollectiveError of an
+        exchange instead of TensorFlow's text of it.
+        """
         flat = tf.nest.flatten(fetches)
         if not any(map(_is_number, flat)):
             with translated():
@@ -76,7 +81,8 @@ class BroadcastGlobalVariablesHook(
 ):
     """Sets the global variables to rank ``root_rank``'s when a session starts.
 
-    Follows ``horovod.tensorflow.BroadcastGlobalVariablesHook``. ``device`` is ignored.
+    Follows ``BroadcastGlobalVariablesHook`` of horovod/tensorflow/__init__.py.
+    ``device`` is ignored. Its methods raise what ``broadcast_global_variables`` raises.
     """
 
     def __init__(self, root_rank: int, device: str = "") -> None:
@@ -85,10 +91,12 @@ class BroadcastGlobalVariablesHook(
         self._op: Operation | None = None
 
     def begin(self) -> None:
+        """Add the op to the default graph, once."""
         graph = tf1.get_default_graph()
         if self._op is None or self._op.graph is not graph:
             self._op = broadcast_global_variables(self._root_rank)
 
     def after_create_session(self, session: V1Session, coord: Coordinator) -> None:
+        """Run the op. Raises CollectiveError, as raised by the exchange."""
         with translated():
             session.run(self._op)

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfcluster.runtime.errors import CollectiveMismatchError
 from tfcluster.runtime.tensor_types import Gradient, Tensor, Variable
+from tfcluster.runtime.tensors import is_sparse
 
 tf1 = tf.compat.v1
 
@@ -74,10 +75,11 @@ def _mean(gradients: Sequence[Gradient], name: str) -> Gradient:
         )
     if len(present) == 1:
         return present[0]
-    if all(isinstance(gradient, tf.IndexedSlices) for gradient in present):
+    sparse = [gradient for gradient in present if is_sparse(gradient)]
+    if len(sparse) == len(present):
         return tf.IndexedSlices(
-            tf1.concat([gradient.values for gradient in present], 0) / len(present),
-            tf1.concat([gradient.indices for gradient in present], 0),
-            present[0].dense_shape,
+            tf1.concat([gradient.values for gradient in sparse], 0) / len(sparse),
+            tf1.concat([gradient.indices for gradient in sparse], 0),
+            sparse[0].dense_shape,
         )
     return tf1.add_n([tf1.convert_to_tensor(g) for g in present]) / len(present)

@@ -460,24 +460,24 @@ def model_variables(cluster):
         x = tf1.placeholder(tf.float32, [None, 3])
         training = v1.replicated_graph(normalised(x, rank), sgd(), workers=workers)
         (own,) = (v for v in tf1.model_variables() if v.op.name.startswith("tower0"))
-        shadow = training.masters[-1]
+        master_copy = training.masters[-1]
         with cluster.session(rank) as session:
             begin(session, workers, meet)
             session.run(training.sync_initial)
             meet.wait(60)
             for _ in range(3):
                 session.run(training.train_op, {x: np.full([2, 3], rank + 1.0)})
-            before = session.run(shadow)[0]
+            before = session.run(master_copy)[0]
             meet.wait(60)
             if training.sync_model_variables is not None:
                 session.run(training.sync_model_variables)
             meet.wait(60)
             found = {
-                "name": shadow.op.name,
-                "trained": shadow in tf1.trainable_variables(),
+                "name": master_copy.op.name,
+                "trained": master_copy in tf1.trainable_variables(),
                 "before": float(before),
                 "own": float(session.run(own)[0]),
-                "shadow": float(session.run(shadow)[0]),
+                "master_copy": float(session.run(master_copy)[0]),
                 "syncs": training.sync_model_variables is not None,
             }
             # Do the same as a worker that joins late.

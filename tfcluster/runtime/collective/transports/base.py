@@ -41,15 +41,20 @@ UFUNCS: dict[ReduceOp, np.ufunc] = {
 class Transport(Protocol):
     """Collective operations on raw data.
 
-    All raise PeerLostError if a rank is gone, and CollectiveTimeoutError if one is
-    late; after that only ``close`` may be called.
+    All raise PeerLostError if a rank is gone, CollectiveTimeoutError if one is late,
+    and CollectiveError if the ranks cannot be connected; after that only ``close`` may
+    be called.
     """
 
     @property
-    def rank(self) -> int: ...
+    def rank(self) -> int:
+        """This process's number among the ranks."""
+        ...
 
     @property
-    def size(self) -> int: ...
+    def size(self) -> int:
+        """The number of ranks."""
+        ...
 
     @property
     def waited_s(self) -> float:
@@ -70,9 +75,11 @@ class Transport(Protocol):
     ) -> None:
         """All-reduce contiguous vectors of equal length and dtype into ``buffer``.
 
-        ``op`` is one of ``UFUNCS``. This rank contributes ``scale`` times ``source``,
-        a separate vector; without one, it contributes ``buffer`` itself, unscaled. The
-        result is bitwise equal on all ranks.
+        ``buffer`` has shape (n,) and a dtype of numpy's numbers. ``op`` is one of
+        ``UFUNCS``, else KeyError is raised. This rank contributes ``scale`` times
+        ``source``, a separate vector of the same length and dtype; without one, it
+        contributes ``buffer`` itself, unscaled. The result is bitwise equal on all
+        ranks.
         """
         ...
 
@@ -101,7 +108,9 @@ class Transport(Protocol):
         """
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Disconnect; may be called twice."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,11 +141,14 @@ class ScaledVector:
 
 
 def fill(buffer: Array, source: Array | None, scale: float) -> None:
-    """Write ``scale`` times ``source``, if there is one, into ``buffer``."""
+    """Write ``scale`` times ``source``, if there is one, into ``buffer``.
+
+    Both have one shape and dtype.
+    """
     if source is not None:
         np.multiply(source, buffer.dtype.type(scale), out=buffer)
 
 
 def flat_bytes(arrays: Sequence[Array]) -> bytes:
-    """The arrays' bytes, concatenated."""
+    """The arrays' bytes in C order, concatenated; any shapes and dtypes."""
     return b"".join(np.ascontiguousarray(array).tobytes() for array in arrays)

@@ -44,8 +44,10 @@ _DIRECT_BYTES = 1 << 14
 class HostTransport:
     """A ``Transport``. ``addresses`` are ``host:port`` in rank order.
 
-    Ranks with equal ``place`` share memory; a rank with place "" shares with nobody.
-    None: the place is detected.
+    Ranks with equal ``host_key`` share memory; "" shares with nobody, None: the key is
+    detected. Connecting fails after ``join_timeout_s`` seconds, an operation after
+    ``stall_timeout_s`` seconds without progress. The hierarchy is that of Horovod's
+    ``NCCLHierarchicalAllreduce`` (horovod/common/ops/nccl_operations.cc).
     """
 
     def __init__(
@@ -55,15 +57,15 @@ class HostTransport:
         *,
         join_timeout_s: float = JOIN_TIMEOUT_S,
         stall_timeout_s: float = STALL_TIMEOUT_S,
-        place: str | None = None,
+        host_key: str | None = None,
     ) -> None:
         self._me = me
         self._addresses = tuple(addresses)
         self._join_timeout_s = join_timeout_s
         self._stall_timeout_s = stall_timeout_s
-        self._place = place
+        self._host_key = host_key
         self._interrupted = threading.Event()
-        self._links: PeerSockets | None = None
+        self._sockets: PeerSockets | None = None
         self._local: ShmCollectives | None = None
         self._groups: Groups = ()
 
@@ -77,25 +79,31 @@ class HostTransport:
 
     @property
     def waited_s(self) -> float:
-        waited_s = self._links.waited_s if self._links else 0.0
+        """See ``Transport``; in seconds, over TCP and in shared memory."""
+        waited_s = self._sockets.waited_s if self._sockets else 0.0
         return waited_s + (self._local.progress.waited_s if self._local else 0.0)
 
     @property
     def waiting_for(self) -> tuple[int, ...]:
+        """See ``Transport``; first the ranks of this host."""
         local = self._local.progress.waiting_for if self._local else ()
-        return local or (self._links.waiting_for if self._links else ())
+        return local or (self._sockets.waiting_for if self._sockets else ())
 
     @property
     def sent_bytes(self) -> int:
         """Total number of bytes that this rank has sent over TCP."""
-        return self._links.sent_bytes if self._links else 0
+        return self._sockets.sent_bytes if self._sockets else 0
 
     def enter(self, generation: int) -> None:
         """Set the generation of ranks that this one belongs to; before any exchange."""
         self._me = replace(self._me, generation=generation)
 
     def join(self) -> None:
-        """Connect to the other ranks, unless connected. Raises CollectiveError."""
+        """Connect to the other ranks, unless connected.
+
+        Raises CollectiveTimeoutError after ``join_timeout_s`` seconds, PeerLostError
+        after ``interrupt``, and CollectiveError if it cannot listen.
+        """
         self._joined()
 
     def allreduce(
@@ -105,6 +113,7 @@ class HostTransport:
         source: Array | None = None,
         scale: float = 1.0,
     ) -> None:
+        """See ``Transport``; between hosts up to 16 KiB directly, else around rings."""
         if self.size == 1:
             fill(buffer, source, scale)
             return
@@ -133,7 +142,7 @@ class HostTransport:
     def _allreduce_by_hosts(
         self, buffer: Array, ufunc: np.ufunc, source: ScaledVector
     ) -> None:
-        links = self._joined()
+        sockets = self._joined()
         # One ring per shard, and as many shards as the smallest host has ranks.
         owners = min(len(group) for group in self._groups)
         start, end, me = 0, len(buffer), 0
@@ -146,47 +155,50 @@ class HostTransport:
             shard = slice(start, end)
             values = ScaledVector(source.vector[shard], source.scale)
             ring = Ring(self.rank, ring_ranks, buffer[shard], ufunc, values)
-            links.transfer([ring.source], [ring.sink], self._stall_timeout_s)
+            sockets.transfer([ring.source], [ring.sink], self._stall_timeout_s)
         if self._local is not None:
             self._local.allgather_shards(buffer, owners)
 
     def allgather(self, data: bytes) -> list[bytes]:
-        links = self._joined()
+        sockets = self._joined()
         if self._local is not None and len(self._groups) == 1:
             return self._local.allgather(data)
-        return links.swap(self.rank, [data] * self.size, self._stall_timeout_s)
+        return sockets.swap(self.rank, [data] * self.size, self._stall_timeout_s)
 
     def alltoall(self, parts: Sequence[bytes]) -> list[bytes]:
+        """See ``Transport``; over TCP, also within a host."""
         return self._joined().swap(self.rank, parts, self._stall_timeout_s)
 
     def broadcast(self, data: bytes, root: int) -> bytes:
-        links = self._joined()
+        """See ``Transport``; the root sends to every rank."""
+        sockets = self._joined()
         if self.rank == root:
             message = framed(data)
-            sources = [Outgoing(peer, message) for peer in links.peers]
-            links.transfer(sources, [], self._stall_timeout_s)
+            sources = [Outgoing(peer, message) for peer in sockets.peers]
+            sockets.transfer(sources, [], self._stall_timeout_s)
             return data
         sink = Incoming(root)
-        links.transfer([], [sink], self._stall_timeout_s)
+        sockets.transfer([], [sink], self._stall_timeout_s)
         return bytes(sink.data)
 
     def barrier(self) -> None:
         self.allgather(b"")
 
     def interrupt(self) -> None:
+        """See ``Transport``; connections cannot be used any more."""
         self._interrupted.set()
-        if links := self._links:
-            links.interrupt()
+        if sockets := self._sockets:
+            sockets.interrupt()
 
     def close(self) -> None:
-        if self._links:
-            self._links.close()
+        if self._sockets:
+            self._sockets.close()
         if self._local:
             self._local.progress.close()
 
     def _joined(self) -> PeerSockets:
-        if self._links is None:
-            links = PeerSockets(
+        if self._sockets is None:
+            sockets = PeerSockets(
                 connect(
                     self._me,
                     self._addresses,
@@ -194,15 +206,15 @@ class HostTransport:
                     interrupted=self._interrupted,
                 )
             )
-            self._links = links
+            self._sockets = sockets
             if self.size > 1:
                 self._groups, self._local = share_memory(
                     self.rank,
-                    links,
-                    lambda data: links.swap(
+                    sockets,
+                    lambda data: sockets.swap(
                         self.rank, [data] * self.size, self._join_timeout_s
                     ),
                     self._stall_timeout_s,
-                    place=self._place,
+                    host_key=self._host_key,
                 )
-        return self._links
+        return self._sockets

@@ -29,7 +29,7 @@ from tfcluster.runtime.collective.transports.base import (
 )
 from tfcluster.runtime.collective.transports.delegating import DelegatingTransport
 from tfcluster.runtime.collective.transports.pmi_server import ProcessManager, serving
-from tfcluster.runtime.collective.transports.topology import own_place
+from tfcluster.runtime.collective.transports.topology import own_host_key
 from tfcluster.runtime.errors import (
     CollectiveError,
     CollectiveTimeoutError,
@@ -51,7 +51,7 @@ _COMPLEX = frozenset("FD")
 _BUSY_LOOKS = 200
 _BUSY_S = 1.0
 _PAUSE_S = 1e-4
-"""MPI moves on only while it is called: at first always, later less often."""
+"""MPI makes progress only while it is polled: at first always, later less often."""
 
 _SHARED = "/dev/shm/"
 
@@ -63,9 +63,9 @@ _abandoned: list[object] = []
 class MpiRankInfo:
     """What each rank tells all others before MPI is initialised."""
 
-    place: str
+    host_key: str
     job: str
-    """A new name; that of rank 0 counts."""
+    """A new job name; all ranks use that of rank 0."""
     library: str = ""
     problem: str = ""
 
@@ -73,7 +73,9 @@ class MpiRankInfo:
 class MpiTransport(DelegatingTransport[Transport]):
     """A ``Transport`` whose all-reduce is MPI_Iallreduce; ``host`` does the rest.
 
-    Ranks with equal ``place`` share memory; None: the place is detected.
+    Ranks with equal ``host_key`` share memory; None: the key is detected. An all-reduce
+    fails after ``stall_timeout_s`` seconds. The first operation raises CollectiveError
+    on all ranks if one of them cannot start MPI.
     """
 
     def __init__(
@@ -81,11 +83,11 @@ class MpiTransport(DelegatingTransport[Transport]):
         host: Transport,
         *,
         stall_timeout_s: float = STALL_TIMEOUT_S,
-        place: str | None = None,
+        host_key: str | None = None,
     ) -> None:
         super().__init__(host)
         self._stall_timeout_s = stall_timeout_s
-        self._place = place
+        self._host_key = host_key
         self._mpi: Any = None
         self._manager: ProcessManager | None = None
         self._interrupted = False
@@ -97,6 +99,10 @@ class MpiTransport(DelegatingTransport[Transport]):
         source: Array | None = None,
         scale: float = 1.0,
     ) -> None:
+        """See ``Transport``; dtypes that MPI does not know are sent over ``host``.
+
+        Raises PeerLostError also for an error of MPI.
+        """
         mpi = self._joined()
         fill(buffer, source, scale)
         if mpi is None or not reducible(buffer.dtype, op):
@@ -112,13 +118,16 @@ class MpiTransport(DelegatingTransport[Transport]):
             raise PeerLostError(f"MPI: {error}") from error
 
     def allgather(self, data: bytes) -> list[bytes]:
+        """See ``Transport``; starts MPI first."""
         self._joined()
         return self._host.allgather(data)
 
     def prepare(self) -> None:
+        """Start MPI on first use. Raises CollectiveError: see the class."""
         self._joined()
 
     def interrupt(self) -> None:
+        """See ``Transport``; gives up a running all-reduce, too."""
         self._interrupted = True
         super().interrupt()
 
@@ -150,20 +159,20 @@ class MpiTransport(DelegatingTransport[Transport]):
 
     def _start(self) -> Any:
         """Initialise MPI on all ranks; raises on all of them if one cannot."""
-        place = _memory_place() if self._place is None else self._place
+        host_key = _memory_host_key() if self._host_key is None else self._host_key
         job = f"tfcluster-{secrets.token_hex(8)}"
         mpi: Any = None
         try:
             mpi = load()
-            site = MpiRankInfo(place, job, library=library(mpi))
+            site = MpiRankInfo(host_key, job, library=library(mpi))
         except CollectiveError as error:
-            site = MpiRankInfo(place, job, problem=str(error))
+            site = MpiRankInfo(host_key, job, problem=str(error))
         answers = self._host.allgather(json.dumps(asdict(site)).encode())
         sites = [MpiRankInfo(**json.loads(answer)) for answer in answers]
         if problem := disagreement(sites):
             raise CollectiveError(f"transport mpi: {problem}")
-        places = [site.place or f"rank {r}" for r, site in enumerate(sites)]
-        self._manager = ProcessManager(sites[0].job, places, self._host.allgather)
+        host_keys = [site.host_key or f"rank {r}" for r, site in enumerate(sites)]
+        self._manager = ProcessManager(sites[0].job, host_keys, self._host.allgather)
         files = _shared_files()
         with serving(self._manager, self.rank, self.size):
             initialize(mpi)
@@ -262,14 +271,14 @@ def initialize(mpi: Any) -> None:
         )
 
 
-def _memory_place() -> str:
+def _memory_host_key() -> str:
     """A text that is equal for processes that share memory; empty if unknown."""
     try:
         memory = Path("/dev/shm").stat()
     except OSError:
         return ""
-    place = own_place()
-    return place and f"{place} {memory.st_dev} {memory.st_ino}"
+    host_key = own_host_key()
+    return host_key and f"{host_key} {memory.st_dev} {memory.st_ino}"
 
 
 def _shared_files() -> set[str]:

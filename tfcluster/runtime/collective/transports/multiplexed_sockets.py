@@ -63,7 +63,11 @@ class Sink(Protocol):
 
 
 class PeerSockets:
-    """The connections to the other ranks."""
+    """The connections to the other ranks.
+
+    ``waited_s``: seconds spent waiting so far. ``waiting_for``: ranks from which bytes
+    are missing right now. ``sent_bytes``: bytes sent so far.
+    """
 
     def __init__(self, connections: Mapping[int, socket.socket]) -> None:
         """``connections``: TCP sockets by rank; they become non-blocking."""
@@ -96,7 +100,8 @@ class PeerSockets:
     def swap(self, me: int, messages: Sequence[bytes], timeout_s: float) -> list[bytes]:
         """All-to-all: send ``messages[r]`` to rank r; return what each rank sent.
 
-        ``messages[me]`` is returned as it is. Raises what ``transfer`` raises.
+        ``messages[me]`` is returned as it is. ``timeout_s`` (seconds) and errors are
+        those of ``transfer``.
         """
         sinks = {peer: Incoming(peer) for peer in self.peers}
         sources = [Outgoing(peer, framed(messages[peer])) for peer in self.peers]
@@ -208,12 +213,15 @@ class Outgoing:
 
     @property
     def done(self) -> bool:
+        """Whether everything has been sent."""
         return not self._rest
 
     def view(self) -> memoryview:
+        """The bytes that are still to be sent."""
         return self._rest
 
     def advance(self, count: int) -> None:
+        """Note that ``count`` bytes of ``view()`` have been sent."""
         self._rest = self._rest[count:]
 
 
@@ -228,12 +236,15 @@ class Incoming:
 
     @property
     def done(self) -> bool:
+        """Whether the whole message has been received; it is then in ``data``."""
         return self._length is not None and self._position == self._length
 
     def view(self) -> memoryview:
+        """Memory for the next bytes, first those of the length."""
         return memoryview(self.data)[self._position :]
 
     def advance(self, count: int) -> None:
+        """Note that ``count`` bytes have been written to the start of ``view()``."""
         self._position += count
         if self._length is None and self._position == len(self.data):
             self._length = int.from_bytes(self.data, "big")

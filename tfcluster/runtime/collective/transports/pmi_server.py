@@ -4,7 +4,9 @@ MPICH and its derivatives ask their process manager, by lines of text on a descr
 (PMI, wire protocol 1), for their rank, and for the addresses that the other processes
 have put there. Here each rank runs its own server, and at every PMI barrier all ranks
 exchange the values put since the last one. So an MPI job needs no launcher and no extra
-port. Knows nothing of MPI itself.
+port. Knows nothing of MPI itself. The protocol is that of src/pmi in MPICH (Balaji et
+al., "PMI: A Scalable Parallel Process-Management Interface for Extreme-Scale Systems",
+2010).
 """
 
 from __future__ import annotations
@@ -24,25 +26,25 @@ _FOREIGN = ("PMI_", "PMIX_", "PMI2_")
 """Variables that would lead MPI to another process manager, such as Slurm's."""
 
 Gather = Callable[[bytes], list[bytes]]
-"""Every rank's bytes, in rank order; all ranks call it alike."""
+"""An all-gather: every rank's bytes in rank order; all ranks must call it."""
 
 
 class ProcessManager:
     """Answers the PMI requests of one rank's MPI library.
 
     ``job`` has to be unique among runs: MPI names its shared memory after it. Ranks
-    with equal ``places`` share memory. ``gather`` is called from the serving thread,
+    with equal ``host_keys`` share memory. ``gather`` is called from the serving thread,
     while the rank waits inside MPI.
     """
 
-    def __init__(self, job: str, places: Sequence[str], gather: Gather) -> None:
+    def __init__(self, job: str, host_keys: Sequence[str], gather: Gather) -> None:
         self._job = job
-        self._size = len(places)
+        self._size = len(host_keys)
         self._gather = gather
         self._said: dict[str, str] = {}
-        self._known = {"PMI_process_mapping": process_mapping(places)}
+        self._known = {"PMI_process_mapping": process_mapping(host_keys)}
         self.failure: Exception | None = None
-        """Why the ranks could not tell each other."""
+        """The error that interrupted the exchange between the ranks, if any."""
 
     def answer(self, line: str) -> str | None:
         """The answer to one request line; both are without the newline.
@@ -116,15 +118,17 @@ def words(line: str) -> dict[str, str]:
     return {key: value for key, _, value in pairs}
 
 
-def process_mapping(places: Sequence[str]) -> str:
+def process_mapping(host_keys: Sequence[str]) -> str:
     """PMI_process_mapping: blocks of (first node, number of nodes, ranks on each).
 
     Nodes are numbered in the order of their first ranks.
     """
-    nodes = {place: number for number, place in enumerate(dict.fromkeys(places))}
+    nodes = {
+        host_key: number for number, host_key in enumerate(dict.fromkeys(host_keys))
+    }
     blocks: list[tuple[int, int]] = []
-    for place in places:
-        node = nodes[place]
+    for host_key in host_keys:
+        node = nodes[host_key]
         if blocks and blocks[-1][0] == node:
             blocks[-1] = node, blocks[-1][1] + 1
         else:

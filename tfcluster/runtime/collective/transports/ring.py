@@ -18,18 +18,20 @@ import numpy as np
 from tfcluster.runtime.collective.transports.base import Array, ScaledVector
 
 _BLOCK_BYTES = 1 << 21
-"""So much is received before it is combined.
+"""Bytes to receive before combining them.
 
-The more, the fewer calls and switches; but it should fit a core's cache.
+Larger blocks mean fewer calls and context switches, but should fit a core's cache.
 """
 
 
 class Ring:
     """One rank's part of one all-reduce of a contiguous vector.
 
-    ``ranks`` lists the participants in their order around the ring. ``source`` is this
-    rank's contribution; it may be the same memory as ``vector``, which gets the result.
-    ``sink`` and ``source`` are for ``Links.transfer``.
+    ``vector`` has shape (n,) and a dtype of numpy's numbers, equal on all ranks.
+    ``ranks`` lists the participants in their order around the ring; ValueError if
+    ``me`` is not one. ``source`` is this rank's contribution; it may be the same memory
+    as ``vector``, which gets the result. ``sink`` and ``source`` are for
+    ``PeerSockets.transfer``.
     """
 
     def __init__(

@@ -25,7 +25,13 @@ _AT_ONCE_BYTES = 1 << 14
 
 
 class ShmCollectives:
-    """Member ``me`` of the ranks that share a segment."""
+    """Member ``me`` of the ranks that share a segment.
+
+    Every method raises PeerLostError if a member has left, and CollectiveTimeoutError
+    after ``timeout_s`` seconds. The all-reduce is Rabenseifner's (reduce-scatter and
+    all-gather; Thakur et al., "Optimization of Collective Communication Operations in
+    MPICH", 2005), pipelined in pieces.
+    """
 
     def __init__(
         self, segment: ShmSegment, me: int, progress: ProgressCounters, timeout_s: float
@@ -102,7 +108,8 @@ class ShmCollectives:
     def allreduce(self, vector: Array, ufunc: np.ufunc, source: ScaledVector) -> None:
         """All-reduce ``source`` into ``vector``; they may be the same memory.
 
-        Every member owns a shard.
+        Both are contiguous, of shape (n,) and one dtype, equal on all members. Every
+        member owns a shard.
         """
         plan = _Plan(len(vector), self._per_piece(vector), self.members)
         slots = _Slots(self._segment, vector.dtype)
@@ -189,11 +196,11 @@ class ShmCollectives:
             ufunc(own, piece, out=own)
 
     def _read_results(
-        self, plan: _Plan, slots: _Slots, vector: Array, number: int, turn: int
+        self, plan: _Plan, slots: _Slots, vector: Array, number: int, round_: int
     ) -> None:
         for owner in self._others:
             start, end = plan.piece(number, owner)
-            vector[start:end] = slots.results[owner][turn % SLOTS][: end - start]
+            vector[start:end] = slots.results[owner][round_ % SLOTS][: end - start]
 
     def _per_piece(self, vector: Array) -> int:
         return self._segment.piece_bytes // vector.itemsize

@@ -33,7 +33,8 @@ class ProgressCounters:
 
     ``wakers[m]`` is the write end of member m's pipe, ``wakeup`` the read end of our
     own. ``sockets[m]`` is a socket descriptor that reports a hang-up when member m has
-    left. The pipes are closed by ``close``.
+    left. The pipes are closed by ``close``. ``waited_s``: seconds spent waiting so far;
+    ``waiting_for``: ranks that are missing right now.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class ProgressCounters:
         """Return when every member has done ``step`` steps.
 
         Raises PeerLostError if a missing member has left, and CollectiveTimeoutError
-        after ``timeout_s``.
+        after ``timeout_s`` seconds.
         """
         if all(other[0] >= step for other in self._steps):
             self._fence()
@@ -161,7 +162,7 @@ class _Fence:
 
 
 def pipe() -> tuple[int, int]:
-    """The read and write ends of a wakeup pipe; both are non-blocking."""
+    """The read and write ends of a wakeup pipe, both non-blocking. Raises OSError."""
     return os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
 

@@ -24,10 +24,12 @@ _LINE_BYTES = 64
 class ShmSegment:
     """The segment of ``members`` ranks; each of them writes only to its own parts.
 
-    - ``steps[m]``, ``asleep[m]``: one number of member m (unsigned, 64 bits)
+    - ``steps[m]``, ``asleep[m]``: one number of member m (uint64, a memoryview)
     - ``lengths[m][slot]``: total bytes that member m has to send in a small all-gather
-    - ``pieces[m][slot]``: data from member m for others, ``members * piece_bytes``
-    - ``results[m][slot]``: what member m has reduced, ``piece_bytes``
+      (uint64, shape (SLOTS,))
+    - ``pieces[m][slot]``: data from member m for others (uint8, shape
+      (members * piece_bytes,))
+    - ``results[m][slot]``: what member m has reduced (uint8, shape (piece_bytes,))
     """
 
     def __init__(self, descriptor: int, members: int) -> None:

@@ -1,8 +1,8 @@
 """Finds out which ranks are on one host, and sets up shared memory for them.
 
-Ranks send all others their place, ranks with equal places try to share memory, and all
-ranks learn whether that worked. If it fails for one rank of a host (containers may
-isolate processes from each other), no rank of that host uses shared memory.
+Ranks send all others a key of their host, ranks with equal keys try to share memory,
+and all ranks learn whether that worked. If it fails for one rank of a host (containers
+may isolate processes from each other), no rank of that host uses shared memory.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ Groups = tuple[tuple[int, ...], ...]
 
 def share_memory(
     me: int,
-    links: PeerSockets,
+    sockets: PeerSockets,
     gather: Gather,
     timeout_s: float,
     *,
-    place: str | None = None,
+    host_key: str | None = None,
 ) -> tuple[Groups, ShmCollectives | None]:
     """The groups of ranks that share memory, and the transport within our own group.
 
     Groups are ordered by their first ranks; a rank that shares with nobody is a group
-    of its own, and has no transport (None). ``gather`` is an all-gather. ``place``
-    overrides the detected place of this rank; "" means that no other rank shares it.
+    of its own, and has no transport (None). ``gather`` is an all-gather. ``host_key``
+    overrides the detected key of this rank; "" means that no other rank shares it.
     """
-    here = own_place() if place is None else place
+    here = own_host_key() if host_key is None else host_key
     groups = _grouped(gather((here or f"rank {me}").encode()))
     ours = next(group for group in groups if me in group)
     negotiation = _ShmNegotiation(me, ours)
     offers = [json.loads(offer) for offer in gather(negotiation.offer())]
-    local = negotiation.accept(offers, links, timeout_s)
+    local = negotiation.accept(offers, sockets, timeout_s)
     succeeded = [answer == b"1" for answer in gather(b"0" if local is None else b"1")]
     negotiation.close_offered()
     if local is not None and not all(succeeded[rank] for rank in ours):
@@ -59,14 +59,14 @@ def _final_groups(groups: Groups, succeeded: Sequence[bool]) -> list[tuple[int, 
     return found
 
 
-def _grouped(places: Sequence[bytes]) -> Groups:
+def _grouped(host_keys: Sequence[bytes]) -> Groups:
     found: dict[bytes, list[int]] = {}
-    for rank, place in enumerate(places):
-        found.setdefault(place, []).append(rank)
+    for rank, host_key in enumerate(host_keys):
+        found.setdefault(host_key, []).append(rank)
     return tuple(tuple(ranks) for ranks in found.values())
 
 
-def own_place() -> str:
+def own_host_key() -> str:
     """A text that is equal for processes of one user that can see each other."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -105,7 +105,7 @@ class _ShmNegotiation:
         return json.dumps(offer).encode()
 
     def accept(
-        self, offers: Sequence[Any], links: PeerSockets, timeout_s: float
+        self, offers: Sequence[Any], sockets: PeerSockets, timeout_s: float
     ) -> ShmCollectives | None:
         theirs = [offers[rank] for rank in self._ours]
         if self._pipe is None or not all(theirs):
@@ -130,7 +130,7 @@ class _ShmNegotiation:
             self._ours,
             wakeup=os.dup(self._pipe[0]),
             wakers=wakers,
-            sockets={member: links.fileno(self._ours[member]) for member in wakers},
+            sockets={member: sockets.fileno(self._ours[member]) for member in wakers},
         )
         return ShmCollectives(memory, me, progress, timeout_s)
 

@@ -9,7 +9,7 @@ NIPS 2012).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NoReturn, TypeAlias
+from typing import NoReturn, TypeAlias, cast
 
 import numpy as np
 import tensorflow as tf
@@ -200,8 +200,7 @@ class PsUpdate:
         nan_or_zero = exchange_in_order(self._nan_unless_all_finite, [own], tf.float32)
         nan_or_zero.set_shape([])
         marked = list(gradients)
-        place = next(i for i, g in enumerate(marked) if g is not None)
-        first = marked[place]
+        place, first = next((i, g) for i, g in enumerate(marked) if g is not None)
         if is_sparse(first):
             values = first.values + tf.cast(nan_or_zero, first.values.dtype)
             marked[place] = tf.IndexedSlices(values, first.indices, first.dense_shape)
@@ -227,7 +226,8 @@ class PsUpdate:
     ) -> list[Gradient]:
         if optimizer.loss_scale_factor is not None:
             ordered = [
-                None if g is None else g / optimizer.loss_scale_factor for g in ordered
+                None if g is None else cast(Tensor, g) / optimizer.loss_scale_factor
+                for g in ordered
             ]
         if not self._server_models.clips_here(optimizer):
             return ordered

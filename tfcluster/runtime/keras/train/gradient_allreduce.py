@@ -19,10 +19,10 @@ from tfcluster.runtime.collective.sparse import Slices
 from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.exchange.tensor_list import Kind, TensorList, exchange_list
 from tfcluster.runtime.exchange.wire_format import (
-    Carrier,
     Reduction,
-    carrier,
+    WireTensor,
     compression_named,
+    to_wire,
     uncompressed,
     widened,
 )
@@ -33,7 +33,7 @@ from tfcluster.runtime.keras.tf_variables import raw
 from tfcluster.runtime.keras.types import Variable
 from tfcluster.runtime.process_group import context
 from tfcluster.runtime.tensor_types import Gradient, Tensor
-from tfcluster.runtime.tensors import name_of
+from tfcluster.runtime.tensors import as_tensor, name_of
 
 
 class Watch(Protocol):
@@ -113,7 +113,7 @@ def exchange(
     )
     means, _ = exchange_list(
         tensors,
-        step.carriers(tensors),
+        step.wire_tensors(tensors),
         step.combine,
         exchange_in_order,
         context=step.context(),
@@ -121,7 +121,7 @@ def exchange(
     averaged = means.tensors()
     for variable, mean in zip(state, averaged[len(gradients) :], strict=True):
         # Not by Keras's assign, which would look like an assignment of the program.
-        raw(variable).assign(mean)
+        raw(variable).assign(as_tensor(mean))
     return averaged[: len(gradients)]
 
 
@@ -148,7 +148,7 @@ class _Step:
         self._rows = StepRows(session)
         self._signatures: dict[str, Signature] = {}
 
-    def carriers(self, tensors: TensorList) -> list[Carrier]:
+    def wire_tensors(self, tensors: TensorList) -> list[WireTensor]:
         """Compress dense gradients, but neither slices nor layers' variables."""
         compressed = Reduction(
             ReduceOp.AVERAGE,
@@ -156,7 +156,7 @@ class _Step:
         )
         flat = tensors.flat
         return [
-            *(carrier(t, compressed, "gradients") for t in flat[: self._dense]),
+            *(to_wire(t, compressed, "gradients") for t in flat[: self._dense]),
             *map(uncompressed, flat[self._dense : tensors.dense_count]),
             *map(widened, flat[tensors.dense_count : tensors.summed_count]),
         ]

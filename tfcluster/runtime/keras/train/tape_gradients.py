@@ -31,7 +31,13 @@ from tfcluster.runtime.keras.tf_variables import raw
 from tfcluster.runtime.keras.train.gradient_allreduce import Target, Watch, exchange
 from tfcluster.runtime.keras.types import Optimizer, Tape, Variable
 from tfcluster.runtime.keras.unique_names import UniqueNames
-from tfcluster.runtime.tensor_types import Gradient, Leaf, Nest, Tensor
+from tfcluster.runtime.tensor_types import (
+    Gradient,
+    IndexedSlices,
+    Leaf,
+    Nest,
+    Tensor,
+)
 from tfcluster.runtime.tensor_types import Variable as TfVariable
 from tfcluster.runtime.tensors import is_sparse, name_of
 
@@ -397,5 +403,5 @@ def _graph() -> int | None:
     return None if tf.executing_eagerly() else id(tf.compat.v1.get_default_graph())
 
 
-def _tensor_of(gradient: Gradient) -> Tensor:
+def _tensor_of(gradient: Tensor | IndexedSlices) -> Tensor:
     return gradient.values if is_sparse(gradient) else gradient

@@ -12,7 +12,7 @@ import numpy as np
 
 from tfcluster.runtime.collective.transports.base import Array, ReduceOp
 
-_CARRIED = ("float32", "float64", "int32", "int64")
+_SUPPORTED = ("float32", "float64", "int32", "int64")
 _WIDENED = {
     "int8": "int32",
     "int16": "int32",
@@ -20,13 +20,13 @@ _WIDENED = {
     "uint16": "int32",
     "uint32": "int64",
 }
-"""Sums and products overflow as they would: what is cut off afterwards is the same."""
-_SEEN_AS = {"complex64": "float32", "complex128": "float64"}
+"""Dtypes to widen. Sums and products, truncated again, have the bits of narrow ones."""
+_VIEWED_AS = {"complex64": "float32", "complex128": "float64"}
 """A sum of pairs."""
 
 
 @dataclass(frozen=True, slots=True)
-class Carried:
+class SupportedArray:
     """An array in a dtype that the ops support."""
 
     array: Array
@@ -41,7 +41,7 @@ class Carried:
             buffer[:] = result.view(buffer.dtype)
 
 
-def carried(buffer: Array, op: ReduceOp) -> Carried | None:
+def to_supported(buffer: Array, op: ReduceOp) -> SupportedArray | None:
     """A contiguous vector in a supported dtype; None if ``op`` is not supported for it.
 
     MIN and MAX of floats are not supported, because numpy and TensorFlow treat NaN
@@ -50,12 +50,12 @@ def carried(buffer: Array, op: ReduceOp) -> Carried | None:
     dtype: Any = buffer.dtype
     if not dtype.isnative or (dtype.kind == "f" and _orders(op)):
         return None
-    if dtype.name in _CARRIED:
-        return Carried(buffer)
+    if dtype.name in _SUPPORTED:
+        return SupportedArray(buffer)
     if dtype.name in _WIDENED:
-        return Carried(buffer.astype(_WIDENED[dtype.name]), converted=True)
-    if dtype.name in _SEEN_AS and op is ReduceOp.SUM:
-        return Carried(buffer.view(_SEEN_AS[dtype.name]))
+        return SupportedArray(buffer.astype(_WIDENED[dtype.name]), converted=True)
+    if dtype.name in _VIEWED_AS and op is ReduceOp.SUM:
+        return SupportedArray(buffer.view(_VIEWED_AS[dtype.name]))
     return None
 
 

@@ -19,8 +19,8 @@ from tfcluster.runtime import tf_internals, tf_patches
 from tfcluster.runtime.errors import CollectiveError
 
 _CHUNK_BYTES = 1 << 16
-"""recv_buf_max_chunk: a buffer is cut into fields of this size, not of 4 KiB. A whole
-one in a single field (-1) is slower, if it is large."""
+"""recv_buf_max_chunk: size of the fields in which a buffer is sent, not 4 KiB. A single
+field for a whole buffer (-1) is slower for large ones."""
 _CHANNELS = 4
 """Connections to each other task: large messages don't hold up small ones."""
 
@@ -36,6 +36,7 @@ class Task:
 
     @property
     def name(self) -> str:
+        """TensorFlow's name of this task; see ``task_name``."""
         return task_name(self.job, self.index)
 
     @property

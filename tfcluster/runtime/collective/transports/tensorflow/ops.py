@@ -8,11 +8,11 @@ a tf.function they run in the order in which they were written.)
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import tensorflow as tf
 
 from tfcluster.runtime.collective.transports.base import ReduceOp
+from tfcluster.runtime.tensor_types import Tensor, TensorLike
 
 RING = "RING"
 NCCL = "NCCL"
@@ -27,7 +27,7 @@ MERGE_OPS = {
 _DTYPES = (tf.float32, tf.float64, tf.int32, tf.int64)
 
 _SUBDIVISIONS = 4
-"""A ring sends parts of a vector that is long enough in so many pieces at a time."""
+"""Number of pieces of a long vector that a ring sends concurrently."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,32 +40,32 @@ class Devices:
     own: str
     """This rank's device, in full."""
     hint: str = RING
-    """How: around a ring of gRPC connections, or by NCCL between GPUs."""
+    """The method: a ring of gRPC connections, or NCCL between GPUs."""
 
 
 def all_reduce(
-    tensor: Any,
+    tensor: TensorLike,
     devices: Devices,
     key: int,
     op: ReduceOp,
     *,
     timeout_s: float = 0.0,
-) -> Any:
+) -> Tensor:
     """All-reduce ``tensor`` over the group; its shape and dtype are equal on all ranks.
 
-    Raises TypeError for dtypes other than float32, float64, int32 and int64,
-    tf.errors.DeadlineExceededError if a rank has not come within ``timeout_s``, and
-    other OpErrors if a rank is gone. A ``timeout_s`` of 0 waits forever; with another
-    one TensorFlow 2.21 may crash when it expires.
+    The result has that shape and dtype. Raises TypeError for dtypes other than float32,
+    float64, int32 and int64, tf.errors.DeadlineExceededError if a rank is not there
+    within ``timeout_s`` seconds, and other OpErrors if a rank is gone. A ``timeout_s``
+    of 0 waits forever; with another one TensorFlow 2.21 may crash when it expires.
     """
-    tensor = tf.convert_to_tensor(tensor)
-    if tensor.dtype not in _DTYPES:
+    given: Tensor = tf.convert_to_tensor(tensor)
+    if given.dtype not in _DTYPES:
         raise TypeError(
-            f"TensorFlow's collective ops do not support {tensor.dtype.name}"
+            f"TensorFlow's collective ops do not support {given.dtype.name}"
         )
     with tf.device(devices.own):
         return tf.raw_ops.CollectiveReduceV2(
-            input=tensor,
+            input=given,
             group_size=devices.size,
             group_key=devices.key,
             instance_key=key,
@@ -79,13 +79,14 @@ def all_reduce(
 
 
 def all_gather(
-    tensor: Any, devices: Devices, key: int, *, timeout_s: float = 0.0
-) -> Any:
+    tensor: TensorLike, devices: Devices, key: int, *, timeout_s: float = 0.0
+) -> Tensor:
     """All-gather: the group's tensors, concatenated along the first axis.
 
-    The order is that of TensorFlow (``task:10`` comes before ``task:2``), and equal on
-    all ranks. Shapes have to be equal on all ranks; dtypes and errors are those of
-    ``all_reduce``.
+    ``tensor`` has shape (rows, ...), equal on all ranks; the result has shape (ranks *
+    rows, ...) and the same dtype. The order is that of TensorFlow (``task:10`` comes
+    before ``task:2``), and equal on all ranks. Dtypes, ``timeout_s`` (seconds) and
+    errors are those of ``all_reduce``.
     """
     with tf.device(devices.own):
         return tf.raw_ops.CollectiveGatherV2(

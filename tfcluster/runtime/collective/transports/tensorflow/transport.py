@@ -28,25 +28,27 @@ from tfcluster.runtime.collective.transports.tensorflow.collective_keys import (
     CollectiveKeys,
     instance_key,
 )
-from tfcluster.runtime.collective.transports.tensorflow.dtypes import carried
+from tfcluster.runtime.collective.transports.tensorflow.dtypes import to_supported
 from tfcluster.runtime.collective.transports.tensorflow.failures import translated
 from tfcluster.runtime.collective.transports.tensorflow.lazy_server import Task
 from tfcluster.runtime.collective.transports.tensorflow.padding import padded, unpadded
 from tfcluster.runtime.tensors import tensor_of
 
 _DIRECT_BYTES = 1 << 20
-"""What is not larger is many times faster over ``host``."""
+"""Up to this size ``host`` is many times faster."""
 
 _WHOLE, _LENGTH = b"\0", b"\1"
-"""What a rank says first in an all-gather: all that it has, or only how much."""
+"""First byte of an all-gather message: it holds all of the data, or only its length."""
 
 
 class TensorFlowTransport(DelegatingTransport[HostTransport]):
     """A ``Transport`` that uses ``host``, which connects the same ranks.
 
     The context manager ``joining`` is entered while ``host`` connects; its argument is
-    the reason for connecting. Raises CollectiveError if TensorFlow has already executed
-    an op.
+    the reason for connecting. An op fails after ``stall_timeout_s`` seconds. Raises
+    CollectiveError if TensorFlow has already executed an op. Follows the start of
+    ``MultiWorkerMirroredStrategy``
+    (tensorflow/python/distribute/collective_all_reduce_strategy.py).
     """
 
     def __init__(
@@ -66,12 +68,15 @@ class TensorFlowTransport(DelegatingTransport[HostTransport]):
         self._joining = threading.Lock()
         self._has_joined = False
         self.carried_bytes = 0
-        """What TensorFlow's ops were given, all in all."""
+        """Total bytes passed to TensorFlow's ops."""
         lazy_server.arrange(task, self._join)
 
     @property
     def devices(self) -> ops.Devices:
-        """The devices of the ops. The first call is a collective operation."""
+        """The devices of the ops. The first call is a collective operation.
+
+        Raises what ``Transport.allgather`` raises.
+        """
         if self._devices is None:
             self._devices = self._agreed_devices()
         return self._devices
@@ -83,11 +88,12 @@ class TensorFlowTransport(DelegatingTransport[HostTransport]):
         source: Array | None = None,
         scale: float = 1.0,
     ) -> None:
+        """See ``Transport``; above 1 MiB by TensorFlow's ops, as ``to_supported``."""
         if buffer.nbytes <= _DIRECT_BYTES:
             self._joined().allreduce(buffer, op, source, scale)
             return
         fill(buffer, source, scale)
-        vector = carried(buffer, op)
+        vector = to_supported(buffer, op)
         if vector is None:
             self._joined().allreduce(buffer, op)
             return
@@ -112,6 +118,7 @@ class TensorFlowTransport(DelegatingTransport[HostTransport]):
         )
 
     def allgather(self, data: bytes) -> list[bytes]:
+        """See ``Transport``; above 1 MiB by TensorFlow's ops."""
         whole = len(data) <= _DIRECT_BYTES
         said = _WHOLE + data if whole else _LENGTH + len(data).to_bytes(8, "big")
         answers = self._joined().allgather(said)
@@ -141,9 +148,11 @@ class TensorFlowTransport(DelegatingTransport[HostTransport]):
         return [part.tobytes() for part in parts]
 
     def prepare(self) -> None:
+        """Connect, unless connected. Raises CollectiveError."""
         self._join()
 
     def interrupt(self) -> None:
+        """See ``Transport``; TensorFlow runs no collective op after that."""
         super().interrupt()
         # Even if this rank is in no op: others may wait for it in one, and their own
         # abort misses an op that has only just begun to receive.

@@ -11,18 +11,20 @@ TENSORS = ("a float32 (2)", "b float32 (?, 3)")
 
 
 @given(st.text(), st.lists(st.text()))
-def test_a_layout_survives_the_wire(what: str, tensors: list[str]) -> None:
+def test_a_signature_survives_the_wire(what: str, tensors: list[str]) -> None:
     signature = Signature(what, tuple(tensors))
     assert Signature.decoded(signature.encoded()) == signature
 
 
 @given(st.lists(st.text()), st.lists(st.text()))
-def test_only_equal_layouts_have_equal_digests(one: list[str], two: list[str]) -> None:
+def test_only_equal_signatures_have_equal_digests(
+    one: list[str], two: list[str]
+) -> None:
     same = Signature("x", tuple(one)).digest == Signature("x", tuple(two)).digest
     assert same == (one == two)
 
 
-def test_different_deeds_are_listed_by_rank() -> None:
+def test_different_operations_are_listed_by_rank() -> None:
     signatures = [Signature("barrier"), Signature("metrics"), Signature("barrier")]
     assert difference(signatures) == (
         "the ranks called different operations: rank 0, 2: barrier; rank 1: metrics"

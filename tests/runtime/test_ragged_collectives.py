@@ -27,7 +27,7 @@ from tfcluster.runtime.collective.collectives import (
     mean_of_gradients,
     reduce_arrays,
 )
-from tfcluster.runtime.collective.half_precision import reduce_halves
+from tfcluster.runtime.collective.half_precision import reduce_half_precision
 from tfcluster.runtime.exchange.negotiation import Coordinator
 
 SIGNATURE = Signature("test")
@@ -48,10 +48,12 @@ def test_halves_are_summed_up_in_float32(size: int) -> None:
 
     def act(group: Group) -> list[float]:
         own = np.array([2048 if group.rank == 0 else 1, 1e-7, 60000], np.float16)
-        with group.exchange(SIGNATURE) as turn:
-            total = reduce_halves(turn.transport, own, ReduceOp.SUM, None)
-            largest = reduce_halves(turn.transport, own, ReduceOp.MAX, None)
-            mean = reduce_halves(turn.transport, own, ReduceOp.SUM, [1 / size] * size)
+        with group.exchange(SIGNATURE) as call:
+            total = reduce_half_precision(call.transport, own, ReduceOp.SUM, None)
+            largest = reduce_half_precision(call.transport, own, ReduceOp.MAX, None)
+            mean = reduce_half_precision(
+                call.transport, own, ReduceOp.SUM, [1 / size] * size
+            )
         assert total.dtype == largest.dtype == mean.dtype == np.float16
         assert largest[0] == 2048
         assert mean[2] == 60000

@@ -88,7 +88,7 @@ def joined_group(
         group.close()
 
 
-def with_boards(
+def with_groups(
     size: int,
     act: Callable[[Group], T],
     said: Said | None = None,
@@ -123,7 +123,7 @@ def test_a_rank_that_does_not_come_is_named_once_and_shows_its_stacks(
             busy_elsewhere(said)
         meet(group, Signature("gradients of adam"))
 
-    assert with_boards(size, act, said) == [None] * size
+    assert with_groups(size, act, said) == [None] * size
     text = said.wait_for(0, "has not entered")
     assert re.fullmatch(
         rf"rank {last} has not entered exchange 2: gradients of adam "
@@ -154,7 +154,7 @@ def test_nothing_is_said_of_ranks_that_come_in_time() -> None:
         for _ in range(200):
             meet(group, Signature("step"))
 
-    assert with_boards(3, act, said) == [None] * 3
+    assert with_groups(3, act, said) == [None] * 3
     assert said.lines == []
 
 
@@ -166,7 +166,7 @@ def test_nobody_is_named_where_the_warning_is_off() -> None:
             over.wait(1.0)
         meet(group, Signature("step"))
 
-    assert with_boards(2, act, said, warning_s=None) == [None] * 2
+    assert with_groups(2, act, said, warning_s=None) == [None] * 2
     assert said.lines == []
 
 
@@ -181,7 +181,7 @@ def test_all_who_wait_time_out() -> None:
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
-    outcomes = with_boards(3, partial(_lonely, finished, over), timeout_s=0.5)
+    outcomes = with_groups(3, partial(_lonely, finished, over), timeout_s=0.5)
     watcher.join(LONG_S)
     for outcome in outcomes[:2]:
         assert isinstance(outcome, CollectiveTimeoutError)
@@ -221,7 +221,7 @@ def test_one_exchange_more_than_the_others(size: int) -> None:
         if group.rank == 1:
             meet(group, Signature("one more"))
 
-    outcomes = with_boards(size, act)
+    outcomes = with_groups(size, act)
     lonely = outcomes.pop(1)
     assert outcomes == [None] * (size - 1)
     assert isinstance(lonely, PeerLostError)
@@ -238,7 +238,7 @@ def test_why_a_program_has_ended_is_passed_on(size: int) -> None:
         else:
             reduce_arrays(group, [np.ones(200_000)], ReduceOp.SUM, Signature("more"))
 
-    outcomes = with_boards(size, act)
+    outcomes = with_groups(size, act)
     for outcome in outcomes[:-1]:
         assert isinstance(outcome, PeerLostError)
         assert (
@@ -258,7 +258,7 @@ def test_a_program_that_ends_before_any_exchange_is_not_waited_for(leaves: int) 
         else:
             meet(group, Signature("step"))
 
-    outcomes = with_boards(3, act)
+    outcomes = with_groups(3, act)
     assert outcomes.pop(leaves) is None
     for outcome in outcomes:
         assert isinstance(outcome, PeerLostError)
@@ -268,7 +268,7 @@ def test_a_program_that_ends_before_any_exchange_is_not_waited_for(leaves: int) 
         )
 
 
-def test_an_exchange_that_is_told_too_early_to_fail_is_told_again() -> None:
+def test_an_exchange_that_is_interrupted_too_early_is_interrupted_again() -> None:
     class Late(HostTransport):
         """Has nothing to interrupt before the third call of ``interrupt``."""
 
@@ -308,7 +308,7 @@ def test_what_breaks_an_exchange_off_ends_it_for_all(size: int) -> None:
                 raise MemoryError
         meet(group, Signature("next"))
 
-    outcomes = with_boards(size, act)
+    outcomes = with_groups(size, act)
     assert isinstance(outcomes[1], MemoryError)
     for rank in {*range(size)} - {1}:
         outcome = outcomes[rank]
@@ -330,7 +330,7 @@ def test_a_difference_reaches_every_rank_with_the_same_words(
         meet(group, Signature("step"))
         meet(group, Signature("broadcast from rank 0" if group.rank else what))
 
-    outcomes = with_boards(size, act)
+    outcomes = with_groups(size, act)
     assert all(isinstance(outcome, CollectiveMismatchError) for outcome in outcomes)
     assert len({str(outcome) for outcome in outcomes}) == 1
     others = ", ".join(map(str, range(1, size)))
