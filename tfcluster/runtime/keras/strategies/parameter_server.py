@@ -113,10 +113,10 @@ class PsUpdate:
         ordered = self._unscaled_and_clipped(optimizer, ordered)
         given = TensorList.of(ordered)
         model = self._server_models.of(optimizer, "".join(k.value for k in given.kinds))
+        if state and self._session.size > 1:
+            self._average(state)
         if self._model_variables is not None:
             self._model_variables.seen(state)
-        elif state and self._session.size > 1:
-            self._average(state)
         answered = self._push(model, given, identical=identical)
         # Until the push, variables here are compared with those on the ps tasks.
         with tf.control_dependencies(answered):

@@ -1,7 +1,7 @@
 """Non-trainable variables: mostly moving averages of ``BatchNormalization``.
 
-Under ``strategy: replicated`` the chief's are the valid ones. They are stored on the ps
-tasks, and copied to all ranks before they are saved or evaluated.
+Under ``strategy: replicated`` they are also stored on the ps tasks, from the chief, and
+copied to all ranks before they are saved or evaluated.
 """
 
 from __future__ import annotations
