@@ -329,11 +329,17 @@ def case_chief_first():
 
 
 def case_wrong():
-    """A layer has a different name on each rank."""
+    """A layer has a different name on each rank; the chief comes last, and fails."""
+    first = Path("first-began")
+    begins = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: first.touch()
+    )
+    while RANK == 0 and not first.exists():
+        pass
     model = keras.Sequential([keras.Input((1,)), Product(name=f"layer{RANK}")])
     model.compile(keras.optimizers.SGD(0.1), lambda y, p: keras.ops.sum(p, axis=-1))
     try:
-        train(model, [1.0, 1.0])
+        train(model, [1.0, 1.0], callbacks=[begins])
     except Exception as error:
         return {"error_text": np.array(f"{type(error).__name__}: {error}")}
     return {"error_text": np.array("")}

@@ -129,6 +129,12 @@ class Progress:
             raise CollectiveError(error)
         return result or None
 
+    def abandon_fit(self) -> None:
+        """Note that this rank's ``fit`` ended with an error: no rank waits for it."""
+        self.has_trained()
+        if self._rank == 0:
+            self._servers().put(self._key("end"), "error")
+
     def _key(self, what: str, *more: int) -> str:
         return "/".join(["fit", str(self._fits), what, *map(str, more)])
 

@@ -69,7 +69,7 @@ class AsyncTraining:
         except BaseException:
             # The others would wait for this rank, as long as its program goes on.
             with suppress(CollectiveError):
-                self._progress.has_trained()
+                self._progress.abandon_fit()
             raise
 
     @contextmanager
