@@ -43,6 +43,24 @@ def large_run(tmp_path: Path) -> RunPaths:
     return paths
 
 
+def test_a_launcher_that_died_before_its_first_event_is_known_at_once(
+    tmp_path: Path,
+) -> None:
+    paths = create_run(tmp_path, "digits", time.time())
+    assert read_run(paths, now_s=time.time()).state is RunState.STARTING
+    code = (
+        f"import sys; sys.path.insert(0, {PACKAGE_ROOT!r})\n"
+        "from pathlib import Path\n"
+        "from tfcluster.record import liveness, paths\n"
+        f"liveness.acquire(paths.RunPaths(Path({str(paths.root)!r})))\n"
+    )
+    subprocess.run([sys.executable, "-I", "-c", code], check=True)
+    for read in (read_run, read_summary):
+        view = read(paths, now_s=time.time())
+        assert view.state is RunState.LOST
+        assert view.reason == "the launcher died before the run started"
+
+
 def test_a_large_run_is_read_in_no_time(large_run: RunPaths) -> None:
     began_s = time.process_time()
     view = read_run(large_run, now_s=NOW_S)

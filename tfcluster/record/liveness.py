@@ -17,7 +17,7 @@ from enum import Enum
 from pathlib import Path
 
 from tfcluster.errors import ActiveRunError, ExitCode, ResourceError
-from tfcluster.record.files import open_private, write_all
+from tfcluster.record.files import open_private, read_json, write_all
 from tfcluster.record.paths import ELSEWHERE, RunPaths
 from tfcluster.record.run_status import LauncherView, RunView
 from tfcluster.states import RunState, TaskState
@@ -123,6 +123,17 @@ def acquire(paths: RunPaths) -> Lock:
     return lock
 
 
+def holder(paths: RunPaths) -> LauncherView | None:
+    """The launcher that the run's lock file names; None if it names none.
+
+    The record names it a moment later, in its first event.
+    """
+    try:
+        return LauncherView(**(read_json(paths.lock) or {}))
+    except TypeError:
+        return None
+
+
 def _is_held(path: Path) -> bool | None:
     """Whether anybody holds the lock; None if there is no such file."""
     try:
@@ -179,7 +190,10 @@ def signs(
     launcher: LauncherView | None,
     here: Callable[[], LauncherView] = identity,
 ) -> Signs:
-    """Look for signs of the launcher that the record names. ``here``: our identity."""
+    """Look for signs of the launcher that the record or its lock file names.
+
+    ``here``: our identity.
+    """
     me = here()
     same_boot = launcher is not None and launcher.boot_id == me.boot_id
     same_host = launcher is not None and launcher.host == me.host
@@ -211,7 +225,7 @@ def judge(signs: Signs, *, known: bool, now_s: float) -> Verdict:
         return Verdict(Life.ALIVE, None, seen_s)
     if not known:
         # A moment passes between creating the folder and the first event.
-        if fresh:
+        if fresh and signs.process is not False:
             return Verdict(Life.ALIVE, None, seen_s)
         return Verdict(Life.DEAD, "the launcher died before the run started", seen_s)
     if signs.same_boot:

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from tfcluster.record import events
 from tfcluster.record.files import read_json
-from tfcluster.record.liveness import Life, judge, judged, signs
+from tfcluster.record.liveness import Life, holder, judge, judged, signs
 from tfcluster.record.paths import RunPaths
 from tfcluster.record.replay import replay
 from tfcluster.record.run_status import RunView
@@ -41,7 +41,7 @@ def _judged(paths: RunPaths, read: Callable[[], RunView], now_s: float) -> RunVi
         return view
     if view.launcher is None and paths.job.exists():
         return view  # its job is queued: only the scheduler knows its state
-    found = signs(paths, view.launcher)
+    found = signs(paths, view.launcher or holder(paths))
     verdict = judge(found, known=view.launcher is not None, now_s=now_s)
     if verdict.life is Life.DEAD:
         # The run may have ended properly after we read its events: the end is written
