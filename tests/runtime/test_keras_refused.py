@@ -99,3 +99,9 @@ def test_what_may_differ_is_pointed_out(
 ) -> None:
     chief, *_ = outcomes.jobs[refused_job_of(case)].outputs
     assert chief.count(text) == 1
+
+
+@pytest.mark.slow
+def test_batches_need_the_rows_of_their_states(outcomes: Outcomes) -> None:
+    for found in outcomes.refused("states_of_other_rows"):
+        assert "is stateful, for batches of 4 rows" in str(found["raised"])

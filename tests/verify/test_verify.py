@@ -44,6 +44,16 @@ model.compile("adam", "mse", metrics=["mae"])
 model.fit(x, y, batch_size=20, epochs=2, validation_split=0.2, verbose=2)
 model.save("model.keras")
 """
+CUSTOM_STEP = """
+class CustomStep(keras.Sequential):
+    def train_step(self, data):
+        a, b = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(a, training=True) - b) ** 2)
+        weights = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"loss": loss}
+"""
 MEAN = "tf.reduce_mean((model(a, training=True) - b) ** 2)"
 
 
@@ -103,8 +113,10 @@ PLANTED = {
     ),
     "a stateful layer": (
         DATA
-        + "x = x.reshape(100, 4, 2)\nmodel = keras.Sequential([keras.Input(batch_shape="
-        "(20, 4, 2)), keras.layers.LSTM(3, stateful=True)])\n"
+        + "x = x.reshape(100, 4, 2)\n"
+        + CUSTOM_STEP
+        + "model = CustomStep([keras.Input(batch_shape=(20, 4, 2)), "
+        "keras.layers.LSTM(3, stateful=True), keras.layers.Dense(1)])\n"
         + FIT.replace("validation_split=0.2, ", ""),
         "refused",
         "it keeps a state for each row",

@@ -235,6 +235,12 @@ LAYER_GET_WEIGHTS = Patch(
     (in_keras(f"{_ENTRY}._get_weights", EACH),),
     "reads of weights combined over all ranks",
 )
+RNN_CALL = Patch(
+    "keras.layers.RNN",
+    "call",
+    (in_keras("state.rnn_states.RnnStates._call", IN_STEP),),
+    "states of the rank's rows",
+)
 NORMALIZATION_MOMENTS = Patch(
     "keras.layers.BatchNormalization",
     "_moments",

@@ -155,6 +155,15 @@ class Layer(Protocol):
     def _get_regularization_losses(self) -> Sequence[Tensor]: ...
 
 
+class RNN(Layer, Protocol):
+    """A ``keras.layers.RNN``, such as ``LSTM``."""
+
+    stateful: bool
+    return_state: bool
+    states: Nest
+    """One variable of shape (rows, units) for each state; None before it is built."""
+
+
 class BatchNormalization(Layer, Protocol):
     """A ``keras.layers.BatchNormalization``."""
 

@@ -64,8 +64,8 @@ def case_one_replica():
     return raised_by(fit)
 
 
-def case_states_of_rows():
-    model = keras.Sequential(
+def stateful(kind):
+    model = kind(
         [
             keras.Input((3, 2), batch_size=4),
             keras.layers.LSTM(2, stateful=True),
@@ -73,11 +73,34 @@ def case_states_of_rows():
         ]
     )
     model.compile("sgd", "mse")
+    return model
+
+
+class CustomStep(keras.Sequential):
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
+        weights = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"loss": loss}
+
+
+def case_states_of_rows():
+    """A trial of the custom step would give a rank other rows than its states have."""
+    model = stateful(CustomStep)
     x = np.ones((8, 3, 2), "float32")
     found = raised_by(lambda: model.fit(x, x[:, 0, :1], batch_size=4, verbose=0))
     # predict does not divide batches.
     found["predicted"] = model.predict(x, batch_size=4, verbose=0)
     return found
+
+
+def case_states_of_other_rows():
+    """As on one machine, all batches need the number of rows that the states have."""
+    model = stateful(keras.Sequential)
+    x = np.ones((6, 3, 2), "float32")
+    return raised_by(lambda: model.fit(x, x[:, 0, :1], batch_size=4, verbose=0))
 
 
 def case_batch_shape_that_does_no_harm():

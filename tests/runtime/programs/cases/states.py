@@ -86,6 +86,60 @@ def case_kept_in_a_loop():
     return found | results(model)
 
 
+def stateful(**kwargs):
+    model = keras.Sequential(
+        [
+            keras.Input(batch_shape=(8, 5, 3)),
+            keras.layers.LSTM(6, stateful=True, return_sequences=True, dropout=0.1),
+            keras.layers.Bidirectional(keras.layers.GRU(4, stateful=True)),
+            keras.layers.Dense(1),
+        ]
+    )
+    model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"], **kwargs)
+    return model
+
+
+def trained_in_windows(model):
+    """Each sequence continues in the next batch, and begins anew in the next epoch."""
+    generator = np.random.default_rng(2)
+    x = generator.normal(size=(48, 5, 3)).astype("float32")
+    y = x.sum((1, 2))[:, None]
+
+    class Resets(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            for layer in self.model.layers:
+                if hasattr(layer, "reset_state"):
+                    layer.reset_state()
+
+    history = model.fit(
+        *(x, y),
+        batch_size=8,
+        epochs=3,
+        shuffle=False,
+        verbose=0,
+        validation_data=(x[:16], y[:16]),
+        callbacks=[Resets()],
+    )
+    kept = {v.path: v.numpy() for v in model.non_trainable_variables}
+    evaluated = np.array(model.evaluate(x[:24], y[:24], batch_size=8, verbose=0))
+    predicted = model.predict(x[:16], batch_size=8, verbose=0)
+    found = {f"kept{i}": kept[path] for i, path in enumerate(sorted(kept))}
+    return {
+        **results(model, history),
+        **{name: value for name, value in found.items() if value.ndim == 2},
+        "history_evaluated": evaluated,
+        "predicted": predicted,
+    }
+
+
+def case_kept_by_recurrent_layers():
+    return trained_in_windows(stateful())
+
+
+def case_kept_by_recurrent_layers_eagerly():
+    return trained_in_windows(stateful(run_eagerly=True))
+
+
 class Declared(keras.layers.Layer):
     """Declares how its state is aggregated, which could not be inferred."""
 

@@ -25,6 +25,7 @@ from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.state.assign_hook import AssignHook
 from tfcluster.runtime.keras.state.metric_state import MetricState
 from tfcluster.runtime.keras.state.moving_statistics import MovingStatistics
+from tfcluster.runtime.keras.state.rnn_states import RnnStates
 from tfcluster.runtime.keras.strategies.synchronous_training import SynchronousTraining
 from tfcluster.runtime.keras.train.chief_only_saving import ChiefOnlySaving
 from tfcluster.runtime.keras.train.gradient_update import GradientUpdate
@@ -76,6 +77,7 @@ def install(
         tape_gradients.install(optimizers.state_of)
     XlaFallback(session, shape_errors).install()
     SyncBatchNorm(session, holds, iteration).install()
+    RnnStates(session, whole_batch).install()
     rows = DrawnRows(session, iteration)
     RowDraws(session, rows).install()
     StatefulDraws(session, rows).install()

@@ -46,14 +46,17 @@ class SynchronousTraining:
         self._checks = checks
 
     def check_layers(self, model: Model) -> None:
-        """Raises CollectiveError for a stateful RNN if batches are divided."""
-        if not self._session.divides:
+        """Raises CollectiveError for a stateful RNN if ranks do not wait in steps.
+
+        Its states would be those of this rank's rows only.
+        """
+        if not self._session.divides or self._session.waits_in_steps:
             return
         for layer in internals.layers_of(model):
             if isinstance(layer, keras.layers.RNN) and layer.stateful:
                 raise CollectiveError(
                     f"the layer {layer.name} is stateful: it keeps a state for each "
-                    "row of the batch, which cannot be divided among ranks"
+                    "row of the batch, which local_sgd cannot divide among ranks"
                 )
 
     def prepare(self, model: Model) -> None:
