@@ -13,6 +13,7 @@ from tfcluster.commands.stop import stop
 from tfcluster.launcher.detach import detached
 from tfcluster.launcher.launch import check
 from tfcluster.model import Description, Restart, Strategy, TaskGroup
+from tfcluster.record.liveness import try_lock
 from tfcluster.record.load_run import read_run, read_summary
 from tfcluster.record.paths import RunPaths, find, state_dir
 from tfcluster.record.run_status import RunView
@@ -25,6 +26,8 @@ SEED = 20_220_318
 """The seed of the random generators of all trials, before the program's first line."""
 _POLL_S = 0.05
 _GRACE_S = 2.0
+_LAUNCHER_S = 10.0
+"""How long the launcher may take to close its record after the end of the run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,11 +128,12 @@ def run_trial(
     own = {**environ, "TFCLUSTER_STATE_DIR": str(scratch / "state")}
     ready = check(replace(description, env=env, workdir=workdir), own)
     run = detached(lambda begun: ready.run(begun, own))
+    paths = find(state_dir(own), run)
     try:
-        paths = find(state_dir(own), run)
         stopped = _await_steps(paths, recording, size_of(description))
     finally:
         stop(run, now=False, environ=own, say=lambda text: None)
+        _await_launcher(paths)
     view = read_run(paths, now_s=time.time())
     return Trial(
         recorded=read(recording),
@@ -138,6 +142,13 @@ def run_trial(
         folder=workdir,
         log=paths.log(chief_of(description)),
     )
+
+
+def _await_launcher(paths: RunPaths) -> None:
+    """Wait until the launcher writes no more files, so that they can be removed."""
+    lock = try_lock(paths.lock, patience_s=_LAUNCHER_S)
+    if lock is not None:
+        lock.release()
 
 
 def _await_steps(paths: RunPaths, recording: Path, size: int) -> bool:

@@ -10,11 +10,11 @@ read, reset or saved, and when a batch is not divided.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tfcluster.runtime.collective import CollectiveError
 from tfcluster.runtime.keras import internals, patches
 from tfcluster.runtime.keras.losses.whole_batch import WholeBatch
 from tfcluster.runtime.keras.session import BY_ROWS, Session, Share
@@ -46,9 +46,8 @@ class RnnStates:
     ) -> Nest:
         """The layer's call; its arguments and result are those of Keras.
 
-        ``sequences`` has this rank's rows in its first dimension. Raises
-        CollectiveError on all ranks in a custom ``train_step``, and ValueError if the
-        whole batch does not have as many rows as the states.
+        ``sequences`` has this rank's rows in its first dimension. Raises ValueError if
+        the whole batch does not have as many rows as the states; see ``_rows``.
         """
         share = self._session.share
         if (
@@ -62,12 +61,6 @@ class RnnStates:
                 # A check calls the layer for some of the rows only.
                 return _stateless(original, layer, sequences, None, mask, training)
             return original(layer, sequences, initial_state, mask, training)
-        if share.trial is not False:
-            raise CollectiveError(
-                f"the layer {layer.name} is stateful: it keeps a state for each row of "
-                "the batch. Its rows can be divided among the ranks under model.fit, "
-                "but not in a custom train_step"
-            )
         variables = keras.tree.flatten(layer.states)
         first, present = _rows(layer, share, int(variables[0].shape[0]))
         own = keras.tree.map_structure(
@@ -75,8 +68,8 @@ class RnnStates:
             layer.states,
         )
         kept = layer.return_state
-        outputs, *states = _stateless(original, layer, sequences, own, mask, training)
-        new = [tf.stop_gradient(state) for state in keras.tree.flatten(states)]
+        found = _stateless(original, layer, sequences, own, mask, training)
+        new = [tf.stop_gradient(state) for state in keras.tree.flatten(found[1:])]
         gathered = self._whole_batch.gather(new, f"states of {layer.name}")
         for variable, state in zip(variables, gathered, strict=True):
             # Not by Keras's assign: it would look like a moving average, of which the
@@ -84,7 +77,7 @@ class RnnStates:
             scoped = internals.in_stateless_scope()
             target = variable if scoped else raw(variable)
             target.assign(tf.ensure_shape(state, variable.shape))
-        return (outputs, *states) if kept else outputs
+        return found if kept else found[0]
 
 
 def _stateless(
@@ -94,10 +87,10 @@ def _stateless(
     initial_state: Nest,
     mask: Nest,
     training: bool,
-) -> Nest:
+) -> Any:
     """The layer's call without its own states.
 
-    Given an ``initial_state`` returns the new states, too.
+    Given an ``initial_state`` returns a tuple of the outputs and the new states.
     """
     before = layer.return_state
     layer.stateful, layer.return_state = False, before or initial_state is not None

@@ -9,6 +9,7 @@ import keras
 
 from tfcluster.runtime.collective import CollectiveError
 from tfcluster.runtime.keras import internals
+from tfcluster.runtime.keras.checks.trial_steps import has_own_step
 from tfcluster.runtime.keras.metrics.metrics import Metrics
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.train.initial_broadcast import (
@@ -46,17 +47,25 @@ class SynchronousTraining:
         self._checks = checks
 
     def check_layers(self, model: Model) -> None:
-        """Raises CollectiveError for a stateful RNN if ranks do not wait in steps.
+        """Raises CollectiveError for a stateful RNN whose rows cannot be divided.
 
-        Its states would be those of this rank's rows only.
+        Under ``local_sgd`` ranks do not exchange states. A trial of a custom step gives
+        a rank other rows than those of its states.
         """
-        if not self._session.divides or self._session.waits_in_steps:
+        session = self._session
+        if not session.waits_in_steps:
+            why = "under local_sgd"
+        elif session.trials is not None and has_own_step(model):
+            why = "in a custom train_step or compute_loss"
+        else:
+            return
+        if not session.divides:
             return
         for layer in internals.layers_of(model):
             if isinstance(layer, keras.layers.RNN) and layer.stateful:
                 raise CollectiveError(
                     f"the layer {layer.name} is stateful: it keeps a state for each "
-                    "row of the batch, which local_sgd cannot divide among ranks"
+                    f"row of the batch, which cannot be divided among ranks {why}"
                 )
 
     def prepare(self, model: Model) -> None:
