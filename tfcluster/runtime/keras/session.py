@@ -9,7 +9,7 @@ import sys
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -196,6 +196,8 @@ class Session:
     """The shapes of weights, by id, whose gradients were computed but not applied."""
     waited_for_servers_s: Callable[[], float] = lambda: 0.0
     """Seconds spent waiting for ps tasks since the start."""
+    retraced_step: Hashable = None
+    """The step of ``fit`` that is running, if it is traced once more for trials."""
     trials: Trials | None = None
     """Set if several ranks divide batches and average their gradients synchronously."""
     has_divided: bool = False

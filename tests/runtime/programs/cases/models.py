@@ -196,6 +196,31 @@ def case_drawing_with_a_state():
     return results(model, model.fit(x, y, batch_size=16, epochs=2, verbose=0))
 
 
+class Denoises(keras.Sequential):
+    """Has a step of its own, which draws with an op that keeps its state."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            noise = tf.random.normal(tf.shape(x), stddev=0.2)
+            loss = self.compute_loss(x, y, self(x + noise, training=True))
+        weights = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"loss": loss}
+
+
+def case_custom_step_that_draws_with_a_state():
+    """The step is traced once more for a trial, but its numbers go on."""
+    x, y = data()
+    model = Denoises(classifier().layers)
+    model.compile(keras.optimizers.SGD(0.1), "sparse_categorical_crossentropy")
+    found: dict[str, np.ndarray] = {}
+    for epochs in (2, 1):
+        history = model.fit(x, y, batch_size=16, epochs=epochs, verbose=0)
+        found |= {f"history_{epochs}": np.array(history.history["loss"])}
+    return results(model) | found
+
+
 def case_random_layers_eagerly():
     x, y = data()
     layers = [keras.layers.GaussianNoise(0.1), keras.layers.Dropout(0.4)]

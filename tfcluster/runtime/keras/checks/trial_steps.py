@@ -102,21 +102,23 @@ class TrialSteps:
     ) -> TrainFunction:
         """A train function: ``tried`` during the trial, ``plain`` afterwards."""
         trial = _Trial()
+        session, step = self._session, object()
 
         def train_function(iterator: Iterator[Nest]) -> Nest:
             nonlocal tried
             if trial.allowed is None:
                 trial.allowed = trials.allowed()
-            if trial.is_over():
-                tried = plain  # Releases its graph, which is no longer needed.
-                return plain(iterator)
-            trial.steps += 1
             judged = trials.judged
-            self._trial = trial
+            session.retraced_step = step
             try:
+                if trial.is_over():
+                    tried = plain  # Releases its graph, which is no longer needed.
+                    return plain(iterator)
+                trial.steps += 1
+                self._trial = trial
                 return tried(iterator)
             finally:
-                self._trial = None
+                session.retraced_step = self._trial = None
                 if trials.judged > judged:
                     trial.end()
 

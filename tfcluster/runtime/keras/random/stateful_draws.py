@@ -5,8 +5,9 @@ These are ``tf.random.normal``, ``tf.nn.dropout`` and the like, and
 one machine. (See ``drawn_rows``.)
 
 An op in a graph has a state of its own, which begins anew when a ``tf.function`` is
-traced again. Ranks trace a step more often than one machine, for batches of other
-sizes, so in a custom training loop the runtime keeps the state instead. The op is a
+traced again. Ranks trace a step more often than one machine: in a custom training loop
+for batches of other sizes, and a custom step of ``fit`` for a trial. So there the
+runtime keeps the state instead. The op is a
 counter of Philox (``GuardedPhiloxRandom`` in TensorFlow), so a stateless op that gets
 this counter draws the same numbers.
 """
@@ -196,14 +197,19 @@ class StatefulDraws:
         None if the op keeps its state, as on one machine. ``seed`` and ``seed2`` are
         those of the op.
         """
-        if tf.executing_eagerly() or self._session.share is not None:
-            return None
-        if seed == seed2 == 0:
-            return None  # TensorFlow chooses a seed.
-        if not self._session.loop.in_pass:
-            return None  # No batch of a loop is computed: nothing is traced too often.
+        if tf.executing_eagerly() or seed == seed2 == 0:
+            return None  # There is no trace, or TensorFlow chooses a seed.
         graph = _program_graph()
-        key = (graph.name, kind, seed, seed2, self._batch_size(graph))
+        step: Hashable
+        if self._session.share is not None:
+            # It is traced once for batches of all sizes.
+            if (step := self._session.retraced_step) is None:
+                return None
+        elif self._session.loop.in_pass:
+            step = self._batch_size(graph)
+        else:
+            return None  # No batch of a loop is computed: nothing is traced too often.
+        key = (graph.name, kind, seed, seed2, step)
         if key not in self._drawn:
             self._drawn[key] = new_variable(0, tf.int64)
         drawn = self._drawn[key]
