@@ -327,7 +327,15 @@ def test_a_program_without_tensorflow_does_not_pay_for_it(tmp_path: Path) -> Non
     assert start_cold(["run", "train.py"], tmp_path, env).end().output == "set()\n"
 
 
-@pytest.mark.parametrize("source", [b"x = 1\0\n", b"x = '\xe9'\n"])
+_NULL_BYTE = pytest.param(
+    b"x = 1\0\n",
+    marks=pytest.mark.skipif(
+        sys.version_info < (3, 11, 4), reason="this Python ignores what follows a NUL"
+    ),
+)
+
+
+@pytest.mark.parametrize("source", [_NULL_BYTE, b"x = '\xe9'\n"])
 def test_what_is_no_text_is_a_syntax_error(source: bytes, tmp_path: Path) -> None:
     """Python itself has two messages for this, depending on how it reads the file."""
     (tmp_path / "train.py").write_bytes(source)

@@ -5,6 +5,7 @@ The Keras hooks, which weight the mean by rows, have ``keras.train.gradient_allr
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -16,7 +17,12 @@ from tfcluster.runtime.collective.collectives import combine
 from tfcluster.runtime.collective.sparse import Slices
 from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.exchange.graph_ops import exchange_op, may_be_differentiated
-from tfcluster.runtime.exchange.tensor_list import Combine, TensorList, exchange_list
+from tfcluster.runtime.exchange.tensor_list import (
+    Combine,
+    Kind,
+    TensorList,
+    exchange_list,
+)
 from tfcluster.runtime.exchange.wire_format import Reduction, WireTensor, to_wire
 from tfcluster.runtime.process_sets import ProcessSet, global_process_set
 from tfcluster.runtime.tensor_types import DType, Gradient, Tensor
@@ -168,13 +174,8 @@ class _Plan:
                 for c, slices in zip(of_sparse, sparse, strict=True)
             ],
         )
-        words = tuple(
-            kind.words(name, *(entry or ("", ())))
-            for kind, name, entry in zip(
-                given.kinds, self.names, dtypes_and_shapes, strict=True
-            )
-        )
-        return Signature(self.exchange.reduction.words(self.exchange.what), words)
+        what = self.exchange.reduction.words(self.exchange.what)
+        return _signature_of(what, given.kinds, self.names, tuple(dtypes_and_shapes))
 
     def _gradients(
         self,
@@ -226,3 +227,21 @@ def _own_rows(gathered: Tensor, counts: Tensor, rank: int) -> Tensor:
     """The part of the gathered rows that ``rank`` has sent; ``counts``: by rank."""
     start = tf.reduce_sum(counts[:rank])
     return gathered[start : start + counts[rank]]
+
+
+@functools.lru_cache(maxsize=256)
+def _signature_of(
+    what: str,
+    kinds: tuple[Kind, ...],
+    names: tuple[str, ...],
+    entries: tuple[tuple[str, tuple[int, ...]] | None, ...],
+) -> Signature:
+    """The signature of an exchange; each entry has a dtype and a shape, or is None.
+
+    Eager programs repeat their exchanges, so it is kept.
+    """
+    words = tuple(
+        kind.words(name, *(entry or ("", ())))
+        for kind, name, entry in zip(kinds, names, entries, strict=True)
+    )
+    return Signature(what, words)
