@@ -5,6 +5,7 @@ Horovod's controller (horovod/common/controller.cc) compares requests likewise.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Sequence
@@ -26,7 +27,7 @@ class Signature:
     @property
     def digest(self) -> bytes:
         """SHA-256 of the signature, 32 bytes."""
-        return hashlib.sha256(self.encoded()).digest()
+        return _digest(self)
 
     def encoded(self) -> bytes:
         """The signature as JSON."""
@@ -37,6 +38,11 @@ class Signature:
         """The inverse of ``encoded``. Raises ValueError or TypeError for other data."""
         what, *tensors = map(str, json.loads(data))
         return cls(what, tuple(tensors))
+
+
+@functools.lru_cache(maxsize=256)
+def _digest(signature: Signature) -> bytes:
+    return hashlib.sha256(signature.encoded()).digest()
 
 
 def tensor_words(name: str, dtype: object, shape: Sequence[int | None]) -> str:
