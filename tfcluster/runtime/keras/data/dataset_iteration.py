@@ -49,11 +49,11 @@ class DatasetIteration:
     def __init__(self, session: Session, row_terms: RowTerms) -> None:
         self._session = session
         self._row_terms = row_terms
-        self._rank_alone = Share.undivided_batch(counts=session.loop.share.counts)
+        self._undivided = Share.undivided_batch(counts=session.loop.share.counts)
         """The share of what every rank computes as a whole."""
-        self.trained = GraphShare(self._rank_alone)
+        self.trained = GraphShare(self._undivided)
         """This rank's share of the batch that it trains on."""
-        self.seen = GraphShare(self._rank_alone)
+        self.seen = GraphShare(self._undivided)
         """This rank's share of the rows that metrics get now."""
         self._pass = 0
         """The pass that has yielded the last batch, as long as it has not ended."""
@@ -72,7 +72,7 @@ class DatasetIteration:
 
     def count_whole_batch(self) -> None:
         """Make metrics count what every rank gets as a whole, not a part of a batch."""
-        self.seen.set(self._rank_alone)
+        self.seen.set(self._undivided)
 
     def ended(self, dataset_pass: int) -> None:
         """Record that a pass has ended: the current one, or one nested in its loop.
@@ -86,7 +86,7 @@ class DatasetIteration:
                 self._pass = 0
                 self._session.loop.in_pass = False
                 self.count_whole_batch()
-                self.trained.set(self._rank_alone)
+                self.trained.set(self._undivided)
             elif self._pass:
                 self._takes_part()
 
