@@ -186,10 +186,9 @@ STATEFUL_TRUNCATED_NORMAL = _draw(
 STATEFUL_UNIFORM_INT = _draw(
     "gen_random_ops", "random_uniform_int", f"{_STATES}._uniform_int"
 )
-DRAWS_PER_PARAMETER = tuple(
-    _draw("gen_random_ops", name, f"{_STATES}._per_parameter")
-    for name in ("random_gamma", "random_poisson_v2")
-)
+STATEFUL_GAMMA = _draw("gen_random_ops", "random_gamma", f"{_STATES}._gamma")
+STATEFUL_POISSON = _draw("gen_random_ops", "random_poisson_v2", f"{_STATES}._poisson")
+STATEFUL_CATEGORICAL = _draw("gen_random_ops", "multinomial", f"{_STATES}._categorical")
 DRAWS_BY_PARAMETERS = tuple(
     _draw(module, name, f"{_DRAWS}._by_parameters")
     for module, name in (
@@ -198,12 +197,8 @@ DRAWS_BY_PARAMETERS = tuple(
         ("gen_stateless_random_ops_v2", "stateless_random_gamma_v3"),
     )
 )
-CATEGORICAL_DRAWS = tuple(
-    _draw(module, name, f"{_DRAWS}._categorical")
-    for module, name in (
-        ("gen_random_ops", "multinomial"),
-        ("gen_stateless_random_ops", "stateless_multinomial"),
-    )
+STATELESS_CATEGORICAL = _draw(
+    "gen_stateless_random_ops", "stateless_multinomial", f"{_DRAWS}._categorical"
 )
 GENERATOR_SKIP = Patch(
     "tensorflow.random.Generator",
@@ -358,9 +353,7 @@ STRATEGIES_OF_ONE_HOST = tuple(
 
 PATCHES = (
     *(each for each in list(vars().values()) if isinstance(each, Patch)),
-    *DRAWS_PER_PARAMETER,
     *DRAWS_BY_PARAMETERS,
-    *CATEGORICAL_DRAWS,
     *STRATEGIES_OF_CLUSTERS,
     *STRATEGIES_OF_ONE_HOST,
 )

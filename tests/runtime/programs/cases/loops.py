@@ -562,8 +562,13 @@ def loop_with_draws(draw, compile_step):
 
 def case_tape_that_draws_with_a_state():
     def draw(x):
-        rows = tf.shape(x)[0]
+        rows, rates = tf.shape(x)[0], 1 + tf.abs(x)
+        by_rates = tf.random.gamma((3,), rates)
         return {
+            "gamma": tf.random.gamma((rows, 2), 2.0),
+            "gamma_by_rates": tf.transpose(by_rates, [1, 0, 2]),
+            "poisson": tf.random.poisson([], rates),
+            "categorical": tf.random.categorical(x, 2),
             "normal": tf.random.normal((rows, 2)),
             "of_fixed_size": tf.random.normal((x.shape[0],)),
             "uniform": tf.random.uniform((2 * rows, 3), dtype=tf.float64),

@@ -203,6 +203,9 @@ class Denoises(keras.Sequential):
         x, y = data
         with tf.GradientTape() as tape:
             noise = tf.random.normal(tf.shape(x), stddev=0.2)
+            counts = tf.random.poisson([], tf.abs(x))
+            kept = tf.random.categorical(tf.zeros([tf.shape(x)[0], 2]), 6)
+            noise += 0.1 * counts * tf.cast(kept, x.dtype)
             loss = self.compute_loss(x, y, self(x + noise, training=True))
         weights = self.trainable_variables
         self.optimizer.apply(tape.gradient(loss, weights), weights)

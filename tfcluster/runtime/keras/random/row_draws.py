@@ -55,7 +55,7 @@ class RowDraws:
                 tf_patches.STATELESS_UNIFORM_INT: self._slicing,
                 tf_patches.STATELESS_TRUNCATED_NORMAL: self._slicing,
                 **dict.fromkeys(tf_patches.DRAWS_BY_PARAMETERS, self._by_parameters),
-                **dict.fromkeys(tf_patches.CATEGORICAL_DRAWS, self._categorical),
+                tf_patches.STATELESS_CATEGORICAL: self._categorical,
                 tf_patches.TENSORFLOW_SHUFFLE: self._shuffle_of_tensorflow,
             }
         )

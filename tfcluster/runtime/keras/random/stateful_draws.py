@@ -9,7 +9,7 @@ traced again. Ranks trace a step more often than one machine: in a custom traini
 for batches of other sizes, and a custom step of ``fit`` for a trial. So there the
 runtime keeps the state instead. The op is a
 counter of Philox (``GuardedPhiloxRandom`` in TensorFlow), so a stateless op that gets
-this counter draws the same numbers.
+this counter draws the same numbers. Where there is no such op, see ``kept_op``.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import tensorflow as tf
 
 from tfcluster.runtime import tf_patches
 from tfcluster.runtime.keras.random.drawn_rows import DrawnRows, Part
+from tfcluster.runtime.keras.random.kept_op import KeptOp
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.tf_variables import new_variable
 from tfcluster.runtime.tensor_types import (
@@ -45,6 +46,8 @@ class StatefulDraws:
         self._rows = rows
         self._drawn: dict[Hashable, Variable] = {}
         """For each op, how many numbers it has drawn."""
+        self._kept: dict[Hashable, KeptOp] = {}
+        """The ops that keep their states themselves."""
 
     def install(self) -> None:
         """Install the hooks in TensorFlow, once per process."""
@@ -54,7 +57,9 @@ class StatefulDraws:
                 tf_patches.STATEFUL_UNIFORM: self._uniform,
                 tf_patches.STATEFUL_TRUNCATED_NORMAL: self._truncated_normal,
                 tf_patches.STATEFUL_UNIFORM_INT: self._uniform_int,
-                **dict.fromkeys(tf_patches.DRAWS_PER_PARAMETER, self._per_parameter),
+                tf_patches.STATEFUL_GAMMA: self._gamma,
+                tf_patches.STATEFUL_POISSON: self._poisson,
+                tf_patches.STATEFUL_CATEGORICAL: self._categorical,
                 tf_patches.GENERATOR_SKIP: self._generator,
             }
         )
@@ -146,27 +151,100 @@ class StatefulDraws:
         return part.slice_of(draw)
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
-    def _per_parameter(
+    def _gamma(
         self,
         original: Callable[..., Tensor],
         shape: ShapeLike,
-        parameter: Tensor,
-        *args: Any,
-        **kwargs: Any,
+        alpha: Tensor,
+        seed: int = 0,
+        seed2: int = 0,
+        name: str | None = None,
     ) -> Tensor:
-        """Draw ``shape`` numbers for each entry of ``parameter``."""
+        def draw(shape: Tensor, alpha: Tensor) -> Tensor:
+            op = self._op("gamma", seed, seed2)
+            if op is None:
+                return original(shape, alpha, seed, seed2, name)
+            sizes = tf.concat([shape, tf.shape(alpha)], 0)
+            key, counter = self._advanced(op, sizes, seed, seed2)
+            return tf.raw_ops.StatelessRandomGammaV3(
+                shape=sizes, key=key, counter=counter, alg=_PHILOX, alpha=alpha
+            )
+
+        return self._per_parameter(draw, shape, alpha)
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def _poisson(
+        self,
+        original: Callable[..., Tensor],
+        shape: ShapeLike,
+        rate: Tensor,
+        seed: int = 0,
+        seed2: int = 0,
+        dtype: DType = tf.int64,
+        name: str | None = None,
+    ) -> Tensor:
+        def plain(shape: Tensor, rate: Tensor) -> Tensor:
+            return original(shape, rate, seed, seed2, dtype, name)
+
+        def draw(shape: Tensor, rate: Tensor) -> Tensor:
+            op = self._op("poisson", seed, seed2)
+            if op is None:
+                return plain(shape, rate)
+            found = self._kept_op(op, plain, dtype)(shape, rate)
+            found.set_shape(
+                tf.TensorShape([None] * shape.shape[0]).concatenate(rate.shape)
+            )
+            return found
+
+        return self._per_parameter(draw, shape, rate)
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def _categorical(
+        self,
+        original: Callable[..., Tensor],
+        logits: Tensor,
+        num_samples: Tensor | int,
+        seed: int = 0,
+        seed2: int = 0,
+        output_dtype: DType = tf.int64,
+        name: str | None = None,
+    ) -> Tensor:
+        def plain(logits: Tensor, samples: Tensor) -> Tensor:
+            return original(logits, samples, seed, seed2, output_dtype, name)
+
+        part = self._rows.part(tf.shape(logits)[:1])
+        if part is None:
+            return plain(logits, num_samples)
+        whole, samples = part.of_whole(logits), tf.convert_to_tensor(num_samples)
+        op = self._op("categorical", seed, seed2)
+        if op is None:
+            return part.own(plain(whole, samples))
+        found = self._kept_op(op, plain, output_dtype)(whole, samples)
+        found.set_shape([None, tf.get_static_value(samples)])
+        return part.own(found)
+
+    def _per_parameter(
+        self,
+        draw: Callable[[Tensor, Tensor], Tensor],
+        shape: ShapeLike,
+        parameter: Tensor,
+    ) -> Tensor:
+        """Draw ``shape`` numbers for each entry of ``parameter``.
+
+        ``draw`` gets both, for the whole batch; its result has shape ``(*shape,
+        *parameter.shape)``.
+        """
+        shape = tf.convert_to_tensor(shape, tf.int32)
         if parameter.shape.rank == 0:
             part = self._rows.part(shape)
-            return (
-                original(shape, parameter, *args, **kwargs)
-                if part is None
-                else _of_whole(part, original, parameter, *args, **kwargs)
-            )
+            if part is None:
+                return draw(shape, parameter)
+            return part.own(draw(part.shape(part.whole), parameter))
         part = self._rows.part(tf.shape(parameter))
         if part is None:
-            return original(shape, parameter, *args, **kwargs)
+            return draw(shape, parameter)
         each = tf.size(shape, out_type=tf.int32)
-        whole = original(shape, part.of_whole(parameter), *args, **kwargs)
+        whole = draw(shape, part.of_whole(parameter))
         first = tf.range(each, tf.rank(whole))
         # The entries of the parameter come last.
         order = tf.concat([first, tf.range(each)], 0)
@@ -197,6 +275,13 @@ class StatefulDraws:
         None if the op keeps its state, as on one machine. ``seed`` and ``seed2`` are
         those of the op.
         """
+        op = self._op(kind, seed, seed2)
+        if op is None:
+            return None
+        return self._advanced(op, part.shape(part.whole), seed, seed2)
+
+    def _op(self, kind: str, seed: int, seed2: int) -> Hashable:
+        """What identifies an op over all traces; None if TensorFlow keeps its state."""
         if tf.executing_eagerly() or seed == seed2 == 0:
             return None  # There is no trace, or TensorFlow chooses a seed.
         graph = _program_graph()
@@ -209,12 +294,17 @@ class StatefulDraws:
             step = self._batch_size(graph)
         else:
             return None  # No batch of a loop is computed: nothing is traced too often.
-        key = (graph.name, kind, seed, seed2, step)
-        if key not in self._drawn:
-            self._drawn[key] = new_variable(0, tf.int64)
-        drawn = self._drawn[key]
+        return graph.name, kind, seed, seed2, step
+
+    def _advanced(
+        self, op: Hashable, sizes: Tensor, seed: int, seed2: int
+    ) -> tuple[Tensor, Tensor]:
+        """The state of ``op`` before it draws an array of these sizes; advances it."""
+        if op not in self._drawn:
+            self._drawn[op] = new_variable(0, tf.int64)
+        drawn = self._drawn[op]
         before = drawn.read_value()
-        count = tf.reduce_prod(tf.cast(part.shape(part.whole), tf.int64))
+        count = tf.reduce_prod(tf.cast(sizes, tf.int64))
         with tf.control_dependencies([before]):
             drawn.assign_add(count)
         block = tf.cast(before * _RESERVED, tf.uint64)
@@ -222,6 +312,13 @@ class StatefulDraws:
             tf.constant([_as_uint64(seed)], tf.uint64),
             tf.stack([block, tf.constant(_as_uint64(seed2), tf.uint64)]),
         )
+
+    def _kept_op(
+        self, op: Hashable, draw: Callable[[Tensor, Tensor], Tensor], dtype: DType
+    ) -> KeptOp:
+        if op not in self._kept:
+            self._kept[op] = KeptOp(draw, dtype)
+        return self._kept[op]
 
     def _batch_size(self, graph: Graph) -> float | None:
         """The rows of the whole batch, if the graph is for batches of that size.
