@@ -58,6 +58,8 @@ class Runtime:
     batch: str = "global"
     batch_normalization: str = "global"
     """global | local: over whose rows BatchNormalization normalises."""
+    on_difference: str = "refuse"
+    """refuse | warn: what happens to a result that would differ from one machine's."""
     data: str = "shared"
     """shared | seed_offset: each rank has all data, in a random order of its own."""
     sync_every: int | None = None

@@ -1,6 +1,7 @@
-"""Losses that are not a mean over the rows of a batch, and only those, give a warning.
+"""Losses that are not a mean over the rows of a batch, and only those, are named.
 
-The cases are those of ``programs/cases/row_terms.py``.
+The cases are those of ``programs/cases/row_terms.py``, which run with ``on_difference:
+warn``. By default the program ends: see ``test_keras_refused.py``.
 """
 
 from __future__ import annotations

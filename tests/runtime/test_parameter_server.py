@@ -51,7 +51,13 @@ IN_STEP = [
     "tape_builds_its_model",
     "tape_graph",
 ]
-COPIED = ["early_stopping", "fit", "schedule"]
+COPIED = [
+    "clipped_by_global_norm_in_a_graph",
+    "early_stopping",
+    "fit",
+    "schedule",
+    "step_that_clips",
+]
 """The most telling ``programs/cases``; TFCLUSTER_TEST_ALL_SIZES=1 runs all."""
 if os.environ.get("TFCLUSTER_TEST_ALL_SIZES") == "1":
     IN_STEP = COPIED = EQUAL

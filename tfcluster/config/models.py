@@ -180,6 +180,14 @@ class Runtime(_Section):
             "whole batch, or each task over its own.",
         ),
     ]
+    on_difference: Annotated[
+        Literal["refuse", "warn"],
+        Field(
+            default="refuse",
+            description="What happens if a script's result would differ from that of "
+            "one machine: the run ends with an error, or goes on with a warning.",
+        ),
+    ]
     data: Annotated[
         Literal["shared", "seed_offset"],
         Field(

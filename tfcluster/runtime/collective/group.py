@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,9 +25,11 @@ from tfcluster.runtime.errors import CollectiveError, CollectiveMismatchError
 from tfcluster.runtime.telemetry.agent_channel import Waiting
 from tfcluster.runtime.telemetry.stack_dump import program_line
 
-_HEADER = struct.Struct(">Q32sd8s")
+_HEADER = struct.Struct(">Q32sd8s?")
 """Number of the exchange, digest of its signature, weight of this rank's contribution,
-and its note."""
+its note, and whether it objects."""
+_MOST_REFUSALS = 16
+"""Several checks of one step may find a reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,11 @@ class CollectiveCall:
         """This rank's fraction of the total weight, 0..1; 0 if all weights are 0."""
         total = sum(self.weights)
         return self.weights[self.transport.rank] / total if total else 0.0
+
+
+def copied(error: CollectiveError) -> CollectiveError:
+    """An error of the same type and text, without a traceback."""
+    return type(error)(str(error))
 
 
 class _Phase(NamedTuple):
@@ -94,13 +102,15 @@ class Group:
         self._see: Callable[[str, float, float], None] | None = None
         self.failure: CollectiveError | None = None
         """The first error that ends it; the group is of no use after it."""
-        self.refusal: CollectiveError | None = None
-        """Why the program cannot be distributed, if a step has found a reason."""
+        self._refusals: deque[CollectiveError] = deque(maxlen=_MOST_REFUSALS)
+        """Copies: an error's traceback would keep the program's objects alive."""
         self.steps: Callable[[], int] = lambda: 0
         """Training steps that this rank has done."""
         self.last_state: Callable[[], Mapping[str, str]] = dict
         """What ranks compare when their programs end; see ``compared_at_end``."""
         self.last_equal: Callable[[], Mapping[str, int]] = dict
+        self.objection = ""
+        """Why this rank will not go on; the next exchange raises it on all ranks."""
         self.mismatch: CollectiveMismatchError | None = None
         """The last mismatch after which the ranks are still synchronised."""
         self._enter = enter
@@ -160,18 +170,19 @@ class Group:
         ``weight`` and ``note`` (at most eight bytes) may differ between the ranks; the
         call has those of every rank.
 
-        Raises CollectiveMismatchError on every rank if the signatures differ; no data
-        has been exchanged then. Raises PeerLostError if a rank is lost,
+        Raises CollectiveMismatchError on every rank if the signatures differ, and
+        CollectiveError if a rank has an ``objection``; no data has been exchanged then.
+        Raises PeerLostError if a rank is lost,
         CollectiveTimeoutError if one is late, and another CollectiveError if the ranks
         cannot be connected, if this process must not take part, or within another
         exchange of this thread. Any other exception from the body is passed on. After
-        an error all later exchanges fail with it, except after a mismatch in the same
-        exchange, which leaves all ranks in step.
+        an error all later exchanges fail with it, except after an objection or a
+        mismatch in the same exchange, which leaves all ranks in step.
         """
         with self._lock:
             if self.failure is not None:
-                # A copy: the original's traceback would grow with every attempt.
-                raise type(self.failure)(str(self.failure))
+                # The original's traceback would grow with every attempt.
+                raise copied(self.failure)
             if self._phase.inside:
                 raise CollectiveError(
                     f"{signature.what} was called within {self._phase.what}"
@@ -180,13 +191,16 @@ class Group:
                 self._phase.number + 1, signature.what, self._clock(), inside=True
             )
             self._phase = phase
+            refusal: CollectiveError | None = None
             try:
                 self.join()
-                yield CollectiveCall(
-                    self._transport, *self._agree(signature, weight, note)
-                )
+                weights, notes, objects = self._agree(signature, weight, note)
+                if objects:
+                    refusal = self._objection()
+                    raise refusal
+                yield CollectiveCall(self._transport, weights, notes)
             except CollectiveError as error:
-                if error is self.mismatch:
+                if error is self.mismatch or error is refusal:
                     raise
                 failure = self._failed(error)
                 if failure is error:
@@ -215,9 +229,12 @@ class Group:
 
         None if that error is not from this group.
         """
-        if found := self.failure or self.refusal:
-            return found
-        # Compare the text: the program may have caught that mismatch long ago.
+        if self.failure is not None:
+            return self.failure
+        # Compare the text: the program may have caught these errors long ago.
+        for refusal in self._refusals:
+            if str(refusal) in text:
+                return copied(refusal)
         mismatch = self.mismatch
         return mismatch if mismatch is not None and str(mismatch) in text else None
 
@@ -245,6 +262,9 @@ class Group:
 
         Returns whether the ranks that end after the same exchange have the same model.
         """
+        if self.objection:
+            self.close(self.objection)
+            return Ending(error=self.objection)
         ours = self.last_state() if self._begun and not self.failure else {}
         number = self._phase.number
         self._leave(ExitReport(number, steps=self.steps(), state=ours))
@@ -268,16 +288,18 @@ class Group:
 
     def _agree(
         self, signature: Signature, weight: float, note: bytes
-    ) -> tuple[tuple[float, ...], tuple[bytes, ...]]:
-        """Exchange headers: every rank's weight and note, in rank order.
+    ) -> tuple[tuple[float, ...], tuple[bytes, ...], bool]:
+        """Exchange headers: every rank's weight and note; whether a rank objects.
 
-        Raises CollectiveMismatchError if the signatures differ.
+        Weights and notes are in rank order. Raises CollectiveMismatchError if the
+        signatures differ.
         """
         number = self._phase.number
-        header = _HEADER.pack(number, signature.digest, weight, note)
+        objects = bool(self.objection)
+        header = _HEADER.pack(number, signature.digest, weight, note, objects)
         headers = self._transport.allgather(header)
         try:
-            numbers, digests, weights, notes = zip(
+            numbers, digests, weights, notes, objections = zip(
                 *map(_HEADER.unpack, headers), strict=True
             )
         except struct.error as error:
@@ -291,7 +313,19 @@ class Group:
             if len(set(numbers)) == 1:
                 self.mismatch = mismatch
             raise mismatch
-        return weights, notes
+        return weights, notes, any(objections)
+
+    def _objection(self) -> CollectiveError:
+        """The first objection of a rank, equal on all ranks; removes it."""
+        texts = self._transport.allgather(self.objection.encode())
+        self.objection = ""
+        error = CollectiveError(next(text.decode() for text in texts if text))
+        self.keep(error)
+        return error
+
+    def keep(self, error: CollectiveError) -> None:
+        """Keep an error for ``error_in``: TensorFlow turns it into text in an op."""
+        self._refusals.append(copied(error))
 
     def _failed(self, error: CollectiveError) -> CollectiveError:
         """End the group; returns the root cause of ``error`` if the monitor has it."""

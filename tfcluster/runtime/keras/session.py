@@ -178,6 +178,8 @@ class Session:
     """True: tfcluster divides the global batch. False: the program divides its data."""
     waits_in_steps: bool = True
     """Whether ranks wait for each other in every step; not under ``local_sgd``."""
+    refuses_differences: bool = True
+    """Whether ``differs`` ends the program."""
     normalizes_whole_batches: bool = False
     """Whether BatchNormalization normalises over the rows of all ranks by default."""
     bucket_bytes: int = DEFAULT_BYTES
@@ -380,15 +382,27 @@ class Session:
             if self.chief:
                 sys.stderr.write(f"tfcluster: warning: {text}\n")
 
+    def differs(self, text: str) -> None:
+        """Report that the result would differ from that of one machine.
+
+        The next exchange raises it on all ranks, even if only this one has found it. If
+        the configuration says so, or if the strategy is meant to compute something else
+        (``local_sgd``), there is a warning once per text instead.
+        """
+        if not self.refuses_differences:
+            self.warn(text)
+        elif not self.group.objection:
+            self.group.objection = (
+                f"{text}. To train nevertheless, set runtime.on_difference to warn "
+                "(tfcluster launch --set runtime.on_difference=warn)"
+            )
+
     def refuse(self, text: str) -> NoReturn:
         """Raise CollectiveError. All ranks must call it at the same point."""
         error = CollectiveError(text)
-        self.keep(error)
+        self.group.objection = ""
+        self.group.keep(error)
         raise error
-
-    def keep(self, error: CollectiveError) -> None:
-        """Keep an error for the program: TensorFlow turns it into text inside an op."""
-        self.group.refusal = error
 
     def agreed(self, value: str, what: str) -> str:
         """Broadcast the chief's value to all ranks; ``what`` names the exchange.

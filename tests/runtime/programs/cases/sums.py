@@ -292,7 +292,6 @@ def case_loop_that_sums_sparse():
 
 
 def case_loop_that_sums_a_part():
-    """Only a warning: the summed part may not matter."""
     return raised_by(
         looping(
             lambda error: tf.reduce_mean(error) + 0.1 * tf.reduce_sum(error),

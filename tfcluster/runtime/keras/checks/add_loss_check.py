@@ -86,7 +86,7 @@ class AddLossCheck:
                     "loss: the argument of add_loss must be their mean"
                 )
             if kind == "whole batch":
-                self._session.warn(
+                self._session.differs(
                     f"the value that the layer {name} adds to the loss is not a mean "
                     "over the rows of a batch: each rank computes it from its own "
                     "rows, so the result differs from that of one machine"

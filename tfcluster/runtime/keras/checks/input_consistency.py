@@ -7,6 +7,7 @@ the first, second, fourth, eighth, ... batch is compared.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -21,6 +22,10 @@ from tfcluster.runtime.tensor_types import Leaf, Nest, Tensor
 
 _SAMPLE = 256
 """How many numbers at each end of a tensor are compared."""
+_DIGEST_BYTES = 4
+_ROUNDING = 1e-3
+"""Floats that differ by less, absolutely or relatively, were only rounded
+differently."""
 
 
 class InputConsistency:
@@ -35,8 +40,8 @@ class InputConsistency:
         """Compare this rank's batch with the other ranks', eagerly or in a graph.
 
         ``data`` is the whole batch, before it is divided: tensors and arrays of any
-        shapes and dtypes; other leaves are not compared. All ranks must call this. It
-        warns of a difference. Raises what ``exchange_in_order`` and ``Group.exchange``
+        shapes and dtypes; other leaves are not compared. All ranks must call this.
+        Raises what ``Session.differs``, ``exchange_in_order`` and ``Group.exchange``
         raise, when the step runs.
         """
         found = [_sample(leaf) for leaf in tf.nest.flatten(data)]
@@ -58,8 +63,8 @@ class InputConsistency:
         found = allgather_bytes(
             self._session.group, ours, Signature("digest of a batch")
         )
-        if len(set(found)) > 1:
-            self._session.warn(
+        if len(set(found)) > 1 and not self._equal_but_for_rounding(samples):
+            self._session.differs(
                 "the ranks read different batches. Each rank takes its rows from a "
                 "different batch, so some rows are used more often than others. Set a "
                 "seed for the data, or use the global random generators of Python, "
@@ -68,8 +73,27 @@ class InputConsistency:
         nothing: np.int64 = np.int64(0)
         return nothing
 
+    def _equal_but_for_rounding(self, samples: Sequence[Array]) -> bool:
+        """Whether the ranks' processors have only rounded the same numbers differently.
 
-def digest(arrays: tuple[Array, ...]) -> bytes:
+        All ranks must call it.
+        """
+        floats = [array for array in samples if array.dtype.kind == "f"]
+        others = [array for array in samples if array.dtype.kind != "f"]
+        sent = np.concatenate(
+            [np.empty(0), *(array.astype(np.float64) for array in floats)]
+        ).tobytes()
+        signature = Signature("sample of a batch")
+        found = allgather_bytes(self._session.group, digest(others) + sent, signature)
+        first, *rest = (np.frombuffer(each[_DIGEST_BYTES:]) for each in found)
+        return len({each[:_DIGEST_BYTES] for each in found}) == 1 and all(
+            each.shape == first.shape
+            and np.allclose(each, first, rtol=_ROUNDING, atol=_ROUNDING, equal_nan=True)
+            for each in rest
+        )
+
+
+def digest(arrays: Sequence[Array]) -> bytes:
     """A CRC-32 checksum (4 bytes, big-endian) of arrays of numbers or of bytes."""
     code = 0
     for array in arrays:

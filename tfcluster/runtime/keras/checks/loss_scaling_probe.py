@@ -52,7 +52,7 @@ class LossScalingProbe:
 
         ``ours`` has a float array for each variable, of equal shapes and dtypes on all
         ranks. A gradient with the same direction and about twice the length is refused,
-        with CollectiveError on all ranks; a smaller growth gets a warning.
+        with CollectiveError on all ranks; so is a smaller growth, or it gets a warning.
         """
         session = self._session
         what = f"gradients of {optimizer} for rows that come twice"
@@ -72,13 +72,17 @@ class LossScalingProbe:
                 "tf.shape(x)[0]"
             )
         if found.times >= _DOUBTFUL and found.cosine >= _LIKELY:
-            chance = ", unless this is a coincidence (random numbers also differ)"
-            session.warn(
+            text = (
                 f"the gradients for {optimizer} are {found.times:.1f} times as large "
                 "when every row of a batch comes twice: a part of the loss is not a "
                 "mean over rows and comes out too small"
-                + ("" if found.cosine >= _CERTAIN else chance)
             )
+            if found.cosine >= _CERTAIN:
+                session.differs(text)
+            else:
+                session.warn(
+                    f"{text}, unless this is a coincidence (random numbers also differ)"
+                )
         known = found.cosine != 0.0
         self.judged += known
         return known

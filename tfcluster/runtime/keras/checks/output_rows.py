@@ -20,6 +20,7 @@ from tfcluster.runtime.keras.batches.batch_slicing import (
 from tfcluster.runtime.keras.checks.known_objects import KnownObjects
 from tfcluster.runtime.keras.checks.loss_reduction import same_rows
 from tfcluster.runtime.keras.checks.rounding import TOLERANCES
+from tfcluster.runtime.keras.graph_order import exchange_in_order
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.types import Layer
 from tfcluster.runtime.tensor_types import Nest, Tensor
@@ -55,7 +56,7 @@ class OutputsByRow:
                 whole, *halves = arrays[place::count]
                 tolerance = TOLERANCES.get(whole.dtype.name, max(TOLERANCES.values()))
                 if not same_rows(whole, np.concatenate(halves), tolerance):
-                    self._session.warn(
+                    self._session.differs(
                         f"the output of the layer {layer.name} for a row depends on "
                         "the other rows of its batch. Each rank has only some of the "
                         "rows, so the result differs from that of one machine"
@@ -66,7 +67,8 @@ class OutputsByRow:
             half = rows // 2
             parts = of_rows(0, rows), of_rows(0, half), of_rows(half, rows)
             arrays = [tensor for part in parts for tensor in part]
-            seen = tf.numpy_function(judge, arrays, tf.bool)
+            # In order: if it raises, this rank has not begun the next exchange.
+            seen = exchange_in_order(judge, arrays, tf.bool)
             return known.assign(tf.reshape(seen, []), read_value=False)
 
         tf.cond(known | (rows < 2), lambda: tf.no_op(), lambda: tf.group(look()))

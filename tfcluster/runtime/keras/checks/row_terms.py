@@ -39,6 +39,7 @@ from tfcluster.runtime.keras.checks.op_replay import (
 )
 from tfcluster.runtime.keras.checks.rounding import TOLERANCES
 from tfcluster.runtime.keras.checks.types import TensorKey
+from tfcluster.runtime.keras.graph_order import exchange_in_order
 from tfcluster.runtime.keras.program_lines import user_line
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.tensor_types import Leaf, Nest, Tensor
@@ -140,7 +141,8 @@ class RowTerms:
 
         def look() -> Tensor:
             numbers = _in_orders(paths, targets, leaves)
-            over = tf.numpy_function(judge, [numbers], tf.bool)
+            # In order: if it raises, this rank has not begun the next exchange.
+            over = exchange_in_order(judge, [numbers], tf.bool)
             return self._steps.end_if(checked, tf.reshape(over, []))
 
         share = self._session.share
@@ -189,11 +191,13 @@ class RowTerms:
     def _judge(self, where: str, dtype: str, numbers: Array) -> bool:
         """Judge a loss by its values for four orders; return whether the check ends."""
         session = self._session
-        if not session.inside_keras and not session.loop.divided:
+        loop = session.loop
+        # In a trial one rank has its rows twice, from which it could not tell.
+        if not session.inside_keras and (not loop.divided or loop.share.trial):
             return False
         if has_row_terms(*numbers.tolist(), tolerance=TOLERANCES[dtype]):
             return False
-        session.warn(
+        session.differs(
             f"{where}: this loss is not a mean over the rows of a batch: its rows "
             "share a divisor or a statistic, as in a mean over a mask, a Dice loss, a "
             "contrastive loss, or a layer that looks at the whole batch. Each rank "

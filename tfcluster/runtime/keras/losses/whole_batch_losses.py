@@ -191,7 +191,7 @@ class WholeBatchLosses:
                 "computes it from its own rows"
             )
         elif kind == "whole batch" and was_mean:
-            session.warn(
+            session.differs(
                 f"the loss {name} was a mean over the rows of the first batches, and "
                 "is not a mean any more. In the steps up to this one each rank "
                 "computed it from its own rows, so the result may differ from that of "

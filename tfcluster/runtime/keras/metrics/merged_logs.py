@@ -201,7 +201,7 @@ class MergedLogs:
             return self._logs[path]
         shapes = {np.shape(value) for value in values}
         if shapes != {()} and values.count(values[0]) < len(values):
-            self._session.warn(
+            self._session.differs(
                 f"the value that the step returns as {name} is an array that no metric "
                 "tracks: its value is that of the chief's rows"
             )

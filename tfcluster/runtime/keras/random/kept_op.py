@@ -31,7 +31,7 @@ class KeptOp:
         """
         if self._function is None:
             specs = [
-                tf.TensorSpec([None] * each.shape.rank, each.dtype)
+                tf.TensorSpec([None] * len(each.shape), each.dtype)
                 for each in (first, second)
             ]
             self._function = tf.function(

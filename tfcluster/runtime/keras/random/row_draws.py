@@ -184,7 +184,7 @@ class RowDraws:
         """``rows``: what is shuffled along its first dimension, if that is so."""
         if rows is None or not self._rows.are_rows(rows):
             return self._alike(shuffled)
-        self._session.warn(
+        self._session.differs(
             "the program shuffles the rows of a batch in a training step: each rank "
             "shuffles only its own rows, so the result differs from that of one machine"
         )

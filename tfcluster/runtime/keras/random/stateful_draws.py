@@ -212,10 +212,11 @@ class StatefulDraws:
         def plain(logits: Tensor, samples: Tensor) -> Tensor:
             return original(logits, samples, seed, seed2, output_dtype, name)
 
+        samples = tf.convert_to_tensor(num_samples)
         part = self._rows.part(tf.shape(logits)[:1])
         if part is None:
-            return plain(logits, num_samples)
-        whole, samples = part.of_whole(logits), tf.convert_to_tensor(num_samples)
+            return plain(logits, samples)
+        whole = part.of_whole(logits)
         op = self._op("categorical", seed, seed2)
         if op is None:
             return part.own(plain(whole, samples))
@@ -234,17 +235,17 @@ class StatefulDraws:
         ``draw`` gets both, for the whole batch; its result has shape ``(*shape,
         *parameter.shape)``.
         """
-        shape = tf.convert_to_tensor(shape, tf.int32)
+        sizes = tf.convert_to_tensor(shape, tf.int32)
         if parameter.shape.rank == 0:
-            part = self._rows.part(shape)
+            part = self._rows.part(sizes)
             if part is None:
-                return draw(shape, parameter)
+                return draw(sizes, parameter)
             return part.own(draw(part.shape(part.whole), parameter))
         part = self._rows.part(tf.shape(parameter))
         if part is None:
-            return draw(shape, parameter)
-        each = tf.size(shape, out_type=tf.int32)
-        whole = draw(shape, part.of_whole(parameter))
+            return draw(sizes, parameter)
+        each = tf.size(sizes, out_type=tf.int32)
+        whole = draw(sizes, part.of_whole(parameter))
         first = tf.range(each, tf.rank(whole))
         # The entries of the parameter come last.
         order = tf.concat([first, tf.range(each)], 0)

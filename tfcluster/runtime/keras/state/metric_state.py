@@ -372,7 +372,7 @@ class MetricState:
             return "rows"
         if kind.how == "sum" and kind.slope in (0.0, 1.0):
             return "sum"
-        self._session.warn(
+        self._session.differs(
             f"the value that a custom metric keeps in {name_of(one.variable())} is "
             "neither a sum, nor a mean, nor a maximum of rows: the ranks' values are "
             "summed, which may differ from the value on one machine"

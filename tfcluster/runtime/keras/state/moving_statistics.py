@@ -140,7 +140,7 @@ class MovingStatistics:
             and not tf.executing_eagerly()
             and ancestry(value, {}).sees_data
         ):
-            self._session.warn(
+            self._session.differs(
                 f"a custom step sets {name_of(variable)} from the rows of a batch: "
                 "each rank keeps the value from its own rows. Declare its aggregation "
                 f"where it is created: {_HOW_TO}"
@@ -384,7 +384,7 @@ class MovingStatistics:
                 )
             return
         if own.kind is not None and 0.0 < own.kind.slope < 1.0:
-            self._session.warn(
+            self._session.differs(
                 f"{name}, which a custom layer sets, does not follow a mean over rows: "
                 "the mean over the ranks is used, which differs from the value on one "
                 f"machine. {how_to}"

@@ -277,7 +277,7 @@ class PsUpdate:
                     model, given, weight, in_loop=rows.in_loop, identical=identical
                 )
             except CollectiveError as error:
-                self._session.keep(error)
+                self._session.group.keep(error)
                 raise
             return _flat(model, plain, received)
 

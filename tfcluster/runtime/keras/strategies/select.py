@@ -122,6 +122,7 @@ def _asynchronous_ps(context: Context) -> Session:
         Group(alone),
         reporter(),
         divides=context.options.divides,
+        refuses_differences=False,
         shard=ShardSpec(context.rank, context.size),
     )
     servers = _servers(context, session)
@@ -157,6 +158,8 @@ def _session(context: Context) -> Session:
         reporter(),
         divides=options.divides,
         waits_in_steps=options.strategy is not Strategy.LOCAL_SGD,
+        refuses_differences=options.on_difference == "refuse"
+        and options.strategy is not Strategy.LOCAL_SGD,
         normalizes_whole_batches=options.divides
         and options.batch_normalization == "global"
         and options.strategy is not Strategy.LOCAL_SGD,

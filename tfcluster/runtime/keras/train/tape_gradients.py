@@ -213,7 +213,7 @@ class TapeGradients:
         if tensors and not tf_internals.should_record_backprop(tensors):
             return False
         if tensors and session.divides and session.size > 1:
-            session.warn(
+            session.differs(
                 "a gradient of weights is differentiated again: within that loss each "
                 "rank uses the gradient of its own rows, so the result differs from "
                 "that of one machine if the loss needs the gradient of the batch"
@@ -342,7 +342,7 @@ class TapeGradients:
         rows = session.loop.present_rows() if session.share is None else None
         if calls < _MANY_CALLS or calls != rows:
             return
-        session.warn(
+        session.differs(
             f"one step computes {calls} gradients for {self._names.of(optimizer)}, as "
             "many as this rank has rows. If each is the gradient of one row and is "
             "changed (clipped by its norm), the result differs from that of one "
@@ -381,7 +381,7 @@ class TapeGradients:
             return  # All ranks have the same gradient.
         name, path = self._names.of(optimizer), name_of(variable)
         if origin.graph != _graph():
-            session.warn(
+            session.differs(
                 f"the gradient of {path} reaches {name} through a tf.function. If the "
                 "program changes it before (clips it by its norm, adds noise), each "
                 "rank changes its own, and the result differs from that of one "
