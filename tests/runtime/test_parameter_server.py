@@ -260,6 +260,10 @@ def test_alone_a_loop_gets_its_batches(found: Written) -> None:
     assert chief["second"].tolist() == [0, 2, 4, 6]
     assert other["second"].tolist() == [1, 3, 5, 7]
     assert chief["other"].tolist() == other["other"].tolist() == list(range(8))
+    for values in (chief, other):
+        # Both have taken the first batch of the first pass.
+        expected = 1 - 0.1 * np.array([3, 2, 2, 2, 2, 2, 2, 2])
+        np.testing.assert_allclose(values["weights"], expected, rtol=1e-6)
 
 
 def test_alone_calls_of_train_on_batch_are_distributed_round_robin(

@@ -215,6 +215,7 @@ def case_loop():
         "first": np.array(seen[0]),
         "second": np.array(seen[1]),
         "other": np.array(everything),
+        "weights": model.get_weights()[0],
     }
 
 

@@ -134,6 +134,19 @@ class LoopBatches:
         self._session = session
         self._shard = shard
         self._trained: weakref.WeakSet[Dataset] = weakref.WeakSet()
+        self._iterators: weakref.WeakSet[Iterator[Nest]] = weakref.WeakSet()
+        self._ended = False
+        """Whether a pass has begun since the last ``take_ended``."""
+
+    def take_ended(self) -> bool:
+        """Whether the program has left all loops since this last returned True.
+
+        A loop has been left when its iterator no longer exists.
+        """
+        if self._iterators or not self._ended:
+            return False
+        self._ended = False
+        return True
 
     def install(self) -> None:
         """Install the hook in TensorFlow, once per process."""
@@ -145,7 +158,10 @@ class LoopBatches:
         session = self._session
         if not session.divides or not serves_a_loop(session, dataset):
             return original(dataset)
-        return original(_filtered(dataset, self._next_pass(dataset)))
+        iterator = original(_filtered(dataset, self._next_pass(dataset)))
+        self._iterators.add(iterator)
+        self._ended = True
+        return iterator
 
     def _next_pass(self, dataset: Dataset) -> Callable[[np.int64], np.bool_]:
         """A function that says whether this rank gets batch ``number`` of one pass."""

@@ -1,7 +1,8 @@
 """How ranks that train asynchronously inform each other: notes on a ps task.
 
 The notes say how many epochs each rank has done, which ranks have pushed their last
-gradient of a ``fit``, whether the chief has stopped or ended it, and what it has saved.
+gradient of a ``fit`` or of a loop, whether the chief has stopped or ended it, and what
+it has saved.
 A restarted program finds its own notes.
 """
 
@@ -18,6 +19,7 @@ from tfcluster.runtime.parameter_server.client import ParameterServerClient
 _ASK_EVERY_S = 0.5
 _WAIT_S = 0.05
 _FOREVER_S = 20 * 86400.0
+_NO_MORE = 10**9
 
 
 class Progress:
@@ -48,6 +50,7 @@ class Progress:
         self._clock = clock
         self._fits = 0
         self._writings = 0
+        self._loops = 0
         self._asked = 0.0
         self._stopped = False
 
@@ -96,6 +99,29 @@ class Progress:
             what = f"last step of its fit number {self._fits}"
             self._wait(self._key("trained", rank), what, rank)
 
+    def await_loops(self) -> None:
+        """Wait until all ranks have called this as often, or have ended.
+
+        A rank calls it when its program reads the weights after a loop of its own. Then
+        the weights on the ps tasks are those of all batches of the loop. Raises
+        CollectiveTimeoutError if a rank does not come in time.
+        """
+        self._loops += 1
+        number = self._loops
+        self._servers().put(f"loops/{self._rank}", str(number))
+        for rank in range(self._size):
+            self._wait(
+                f"loops/{rank}",
+                f"end of its training loop number {number}",
+                rank,
+                until=lambda text: int(text) >= number,
+            )
+
+    def program_ended(self) -> None:
+        """Note that this rank's program has ended: no rank waits for its loops."""
+        if self._loops:
+            self._servers().put(f"loops/{self._rank}", str(_NO_MORE))
+
     def end_fit(self) -> None:
         """Note the chief's end of ``fit``; other ranks wait for it, and thus its files.
 
@@ -138,14 +164,20 @@ class Progress:
     def _key(self, what: str, *more: int) -> str:
         return "/".join(["fit", str(self._fits), what, *map(str, more)])
 
-    def _wait(self, key: str, what: str, rank: int = 0) -> str:
+    def _wait(
+        self,
+        key: str,
+        what: str,
+        rank: int = 0,
+        until: Callable[[str], bool] = lambda text: True,
+    ) -> str:
         who = f"rank {rank}" if rank else "the chief"
         began = self._clock()
         warned = False
         pause = threading.Event()
         while True:
             text = self._servers().get(key)
-            if text is not None:
+            if text is not None and until(text):
                 return text
             waited_s = self._clock() - began
             if waited_s > self._timeout_s:

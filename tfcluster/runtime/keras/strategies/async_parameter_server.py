@@ -6,8 +6,11 @@ each other is in notes on the ps tasks.
 
 from __future__ import annotations
 
+import atexit
+from contextlib import suppress
 from dataclasses import dataclass, field
 
+from tfcluster.runtime.collective import CollectiveError
 from tfcluster.runtime.keras.checks.own_exchanges import OwnExchanges
 from tfcluster.runtime.keras.checks.shape_errors import ShapeErrors
 from tfcluster.runtime.keras.checks.unsupported_strategies import refuse_strategies
@@ -36,7 +39,16 @@ def install(
     update = PsUpdate(session, server_models)
     session.settle = update.settle
     server_models.install()
-    files = AsyncSaving(session, progress)
+    loops = LoopBatches(session, session.shard)
+
+    def settle_loops() -> None:
+        """After a loop of the program, fetch the weights of all ranks' batches."""
+        if loops.take_ended():
+            progress.await_loops()
+            server_models.pull()
+
+    files = AsyncSaving(session, progress, settle_loops)
+    atexit.register(_end_program, progress)
     own_exchanges = OwnExchanges(session, session.shard.rank, session.shard.size)
     own_exchanges.install()
     OptimizerHook(
@@ -51,12 +63,18 @@ def install(
     refuse_strategies()
     batches = FitBatches(session, session.shard, update.set_idle)
     batches.install()
-    LoopBatches(session, session.shard).install()
+    loops.install()
     files.install()
     policy = AsyncTraining(
-        session, session.shard, server_models, progress, batches, files
+        session, session.shard, server_models, progress, batches, settle_loops, files
     )
     ModelMethods(session, policy, shape_errors).install()
+
+
+def _end_program(progress: Progress) -> None:
+    # A ps may have been lost; then nobody waits for this rank.
+    with suppress(CollectiveError):
+        progress.program_ended()
 
 
 @dataclass

@@ -15,9 +15,12 @@ T = TypeVar("T")
 class AsyncSaving(ChiefOnlySaving):
     """Only the chief saves. Outside of ``fit`` the other ranks wait until it has."""
 
-    def __init__(self, session: Session, progress: Progress) -> None:
+    def __init__(
+        self, session: Session, progress: Progress, settle_loops: Callable[[], None]
+    ) -> None:
         super().__init__(session)
         self._progress = progress
+        self._settle_loops = settle_loops
 
     def chief_only(
         self, act: Callable[[], T], what: str, name: Name | None = None
@@ -31,6 +34,8 @@ class AsyncSaving(ChiefOnlySaving):
         session = self._session
         if session.within("saving"):
             return act()
+        if not session.inside_keras:
+            self._settle_loops()
         session.settle(what)
         if session.inside_keras:
             if not session.chief:

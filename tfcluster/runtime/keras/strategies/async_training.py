@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from tfcluster.runtime import contract
@@ -35,6 +35,7 @@ class AsyncTraining:
         server_models: ServerModels,
         progress: Progress,
         batches: FitBatches,
+        settle_loops: Callable[[], None],
         files: ChiefOnlySaving,
     ) -> None:
         self._session = session
@@ -42,6 +43,7 @@ class AsyncTraining:
         self._server_models = server_models
         self._progress = progress
         self._batches = batches
+        self._settle_loops = settle_loops
         self._files = files
         self._calls = 0
 
@@ -94,4 +96,9 @@ class AsyncTraining:
         return call.run()
 
     def before_get_weights(self, layer: Layer) -> None:
-        """The last push of this rank returned its weights: there is nothing to do."""
+        """After a loop of the program, fetch the weights of all ranks' batches.
+
+        Otherwise there is nothing to do: this rank's last push returned the weights.
+        """
+        if not self._session.inside_keras:
+            self._settle_loops()
