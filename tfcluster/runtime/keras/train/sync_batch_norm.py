@@ -21,6 +21,7 @@ from tfcluster.runtime.keras.checks.op_replay import Holds
 from tfcluster.runtime.keras.data.dataset_iteration import DatasetIteration
 from tfcluster.runtime.keras.graph_order import exchange_in_order
 from tfcluster.runtime.keras.session import BY_ROWS, Session, Share
+from tfcluster.runtime.keras.train.batch_norm_cost import BatchNormCost
 from tfcluster.runtime.keras.types import BatchNormalization
 from tfcluster.runtime.tensor_types import Array, Tensor
 
@@ -40,6 +41,11 @@ class SyncBatchNorm:
         self._session = session
         self._holds = holds
         self._loops = loops
+        self._cost = BatchNormCost(session.step_rate, self._say)
+
+    def _say(self, text: str) -> None:
+        if self._session.chief:
+            self._session.warn(text)
 
     def install(self) -> None:
         """Install the hook in Keras, once per process."""
@@ -137,9 +143,10 @@ class SyncBatchNorm:
                 if in_loop and not session.loop.is_dividing:
                     return array  # Every rank has the whole batch.
                 signature = Signature(f"{what} of {name}")
-                (summed,) = reduce_arrays(
-                    session.group, [array], ReduceOp.SUM, signature
-                )
+                with self._cost.exchanging(name):
+                    (summed,) = reduce_arrays(
+                        session.group, [array], ReduceOp.SUM, signature
+                    )
                 return summed
 
             summed: Tensor = exchange_in_order(run, [tensor], tensor.dtype)
