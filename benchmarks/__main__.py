@@ -7,6 +7,7 @@ from benchmarks import (
     chatter,
     collective,
     commands,
+    equality,
     fanout,
     first_allreduce,
     parameter_server,
@@ -29,6 +30,7 @@ for benchmark in (
     parts,
     transports,
     training,
+    equality,
     parameter_server,
     between_hosts,
 ):
