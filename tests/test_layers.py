@@ -23,7 +23,7 @@ ROOT = Path(tfcluster.__file__).parent
 # their own package; they may import from each other only if the line ends in "+".
 LAYERS = [
     "errors states vocabulary wire isolated_import process_title versions",
-    "host_patterns",
+    "host_patterns task_id",
     "model",
     "program tfconfig placement compose host_list exit_causes +",
     "plan_document expected_hosts",
@@ -114,6 +114,7 @@ RUNTIME_MAY_IMPORT = {
     "wire",
     "states",
     "vocabulary",
+    "task_id",
     "model",
     "errors",
     "isolated_import",

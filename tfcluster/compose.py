@@ -17,8 +17,9 @@ from tfcluster.isolated_import import PACKAGE_ROOT, module_argv
 from tfcluster.model import Description, Runtime, Strategy
 from tfcluster.placement import Place
 from tfcluster.program import Program
+from tfcluster.task_id import TaskId
 from tfcluster.tfconfig import Cluster, cluster, device_filters
-from tfcluster.vocabulary import BUILT_IN_SERVERS, RANKED_TYPES, TaskId
+from tfcluster.vocabulary import BUILT_IN_SERVERS, RANKED_TYPES
 
 BOOTSTRAP = "tfcluster.runtime.task.bootstrap"
 WARM = "tfcluster.runtime.warm.preloader"

@@ -15,8 +15,8 @@ contract: never 99 (Grid Engine would requeue the job) and never 255 (ssh's own 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 
 class ExitCode(IntEnum):
@@ -56,8 +56,7 @@ class TfclusterError(Exception):
         return lines
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
+class Problem(NamedTuple):
     """One finding in a configuration.
 
     ``where`` is ``file:line:column``, a flag, or a variable of the environment.

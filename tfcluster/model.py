@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
-from tfcluster.vocabulary import TASK_TYPES, TaskId
+from tfcluster.task_id import TaskId
+from tfcluster.vocabulary import TASK_TYPES
 
 
 class Strategy(str, Enum):

@@ -12,7 +12,8 @@ from itertools import islice
 
 from tfcluster.errors import StartError
 from tfcluster.model import Allocation, Description, Host
-from tfcluster.vocabulary import BUILT_IN_SERVERS, RANKED_TYPES, TaskId
+from tfcluster.task_id import TaskId
+from tfcluster.vocabulary import BUILT_IN_SERVERS, RANKED_TYPES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

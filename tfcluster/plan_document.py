@@ -12,8 +12,8 @@ from typing import Any
 
 from tfcluster.compose import TaskSpec, task_json
 from tfcluster.model import Allocation, Description, Secret
+from tfcluster.task_id import TaskId
 from tfcluster.tfconfig import Cluster
-from tfcluster.vocabulary import TaskId
 
 Json = dict[str, Any]
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from tfcluster.errors import StartError
 from tfcluster.model import Strategy
-from tfcluster.vocabulary import TaskId
+from tfcluster.task_id import TaskId
 
 # execve(2): one environment string, with its final NUL, is limited to 32 pages.
 MAX_ENV_STRING_BYTES = 131_072

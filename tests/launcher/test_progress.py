@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tfcluster.launcher.progress import Answer, Progress, blame
-from tfcluster.vocabulary import TaskId
+from tfcluster.task_id import TaskId
 
 CHIEF, W0, W1 = TaskId("chief", 0), TaskId("worker", 0), TaskId("worker", 1)
 RANKS = {0: CHIEF, 1: W0, 2: W1}

@@ -27,7 +27,7 @@ from tfcluster.lifecycle.types import (
     TaskStarted,
 )
 from tfcluster.states import RunState, TaskState
-from tfcluster.vocabulary import TaskId
+from tfcluster.task_id import TaskId
 
 CHIEF, W0, W1 = TaskId("chief", 0), TaskId("worker", 0), TaskId("worker", 1)
 PS, EVALUATOR = TaskId("ps", 0), TaskId("evaluator", 0)

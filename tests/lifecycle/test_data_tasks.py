@@ -10,7 +10,7 @@ from tests.lifecycle import histories
 from tests.lifecycle.histories import W0, W1, History, started, stopped
 from tfcluster.errors import ExitCode
 from tfcluster.lifecycle.types import Plan, Role, Say
-from tfcluster.vocabulary import TaskId
+from tfcluster.task_id import TaskId
 
 DATA0, DATA1 = TaskId("data", 0), TaskId("data", 1)
 

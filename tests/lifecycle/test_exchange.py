@@ -11,7 +11,7 @@ from tfcluster.lifecycle.codes import run_code
 from tfcluster.lifecycle.step import NOTHING_EXCHANGED
 from tfcluster.lifecycle.types import Plan, TaskExited, TaskSettled
 from tfcluster.states import TaskState
-from tfcluster.vocabulary import TaskId
+from tfcluster.task_id import TaskId
 
 
 def together(*tasks: TaskId, max_restarts: int = 0) -> Plan:

@@ -50,7 +50,7 @@ from tfcluster.lifecycle.types import (
     TaskUnstartable,
 )
 from tfcluster.states import RunState, TaskState
-from tfcluster.vocabulary import TaskId
+from tfcluster.task_id import TaskId
 
 
 def test_nothing_starts_before_every_host_is_ready() -> None:

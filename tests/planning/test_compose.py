@@ -19,8 +19,8 @@ from tfcluster.errors import StartError
 from tfcluster.isolated_import import PACKAGE_ROOT
 from tfcluster.model import Allocation, Description, Host, Runtime, Strategy, TaskGroup
 from tfcluster.placement import place
+from tfcluster.task_id import TaskId
 from tfcluster.tfconfig import MAX_ENV_STRING_BYTES, cluster, device_filters
-from tfcluster.vocabulary import TaskId
 
 
 def specs_of(

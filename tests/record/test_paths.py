@@ -23,7 +23,7 @@ from tfcluster.record.paths import (
     valid_name,
 )
 from tfcluster.record.writer import Writer
-from tfcluster.vocabulary import TaskId
+from tfcluster.task_id import TaskId
 
 NOON_S = 1795169700.0  # 2026-11-20 10:15:00 UTC
 OTHER_UID = 12345

@@ -37,6 +37,7 @@ SHIPPED = (
     "doctor/probe.py",
     "isolated_import.py",
     "model.py",
+    "task_id.py",
     "vocabulary.py",
     "process_title.py",
     "versions.py",

@@ -14,7 +14,8 @@ from tfcluster.record.load_run import read_run, read_summary
 from tfcluster.record.logs import follow, last_lines
 from tfcluster.record.paths import RunPaths, find, runs, state_dir
 from tfcluster.record.run_status import RunView
-from tfcluster.vocabulary import TASK_TYPES, TaskId
+from tfcluster.task_id import TaskId
+from tfcluster.vocabulary import TASK_TYPES
 
 SHOWN_RUNS = 20
 

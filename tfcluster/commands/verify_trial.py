@@ -18,9 +18,10 @@ from tfcluster.record.load_run import read_run, read_summary
 from tfcluster.record.paths import RunPaths, find, state_dir
 from tfcluster.record.run_status import RunView
 from tfcluster.states import RunState
+from tfcluster.task_id import TaskId
 from tfcluster.verify.recorded import Recorded, read
 from tfcluster.verify.verdict import Failure, failure
-from tfcluster.vocabulary import RANKED_TYPES, TaskId
+from tfcluster.vocabulary import RANKED_TYPES
 
 SEED = 20_220_318
 """The seed of the random generators of all trials, before the program's first line."""

@@ -63,8 +63,8 @@ from tfcluster.lifecycle.types import (
     TaskUnstartable,
 )
 from tfcluster.states import RunState, TaskState
+from tfcluster.task_id import TaskId
 from tfcluster.tfconfig import Cluster
-from tfcluster.vocabulary import TaskId
 from tfcluster.wire import WireError
 
 TICK_S = 0.25

@@ -35,7 +35,7 @@ from tfcluster.launcher.job import Item, Job, search_paths, warm_env
 from tfcluster.launcher.workdir_sender import WorkdirSender
 from tfcluster.lifecycle.types import Event, HostClosed, HostFailed, HostLost, HostReady
 from tfcluster.model import Host, Strategy
-from tfcluster.vocabulary import TaskId
+from tfcluster.task_id import TaskId
 from tfcluster.wire import PROTOCOL, Frame, WireError
 
 

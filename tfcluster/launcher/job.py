@@ -26,7 +26,7 @@ from tfcluster.launcher.workdir_listing import Listing
 from tfcluster.lifecycle.types import Plan, Role
 from tfcluster.model import Allocation, Description, Host, Strategy
 from tfcluster.placement import place_again, share_machines
-from tfcluster.vocabulary import TaskId
+from tfcluster.task_id import TaskId
 
 DISPATCHER = TaskId("data", 0)
 """The data task that runs the tf.data service's dispatcher."""

@@ -47,8 +47,8 @@ from tfcluster.record.liveness import acquire, identity
 from tfcluster.record.name_lock import hold_name
 from tfcluster.record.paths import ELSEWHERE, RunPaths, create_run, state_dir
 from tfcluster.record.writer import Writer
+from tfcluster.task_id import TaskId
 from tfcluster.tfconfig import Cluster
-from tfcluster.vocabulary import TaskId
 
 _FLUSH_S = 5.0
 _MAX_NAME = 64

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tfcluster.vocabulary import TaskId
+from tfcluster.task_id import TaskId
 
 STACK_LINES = 18
 STACKS_WAIT_S = 3.0

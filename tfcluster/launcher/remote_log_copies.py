@@ -14,7 +14,7 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from tfcluster.record.files import open_private, write_all
-from tfcluster.vocabulary import TaskId
+from tfcluster.task_id import TaskId
 
 
 class LogCopies:

@@ -17,7 +17,7 @@ from tfcluster.launcher.job import Job
 from tfcluster.launcher.open_port_warning import exposure_warning
 from tfcluster.record.run_status import RunView
 from tfcluster.states import RunState
-from tfcluster.vocabulary import TaskId
+from tfcluster.task_id import TaskId
 
 _LIVE_S = 0.25
 _CLOSE_S = 5.0

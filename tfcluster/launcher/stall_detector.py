@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from tfcluster.launcher.job import Job
 from tfcluster.launcher.progress import STACKS_WAIT_S, Answer, Progress, blame
 from tfcluster.lifecycle.types import Stalled
-from tfcluster.vocabulary import TaskId
+from tfcluster.task_id import TaskId
 from tfcluster.wire import Frame
 
 

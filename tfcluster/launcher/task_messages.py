@@ -20,7 +20,7 @@ from tfcluster.lifecycle.types import (
     TaskStarted,
     TaskUnstartable,
 )
-from tfcluster.vocabulary import TaskId
+from tfcluster.task_id import TaskId
 from tfcluster.wire import Frame, WireError
 
 _OF_TASKS = frozenset(

@@ -83,7 +83,7 @@ from tfcluster.lifecycle.types import (
     TaskUnstartable,
 )
 from tfcluster.states import RunState, TaskState
-from tfcluster.vocabulary import TaskId
+from tfcluster.task_id import TaskId
 
 NOTHING_EXCHANGED = (
     "it exited without exchanging anything with the other tasks, so the training was "

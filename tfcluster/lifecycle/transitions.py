@@ -22,7 +22,7 @@ from tfcluster.lifecycle.types import (
     TaskStatus,
 )
 from tfcluster.states import RunState, TaskState
-from tfcluster.vocabulary import TaskId
+from tfcluster.task_id import TaskId
 
 CLOSE_SLACK_S = 5.0
 """What an agent may need beyond the grace period to sweep and exit."""

@@ -8,7 +8,7 @@ from enum import Enum
 
 from tfcluster.errors import ExitCode
 from tfcluster.states import RunState, TaskState
-from tfcluster.vocabulary import TaskId
+from tfcluster.task_id import TaskId
 
 
 class Role(Enum):

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tfcluster.errors import ConfigError, Problem, ResourceError
-from tfcluster.vocabulary import TaskId
+from tfcluster.task_id import TaskId
 
 FOLDER_MODE = 0o700
 FILE_MODE = 0o600

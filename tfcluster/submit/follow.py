@@ -41,7 +41,7 @@ from tfcluster.submit.job_status import (
 from tfcluster.submit.run_command import Ask, asker
 from tfcluster.submit.scheduler import JobPhase, JobState, SchedulerError
 from tfcluster.submit.stopping import cancel
-from tfcluster.vocabulary import TaskId
+from tfcluster.task_id import TaskId
 
 LOOK_S = 0.5
 ASK_S = 2.0

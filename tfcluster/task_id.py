@@ -1,0 +1,37 @@
+"""Names of single tasks.
+
+Apart from ``vocabulary``, since ``--help`` needs none, and a dataclass takes time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tfcluster.vocabulary import RANKED_TYPES, TASK_TYPES
+
+
+@dataclass(frozen=True, slots=True)
+class TaskId:
+    """One task: ``worker:0``. The index is counted within the type."""
+
+    type: str
+    index: int
+
+    def __str__(self) -> str:
+        return f"{self.type}:{self.index}"
+
+    @property
+    def ranked(self) -> bool:
+        return self.type in RANKED_TYPES
+
+    @property
+    def log_name(self) -> str:
+        return f"{self.type}-{self.index}.log"
+
+    @classmethod
+    def parse(cls, text: str) -> TaskId:
+        """The task that ``worker:0`` names. Raises ValueError for any other form."""
+        kind, colon, index = text.partition(":")
+        if kind not in TASK_TYPES or not colon or not index.isdecimal():
+            raise ValueError(f"{text!r} is not TYPE:INDEX")
+        return cls(kind, int(index))
