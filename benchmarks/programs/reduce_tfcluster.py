@@ -1,7 +1,11 @@
-"""Times all-reduces of TensorFlow tensors; started by ``tfcluster launch``."""
+"""Times all-reduces of TensorFlow tensors; started by ``tfcluster launch``.
+
+With ``graph`` as ``argv[2]``, each is a call of a ``tf.function`` with an all-reduce.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 
 import tensorflow as tf
@@ -19,7 +23,14 @@ def act(count: int) -> Callable[[], None]:
     def run() -> None:
         tfc.allreduce(tensor, op=tfc.Sum)
 
-    return run
+    if "graph" not in sys.argv:
+        return run
+
+    @tf.function  # type: ignore[untyped-decorator] # TensorFlow has no types
+    def graph(given: tf.Tensor) -> tf.Tensor:
+        return tfc.allreduce(given, op=tfc.Sum)
+
+    return lambda: graph(tensor)
 
 
 tfc.init()
