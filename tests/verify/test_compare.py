@@ -191,7 +191,7 @@ def outputs(folder: Path, alone: Mapping[str, Any], ranks: Mapping[str, Any]) ->
                 np.savez(folder / name / file, content)
     logs = folder / "alone.log", folder / "ranks.log"
     folders = folder / "alone", folder / "ranks"
-    found = compare_outputs(folders, {}, *logs, TOLERANCE)
+    found = compare_outputs(folders, {}, logs, TOLERANCE)
     return "" if found is None else found.words()
 
 

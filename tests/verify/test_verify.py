@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.launch.cluster import Cluster
-from tests.launch.machine import carrying
-from tfcluster.verify import workdir_copy
+from tests.launch.cluster import COMMAND, Cluster
+from tests.launch.machine import carrying, eventually, parent, pids
+from tfcluster.verify import scratch
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(240)]
 DEADLINE_S = 200.0
@@ -63,7 +66,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
     (tmp_path / "tmp").mkdir()
     yield cluster
     # TensorFlow leaves empty folders of its own there.
-    left = list((tmp_path / "tmp").glob(f"{workdir_copy.PREFIX}*"))
+    left = list((tmp_path / "tmp").glob(f"{scratch.PREFIX}*"))
     assert not left, "verify left files"
     assert not carrying(f"TMPDIR={tmp_path / 'tmp'}"), "verify left processes"
 
@@ -170,3 +173,62 @@ def test_usage(cluster: Cluster) -> None:
         done = cluster.command("verify", *words)
         assert done.returncode in (2, 4)
         assert said in done.stderr
+
+
+# --- nothing is left ------------------------------------------------------------------
+
+
+def test_a_killed_verify_leaves_nothing(cluster: Cluster) -> None:
+    """Its ranks wait to be stopped, and nobody else knows of them."""
+    endless = "import time, pathlib\npathlib.Path('up').touch()\ntime.sleep(600)\n"
+    (cluster.folder / "train.py").write_text(endless)
+    temporary = cluster.folder / "tmp"
+
+    def folders() -> list[Path]:
+        return list(temporary.glob(f"{scratch.PREFIX}*"))
+
+    def started() -> tuple[subprocess.Popen[bytes], Path]:
+        before = set(folders())
+        words = [*COMMAND, "verify", "-n", "2", "--", "python", "train.py"]
+        process = subprocess.Popen(words, cwd=cluster.folder, env=cluster.environ)
+        new: list[Path] = []
+
+        def is_up() -> bool:
+            new[:] = set(folders()) - before
+            return any((one / "alone/work/up").exists() for one in new)
+
+        eventually(is_up, lambda: "the program did not start", DEADLINE_S)
+        return process, new[0]
+
+    def launcher_of(process: subprocess.Popen[bytes]) -> int:
+        (found,) = [pid for pid in pids() if parent(pid) == process.pid]
+        return found
+
+    def none_runs() -> None:
+        mark = f"TMPDIR={temporary}"
+        eventually(lambda: not carrying(mark), lambda: str(carrying(mark)), DEADLINE_S)
+
+    # Its launcher ends the run and removes the folder.
+    killed, _ = started()
+    killed.kill()
+    killed.wait()
+    none_runs()
+    assert not folders()
+
+    # Its processes end without its launcher, too. The next verify removes the folder,
+    # but not that of another one.
+    living, folder = started()
+    killed, left = started()
+    launcher = launcher_of(killed)
+    killed.send_signal(signal.SIGSTOP)
+    os.kill(launcher, signal.SIGKILL)
+    killed.kill()
+    killed.wait()
+    assert set(folders()) == {folder, left}
+    done = cluster.command("verify", "--", "python", "-c", "raise SystemExit(3)")
+    assert "the program fails in one process" in done.stdout
+    assert folders() == [folder]
+    living.terminate()
+    living.wait()
+    none_runs()
+    assert not folders()

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import shutil
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,10 +18,12 @@ from tfcluster.errors import ConfigError, ExitCode, Problem
 from tfcluster.launcher.launch import check
 from tfcluster.model import Description, Strategy
 from tfcluster.verify import workdir_copy
-from tfcluster.verify.causes import causes, own_difference
+from tfcluster.verify.causes import causes, of_method, own_difference
 from tfcluster.verify.compare import Difference, compare
 from tfcluster.verify.outputs import compare_outputs
-from tfcluster.verify.verdict import TOLERANCE, Failure, Verdict
+from tfcluster.verify.scratch import Scratch, remove_abandoned
+from tfcluster.verify.tolerance import tolerance
+from tfcluster.verify.verdict import Failure, Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +35,8 @@ class Options:
     steps: int = 20
     """0: to the program's end."""
     strategy: str | None = None
-    tolerance: float = TOLERANCE
+    tolerance: float | None = None
+    """None: by the devices."""
     in_place: bool = False
     as_json: bool = False
     overrides: tuple[str, ...] = ()
@@ -50,8 +50,14 @@ def verify(words: Sequence[str], options: Options, environ: Mapping[str, str]) -
     Raises TfclusterError if a run cannot be started.
     """
     description = _described(words, options, environ)
-    with _scratch(description, options) as scratch:
+    if not options.in_place:
+        workdir_copy.require_small(description.workdir)
+    remove_abandoned()
+    scratch = Scratch()
+    try:
         verdict = _judged(description, scratch, options, environ)
+    finally:
+        scratch.remove()
     if options.as_json:
         put(json.dumps(_as_json(verdict), indent=2) + "\n")
     else:
@@ -101,21 +107,9 @@ def _described(
     return description
 
 
-@contextlib.contextmanager
-def _scratch(description: Description, options: Options) -> Iterator[Path]:
-    """A private folder for copies and recordings; removed in the end."""
-    if not options.in_place:
-        workdir_copy.require_small(description.workdir)
-    folder = Path(tempfile.mkdtemp(prefix=workdir_copy.PREFIX))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
 def _judged(
     description: Description,
-    scratch: Path,
+    scratch: Scratch,
     options: Options,
     environ: Mapping[str, str],
 ) -> Verdict:
@@ -124,74 +118,119 @@ def _judged(
 
     def trial(name: str, described: Description, what: str) -> Trial:
         _say(f"running the program {what}")
-        place = scratch / name
+        place = scratch.folder / name
         place.mkdir()
         workdir = description.workdir
         if not options.in_place:
             workdir = place / "work"
             workdir_copy.copy(description.workdir, workdir)
-        return run_trial(described, place, workdir, steps=steps, environ=environ)
-
-    def verdict(**found: Any) -> Verdict:
-        return Verdict(
-            size=size,
-            strategy=description.runtime.strategy,
-            tolerance=options.tolerance,
-            **found,
+        return run_trial(
+            described,
+            place,
+            workdir,
+            steps=steps,
+            environ=environ,
+            orphaned=scratch.remove,
         )
 
-    alone = trial("alone", verify_trial.alone(description), "alone")
+    def verdict(**found: Any) -> Verdict:
+        return Verdict(size=size, strategy=description.runtime.strategy, **found)
+
+    described, baseline = verify_trial.alone(description), ""
+    alone = trial("alone", described, "alone")
+    if alone.failure is not None and _may_need_servers(alone, description):
+        servers = "one rank with its parameter servers, because it fails alone"
+        described = verify_trial.on_one_rank(description)
+        served = trial("served", described, f"on {servers}")
+        if served.failure is None:
+            alone, baseline = served, servers
     if alone.failure is not None:
         return verdict(failed_alone=alone.failure)
-    ranks = trial("ranks", verify_trial.on_ranks(description), f"on {size} ranks")
+    ranks = trial("ranks", verify_trial.on_ranks(description), f"on {_ranks(size)}")
     if ranks.failure is not None:
         return verdict(failed_on_ranks=ranks.failure)
-    comparison = compare(alone.recorded, ranks.recorded, options.tolerance)
+    allowed = tolerance(
+        options.tolerance, alone.recorded.devices, ranks.recorded.devices
+    )
+    comparison = compare(alone.recorded, ranks.recorded, allowed.value)
     complete = alone.complete and ranks.complete
     first = comparison.first
     if first is None and complete:
-        first = _compared_outputs(alone, ranks, description, options)
-    if first is None:
-        return verdict(comparison=comparison, first=None, complete=complete)
-    again = trial("again", verify_trial.alone(description), "alone once more")
-    other = compare(alone.recorded, again.recorded, options.tolerance).first
-    if other is None and again.complete and complete:
-        other = _compared_outputs(alone, again, description, options)
-        if other is not None and other.name == first.name:
-            first = None
-    said = [] if first is None else _causes(first, other, alone, ranks, description)
+        first = _compared_outputs(alone, ranks, description, options, allowed.value)
+    other = None
+    by_design = of_method(description.runtime, ranks.recorded, size)
+    if first is not None and by_design is None:
+        again = trial("again", described, "alone once more")
+        other = compare(alone.recorded, again.recorded, allowed.value).first
+        if other is None and again.complete and complete:
+            other = _compared_outputs(alone, again, description, options, allowed.value)
+            if other is not None and other.name == first.name:
+                first = None
     return verdict(
-        comparison=comparison, first=first, complete=complete, causes=tuple(said)
+        comparison=comparison,
+        first=first,
+        complete=complete,
+        causes=() if first is None else _causes(first, other, ranks, description),
+        tolerance=allowed,
+        baseline=baseline,
+        by_chance=by_design if first is None else None,
+        not_compared=_not_compared(ranks),
     )
+
+
+def _may_need_servers(alone: Trial, description: Description) -> bool:
+    """Whether a program that failed alone may train with parameter servers.
+
+    Graphs of ``tfc.v1`` do.
+    """
+    return "ps" in description.tasks and alone.recorded.steps == 0
 
 
 def _causes(
     first: Difference,
     other: Difference | None,
-    alone: Trial,
     ranks: Trial,
     description: Description,
-) -> list[str]:
+) -> tuple[str, ...]:
     size = verify_trial.size_of(description)
-    runtime = description.runtime
     own = own_difference(other, first)
     if own is not None:
-        return [own]
-    return causes(first, alone.recorded, size, runtime, ranks.view.notes)
+        return (own,)
+    runtime = description.runtime
+    return tuple(causes(first, ranks.recorded, size, runtime, ranks.warnings))
 
 
 def _compared_outputs(
-    alone: Trial, ranks: Trial, description: Description, options: Options
+    alone: Trial,
+    ranks: Trial,
+    description: Description,
+    options: Options,
+    tolerance: float,
 ) -> Difference | None:
     """The first difference of files and of what the chief printed."""
+    logs = None if _prints_of_threads(ranks) else (alone.log, ranks.log)
     if options.in_place:
-        return compare_outputs(None, None, alone.log, ranks.log, options.tolerance)
+        return compare_outputs(None, None, logs, tolerance)
     before = {
         str(file.relative_to(description.workdir)): file
         for file in workdir_copy.files_below(description.workdir)
     }
     folders = alone.folder, ranks.folder
-    return compare_outputs(folders, before, alone.log, ranks.log, options.tolerance)
+    return compare_outputs(folders, before, logs, tolerance)
+
+
+def _prints_of_threads(ranks: Trial) -> bool:
+    return "sync_replicas" in ranks.recorded.methods
+
+
+def _not_compared(ranks: Trial) -> tuple[str, ...]:
+    if not _prints_of_threads(ranks):
+        return ranks.recorded.not_compared
+    printed = (
+        "what the chief printed (a thread of SyncReplicasOptimizer prints errors when "
+        "its session ends)"
+    )
+    return (*ranks.recorded.not_compared, printed)
 
 
 def _as_json(verdict: Verdict) -> dict[str, Any]:
@@ -200,7 +239,11 @@ def _as_json(verdict: Verdict) -> dict[str, Any]:
         "equal": verdict.equal,
         "ranks": verdict.size,
         "strategy": str(verdict.strategy),
-        "tolerance": verdict.tolerance,
+        "tolerance": verdict.tolerance.value if verdict.tolerance else None,
+        "tolerance_reason": verdict.tolerance.why if verdict.tolerance else None,
+        "compared_with": verdict.baseline or "one process",
+        "by_chance": verdict.by_chance,
+        "not_compared": list(verdict.not_compared),
         "steps": comparison.steps if comparison else 0,
         "to_the_end": verdict.complete,
         "largest_difference": comparison.largest if comparison else None,
@@ -219,6 +262,10 @@ def _as_json(verdict: Verdict) -> dict[str, Any]:
 
 def _failure(failure: Failure | None) -> dict[str, Any] | None:
     return None if failure is None else asdict(failure)
+
+
+def _ranks(size: int) -> str:
+    return f"{size} rank{'s' if size > 1 else ''}"
 
 
 def _say(text: str) -> None:

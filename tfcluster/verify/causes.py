@@ -23,6 +23,12 @@ _RANDOM = {
     "SpatialDropout3D",
 }
 _CLOSE = 1e-3
+_KINDS = {"learning_rate": "learning rate", "course": "what they do"}
+_OUTPUTS = {"printed": "in what they print", "file": "in the files that they write"}
+_SYNC_REPLICAS = (
+    "SyncReplicasOptimizer averages the gradients that arrive first: of a fast worker "
+    "it may take two and of a slow one none, so the result may differ by design"
+)
 
 
 def own_difference(again: Difference | None, found: Difference) -> str | None:
@@ -33,10 +39,13 @@ def own_difference(again: Difference | None, found: Difference) -> str | None:
         found.step if found.step >= 0 else end
     ):
         return None
+    at = f"{_KINDS.get(again.kind, again.name)} after step {again.step}"
+    if again.kind in _OUTPUTS:
+        at = _OUTPUTS[again.kind]
     return (
-        "the program is not deterministic: two runs of it in one process differ, too "
-        f"({again.kind} {again.name} after step {again.step}). Give its random "
-        "generators fixed seeds (numpy.random.default_rng(7), not default_rng())"
+        f"the program is not deterministic: two runs of it in one process differ, too "
+        f"({at}). Give its random generators fixed seeds "
+        "(numpy.random.default_rng(7), not default_rng())"
     )
 
 
@@ -49,7 +58,7 @@ def causes(
 ) -> list[str]:
     """Sentences that explain the difference, the most probable one first."""
     said = list(warnings)
-    if (method := _of_method(runtime)) is not None:
+    if (method := of_method(runtime, alone, size)) is not None:
         return [*said, method]
     if found.kind == "printed":
         said.append(
@@ -57,6 +66,13 @@ def causes(
             "rows; the loss printed by the chief's loop is that of the chief's rows "
             "(tfc.allreduce averages it over the ranks)"
         )
+    if found.kind == "run":
+        said.append(
+            "a number that a session returns covers only that worker's rows; after "
+            "each step, the weights are equal"
+        )
+    if "sync_replicas" in alone.methods:
+        said.append(_SYNC_REPLICAS)
     if found.kind == "learning_rate":
         said.append(
             "the program sets the learning rate by its rank or by the number of ranks: "
@@ -75,8 +91,12 @@ def causes(
     return said
 
 
-def _of_method(runtime: Runtime) -> str | None:
-    """What a strategy changes by itself; None if it promises an equal result."""
+def of_method(runtime: Runtime, alone: Recorded, size: int) -> str | None:
+    """What a strategy changes by design; None if it promises an equal result."""
+    if size == 1:
+        return None
+    if alone.methods:
+        return _of_tf1(runtime, alone)
     if runtime.strategy is Strategy.LOCAL_SGD:
         return (
             "local_sgd: each rank makes steps of its own between two averagings, so "
@@ -91,6 +111,17 @@ def _of_method(runtime: Runtime) -> str | None:
         return (
             "every rank trains on whole batches (runtime.batch or runtime.data), so "
             "the result differs by design"
+        )
+    return None
+
+
+def _of_tf1(runtime: Runtime, alone: Recorded) -> str | None:
+    served = runtime.strategy in (Strategy.PARAMETER_SERVER, Strategy.REPLICATED)
+    if served and "independent" in alone.methods:
+        return (
+            "the graph of TensorFlow 1 applies each worker's gradient as it arrives, "
+            "so the result differs by design (SyncReplicasOptimizer or mean=True "
+            "averages the workers' gradients)"
         )
     return None
 

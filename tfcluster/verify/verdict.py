@@ -7,10 +7,7 @@ from dataclasses import dataclass
 
 from tfcluster.model import Strategy
 from tfcluster.verify.compare import Comparison, Difference
-
-TOLERANCE = 1e-5
-"""How large a difference may be by default; docs/equality.md uses the same."""
-
+from tfcluster.verify.tolerance import Tolerance
 
 _REFUSAL = re.compile(r"(?:\w+\.)*CollectiveError: ")
 
@@ -50,7 +47,14 @@ class Verdict:
     causes: tuple[str, ...] = ()
     failed_alone: Failure | None = None
     failed_on_ranks: Failure | None = None
-    tolerance: float = TOLERANCE
+    tolerance: Tolerance | None = None
+    """None if one of the runs failed."""
+    baseline: str = ""
+    """What the ranks are compared with, if not with one process."""
+    by_chance: str | None = None
+    """Why another run may differ, although this one is equal."""
+    not_compared: tuple[str, ...] = ()
+    """What could not be recorded, in words."""
 
     @property
     def equal(self) -> bool:
