@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tfcluster import config
+from tfcluster.agent.devices import gpus
 from tfcluster.commands import verify_trial
 from tfcluster.commands.verify_trial import Trial, run_trial
 from tfcluster.console.output import put, say
@@ -17,9 +18,9 @@ from tfcluster.console.views import verdict as verdict_view
 from tfcluster.errors import ConfigError, ExitCode, Problem
 from tfcluster.launcher.launch import check
 from tfcluster.model import Description, Strategy
-from tfcluster.verify import workdir_copy
+from tfcluster.verify import determinism, workdir_copy
 from tfcluster.verify.causes import causes, of_method, own_difference
-from tfcluster.verify.compare import Difference, compare
+from tfcluster.verify.compare import Comparison, Difference, compare
 from tfcluster.verify.outputs import compare_outputs
 from tfcluster.verify.scratch import Scratch, remove_abandoned
 from tfcluster.verify.tolerance import tolerance
@@ -56,6 +57,9 @@ def verify(words: Sequence[str], options: Options, environ: Mapping[str, str]) -
     scratch = Scratch()
     try:
         verdict = _judged(description, scratch, options, environ)
+    except KeyboardInterrupt:
+        _say("interrupted: nothing was compared")
+        raise
     finally:
         scratch.remove()
     if options.as_json:
@@ -113,63 +117,34 @@ def _judged(
     options: Options,
     environ: Mapping[str, str],
 ) -> Verdict:
-    size = verify_trial.size_of(description)
-    steps = options.steps or None
-
-    def trial(name: str, described: Description, what: str) -> Trial:
-        _say(f"running the program {what}")
-        place = scratch.folder / name
-        place.mkdir()
-        workdir = description.workdir
-        if not options.in_place:
-            workdir = place / "work"
-            workdir_copy.copy(description.workdir, workdir)
-        return run_trial(
-            described,
-            place,
-            workdir,
-            steps=steps,
-            environ=environ,
-            orphaned=scratch.remove,
-        )
+    size, runtime = verify_trial.size_of(description), description.runtime
+    trials = _Trials(description, scratch, options, environ)
 
     def verdict(**found: Any) -> Verdict:
-        return Verdict(size=size, strategy=description.runtime.strategy, **found)
+        return Verdict(size=size, strategy=runtime.strategy, **found)
 
-    described, baseline = verify_trial.alone(description), ""
-    alone = trial("alone", described, "alone")
-    if alone.failure is not None and _may_need_servers(alone, description):
-        servers = "one rank with its parameter servers, because it fails alone"
-        described = verify_trial.on_one_rank(description)
-        served = trial("served", described, f"on {servers}")
-        if served.failure is None:
-            alone, baseline = served, servers
+    alone, described, baseline = trials.baseline()
     if alone.failure is not None:
         return verdict(failed_alone=alone.failure)
-    ranks = trial("ranks", verify_trial.on_ranks(description), f"on {_ranks(size)}")
+    on_ranks = verify_trial.on_ranks(description)
+    ranks = trials.run("ranks", on_ranks, f"on {_ranks(size)}")
     if ranks.failure is not None:
-        return verdict(failed_on_ranks=ranks.failure)
+        return verdict(failed_on_ranks=_with_hint(ranks.failure, ranks, description))
     allowed = tolerance(
         options.tolerance, alone.recorded.devices, ranks.recorded.devices
     )
-    comparison = compare(alone.recorded, ranks.recorded, allowed.value)
-    complete = alone.complete and ranks.complete
-    first = comparison.first
-    if first is None and complete:
-        first = _compared_outputs(alone, ranks, description, options, allowed.value)
+    comparison, first = trials.compared(alone, ranks, allowed.value)
+    by_design = of_method(runtime, ranks.recorded, size)
     other = None
-    by_design = of_method(description.runtime, ranks.recorded, size)
     if first is not None and by_design is None:
-        again = trial("again", described, "alone once more")
-        other = compare(alone.recorded, again.recorded, allowed.value).first
-        if other is None and again.complete and complete:
-            other = _compared_outputs(alone, again, description, options, allowed.value)
-            if other is not None and other.name == first.name:
-                first = None
+        again = trials.run("again", described, "alone once more")
+        _, other = trials.compared(alone, again, allowed.value)
+        if other is not None and other.at_the_end and other.name == first.name:
+            first = None
     return verdict(
         comparison=comparison,
         first=first,
-        complete=complete,
+        complete=alone.complete and ranks.complete,
         causes=() if first is None else _causes(first, other, ranks, description),
         tolerance=allowed,
         baseline=baseline,
@@ -178,12 +153,85 @@ def _judged(
     )
 
 
-def _may_need_servers(alone: Trial, description: Description) -> bool:
-    """Whether a program that failed alone may train with parameter servers.
+class _Trials:
+    """Runs the program in its ways, each in a copy of its folder."""
 
-    Graphs of ``tfc.v1`` do.
-    """
-    return "ps" in description.tasks and alone.recorded.steps == 0
+    def __init__(
+        self,
+        description: Description,
+        scratch: Scratch,
+        options: Options,
+        environ: Mapping[str, str],
+    ) -> None:
+        self._description = description
+        self._scratch = scratch
+        self._options = options
+        self._environ = environ
+        own = {**environ, **description.env}
+        self._deterministic = determinism.variables(gpus(own), own)
+
+    def run(self, name: str, described: Description, what: str) -> Trial:
+        """Run ``described``; ``what`` is said to the user."""
+        _say(f"running the program {what}")
+        place = self._scratch.folder / name
+        place.mkdir()
+        workdir = described.workdir
+        if not self._options.in_place:
+            workdir = place / "work"
+            workdir_copy.copy(described.workdir, workdir)
+        return run_trial(
+            replace(described, env={**self._deterministic, **described.env}),
+            place,
+            workdir,
+            steps=self._options.steps or None,
+            environ=self._environ,
+            orphaned=self._scratch.remove,
+        )
+
+    def baseline(self) -> tuple[Trial, Description, str]:
+        """The run alone, its description, and what it was if not alone."""
+        description = self._description
+        described = verify_trial.alone(description)
+        alone = self.run("alone", described, "alone")
+        failed = alone.failure
+        if failed is None:
+            return alone, described, ""
+        if self._deterministic and determinism.prevents(failed.reason, failed.tail):
+            self._deterministic = {}
+            alone = self.run("anew", described, "alone, with all kernels of the GPU")
+        # Graphs of ``tfc.v1`` need parameter servers.
+        elif "ps" in description.tasks and alone.recorded.steps == 0:
+            words = "one rank with its parameter servers, because it fails alone"
+            with_servers = verify_trial.on_one_rank(description)
+            served = self.run("served", with_servers, f"on {words}")
+            if served.failure is None:
+                return served, with_servers, words
+        return alone, described, ""
+
+    def compared(
+        self, alone: Trial, other: Trial, tolerance: float
+    ) -> tuple[Comparison, Difference | None]:
+        """The comparison of the steps; the first difference of those or of outputs."""
+        comparison = compare(alone.recorded, other.recorded, tolerance)
+        if comparison.first is not None or not (alone.complete and other.complete):
+            return comparison, comparison.first
+        logs = None if _prints_of_threads(other) else (alone.log, other.log)
+        if self._options.in_place:
+            return comparison, compare_outputs(None, None, logs, tolerance)
+        workdir = self._description.workdir
+        before = {
+            str(file.relative_to(workdir)): file
+            for file in workdir_copy.files_below(workdir)
+        }
+        folders = alone.folder, other.folder
+        return comparison, compare_outputs(folders, before, logs, tolerance)
+
+
+def _with_hint(failed: Failure, ranks: Trial, description: Description) -> Failure:
+    if ranks.recorded.methods and "ps" not in description.tasks:
+        hint = "a graph of TensorFlow 1 trains with parameter servers: --ps 1"
+        return replace(failed, hint=hint)
+    return failed
 
 
 def _causes(
@@ -198,25 +246,6 @@ def _causes(
         return (own,)
     runtime = description.runtime
     return tuple(causes(first, ranks.recorded, size, runtime, ranks.warnings))
-
-
-def _compared_outputs(
-    alone: Trial,
-    ranks: Trial,
-    description: Description,
-    options: Options,
-    tolerance: float,
-) -> Difference | None:
-    """The first difference of files and of what the chief printed."""
-    logs = None if _prints_of_threads(ranks) else (alone.log, ranks.log)
-    if options.in_place:
-        return compare_outputs(None, None, logs, tolerance)
-    before = {
-        str(file.relative_to(description.workdir)): file
-        for file in workdir_copy.files_below(description.workdir)
-    }
-    folders = alone.folder, ranks.folder
-    return compare_outputs(folders, before, logs, tolerance)
 
 
 def _prints_of_threads(ranks: Trial) -> bool:

@@ -43,6 +43,8 @@ class Trial:
     """Whether the program ended by itself."""
     folder: Path
     """The working directory of the trial."""
+    copied_to: str
+    """The same, if it is a copy; else empty."""
     log: Path
     """What the chief printed."""
 
@@ -59,7 +61,9 @@ class Trial:
         first = self.view.first_failure
         if first is None:
             return Failure(self.view.reason or f"the run is {self.view.state}", ())
-        return failure(first.cause, first.log_tail)
+        return failure(
+            first.cause, first.log_tail, folder=self.copied_to, task=first.task or ""
+        )
 
 
 def alone(description: Description) -> Description:
@@ -157,6 +161,7 @@ def run_trial(
         view=view,
         complete=not stopped,
         folder=workdir,
+        copied_to="" if workdir == description.workdir else str(workdir),
         log=paths.log(chief_of(description)),
     )
 

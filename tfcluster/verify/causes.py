@@ -51,14 +51,14 @@ def own_difference(again: Difference | None, found: Difference) -> str | None:
 
 def causes(
     found: Difference,
-    alone: Recorded,
+    ranks: Recorded,
     size: int,
     runtime: Runtime,
     warnings: Sequence[str],
 ) -> list[str]:
     """Sentences that explain the difference, the most probable one first."""
     said = list(warnings)
-    if (method := of_method(runtime, alone, size)) is not None:
+    if (method := of_method(runtime, ranks, size)) is not None:
         return [*said, method]
     if found.kind == "printed":
         said.append(
@@ -71,32 +71,33 @@ def causes(
             "a number that a session returns covers only that worker's rows; after "
             "each step, the weights are equal"
         )
-    if "sync_replicas" in alone.methods:
+    if "sync_replicas" in ranks.methods:
         said.append(_SYNC_REPLICAS)
     if found.kind == "learning_rate":
         said.append(
             "the program sets the learning rate by its rank or by the number of ranks: "
             "tfcluster keeps the global batch size, so do not scale the learning rate"
         )
-    factor = found.factor
+    factor, known = found.factor, False
     if factor is not None and abs(factor - 1) > _CLOSE:
-        said.append(_of_factor(factor, size))
-    elif alone.clips and found.kind in ("weight", "slot"):
+        words, known = _of_factor(factor, size)
+        said.append(words)
+    if ranks.clips and not known and found.kind in ("weight", "slot"):
         said.append(
             "gradients may have been clipped before the optimizer saw them: "
-            + ", ".join(alone.clips)
+            + ", ".join(ranks.clips)
         )
     if found.kind in ("weight", "slot", "logs", "state"):
-        said += _of_layers(alone, runtime)
+        said += _of_layers(ranks, runtime)
     return said
 
 
-def of_method(runtime: Runtime, alone: Recorded, size: int) -> str | None:
+def of_method(runtime: Runtime, ranks: Recorded, size: int) -> str | None:
     """What a strategy changes by design; None if it promises an equal result."""
     if size == 1:
         return None
-    if alone.methods:
-        return _of_tf1(runtime, alone)
+    if ranks.methods:
+        return _of_tf1(runtime, ranks)
     if runtime.strategy is Strategy.LOCAL_SGD:
         return (
             "local_sgd: each rank makes steps of its own between two averagings, so "
@@ -115,9 +116,9 @@ def of_method(runtime: Runtime, alone: Recorded, size: int) -> str | None:
     return None
 
 
-def _of_tf1(runtime: Runtime, alone: Recorded) -> str | None:
+def _of_tf1(runtime: Runtime, ranks: Recorded) -> str | None:
     served = runtime.strategy in (Strategy.PARAMETER_SERVER, Strategy.REPLICATED)
-    if served and "independent" in alone.methods:
+    if served and "independent" in ranks.methods:
         return (
             "the graph of TensorFlow 1 applies each worker's gradient as it arrives, "
             "so the result differs by design (SyncReplicasOptimizer or mean=True "
@@ -126,24 +127,27 @@ def _of_tf1(runtime: Runtime, alone: Recorded) -> str | None:
     return None
 
 
-def _of_factor(factor: float, size: int) -> str:
+def _of_factor(factor: float, size: int) -> tuple[str, bool]:
+    """What a constant factor between the updates means, and whether that is certain."""
     words = f"the update of the weights is {factor:.4g} times that of one process"
     if abs(factor - size) < _CLOSE * size:
-        return f"{words}, the number of ranks: the loss is a sum over rows, not a mean"
+        sum_of_rows = "the number of ranks: the loss is a sum over rows, not a mean"
+        return f"{words}, {sum_of_rows}", True
     if abs(factor * size - 1) < _CLOSE:
-        return f"{words}, one over the number of ranks: the loss is divided twice"
-    return words
+        twice = "one over the number of ranks: the loss is divided twice"
+        return f"{words}, {twice}", True
+    return words, False
 
 
-def _of_layers(alone: Recorded, runtime: Runtime) -> list[str]:
+def _of_layers(ranks: Recorded, runtime: Runtime) -> list[str]:
     said = []
-    if drawing := sorted(alone.layers & _RANDOM | _augmenting(alone.layers)):
+    if drawing := sorted(ranks.layers & _RANDOM | _augmenting(ranks.layers)):
         said.append(
             f"{', '.join(drawing)} draw random numbers: results are equal only if the "
             "ranks divide the batch by rows, and if the seeds do not depend on the rank"
         )
     local = runtime.batch_normalization == "local"
-    if "BatchNormalization" in alone.layers and local:
+    if "BatchNormalization" in ranks.layers and local:
         said.append(
             "BatchNormalization: with runtime.batch_normalization: local, each rank "
             "normalises by its own rows"

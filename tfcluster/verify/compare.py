@@ -51,10 +51,15 @@ class Difference:
     factor: float | None = None
     """Change on the ranks over the change alone, if it is the same everywhere."""
 
+    @property
+    def at_the_end(self) -> bool:
+        """Whether it is a difference of files or of printed text."""
+        return self.kind in ("file", "printed")
+
     def words(self) -> str:
         """``weight dense/kernel after step 3: 0.25 alone, 0.5 on the ranks``."""
         where = f"after step {self.step}" if self.step else "before the first step"
-        if self.kind in ("file", "printed"):
+        if self.at_the_end:
             return self.name
         if self.kind == "course":
             return f"{self.name} {where}"

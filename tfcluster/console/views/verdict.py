@@ -23,7 +23,10 @@ def lines(verdict: Verdict) -> list[str]:
         return [f"{said}: {failed.reason}", *_indented(failed.tail)]
     if (failed := verdict.failed_on_ranks) is not None:
         said = "refused" if failed.refused else "not compared: the program fails"
-        return [f"{said} on {ranks}: {failed.reason}", *_indented(failed.tail)]
+        task = f"{failed.task}: " if failed.task and not failed.refused else ""
+        hint = [f"  hint: {failed.hint}"] if failed.hint else []
+        reason = f"{said} on {ranks}: {task}{failed.reason}"
+        return [reason, *hint, *_indented(failed.tail)]
     if comparison is None:
         return []
     also = [f"not compared: {what}" for what in verdict.not_compared]

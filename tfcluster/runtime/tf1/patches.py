@@ -123,6 +123,7 @@ NEW_DEFAULT_GRAPHS = tuple(
         name,
         (Handler(f"{_RECORD}._new_default_graph", _VERIFY, True),),
         _RANDOM,
+        "function",
     )
     for name in (
         "disable_eager_execution",
@@ -136,6 +137,7 @@ CLIPS = tuple(
         name,
         (Handler(f"{_RECORD}._clip", _VERIFY, True, "before"),),
         "the line of a clip in a report",
+        "function",
     )
     for name in ("clip_by_global_norm", "clip_by_norm", "clip_by_value")
 )

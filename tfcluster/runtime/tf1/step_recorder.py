@@ -140,7 +140,9 @@ class StepRecorder:
             tf1.get_default_graph().seed = self._seed
 
     def _clip(self, *_: Any, **__: Any) -> None:
-        self._files.note_once({"kind": "clip", "line": user_line()})
+        # Others are Keras's, or in a step of Keras's recorder.
+        if not tf.executing_eagerly() and not tf.inside_function():
+            self._files.note_once({"kind": "clip", "line": user_line()})
 
     # --- records ----------------------------------------------------------------------
 
