@@ -23,8 +23,12 @@ _RANDOM = {
     "SpatialDropout3D",
 }
 _CLOSE = 1e-3
-_KINDS = {"learning_rate": "learning rate", "course": "what they do"}
-_OUTPUTS = {"printed": "in what they print", "file": "in the files that they write"}
+_WHERE = {
+    "course": "in the order of their steps",
+    "file": "in the files that they write",
+    "learning_rate": "in the learning rate",
+    "printed": "in what they print",
+}
 _SYNC_REPLICAS = (
     "SyncReplicasOptimizer averages the gradients that arrive first: of a fast worker "
     "it may take two and of a slow one none, so the result may differ by design"
@@ -39,9 +43,8 @@ def own_difference(again: Difference | None, found: Difference) -> str | None:
         found.step if found.step >= 0 else end
     ):
         return None
-    at = f"{_KINDS.get(again.kind, again.name)} after step {again.step}"
-    if again.kind in _OUTPUTS:
-        at = _OUTPUTS[again.kind]
+    name = again.name if again.kind == "logs" else f"{again.kind} {again.name}"
+    at = _WHERE.get(again.kind, f"{name} after step {again.step}")
     return (
         f"the program is not deterministic: two runs of it in one process differ, too "
         f"({at}). Give its random generators fixed seeds "
