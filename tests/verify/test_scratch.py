@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -16,23 +18,29 @@ def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
 
-def abandoned() -> Path:
+DYING = """
+from tfcluster.verify.scratch import Scratch
+found = Scratch().folder
+(found / "alone").mkdir()
+(found / "alone" / "model").write_text("x")
+print(found)
+"""
+
+
+def abandoned(tmp_path: Path) -> Path:
     """A folder whose verify has died: nobody holds its lock."""
-    pid = os.fork()
-    if pid == 0:
-        try:
-            found = Scratch()
-            (found.folder / "alone").mkdir()
-            (found.folder / "alone" / "model").write_text("x")
-        finally:
-            os._exit(0)
-    os.waitpid(pid, 0)
-    (folder,) = Path(tempfile.gettempdir()).glob(f"{PREFIX}*")
-    return folder
+    done = subprocess.run(
+        [sys.executable, "-c", DYING],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return Path(done.stdout.strip())
 
 
 def test_what_a_dead_verify_left_is_removed(tmp_path: Path) -> None:
-    folder = abandoned()
+    folder = abandoned(tmp_path)
     assert (folder / "alone" / "model").exists()
     remove_abandoned()
     assert not list(tmp_path.iterdir())
@@ -61,35 +69,20 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
     theirs.mkdir()
     (theirs / "lock").touch()
     (tmp_path / f"{PREFIX}link").symlink_to(theirs)
-    folder = abandoned_beside(tmp_path)
+    folder = abandoned(tmp_path)
     (folder / "link").symlink_to(theirs)
     remove_abandoned()
     assert (theirs / "lock").exists()
     assert not folder.exists()
 
 
-def abandoned_beside(tmp_path: Path) -> Path:
-    """An abandoned folder as a killed verify leaves it, made by hand."""
-    folder = tmp_path / f"{PREFIX}dead"
-    folder.mkdir()
-    (folder / "lock").touch()
-    return folder
-
-
 def test_the_lock_remains_while_a_launcher_has_it() -> None:
     """Launchers inherit it: a folder is in use until the last of them has ended."""
     scratch = Scratch()
-    reading, writing = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.close(writing)
-        os.read(reading, 1)
-        os._exit(0)
-    os.close(reading)
+    inherited = os.dup(scratch._lock)
     os.close(scratch._lock)
     remove_abandoned()
     assert scratch.folder.exists()
-    os.close(writing)
-    os.waitpid(pid, 0)
+    os.close(inherited)
     remove_abandoned()
     assert not scratch.folder.exists()
