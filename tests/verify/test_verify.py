@@ -325,8 +325,8 @@ PLANTED = {
     ),
     "unseeded data": (
         DATA.replace("default_rng(0)", "default_rng()") + MODEL + FIT,
-        "weight",
-        "the program is not deterministic",
+        "refused",
+        "the ranks read different batches",
     ),
     "a stateful layer": (
         DATA
