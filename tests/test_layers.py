@@ -60,6 +60,7 @@ RUNTIME_LAYERS = [
     "net",
     "collective",
     "tensors",
+    "recording_files",
     "collective.transports.tensorflow",
     "parameter_server",
     "process_group",

@@ -283,10 +283,9 @@ def doctor(config: str, overrides: tuple[str, ...], as_json: bool, quick: bool) 
 @click.option(
     "--tolerance",
     type=click.FloatRange(min=0),
-    default=1e-5,
-    show_default=True,
     metavar="X",
-    help="Largest difference that counts as equal, relative to each array.",
+    help="Largest difference that counts as equal, relative to each array."
+    "  [default: 1e-5, or more if TensorFlow sees a GPU]",
 )
 @click.option(
     "--in-place", is_flag=True, help="Run in the folder itself, not in copies of it."

@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 
 from tfcluster.model import Runtime, Strategy
-from tfcluster.verify.causes import causes, own_difference
+from tfcluster.verify import determinism
+from tfcluster.verify.causes import causes, of_method, own_difference
 from tfcluster.verify.compare import Comparison, compare
 from tfcluster.verify.outputs import compare_outputs
-from tfcluster.verify.recorded import read
+from tfcluster.verify.recorded import Devices, read
+from tfcluster.verify.tolerance import tolerance
 from tfcluster.verify.verdict import failure
 
 TOLERANCE = 1e-5
@@ -157,6 +159,74 @@ def test_layers_and_methods_are_named(tmp_path: Path) -> None:
     assert [text.partition(":")[0] for text in said] == ["local_sgd"]
 
 
+def test_a_factor_of_its_own_may_come_from_a_clip(tmp_path: Path) -> None:
+    """Clipping by the global norm scales all gradients by one factor."""
+    clip = {"kind": "clip", "line": "train.py:41"}
+    steps = [clip, weights(0, 0), weights(1, 2)]
+    said = explained(tmp_path, steps, [clip, weights(0, 0), weights(0.7, 1.4)])
+    assert said == [
+        "the update of the weights is 0.7 times that of one process",
+        "gradients may have been clipped before the optimizer saw them: train.py:41",
+    ]
+
+
+def run(**logs: float) -> dict[str, Any]:
+    return {"kind": "run", "model": 0, "logs": logs}
+
+
+def test_what_sessions_return_is_compared_after_all_steps(tmp_path: Path) -> None:
+    """Updates of a graph may be recorded before or after a session returns."""
+    alone = [weights(1), run(loss=0.5), weights(2), run(loss=0.4)]
+    other = [weights(1), weights(2), run(loss=0.5), run(loss=0.3)]
+    found = compared(tmp_path, alone, other)
+    assert found.steps == 2
+    assert found.first is not None
+    assert found.first.words() == (
+        "'loss' fetched from a session after step 2: 0.4 alone, 0.3 on the ranks"
+    )
+    (tmp_path / "b").mkdir()
+    found = compared(tmp_path / "b", alone, [*other[:3], weights(9)])
+    assert found.first is not None
+    assert found.first.kind == "course"
+
+
+def test_how_graphs_combine_gradients(tmp_path: Path) -> None:
+    runtime = Runtime(strategy=Strategy.PARAMETER_SERVER)
+    said = {}
+    for method in ("independent", "sync_replicas", "mean"):
+        note = {"kind": "tf1", "method": method}
+        found = read(recording(tmp_path / method, [note, weights(1)]))
+        said[method] = of_method(runtime, found, size=2)
+        assert of_method(runtime, found, size=1) is None
+    assert "as it arrives" in (said["independent"] or "")
+    assert said["sync_replicas"] is said["mean"] is None
+
+
+# --- devices --------------------------------------------------------------------------
+
+
+def test_the_tolerance_depends_on_the_devices(tmp_path: Path) -> None:
+    cpu, gpu, tf32 = Devices(), Devices(gpus=1), Devices(gpus=2, tf32=True)
+    # TensorFlow says so on machines without a GPU, too.
+    assert tolerance(None, Devices(tf32=True), cpu).value == TOLERANCE
+    assert tolerance(None, gpu, cpu).value == tolerance(None, cpu, gpu).value == 1e-4
+    assert tolerance(None, gpu, tf32).value == 1e-3
+    assert "TF32" in tolerance(None, tf32, tf32).why
+    assert tolerance(1e-7, tf32, tf32).value == 1e-7
+    note = {"kind": "devices", "gpus": 2, "tf32": True}
+    assert read(recording(tmp_path / "a", [note, weights(1)])).devices == tf32
+
+
+def test_operations_are_deterministic_on_gpus() -> None:
+    assert determinism.variables(["0"], {}) == {"TF_DETERMINISTIC_OPS": "1"}
+    assert determinism.variables([], {}) == {}
+    assert determinism.variables(["0"], {"TF_DETERMINISTIC_OPS": "0"}) == {}
+    assert determinism.prevents(
+        "UnimplementedError: a deterministic GPU implementation is not available", ()
+    )
+    assert not determinism.prevents("ValueError: no", ("Traceback",))
+
+
 def test_a_program_that_differs_from_itself(tmp_path: Path) -> None:
     found = compared(tmp_path, [weights(1)], [weights(2)]).first
     assert found is not None
@@ -164,6 +234,7 @@ def test_a_program_that_differs_from_itself(tmp_path: Path) -> None:
     assert said is not None
     assert said.startswith("the program is not deterministic")
     assert own_difference(None, found) is None
+    assert "(weight kernel_0 after step 1)" in said
     printed = replace(found, kind="printed", step=-1)
     assert own_difference(printed, found) is None
     assert own_difference(found, printed) == said
@@ -174,6 +245,8 @@ def test_the_whole_reason_is_found_in_the_log() -> None:
     refused = failure("a.CollectiveError: the loss is", tail)
     assert (refused.reason, refused.refused) == ("the loss is a sum over rows", True)
     assert not failure("ValueError: no", tail).refused
+    copied = failure("E: /tmp/x/a.py", ('File "/tmp/x/a.py"',), folder="/tmp/x")
+    assert (copied.reason, copied.tail) == ("E: a.py", ('File "a.py"',))
 
 
 # --- files and text -------------------------------------------------------------------
@@ -191,7 +264,7 @@ def outputs(folder: Path, alone: Mapping[str, Any], ranks: Mapping[str, Any]) ->
                 np.savez(folder / name / file, content)
     logs = folder / "alone.log", folder / "ranks.log"
     folders = folder / "alone", folder / "ranks"
-    found = compare_outputs(folders, {}, *logs, TOLERANCE)
+    found = compare_outputs(folders, {}, logs, TOLERANCE)
     return "" if found is None else found.words()
 
 
@@ -227,6 +300,19 @@ def test_equal_outputs(tmp_path: Path) -> None:
 )
 def test_a_file_differs(tmp_path: Path, alone: Any, ranks: Any, words: str) -> None:
     assert outputs(tmp_path, alone, ranks).startswith(words)
+
+
+def test_messages_of_libraries_are_not_the_programs(tmp_path: Path) -> None:
+    said = (
+        "WARNING:tensorflow:From a.py:3: x is old\nInstructions for updating:\nuse y\n"
+    )
+    warned = "a.py:3: UserWarning: beware\n  f(x)\nsaved in {}/model\n"
+    alone, ranks = warned.format(tmp_path / "alone"), warned.format(tmp_path / "ranks")
+    assert not outputs(
+        tmp_path,
+        {"log": alone, "a.txt": f"{tmp_path / 'alone'}/x"},
+        {"log": said + ranks, "a.txt": f"{tmp_path / 'ranks'}/x"},
+    )
 
 
 def test_printed_text_differs(tmp_path: Path) -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.launch.cluster import Cluster
-from tests.launch.machine import carrying
-from tfcluster.verify import workdir_copy
+from tests.launch.cluster import COMMAND, Cluster
+from tests.launch.machine import carrying, eventually, parent, pids
+from tfcluster.verify import scratch
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(240)]
 DEADLINE_S = 200.0
@@ -54,6 +57,98 @@ class CustomStep(keras.Sequential):
         self.optimizer.apply(tape.gradient(loss, weights), weights)
         return {"loss": loss}
 """
+TWO_MODELS = """
+def made():
+    return keras.Sequential([keras.Input((8,)), keras.layers.Dense(4),
+        keras.layers.Dense(1)])
+first, second = made(), made()
+first.compile("adam", "mse", metrics=["mae"])
+second.compile(keras.optimizers.SGD(0.01, momentum=0.9), "mse")
+for start in range(0, 100, 20):
+    rows = slice(start, start + 20)
+    print(first.train_on_batch(x[rows], y[rows]))
+    second.train_on_batch(x[rows], y[rows])
+print(first.test_on_batch(x, y))
+first.save("first.keras")
+second.save_weights("second.weights.h5")
+"""
+# What once differed and is equal by now.
+MENDED = """
+class Clipped(keras.Sequential):
+    def train_step(self, data):
+        a, b = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(a, training=True) - b) ** 2)
+        weights = self.trainable_variables
+        gradients, _ = tf.clip_by_global_norm(tape.gradient(loss, weights), 0.01)
+        self.optimizer.apply(gradients, weights)
+        return {"loss": loss}
+clipped = Clipped([keras.Input((8,)), keras.layers.Dense(1)])
+clipped.compile(keras.optimizers.SGD(0.01 * (1 + rank)))
+clipped.fit(x, y, batch_size=20, verbose=0)
+batches = tf.data.Dataset.from_tensor_slices((x, y)).batch(20)
+optimizer = keras.optimizers.SGD(0.1)
+@tf.function
+def step(a, b):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean((clipped(a, training=True) - b) ** 2)
+    weights = clipped.trainable_variables
+    gradients = [tf.clip_by_norm(g, 0.01) for g in tape.gradient(loss, weights)]
+    optimizer.apply_gradients(zip(gradients, weights))
+for a, b in batches:
+    step(a, b)
+stateful = keras.Sequential([keras.Input(batch_shape=(20, 4, 2)),
+    keras.layers.LSTM(3, stateful=True), keras.layers.Dense(1)])
+stateful.compile("adam", "mse")
+stateful.fit(x.reshape(100, 4, 2), y, batch_size=20, verbose=0)
+"""
+V1 = """
+import json, os
+import numpy as np, tensorflow.compat.v1 as tf
+tf.disable_v2_behavior()
+config = json.loads(os.environ["TF_CONFIG"])
+size, rank = len(config["cluster"]["worker"]), config["task"]["index"]
+rng = np.random.RandomState(0)
+x = rng.normal(size=(40, 8)).astype("float32")
+y = (x[:, :1] > 0).astype("float32")
+a, b = tf.placeholder(tf.float32, [None, 8]), tf.placeholder(tf.float32, [None, 1])
+"""
+V1_GRAPH = """
+with tf.device(tf.train.replica_device_setter()):
+    step = tf.train.get_or_create_global_step()
+    kernel = tf.get_variable("kernel", [8, 1])
+    hidden = tf.nn.dropout(a, rate=RATE)
+    loss = tf.reduce_mean(tf.square(tf.matmul(hidden, kernel) - b))
+    optimizer = OPTIMIZER
+    pairs = optimizer.compute_gradients(loss)
+    pairs = [(tf.clip_by_norm(g, 1e-3), v) for g, v in pairs] if CLIP else pairs
+    train = optimizer.apply_gradients(pairs, step)
+    averages = tf.train.ExponentialMovingAverage(0.9).apply([kernel])
+hooks = HOOKS
+with tf.train.MonitoredTrainingSession(hooks=hooks) as session:
+    while not session.should_stop():
+        session.run(train, {a: x[ROWS], b: y[ROWS]})
+"""
+SYNC = {
+    "OPTIMIZER": "tf.train.SyncReplicasOptimizer(tf.train.AdamOptimizer(0.1), "
+    "size, size)",
+    "HOOKS": "[optimizer.make_session_run_hook(rank == 0, num_tokens=0)]",
+    "CLIP": "False",
+    "RATE": "0.0",
+    "ROWS": ":",
+}
+V1_TOWERS = """
+import tfcluster.runtime as tfc
+workers = tfc.v1.workers()
+def loss(tower):
+    kernel = tf.get_variable("kernel", [8, 1])
+    return tf.reduce_mean(tf.square(tf.matmul(a, kernel) - b))
+training = tfc.v1.replicated_graph(loss, tf.train.AdamOptimizer(0.1), mean=True)
+with tf.train.MonitoredTrainingSession(hooks=[training.hook]) as session:
+    for _ in range(6):
+        rows = np.split(rng.permutation(40), workers.num_worker)[workers.rank]
+        session.run([training.train_op, training.loss], {a: x[rows], b: y[rows]})
+"""
 MEAN = "tf.reduce_mean((model(a, training=True) - b) ** 2)"
 
 
@@ -63,7 +158,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
     (tmp_path / "tmp").mkdir()
     yield cluster
     # TensorFlow leaves empty folders of its own there.
-    left = list((tmp_path / "tmp").glob(f"{workdir_copy.PREFIX}*"))
+    left = list((tmp_path / "tmp").glob(f"{scratch.PREFIX}*"))
     assert not left, "verify left files"
     assert not carrying(f"TMPDIR={tmp_path / 'tmp'}"), "verify left processes"
 
@@ -95,11 +190,133 @@ def test_what_the_chief_prints_is_compared(cluster: Cluster) -> None:
     assert "covers only that rank's rows" in found["causes"][0]
 
 
+def v1_graph(**words: str) -> str:
+    program = V1 + V1_GRAPH
+    for word, code in {**SYNC, **words}.items():
+        program = program.replace(word, code)
+    return program
+
+
+def test_steps_of_tensorflow_1(cluster: Cluster) -> None:
+    """Its workers' mean equals one process, which has the same random numbers."""
+    words = ("-n", "2", "--ps", "1", "--steps", "6")
+    code, found = verified(cluster, v1_graph(), *words)
+    assert (code, found["first_difference"]) == (0, None)
+    assert (found["steps"], found["to_the_end"]) == (6, False)
+    assert {"learning_rate", "weight", "slot"} == found["compared"].keys()
+    assert "kernel/ExponentialMovingAverage" in found["not_compared"][0]
+
+
+@pytest.mark.slow
+def test_a_graph_that_needs_servers(cluster: Cluster) -> None:
+    """Its baseline is one worker, and the chief's loss is that of the chief's rows."""
+    code, found = verified(cluster, V1 + V1_TOWERS, "-n", "2", "--ps", "1")
+    assert found["compared_with"].startswith("one rank with its parameter servers")
+    assert found["compared"]["weight"]["largest"] < 1e-6
+    assert (code, found["first_difference"]["kind"]) == (1, "run")
+    assert "covers only that worker's rows" in found["causes"][0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("program", "causes"),
+    [
+        (
+            v1_graph(
+                OPTIMIZER="tf.train.MomentumOptimizer(0.1, 0.9)",
+                HOOKS="[]",
+                RATE="0.5",
+            ),
+            ["each worker's gradient as it arrives, so the result differs by design"],
+        ),
+        (
+            v1_graph(ROWS="rank::size", CLIP="True"),
+            ["may take two and of a slow one none", "optimizer saw them: train.py:19"],
+        ),
+    ],
+    ids=["as they arrive", "clipped by hand"],
+)
+def test_what_differs_in_tensorflow_1(
+    cluster: Cluster, program: str, causes: list[str]
+) -> None:
+    code, found = verified(cluster, program, "-n", "2", "--ps", "1")
+    if found["first_difference"] is None:
+        # The chief may have been alone in its steps.
+        assert (code, len(causes)) == (0, 1)
+        assert causes[0] in found["by_chance"]
+        return
+    assert (code, found["first_difference"]["kind"]) == (1, "weight")
+    assert len(found["causes"]) == len(causes)
+    for cause, said in zip(causes, found["causes"], strict=True):
+        assert cause in said
+
+
+@pytest.mark.slow
+def test_what_is_equal_by_now(cluster: Cluster) -> None:
+    """Clipping by hand, a rate by the rank, layers that keep states of their rows."""
+    rank = 'import os\nrank = int(os.environ.get("TFCLUSTER_RANK", "0"))\n'
+    program = rank + DATA + MENDED
+    code, found = verified(cluster, program, "-n", "2", "--steps", "0")
+    assert (code, found["first_difference"]) == (0, None)
+    assert (found["steps"], found["to_the_end"]) == (15, True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["collective", "replicated"])
+def test_several_models(cluster: Cluster, strategy: str) -> None:
+    servers = () if strategy == "collective" else ("--ps", "1")
+    words = ("-n", "2", *servers, "--strategy", strategy)
+    code, found = verified(cluster, DATA + TWO_MODELS, *words)
+    assert (code, found["first_difference"]) == (0, None)
+    assert (found["steps"], found["to_the_end"]) == (10, True)
+    assert {"learning_rate", "weight", "slot", "logs"} == found["compared"].keys()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words",
+    [("--strategy", "local_sgd"), ("--ps", "1", "--strategy", "parameter_server")],
+    ids=["local_sgd", "asynchronous"],
+)
+def test_what_differs_by_design(cluster: Cluster, words: Sequence[str]) -> None:
+    code, found = verified(cluster, DATA + TWO_MODELS, "-n", "2", *words)
+    assert (code, found["first_difference"]["kind"]) == (1, "weight")
+    assert [cause.rpartition(", ")[2] for cause in found["causes"]] == [
+        "so the result differs by design"
+    ]
+
+
 PLANTED = {
     "a sum loss": (
         DATA + MODEL + LOOP.replace("LOSS", MEAN.replace("mean", "sum")),
         "refused",
         "the loss is a sum over the rows",
+    ),
+    "a sum loss in fit": (
+        DATA
+        + MODEL
+        + "def total(a, b): return tf.reduce_sum((a - b) ** 2)\n"
+        + FIT.replace('"mse"', "total"),
+        "refused",
+        "the loss total returns the sum over the rows",
+    ),
+    "a rate by the rank, later": (
+        DATA
+        + MODEL
+        + FIT.replace(
+            "epochs=2",
+            "epochs=2, callbacks=[keras.callbacks.LearningRateScheduler("
+            "lambda epoch: 0.01 * (1 + rank * epoch))]",
+        ),
+        "refused",
+        "learning",
+    ),
+    "unseeded data in a loop": (
+        DATA.replace("default_rng(0)", "default_rng()")
+        + MODEL
+        + LOOP.replace("LOSS", MEAN),
+        "weight",
+        "the program is not deterministic",
     ),
     "a rate by the number of ranks": (
         DATA + MODEL + FIT.replace('"adam"', "keras.optimizers.SGD(0.01 * size)"),
@@ -108,8 +325,8 @@ PLANTED = {
     ),
     "unseeded data": (
         DATA.replace("default_rng(0)", "default_rng()") + MODEL + FIT,
-        "weight",
-        "the program is not deterministic",
+        "refused",
+        "the ranks read different batches",
     ),
     "a stateful layer": (
         DATA
@@ -128,8 +345,11 @@ PLANTED = {
 @pytest.mark.parametrize("name", PLANTED)
 def test_planted(cluster: Cluster, name: str) -> None:
     program, kind, cause = PLANTED[name]
-    size = 'import os\nsize = int(os.environ.get("TFCLUSTER_SIZE", "1"))\n'
-    code, found = verified(cluster, size + program)
+    own = (
+        'import os\nsize = int(os.environ.get("TFCLUSTER_SIZE", "1"))\n'
+        'rank = int(os.environ.get("TFCLUSTER_RANK", "0"))\n'
+    )
+    code, found = verified(cluster, own + program)
     assert code == 1
     if kind == "refused":
         assert found["failed_on_ranks"]["refused"]
@@ -158,6 +378,7 @@ def test_equal_under(cluster: Cluster, words: Sequence[str], steps: str) -> None
     assert (code, found["first_difference"]) == (0, None)
     assert found["to_the_end"] == (steps == "0")
     assert found["steps"] == (8 if steps == "0" else 4)
+    assert "slot" in found["compared"]
 
 
 def test_usage(cluster: Cluster) -> None:
@@ -166,7 +387,67 @@ def test_usage(cluster: Cluster) -> None:
         (("-n", "1", "--", "python", "-c", "0"), "one rank is the baseline"),
         (("-n", "2", "--", "python", "no.py"), "there is no no.py"),
         (("-n", "2", "--strategy", "none", "--", "true"), "nothing to compare"),
+        (("-n", "2", "--", "no-program"), "is not an executable program"),
     ):
         done = cluster.command("verify", *words)
         assert done.returncode in (2, 4)
         assert said in done.stderr
+
+
+# --- nothing is left ------------------------------------------------------------------
+
+
+def test_a_killed_verify_leaves_nothing(cluster: Cluster) -> None:
+    """Its ranks wait to be stopped, and nobody else knows of them."""
+    endless = "import time, pathlib\npathlib.Path('up').touch()\ntime.sleep(600)\n"
+    (cluster.folder / "train.py").write_text(endless)
+    temporary = cluster.folder / "tmp"
+
+    def folders() -> list[Path]:
+        return list(temporary.glob(f"{scratch.PREFIX}*"))
+
+    def started() -> tuple[subprocess.Popen[bytes], Path]:
+        before = set(folders())
+        words = [*COMMAND, "verify", "-n", "2", "--", "python", "train.py"]
+        process = subprocess.Popen(words, cwd=cluster.folder, env=cluster.environ)
+        new: list[Path] = []
+
+        def is_up() -> bool:
+            new[:] = set(folders()) - before
+            return any((one / "alone/work/up").exists() for one in new)
+
+        eventually(is_up, lambda: "the program did not start", DEADLINE_S)
+        return process, new[0]
+
+    def launcher_of(process: subprocess.Popen[bytes]) -> int:
+        (found,) = [pid for pid in pids() if parent(pid) == process.pid]
+        return found
+
+    def none_runs() -> None:
+        mark = f"TMPDIR={temporary}"
+        eventually(lambda: not carrying(mark), lambda: str(carrying(mark)), DEADLINE_S)
+
+    # Its launcher ends the run and removes the folder.
+    killed, _ = started()
+    killed.kill()
+    killed.wait()
+    none_runs()
+    assert not folders()
+
+    # Its processes end without its launcher, too. The next verify removes the folder,
+    # but not that of another one.
+    living, folder = started()
+    killed, left = started()
+    launcher = launcher_of(killed)
+    killed.send_signal(signal.SIGSTOP)
+    os.kill(launcher, signal.SIGKILL)
+    killed.kill()
+    killed.wait()
+    assert set(folders()) == {folder, left}
+    done = cluster.command("verify", "--", "python", "-c", "raise SystemExit(3)")
+    assert "the program fails in one process" in done.stdout
+    assert folders() == [folder]
+    living.terminate()
+    living.wait()
+    none_runs()
+    assert not folders()

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import shutil
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tfcluster import config
+from tfcluster.agent.devices import gpus
 from tfcluster.commands import verify_trial
 from tfcluster.commands.verify_trial import Trial, run_trial
 from tfcluster.console.output import put, say
@@ -20,11 +18,13 @@ from tfcluster.console.views import verdict as verdict_view
 from tfcluster.errors import ConfigError, ExitCode, Problem
 from tfcluster.launcher.launch import check
 from tfcluster.model import Description, Strategy
-from tfcluster.verify import workdir_copy
-from tfcluster.verify.causes import causes, own_difference
-from tfcluster.verify.compare import Difference, compare
+from tfcluster.verify import determinism, workdir_copy
+from tfcluster.verify.causes import causes, of_method, own_difference
+from tfcluster.verify.compare import Comparison, Difference, compare
 from tfcluster.verify.outputs import compare_outputs
-from tfcluster.verify.verdict import TOLERANCE, Failure, Verdict
+from tfcluster.verify.scratch import Scratch, remove_abandoned
+from tfcluster.verify.tolerance import tolerance
+from tfcluster.verify.verdict import Failure, Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,8 @@ class Options:
     steps: int = 20
     """0: to the program's end."""
     strategy: str | None = None
-    tolerance: float = TOLERANCE
+    tolerance: float | None = None
+    """None: by the devices."""
     in_place: bool = False
     as_json: bool = False
     overrides: tuple[str, ...] = ()
@@ -50,8 +51,17 @@ def verify(words: Sequence[str], options: Options, environ: Mapping[str, str]) -
     Raises TfclusterError if a run cannot be started.
     """
     description = _described(words, options, environ)
-    with _scratch(description, options) as scratch:
+    if not options.in_place:
+        workdir_copy.require_small(description.workdir)
+    remove_abandoned()
+    scratch = Scratch()
+    try:
         verdict = _judged(description, scratch, options, environ)
+    except KeyboardInterrupt:
+        _say("interrupted: nothing was compared")
+        raise
+    finally:
+        scratch.remove()
     if options.as_json:
         put(json.dumps(_as_json(verdict), indent=2) + "\n")
     else:
@@ -101,97 +111,155 @@ def _described(
     return description
 
 
-@contextlib.contextmanager
-def _scratch(description: Description, options: Options) -> Iterator[Path]:
-    """A private folder for copies and recordings; removed in the end."""
-    if not options.in_place:
-        workdir_copy.require_small(description.workdir)
-    folder = Path(tempfile.mkdtemp(prefix=workdir_copy.PREFIX))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
 def _judged(
     description: Description,
-    scratch: Path,
+    scratch: Scratch,
     options: Options,
     environ: Mapping[str, str],
 ) -> Verdict:
-    size = verify_trial.size_of(description)
-    steps = options.steps or None
-
-    def trial(name: str, described: Description, what: str) -> Trial:
-        _say(f"running the program {what}")
-        place = scratch / name
-        place.mkdir()
-        workdir = description.workdir
-        if not options.in_place:
-            workdir = place / "work"
-            workdir_copy.copy(description.workdir, workdir)
-        return run_trial(described, place, workdir, steps=steps, environ=environ)
+    size, runtime = verify_trial.size_of(description), description.runtime
+    trials = _Trials(description, scratch, options, environ)
 
     def verdict(**found: Any) -> Verdict:
-        return Verdict(
-            size=size,
-            strategy=description.runtime.strategy,
-            tolerance=options.tolerance,
-            **found,
-        )
+        return Verdict(size=size, strategy=runtime.strategy, **found)
 
-    alone = trial("alone", verify_trial.alone(description), "alone")
+    alone, described, baseline = trials.baseline()
     if alone.failure is not None:
         return verdict(failed_alone=alone.failure)
-    ranks = trial("ranks", verify_trial.on_ranks(description), f"on {size} ranks")
+    on_ranks = verify_trial.on_ranks(description)
+    ranks = trials.run("ranks", on_ranks, f"on {_ranks(size)}")
     if ranks.failure is not None:
-        return verdict(failed_on_ranks=ranks.failure)
-    comparison = compare(alone.recorded, ranks.recorded, options.tolerance)
-    complete = alone.complete and ranks.complete
-    first = comparison.first
-    if first is None and complete:
-        first = _compared_outputs(alone, ranks, description, options)
-    if first is None:
-        return verdict(comparison=comparison, first=None, complete=complete)
-    again = trial("again", verify_trial.alone(description), "alone once more")
-    other = compare(alone.recorded, again.recorded, options.tolerance).first
-    if other is None and again.complete and complete:
-        other = _compared_outputs(alone, again, description, options)
-        if other is not None and other.name == first.name:
-            first = None
-    said = [] if first is None else _causes(first, other, alone, ranks, description)
-    return verdict(
-        comparison=comparison, first=first, complete=complete, causes=tuple(said)
+        return verdict(failed_on_ranks=_with_hint(ranks.failure, ranks, description))
+    allowed = tolerance(
+        options.tolerance, alone.recorded.devices, ranks.recorded.devices
     )
+    comparison, first = trials.compared(alone, ranks, allowed.value)
+    by_design = of_method(runtime, ranks.recorded, size)
+    other = None
+    if first is not None and by_design is None:
+        again = trials.run("again", described, "alone once more")
+        _, other = trials.compared(alone, again, allowed.value)
+        if other is not None and other.at_the_end and other.name == first.name:
+            first = None
+    return verdict(
+        comparison=comparison,
+        first=first,
+        complete=alone.complete and ranks.complete,
+        causes=() if first is None else _causes(first, other, ranks, description),
+        tolerance=allowed,
+        baseline=baseline,
+        by_chance=by_design if first is None else None,
+        not_compared=_not_compared(ranks),
+    )
+
+
+class _Trials:
+    """Runs the program in its ways, each in a copy of its folder."""
+
+    def __init__(
+        self,
+        description: Description,
+        scratch: Scratch,
+        options: Options,
+        environ: Mapping[str, str],
+    ) -> None:
+        self._description = description
+        self._scratch = scratch
+        self._options = options
+        self._environ = environ
+        own = {**environ, **description.env}
+        self._deterministic = determinism.variables(gpus(own), own)
+
+    def run(self, name: str, described: Description, what: str) -> Trial:
+        """Run ``described``; ``what`` is said to the user."""
+        _say(f"running the program {what}")
+        place = self._scratch.folder / name
+        place.mkdir()
+        workdir = described.workdir
+        if not self._options.in_place:
+            workdir = place / "work"
+            workdir_copy.copy(described.workdir, workdir)
+        return run_trial(
+            replace(described, env={**self._deterministic, **described.env}),
+            place,
+            workdir,
+            steps=self._options.steps or None,
+            environ=self._environ,
+            orphaned=self._scratch.remove,
+        )
+
+    def baseline(self) -> tuple[Trial, Description, str]:
+        """The run alone, its description, and what it was if not alone."""
+        description = self._description
+        described = verify_trial.alone(description)
+        alone = self.run("alone", described, "alone")
+        failed = alone.failure
+        if failed is None:
+            return alone, described, ""
+        if self._deterministic and determinism.prevents(failed.reason, failed.tail):
+            self._deterministic = {}
+            alone = self.run("anew", described, "alone, with all kernels of the GPU")
+        # Graphs of ``tfc.v1`` need parameter servers.
+        elif "ps" in description.tasks and alone.recorded.steps == 0:
+            words = "one rank with its parameter servers, because it fails alone"
+            with_servers = verify_trial.on_one_rank(description)
+            served = self.run("served", with_servers, f"on {words}")
+            if served.failure is None:
+                return served, with_servers, words
+        return alone, described, ""
+
+    def compared(
+        self, alone: Trial, other: Trial, tolerance: float
+    ) -> tuple[Comparison, Difference | None]:
+        """The comparison of the steps; the first difference of those or of outputs."""
+        comparison = compare(alone.recorded, other.recorded, tolerance)
+        if comparison.first is not None or not (alone.complete and other.complete):
+            return comparison, comparison.first
+        logs = None if _prints_of_threads(other) else (alone.log, other.log)
+        if self._options.in_place:
+            return comparison, compare_outputs(None, None, logs, tolerance)
+        workdir = self._description.workdir
+        before = {
+            str(file.relative_to(workdir)): file
+            for file in workdir_copy.files_below(workdir)
+        }
+        folders = alone.folder, other.folder
+        return comparison, compare_outputs(folders, before, logs, tolerance)
+
+
+def _with_hint(failed: Failure, ranks: Trial, description: Description) -> Failure:
+    if ranks.recorded.methods and "ps" not in description.tasks:
+        hint = "a graph of TensorFlow 1 trains with parameter servers: --ps 1"
+        return replace(failed, hint=hint)
+    return failed
 
 
 def _causes(
     first: Difference,
     other: Difference | None,
-    alone: Trial,
     ranks: Trial,
     description: Description,
-) -> list[str]:
+) -> tuple[str, ...]:
     size = verify_trial.size_of(description)
-    runtime = description.runtime
     own = own_difference(other, first)
     if own is not None:
-        return [own]
-    return causes(first, alone.recorded, size, runtime, ranks.view.notes)
+        return (own,)
+    runtime = description.runtime
+    return tuple(causes(first, ranks.recorded, size, runtime, ranks.warnings))
 
 
-def _compared_outputs(
-    alone: Trial, ranks: Trial, description: Description, options: Options
-) -> Difference | None:
-    """The first difference of files and of what the chief printed."""
-    if options.in_place:
-        return compare_outputs(None, None, alone.log, ranks.log, options.tolerance)
-    before = {
-        str(file.relative_to(description.workdir)): file
-        for file in workdir_copy.files_below(description.workdir)
-    }
-    folders = alone.folder, ranks.folder
-    return compare_outputs(folders, before, alone.log, ranks.log, options.tolerance)
+def _prints_of_threads(ranks: Trial) -> bool:
+    return "sync_replicas" in ranks.recorded.methods
+
+
+def _not_compared(ranks: Trial) -> tuple[str, ...]:
+    if not _prints_of_threads(ranks):
+        return ranks.recorded.not_compared
+    printed = (
+        "what the chief printed (a thread of SyncReplicasOptimizer prints errors when "
+        "its session ends)"
+    )
+    return (*ranks.recorded.not_compared, printed)
 
 
 def _as_json(verdict: Verdict) -> dict[str, Any]:
@@ -200,7 +268,11 @@ def _as_json(verdict: Verdict) -> dict[str, Any]:
         "equal": verdict.equal,
         "ranks": verdict.size,
         "strategy": str(verdict.strategy),
-        "tolerance": verdict.tolerance,
+        "tolerance": verdict.tolerance.value if verdict.tolerance else None,
+        "tolerance_reason": verdict.tolerance.why if verdict.tolerance else None,
+        "compared_with": verdict.baseline or "one process",
+        "by_chance": verdict.by_chance,
+        "not_compared": list(verdict.not_compared),
         "steps": comparison.steps if comparison else 0,
         "to_the_end": verdict.complete,
         "largest_difference": comparison.largest if comparison else None,
@@ -219,6 +291,10 @@ def _as_json(verdict: Verdict) -> dict[str, Any]:
 
 def _failure(failure: Failure | None) -> dict[str, Any] | None:
     return None if failure is None else asdict(failure)
+
+
+def _ranks(size: int) -> str:
+    return f"{size} rank{'s' if size > 1 else ''}"
 
 
 def _say(text: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,6 +25,8 @@ from tfcluster.vocabulary import RANKED_TYPES
 
 SEED = 20_220_318
 """The seed of the random generators of all trials, before the program's first line."""
+_STOPPING = "stopping all tasks"
+"""The run notes that it was stopped, which we did."""
 _POLL_S = 0.05
 _GRACE_S = 2.0
 _LAUNCHER_S = 10.0
@@ -41,8 +43,15 @@ class Trial:
     """Whether the program ended by itself."""
     folder: Path
     """The working directory of the trial."""
+    copied_to: str
+    """The same, if it is a copy; else empty."""
     log: Path
     """What the chief printed."""
+
+    @property
+    def warnings(self) -> list[str]:
+        """What the runtime warned of."""
+        return [note for note in self.view.notes if _STOPPING not in note]
 
     @property
     def failure(self) -> Failure | None:
@@ -52,7 +61,9 @@ class Trial:
         first = self.view.first_failure
         if first is None:
             return Failure(self.view.reason or f"the run is {self.view.state}", ())
-        return failure(first.cause, first.log_tail)
+        return failure(
+            first.cause, first.log_tail, folder=self.copied_to, task=first.task or ""
+        )
 
 
 def alone(description: Description) -> Description:
@@ -63,6 +74,13 @@ def alone(description: Description) -> Description:
         tasks={kind: replace(group, count=1, min=None)},
         strategy=Strategy.NONE,
     )
+
+
+def on_one_rank(description: Description) -> Description:
+    """One rank and the description's servers, for a program that needs those."""
+    kind, group = _trained(description)
+    tasks = {kind: replace(group, count=1), "ps": description.tasks["ps"]}
+    return on_ranks(replace(description, tasks=tasks))
 
 
 def on_ranks(description: Description) -> Description:
@@ -116,10 +134,12 @@ def run_trial(
     *,
     steps: int | None,
     environ: Mapping[str, str],
+    orphaned: Callable[[], None],
 ) -> Trial:
     """Run ``description`` in ``workdir`` until it ends, or has made ``steps`` steps.
 
-    ``scratch`` is an empty folder for its record. Raises TfclusterError if the run
+    ``scratch`` is an empty folder for its record. If this process dies, the run is
+    stopped, and then its launcher calls ``orphaned``. Raises TfclusterError if the run
     cannot be started.
     """
     recording = scratch / "recording"
@@ -128,7 +148,7 @@ def run_trial(
     env = {**description.env, "TFCLUSTER_RECORDING": json.dumps(wanted)}
     own = {**environ, "TFCLUSTER_STATE_DIR": str(scratch / "state")}
     ready = check(replace(description, env=env, workdir=workdir), own)
-    run = detached(lambda begun: ready.run(begun, own))
+    run = detached(lambda begun: ready.run(begun, own), orphaned=orphaned)
     paths = find(state_dir(own), run)
     try:
         stopped = _await_steps(paths, recording, size_of(description))
@@ -141,6 +161,7 @@ def run_trial(
         view=view,
         complete=not stopped,
         folder=workdir,
+        copied_to="" if workdir == description.workdir else str(workdir),
         log=paths.log(chief_of(description)),
     )
 

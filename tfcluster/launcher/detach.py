@@ -7,20 +7,28 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 from tfcluster.errors import ExitCode, ResourceError, TfclusterError
 from tfcluster.record.files import open_private
 from tfcluster.record.paths import RunPaths
 
+_PR_SET_PDEATHSIG = 1
 
-def detached(launch: Callable[[Callable[[RunPaths], None]], int]) -> str:
+Launch: TypeAlias = Callable[[Callable[[RunPaths], None]], int]
+"""Runs a launch to its end and returns its exit code. Calls its argument once there is
+a run."""
+
+
+def detached(launch: Launch, *, orphaned: Callable[[], None] | None = None) -> str:
     """Run ``launch`` in a child that outlives us; returns the run id once there is one.
 
-    Raises the TfclusterError that prevented the run. Must be called before any thread
-    is started, because it forks.
+    With ``orphaned``, the child ends the run if we die, as if it got SIGTERM, and then
+    calls this. Raises the TfclusterError that prevented the run. Must be called before
+    any thread is started, because it forks.
     """
     reading, writing = os.pipe()
+    parent = os.getpid()
     if os.fork():
         os.close(writing)
         with os.fdopen(reading, "rb") as pipe:
@@ -30,14 +38,29 @@ def detached(launch: Callable[[Callable[[RunPaths], None]], int]) -> str:
     try:
         os.setsid()
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        if orphaned is not None:
+            _end_with(parent)
         code = ExitCode(_launch(launch, writing))
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+        try:
+            if orphaned is not None and os.getppid() != parent:
+                orphaned()
+            sys.stdout.flush()
+            sys.stderr.flush()
+        finally:
+            os._exit(code)
 
 
-def _launch(launch: Callable[[Callable[[RunPaths], None]], int], writing: int) -> int:
+def _end_with(parent: int) -> None:
+    """Get SIGTERM when the parent dies; end now if it is dead already (prctl(2))."""
+    import ctypes  # imported here: few commands need it
+
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _launch(launch: Launch, writing: int) -> int:
     def begun(paths: RunPaths) -> None:
         """Redirect output from the terminal to a file, and report the run id."""
         log = open_private(paths.launcher_log, os.O_WRONLY | os.O_APPEND)

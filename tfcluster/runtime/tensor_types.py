@@ -249,6 +249,8 @@ class Operation(Protocol):
 class Graph(Protocol):
     """A ``tf.Graph``; ``captures`` has those of a ``tf.function`` only."""
 
+    seed: int | None
+
     @property
     def captures(self) -> Sequence[tuple[Tensor, Tensor]]:
         """Pairs of an outer tensor and the placeholder that stands for it."""

@@ -31,6 +31,10 @@ class V1Optimizer(Protocol):
         name: str | None = None,
     ) -> Operation: ...
 
+    def variables(self) -> list[Variable]:
+        """Its slot variables and others, in the current graph."""
+        ...
+
 
 class ConfigProto(Protocol):
     """A ``tf.compat.v1.ConfigProto``."""

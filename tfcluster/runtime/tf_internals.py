@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         Tensor,
         Variable,
     )
+    from tfcluster.runtime.tf1_types import V1Optimizer
 
 _CONTEXT = "tensorflow.python.eager.context.Context"
 _DATASET = "tensorflow.data.Dataset"
@@ -191,6 +192,13 @@ NAMES_OF_TF1 = (
             "sessions do not wait",
         )
         for name in ("_graph", "_recovery_wait_secs")
+    ),
+    *(
+        Name(f"{_TRAIN_1}.{optimizer}._prepare", name, "tfcluster verify", "no rates")
+        for optimizer, name in (
+            ("GradientDescentOptimizer", "_learning_rate_tensor"),
+            ("AdamOptimizer", "_lr_t"),
+        )
     ),
 )
 
@@ -563,6 +571,15 @@ def graph_of_manager(manager: SessionManager) -> Graph:
 def look_more_often(manager: SessionManager, seconds: float) -> None:
     """Make a manager check for the chief's variables at least every ``seconds``."""
     manager._recovery_wait_secs = min(manager._recovery_wait_secs, seconds)
+
+
+def learning_rate_of(optimizer: V1Optimizer) -> Tensor | None:
+    """The learning rate of an optimizer that has applied gradients; None if unknown."""
+    for name in ("_learning_rate_tensor", "_lr_t"):
+        found: Tensor | None = getattr(optimizer, name, None)
+        if found is not None:
+            return found
+    return None
 
 
 def token_queue(optimizer: SyncReplicasOptimizer) -> Queue:

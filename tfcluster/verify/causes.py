@@ -23,6 +23,16 @@ _RANDOM = {
     "SpatialDropout3D",
 }
 _CLOSE = 1e-3
+_WHERE = {
+    "course": "in the order of their steps",
+    "file": "in the files that they write",
+    "learning_rate": "in the learning rate",
+    "printed": "in what they print",
+}
+_SYNC_REPLICAS = (
+    "SyncReplicasOptimizer averages the gradients that arrive first: of a fast worker "
+    "it may take two and of a slow one none, so the result may differ by design"
+)
 
 
 def own_difference(again: Difference | None, found: Difference) -> str | None:
@@ -33,23 +43,25 @@ def own_difference(again: Difference | None, found: Difference) -> str | None:
         found.step if found.step >= 0 else end
     ):
         return None
+    name = again.name if again.kind == "logs" else f"{again.kind} {again.name}"
+    at = _WHERE.get(again.kind, f"{name} after step {again.step}")
     return (
-        "the program is not deterministic: two runs of it in one process differ, too "
-        f"({again.kind} {again.name} after step {again.step}). Give its random "
-        "generators fixed seeds (numpy.random.default_rng(7), not default_rng())"
+        f"the program is not deterministic: two runs of it in one process differ, too "
+        f"({at}). Give its random generators fixed seeds "
+        "(numpy.random.default_rng(7), not default_rng())"
     )
 
 
 def causes(
     found: Difference,
-    alone: Recorded,
+    ranks: Recorded,
     size: int,
     runtime: Runtime,
     warnings: Sequence[str],
 ) -> list[str]:
     """Sentences that explain the difference, the most probable one first."""
     said = list(warnings)
-    if (method := _of_method(runtime)) is not None:
+    if (method := of_method(runtime, ranks, size)) is not None:
         return [*said, method]
     if found.kind == "printed":
         said.append(
@@ -57,26 +69,38 @@ def causes(
             "rows; the loss printed by the chief's loop is that of the chief's rows "
             "(tfc.allreduce averages it over the ranks)"
         )
+    if found.kind == "run":
+        said.append(
+            "a number that a session returns covers only that worker's rows; after "
+            "each step, the weights are equal"
+        )
+    if "sync_replicas" in ranks.methods:
+        said.append(_SYNC_REPLICAS)
     if found.kind == "learning_rate":
         said.append(
             "the program sets the learning rate by its rank or by the number of ranks: "
             "tfcluster keeps the global batch size, so do not scale the learning rate"
         )
-    factor = found.factor
+    factor, known = found.factor, False
     if factor is not None and abs(factor - 1) > _CLOSE:
-        said.append(_of_factor(factor, size))
-    elif alone.clips and found.kind in ("weight", "slot"):
+        words, known = _of_factor(factor, size)
+        said.append(words)
+    if ranks.clips and not known and found.kind in ("weight", "slot"):
         said.append(
             "gradients may have been clipped before the optimizer saw them: "
-            + ", ".join(alone.clips)
+            + ", ".join(ranks.clips)
         )
     if found.kind in ("weight", "slot", "logs", "state"):
-        said += _of_layers(alone, runtime)
+        said += _of_layers(ranks, runtime)
     return said
 
 
-def _of_method(runtime: Runtime) -> str | None:
-    """What a strategy changes by itself; None if it promises an equal result."""
+def of_method(runtime: Runtime, ranks: Recorded, size: int) -> str | None:
+    """What a strategy changes by design; None if it promises an equal result."""
+    if size == 1:
+        return None
+    if ranks.methods:
+        return _of_tf1(runtime, ranks)
     if runtime.strategy is Strategy.LOCAL_SGD:
         return (
             "local_sgd: each rank makes steps of its own between two averagings, so "
@@ -95,24 +119,38 @@ def _of_method(runtime: Runtime) -> str | None:
     return None
 
 
-def _of_factor(factor: float, size: int) -> str:
+def _of_tf1(runtime: Runtime, ranks: Recorded) -> str | None:
+    served = runtime.strategy in (Strategy.PARAMETER_SERVER, Strategy.REPLICATED)
+    if served and "independent" in ranks.methods:
+        return (
+            "the graph of TensorFlow 1 applies each worker's gradient as it arrives, "
+            "so the result differs by design (SyncReplicasOptimizer or mean=True "
+            "averages the workers' gradients)"
+        )
+    return None
+
+
+def _of_factor(factor: float, size: int) -> tuple[str, bool]:
+    """What a constant factor between the updates means, and whether that is certain."""
     words = f"the update of the weights is {factor:.4g} times that of one process"
     if abs(factor - size) < _CLOSE * size:
-        return f"{words}, the number of ranks: the loss is a sum over rows, not a mean"
+        sum_of_rows = "the number of ranks: the loss is a sum over rows, not a mean"
+        return f"{words}, {sum_of_rows}", True
     if abs(factor * size - 1) < _CLOSE:
-        return f"{words}, one over the number of ranks: the loss is divided twice"
-    return words
+        twice = "one over the number of ranks: the loss is divided twice"
+        return f"{words}, {twice}", True
+    return words, False
 
 
-def _of_layers(alone: Recorded, runtime: Runtime) -> list[str]:
+def _of_layers(ranks: Recorded, runtime: Runtime) -> list[str]:
     said = []
-    if drawing := sorted(alone.layers & _RANDOM | _augmenting(alone.layers)):
+    if drawing := sorted(ranks.layers & _RANDOM | _augmenting(ranks.layers)):
         said.append(
             f"{', '.join(drawing)} draw random numbers: results are equal only if the "
             "ranks divide the batch by rows, and if the seeds do not depend on the rank"
         )
     local = runtime.batch_normalization == "local"
-    if "BatchNormalization" in alone.layers and local:
+    if "BatchNormalization" in ranks.layers and local:
         said.append(
             "BatchNormalization: with runtime.batch_normalization: local, each rank "
             "normalises by its own rows"

@@ -6,11 +6,12 @@ losses and metrics relative to themselves.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
-from tfcluster.verify.recorded import Event, Recorded
+from tfcluster.verify.recorded import Event, Recorded, Run
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -29,6 +30,7 @@ _LOGS = {
     "evaluate": "in the result of evaluate",
     "train_on_batch": "in the result of train_on_batch",
     "test_on_batch": "in the result of test_on_batch",
+    "run": "fetched from a session",
 }
 
 
@@ -39,7 +41,7 @@ class Difference:
     step: int
     """After how many steps; 0: before the first one ended; -1: at the end."""
     kind: str
-    """learning_rate | weight | state | slot | logs | course | file | printed"""
+    """learning_rate | weight | state | slot | logs | run | course | file | printed"""
     name: str
     alone: float | None
     """The value of the element that differs most, or of the loss or metric."""
@@ -49,10 +51,15 @@ class Difference:
     factor: float | None = None
     """Change on the ranks over the change alone, if it is the same everywhere."""
 
+    @property
+    def at_the_end(self) -> bool:
+        """Whether it is a difference of files or of printed text."""
+        return self.kind in ("file", "printed")
+
     def words(self) -> str:
         """``weight dense/kernel after step 3: 0.25 alone, 0.5 on the ranks``."""
         where = f"after step {self.step}" if self.step else "before the first step"
-        if self.kind in ("file", "printed"):
+        if self.at_the_end:
             return self.name
         if self.kind == "course":
             return f"{self.name} {where}"
@@ -102,7 +109,26 @@ def compare(alone: Recorded, ranks: Recorded, tolerance: float) -> Comparison:
             found = _logs(one, other, steps, tolerance, totals)
         if found is not None:
             return Comparison(steps, found, _quantities(totals))
-    return Comparison(steps, None, _quantities(totals))
+    last = _fetched(alone.runs, ranks.runs, tolerance, totals)
+    return Comparison(steps, last, _quantities(totals))
+
+
+def _fetched(
+    alone: Sequence[Run],
+    ranks: Sequence[Run],
+    tolerance: float,
+    totals: dict[str, tuple[int, float]],
+) -> Difference | None:
+    """The first difference of what sessions returned, as far as both runs went.
+
+    Compared after all steps: a worker may fetch the loss of its own rows although all
+    weights are equal.
+    """
+    for one, other in zip(alone, ranks, strict=False):
+        found = _logs(one.event, other.event, one.after_steps, tolerance, totals)
+        if found is not None:
+            return found
+    return None
 
 
 def _other_course(one: Event | None, other: Event | None, steps: int) -> Difference:
@@ -232,7 +258,7 @@ def _logs(
     tolerance: float,
     totals: dict[str, tuple[int, float]],
 ) -> Difference | None:
-    for name in one.logs.keys() | other.logs.keys():
+    for name in dict.fromkeys([*one.logs, *other.logs]):
         mine, theirs = one.logs.get(name), other.logs.get(name)
         words = f"{name!r} {_LOGS.get(one.kind, '')}".strip()
         if mine is None or theirs is None:
@@ -246,12 +272,13 @@ def _logs(
                 relative=None,
             )
         relative = _relative(mine, theirs)
-        count, largest = totals.get("logs", (0, 0.0))
-        totals["logs"] = count + 1, max(largest, relative)
+        kind = "run" if one.kind == "run" else "logs"
+        count, largest = totals.get(kind, (0, 0.0))
+        totals[kind] = count + 1, max(largest, relative)
         if relative > tolerance:
             return Difference(
                 step=step,
-                kind="logs",
+                kind=kind,
                 name=words,
                 alone=mine,
                 ranks=theirs,

@@ -31,7 +31,11 @@ _TIMES = re.compile(
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[^\n\r]*\r(?!\n)|.\x08")
 _NOT_THE_PROGRAM = re.compile(
     r"tfcluster: |[IWEF]\d{4} |\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: |WARNING: All log"
+    r"|(?:INFO|WARNING):tensorflow:|\S.*:\d+: \w*Warning: "
 )
+_WARNING = re.compile(r"\S.*:\d+: \w*Warning: ")
+_DEPRECATION = "Instructions for updating:"
+"""The line after it belongs to a warning of TensorFlow's as well."""
 _UNSTABLE = re.compile(r"\d{6,}")
 """Times and process ids in the names of files, as TensorBoard's."""
 
@@ -39,16 +43,22 @@ _UNSTABLE = re.compile(r"\d{6,}")
 def compare_outputs(
     folders: tuple[Path, Path] | None,
     before: Mapping[str, Path] | None,
-    alone_log: Path,
-    ranks_log: Path,
+    logs: tuple[Path, Path] | None,
     tolerance: float,
 ) -> Difference | None:
-    """The first difference; ``folders`` of the two runs, and the files ``before``."""
+    """The first difference; ``folders`` of the two runs, and the files ``before``.
+
+    Each pair is of the run alone and of the ranks; None is not compared.
+    """
     if folders is not None:
         found = _files(*folders, before or {}, tolerance)
         if found is not None:
             return found
-    return _printed(alone_log, ranks_log)
+    if logs is None:
+        return None
+    alone, ranks = map(_program_lines, logs, folders or (None, None))
+    words = _lines_differ(alone, ranks, tolerance)
+    return None if words is None else _output("printed", f"the chief printed {words}")
 
 
 # --- files ----------------------------------------------------------------------------
@@ -62,7 +72,7 @@ def _files(
         if name not in mine or name not in theirs:
             where = "only alone" if name in mine else "only on the ranks"
             return _output("file", f"the program wrote {name} {where}")
-        words = _content(mine[name], theirs[name], tolerance)
+        words = _content(mine[name], theirs[name], tolerance, (alone, ranks))
         if words is not None:
             return _output("file", f"{name}: {words}")
     return None
@@ -86,15 +96,19 @@ def _same_bytes(one: Path, other: Path) -> bool:
     return one.read_bytes() == other.read_bytes()
 
 
-def _content(one: Path, other: Path, tolerance: float) -> str | None:
+def _content(
+    one: Path, other: Path, tolerance: float, folders: tuple[Path, Path]
+) -> str | None:
     """How the content differs; None if it is equal, or of a kind unknown here."""
     if one.suffix in (".npy", ".npz", ".keras", *_HDF5):
         mine, theirs = dict(_arrays(one)), dict(_arrays(other))
         return _arrays_differ(mine, theirs, tolerance)
     if one.suffix in _TEXT:
-        mine_lines = one.read_text("utf-8", "replace").splitlines()
-        their_lines = other.read_text("utf-8", "replace").splitlines()
-        return _lines_differ(mine_lines, their_lines)
+        mine_lines, their_lines = (
+            file.read_text("utf-8", "replace").replace(str(folder), ".").splitlines()
+            for file, folder in zip((one, other), folders, strict=True)
+        )
+        return _lines_differ(mine_lines, their_lines, tolerance)
     return None
 
 
@@ -155,31 +169,44 @@ def _arrays_differ(
 # --- text -----------------------------------------------------------------------------
 
 
-def _printed(alone: Path, ranks: Path) -> Difference | None:
-    words = _lines_differ(_program_lines(alone), _program_lines(ranks))
-    return None if words is None else _output("printed", f"the chief printed {words}")
+def _program_lines(log: Path, folder: Path | None) -> list[str]:
+    """What the program printed, as a terminal would show it in the end.
 
-
-def _program_lines(log: Path) -> list[str]:
-    """What the program printed, as a terminal would show it in the end."""
+    ``folder`` is the run's copy of the working directory, which is named alike in all
+    runs.
+    """
     try:
         text = log.read_text("utf-8", "replace")
     except FileNotFoundError:
         return []
-    lines = (_CONTROL.sub("", line).strip() for line in text.split("\n"))
-    return [line for line in lines if line and not _NOT_THE_PROGRAM.match(line)]
+    if folder is not None:
+        text = text.replace(str(folder), ".")
+    lines = [_CONTROL.sub("", line) for line in text.split("\n")]
+    return [
+        line.strip()
+        for line, before in zip(lines, ["", *lines], strict=False)
+        if line.strip() and not _is_of_a_library(line, before)
+    ]
 
 
-def _lines_differ(mine: list[str], theirs: list[str]) -> str | None:
+def _is_of_a_library(line: str, before: str) -> bool:
+    """Whether a line is a warning or a log record of Python or TensorFlow."""
+    if _NOT_THE_PROGRAM.match(line) or _DEPRECATION in (line, before):
+        return True
+    # The line of the program follows it, indented.
+    return bool(_WARNING.match(before)) and line.startswith("  ")
+
+
+def _lines_differ(mine: list[str], theirs: list[str], tolerance: float) -> str | None:
     for number, (one, other) in enumerate(zip(mine, theirs, strict=False), 1):
-        if not _same_text(one, other):
+        if not _same_text(one, other, tolerance):
             return f"line {number}: {one!r} alone, {other!r} on the ranks"
     if len(mine) != len(theirs):
         return f"{len(mine)} lines alone, {len(theirs)} on the ranks"
     return None
 
 
-def _same_text(one: str, other: str) -> bool:
+def _same_text(one: str, other: str, tolerance: float) -> bool:
     """Whether lines are equal but for times and the last digits of numbers."""
     one, other = _TIMES.sub("TIME", one), _TIMES.sub("TIME", other)
     if one == other:
@@ -189,17 +216,18 @@ def _same_text(one: str, other: str) -> bool:
     if texts[0] != texts[1]:
         return False
     pairs = zip(_NUMBER.findall(one), _NUMBER.findall(other), strict=True)
-    return all(_same_number(mine, theirs) for mine, theirs in pairs)
+    return all(_same_number(mine, theirs, tolerance) for mine, theirs in pairs)
 
 
-def _same_number(one: str, other: str) -> bool:
+def _same_number(one: str, other: str, tolerance: float) -> bool:
     if one == other:
         return True
     if not any(sign in one + other for sign in ".eE"):
         return False
     mine, theirs = float(one), float(other)
     gap = abs(mine - theirs)
-    return gap <= max(_TEXT_TOLERANCE * abs(mine), _LAST_DIGIT * _unit(one))
+    relative = max(_TEXT_TOLERANCE, tolerance)
+    return gap <= max(relative * abs(mine), _LAST_DIGIT * _unit(one))
 
 
 def _unit(number: str) -> float:

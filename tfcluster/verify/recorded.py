@@ -1,11 +1,13 @@
 """What a task recorded of its training, as plain data: reads the recorder's files.
 
-The recorder is ``runtime/keras/step_recorder.py``. numpy is imported on use.
+The recorders are ``runtime/keras/step_recorder.py`` and
+``runtime/tf1/step_recorder.py``. numpy is imported on use.
 """
 
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 EVENTS = "events.jsonl"
-_NOTES = ("clip", "layers")
+_RUN = "run"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +25,7 @@ class Event:
     """The result of a step, of a batch or of an epoch."""
 
     kind: str
-    """step | batch | epoch | evaluate | train_on_batch | test_on_batch"""
+    """step | batch | epoch | evaluate | train_on_batch | test_on_batch | run"""
     of: int
     """The number of the optimizer or model, in the order of their first use."""
     logs: Mapping[str, float] = field(default_factory=dict)
@@ -43,14 +45,43 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
+class Run:
+    """A call of ``session.run`` that returned numbers."""
+
+    after_steps: int
+    """How many steps had been recorded when it returned."""
+    event: Event
+
+
+@dataclass(frozen=True, slots=True)
+class Devices:
+    """What TensorFlow could compute on."""
+
+    gpus: int = 0
+    tf32: bool = False
+    """Whether products of float32 may be computed in TF32."""
+
+
+@dataclass(frozen=True, slots=True)
 class Recorded:
     """All that a run recorded."""
 
     events: tuple[Event, ...]
-    clips: tuple[str, ...]
+    """In their order, without those of ``runs``."""
+    runs: tuple[Run, ...] = ()
+    """What the program fetched from sessions of TensorFlow 1. Where workers wait for
+    each other, updates are applied while a session runs: they have an order of their
+    own."""
+    clips: tuple[str, ...] = ()
     """Lines of the program that clip something outside of an optimizer."""
-    layers: frozenset[str]
+    layers: frozenset[str] = frozenset()
     """Classes of the layers of the models that were trained."""
+    methods: frozenset[str] = frozenset()
+    """How a graph of TensorFlow 1 combines the gradients of workers: independent |
+    sync_replicas | mean"""
+    not_compared: tuple[str, ...] = ()
+    """What could not be recorded, in words."""
+    devices: Devices = Devices()
 
     @property
     def steps(self) -> int:
@@ -65,17 +96,35 @@ def read(folder: Path) -> Recorded:
         text = ""
     # A run that was stopped may have left half a line.
     lines = [json.loads(line) for line in text.splitlines(True) if line.endswith("\n")]
+    events: list[Event] = []
+    runs: list[Run] = []
+    notes: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    steps = 0
+    for line in lines:
+        if line["kind"] == "step" or "logs" in line:
+            event = _event(line, folder)
+            steps += event.kind == "step"
+            if event.kind == _RUN:
+                runs.append(Run(steps, event))
+            else:
+                events.append(event)
+        else:
+            notes[line["kind"]].append(line)
     return Recorded(
-        events=tuple(
-            _event(line, folder) for line in lines if line["kind"] not in _NOTES
-        ),
-        clips=tuple(line["line"] for line in lines if line["kind"] == "clip"),
-        layers=frozenset(
-            name
-            for line in lines
-            if line["kind"] == "layers"
-            for name in line["layers"]
-        ),
+        events=tuple(events),
+        runs=tuple(runs),
+        clips=tuple(note["line"] for note in notes["clip"]),
+        layers=frozenset(name for note in notes["layers"] for name in note["layers"]),
+        methods=frozenset(note["method"] for note in notes["tf1"]),
+        not_compared=tuple(note["what"] for note in notes["not_compared"]),
+        devices=_devices(notes["devices"]),
+    )
+
+
+def _devices(notes: Sequence[Mapping[str, Any]]) -> Devices:
+    return Devices(
+        gpus=max((note["gpus"] for note in notes), default=0),
+        tf32=any(note["tf32"] for note in notes),
     )
 
 

@@ -7,10 +7,7 @@ from dataclasses import dataclass
 
 from tfcluster.model import Strategy
 from tfcluster.verify.compare import Comparison, Difference
-
-TOLERANCE = 1e-5
-"""How large a difference may be by default; docs/equality.md uses the same."""
-
+from tfcluster.verify.tolerance import Tolerance
 
 _REFUSAL = re.compile(r"(?:\w+\.)*CollectiveError: ")
 
@@ -24,16 +21,27 @@ class Failure:
     """The last lines of the task."""
     refused: bool = False
     """Whether tfcluster ended it, because the result would have been another one."""
+    task: str = ""
+    """The task that failed first, such as ``worker:1``."""
+    hint: str = ""
 
 
-def failure(cause: str, tail: tuple[str, ...]) -> Failure:
-    """The failure of a task, from the cause in the record and the end of its log."""
+def failure(
+    cause: str, tail: tuple[str, ...], *, folder: str = "", task: str = ""
+) -> Failure:
+    """The failure of a task, from the cause in the record and the end of its log.
+
+    ``folder`` is the copy in which it ran, which will be gone.
+    """
+    if folder:
+        tail = tuple(line.replace(f"{folder}/", "") for line in tail)
+        cause = cause.replace(f"{folder}/", "")
     # The record may cut a long cause; the log has all of it.
     whole = [line.strip() for line in tail if line.strip().startswith(cause)]
     reason = whole[-1] if whole else cause
     if _REFUSAL.match(reason):
-        return Failure(_REFUSAL.sub("", reason), (), refused=True)
-    return Failure(reason, tail)
+        return Failure(_REFUSAL.sub("", reason), (), refused=True, task=task)
+    return Failure(reason, tail, task=task)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +58,14 @@ class Verdict:
     causes: tuple[str, ...] = ()
     failed_alone: Failure | None = None
     failed_on_ranks: Failure | None = None
-    tolerance: float = TOLERANCE
+    tolerance: Tolerance | None = None
+    """None if one of the runs failed."""
+    baseline: str = ""
+    """What the ranks are compared with, if not with one process."""
+    by_chance: str | None = None
+    """Why another run may differ, although this one is equal."""
+    not_compared: tuple[str, ...] = ()
+    """What could not be recorded, in words."""
 
     @property
     def equal(self) -> bool:

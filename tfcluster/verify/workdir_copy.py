@@ -8,9 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tfcluster.errors import ConfigError, Problem, ResourceError
-
-PREFIX = "tfcluster-verify-"
-"""How the names of folders with copies begin; they are never copied themselves."""
+from tfcluster.verify.scratch import PREFIX
 
 MOST_BYTES = 2 << 30
 MOST_FILES = 50_000

@@ -10,6 +10,7 @@ _KINDS = {
     "state": "layers' states",
     "slot": "optimizers' variables",
     "logs": "losses and metrics",
+    "run": "fetched from sessions",
 }
 
 
@@ -22,14 +23,18 @@ def lines(verdict: Verdict) -> list[str]:
         return [f"{said}: {failed.reason}", *_indented(failed.tail)]
     if (failed := verdict.failed_on_ranks) is not None:
         said = "refused" if failed.refused else "not compared: the program fails"
-        return [f"{said} on {ranks}: {failed.reason}", *_indented(failed.tail)]
+        task = f"{failed.task}: " if failed.task and not failed.refused else ""
+        hint = [f"  hint: {failed.hint}"] if failed.hint else []
+        reason = f"{said} on {ranks}: {task}{failed.reason}"
+        return [reason, *hint, *_indented(failed.tail)]
     if comparison is None:
         return []
+    also = [f"not compared: {what}" for what in verdict.not_compared]
     if comparison.steps == 0 and verdict.first is None:
         said = f"no training step was recorded, alone or on {ranks}"
         if verdict.complete:
             said += "; what the program wrote and printed is equal"
-        return [said]
+        return [said, *also]
     steps = f"{comparison.steps} step{'s' if comparison.steps != 1 else ''}"
     end = ", to the end of the program" if verdict.complete else ""
     if verdict.first is None:
@@ -41,11 +46,20 @@ def lines(verdict: Verdict) -> list[str]:
             f"different ({ranks}, {verdict.strategy}): {verdict.first.words()}",
             *(f"  cause: {cause}" for cause in verdict.causes),
         ]
+    if verdict.by_chance is not None:
+        found.append(f"  another run may differ: {verdict.by_chance}")
+    if verdict.baseline:
+        found.append(f"compared with {verdict.baseline}")
     rows = [
         (_KINDS[each.kind], f"{each.compared:,}", f"{each.largest:.1e}")
         for each in comparison.quantities
     ]
-    return [*found, "", *_table([("compared", "values", "largest difference"), *rows])]
+    if rows:
+        header = ("compared", "values", "largest difference")
+        found += ["", *_table([header, *rows])]
+    if (tolerance := verdict.tolerance) is not None:
+        found += ["", f"tolerance {tolerance.value:.0e}: {tolerance.why}"]
+    return [*found, *also]
 
 
 def _indented(tail: tuple[str, ...]) -> list[str]:

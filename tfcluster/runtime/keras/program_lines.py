@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
-import keras
 import tensorflow as tf
 
 import tfcluster
 from tfcluster.runtime import tf_internals
 
-_LIBRARIES = tuple(
-    f"{Path(str(package.__file__)).resolve().parent}/"
-    for package in (keras, tf, tfcluster)
+
+def _folder(file: object) -> str:
+    return f"{Path(str(file)).resolve().parent}/"
+
+
+# Keras is not imported: scripts of TensorFlow 1 do without.
+_KERAS = find_spec("keras")
+_LIBRARIES = (
+    *([] if _KERAS is None else [_folder(_KERAS.origin)]),
+    _folder(tf.__file__),
+    _folder(tfcluster.__file__),
 )
-_OURS = f"{Path(tfcluster.__file__).resolve().parent}/"
+_OURS = _folder(tfcluster.__file__)
 
 
 def user_line() -> str:

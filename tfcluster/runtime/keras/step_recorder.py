@@ -1,18 +1,14 @@
 """Records what each training step computes, for ``tfcluster verify``.
 
-The chief writes one line of ``events.jsonl`` for each gradient that an optimizer
-applies, each result of a batch and each epoch, and the arrays of a gradient's step in a
-file of their own. The other ranks only count. After the last step that was asked for,
-every rank waits to be stopped. Changes nothing that the program computes.
+An event is a gradient that an optimizer applies, the result of a batch, or an epoch;
+``recording_files`` writes them. Changes nothing that the program computes.
 """
 
 from __future__ import annotations
 
 import gc
-import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import keras
@@ -21,35 +17,34 @@ import tensorflow as tf
 
 from tfcluster.model import Strategy
 from tfcluster.runtime import tf_patches
-from tfcluster.runtime.context import Context, Recording
+from tfcluster.runtime.context import Context
 from tfcluster.runtime.keras import internals, patches
+from tfcluster.runtime.keras.graph_order import exchange_in_order
 from tfcluster.runtime.keras.program_lines import user_line
 from tfcluster.runtime.keras.train.xla_fallback import without_xla
 from tfcluster.runtime.keras.types import Layer, Logs, Model, Optimizer, Variable
+from tfcluster.runtime.recording_files import RecordingFiles
 from tfcluster.runtime.tensor_types import Array, Gradient
 from tfcluster.runtime.tensors import name_of
 
-_NO_SLOTS = (Strategy.PARAMETER_SERVER, Strategy.REPLICATED)
+_SERVED = (Strategy.PARAMETER_SERVER, Strategy.REPLICATED)
 """Strategies that keep an optimizer's variables on the ps tasks."""
 
 
 class StepRecorder:
     """The hooks on optimizers and models, outside of all others."""
 
-    def __init__(self, recording: Recording, context: Context) -> None:
-        self._folder = Path(recording.folder)
-        self._steps = recording.steps
-        self._writes = context.is_chief
-        self._rank = context.rank
-        self._slots = context.strategy not in _NO_SLOTS
+    def __init__(self, files: RecordingFiles, context: Context) -> None:
+        self._files = files
+        self._fetches_slots = context.strategy in _SERVED
+        self._slots = not self._fetches_slots or (
+            # Asynchronous ranks change them all the time.
+            context.strategy is Strategy.REPLICATED or context.options.synchronous
+        )
         self._inside = threading.local()
-        self._lock = threading.Lock()
-        self._optimizers: dict[int, tuple[int, Optimizer]] = {}
         self._models: dict[int, tuple[int, Model]] = {}
         self._trained_models: dict[int, list[Model]] = {}
         """By the number of the optimizer."""
-        self._clips: set[str] = set()
-        self._count = 0
 
     def install(self) -> None:
         """Install the hooks in Keras and TensorFlow, once per process."""
@@ -119,10 +114,7 @@ class StepRecorder:
 
     def _clip(self, *_: Any, **__: Any) -> None:
         if not getattr(self._inside, "apply", False):
-            line = user_line()
-            if line not in self._clips:
-                self._clips.add(line)
-                self._event({"kind": "clip", "line": line})
+            self._files.note_once({"kind": "clip", "line": user_line()})
 
     # --- records ----------------------------------------------------------------------
 
@@ -130,48 +122,53 @@ class StepRecorder:
     def _applied(self, optimizer: Optimizer, given: Sequence[Variable] | None) -> None:
         """Record the step's result now, or each time the graph being traced runs."""
         trained = list(given or internals.trained_variables(optimizer))
-        number, new = self._optimizer_number(optimizer)
+        number, new = self._files.optimizer_number(optimizer)
         if new:
             models = self._trained_models[number] = _models_of(trained)
             layers = sorted({type(layer).__name__ for layer in _layers_of(models)})
-            self._event({"kind": "layers", "optimizer": number, "layers": layers})
+            self._files.event({"kind": "layers", "optimizer": number, "layers": layers})
         named = [("weight", name_of(one), one) for one in trained]
         states = _states_of(self._trained_models[number], trained)
         named += [("state", name_of(one), one) for one in states]
+        inner = getattr(optimizer, "inner_optimizer", optimizer)
+        fetched: list[Variable] = []
         if self._slots:
             known = {id(one) for one in trained}
-            named += [
-                ("slot", name_of(one), one)
+            slots = [
+                one
                 for one in optimizer.variables
                 if id(one) not in known and "learning_rate" not in name_of(one)
             ]
-        inner = getattr(optimizer, "inner_optimizer", optimizer)
+            if self._fetches_slots:
+                fetched = slots
+            else:
+                named += [("slot", name_of(one), one) for one in slots]
         tensors = [tf.convert_to_tensor(inner.learning_rate)]
         tensors += [tf.convert_to_tensor(one) for _, _, one in named]
         names = [["learning_rate", "learning_rate"]]
         names += [[kind, path] for kind, path, _ in named]
+        names += [["slot", name_of(one)] for one in fetched]
 
         def write(*arrays: Array) -> None:
-            self._write_step(number, names, arrays)
+            self._files.step(number, names, arrays)
 
-        if tf.inside_function():
+        def write_fetched(*arrays: Array) -> np.bool_:
+            if self._files.writes:
+                # Reading the property fetches the slots from the ps tasks.
+                _ = inner.variables
+            # The first array is there for the order alone.
+            slots = [np.asarray(one.numpy()) for one in fetched]
+            self._files.step(number, names, [*arrays[1:], *slots])
+            return np.bool_(True)
+
+        if fetched:
+            # After the update has counted its step, and before the next push.
+            count = tf.convert_to_tensor(internals.iterations_of(inner))
+            exchange_in_order(write_fetched, [count, *tensors], tf.bool)
+        elif tf.inside_function():
             tf.numpy_function(write, tensors, [])
         else:
             write(*(tensor.numpy() for tensor in tensors))
-
-    def _write_step(
-        self, number: int, names: list[list[str]], arrays: Sequence[Array]
-    ) -> None:
-        if self._steps is not None and self._count >= self._steps:
-            self._wait_for_the_end()
-        self._count += 1
-        if not self._writes:
-            return
-        file = f"{self._count:06d}.npz"
-        with (self._folder / file).open("wb") as out:
-            # Sent to numpy by position: names of variables need not be distinct.
-            np.savez(out, *(_portable(array) for array in arrays))
-        self._event({"kind": "step", "optimizer": number, "file": file, "names": names})
 
     def logs(self, kind: str, model: int, logs: Logs) -> None:
         """Record losses and metrics as the program sees them: numbers by name.
@@ -179,24 +176,7 @@ class StepRecorder:
         Raises OSError if the folder cannot be written.
         """
         values = {name: float(np.mean(value)) for name, value in logs.items()}
-        self._event({"kind": kind, "model": model, "logs": values})
-
-    def _event(self, event: Mapping[str, object]) -> None:
-        if not self._writes:
-            return
-        with self._lock, (self._folder / "events.jsonl").open("a") as out:
-            out.write(json.dumps(event) + "\n")
-
-    def _wait_for_the_end(self) -> None:
-        (self._folder / f"done-{self._rank}").touch()
-        threading.Event().wait()
-
-    def _optimizer_number(self, optimizer: Optimizer) -> tuple[int, bool]:
-        """Number optimizers in the order in which they are first used."""
-        new = id(optimizer) not in self._optimizers
-        if new:
-            self._optimizers[id(optimizer)] = len(self._optimizers), optimizer
-        return self._optimizers[id(optimizer)][0], new
+        self._files.event({"kind": kind, "model": model, "logs": values})
 
     def _number_of(self, model: Model) -> int:
         number = len(self._models)
@@ -247,12 +227,6 @@ def _states_of(models: Sequence[Model], trained: Sequence[Variable]) -> list[Var
             ):
                 found.setdefault(id(one), one)
     return sorted(found.values(), key=name_of)
-
-
-def _portable(array: Array) -> Array:
-    """``array`` in a dtype that numpy can save; bfloat16 is not one."""
-    array = np.asarray(array)
-    return array if array.dtype.kind in "biufc" else array.astype(np.float32)
 
 
 def _named(result: Any) -> dict[str, Any]:

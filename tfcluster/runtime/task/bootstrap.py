@@ -112,7 +112,7 @@ def surround(program: Program, context: Context) -> None:
         _install_tf1(context)
         if not program_kind.is_tf1_script():
             injection.install(context)
-            injection.record(context)
+        injection.record(context)
 
     if context.rank_info is not None:
         module_names.install(lambda text: _tell(context, text))
@@ -141,9 +141,12 @@ def _warn_of_keras_2(name: str) -> None:
 
 def _run(program: Program, context: Context) -> None:
     surround(program, context)
-    trains = context.trains or context.recording is not None
-    if trains and not program_kind.is_tf1_script():
-        # Before the program's first line, which may set its own seed.
+    recording = context.recording
+    # Before the program's first line, which may set its own seed.
+    if program_kind.is_tf1_script():
+        if recording is not None:
+            injection.seed_generators(recording.seed)
+    elif context.trains or recording is not None:
         injection.begin(context)
     run(program)
 

@@ -6,6 +6,7 @@ Keras is imported. Neither imports them; their patches are in ``runtime.keras``.
 
 from __future__ import annotations
 
+import functools
 import hmac
 import random
 import sys
@@ -21,6 +22,7 @@ from tfcluster.runtime.telemetry.agent_channel import reporter
 
 if TYPE_CHECKING:
     from tfcluster.runtime.keras.session import Session
+    from tfcluster.runtime.recording_files import RecordingFiles
 
 _SEED_BITS = 31
 _PS_STRATEGIES = (Strategy.PARAMETER_SERVER, Strategy.REPLICATED)
@@ -41,9 +43,12 @@ def begin(context: Context) -> None:
         chief_only_output.silence_print(context)
     elif context.recording is None:
         return
-    if program_kind.distributes_itself() and context.recording is None:
-        return
-    seed = common_seed(context)
+    if not program_kind.distributes_itself() or context.recording is not None:
+        seed_generators(common_seed(context))
+
+
+def seed_generators(seed: int) -> None:
+    """Seed Python's generator now, and numpy's when it is imported."""
     random.seed(seed)
 
     def seed_numpy() -> None:
@@ -97,18 +102,29 @@ def record(context: Context) -> None:
     if recording is None or context.rank_info is None:
         return
 
+    @functools.cache
+    def files() -> RecordingFiles:
+        # Imported here, because it imports numpy.
+        from tfcluster.runtime.recording_files import RecordingFiles
+
+        return RecordingFiles(recording, context)
+
     def into_tensorflow() -> None:
+        # Imported here, because they import TensorFlow.
         import tensorflow as tf
 
+        from tfcluster.runtime.tf1.step_recorder import StepRecorder
+
         tf.random.set_seed(recording.seed)
+        StepRecorder(files(), context, recording.seed).install()
 
     def into_keras() -> None:
-        # Imported here, because it imports Keras.
+        # Imported here, because they import Keras.
         from tfcluster.runtime.keras import internals
         from tfcluster.runtime.keras.step_recorder import StepRecorder
 
         internals.check()
-        StepRecorder(recording, context).install()
+        StepRecorder(files(), context).install()
 
     if "tensorflow" in sys.modules:
         into_tensorflow()

@@ -14,6 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfcluster.runtime import contract
 from tfcluster.runtime.errors import CollectiveMismatchError
 from tfcluster.runtime.tensor_types import Graph, Operation, Tensor
 from tfcluster.runtime.tf1.cluster_members import Workers
@@ -37,7 +38,6 @@ class VariableList:
 def add(workers: Workers) -> None:
     """Add the ops to the default graph, for the variables that it has now."""
     graph = tf1.get_default_graph()
-    tf1.get_collection_ref(_KEY).clear()
     text = json.dumps(_described())
     with (
         graph.as_default(),
@@ -59,13 +59,14 @@ def add(workers: Workers) -> None:
             variable.read_value(),
             variable.assign(text).op,
         )
-    tf1.add_to_collection(_KEY, variable_list)
+    # In no collection: TensorFlow warns of those that it cannot save.
+    contract.mark(graph, _KEY, variable_list)
 
 
 def of(graph: Graph) -> VariableList | None:
     """The list of a graph that ``add`` was called for, or None."""
-    found = graph.get_collection(_KEY)
-    return found[-1] if found else None
+    found: VariableList | None = getattr(graph, _KEY, None)
+    return found
 
 
 def compare(variable_list: VariableList, run: Callable[[Tensor], Any]) -> bool:

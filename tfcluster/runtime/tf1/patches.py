@@ -13,6 +13,8 @@ from tfcluster.runtime.contract import Handler, How, Patch, Table
 
 _SCRIPT = "scripts of TensorFlow 1"
 _MANAGED = "compared graphs"
+_VERIFY = "tfcluster verify"
+_RECORD = "tf1.step_recorder.StepRecorder"
 _TRAIN = "tensorflow.compat.v1.train"
 _SESSIONS = ("tensorflow.compat.v1.Session", "tensorflow.compat.v1.InteractiveSession")
 
@@ -31,10 +33,13 @@ DEVICE_SETTER = _patch(
     "variables on the ps tasks of the run",
     "function",
 )
-MONITORED_SESSION = _patch(
+MONITORED_SESSION = Patch(
     _TRAIN,
     "MonitoredTrainingSession",
-    "monitored",
+    (
+        Handler(f"{_RECORD}._monitored", _VERIFY, True),
+        Handler("tf1.script_hooks.ScriptHooks.monitored", _SCRIPT, True),
+    ),
     "sessions on the run's servers",
     "function",
 )
@@ -47,6 +52,7 @@ SESSION_RUN, INTERACTIVE_RUN = (
         session,
         "run",
         (
+            Handler(f"{_RECORD}._run", _VERIFY, True),
             Handler("exchange.pending_ops._run", "exchanges in graphs", True),
             Handler("tf1.script_hooks.ScriptHooks.run", _SCRIPT, True),
         ),
@@ -92,7 +98,55 @@ WAIT_FOR_SESSION = Patch(
     "limit on waiting for the chief",
 )
 
-PATCHES = tuple(each for each in list(vars().values()) if isinstance(each, Patch))
+OPTIMIZER_APPLY = Patch(
+    f"{_TRAIN}.Optimizer",
+    "apply_gradients",
+    (Handler(f"{_RECORD}._apply", _VERIFY, True),),
+    "recorded steps",
+)
+SYNC_APPLY = Patch(
+    f"{_TRAIN}.SyncReplicasOptimizer",
+    "apply_gradients",
+    (Handler(f"{_RECORD}._sync_apply", _VERIFY, True),),
+    "how recorded steps of workers combine",
+)
+_RANDOM = "equal random numbers in compared runs"
+GRAPH_AS_DEFAULT = Patch(
+    "tensorflow.compat.v1.Graph",
+    "as_default",
+    (Handler(f"{_RECORD}._as_default", _VERIFY, True, "before"),),
+    _RANDOM,
+)
+NEW_DEFAULT_GRAPHS = tuple(
+    Patch(
+        "tensorflow.compat.v1",
+        name,
+        (Handler(f"{_RECORD}._new_default_graph", _VERIFY, True),),
+        _RANDOM,
+        "function",
+    )
+    for name in (
+        "disable_eager_execution",
+        "disable_v2_behavior",
+        "reset_default_graph",
+    )
+)
+CLIPS = tuple(
+    Patch(
+        "tensorflow.compat.v1",
+        name,
+        (Handler(f"{_RECORD}._clip", _VERIFY, True, "before"),),
+        "the line of a clip in a report",
+        "function",
+    )
+    for name in ("clip_by_global_norm", "clip_by_norm", "clip_by_value")
+)
+
+PATCHES = (
+    *(each for each in list(vars().values()) if isinstance(each, Patch)),
+    *NEW_DEFAULT_GRAPHS,
+    *CLIPS,
+)
 TABLE = Table(PATCHES, lambda: False)
 
 
