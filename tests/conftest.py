@@ -37,6 +37,7 @@ _LONGEST_FIRST = (
     "runtime/test_keras_changed_gradients.py",
     "runtime/test_keras_step_metrics.py",
     "runtime/test_keras_optimizers.py",
+    "runtime/test_graph_steps.py",
     "runtime/test_tensorflow_transport.py",
     "runtime/test_tf1_graph_builders.py",
     "runtime/test_bootstrap.py",

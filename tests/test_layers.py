@@ -73,6 +73,7 @@ RUNTIME_LAYERS = [
     "keras.program_lines",
     "keras.graph_order",
     "keras.variable_exchange",
+    "keras.graph_steps",
     "keras.session",
     "keras.step_rows",
     "keras.batches",

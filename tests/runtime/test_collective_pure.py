@@ -26,7 +26,11 @@ from tfcluster.runtime.collective.transports.tensorflow.collective_keys import (
     CollectiveKeys,
     instance_key,
 )
-from tfcluster.runtime.collective.transports.tensorflow.failures import translated
+from tfcluster.runtime.collective.transports.tensorflow.failures import (
+    reason_of,
+    translated,
+)
+from tfcluster.runtime.collective.transports.tensorflow.gpus import own_each
 from tfcluster.runtime.collective.transports.tensorflow.padding import padded, unpadded
 
 DEVICES = ["/job:worker/task:0/CPU:0", "/job:worker/task:1/CPU:0"]
@@ -137,6 +141,40 @@ def test_errors_of_tensorflow_become_ours(
     error = translated(status, text, ranks)
     assert type(error).__name__.startswith(kind)
     assert words in str(error)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("Collective ops failed\nmore", "Collective ops failed"),
+        ("it failed [[{{node a/b}}]] [Op:f]", "it failed"),
+        (
+            "Graph execution error:\n\nDetected at node a/b defined at (most recent):\n"
+            '  File "train.py", line 3, in <module>\n\nValueError: bad row\n\n',
+            "ValueError: bad row",
+        ),
+        ("Graph execution error:", "Graph execution error:"),
+        ("", ""),
+    ],
+)
+def test_the_reason_in_a_message_of_tensorflow(text: str, reason: str) -> None:
+    assert reason_of(text) == reason
+
+
+@pytest.mark.parametrize(
+    ("gpus", "own"),
+    [
+        (["a 0", "a 1"], True),
+        (["a 0", "b 0"], True),
+        (["a 0", "a 0"], False),
+        (["a 0", None], False),
+        ([None, None], False),
+    ],
+)
+def test_nccl_needs_a_gpu_of_its_own_on_each_rank(
+    gpus: list[str | None], own: bool
+) -> None:
+    assert own_each(gpus) is own
 
 
 def _mean(group: Group, slices: Slices, weight: float = 1.0) -> Slices:

@@ -149,6 +149,8 @@ def test_after_an_op_it_is_too_late(outcomes: Outcomes) -> None:
 
 def test_a_rank_that_traces_again_trains_on(outcomes: Outcomes) -> None:
     assert_as_one_process(outcomes, "retraced")
+    # Gradients of a loop go through Python.
+    assert all(int(rank["retraced/carried"]) > 0 for rank in outcomes.ranks)
     assert [int(rank["retraced/again"]) for rank in outcomes.ranks] == [0, 1, 0]
 
 
@@ -238,7 +240,8 @@ def test_a_model_of_two_dtypes(outcomes: Outcomes) -> None:
     assert_as_one_process(outcomes, "mixed")
     one, _ = outcomes.case("mixed")
     assert {value.dtype.name for value in one.values()} == {"float32", "float64"}
-    assert all(int(rank["mixed/carried"]) > 0 for rank in outcomes.ranks)
+    # The ops are in the graph: Python does not see what they send.
+    assert all(int(rank["mixed/carried"]) == 0 for rank in outcomes.ranks)
 
 
 @pytest.mark.parametrize("axis", range(4))
@@ -256,11 +259,9 @@ def test_uneven_tensors_along_any_axis(outcomes: Outcomes, axis: int) -> None:
 
 
 @pytest.mark.parametrize("case", ["few_rows", "many_rows"])
-def test_embeddings_by_rows_and_whole(outcomes: Outcomes, case: str) -> None:
+def test_embeddings_of_few_and_of_many_rows(outcomes: Outcomes, case: str) -> None:
     assert_as_one_process(outcomes, case)
-    carried = [int(rank[f"{case}/carried"]) for rank in outcomes.ranks]
-    # Whole arrays and many rows go through TensorFlow; a few rows need not.
-    assert all(count > 0 for count in carried) is (case == "many_rows")
+    assert all(int(rank[f"{case}/carried"]) == 0 for rank in outcomes.ranks)
 
 
 def test_dtypes_are_carried_or_left_to_the_host(outcomes: Outcomes) -> None:

@@ -98,8 +98,9 @@ FUNCTION_CALL = Patch(
     (
         in_keras("train.xla_fallback.XlaFallback._call", EACH),
         Handler("exchange.error_translation._call", "tfcluster is used", True),
+        in_keras("graph_steps.GraphSteps._call", "transport: tensorflow"),
     ),
-    "functions without XLA, unchanged errors of an exchange",
+    "functions without XLA, unchanged errors of an exchange, exchanges in graphs",
 )
 SCATTER_ADD = Patch(
     "tensorflow.python.ops.resource_variable_ops.BaseResourceVariable",

@@ -35,7 +35,7 @@ found: dict[str, Any] = {}
 
 
 def carried():
-    """The bytes sent by TensorFlow's collective ops so far."""
+    """The bytes sent by TensorFlow's collective ops that Python has called so far."""
     return (
         transport().carried_bytes if process_group.is_initialized() and SIZE > 1 else 0
     )

@@ -72,6 +72,26 @@ class _Phase(NamedTuple):
         return f"exchange {self.number}: {self.what}"
 
 
+class GraphProgress(NamedTuple):
+    """How far a graph has come that contains collective operations."""
+
+    ended: int
+    """How many exchanges the graph has completed."""
+    waiting: bool
+    """Whether it is in a collective operation now."""
+    since: float
+    """When that was last seen to change, by the group's clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Graph:
+    """A graph with exchanges that is running; no Python of ours runs in it."""
+
+    what: str
+    progress: Callable[[], GraphProgress]
+    since: float
+
+
 class Group:
     """The process group of all ranks, as one rank sees it.
 
@@ -99,7 +119,10 @@ class Group:
         # Reentrant, so that a nested exchange raises an error instead of hanging.
         self._lock = threading.RLock()
         self._phase = _Phase(0, "", clock(), inside=False)
+        self._graph: _Graph | None = None
         self._see: Callable[[str, float, float], None] | None = None
+        self._foreign: str | None = None
+        """The program's own error that has ended the group; None: an error of ours."""
         self.failure: CollectiveError | None = None
         """The first error that ends it; the group is of no use after it."""
         self._refusals: deque[CollectiveError] = deque(maxlen=_MOST_REFUSALS)
@@ -132,6 +155,11 @@ class Group:
     def waited_s(self) -> float:
         """Seconds this rank has spent waiting for other ranks so far."""
         return self._transport.waited_s
+
+    @property
+    def transport(self) -> Transport:
+        """What connects the ranks. It is used within exchanges only."""
+        return self._transport
 
     @property
     def begun(self) -> bool:
@@ -180,9 +208,7 @@ class Group:
         mismatch in the same exchange, which leaves all ranks in step.
         """
         with self._lock:
-            if self.failure is not None:
-                # The original's traceback would grow with every attempt.
-                raise copied(self.failure)
+            self._raise_failure()
             if self._phase.inside:
                 raise CollectiveError(
                     f"{signature.what} was called within {self._phase.what}"
@@ -217,6 +243,54 @@ class Group:
                 if self._see is not None:
                     self._see(phase.what, phase.since, ended_s)
 
+    def begin_graph(self, what: str, progress: Callable[[], GraphProgress]) -> None:
+        """Record that a graph runs now which contains exchanges of its own.
+
+        Until ``end_graph``, this rank is where ``progress`` says, which any thread may
+        call; ``what`` names the graph's exchanges. Late and lost ranks are noticed as
+        in other exchanges, which may also take place meanwhile. Raises the error that
+        has ended the group, and what ``join`` raises.
+        """
+        self._raise_failure()
+        self.join()
+        self._graph = _Graph(what, progress, self._clock())
+
+    def end_graph(self, ended: int) -> None:
+        """Record that the graph has ended after ``ended`` exchanges of its own."""
+        graph, self._graph = self._graph, None
+        if graph is not None and ended:
+            with self._lock:
+                self._phase = _Phase(
+                    self._phase.number + ended, graph.what, self._clock(), inside=False
+                )
+
+    def graph_failed(self, error: CollectiveError, ended: int) -> CollectiveError:
+        """End the group, because an exchange of the graph has failed.
+
+        It had completed ``ended`` exchanges. Returns the root cause of ``error``.
+        """
+        with self._broken_off(ended):
+            return self._failed(error)
+
+    def graph_aborted(self, error: BaseException, reason: str, ended: int) -> None:
+        """End the group, because the program has failed within the graph.
+
+        The others would wait for the rest of this rank's exchanges. ``reason`` is the
+        text of ``error`` that they get.
+        """
+        kind = type(error).__name__
+        with self._broken_off(ended):
+            broken = f"{self._phase.exchange} was aborted: {kind}: {reason}"
+            self._foreign = str(error)
+            self._end(CollectiveError(broken), kind=kind)
+
+    def stall_report(self) -> str:
+        """A sentence that names the ranks that this one waits for; empty: unknown.
+
+        Asks the other ranks, which takes two seconds at most.
+        """
+        return "" if self._monitor is None else self._monitor.inquire(self._progress())
+
     def observe(self, see: Callable[[str, float, float], None] | None) -> None:
         """Call ``see(what, start_s, end_s)`` after each exchange; None stops that.
 
@@ -229,6 +303,8 @@ class Group:
 
         None if that error is not from this group.
         """
+        if self._foreign is not None and self._foreign in text:
+            return None
         if self.failure is not None:
             return self.failure
         # Compare the text: the program may have caught these errors long ago.
@@ -243,7 +319,9 @@ class Group:
 
         May be called from another thread.
         """
-        phase, ranks = self._phase, self._transport.waiting_for
+        phase, ranks = self._now, self._transport.waiting_for
+        if phase.inside and not self._phase.inside:  # TensorFlow does not say which.
+            ranks = tuple(rank for rank in range(self.size) if rank != self.rank)
         if self._monitor is not None:
             ranks = ranks or self._monitor.absent
         if not phase.inside or not ranks:
@@ -274,6 +352,36 @@ class Group:
         states = {rank: said.state for rank, said in others.items()}
         return compared_at_end(self.rank, ours, states, self.last_equal())
 
+    @property
+    def _now(self) -> _Phase:
+        """This rank's current or last exchange, also within a graph."""
+        phase, graph = self._phase, self._graph
+        if phase.inside or graph is None:
+            return phase
+        ended, waiting, since = graph.progress()
+        number = phase.number + ended
+        if waiting:
+            return _Phase(number + 1, graph.what, since, inside=True)
+        return _Phase(number, graph.what, since, inside=False) if ended else phase
+
+    @contextmanager
+    def _broken_off(self, ended: int) -> Iterator[None]:
+        """A context in which this rank is in the exchange that ended its graph."""
+        with self._lock:
+            graph, self._graph = self._graph, None
+            number = self._phase.number + ended + 1
+            what = "" if graph is None else graph.what
+            self._phase = _Phase(number, what, self._clock(), inside=True)
+            try:
+                yield
+            finally:
+                self._phase = _Phase(number, what, self._clock(), inside=False)
+
+    def _raise_failure(self) -> None:
+        if self.failure is not None:
+            # The original's traceback would grow with every attempt.
+            raise copied(self.failure)
+
     def _leave(self, report: ExitReport) -> None:
         if not self._begun:
             return
@@ -282,7 +390,7 @@ class Group:
         self._transport.close()
 
     def _progress(self) -> RankProgress:
-        phase = self._phase
+        phase = self._now
         since_s = self._clock() - phase.since
         return RankProgress(phase.number, phase.what, since_s, phase.inside)
 

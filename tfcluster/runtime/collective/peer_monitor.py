@@ -219,6 +219,29 @@ class PeerMonitor:
                     return found or error
                 self._changed.wait(left_s)
 
+    def inquire(self, progress: RankProgress) -> str:
+        """Ask all ranks where they are, and name those that ``progress`` waits for.
+
+        ``progress`` is this rank's. For other threads than the monitor's; takes
+        ``_ANSWER_S`` at most. The names complete a later timeout; see ``verdict``.
+        """
+        deadline = time.monotonic() + _ANSWER_S
+        with self._changed:
+            self._answers.clear()
+            left = {*self._died, *self._exit_reports}
+        asked = set(self._found) - left
+        for rank in asked:
+            _send(self._found[rank], {"type": "query", **progress.as_frame()})
+        with self._changed:
+            while asked - set(self._answers):
+                left_s = deadline - time.monotonic()
+                if left_s <= 0 or not self._changed.wait(left_s):
+                    break
+            others = {rank: self._answers.get(rank) for rank in self._found}
+        text = stalled_text(progress, others)
+        self._stalled_report = progress.number, text
+        return text
+
     def leave(self, report: ExitReport) -> None:
         """Send the report to all ranks and disconnect; later calls do nothing.
 

@@ -20,6 +20,7 @@ from tfcluster.runtime.collective import CollectiveError, Group, Signature
 from tfcluster.runtime.collective.buckets import DEFAULT_BYTES
 from tfcluster.runtime.collective.collectives import broadcast_bytes
 from tfcluster.runtime.collective.transports.base import Array
+from tfcluster.runtime.keras.graph_steps import GraphSteps
 from tfcluster.runtime.keras.types import Variable
 from tfcluster.runtime.keras.unique_names import OptimizerNames
 from tfcluster.runtime.telemetry.agent_channel import Reporter
@@ -202,6 +203,8 @@ class Session:
     """The step of ``fit`` that is running, if it is traced once more for trials."""
     trials: Trials | None = None
     """Set if several ranks divide batches and average their gradients synchronously."""
+    graph_steps: GraphSteps | None = None
+    """Set if gradients may be exchanged by ops of the step's graph."""
     has_divided: bool = False
     """Whether a step of this call of ``fit`` got only a part of its batch."""
     settle: Callable[[str], None] = lambda what: None

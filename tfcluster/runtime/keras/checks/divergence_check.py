@@ -217,13 +217,47 @@ class Watch:
         ``inputs`` are the values of the tensors that the method ``inputs`` returned.
         """
         training = self._training()
-        training.weights = self._weights
+        return self._look(training, inputs, due=self._is_due(training))
+
+    def settings(self) -> list[Tensor]:
+        """Scalar tensors: the hyperparameters that a graph compares by itself."""
+        found = self._hyperparameters
+        return [] if found is None else found.read()
+
+    def look_at_settings(self) -> Look:
+        """Look at this rank's hyperparameters, because a graph has found a difference.
+
+        It has found it in the step after the last one that ``passed`` has counted.
+        """
+        training = self._training()
+        self._is_due(training)
+        inputs = [np.asarray(each) for each in self.inputs()]
+        return self._look(training, inputs, due=False)
+
+    def passed(self, steps: int) -> Look | None:
+        """Count steps that a graph has run; look at this rank's state if one was due.
+
+        The state is that after the last of these steps.
+        """
+        training = self._training()
+        due = [self._is_due(training) for _ in range(steps)]
+        if True not in due:
+            return None
+        inputs = [np.asarray(each) for each in self.inputs()]
+        return self._look(training, inputs, due=True)
+
+    @staticmethod
+    def _is_due(training: _Training) -> bool:
+        """Count a step; return whether weights are compared in it."""
         training.steps += 1
+        return training.steps in _FIRST_STEPS or training.steps % training.every == 0
+
+    def _look(self, training: _Training, inputs: Sequence[Array], *, due: bool) -> Look:
+        training.weights = self._weights
         texts: dict[str, str] = {}
         if self._hyperparameters is not None:
             texts = self._hyperparameters.texts(inputs[: self._scalars])
         parts: dict[str, Array] = {}
-        due = training.steps in _FIRST_STEPS or training.steps % training.every == 0
         if self._compares_weights and due:
             values = inputs[self._scalars :]
             found = self._weights.next_chunks(training.position)

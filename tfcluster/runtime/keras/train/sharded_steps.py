@@ -10,6 +10,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfcluster.runtime.collective import Signature
+from tfcluster.runtime.collective.transports.tensorflow.graph import increment
 from tfcluster.runtime.keras import internals, patches
 from tfcluster.runtime.keras.batches.batch_slicing import Part, has_rows, take_part
 from tfcluster.runtime.keras.checks.add_loss_check import AddLossCheck
@@ -134,7 +136,7 @@ def _warn_if_undivided(
         return
     shapes = ", ".join(str(tuple(leaf.shape)) for leaf in leaves)
 
-    def warn() -> np.bool_:
+    def print_warning() -> None:
         session.warn(
             f"batches of {model.name} are not divided among the ranks: their tensors "
             f"({shapes}) differ in their numbers of rows, or one of them is a matrix "
@@ -142,10 +144,20 @@ def _warn_if_undivided(
             "rank computes all of such a batch. The result is right, but no faster "
             "than on one machine"
         )
+
+    def warn() -> np.bool_:
+        print_warning()
         return np.bool_(False)
 
+    steps = session.graph_steps
     if undivided is True:
-        warn()
+        print_warning()
+    elif steps is not None and tf.inside_function():
+        key = "undivided", model.name, shapes
+        place = steps.place(
+            key, lambda: Signature(""), lambda _: print_warning(), exchanges=False
+        )
+        increment(place.passed, tf.cast(undivided, tf.int64))
     else:
         tf.cond(
             undivided,

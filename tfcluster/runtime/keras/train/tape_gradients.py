@@ -24,11 +24,12 @@ import tensorflow as tf
 
 from tfcluster.runtime import tf_internals, tf_patches
 from tfcluster.runtime.keras import patches
-from tfcluster.runtime.keras.checks.divergence_check import DivergenceCheck
+from tfcluster.runtime.keras.checks.divergence_check import DivergenceCheck, Watch
 from tfcluster.runtime.keras.object_map import ObjectMap
 from tfcluster.runtime.keras.session import BY_ROWS, Session
 from tfcluster.runtime.keras.tf_variables import raw
-from tfcluster.runtime.keras.train.gradient_allreduce import Target, Watch, exchange
+from tfcluster.runtime.keras.train.gradient_allreduce import Target
+from tfcluster.runtime.keras.train.gradient_exchange import exchange
 from tfcluster.runtime.keras.types import Optimizer, Tape, Variable
 from tfcluster.runtime.keras.unique_names import UniqueNames
 from tfcluster.runtime.tensor_types import (

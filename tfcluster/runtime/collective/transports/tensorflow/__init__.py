@@ -1,5 +1,4 @@
 """The ``tensorflow`` transport: TensorFlow's collective ops carry large vectors.
 
-This is the only package of ``collective`` that imports TensorFlow. Its modules are
-imported only if the run uses this transport.
+This is the only package of ``collective`` that imports TensorFlow.
 """

@@ -12,9 +12,10 @@ from tfcluster.runtime.errors import (
 )
 
 _REMOTE = re.compile(r"remote target (/job:\w+/replica:\d+/task:\d+)")
-_NODES = re.compile(r"\{\{.*?\}\}|\[Op:\w+\]")
+_NODES = re.compile(r"\[\[\{\{.*?\}\}\]\]|\{\{.*?\}\}|\[Op:\w+\]")
 """Where TensorFlow puts the names of ops: ours mean nothing to anybody."""
 _ABORTED = "Collective ops is aborted by: "
+_BEFORE_REASON = ("Graph execution error:", "Detected at node ")
 _LEFT = ("UNAVAILABLE", "ABORTED", "CANCELLED", "INTERNAL")
 
 
@@ -24,8 +25,7 @@ def translated(status: str, text: str, ranks: Sequence[str]) -> CollectiveError:
     ``ranks`` are the task names of all ranks. The first one in the message is the
     origin: tasks that forward an error append their names.
     """
-    reason = _NODES.sub("", text).strip().partition("\n")[0].rstrip()
-    reason = reason.removeprefix(_ABORTED)
+    reason = reason_of(text.partition(_ABORTED)[2] or text)
     if status == "DEADLINE_EXCEEDED":
         return CollectiveTimeoutError(f"a rank did not respond in time: {reason}")
     found = _REMOTE.search(text)
@@ -37,3 +37,25 @@ def translated(status: str, text: str, ranks: Sequence[str]) -> CollectiveError:
     if status in _LEFT:
         return PeerLostError(f"a rank has left: {reason}")
     return CollectiveError(f"TensorFlow: {reason}")
+
+
+def reason_of(text: str) -> str:
+    """The line of TensorFlow's message that says what has happened.
+
+    In an error of a graph, the node and the lines of the program come before it.
+    """
+    lines = [line for line in _NODES.sub("", text).splitlines() if line.strip()]
+    for line in lines:
+        if not line.startswith((" ", *_BEFORE_REASON)):
+            return line.strip()
+    return lines[0].strip() if lines else ""
+
+
+def is_of_exchange(text: str, found: CollectiveError, scope: str) -> bool:
+    """Whether an error of a graph comes from a collective op, not from the program.
+
+    ``text`` is TensorFlow's message, ``found`` its translation, and ``scope`` the name
+    scope of the ops.
+    """
+    is_lost = isinstance(found, PeerLostError | CollectiveTimeoutError)
+    return _ABORTED in text or (is_lost and scope in text)

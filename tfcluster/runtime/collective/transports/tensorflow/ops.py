@@ -7,6 +7,7 @@ a tf.function they run in the order in which they were written.)
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import tensorflow as tf
@@ -50,13 +51,16 @@ def all_reduce(
     op: ReduceOp,
     *,
     timeout_s: float = 0.0,
+    ordering_token: Sequence[Tensor] = (),
 ) -> Tensor:
     """All-reduce ``tensor`` over the group; its shape and dtype are equal on all ranks.
 
     The result has that shape and dtype. Raises TypeError for dtypes other than float32,
     float64, int32 and int64, tf.errors.DeadlineExceededError if a rank is not there
     within ``timeout_s`` seconds, and other OpErrors if a rank is gone. A ``timeout_s``
-    of 0 waits forever; with another one TensorFlow 2.21 may crash when it expires.
+    of 0 waits forever; with another one TensorFlow 2.21 may crash when it expires. In a
+    tf.function, ops with the same ``ordering_token``, the handle of a variable, run in
+    the order in which they were written.
     """
     given: Tensor = tf.convert_to_tensor(tensor)
     if given.dtype not in _DTYPES:
@@ -69,7 +73,7 @@ def all_reduce(
             group_size=devices.size,
             group_key=devices.key,
             instance_key=key,
-            ordering_token=[],
+            ordering_token=list(ordering_token),
             merge_op=MERGE_OPS[op],
             final_op="Id",
             communication_hint=devices.hint,
@@ -79,14 +83,19 @@ def all_reduce(
 
 
 def all_gather(
-    tensor: TensorLike, devices: Devices, key: int, *, timeout_s: float = 0.0
+    tensor: TensorLike,
+    devices: Devices,
+    key: int | Tensor,
+    *,
+    timeout_s: float = 0.0,
+    ordering_token: Sequence[Tensor] = (),
 ) -> Tensor:
     """All-gather: the group's tensors, concatenated along the first axis.
 
     ``tensor`` has shape (rows, ...), equal on all ranks; the result has shape (ranks *
     rows, ...) and the same dtype. The order is that of TensorFlow (``task:10`` comes
-    before ``task:2``), and equal on all ranks. Dtypes, ``timeout_s`` (seconds) and
-    errors are those of ``all_reduce``.
+    before ``task:2``), and equal on all ranks. Dtypes, ``timeout_s`` (seconds),
+    ``ordering_token`` and errors are those of ``all_reduce``.
     """
     with tf.device(devices.own):
         return tf.raw_ops.CollectiveGatherV2(
@@ -94,7 +103,7 @@ def all_gather(
             group_size=devices.size,
             group_key=devices.key,
             instance_key=key,
-            ordering_token=[],
+            ordering_token=list(ordering_token),
             communication_hint=devices.hint,
             timeout_seconds=timeout_s,
         )

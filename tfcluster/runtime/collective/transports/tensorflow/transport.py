@@ -30,8 +30,11 @@ from tfcluster.runtime.collective.transports.tensorflow.collective_keys import (
 )
 from tfcluster.runtime.collective.transports.tensorflow.dtypes import to_supported
 from tfcluster.runtime.collective.transports.tensorflow.failures import translated
+from tfcluster.runtime.collective.transports.tensorflow.gpus import own_each
+from tfcluster.runtime.collective.transports.tensorflow.graph import Groups
 from tfcluster.runtime.collective.transports.tensorflow.lazy_server import Task
 from tfcluster.runtime.collective.transports.tensorflow.padding import padded, unpadded
+from tfcluster.runtime.errors import CollectiveError
 from tfcluster.runtime.tensors import tensor_of
 
 _DIRECT_BYTES = 1 << 20
@@ -62,9 +65,10 @@ class TensorFlowTransport(DelegatingTransport[HostTransport]):
         super().__init__(host)
         self._task = task
         self._watched = joining
-        self._stall_timeout_s = stall_timeout_s
+        self.stall_timeout_s = stall_timeout_s
+        """How many seconds an op may wait for other ranks."""
         self._keys = CollectiveKeys()
-        self._devices: ops.Devices | None = None
+        self._groups: Groups | None = None
         self._joining = threading.Lock()
         self._has_joined = False
         self.carried_bytes = 0
@@ -77,9 +81,19 @@ class TensorFlowTransport(DelegatingTransport[HostTransport]):
 
         Raises what ``Transport.allgather`` raises.
         """
-        if self._devices is None:
-            self._devices = self._agreed_devices()
-        return self._devices
+        return self.groups.large
+
+    @property
+    def groups(self) -> Groups:
+        """The groups of devices of ops in graphs; see ``devices``."""
+        if self._groups is None:
+            self._groups = self._agreed_groups()
+        return self._groups
+
+    def wait_no_longer(self, waited_s: float) -> None:
+        """Make the ops fail that have waited this long; see ``lazy_server.abort``."""
+        waited = f"rank {self.rank} has waited {waited_s:.0f} s"
+        lazy_server.abort(waited, tf.errors.DEADLINE_EXCEEDED)
 
     def allreduce(
         self,
@@ -156,7 +170,7 @@ class TensorFlowTransport(DelegatingTransport[HostTransport]):
         super().interrupt()
         # Even if this rank is in no op: others may wait for it in one, and their own
         # abort misses an op that has only just begun to receive.
-        if self._devices is not None:
+        if self._groups is not None:
             lazy_server.abort(f"rank {self.rank} was interrupted")
 
     def _joined(self) -> HostTransport:
@@ -171,43 +185,44 @@ class TensorFlowTransport(DelegatingTransport[HostTransport]):
                     self._host.join()
                 self._has_joined = True
 
-    def _agreed_devices(self) -> ops.Devices:
+    def _agreed_groups(self) -> Groups:
         """One device of each rank: GPUs if every rank has one to itself, else CPUs."""
         lazy_server.started()
         gpu = _own_gpu()
         # This is also a barrier: after it, every rank's server is running.
         said = self._joined().allgather(json.dumps([self._task.name, gpu]).encode())
         gpus = [json.loads(other)[1] for other in said]
-        on_gpus = None not in gpus and len(set(gpus)) == self.size
-        kind = "GPU" if on_gpus else "CPU"
+        cpus = self._group("CPU", ops.RING)
+        return Groups(self._group("GPU", ops.NCCL) if own_each(gpus) else cpus, cpus)
+
+    def _group(self, kind: str, hint: str) -> ops.Devices:
         names = [f"{rank}/device:{kind}:0" for rank in self._task.ranks]
-        return ops.Devices(
-            self._keys.group_key(names),
-            self.size,
-            names[self.rank],
-            ops.NCCL if on_gpus else ops.RING,
-        )
+        key = self._keys.group_key(names)
+        return ops.Devices(key, self.size, names[self.rank], hint)
 
     def _run(self, act: Callable[[], Any], count: int) -> Array:
         self.carried_bytes += count
         # Not the ops' own timeout: it ends them while bytes are still in transit, and
         # TensorFlow then uses memory that it has already freed.
-        limit = threading.Timer(self._stall_timeout_s, self._give_up)
+        limit = threading.Timer(self.stall_timeout_s, self._give_up)
         limit.daemon = True
         with self.elsewhere():
             limit.start()
             try:
                 result: Array = act().numpy()
             except tf.errors.OpError as error:
-                status = _STATUSES.get(error.error_code, "UNKNOWN")
-                raise translated(status, error.message, self._task.ranks) from error
+                raise self.error_of(error) from error
             finally:
                 limit.cancel()
         return result
 
     def _give_up(self) -> None:
-        waited = f"rank {self.rank} has waited {self._stall_timeout_s:.0f} s"
-        lazy_server.abort(waited, tf.errors.DEADLINE_EXCEEDED)
+        self.wait_no_longer(self.stall_timeout_s)
+
+    def error_of(self, error: tf.errors.OpError) -> CollectiveError:
+        """The CollectiveError for an error of one of the ops."""
+        status = _STATUSES.get(error.error_code, "UNKNOWN")
+        return translated(status, error.message, self._task.ranks)
 
 
 _STATUSES = {

@@ -1,0 +1,225 @@
+"""Gradients exchanged by TensorFlow's collective ops in the graph of a step of ``fit``.
+
+A job runs when a test first needs its results.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.runtime import keras_jobs
+from tests.runtime.keras_checks import (
+    HALF_PRECISION,
+    MARKS,
+    assert_equal_on_all_ranks,
+    assert_equal_to_one,
+    equal_of,
+)
+from tests.runtime.ranks import Job, Jobs, Ranks
+from tests.time_limits import allow_s
+
+pytestmark = MARKS
+
+PROGRAM = "graph_steps.py"
+STALL_S = 4
+THEMES = {"inputs": 3, "models": 2, "optimizers": 3}
+"""The themes of ``programs/cases`` that run here, and on how many ranks."""
+DEFAULT = {
+    "inputs": ["fit"],
+    "models": [
+        *("embedding", "batch_normalization_of_all_rows", "frozen"),
+        *("several_steps_per_execution", "own_train_step"),
+    ],
+    "optimizers": ["clipped", "averaged_weights"],
+}
+"""The cases of the default tier."""
+CASES = {
+    theme: [*equal_of(theme), *(HALF_PRECISION if theme == "optimizers" else [])]
+    for theme in THEMES
+}
+KILLED = ("killed", "killed_in_a_step")
+
+
+def environment(**options: object) -> dict[str, str]:
+    # So small that each of these models has several buckets.
+    runtime = {"transport": "tensorflow", "bucket_mb": 0.0005, **options}
+    return {"TFCLUSTER_RUNTIME": json.dumps(runtime), "TF_GRPC_REUSE_PORT": "1"}
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Ranks]:
+    deeds = [
+        *("placed", "placed_apart", *KILLED, "frozen", "own_error", "diverging"),
+        "unlike_data",
+        *("late", "late_in_a_step"),
+    ]
+    found = []
+    for deed in deeds:
+        stall = {"stall_timeout_s": STALL_S} if deed.startswith("late") else {}
+        found.append(Job(deed, 3, PROGRAM, (deed,), environment(**stall)))
+    return Jobs(tmp_path_factory.mktemp("deeds"), found, timeout_s=150)
+
+
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Jobs]:
+    folder = tmp_path_factory.mktemp("cases")
+    found = []
+    for theme, size in THEMES.items():
+        slow = [case for case in CASES[theme] if case not in DEFAULT[theme]]
+        for name, chosen in (theme, DEFAULT[theme]), (f"more-{theme}", slow):
+            words = (str(folder / name), *chosen)
+            script = f"cases/{theme}.py"
+            found.append(Job(name, size, script, words, environment()))
+    return folder, Jobs(folder, found, keras_jobs.LIMIT_S, must_succeed=True)
+
+
+def said(
+    jobs: Mapping[str, Ranks], deed: str, codes: list[int] | None = None
+) -> list[Any]:
+    """The last line of JSON of each rank that wrote one."""
+    ended = jobs[deed]
+    assert codes in (None, ended.exit_codes), ended.outputs
+    found = []
+    for output in ended.outputs:
+        lines = [line for line in output.splitlines() if line.startswith("{")]
+        found += [json.loads(line) for line in lines[-1:]]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("theme", "case"),
+    [
+        pytest.param(
+            theme,
+            case,
+            marks=() if case in DEFAULT[theme] else (pytest.mark.slow,),
+        )
+        for theme in THEMES
+        for case in CASES[theme]
+    ],
+)
+def test_ranks_train_what_one_process_trains(
+    cases: tuple[Path, Jobs], outcomes: keras_jobs.Outcomes, theme: str, case: str
+) -> None:
+    folder, jobs = cases
+    name = theme if case in DEFAULT[theme] else f"more-{theme}"
+    assert jobs[name]
+    ranks: list[keras_jobs.Values] = []
+    for rank in range(THEMES[theme]):
+        values = np.load(folder / f"{name}-{rank}.npz")
+        start = f"{case}/"
+        ranks.append(
+            {k[len(start) :]: values[k] for k in values if k.startswith(start)}
+        )
+        assert "error" not in ranks[-1], str(ranks[-1].get("error"))
+    assert_equal_on_all_ranks(ranks)
+    tolerance = 2e-2 if case in HALF_PRECISION else None
+    assert_equal_to_one(outcomes.alone(case), ranks[0], tolerance=tolerance)
+
+
+@pytest.mark.parametrize(("deed", "device"), [("placed", 0), ("placed_apart", 1)])
+def test_a_step_contains_collective_ops_and_no_python(
+    jobs: Mapping[str, Ranks], deed: str, device: int
+) -> None:
+    ranks = said(jobs, deed, [0, 0, 0])
+    tasks = ["chief/replica:0/task:0", "worker/replica:0/task:0"]
+    tasks.append("worker/replica:0/task:1")
+    keys = []
+    for rank, task in zip(ranks, tasks, strict=True):
+        assert {kind for kind, *_ in rank["ops"]} == {
+            "CollectiveGatherV2",  # Rows and digests.
+            "CollectiveReduceV2",
+        }
+        places = [(kind, device[-1]) for kind, device, *_ in rank["ops"]]
+        assert all(one[1].startswith(f"/job:{task}/") for one in rank["ops"])
+        assert places.count(("CollectiveGatherV2", "0")) == 1
+        # Two of BatchNormalization, and the buckets: five with gradients, and the last
+        # with the moving statistics.
+        buckets = places.count(("CollectiveReduceV2", str(device)))
+        assert len(places) - 1 == (buckets + 2 if device else buckets)
+        assert buckets >= (4 if device else 6), places
+        keys.append([key for _, _, key, _ in rank["ops"]])
+        assert len(set(keys[-1])) == len(keys[-1])
+        assert rank["weights"] == ranks[0]["weights"]
+    assert sorted(keys[0]) == sorted(keys[1]) == sorted(keys[2])
+
+
+def test_buckets_begin_before_the_backward_pass_ends(
+    jobs: Mapping[str, Ranks],
+) -> None:
+    for rank in said(jobs, "placed_apart", [0, 0, 0]):
+        buckets = [passed for _, device, _, passed in rank["ops"] if device[-1] == "1"]
+        # The first one waits for the gradients of the last layer only.
+        assert min(buckets) < max(buckets) / 2, buckets
+
+
+def test_another_device_changes_no_result(jobs: Mapping[str, Ranks]) -> None:
+    one, other = (said(jobs, each, [0, 0, 0])[0] for each in ("placed", "placed_apart"))
+    assert one["weights"] == pytest.approx(other["weights"], rel=1e-6)
+
+
+@pytest.mark.parametrize("deed", KILLED)
+def test_a_rank_that_is_killed_is_named_at_once(
+    jobs: Mapping[str, Ranks], deed: str
+) -> None:
+    ranks = said(jobs, deed, [0, 0, -9])
+    assert len(ranks) == 2
+    for rank in ranks:
+        kind, text = rank["error"]
+        assert kind == "PeerLostError"
+        assert text.startswith("rank 2 has left: its process ended"), text
+        assert "gradients of sgd)" in text
+        assert rank["seconds"] < allow_s(2)
+
+
+@pytest.mark.parametrize("deed", ["late", "late_in_a_step"])
+def test_a_rank_that_is_late_is_named(jobs: Mapping[str, Ranks], deed: str) -> None:
+    for rank in said(jobs, deed, [0, 0, 0]):
+        kind, text = rank["error"]
+        assert kind == "CollectiveTimeoutError"
+        assert f"has waited {STALL_S} s; rank 2 has not entered exchange " in text
+        assert ": gradients of sgd (waiting for" in text
+        assert STALL_S <= rank["seconds"] < STALL_S + allow_s(6)
+
+
+def test_a_rank_with_other_gradients_is_named(jobs: Mapping[str, Ranks]) -> None:
+    for rank in said(jobs, "frozen", [0, 0, 0]):
+        kind, text = rank["error"]
+        assert kind == "CollectiveMismatchError"
+        assert "gradients of sgd_1: the ranks have different numbers of tensors" in text
+        assert "rank 0, 1: 8; rank 2: 6; rank 0 has sequential/dense/kernel" in text
+
+
+def test_a_programs_own_error_stays_its_own(jobs: Mapping[str, Ranks]) -> None:
+    *others, last = said(jobs, "own_error", [0, 0, 0])
+    assert last["error"][0] == "InvalidArgumentError"
+    assert "ValueError: bad row" in last["error"][1]
+    for kind, text in (rank["error"] for rank in others):
+        assert kind == "PeerLostError"
+        assert text.startswith("rank 2 has left: exchange ")
+        assert "was aborted: InvalidArgumentError: ValueError: bad row" in text
+
+
+def test_ranks_with_other_data_are_refused(jobs: Mapping[str, Ranks]) -> None:
+    for rank in said(jobs, "unlike_data", [0, 0, 0]):
+        kind, text = rank["error"]
+        assert kind == "CollectiveError"
+        assert text.startswith("the ranks read different batches."), text
+
+
+def test_ranks_that_no_longer_train_the_same_are_noticed(
+    jobs: Mapping[str, Ranks],
+) -> None:
+    ranks = said(jobs, "diverging")
+    assert len(ranks) == 3
+    for rank in ranks:
+        kind, text = rank["error"]
+        assert kind == "CollectiveError"
+        assert "learning_rate of sgd is 0.01 on rank 0, 1 and 0.02 on rank 2" in text
+        assert "in step 12 of sgd" in text

@@ -1,0 +1,173 @@
+"""Collective ops in the graph of a step, and how far this rank has come in them.
+
+No Python runs in such a step. So the graph itself counts, in variables on the CPU, the
+ops that it has begun and ended; other threads read them. The ops of one ``OrderedOps``
+run in the order in which they were written, as NCCL needs: like those of
+``MultiWorkerMirroredStrategy``, they share a resource, the ordering token.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from tfcluster.runtime import tf_internals
+from tfcluster.runtime.collective.transports.base import ReduceOp
+from tfcluster.runtime.collective.transports.tensorflow import ops
+from tfcluster.runtime.collective.transports.tensorflow.collective_keys import (
+    NAMED_KEYS,
+    instance_key,
+)
+from tfcluster.runtime.tensor_types import Tensor, Variable
+
+SCOPE = "tfcluster_exchange"
+"""The name scope of the ops, by which error messages of TensorFlow are recognised."""
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """The groups of devices of the ops."""
+
+    large: ops.Devices
+    """For gradients: GPUs if every rank has one to itself, else CPUs."""
+    cpus: ops.Devices
+    """For what the CPUs need: row counts, digests, indices."""
+
+
+class OrderedOps:
+    """Collective ops that run in the order in which they were written."""
+
+    def __init__(self, devices: ops.Devices) -> None:
+        self.devices = devices
+        self._token = _variable(0.0, tf.float32, devices.own)
+        self._begun = counter()
+        self._ended = counter()
+
+    def all_reduce(
+        self, tensor: Tensor, words: Iterable[object], ready: Tensor
+    ) -> Tensor:
+        """The sum of the ranks' tensors; ``words`` identify it on all ranks.
+
+        ``tensor`` has one shape and dtype on all ranks: float32, float64, int32 or
+        int64. The result has the same. From the moment when ``ready`` has a value, this
+        rank counts as waiting for the others.
+        """
+
+        def reduce() -> Tensor:
+            return ops.all_reduce(
+                tensor,
+                self.devices,
+                instance_key(words),
+                ReduceOp.SUM,
+                ordering_token=[self._token.handle],
+            )
+
+        return self._counted(reduce, ready)
+
+    def all_gather(
+        self,
+        tensor: Tensor,
+        words: Iterable[object],
+        ready: Tensor | None = None,
+        rows: Tensor | None = None,
+    ) -> Tensor:
+        """The ranks' tensors, shape (rows, ...), concatenated in TensorFlow's order.
+
+        Shapes, dtypes and ``ready`` are as for ``all_reduce``. Without ``ready``, this
+        rank never counts as waiting in this op. ``rows``, an int64 scalar, is needed if
+        it is not the same in each step: TensorFlow remembers the shape for each key.
+        """
+        key = instance_key(words)
+
+        def gather() -> Tensor:
+            return ops.all_gather(
+                tensor,
+                self.devices,
+                key if rows is None else _key_for(key, rows),
+                ordering_token=[self._token.handle],
+            )
+
+        return gather() if ready is None else self._counted(gather, ready)
+
+    def counts(self) -> tuple[int, int]:
+        """How many ops this rank has begun, and how many have ended; for any thread."""
+        # The other order could count an op that ends meanwhile as ended only.
+        ended = int(self._ended.numpy())
+        return int(self._begun.numpy()), ended
+
+    def _counted(self, act: Callable[[], Tensor], ready: Tensor) -> Tensor:
+        with tf.control_dependencies([ready]):
+            begun = increment(self._begun)
+        with tf.control_dependencies([begun]):
+            found = act()
+        with tf.control_dependencies([found]):
+            increment(self._ended)
+        return found
+
+
+class GraphCollectives:
+    """The ops of this process; made once, when the groups are known."""
+
+    def __init__(self, groups: Groups, rank: int) -> None:
+        self.size = groups.cpus.size
+        self.rank = rank
+        self.contexts = OrderedOps(groups.cpus)
+        """What ranks compare before each exchange of gradients."""
+        self.buckets = OrderedOps(groups.large)
+        """Gradients. If they are reduced by NCCL, all that NCCL does."""
+        on_gpus = groups.large.hint == ops.NCCL
+        self.forward = self.buckets if on_gpus else OrderedOps(groups.cpus)
+        """What layers reduce. On CPUs it does not delay the buckets."""
+
+    def counts(self) -> tuple[tuple[int, int], ...]:
+        """The counts of each kind of ops; see ``OrderedOps.counts``."""
+        return self.buckets.counts(), self.forward.counts()
+
+
+def counter() -> Variable:
+    """A new variable that counts, a scalar of dtype int64 on the CPU."""
+    return _variable(0, tf.int64, "CPU:0")
+
+
+def real() -> Variable:
+    """A new variable for a number, a scalar of dtype float64 on the CPU."""
+    return _variable(0.0, tf.float64, "CPU:0")
+
+
+def increment(variable: Variable, by: Tensor | None = None) -> object:
+    """Add ``by``, an int64 scalar, by default 1, to a counter; returns the op.
+
+    Not ``assign_add``, which a ``tf.custom_gradient`` would watch.
+    """
+    with tf.device("CPU:0"):
+        value = tf.constant(1, tf.int64) if by is None else by
+        return tf.raw_ops.AssignAddVariableOp(resource=variable.handle, value=value)
+
+
+def rounded_up(rows: Tensor) -> Tensor:
+    """At least ``rows``, an int64 scalar above 0, and at most an eighth more.
+
+    There are only eight results for each power of two, hence as many keys.
+    """
+    exponent = tf.math.log(tf.cast(rows, tf.float64)) / tf.constant(
+        math.log(2.0), tf.float64
+    )
+    step = tf.cast(2.0 ** tf.maximum(tf.floor(exponent) - 3.0, 0.0), tf.int64)
+    return (rows + step - 1) // step * step
+
+
+def _key_for(key: int, rows: Tensor) -> Tensor:
+    """The key of an op whose key is ``key``, for tensors of so many rows."""
+    spread = rows * 2654435761  # Knuth's multiplicative hash.
+    place = (spread + (key - NAMED_KEYS.start)) % len(NAMED_KEYS)
+    return tf.cast(place + NAMED_KEYS.start, tf.int32)
+
+
+def _variable(value: float, dtype: tf.DType, device: str) -> Variable:
+    plain = tf.variable_creator_scope(tf_internals.plain_variable)
+    with tf.init_scope(), plain, tf.device(device):
+        found: Variable = tf.Variable(value, trainable=False, dtype=dtype)
+    return found

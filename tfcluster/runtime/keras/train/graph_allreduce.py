@@ -1,0 +1,419 @@
+"""All-reduce gradients by collective ops of the step's graph.
+
+Neither Python nor the host's memory is involved: see ``graph_steps``. The ops are, in
+this order on all ranks: a small all-gather of every rank's rows and the digest of its
+signature, on CPUs; those of the slices' indices; one all-reduce for each bucket of
+gradients, beginning with the last variables, whose gradients a backward pass computes
+first; and those of the slices' values. A bucket begins when its gradients are there, so
+all but the last overlap with the backward pass.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import tensorflow as tf
+
+from tfcluster.runtime.collective import ReduceOp, Signature, tensor_words
+from tfcluster.runtime.collective.buckets import Item, by_size
+from tfcluster.runtime.collective.collectives import allgather_bytes
+from tfcluster.runtime.collective.transports.tensorflow import graph
+from tfcluster.runtime.collective.transports.tensorflow.graph import GraphCollectives
+from tfcluster.runtime.exchange.tensor_list import Kind, TensorList
+from tfcluster.runtime.exchange.wire_format import (
+    Reduction,
+    WireTensor,
+    compression_named,
+    to_wire,
+    uncompressed,
+    widened,
+)
+from tfcluster.runtime.keras.checks.divergence_check import Look, Watch
+from tfcluster.runtime.keras.graph_order import refuse_xla
+from tfcluster.runtime.keras.graph_steps import GraphSteps, Place
+from tfcluster.runtime.keras.session import Session
+from tfcluster.runtime.keras.step_rows import StepRows
+from tfcluster.runtime.keras.tf_variables import raw
+from tfcluster.runtime.keras.train.gradient_allreduce import Target
+from tfcluster.runtime.keras.types import Variable
+from tfcluster.runtime.process_group import context
+from tfcluster.runtime.tensor_types import DType, Gradient, Shape, Tensor
+from tfcluster.runtime.tensors import as_tensor, name_of
+
+_WIDE = {
+    tf.float16: tf.float32,
+    tf.bfloat16: tf.float32,
+    tf.float32: tf.float32,
+    tf.float64: tf.float64,
+}
+"""The dtypes in which gradients are summed, by their own."""
+_MOST_CODES = (1 << 63) - 1
+_DIGESTS = 2
+"""How many numbers of 64 bits the digest of a signature has."""
+
+
+def is_possible(
+    session: Session, gradients: Sequence[Gradient], state: Sequence[Variable]
+) -> bool:
+    """Whether these gradients can be exchanged by ops of the graph being traced.
+
+    They can in the steps of ``fit``, unless a trial may still give a rank other rows.
+    """
+    share = session.share
+    if session.graph_steps is None or share is None or share.trial is not False:
+        return False
+    dtypes = [gradient.dtype for gradient in gradients if gradient is not None]
+    dtypes += [tf.as_dtype(variable.dtype) for variable in state]
+    return tf.inside_function() and all(dtype in _WIDE for dtype in dtypes)
+
+
+def exchange(
+    session: Session,
+    steps: GraphSteps,
+    target: Target,
+    gradients: Sequence[Gradient],
+    variables: Sequence[Variable],
+    state: Sequence[Variable],
+    watch: Watch | None = None,
+    *,
+    chiefs_count: bool = False,
+) -> list[Gradient]:
+    """Average gradients over the ranks, by rows, and likewise ``state``.
+
+    Arguments, result and errors are those of ``gradient_allreduce.exchange``; errors
+    are raised when the function returns. ``watch`` compares the ranks after some of
+    the steps.
+    """
+    refuse_xla()
+    words = [
+        Kind.of(gradient).words(
+            name_of(variable),
+            "" if gradient is None else gradient.dtype.name,
+            variable.shape,
+        )
+        for variable, gradient in zip(variables, gradients, strict=True)
+    ]
+    words += [tensor_words(name_of(v), v.dtype, v.shape) for v in state]
+    tensors = TensorList.of([*gradients, *map(tf.convert_to_tensor, state)])
+    step = _Step(session, steps, target, tuple(words), watch, chiefs_count=chiefs_count)
+    with tf.name_scope(graph.SCOPE):
+        found = step.exchanged(tensors, tensors.dense_count - len(state))
+        averaged = tensors.with_flat(found).tensors()
+        for variable, mean in zip(state, averaged[len(gradients) :], strict=True):
+            # Not by Keras's assign, which would look like an assignment of the program.
+            raw(variable).assign(as_tensor(mean))
+    return averaged[: len(gradients)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Context:
+    """What the ranks tell each other before an exchange."""
+
+    share: Tensor
+    """This rank's fraction of all rows: a scalar of dtype float64, 0..1."""
+    order: Tensor
+    """For each rank, where TensorFlow puts what it gathers from it; int32."""
+
+
+class _Step:
+    """The exchange in one trace."""
+
+    def __init__(
+        self,
+        session: Session,
+        steps: GraphSteps,
+        target: Target,
+        words: tuple[str, ...],
+        watch: Watch | None,
+        *,
+        chiefs_count: bool,
+    ) -> None:
+        self._session = session
+        self._target = target
+        self._words = words
+        self._watch = watch
+        self._chiefs_count = chiefs_count
+        self._bucket_bytes = session.bucket_bytes
+        self._ops: GraphCollectives = steps.collectives
+        self._objects = tf.convert_to_tensor(steps.objects)
+        digest = self._digest()
+        self._numbers = [
+            int.from_bytes(digest[8 * i : 8 * i + 8], "big", signed=True)
+            for i in range(_DIGESTS)
+        ]
+        again = steps.occurrence(digest)
+        self._key = ("gradients", digest.hex(), again)
+        self._rows = graph.real()
+        key = (target.step, digest, chiefs_count, again)
+        self._place: Place = steps.place(
+            key, self._signature, self._after, explain=self._explain
+        )
+
+    def exchanged(self, tensors: TensorList, gradients: int) -> list[Tensor]:
+        """The averages, in the order of ``tensors.flat``.
+
+        The first ``gradients`` of the dense tensors are gradients, the others layers'
+        variables. Slices are gathered.
+        """
+        wires = self._wire_tensors(tensors, gradients)
+        told = self._told()
+        rows = [
+            self._gathered_rows(told, number, indices)
+            for number, indices in enumerate(tensors.indices)
+        ]
+        dense = wires[: tensors.dense_count]
+        # A backward pass computes the gradients of the last variables first.
+        order = [*reversed(range(gradients)), *range(gradients, len(dense))]
+        means = self._reduced(told, [dense[i].tensor for i in order])
+        by_place = dict(zip(order, means, strict=True))
+        found = [wire.restored(by_place[i]) for i, wire in enumerate(dense)]
+        sparse = zip(wires[len(dense) :], rows, strict=True)
+        values = [
+            self._gathered_values(told, number, wire, each)
+            for number, (wire, each) in enumerate(sparse)
+        ]
+        result = [*found, *values, *(each.indices for each in rows)]
+        with tf.control_dependencies(result):
+            graph.increment(self._place.passed)
+        return result
+
+    def _wire_tensors(self, tensors: TensorList, gradients: int) -> list[WireTensor]:
+        compressed = Reduction(
+            ReduceOp.AVERAGE,
+            compression=compression_named(context().options.compression),
+        )
+        flat = tensors.flat
+        return [
+            *(to_wire(t, compressed, "gradients") for t in flat[:gradients]),
+            *map(uncompressed, flat[gradients : tensors.dense_count]),
+            *map(widened, flat[tensors.dense_count : tensors.summed_count]),
+        ]
+
+    # --- what the ranks tell each other -----------------------------------------------
+
+    def _told(self) -> _Context:
+        """Compare the ranks' signatures, and compute their shares.
+
+        The key and the shape are the same for all gradients, so that even ranks meet
+        here that exchange different ones.
+        """
+        size = self._ops.size
+        with tf.device("CPU:0"):
+            rows = self._weight()
+            mine = tf.stack(
+                [
+                    tf.constant(self._ops.rank, tf.int64),
+                    tf.bitcast(rows, tf.int64),
+                    self._objects,
+                    _code(self._watch.settings() if self._watch else []),
+                    *(tf.constant(number, tf.int64) for number in self._numbers),
+                ]
+            )
+            said = self._ops.contexts.all_gather(mine, ["gradients of all ranks"])
+            table = tf.reshape(said, [size, 4 + _DIGESTS])
+            same = tf.reduce_all(tf.equal(table[:, 4:], mine[4:]))
+            same = same & _agree(table[:, 3]) & tf.reduce_all(table[:, 2] == 0)
+            unlike = tf.cast(tf.logical_not(same), tf.int64)
+            counted = graph.increment(self._place.unlike, unlike)
+            with tf.control_dependencies([counted]):
+                checked = tf.debugging.Assert(same, ["the ranks differ"])
+            with tf.control_dependencies([checked]):
+                weights = tf.bitcast(table[:, 1], tf.float64)
+            share = tf.math.divide_no_nan(rows, tf.reduce_sum(weights))
+            tf.raw_ops.AssignVariableOp(resource=self._rows.handle, value=rows)
+            order = tf.argsort(table[:, 0])
+        return _Context(share, order)
+
+    def _weight(self) -> Tensor:
+        if self._chiefs_count:
+            return tf.constant(float(self._session.chief), tf.float64)
+        (rows,) = StepRows(self._session).inputs
+        return tf.identity(rows)
+
+    # --- dense gradients --------------------------------------------------------------
+
+    def _reduced(self, told: _Context, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """The averages of tensors, in the same order."""
+        items = [Item(_wide(t.dtype).name, _nbytes(t)) for t in tensors]
+        found: dict[int, Tensor] = {}
+        for number, bucket in enumerate(by_size(items, self._bucket_bytes)):
+            chosen = [tensors[i] for i in bucket]
+            means = self._bucket(told, chosen, ("bucket", number))
+            found |= zip(bucket, means, strict=True)
+        return [found[i] for i in range(len(tensors))]
+
+    def _bucket(
+        self, told: _Context, tensors: Sequence[Tensor], words: tuple[object, ...]
+    ) -> list[Tensor]:
+        """The averages of tensors that are summed in one dtype."""
+        devices = self._ops.buckets.devices
+        dtype = _wide(tensors[0].dtype)
+        with tf.device(devices.own):
+            flat = [tf.reshape(tf.cast(t, dtype), [-1]) for t in tensors]
+            packed = flat[0] if len(flat) == 1 else tf.concat(flat, 0)
+            if packed.shape.num_elements() == 0:
+                return list(tensors)
+            # 0 times NaN is 0 here: a rank without rows contributes nothing.
+            part = tf.math.multiply_no_nan(packed, tf.cast(told.share, dtype))
+            total = self._ops.buckets.all_reduce(part, (*self._key, *words), packed)
+            sizes = [_size(each) for each in flat]
+            means = [total] if len(flat) == 1 else tf.split(total, sizes)
+            return [
+                tf.cast(tf.reshape(mean, _shape(tensor)), tensor.dtype)
+                for mean, tensor in zip(means, tensors, strict=True)
+            ]
+
+    # --- sparse gradients -------------------------------------------------------------
+
+    def _gathered_rows(self, told: _Context, number: int, indices: Tensor) -> _Rows:
+        """The indices of all ranks' rows; a rank without weight has none."""
+        with tf.device("CPU:0"):
+            own = tf.shape(indices, out_type=tf.int64)[:1]
+            own = tf.where(told.share > 0, own, tf.zeros_like(own))
+            words = (*self._key, "counts", number)
+            counts = tf.gather(self._ops.contexts.all_gather(own, words), told.order)
+            rows = _Rows(own[0], counts, told.order, indices)
+            words = (*self._key, "indices", number)
+            gathered = self._ops.contexts.all_gather(
+                rows.padded(indices), words, rows=rows.most
+            )
+            return replace(rows, indices=rows.unpadded(gathered))
+
+    def _gathered_values(
+        self, told: _Context, number: int, wire: WireTensor, rows: _Rows
+    ) -> Tensor:
+        """The values of all ranks' rows, scaled so that their sum is the average."""
+        values = wire.tensor
+        with tf.device(self._ops.buckets.devices.own):
+            part = values * tf.cast(told.share, values.dtype)
+            words = (*self._key, "values", number)
+            gathered = self._ops.buckets.all_gather(
+                rows.padded(part), words, values, rows=rows.most
+            )
+            found = rows.unpadded(gathered)
+        return wire.restored(found)
+
+    # --- outside of the graph ---------------------------------------------------------
+
+    def _digest(self) -> bytes:
+        """What all ranks know of this exchange while they trace it."""
+        target = self._target
+        # Some ranks may learn the name of an optimizer earlier than others.
+        known = target.step if target.name() == target.step else ""
+        what = f"{known} {self._bucket_bytes} {self._chiefs_count}"
+        digest = Signature(what, self._words).digest
+        return hashlib.sha256(digest).digest()[: 8 * _DIGESTS]
+
+    def _signature(self) -> Signature:
+        return Signature(f"gradients of {self._target.name()}", self._words)
+
+    def _explain(self) -> None:
+        """Compare hyperparameters. Raises CollectiveError on all ranks if they differ.
+
+        Called if ranks differ that have equal signatures.
+        """
+        if self._watch is not None:
+            self._compare(self._watch.look_at_settings())
+
+    def _compare(self, look: Look) -> None:
+        signature = Signature(f"digests of what {self._target.name()} trains")
+        allgather_bytes(self._session.group, b"", signature, look)
+
+    def _after(self, steps: int) -> None:
+        """Count steps, and compare the ranks after some of them."""
+        if self._chiefs_count:
+            return
+        session, target = self._session, self._target
+        name = target.name()
+        session.last_rows = float(self._rows.numpy())
+        for _ in range(steps):
+            session.applied(name, in_loop=False, step=target.step)
+        target.names.add(name)
+        look = self._watch.passed(steps) if self._watch else None
+        if look is not None:
+            self._compare(look)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """The rows of a sparse gradient on all ranks."""
+
+    own: Tensor
+    """How many of this rank's count: a scalar of dtype int64."""
+    counts: Tensor
+    """How many each rank has, in rank order; int64."""
+    order: Tensor
+    """See ``_Context.order``."""
+    indices: Tensor
+    """Those of all ranks' rows, in rank order."""
+
+    @property
+    def most(self) -> Tensor:
+        """To how many rows each rank pads its own; int64.
+
+        At least one, because TensorFlow does not gather empty tensors.
+        """
+        return graph.rounded_up(tf.maximum(tf.reduce_max(self.counts), 1))
+
+    def padded(self, tensor: Tensor) -> Tensor:
+        """The first ``own`` rows of ``tensor``, followed by zeros.
+
+        So it has ``most`` rows.
+        """
+        missing = [[0, self.most - self.own]]
+        others = [[0, 0]] * (len(tensor.shape) - 1)
+        return tf.pad(tensor[: self.own], tf.stack([*missing, *others]))
+
+    def unpadded(self, gathered: Tensor) -> Tensor:
+        """The rows of all ranks without padding, in rank order."""
+        size = self.order.shape[0]
+        row = tf.shape(gathered, tf.int64)[1:]
+        parts = tf.reshape(gathered, tf.concat([[size, self.most], row], 0))
+        mask = tf.sequence_mask(self.counts, self.most)
+        found = tf.boolean_mask(tf.gather(parts, self.order), mask)
+        found.set_shape([None, *gathered.shape[1:]])
+        return found
+
+
+def _code(settings: Sequence[Tensor]) -> Tensor:
+    """A number for hyperparameters, with six digits of each; int64.
+
+    0 if there are none. Like ``rank_divergence.text_of``, without Python.
+    """
+    if not settings:
+        return tf.constant(0, tf.int64)
+    texts = [
+        tf.strings.as_string(tf.cast(each, tf.float64), precision=5, scientific=True)
+        if each.dtype.is_floating
+        else tf.strings.as_string(each)
+        for each in settings
+    ]
+    return tf.strings.to_hash_bucket_fast(tf.strings.join(texts, " "), _MOST_CODES)
+
+
+def _agree(codes: Tensor) -> Tensor:
+    """Whether all ranks that have hyperparameters have the same ones."""
+    known = tf.not_equal(codes, 0)
+    most = tf.reduce_max(codes)  # They are not negative.
+    return tf.reduce_all(tf.logical_or(tf.equal(codes, most), tf.logical_not(known)))
+
+
+def _wide(dtype: DType) -> DType:
+    return _WIDE[dtype]
+
+
+def _nbytes(tensor: Tensor) -> int | None:
+    elements: int | None = tensor.shape.num_elements()
+    return None if elements is None else elements * _wide(tensor.dtype).size
+
+
+def _size(flat: Tensor) -> int | Tensor:
+    return tf.size(flat) if flat.shape[0] is None else flat.shape[0]
+
+
+def _shape(tensor: Tensor) -> Shape | Tensor:
+    known = tensor.shape.is_fully_defined()
+    found: Shape | Tensor = tensor.shape if known else tf.shape(tensor)
+    return found
