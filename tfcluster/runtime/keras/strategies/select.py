@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
-from tfcluster.model import Strategy
+from tfcluster.model import Runtime, Strategy
 from tfcluster.runtime import process_group
 from tfcluster.runtime.collective import CollectiveError, Group
 from tfcluster.runtime.collective.buckets import MEGABYTE
+from tfcluster.runtime.collective.rounding import Rounding
 from tfcluster.runtime.collective.transports.hierarchical import HostTransport
 from tfcluster.runtime.context import Context
 from tfcluster.runtime.keras.checks import loss_scaling_probe
@@ -164,7 +165,18 @@ def _session(context: Context) -> Session:
         and options.batch_normalization == "global"
         and options.strategy is not Strategy.LOCAL_SGD,
         bucket_bytes=int(options.bucket_mb * MEGABYTE),
+        rounding=_rounding(options),
+        feeds_errors_back=options.error_feedback,
     )
+
+
+def _rounding(options: Runtime) -> Rounding | None:
+    """How the transport rounds gradients; None: it does not, or cannot."""
+    dtypes = {"fp16": "float16", "bf16": "bfloat16"}
+    dtype = dtypes.get(options.compression)
+    if dtype is None or options.transport not in ("auto", "host"):
+        return None
+    return Rounding(dtype)
 
 
 def _servers(context: Context, session: Session) -> Callable[[], ParameterServerClient]:
