@@ -10,6 +10,7 @@ from benchmarks import (
     equality,
     fanout,
     first_allreduce,
+    overlap,
     parameter_server,
     parts,
     planning,
@@ -33,6 +34,7 @@ for benchmark in (
     equality,
     parameter_server,
     between_hosts,
+    overlap,
 ):
     benchmark.main()
 fanout.main([])

@@ -56,6 +56,8 @@ class Runtime:
     transport: str = "auto"
     bucket_mb: float = 25.0
     compression: str = "none"
+    error_feedback: bool = False
+    """What compression takes from a gradient is added to the next one."""
     batch: str = "global"
     batch_normalization: str = "global"
     """global | local: over whose rows BatchNormalization normalises."""

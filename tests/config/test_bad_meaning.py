@@ -418,6 +418,33 @@ def test_weights_are_not_compressed(tmp_path: Path) -> None:
     assert "weights are sent as is" in problem.message
 
 
+@pytest.mark.parametrize(
+    ("runtime", "words"),
+    [
+        ("error_feedback: true", "needs 'compression'"),
+        (
+            "error_feedback: true, compression: bf16, strategy: local_sgd",
+            "is for strategy collective, not for local_sgd",
+        ),
+        (
+            "error_feedback: true, compression: fp16, transport: mpi",
+            "needs transport host, not mpi",
+        ),
+    ],
+)
+def test_error_feedback_where_nothing_feeds_back(
+    runtime: str, words: str, tmp_path: Path
+) -> None:
+    found = problems(tmp_path, f"{SMALLEST}runtime: {{{runtime}}}\n")
+    (problem,) = [each for each in found if not each.warning]
+    assert words in problem.message
+
+
+def test_error_feedback_with_compression(tmp_path: Path) -> None:
+    runtime = "runtime: {error_feedback: true, compression: bf16}\n"
+    assert problems(tmp_path, SMALLEST + runtime) == []
+
+
 # Secrets.
 
 

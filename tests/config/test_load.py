@@ -45,6 +45,7 @@ runtime:
   transport: auto
   bucket_mb: 25
   compression: none
+  error_feedback: false
   batch: global
   synchronous: false
   warm_start: true

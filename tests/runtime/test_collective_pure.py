@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tests.runtime.ranks import as_threads, results
 from tfcluster.runtime.collective import Group, Signature
 from tfcluster.runtime.collective.buckets import Item, by_size
-from tfcluster.runtime.collective.collectives import mean_of_gradients
+from tfcluster.runtime.collective.gradient_mean import mean_of_gradients
 from tfcluster.runtime.collective.sparse import Slices, densified, is_dense, of_rows
 from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.collective.transports.tensorflow.collective_keys import (

@@ -24,9 +24,9 @@ from tfcluster.runtime.collective import (
 )
 from tfcluster.runtime.collective.collectives import (
     combine,
-    mean_of_gradients,
     reduce_arrays,
 )
+from tfcluster.runtime.collective.gradient_mean import mean_of_gradients
 from tfcluster.runtime.collective.half_precision import reduce_half_precision
 from tfcluster.runtime.exchange.negotiation import Coordinator
 

@@ -64,7 +64,7 @@ def test_every_rank_has_the_same_result(
         source = vectors[rank]
         result = np.full_like(source, np.nan) if apart else source
         ring = Ring(rank, range(size), result, np.add, ScaledVector(source, scale))
-        sockets[rank].transfer([ring.source], [ring.sink], TIMEOUT_S)
+        sockets[rank].transfer(ring.sources, ring.sinks, TIMEOUT_S)
         return result
 
     with ThreadPoolExecutor(size) as threads:

@@ -37,10 +37,10 @@ from tfcluster.runtime.collective import (
 from tfcluster.runtime.collective.collectives import (
     allgather_bytes,
     broadcast_bytes,
-    mean_of_gradients,
     meet,
     reduce_arrays,
 )
+from tfcluster.runtime.collective.gradient_mean import mean_of_gradients
 from tfcluster.runtime.collective.sparse import Slices
 from tfcluster.runtime.collective.transports.base import Array, ScaledVector
 from tfcluster.runtime.collective.transports.hierarchical import HostTransport
@@ -464,6 +464,6 @@ def test_each_rank_sends_as_little_as_a_ring_can() -> None:
 
     vector = np.ones(1_000_000, "float32")
     ring = Ring(1, range(4), vector, np.add, ScaledVector(vector))
-    source = ring.source
+    (source,) = ring.sources
     total = sum(end - start for start, end in source._parts)
     assert total == pytest.approx(vector.nbytes * 2 * 3 / 4, abs=64)

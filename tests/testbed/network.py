@@ -63,9 +63,13 @@ class Cable:
     def heal(self) -> None:
         _ip(self._ground, f"link set {self._station.name} up")
 
-    def limit(self, kbit_per_s: int) -> None:
-        """Limit the bandwidth in each direction."""
-        shape = f"tbf rate {kbit_per_s}kbit burst 16kb latency 200ms"
+    def limit(self, kbit_per_s: int, burst_kib: int = 16) -> None:
+        """Limit the bandwidth in each direction.
+
+        ``burst_kib``: how many KiB may pass at once after a pause. Rates of Gbit/s need
+        hundreds, because the kernel looks only every few milliseconds.
+        """
+        shape = f"tbf rate {kbit_per_s}kbit burst {burst_kib}kb latency 200ms"
         for where, device in self._ends():
             words = f"tc qdisc replace dev {device} root {shape}".split()
             check(where.enter_network(*words))

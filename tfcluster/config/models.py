@@ -162,7 +162,17 @@ class Runtime(_Section):
     ]
     compression: Annotated[
         Literal["none", "fp16", "bf16"],
-        Field(default="none", description="Data type in which gradients are sent."),
+        Field(
+            default="none",
+            description="Data type in which gradients are sent between hosts.",
+        ),
+    ]
+    error_feedback: Annotated[
+        bool,
+        Field(
+            default=False,
+            description="Add what compression takes from a gradient to the next one.",
+        ),
     ]
     batch: Annotated[
         Literal["global", "per_worker"],

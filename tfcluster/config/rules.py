@@ -48,6 +48,7 @@ def check_rules(cluster: Cluster, findings: Findings) -> None:
     if findings.sound("tasks", "runtime"):
         _check_strategy(cluster, findings)
         _check_runtime(cluster, findings)
+        _check_error_feedback(cluster, findings)
     if findings.sound("tasks", "runtime", "restart"):
         _check_min(cluster, findings)
         _check_restart(cluster, findings)
@@ -158,6 +159,22 @@ def _check_runtime(cluster: Cluster, findings: Findings) -> None:
     if runtime.compression != "none" and chosen is Strategy.LOCAL_SGD:
         message = "'compression' has no effect under local_sgd: weights are sent as is"
         findings.warn(("runtime", "compression"), message)
+
+
+def _check_error_feedback(cluster: Cluster, findings: Findings) -> None:
+    runtime, chosen = cluster.runtime, strategy(cluster)
+    if not runtime.error_feedback:
+        return
+    path = ("runtime", "error_feedback")
+    if chosen is not Strategy.COLLECTIVE:
+        message = f"'error_feedback' is for strategy collective, not for {chosen}"
+        findings.error(path, message)
+    elif runtime.compression == "none":
+        message = "'error_feedback' needs 'compression': nothing is rounded without it"
+        findings.error(path, message, "compression: bf16")
+    elif runtime.transport not in ("auto", "host"):
+        message = f"'error_feedback' needs transport host, not {runtime.transport}"
+        findings.error(path, message, "transport: host")
 
 
 def _check_restart(cluster: Cluster, findings: Findings) -> None:

@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
 from tests.backends.ssh.rig_launches import USER, RigCluster
@@ -14,7 +15,11 @@ from tests.testbed import Options, Testbed
 from tests.testbed.fixtures import Factory
 from tests.testbed.layout import REPOSITORY
 
-PROGRAM = REPOSITORY / "tests" / "runtime" / "programs" / "api_tensors.py"
+PROGRAMS = REPOSITORY / "tests" / "runtime" / "programs"
+PATHS = (
+    *("--set", f"env.PYTHONPATH={REPOSITORY}"),
+    *("--set", f"python={sys.executable}"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -44,13 +49,8 @@ def test_every_operation_on_ranks_of_several_hosts(
     cluster: RigCluster, hosts: str, count: int
 ) -> None:
     where = ("-n", str(count), "--hosts", hosts, "--set", "backend=ssh")
-    paths = (
-        "--set",
-        f"env.PYTHONPATH={REPOSITORY}",
-        "--set",
-        f"python={sys.executable}",
-    )
-    running = cluster.start(*where, *paths, "--", "python", str(PROGRAM))
+    program = str(PROGRAMS / "api_tensors.py")
+    running = cluster.start(*where, *PATHS, "--", "python", program)
     assert running.end(280) == 0, running.err
     for index in range(count):
         lines = running.text(f"worker:{index}").splitlines()
@@ -60,4 +60,28 @@ def test_every_operation_on_ranks_of_several_hosts(
         failed = {name: text for name, text in found.items() if text != "ok"}
         assert not failed, f"worker:{index}: {failed}"
         assert len(found) > 20
+    assert_nothing_left(running)
+
+
+@pytest.mark.tensorflow
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("gbit", [1])
+def test_a_training_on_two_hosts_overlaps(cluster: RigCluster, gbit: int) -> None:
+    hosts = cluster.rig.nodes[:2]
+    for host in hosts:
+        host.cable.limit(gbit * 1_000_000, burst_kib=256)
+    found = cluster.folder / "found"
+    where = ("-n", "2", "--hosts", "node1,node2", "--set", "backend=ssh")
+    program = ("python", str(PROGRAMS / "overlapped.py"), str(found), "fit")
+    try:
+        running = cluster.start(*where, *PATHS, "--", *program)
+        assert running.end(180) == 0, running.err
+    finally:
+        for host in hosts:
+            host.cable.unlimit()
+    here, there = (np.load(f"{found}-{rank}.npz") for rank in range(2))
+    assert here["fit/begun"] == there["fit/begun"] == 12
+    for name in here.files:
+        np.testing.assert_array_equal(here[name], there[name])
+    assert here["fit/history_loss"][-1] < here["fit/history_loss"][0]
     assert_nothing_left(running)

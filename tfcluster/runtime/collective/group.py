@@ -11,9 +11,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from tfcluster.runtime.collective.failure_reports import ExitReport, Position
 from tfcluster.runtime.collective.peer_monitor import PeerMonitor
@@ -43,12 +43,33 @@ class CollectiveCall:
     weights: tuple[float, ...]
     notes: tuple[bytes, ...] = ()
     """What each rank has sent along, in rank order: eight bytes."""
+    away: Callable[[], AbstractContextManager[None]] = nullcontext
+    """A context in which this rank still computes what it will exchange.
+
+    Other ranks that wait for it see it as late, not as being in the exchange.
+    """
 
     @property
     def share(self) -> float:
         """This rank's fraction of the total weight, 0..1; 0 if all weights are 0."""
+        return self.shares[self.transport.rank]
+
+    @property
+    def shares(self) -> list[float]:
+        """Every rank's fraction of the total weight, in rank order."""
         total = sum(self.weights)
-        return self.weights[self.transport.rank] / total if total else 0.0
+        return [weight / total if total else 0.0 for weight in self.weights]
+
+
+class Background(Protocol):
+    """An exchange that runs in a thread of its own; see ``background_exchange``."""
+
+    def give_up(self) -> None:
+        """End it with an error, unless it has got all that this rank contributes.
+
+        Called by other threads.
+        """
+        ...
 
 
 def copied(error: CollectiveError) -> CollectiveError:
@@ -136,6 +157,9 @@ class Group:
         """Why this rank will not go on; the next exchange raises it on all ranks."""
         self.mismatch: CollectiveMismatchError | None = None
         """The last mismatch after which the ranks are still synchronised."""
+        self.background: Background | None = None
+        """The exchange that runs in a thread of its own, if any."""
+        self._hidden_s = 0.0
         self._enter = enter
         self._begun = False
         if enter is None:
@@ -152,9 +176,18 @@ class Group:
         return self._transport.size
 
     @property
+    def several_hosts(self) -> bool:
+        """Whether ranks wait for a network; see ``Transport``."""
+        return self._transport.several_hosts
+
+    @property
     def waited_s(self) -> float:
         """Seconds this rank has spent waiting for other ranks so far."""
-        return self._transport.waited_s
+        return self._transport.waited_s - self._hidden_s
+
+    def hide_wait(self, seconds: float) -> None:
+        """Do not count this time as waited: the program was computing meanwhile."""
+        self._hidden_s += seconds
 
     @property
     def transport(self) -> Transport:
@@ -207,14 +240,18 @@ class Group:
         an error all later exchanges fail with it, except after an objection or a
         mismatch in the same exchange, which leaves all ranks in step.
         """
+        if (background := self.background) is not None:
+            # The program has left that step, or nobody could call this.
+            background.give_up()
         with self._lock:
             self._raise_failure()
             if self._phase.inside:
                 raise CollectiveError(
                     f"{signature.what} was called within {self._phase.what}"
                 )
+            before = self._phase
             phase = _Phase(
-                self._phase.number + 1, signature.what, self._clock(), inside=True
+                before.number + 1, signature.what, self._clock(), inside=True
             )
             self._phase = phase
             refusal: CollectiveError | None = None
@@ -224,7 +261,12 @@ class Group:
                 if objects:
                     refusal = self._objection()
                     raise refusal
-                yield CollectiveCall(self._transport, weights, notes)
+                yield CollectiveCall(
+                    self._transport,
+                    weights,
+                    notes,
+                    away=lambda: self._away(before, phase),
+                )
             except CollectiveError as error:
                 if error is self.mismatch or error is refusal:
                     raise
@@ -291,6 +333,16 @@ class Group:
         """
         return "" if self._monitor is None else self._monitor.inquire(self._progress())
 
+    @contextmanager
+    def _away(self, before: _Phase, inside: _Phase) -> Iterator[None]:
+        self._phase = before
+        try:
+            yield
+        finally:
+            # It has only now begun to wait for the others.
+            since = self._clock()
+            self._phase = _Phase(inside.number, inside.what, since, inside=True)
+
     def observe(self, see: Callable[[str, float, float], None] | None) -> None:
         """Call ``see(what, start_s, end_s)`` after each exchange; None stops that.
 
@@ -333,7 +385,7 @@ class Group:
 
         ``reason`` tells the others why this program has ended.
         """
-        self._leave(ExitReport(self._phase.number, text=reason, steps=self.steps()))
+        self._leave(ExitReport(self._left_after, text=reason, steps=self.steps()))
 
     def end(self) -> Ending:
         """Leave the group at the end of a program that has succeeded.
@@ -344,7 +396,7 @@ class Group:
             self.close(self.objection)
             return Ending(error=self.objection)
         ours = self.last_state() if self._begun and not self.failure else {}
-        number = self._phase.number
+        number = self._left_after
         self._leave(ExitReport(number, steps=self.steps(), state=ours))
         if self._monitor is None or not ours:
             return Ending()
@@ -382,11 +434,20 @@ class Group:
             # The original's traceback would grow with every attempt.
             raise copied(self.failure)
 
+    @property
+    def _left_after(self) -> int:
+        """The number of the last exchange that this rank has completed."""
+        phase = self._phase
+        return phase.number - 1 if phase.inside else phase.number
+
     def _leave(self, report: ExitReport) -> None:
         if not self._begun:
             return
         if self._monitor is not None:
             self._monitor.leave(report)
+        if (background := self.background) is not None:
+            self._transport.interrupt()
+            background.give_up()
         self._transport.close()
 
     def _progress(self) -> RankProgress:

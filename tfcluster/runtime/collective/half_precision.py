@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from tfcluster.runtime.collective.rounding import Rounding
 from tfcluster.runtime.collective.transports.base import (
     UFUNCS,
     Array,
@@ -49,8 +50,11 @@ def reduce_half_precision(
     sent = [bits[bounds[p] : bounds[p + 1]].tobytes() for p in range(size)]
     received = transport.alltoall(sent)
     total: Array | None = None
+    rounding = Rounding(vector.dtype.name)
     for rank, data in enumerate(received):
-        part = np.frombuffer(data, np.uint16).view(vector.dtype).astype(np.float32)
+        values = np.frombuffer(data, np.uint16).view(vector.dtype)
+        part = np.empty(len(values), np.float32)
+        rounding.to_float(values, part)
         if shares is not None and shares[rank] == 0.0:
             part[:] = 0  # Not 0 * x, which is NaN for an infinite x.
         elif shares is not None:
@@ -58,7 +62,8 @@ def reduce_half_precision(
         total = part if total is None else UFUNCS[op](total, part)
     assert total is not None
     # A value out of range becomes infinite, as in TensorFlow.
+    rounded = rounding.empty(len(total))
     with np.errstate(over="ignore"):
-        rounded = total.astype(vector.dtype)
+        rounding.to_half(total, rounded)
     parts = transport.allgather(rounded.view(np.uint16).tobytes())
     return np.frombuffer(b"".join(parts), np.uint16).view(vector.dtype)

@@ -192,13 +192,25 @@ def exchange_list(
     sent = [*(each.tensor for each in wire_tensors), *tensors.indices]
     types = [*(tensor.dtype for tensor in sent), *others]
     results = tf.nest.flatten(call(run, [*context, *sent], types))
-    flat = results[: len(sent)]
+    found = received(tensors, wire_tensors, results[: len(sent)])
+    return found, results[len(sent) :]
+
+
+def received(
+    tensors: TensorList, wire_tensors: Sequence[WireTensor], results: Sequence[Tensor]
+) -> TensorList:
+    """A list of the kinds of ``tensors``, of what was received for ``flat``.
+
+    Dense tensors get back their shapes, all their dtypes; slices may have another
+    number of rows. ``wire_tensors`` are those that were sent.
+    """
+    flat = list(results)
     for index, (result, local) in enumerate(zip(flat, tensors.flat, strict=True)):
         dense = index < tensors.dense_count
         result.set_shape(local.shape if dense else [None, *local.shape[1:]])
     for index, each in enumerate(wire_tensors):
         flat[index] = each.restored(flat[index])
-    return tensors.with_flat(flat), results[len(sent) :]
+    return tensors.with_flat(flat)
 
 
 def flattened(dense: Sequence[Array], sparse: Sequence[Slices]) -> list[Array]:

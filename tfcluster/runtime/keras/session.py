@@ -19,6 +19,8 @@ from typing import NoReturn, Protocol
 from tfcluster.runtime.collective import CollectiveError, Group, Signature
 from tfcluster.runtime.collective.buckets import DEFAULT_BYTES
 from tfcluster.runtime.collective.collectives import broadcast_bytes
+from tfcluster.runtime.collective.gradient_mean import MeanOptions
+from tfcluster.runtime.collective.rounding import Residuals, Rounding
 from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.keras.graph_steps import GraphSteps
 from tfcluster.runtime.keras.types import Variable
@@ -185,6 +187,10 @@ class Session:
     """Whether BatchNormalization normalises over the rows of all ranks by default."""
     bucket_bytes: int = DEFAULT_BYTES
     """The approximate number of bytes per bucket in which gradients are exchanged."""
+    rounding: Rounding | None = None
+    """How the transport rounds gradients between hosts."""
+    feeds_errors_back: bool = False
+    """Whether each rank adds to its gradients what rounding took from the last."""
     applies: int = 0
     """The number of gradients exchanged so far."""
     optimizer_names: OptimizerNames = field(default_factory=OptimizerNames)
@@ -224,6 +230,7 @@ class Session:
         self._judged: set[str] = set()
         self._lock = threading.Lock()
         self._local = threading.local()
+        self._residuals: dict[Hashable, Residuals] = {}
         self._share: ContextVar[Share | None] = ContextVar("share", default=None)
         self._plain_step: ContextVar[bool] = ContextVar("plain_step", default=False)
         self.step_rate = StepRate(self.reporter, self)
@@ -252,6 +259,13 @@ class Session:
     def waited_s(self) -> float:
         """Seconds spent waiting for other tasks since the start."""
         return self.group.waited_s + self.waited_for_servers_s()
+
+    def mean_options(self, what: Hashable) -> MeanOptions:
+        """How gradients are averaged; ``what`` identifies them in every trace."""
+        residuals = None
+        if self.feeds_errors_back and self.rounding is not None:
+            residuals = self._residuals.setdefault(what, Residuals())
+        return MeanOptions(self.bucket_bytes, self.rounding, residuals)
 
     @property
     def inside_keras(self) -> bool:

@@ -15,6 +15,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from tfcluster.runtime.collective.rounding import Residual, Rounding
+
 Array = NDArray[Any]
 
 
@@ -57,6 +59,15 @@ class Transport(Protocol):
         ...
 
     @property
+    def several_hosts(self) -> bool:
+        """Whether large vectors go through a network that this transport drives itself.
+
+        Only then may another thread than the program's use it, and only then does
+        ``allreduce_rounded`` round. Equal on all ranks; False until they are connected.
+        """
+        ...
+
+    @property
     def waited_s(self) -> float:
         """Seconds this rank has spent waiting for other ranks so far."""
         ...
@@ -80,6 +91,23 @@ class Transport(Protocol):
         ``source``, a separate vector of the same length and dtype; without one, it
         contributes ``buffer`` itself, unscaled. The result is bitwise equal on all
         ranks.
+        """
+        ...
+
+    def allreduce_rounded(
+        self,
+        buffer: Array,
+        source: Array,
+        shares: Sequence[float],
+        rounding: Rounding,
+        residual: Residual | None = None,
+    ) -> None:
+        """Sum ``shares[r]`` times each rank's ``source``, rounded where hosts send it.
+
+        ``source`` and ``buffer``, which gets the sum, are contiguous vectors of float32
+        or float64, of equal length on all ranks; they may be the same memory. A rank
+        with share 0 counts as zeros. With ``residual``, what rounding takes is added to
+        the next sum. The result is bitwise equal on all ranks.
         """
         ...
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Generic, TypeVar
 
-from tfcluster.runtime.collective.transports.base import Transport
+from tfcluster.runtime.collective.rounding import Residual, Rounding
+from tfcluster.runtime.collective.transports.base import Array, Transport
 
 Host = TypeVar("Host", bound=Transport)
 
@@ -25,6 +26,11 @@ class DelegatingTransport(Generic[Host]):
     @property
     def size(self) -> int:
         return self._host.size
+
+    @property
+    def several_hosts(self) -> bool:
+        """False: another library sends the large vectors."""
+        return False
 
     @property
     def waited_s(self) -> float:
@@ -47,6 +53,18 @@ class DelegatingTransport(Generic[Host]):
 
     def prepare(self) -> None:
         """Connect if necessary; called before each use of ``host``."""
+
+    def allreduce_rounded(
+        self,
+        buffer: Array,
+        source: Array,
+        shares: Sequence[float],
+        rounding: Rounding,
+        residual: Residual | None = None,
+    ) -> None:
+        """See ``Transport``; through ``host``."""
+        self.prepare()
+        self._host.allreduce_rounded(buffer, source, shares, rounding, residual)
 
     def alltoall(self, parts: Sequence[bytes]) -> list[bytes]:
         self.prepare()

@@ -9,11 +9,13 @@ on first use.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Protocol
 
 import numpy as np
 
+from tfcluster.runtime.collective.rounding import Residual, Rounding
 from tfcluster.runtime.collective.transports.base import (
     UFUNCS,
     Array,
@@ -25,9 +27,12 @@ from tfcluster.runtime.collective.transports.multiplexed_sockets import (
     Incoming,
     Outgoing,
     PeerSockets,
+    Sink,
+    Source,
     framed,
 )
 from tfcluster.runtime.collective.transports.ring import Ring
+from tfcluster.runtime.collective.transports.rounded_exchange import RoundedExchange
 from tfcluster.runtime.collective.transports.shm_allreduce import ShmCollectives
 from tfcluster.runtime.collective.transports.topology import Groups, share_memory
 from tfcluster.runtime.net.handshake import Member
@@ -39,6 +44,16 @@ STALL_TIMEOUT_S = 1800.0
 
 _DIRECT_BYTES = 1 << 14
 """A vector up to this size is faster in one step than around the ring."""
+
+
+class _Transfer(Protocol):
+    """An exchange of bytes for ``PeerSockets.transfer``."""
+
+    @property
+    def sources(self) -> Sequence[Source]: ...
+
+    @property
+    def sinks(self) -> Sequence[Sink]: ...
 
 
 class HostTransport:
@@ -76,6 +91,11 @@ class HostTransport:
     @property
     def size(self) -> int:
         return self._me.size
+
+    @property
+    def several_hosts(self) -> bool:
+        """See ``Transport``."""
+        return len(self._groups) > 1
 
     @property
     def waited_s(self) -> float:
@@ -125,7 +145,14 @@ class HostTransport:
                 fill(buffer, source, scale)
                 self._allreduce_directly(buffer, ufunc)
             else:
-                self._allreduce_by_hosts(buffer, ufunc, values)
+                self._sum_by_hosts(
+                    buffer,
+                    ufunc,
+                    values,
+                    lambda ranks, vector, own: Ring(
+                        self.rank, ranks, vector, ufunc, own
+                    ),
+                )
         elif self._local.fits_at_once(buffer.nbytes):
             self._local.allreduce_at_once(buffer, ufunc, values)
         else:
@@ -139,9 +166,14 @@ class HostTransport:
         for vector in vectors[1:]:
             ufunc(buffer, vector, out=buffer)
 
-    def _allreduce_by_hosts(
-        self, buffer: Array, ufunc: np.ufunc, source: ScaledVector
+    def _sum_by_hosts(
+        self,
+        buffer: Array,
+        ufunc: np.ufunc,
+        source: ScaledVector,
+        between: Callable[[Sequence[int], Array, ScaledVector], _Transfer],
     ) -> None:
+        """``between`` makes the exchange of a shard among ranks of different hosts."""
         sockets = self._joined()
         # One ring per shard, and as many shards as the smallest host has ranks.
         owners = min(len(group) for group in self._groups)
@@ -154,10 +186,41 @@ class HostTransport:
             ring_ranks = [group[me] for group in self._groups]
             shard = slice(start, end)
             values = ScaledVector(source.vector[shard], source.scale)
-            ring = Ring(self.rank, ring_ranks, buffer[shard], ufunc, values)
-            sockets.transfer([ring.source], [ring.sink], self._stall_timeout_s)
+            made = between(ring_ranks, buffer[shard], values)
+            sockets.transfer(made.sources, made.sinks, self._stall_timeout_s)
         if self._local is not None:
             self._local.allgather_shards(buffer, owners)
+
+    def allreduce_rounded(
+        self,
+        buffer: Array,
+        source: Array,
+        shares: Sequence[float],
+        rounding: Rounding,
+        residual: Residual | None = None,
+    ) -> None:
+        """See ``Transport``; within a host nothing is rounded."""
+        self._joined()
+        # Ranks of a host send what they have together, not smaller than a gradient:
+        # float16 has few bits for small numbers.
+        totals = [sum(shares[rank] for rank in group) for group in self._groups]
+        factors = [total or 1.0 / len(totals) for total in totals]
+        hosts = [self.rank in group for group in self._groups]
+        factor = factors[hosts.index(True)] if hosts else 1.0
+        scale = shares[self.rank] / factor
+        if scale == 0.0:
+            source, scale = np.zeros_like(source), 1.0  # Not 0 * x: it may be NaN.
+        if len(self._groups) < 2:
+            self.allreduce(buffer, ReduceOp.SUM, source, scale * factor)
+            return
+        self._sum_by_hosts(
+            buffer,
+            np.add,
+            ScaledVector(source, scale),
+            lambda ranks, vector, values: RoundedExchange(
+                self.rank, ranks, vector, values, factors, rounding, residual
+            ),
+        )
 
     def allgather(self, data: bytes) -> list[bytes]:
         sockets = self._joined()

@@ -30,7 +30,7 @@ class Ring:
     ``vector`` has shape (n,) and a dtype of numpy's numbers, equal on all ranks.
     ``ranks`` lists the participants in their order around the ring; ValueError if
     ``me`` is not one. ``source`` is this rank's contribution; it may be the same memory
-    as ``vector``, which gets the result. ``sink`` and ``source`` are for
+    as ``vector``, which gets the result. ``sources`` and ``sinks`` are for
     ``PeerSockets.transfer``.
     """
 
@@ -55,15 +55,16 @@ class Ring:
             own = _bytes_of(source.vector)
         else:
             source.write(bounds[rank], bounds[rank + 1], _between(vector, bounds, rank))
-        self.sink = RingSink(
+        sink = RingSink(
             ranks[(rank - 1) % size],
             data,
             _Combination(vector, source, ufunc, incoming[: size - 1]),
             incoming[size - 1 :],
         )
-        self.source = RingSource(
-            ranks[(rank + 1) % size], own, data, outgoing, own_bytes, self.sink
+        source_end = RingSource(
+            ranks[(rank + 1) % size], own, data, outgoing, own_bytes, sink
         )
+        self.sources, self.sinks = [source_end], [sink]
 
 
 def _between(vector: Array, bounds: Sequence[int], part: int) -> Array:

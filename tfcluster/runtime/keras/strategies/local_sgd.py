@@ -20,7 +20,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfcluster.runtime.collective import Signature
-from tfcluster.runtime.collective.collectives import allgather_bytes, mean_of_gradients
+from tfcluster.runtime.collective.collectives import allgather_bytes
+from tfcluster.runtime.collective.gradient_mean import mean_of_gradients
 from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.keras.checks.divergence_check import DivergenceCheck
 from tfcluster.runtime.keras.object_map import ObjectMap

@@ -15,11 +15,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfcluster.runtime.collective import CollectiveError, ReduceOp, Signature
-from tfcluster.runtime.collective.collectives import (
-    allgather_bytes,
-    mean_of_gradients,
-    reduce_arrays,
-)
+from tfcluster.runtime.collective.collectives import allgather_bytes, reduce_arrays
+from tfcluster.runtime.collective.gradient_mean import mean_of_gradients
 from tfcluster.runtime.collective.sparse import Slices
 from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.exchange.tensor_list import Kind, TensorList

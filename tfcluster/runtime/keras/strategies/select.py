@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
-from tfcluster.model import Strategy
+from tfcluster.model import Runtime, Strategy
 from tfcluster.runtime import process_group
 from tfcluster.runtime.collective import CollectiveError, Group
 from tfcluster.runtime.collective.buckets import MEGABYTE
+from tfcluster.runtime.collective.rounding import Rounding
 from tfcluster.runtime.collective.transports.hierarchical import HostTransport
 from tfcluster.runtime.collective.transports.tensorflow.transport import (
     TensorFlowTransport,
@@ -174,7 +175,18 @@ def _session(context: Context) -> Session:
         and options.batch_normalization == "global"
         and options.strategy is not Strategy.LOCAL_SGD,
         bucket_bytes=int(options.bucket_mb * MEGABYTE),
+        rounding=_rounding(options),
+        feeds_errors_back=options.error_feedback,
     )
+
+
+def _rounding(options: Runtime) -> Rounding | None:
+    """How the transport rounds gradients; None: it does not, or cannot."""
+    dtypes = {"fp16": "float16", "bf16": "bfloat16"}
+    dtype = dtypes.get(options.compression)
+    if dtype is None or options.transport not in ("auto", "host"):
+        return None
+    return Rounding(dtype)
 
 
 def _servers(context: Context, session: Session) -> Callable[[], ParameterServerClient]:

@@ -1,0 +1,148 @@
+"""The mean of gradients in a thread of its own, while the rest is being computed.
+
+The program hands over each bucket when it is there, and waits for the means at the end.
+The thread ends with the exchange: with its result, with its error, or when the program
+does something else instead of handing over the rest.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+
+from tfcluster.runtime.collective.buckets import Bucket, Item
+from tfcluster.runtime.collective.collectives import Check
+from tfcluster.runtime.collective.gradient_mean import MeanOptions, Means, mean_of
+from tfcluster.runtime.collective.group import Group
+from tfcluster.runtime.collective.signature import Signature
+from tfcluster.runtime.collective.sparse import Slices
+from tfcluster.runtime.collective.transports.base import Array
+from tfcluster.runtime.errors import CollectiveError
+
+
+class Arrivals:
+    """``Gradients`` that one thread hands over and another waits for."""
+
+    def __init__(self, items: Sequence[Item], late: int) -> None:
+        self.items = items
+        self.count = len(items)
+        self.late = late
+        self._changed = threading.Condition()
+        self._dense: dict[int, Array] = {}
+        self._sparse: Sequence[Slices] | None = None
+        self._given_up = False
+
+    def hand_over(self, bucket: Sequence[int], arrays: Sequence[Array]) -> None:
+        """Dense arrays, with their places in the list."""
+        with self._changed:
+            self._dense.update(zip(bucket, arrays, strict=True))
+            self._changed.notify_all()
+
+    def complete(self, late: Sequence[Array], sparse: Sequence[Slices]) -> None:
+        """The last dense arrays, and the sparse gradients. Nothing else will come."""
+        first = self.count - self.late
+        with self._changed:
+            self._dense.update(enumerate(late, first))
+            self._sparse = sparse
+            self._changed.notify_all()
+
+    def give_up(self) -> None:
+        """End the wait for what is missing with an error; nothing if all is there."""
+        with self._changed:
+            self._given_up = self._sparse is None
+            self._changed.notify_all()
+
+    def has(self, bucket: Bucket) -> bool:
+        """Whether these dense arrays have been handed over."""
+        return all(place in self._dense for place in bucket)
+
+    def dense(self, bucket: Bucket) -> list[Array]:
+        """These dense arrays, once; waits for them."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._given_up or self.has(bucket))
+            self._require()
+            # Not kept: TensorFlow can use their memory again once they are sent.
+            return [self._dense.pop(place) for place in bucket]
+
+    def sparse(self) -> Sequence[Slices]:
+        """The sparse gradients; waits for them."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._given_up or self._sparse is not None)
+            self._require()
+            assert self._sparse is not None
+            return self._sparse
+
+    def _require(self) -> None:
+        if self._given_up:
+            raise CollectiveError(
+                "the step ended before all of its gradients were computed, and the "
+                "program went on"
+            )
+
+
+class BackgroundExchange:
+    """``gradient_mean.mean_of`` in a thread. Only one at a time in a group."""
+
+    def __init__(
+        self,
+        group: Group,
+        items: Sequence[Item],
+        late: int,
+        options: MeanOptions,
+        weight: float,
+        signature: Signature,
+        check: Check | None = None,
+    ) -> None:
+        """Begin the exchange. Raises CollectiveError if another has not ended."""
+        if (other := group.background) is not None:
+            other.give_up()
+        self._group = group
+        self._arrivals = Arrivals(items, late)
+        self._means: Means | None = None
+        self._error: BaseException | None = None
+        self._waited_s = group.waited_s
+
+        def run() -> None:
+            try:
+                self._means = mean_of(
+                    group, self._arrivals, options, weight, signature, check
+                )
+            except BaseException as error:
+                self._error = error
+            finally:
+                if group.background is self:
+                    group.background = None
+
+        self._thread = threading.Thread(
+            target=run, daemon=True, name="tfcluster-exchange"
+        )
+        group.background = self
+        self._thread.start()
+
+    def hand_over(self, bucket: Bucket, arrays: Sequence[Array]) -> None:
+        """Give it the arrays of a bucket, of ``MeanOptions.buckets``; does not wait.
+
+        They must not change any more. Raises the error if the exchange has failed.
+        """
+        if self._error is not None:
+            raise self._error
+        self._arrivals.hand_over(bucket, arrays)
+
+    def result(self, late: Sequence[Array], sparse: Sequence[Slices]) -> Means:
+        """Give it the rest; wait for the means. Raises what ``mean_of`` raises."""
+        began = time.monotonic()
+        self._arrivals.complete(late, sparse)
+        self._thread.join()
+        blocked_s = time.monotonic() - began
+        waited_s = self._group.waited_s - self._waited_s
+        self._group.hide_wait(max(0.0, waited_s - blocked_s))
+        if self._error is not None:
+            raise self._error
+        assert self._means is not None
+        return self._means
+
+    def give_up(self) -> None:
+        """See ``group.Background``."""
+        if threading.current_thread() is not self._thread:
+            self._arrivals.give_up()

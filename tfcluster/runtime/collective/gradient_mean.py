@@ -1,0 +1,294 @@
+"""The weighted mean of the ranks' gradients, in one exchange.
+
+Between hosts the gradients are exchanged in buckets, in the reverse of their order:
+about the order in which a backward pass computes them. So a bucket can be sent while
+the next is being computed; see ``background_exchange``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from tfcluster.runtime.collective import ragged_collectives
+from tfcluster.runtime.collective.buckets import (
+    DEFAULT_BYTES,
+    Bucket,
+    Item,
+    in_reverse_order,
+)
+from tfcluster.runtime.collective.collectives import Check
+from tfcluster.runtime.collective.group import CollectiveCall, Group
+from tfcluster.runtime.collective.half_precision import is_half_precision
+from tfcluster.runtime.collective.packing import ALONE_BYTES, packed, pool, reduced
+from tfcluster.runtime.collective.rounding import Residuals, Rounding
+from tfcluster.runtime.collective.signature import Signature
+from tfcluster.runtime.collective.sparse import Slices, densified, is_dense, of_rows
+from tfcluster.runtime.collective.transports.base import Array, ReduceOp
+
+_SENT_AT_ONCE_BYTES = ALONE_BYTES
+"""The largest bucket between hosts: the next one is computed while it is sent."""
+
+
+class Gradients(Protocol):
+    """This rank's gradients, which may become available one after the other."""
+
+    @property
+    def items(self) -> Sequence[Item]:
+        """Dtype and size of each dense array; known from the beginning."""
+        ...
+
+    @property
+    def count(self) -> int:
+        """The number of dense arrays."""
+        ...
+
+    @property
+    def late(self) -> int:
+        """How many dense arrays, at the end of the list, become available last."""
+        ...
+
+    def has(self, bucket: Bucket) -> bool:
+        """Whether these dense arrays are available."""
+        ...
+
+    def dense(self, bucket: Bucket) -> list[Array]:
+        """These dense arrays; waits for them. Raises CollectiveError if none come."""
+        ...
+
+    def sparse(self) -> Sequence[Slices]:
+        """The sparse gradients; waits for them. Raises CollectiveError likewise."""
+        ...
+
+
+class Available:
+    """``Gradients`` that are all available."""
+
+    def __init__(
+        self, dense: Sequence[Array], sparse: Sequence[Slices], late: int = 0
+    ) -> None:
+        self.late = late
+        self._dense = dense
+        self._sparse = sparse
+
+    @property
+    def items(self) -> Sequence[Item]:
+        return [Item(str(array.dtype), array.nbytes) for array in self._dense]
+
+    @property
+    def count(self) -> int:
+        return len(self._dense)
+
+    def has(self, bucket: Bucket) -> bool:
+        return True
+
+    def dense(self, bucket: Bucket) -> list[Array]:
+        return [self._dense[place] for place in bucket]
+
+    def sparse(self) -> Sequence[Slices]:
+        return self._sparse
+
+
+@dataclass(frozen=True, slots=True)
+class MeanOptions:
+    """How a mean is exchanged; equal on all ranks.
+
+    ``rounding``, a dtype or None, applies between hosts, to float32 and float64.
+    ``residuals`` has this rank's rounding errors, if they are fed back.
+    """
+
+    bucket_bytes: int = DEFAULT_BYTES
+    rounding: Rounding | None = None
+    residuals: Residuals | None = None
+
+    def signature(self, signature: Signature) -> Signature:
+        """``signature``, with these options as far as they are not the defaults."""
+        words = []
+        if self.bucket_bytes != DEFAULT_BYTES:
+            words.append(f"buckets of {self.bucket_bytes} bytes")
+        if self.rounding is not None:
+            fed_back = "" if self.residuals is None else " with error feedback"
+            words.append(f"sent as {self.rounding.dtype}{fed_back}")
+        if not words:
+            return signature
+        return Signature(f"{signature.what} ({', '.join(words)})", signature.tensors)
+
+    def buckets(self, items: Sequence[Item], late: int) -> list[Bucket]:
+        """The buckets between hosts, in the order in which they are exchanged.
+
+        Each holds positions of dense arrays. The last ``late`` arrays are in buckets of
+        their own, at the end.
+        """
+        most = min(self.bucket_bytes, _SENT_AT_ONCE_BYTES)
+        early = len(items) - late
+        following = in_reverse_order(items[early:], most, ALONE_BYTES)
+        return [
+            *in_reverse_order(items[:early], most, ALONE_BYTES),
+            *(tuple(early + place for place in bucket) for bucket in following),
+        ]
+
+
+def mean_of_gradients(
+    group: Group,
+    dense: Sequence[Array],
+    sparse: Sequence[Slices],
+    *,
+    weight: float,
+    signature: Signature,
+    bucket_bytes: int = DEFAULT_BYTES,
+    check: Check | None = None,
+) -> tuple[list[Array], list[Slices]]:
+    """The weighted mean of the ranks' gradients; returns the dense and the sparse ones.
+
+    The mean is ``sum(weight_r * x_r) / sum(weight_r)``, as in federated averaging
+    (McMahan et al., arXiv:1602.05629), where ``weight`` is this rank's number of rows;
+    a rank of weight 0 counts as zeros, even if it has NaN. Arrays are float16,
+    bfloat16, float32, float64 or complex, of any shape, with equal shapes and dtypes on
+    all ranks; results are new arrays of the same. Half precision is summed in float32.
+    They are all-reduced in buckets of about ``bucket_bytes`` bytes: see ``buckets``.
+    The number of slices may differ between ranks: they are scaled, all-gathered and
+    concatenated in rank order, or, where ``is_dense`` says so, all-reduced, and then
+    each row comes once. ``check`` compares notes of all ranks along with it.
+
+    Raises what ``Group.exchange`` and ``check.compared`` raise, and IndexError for an
+    index beyond ``Slices.rows``; nothing can be exchanged after that.
+    """
+    options = MeanOptions(bucket_bytes)
+    gradients = Available(dense, sparse)
+    signature = options.signature(signature)
+    found = mean_of(group, gradients, options, weight, signature, check)
+    if check:
+        check.compared(found.notes)
+    return found.dense, found.sparse
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """The result of an exchange: the means, and the notes of all ranks."""
+
+    dense: list[Array]
+    sparse: list[Slices]
+    notes: tuple[bytes, ...]
+
+
+def mean_of(
+    group: Group,
+    gradients: Gradients,
+    options: MeanOptions,
+    weight: float,
+    signature: Signature,
+    check: Check | None = None,
+) -> Means:
+    """``mean_of_gradients`` of arrays that need not be available yet.
+
+    ``signature`` includes the options (``MeanOptions.signature``). Only sends the note
+    of ``check``; the caller compares the notes.
+    """
+    note = check.note if check else b""
+    with group.exchange(signature, weight, note) as call:
+        if call.transport.several_hosts:
+            dense = _bucket_means(call, gradients, options)
+            _, gathered = _at_once(call, (), gradients.sparse(), options)
+        else:
+            own = gradients.dense(tuple(range(gradients.count)))
+            dense, gathered = _at_once(call, own, gradients.sparse(), options)
+    return Means(dense, gathered, call.notes)
+
+
+def _at_once(
+    call: CollectiveCall,
+    dense: Sequence[Array],
+    sparse: Sequence[Slices],
+    options: MeanOptions,
+) -> tuple[list[Array], list[Slices]]:
+    rest = [_counted(slices, call.share) for slices in sparse]
+    indices = [
+        ragged_collectives.allgatherv(call.transport, slices.indices) for slices in rest
+    ]
+    whole = {
+        i: densified(rest[i], rest[i].rows or 0)
+        for i, (_, counts) in enumerate(indices)
+        if is_dense(counts.tolist(), rest[i].rows)
+    }
+    arrays = [*dense, *whole.values()]
+    means = reduced(
+        call,
+        arrays,
+        ReduceOp.SUM,
+        scale=call.share,
+        bucket_bytes=options.bucket_bytes,
+    )
+    sums = dict(zip(whole, means[len(dense) :], strict=True))
+    gathered = [
+        of_rows(sums[i], found)
+        if i in sums
+        else Slices(_gathered_values(call, slices), found, slices.rows)
+        for i, (slices, (found, _)) in enumerate(zip(rest, indices, strict=True))
+    ]
+    return means[: len(dense)], gathered
+
+
+def _bucket_means(
+    call: CollectiveCall, gradients: Gradients, options: MeanOptions
+) -> list[Array]:
+    """The means of the dense arrays, bucket after bucket as they become available."""
+    means: list[Array] = [np.empty(0)] * gradients.count
+    buckets = options.buckets(gradients.items, gradients.late)
+    for number, bucket in enumerate(buckets):
+        # Other ranks that wait for this one must see that it is still computing.
+        with nullcontext() if gradients.has(bucket) else call.away():
+            arrays = gradients.dense(bucket)
+        is_late = bucket[0] >= len(means) - gradients.late
+        found = (
+            reduced(call, arrays, ReduceOp.SUM, scale=call.share)
+            if is_late or options.rounding is None or not _can_be_rounded(arrays)
+            else _rounded_means(call, arrays, options, number)
+        )
+        for place, mean in zip(bucket, found, strict=True):
+            means[place] = mean
+    return means
+
+
+def _can_be_rounded(arrays: Sequence[Array]) -> bool:
+    dtype = arrays[0].dtype  # All have the same.
+    return dtype.kind == "f" and not is_half_precision(dtype)
+
+
+def _rounded_means(
+    call: CollectiveCall, arrays: Sequence[Array], options: MeanOptions, number: int
+) -> list[Array]:
+    """The means of a bucket of float32 or float64, rounded between hosts."""
+    assert options.rounding is not None
+    kept = options.residuals
+    residual = None if kept is None else kept.of(number)
+    if len(arrays) == 1:
+        source = arrays[0].reshape(-1)
+        total = pool.empty(source.size, source.dtype)
+        bounds = [(0, source.size)]
+    else:
+        total, bounds = packed(arrays, arrays[0].dtype)
+        source = total
+    if total.size:
+        call.transport.allreduce_rounded(
+            total, source, call.shares, options.rounding, residual
+        )
+    return [
+        total[start:end].reshape(array.shape)
+        for array, (start, end) in zip(arrays, bounds, strict=True)
+    ]
+
+
+def _counted(slices: Slices, share: float) -> Slices:
+    """The slices, without any rows if this rank's share is 0."""
+    if share:
+        return slices
+    return Slices(slices.values[:0], slices.indices[:0], slices.rows)
+
+
+def _gathered_values(call: CollectiveCall, slices: Slices) -> Array:
+    scale = slices.values.dtype.type(call.share)
+    return ragged_collectives.allgatherv(call.transport, slices.values * scale)[0]

@@ -1,0 +1,93 @@
+"""Rounding of float32 to two bytes and back, and the errors that it leaves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tfcluster.runtime.collective.float16 import to_float16, to_float32
+from tfcluster.runtime.net.buffer_pool import Pool
+from tfcluster.runtime.tensor_types import Array
+
+pool = Pool()
+"""The memory of numbers that are being converted; used again for the next bucket."""
+_FLOAT16 = "float16"
+
+
+@dataclass(frozen=True, slots=True)
+class Rounding:
+    """A dtype of two bytes in which numbers are sent: float16 or bfloat16."""
+
+    dtype: str
+
+    def empty(self, count: int) -> Array:
+        """An uninitialised array of that dtype, shape (count,)."""
+        return pool.empty(count, _dtype(self.dtype))
+
+    def to_half(self, values: Array, out: Array) -> None:
+        """Round float32 ``values`` to ``out``; those out of range become infinite.
+
+        Both are contiguous vectors of equal length.
+        """
+        if self.dtype == _FLOAT16:
+            to_float16(values, out)
+        else:
+            np.copyto(out, values, casting="unsafe")
+
+    def to_float(self, values: Array, out: Array) -> None:
+        """Convert ``values`` to float32 ``out`` exactly; vectors of equal length."""
+        if self.dtype == _FLOAT16:
+            to_float32(values, out)
+        else:
+            np.copyto(out, values, casting="unsafe")
+
+
+def _dtype(name: str) -> np.dtype[Any]:
+    if name == _FLOAT16:
+        return np.dtype(np.float16)
+    import ml_dtypes  # TensorFlow needs it, too.
+
+    return np.dtype(ml_dtypes.bfloat16)
+
+
+@dataclass(slots=True)
+class Residual:
+    """What this rank still owes to the sum of one vector, in float32; None: nothing.
+
+    ``sent`` comes from rounding what it sends, ``total`` from rounding the sums that it
+    computes for all ranks.
+    """
+
+    sent: Array | None = None
+    total: Array | None = None
+
+    def start(self, sent: int, total: int) -> tuple[Array, Array]:
+        """Both, of these lengths; zeros at first, and if the lengths have changed."""
+        if self.sent is None or len(self.sent) != sent:
+            self.sent = np.zeros(sent, np.float32)
+        if self.total is None or len(self.total) != total:
+            self.total = np.zeros(total, np.float32)
+        return self.sent, self.total
+
+
+@dataclass(slots=True)
+class Residuals:
+    """The residuals of one set of gradients, by the number of the bucket.
+
+    Error feedback: what rounding took from a contribution is added to the next one, on
+    the sender and at the rank that sums. See Seide et al., "1-Bit Stochastic Gradient
+    Descent", 2014, Karimireddy et al., arXiv:1901.09847, and for both places Tang et
+    al., "DoubleSqueeze", arXiv:1905.05957.
+
+    A residual is a part of the mean itself, after the multiplication by the rank's
+    share of the rows. So it stays correct if the shares change from step to step, and a
+    rank without rows pays what it owes.
+    """
+
+    by_bucket: dict[int, Residual] = field(default_factory=dict)
+
+    def of(self, number: int) -> Residual:
+        """The residual of a bucket; empty at first."""
+        return self.by_bucket.setdefault(number, Residual())

@@ -1,0 +1,274 @@
+"""What one rank does in an all-reduce of gradients, when the op runs.
+
+The ops are made by ``gradient_allreduce`` and ``overlapped_allreduce``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import tensorflow as tf
+
+from tfcluster.runtime.collective import ReduceOp, Signature
+from tfcluster.runtime.collective.background_exchange import BackgroundExchange
+from tfcluster.runtime.collective.buckets import Bucket, Item
+from tfcluster.runtime.collective.collectives import Check
+from tfcluster.runtime.collective.gradient_mean import (
+    Available,
+    Means,
+    mean_of,
+)
+from tfcluster.runtime.collective.sparse import Slices
+from tfcluster.runtime.collective.transports.base import Array
+from tfcluster.runtime.exchange.tensor_list import TensorList
+from tfcluster.runtime.exchange.wire_format import (
+    Reduction,
+    WireTensor,
+    compression_named,
+    to_wire,
+    uncompressed,
+    widened,
+)
+from tfcluster.runtime.keras.session import Session
+from tfcluster.runtime.keras.step_rows import StepRows
+from tfcluster.runtime.process_group import context
+from tfcluster.runtime.tensor_types import Tensor
+
+
+class Watch(Protocol):
+    """Compares the ranks' state during the exchanges of a trace."""
+
+    def inputs(self) -> list[Tensor]:
+        """Tensors whose values ``look`` needs, of any shapes and dtypes."""
+        ...
+
+    def look(self, *inputs: Array) -> Check:
+        """Look at this rank's state. Called right before each exchange.
+
+        ``inputs`` are the values of the tensors of ``inputs()``, in their order.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The optimizer or tape that gradients are computed for."""
+
+    name: Callable[[], str]
+    """Its name in messages, equal on all ranks; called when the exchange runs."""
+    step: str
+    """A name shared by gradients that occur exactly once per step."""
+    names: set[str] = field(default_factory=set)
+    """The names it has had so far: an optimizer may become known only later."""
+
+    @classmethod
+    def of(cls, optimizer: str) -> Target:
+        """The target for an optimizer of this name."""
+        return cls(lambda: optimizer, optimizer)
+
+
+@dataclass(frozen=True, slots=True)
+class _Now:
+    """What the step knows when its exchange begins."""
+
+    name: str
+    weight: float
+    trial: bool
+    check: Check | None
+
+
+class AllreduceStep:
+    """The exchange of one trace; it runs in every step.
+
+    ``words`` are the entries of its signature. ``dense`` is the number of gradients
+    among the dense tensors; layers' variables follow. The other arguments are those of
+    ``gradient_allreduce.exchange``.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        target: Target,
+        words: tuple[str, ...],
+        dense: int,
+        watch: Watch | None,
+        *,
+        chiefs_count: bool,
+    ) -> None:
+        self._session = session
+        self._target = target
+        self._words = words
+        self._dense = dense
+        self._watch = watch
+        self._chiefs_count = chiefs_count
+        self._rows = StepRows(session)
+        self._signatures: dict[str, Signature] = {}
+        self._options = session.mean_options((target.step, words))
+        self._background: tuple[_Now, BackgroundExchange] | None = None
+        self._judged: dict[int, Array] = {}
+        """This rank's gradients of a trial, by their places."""
+
+    def wire_tensors(self, tensors: TensorList) -> list[WireTensor]:
+        """Compress dense gradients, but neither slices nor layers' variables.
+
+        If the transport rounds what it sends, they are not compressed here.
+        """
+        compression = context().options.compression
+        if self._options.rounding is not None:
+            compression = "none"
+        compressed = Reduction(
+            ReduceOp.AVERAGE, compression=compression_named(compression)
+        )
+        flat = tensors.flat
+        return [
+            *(to_wire(t, compressed, "gradients") for t in flat[: self._dense]),
+            *map(uncompressed, flat[self._dense : tensors.dense_count]),
+            *map(widened, flat[tensors.dense_count : tensors.summed_count]),
+        ]
+
+    def context(self) -> list[Tensor]:
+        """Tensors whose values ``combine`` and ``begin`` need."""
+        share = self._session.share
+        trial = tf.convert_to_tensor(share is not None and share.trial)
+        watched = self._watch.inputs() if self._watch else []
+        return [trial, *self._rows.inputs, *watched]
+
+    def combine(
+        self, context: Sequence[Array], dense: Sequence[Array], sparse: list[Slices]
+    ) -> tuple[Sequence[Array], Sequence[Slices], Sequence[Array]]:
+        """See ``tensor_list.Combine``."""
+        now = self._now(context)
+        means = mean_of(
+            self._session.group,
+            Available(dense, self._counted(sparse), len(dense) - self._dense),
+            self._options,
+            now.weight,
+            self._signature(now.name),
+            now.check,
+        )
+        self._done(now, means, dense[: self._dense], sparse)
+        return means.dense, means.sparse, ()
+
+    # --- the same in parts, while gradients are being computed -----------------------
+
+    def buckets(self, items: Sequence[Item]) -> list[Bucket]:
+        """The buckets in which ``begin`` expects the gradients, in order.
+
+        ``items`` are all dense arrays.
+        """
+        late = len(items) - self._dense
+        found = self._options.buckets(items, late)
+        return [bucket for bucket in found if bucket[0] < self._dense]
+
+    def begin(self, items: Sequence[Item], context: Sequence[Array]) -> None:
+        """Begin the exchange in a thread. Raises CollectiveError."""
+        now = self._now(context)
+        self._judged = {}
+        self._background = (
+            now,
+            BackgroundExchange(
+                self._session.group,
+                items,
+                len(items) - self._dense,
+                self._options,
+                now.weight,
+                self._signature(now.name),
+                now.check,
+            ),
+        )
+
+    def hand_over(self, bucket: Bucket, arrays: Sequence[Array]) -> None:
+        """Give the thread the gradients of a bucket.
+
+        Raises what the exchange has raised so far.
+        """
+        assert self._background is not None
+        now, background = self._background
+        if now.trial:
+            self._judged.update(zip(bucket, arrays, strict=True))
+        background.hand_over(bucket, arrays)
+
+    def finish(
+        self, late: Sequence[Array], sparse: Sequence[Slices]
+    ) -> tuple[Sequence[Array], Sequence[Slices]]:
+        """Give it the rest, wait for it, and return the means.
+
+        Raises what the exchange raises.
+        """
+        assert self._background is not None
+        now, background = self._background
+        self._background = None
+        means = background.result(late, self._counted(sparse))
+        dense = [self._judged[place] for place in sorted(self._judged)]
+        self._judged = {}
+        self._done(now, means, dense, sparse)
+        return means.dense, means.sparse
+
+    # ---------------------------------------------------------------------------------
+
+    def _now(self, context: Sequence[Array]) -> _Now:
+        session, (trial, *rest) = self._session, context
+        count = len(self._rows.inputs)
+        rows, watched = rest[:count], rest[count:]
+        judges = bool(session.trials) and not self._chiefs_count
+        in_loop = self._rows.in_loop
+        return _Now(
+            self._target.name(),
+            float(session.chief) if self._chiefs_count else self._rows.of(rows),
+            judges and bool(session.loop.share.trial if in_loop else trial),
+            self._watch.look(*watched) if self._watch else None,
+        )
+
+    def _counted(self, sparse: Sequence[Slices]) -> Sequence[Slices]:
+        if self._rows.in_loop and not self._chiefs_count:
+            return [_as_on_one_machine(self._session, each) for each in sparse]
+        return sparse
+
+    def _done(
+        self,
+        now: _Now,
+        means: Means,
+        dense: Sequence[Array],
+        sparse: Sequence[Slices],
+    ) -> None:
+        """Compare and record what was exchanged; ``dense`` if it is a trial."""
+        session, target = self._session, self._target
+        if now.check is not None:
+            now.check.compared(means.notes)
+        if self._chiefs_count:
+            return
+        session.last_rows = now.weight
+        judged = False
+        if now.trial and session.trials is not None:
+            # Repeated rows also repeat the slices' indices, so judge their sums.
+            sums = [each.values.sum(axis=0, keepdims=True) for each in sparse]
+            judged = session.trials.judge(now.name, [*dense, *sums])
+        in_loop = self._rows.in_loop
+        session.applied(now.name, in_loop=in_loop, judged=judged, step=target.step)
+        target.names.add(now.name)
+        if judged:
+            session.loop.unjudged -= target.names
+
+    def _signature(self, name: str) -> Signature:
+        signature = self._signatures.get(name)
+        if signature is None:
+            signature = Signature(f"gradients of {name}", self._words)
+            signature = self._signatures[name] = self._options.signature(signature)
+        return signature
+
+
+def _as_on_one_machine(session: Session, slices: Slices) -> Slices:
+    """Slices in which an optimizer finds each row as often as on one machine.
+
+    Keras's Adam squares the values of each slice separately. So repeated indices are
+    not summed, and of slices that all ranks have in common only the chief's are kept,
+    times the number of ranks.
+    """
+    if session.divides and not session.loop.divided:
+        values, indices = slices.values, slices.indices
+        if not session.chief:
+            return Slices(values[:0], indices[:0])
+        return Slices(values * values.dtype.type(session.size), indices)
+    return slices

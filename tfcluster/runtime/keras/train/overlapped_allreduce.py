@@ -1,0 +1,95 @@
+"""All-reduce of gradients in a graph, while the backward pass goes on.
+
+One op begins the exchange as soon as the step begins: the ranks compare what they are
+about to do. Then one op for each bucket hands its gradients to the thread that
+exchanges them, and does not wait. The last op waits for the means.
+
+TensorFlow runs the ops of a graph in an order of its own, but ``graph_order`` keeps
+these in the order in which they are made, which is that of the buckets. So all ranks
+exchange the same buckets in the same order, also if one of them traces again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from tfcluster.runtime.collective import Group
+from tfcluster.runtime.collective.buckets import Bucket, Item
+from tfcluster.runtime.collective.sparse import Slices
+from tfcluster.runtime.collective.transports.base import Array
+from tfcluster.runtime.exchange.tensor_list import TensorList, flattened, received
+from tfcluster.runtime.exchange.wire_format import WireTensor
+from tfcluster.runtime.keras.graph_order import exchange_in_order
+from tfcluster.runtime.keras.train.allreduce_step import AllreduceStep
+from tfcluster.runtime.tensor_types import Tensor
+
+_MIN_BYTES = 1 << 20
+"""The exchange of fewer bytes takes about as long as starting a thread."""
+
+
+def pays(group: Group, tensors: TensorList, wire_tensors: Sequence[WireTensor]) -> bool:
+    """Whether the exchange of these tensors is to overlap with their computation.
+
+    Ranks need not agree: they exchange the same messages in any case.
+    """
+    if tf.executing_eagerly() or not group.several_hosts:
+        return False
+    items = [item_of(each.tensor) for each in wire_tensors[: tensors.dense_count]]
+    if any(item.nbytes is None for item in items):
+        return False
+    return sum(item.nbytes or 0 for item in items) >= _MIN_BYTES
+
+
+def item_of(tensor: Tensor) -> Item:
+    """What bucketing needs to know of a tensor."""
+    count = tensor.shape.num_elements()
+    dtype = tensor.dtype
+    return Item(
+        str(np.dtype(dtype.as_numpy_dtype)),
+        None if count is None else count * dtype.size,
+    )
+
+
+def exchange(
+    step: AllreduceStep, tensors: TensorList, wire_tensors: Sequence[WireTensor]
+) -> TensorList:
+    """The means of ``tensors``, a list of the same kinds, by ops of the current graph.
+
+    ``wire_tensors`` are those of ``step.wire_tensors``. Raises CollectiveError if XLA
+    would compile the graph, and what ``step`` raises, when the ops run.
+    """
+    items = [item_of(each.tensor) for each in wire_tensors[: tensors.dense_count]]
+
+    def begin(*context: Array) -> np.generic:
+        step.begin(items, context)
+        return np.True_
+
+    exchange_in_order(begin, step.context(), tf.bool)
+    buckets = step.buckets(items)
+    for bucket in buckets:
+        gradients = [wire_tensors[place].tensor for place in bucket]
+        exchange_in_order(_hand_over(step, bucket), gradients, tf.bool)
+    early = sum(map(len, buckets))
+    rest = [each.tensor for each in wire_tensors[early:]]
+    late_count, sparse_count = len(items) - early, len(tensors.indices)
+
+    def finish(*arrays: Array) -> list[Array]:
+        late, values = arrays[:late_count], arrays[late_count:]
+        pairs = zip(values[:sparse_count], values[sparse_count:], strict=True)
+        return flattened(*step.finish(late, [Slices(*pair) for pair in pairs]))
+
+    sent = [*(each.tensor for each in wire_tensors), *tensors.indices]
+    types = [tensor.dtype for tensor in sent]
+    results = exchange_in_order(finish, [*rest, *tensors.indices], types)
+    return received(tensors, wire_tensors, results)
+
+
+def _hand_over(step: AllreduceStep, bucket: Bucket) -> Callable[..., np.generic]:
+    def run(*arrays: Array) -> np.generic:
+        step.hand_over(bucket, arrays)
+        return np.True_
+
+    return run
