@@ -237,7 +237,9 @@ class PeerMonitor:
                 left_s = deadline - time.monotonic()
                 if left_s <= 0 or not self._changed.wait(left_s):
                     break
-            others = {rank: self._answers.get(rank) for rank in self._found}
+            # A rank that has just given up, as this one is about to, is not late.
+            left = {*self._died, *self._exit_reports}
+            others = {rank: self._answers.get(rank) for rank in asked - left}
         text = stalled_text(progress, others)
         self._stalled_report = progress.number, text
         return text
