@@ -63,6 +63,9 @@ class Runtime:
     """global | local: over whose rows BatchNormalization normalises."""
     on_difference: str = "refuse"
     """refuse | warn: what happens to a result that would differ from one machine's."""
+    shards: int | None = None
+    """Into how many parts every batch is divided, on any number of ranks; None: into
+    one for each rank, and the bits of the weights depend on the number of ranks."""
     data: str = "shared"
     """shared | seed_offset: each rank has all data, in a random order of its own."""
     sync_every: int | None = None

@@ -159,6 +159,31 @@ BAD = [
         "2:33",
         "'min' is for strategy collective, not for none",
     ),
+    Bad(
+        f"{SMALLEST}runtime: {{strategy: local_sgd, shards: 8}}\n",
+        "3:40",
+        "'shards' is for strategy collective, not for local_sgd",
+    ),
+    Bad(
+        f"{SMALLEST}runtime: {{shards: 8, transport: tensorflow}}\n",
+        "3:33",
+        "'shards' is not for transport tensorflow",
+    ),
+    Bad(
+        f"{SMALLEST}runtime: {{shards: 8, batch: per_worker}}\n",
+        "3:29",
+        "'shards' needs batch: global",
+    ),
+    Bad(
+        f"{SMALLEST}runtime: {{shards: 8, compression: fp16}}\n",
+        "3:35",
+        "'shards' needs compression: none",
+    ),
+    Bad(
+        "command: a\ntasks: {worker: 2, chief: 1}\nruntime: {shards: 2}\n",
+        "3:19",
+        "2 shards are too few for 3 ranks",
+    ),
     Bad(f"{SMALLEST}workdir: {{sync: /}}\n", "3:17", "'/' is not a separate folder"),
     Bad(
         f"{SMALLEST}workdir: {{sync: ../x}}\n",

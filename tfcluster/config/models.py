@@ -198,6 +198,16 @@ class Runtime(_Section):
             "one machine: the run ends with an error, or goes on with a warning.",
         ),
     ]
+    shards: Annotated[
+        int | None,
+        Field(
+            default=None,
+            ge=2,
+            le=256,
+            description="Divide every batch into this many parts, computed and added "
+            "up in the same way on any number of ranks, so that all get the same bits.",
+        ),
+    ]
     data: Annotated[
         Literal["shared", "seed_offset"],
         Field(

@@ -49,6 +49,7 @@ def check_rules(cluster: Cluster, findings: Findings) -> None:
         _check_strategy(cluster, findings)
         _check_runtime(cluster, findings)
         _check_error_feedback(cluster, findings)
+        _check_shards(cluster, findings)
     if findings.sound("tasks", "runtime", "restart"):
         _check_min(cluster, findings)
         _check_restart(cluster, findings)
@@ -175,6 +176,37 @@ def _check_error_feedback(cluster: Cluster, findings: Findings) -> None:
     elif runtime.transport not in ("auto", "host"):
         message = f"'error_feedback' needs transport host, not {runtime.transport}"
         findings.error(path, message, "transport: host")
+
+
+def _check_shards(cluster: Cluster, findings: Findings) -> None:
+    runtime, chosen, path = cluster.runtime, strategy(cluster), ("runtime", "shards")
+    if runtime.shards is None:
+        return
+    if chosen is not Strategy.COLLECTIVE:
+        message = f"'shards' is for strategy collective, not for {chosen}"
+        findings.error(path, message)
+    for key, value in (
+        ("batch", "global"),
+        ("data", "shared"),
+        ("compression", "none"),
+    ):
+        if getattr(runtime, key) != value:
+            message = (
+                f"'shards' needs {key}: {value}; with {getattr(runtime, key)} the "
+                "result depends on the number of ranks"
+            )
+            findings.error(("runtime", key), message)
+    if runtime.transport == "tensorflow":
+        message = (
+            "'shards' is not for transport tensorflow, which adds in another order"
+        )
+        findings.error(("runtime", "transport"), message, "transport: auto")
+    ranks = sum(
+        task.count for kind, task in groups(cluster).items() if kind in RANKED_TYPES
+    )
+    if ranks > runtime.shards:
+        message = f"{runtime.shards} shards are too few for {ranks} ranks"
+        findings.error(path, message, "a rank needs at least one shard")
 
 
 def _check_restart(cluster: Cluster, findings: Findings) -> None:

@@ -224,6 +224,10 @@ class Operation(Protocol):
     @property
     def _is_stateful(self) -> bool: ...
 
+    def get_attr(self, name: str) -> Any:
+        """The value of an attribute. Raises ValueError if there is none."""
+        ...
+
     @property
     def name(self) -> str: ...
 

@@ -421,6 +421,35 @@ def is_stateful(op: Operation) -> bool:
     return op._is_stateful
 
 
+_READ_ONLY = "_read_only_resource_inputs"
+
+
+def may_write(op: Operation, handle: Tensor) -> bool:
+    """Whether an operation may change the variable whose handle is its input.
+
+    Of an operation that calls functions, TensorFlow records which inputs they only
+    read. Of the others, those that change a variable are known by their names.
+    """
+    kind = op.type
+    changes = ("Assign", "ResourceScatter", "ResourceApply", "ResourceSparseApply")
+    if kind.startswith(changes):
+        return True
+    if kind not in (
+        "If",
+        "While",
+        "Case",
+        "PartitionedCall",
+        "StatefulPartitionedCall",
+    ):
+        return False
+    try:
+        read = op.get_attr(_READ_ONLY)
+    except ValueError:
+        return True
+    places = [place for place, each in enumerate(op.inputs) if each is handle]
+    return not set(places) <= set(read)
+
+
 def user_frames() -> list[Frame]:
     """The frames of the current call stack, the innermost last.
 

@@ -237,9 +237,7 @@ class PeerMonitor:
                 left_s = deadline - time.monotonic()
                 if left_s <= 0 or not self._changed.wait(left_s):
                     break
-            # A rank that has just given up, as this one is about to, is not late.
-            left = {*self._died, *self._exit_reports}
-            others = {rank: self._answers.get(rank) for rank in asked - left}
+            others = {rank: self._answers.get(rank) for rank in self._found}
         text = stalled_text(progress, others)
         self._stalled_report = progress.number, text
         return text

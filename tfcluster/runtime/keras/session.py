@@ -170,6 +170,15 @@ class Trials(Protocol):
         """
         ...
 
+    def judge_repeated(
+        self, optimizer: str, repeated: Sequence[Array], once: Sequence[Array]
+    ) -> bool:
+        """Like ``judge``, of this rank's gradients for some rows, each given twice.
+
+        ``once`` has those for the same rows given once.
+        """
+        ...
+
 
 @dataclass
 class Session:
@@ -185,6 +194,9 @@ class Session:
     """Whether ``differs`` ends the program."""
     normalizes_whole_batches: bool = False
     """Whether BatchNormalization normalises over the rows of all ranks by default."""
+    shards: int | None = None
+    """The number of parts of every batch; None: one for each rank. See
+    ``train.shard_steps``."""
     bucket_bytes: int = DEFAULT_BYTES
     """The approximate number of bytes per bucket in which gradients are exchanged."""
     rounding: Rounding | None = None
@@ -233,6 +245,7 @@ class Session:
         self._residuals: dict[Hashable, Residuals] = {}
         self._share: ContextVar[Share | None] = ContextVar("share", default=None)
         self._plain_step: ContextVar[bool] = ContextVar("plain_step", default=False)
+        self._shard: ContextVar[int | None] = ContextVar("shard", default=None)
         self.step_rate = StepRate(self.reporter, self)
         self.group.steps = lambda: self.step_rate.steps
         # With an undivided batch every rank computes the same, so only the chief
@@ -288,16 +301,46 @@ class Session:
         """The share of the Keras step that is being traced or run, if any."""
         return self._share.get()
 
+    @property
+    def current_shard(self) -> int | None:
+        """The shard that the step being traced or run computes; None without shards."""
+        return self._shard.get()
+
+    @property
+    def part(self) -> int:
+        """The number of the part of a batch that is computed: a shard's or a rank's."""
+        shard = self.current_shard
+        return self.rank if shard is None else shard
+
     @contextmanager
-    def stepping(self, share: Share, *, plain: bool = False) -> Iterator[None]:
-        """Set the share of a step. ``plain``: Keras's own step calls the optimizer."""
+    def stepping(
+        self, share: Share, *, plain: bool = False, shard: int | None = None
+    ) -> Iterator[None]:
+        """Set the share of a step. ``plain``: Keras's own step calls the optimizer.
+
+        ``shard``: the step computes only this one of the rank's shards.
+        """
         token = self._share.set(share)
         plain_token = self._plain_step.set(plain)
+        shard_token = self._shard.set(shard)
         try:
             yield
         finally:
+            self._shard.reset(shard_token)
             self._plain_step.reset(plain_token)
             self._share.reset(token)
+
+    def refuse_in_shard(self, what: str) -> None:
+        """Raise CollectiveError if the step that is running computes only one shard.
+
+        ``what`` would need the other shards' rows, and begins the sentence.
+        """
+        if self.current_shard is not None:
+            self.refuse(
+                f"{what} all rows of the batch while it computes its gradients. With "
+                "runtime.shards, a step computes one shard after the other and cannot "
+                "see the others' rows. Run the job without runtime.shards"
+            )
 
     @property
     def plain_step(self) -> bool:

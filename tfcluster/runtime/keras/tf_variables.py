@@ -10,7 +10,11 @@ import tensorflow as tf
 
 from tfcluster.runtime import tf_internals
 from tfcluster.runtime.keras import types
-from tfcluster.runtime.tensor_types import DTypeLike, TensorLike, Variable
+from tfcluster.runtime.keras.object_map import ObjectMap
+from tfcluster.runtime.tensor_types import DTypeLike, Tensor, TensorLike, Variable
+
+_ours = ObjectMap[bool]()
+"""The handles of the variables that ``new_variable`` has made."""
 
 
 def raw(variable: types.Variable | Variable) -> Variable:
@@ -31,7 +35,14 @@ def new_variable(
     """
     plain = tf.variable_creator_scope(tf_internals.plain_variable)
     with tf.init_scope(), plain:
-        return tf.Variable(value, trainable=False, dtype=dtype, name=name)
+        made = tf.Variable(value, trainable=False, dtype=dtype, name=name)
+    _ours[made.handle] = True
+    return made
+
+
+def is_ours(handle: Tensor) -> bool:
+    """Whether ``handle`` is that of a variable that ``new_variable`` has made."""
+    return handle in _ours
 
 
 def have_values(variables: Iterable[types.Variable | Variable]) -> bool:

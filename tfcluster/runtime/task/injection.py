@@ -183,6 +183,8 @@ def _concerns(context: Context) -> bool:
     if context.strategy is Strategy.NONE or context.rank_info is None:
         return False
     remote = context.data_service is not None
+    if context.options.shards is not None:
+        return True  # Weights get the same bits on one rank as on several.
     return context.size > 1 or remote or context.strategy in _PS_STRATEGIES
 
 

@@ -62,7 +62,22 @@ class LossScalingProbe:
         if session.rank == TRIAL_RANK:
             found = gradient_ratio(ours, chiefs)
         packed = allgather_bytes(session.group, _RATIO.pack(*found), Signature(what))
-        found = GradientRatio(*_RATIO.unpack(packed[TRIAL_RANK]))
+        return self._judged(
+            optimizer, GradientRatio(*_RATIO.unpack(packed[TRIAL_RANK]))
+        )
+
+    def judge_repeated(
+        self, optimizer: str, repeated: Sequence[Array], once: Sequence[Array]
+    ) -> bool:
+        """See ``session.Trials``; the chief's gradients decide."""
+        ours = _RATIO.pack(*gradient_ratio(repeated, once))
+        signature = Signature(f"gradients of {optimizer} for rows that come twice")
+        packed = allgather_bytes(self._session.group, ours, signature)
+        return self._judged(optimizer, GradientRatio(*_RATIO.unpack(packed[0])))
+
+    def _judged(self, optimizer: str, found: GradientRatio) -> bool:
+        """Refuse or warn of a gradient that grows; whether it was conclusive."""
+        session = self._session
         if found.times >= _SUM and found.cosine >= _CERTAIN:
             session.refuse(
                 f"the gradients for {optimizer} grow with the number of rows in a "

@@ -61,6 +61,11 @@ class TrialSteps:
         """Install the hook in Keras, once per process."""
         patches.TABLE.install({patches.MODEL_MAKE_TRAIN_FUNCTION: self._make})
 
+    @property
+    def is_trying(self) -> bool:
+        """Whether the step that is being traced or run belongs to a trial."""
+        return self._trial is not None
+
     def part(self, data: Nest, part: Part) -> Part:
         """``part``, this rank's part of ``data``, or a different part during a trial.
 

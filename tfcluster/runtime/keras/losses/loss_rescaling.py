@@ -113,6 +113,10 @@ class LossRescaling:
         share = self._session.share
         if not self._is_divided(share):
             return None
+        self._session.refuse_in_shard(
+            "a loss divides by the number of its unmasked entries, or by the sum of "
+            "its weights, and so needs those of"
+        )
         divisor = tf.reduce_sum(tf.cast(tf.stop_gradient(weights), tf.float64))
         return self._exchanged(divisor)
 

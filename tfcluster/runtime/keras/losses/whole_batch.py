@@ -64,7 +64,7 @@ def gather_batch(*tensors: TensorLike) -> Any:
         require_numbers(tensor.dtype, "gather_batch")
         if tensor.shape.rank == 0:
             raise ValueError("gather_batch takes tensors of at least one dimension")
-    if installed is not None and installed.may_gather():
+    if installed is not None and installed.may_gather(needed=True):
         found = installed.gather(found, "gather_batch")
     return found[0] if len(found) == 1 else tuple(found)
 
@@ -91,10 +91,17 @@ class WholeBatch:
         global installed
         installed = self
 
-    def may_gather(self) -> bool:
-        """Whether the ranks run this code together, with parts of one batch."""
+    def may_gather(self, *, needed: bool = False) -> bool:
+        """Whether the ranks run this code together, with parts of one batch.
+
+        ``needed``: raises CollectiveError where a step computes a shard by itself.
+        """
         session, share = self._session, self._session.share
+        if needed and share is not None and not share.alone:
+            session.refuse_in_shard("gather_batch gathers")
         if session.size == 1 or not session.waits_in_steps:
+            return False
+        if session.current_shard is not None:
             return False
         if session.within(BY_ROWS):
             return False  # Ranks have different numbers of rows, and so of calls.

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import NoReturn
 
 import keras
 import numpy as np
@@ -29,7 +30,7 @@ from tfcluster.runtime.keras.checks.rounding import TOLERANCES
 from tfcluster.runtime.keras.checks.types import Loss
 from tfcluster.runtime.keras.graph_order import exchange_in_order
 from tfcluster.runtime.keras.losses.whole_batch import WholeBatch, can_be_gathered
-from tfcluster.runtime.keras.session import BY_ROWS, OF_ALL_ROWS, Session
+from tfcluster.runtime.keras.session import BY_ROWS, OF_ALL_ROWS, Session, Share
 from tfcluster.runtime.tensor_types import Nest, Tensor, TensorLike
 
 _KINDS = ("unknown", "mean", "sum", "whole batch")
@@ -71,7 +72,9 @@ class WholeBatchLosses:
         self._local.values = None
         result = original(loss, y_true, y_pred, sample_weight)
         values, share = self._local.values, self._session.share
-        if values is None or share is None or share.alone or self._session.size == 1:
+        if values is None or share is None or share.alone:
+            return result
+        if self._session.size == 1 and self._session.current_shard is None:
             return result
         if self._session.within(BY_ROWS):
             return result
@@ -81,6 +84,8 @@ class WholeBatchLosses:
         given = [y_true, y_pred, sample_weight]
         if not can_be_gathered(given):
             return result
+        if self._session.current_shard is not None:
+            return self._of_a_shard(loss, given, result, share)
         return self._of_all_rows(original, loss, given, result, share.undivided)
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
@@ -123,10 +128,38 @@ class WholeBatchLosses:
         result: Tensor = tf.where(by_rank, local, zero) + held
         return result
 
-    def _look(
-        self, loss: Loss, given: list[Nest], values: Tensor, is_mean: tf.Variable
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def _of_a_shard(
+        self, loss: Loss, given: list[Nest], result: Tensor, share: Share
     ) -> Tensor:
-        """Judge a loss by its value for all rows, and those for their halves."""
+        """``result``, computed from a shard's rows: refused unless it is their mean."""
+        is_mean = self._means.of(loss)
+        values = tf.convert_to_tensor(self._local.values)
+        counts = tf.cast(share.counts, tf.bool)
+        undivided = tf.cast(share.undivided, tf.bool)
+        due = ~undivided & counts & (self._steps.due(loss) | ~is_mean.read_value())
+        looked = tf.cond(
+            due,
+            lambda: self._look(loss, given, values, is_mean, in_shard=True),
+            lambda: tf.constant(False),
+        )
+        with tf.control_dependencies([looked]):
+            found: Tensor = tf.identity(result)
+        return found
+
+    def _look(
+        self,
+        loss: Loss,
+        given: list[Nest],
+        values: Tensor,
+        is_mean: tf.Variable,
+        *,
+        in_shard: bool = False,
+    ) -> Tensor:
+        """Judge a loss by its value for all rows, and those for their halves.
+
+        ``in_shard``: the rows are those of a shard, and no rank is asked.
+        """
         y_true, y_pred, sample_weight = given
         weighted = sample_weight is not None
         rows = tf.cast(rows_in(keras.tree.flatten(y_pred)[0]), tf.int64)
@@ -149,7 +182,8 @@ class WholeBatchLosses:
                 kind = kind_of_loss(float(whole), halves, int(rows), tolerance)
                 if weighted and kind == "mean":
                     kind = "whole batch"  # Keras multiplies it by the mean weight.
-            return np.array(self._judge(loss.name, kind, bool(is_mean.numpy())))
+            judged = self._judge_in_shard if in_shard else self._judge
+            return np.array(judged(loss.name, kind, bool(is_mean.numpy())))
 
         def look() -> Tensor:
             half = rows // 2
@@ -164,8 +198,50 @@ class WholeBatchLosses:
             with tf.control_dependencies(changes):
                 return tf.identity(over)
 
-        over: Tensor = tf.cond(rows >= 2, look, lambda: tf.constant(False))
+        def too_few() -> Tensor:
+            if not in_shard:
+                return tf.constant(False)
+
+            def refuse(was_mean: np.bool_) -> np.bool_:
+                if not was_mean:
+                    session.refuse(
+                        f"the loss {loss.name} is the program's own, or returns one "
+                        "number. With runtime.shards it must be a mean over rows, "
+                        "which can be checked only if each shard of the first batch "
+                        "has two rows or more: a batch needs "
+                        f"{2 * (session.shards or 1)}"
+                    )
+                return np.bool_(False)
+
+            session = self._session
+            checked: Tensor = tf.ensure_shape(
+                tf.numpy_function(refuse, [is_mean.read_value()], tf.bool), []
+            )
+            return checked
+
+        over: Tensor = tf.cond(rows >= 2, look, too_few)
         return over
+
+    def _judge_in_shard(
+        self, name: str, kind: str, was_mean: bool
+    ) -> tuple[bool, bool]:
+        """Like ``_judge``, of a shard's rows; refuses all but a mean over rows."""
+        if kind == "sum":
+            self._refuse_sum(name)
+        if kind == "whole batch":
+            self._session.refuse(
+                f"the loss {name} is not a mean over the rows of a batch. With "
+                "runtime.shards, a step computes one shard after the other and cannot "
+                "see the others' rows. Run the job without runtime.shards"
+            )
+        return kind == "mean" or was_mean, False
+
+    def _refuse_sum(self, name: str) -> NoReturn:
+        self._session.refuse(
+            f"the loss {name} returns the sum over the rows of a batch: a function "
+            "must return their mean, or one number for each row (a keras.Loss may "
+            "have reduction='sum')"
+        )
 
     def _judge(self, name: str, kind: str, was_mean: bool) -> tuple[bool, bool]:
         """Whether a loss counts as a mean from now on, and whether the check is over.
@@ -180,11 +256,7 @@ class WholeBatchLosses:
             (found,) = reduce_arrays(session.group, [number], ReduceOp.MAX, signature)
             kind = _KINDS[int(found[0])]
         if kind == "sum":
-            session.refuse(
-                f"the loss {name} returns the sum over the rows of a batch: a function "
-                "must return their mean, or one number for each row (a keras.Loss may "
-                "have reduction='sum')"
-            )
+            self._refuse_sum(name)
         if kind == "whole batch" and not session.waits_in_steps:
             session.warn(
                 f"the loss {name} is not a mean over the rows of a batch: each rank "

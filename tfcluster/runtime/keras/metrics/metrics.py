@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -163,8 +163,8 @@ class Metrics:
 
         In a graph that would cost an exchange in every step, for one result of many.
         """
-        if not tf.executing_eagerly():
-            return False
+        if not tf.executing_eagerly() or self._session.current_shard is not None:
+            return False  # Ranks may have different numbers of shards.
         share = self._session.share
         if share is not None:
             return not share.alone
@@ -238,6 +238,42 @@ class Metrics:
             steps[name] = StepLogs(new_variable(0.0, tf.float64))
         steps[name].rows.assign(tf.cast(rows, tf.float64))
         steps[name].note(logs, recorded)
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def of_shards(
+        self, model: Model, found: Sequence[Value], rows: Sequence[TensorLike]
+    ) -> Value:
+        """The logs of a training step that was called for each shard of this rank.
+
+        ``found`` has what each call returned, and ``rows`` the weights. Metrics have
+        been updated by all calls, so their results are those of the last one. Other
+        numbers are averaged by rows; counts are added up.
+        """
+        known = self._steps.get(model, {}).get("train_step")
+        if known is None or not isinstance(found[-1], Mapping):
+            return found[-1]
+        weights = [tf.cast(weight, tf.float64) for weight in rows]
+        total = tf.add_n(weights)
+        known.rows.assign(total)
+        each = [dict(leaves(logs)) for logs in found]
+        merged = {}
+        for path, last in each[-1].items():
+            merged[path] = last
+            values = [logs.get(path) for logs in each]
+            plain = path not in known.origins and path not in known.derived
+            if not plain or not all(map(tf.is_tensor, values)):
+                continue
+            if path in known.counts:
+                merged[path] = tf.add_n(values)
+            elif last.dtype.is_floating and _is_scalar(last):
+                parts = [
+                    tf.where(weight > 0, tf.cast(value, tf.float64) * weight, 0.0)
+                    for value, weight in zip(values, weights, strict=True)
+                ]
+                mean = tf.math.divide_no_nan(tf.add_n(parts), total)
+                merged[path] = tf.cast(mean, last.dtype)
+        combined: Value = with_leaves(found[-1], merged)
+        return combined
 
     @contextmanager
     def testing(self) -> Iterator[None]:

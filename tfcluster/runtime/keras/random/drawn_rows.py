@@ -239,7 +239,7 @@ class DrawnRows:
             present = tf.maximum(present, tf.ones_like(present))
         else:
             present = max(present, 1)
-        may_double = session.trials is not None and session.rank == TRIAL_RANK
+        may_double = session.trials is not None and session.part == TRIAL_RANK
         return _Rows(
             first=share.first,
             present=present,

@@ -75,9 +75,9 @@ class RowDraws:
             return seed
         session.draws += 1
         by_rows = session.share.total is not None and not session.within(_APART)
-        if session.chief or by_rows:
+        if session.part == 0 or by_rows:
             return seed
-        moved: Tensor = seed + tf.constant([session.rank * STRIDE, 0], seed.dtype)
+        moved: Tensor = seed + tf.constant([session.part * STRIDE, 0], seed.dtype)
         return moved
 
     def _alike(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -177,6 +177,12 @@ class RowDraws:
         *args: Any,
         **kwargs: Any,
     ) -> Tensor:
+        if self._session.current_shard is not None:
+            self._session.refuse(
+                "the step calls tf.random.shuffle, whose state TensorFlow keeps. With "
+                "runtime.shards it would advance once for each shard of a rank. Use "
+                "keras.random.shuffle"
+            )
         shuffled = partial(original, value, *args, **kwargs)
         return self._shuffled(shuffled, tf.convert_to_tensor(value))
 

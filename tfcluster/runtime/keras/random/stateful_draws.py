@@ -75,6 +75,7 @@ class StatefulDraws:
         seed2: int = 0,
         name: str | None = None,
     ) -> Tensor:
+        self._refuse_in_shard()
         part = self._rows.part(shape, may_be_noise=True)
         if part is None:
             return original(shape, dtype, seed, seed2, name)
@@ -91,6 +92,7 @@ class StatefulDraws:
         seed2: int = 0,
         name: str | None = None,
     ) -> Tensor:
+        self._refuse_in_shard()
         part = self._rows.part(shape)
         if part is None:
             return original(shape, dtype, seed, seed2, name)
@@ -107,6 +109,7 @@ class StatefulDraws:
         seed2: int = 0,
         name: str | None = None,
     ) -> Tensor:
+        self._refuse_in_shard()
         part = self._rows.part(shape)
         if part is None:
             return original(shape, dtype, seed, seed2, name)
@@ -131,6 +134,7 @@ class StatefulDraws:
         seed2: int = 0,
         name: str | None = None,
     ) -> Tensor:
+        self._refuse_in_shard()
         part = self._rows.part(shape)
         if part is None:
             return original(shape, minval, maxval, seed, seed2, name)
@@ -212,6 +216,7 @@ class StatefulDraws:
         def plain(logits: Tensor, samples: Tensor) -> Tensor:
             return original(logits, samples, seed, seed2, output_dtype, name)
 
+        self._refuse_in_shard()
         samples = tf.convert_to_tensor(num_samples)
         part = self._rows.part(tf.shape(logits)[:1])
         if part is None:
@@ -235,6 +240,7 @@ class StatefulDraws:
         ``draw`` gets both, for the whole batch; its result has shape ``(*shape,
         *parameter.shape)``.
         """
+        self._refuse_in_shard()
         sizes = tf.convert_to_tensor(shape, tf.int32)
         if parameter.shape.rank == 0:
             part = self._rows.part(sizes)
@@ -261,10 +267,24 @@ class StatefulDraws:
         self, original: Callable[..., Tensor], generator: Any, shape: ShapeLike
     ) -> Tensor:
         """Advance a ``tf.random.Generator`` as on one machine."""
+        self._refuse_in_shard()
         part = self._rows.part(shape)
         if part is not None:
             shape = part.shape(part.whole)
         return original(generator, shape)
+
+    def _refuse_in_shard(self) -> None:
+        """Raise CollectiveError in a step that is computed shard by shard.
+
+        The state would advance once for each shard of a rank.
+        """
+        if self._session.current_shard is not None:
+            self._session.refuse(
+                "the step draws random numbers from a state that TensorFlow keeps "
+                "(tf.random.normal, tf.nn.dropout, tf.random.Generator). With "
+                "runtime.shards it would advance once for each shard of a rank. Use "
+                "keras.random, the layers of Keras, or tf.random.stateless_*"
+            )
 
     # --- states -----------------------------------------------------------------------
 

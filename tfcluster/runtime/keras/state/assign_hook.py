@@ -16,6 +16,7 @@ from tfcluster.runtime.keras.data.dataset_iteration import DatasetIteration
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.state.metric_state import MetricState
 from tfcluster.runtime.keras.state.moving_statistics import MovingStatistics
+from tfcluster.runtime.keras.state.shard_state import ShardState
 from tfcluster.runtime.keras.types import Variable
 from tfcluster.runtime.tensor_types import Tensor, TensorLike
 
@@ -29,11 +30,13 @@ class AssignHook:
         layer_state: MovingStatistics,
         metric_state: MetricState,
         loops: DatasetIteration,
+        shard_state: ShardState,
     ) -> None:
         self._session = session
         self._layer_state = layer_state
         self._metric_state = metric_state
         self._loops = loops
+        self._shard_state = shard_state
 
     def install(self) -> None:
         """Install the hook in Keras, once per process."""
@@ -45,8 +48,12 @@ class AssignHook:
         variable: Variable,
         value: TensorLike,
     ) -> Any:
+        if self._session.current_shard is not None:
+            self._shard_state.assigned(variable)
         if not self._session.within("update_state"):
-            if not self._session.within("apply"):
+            if self._session.current_shard is None and not self._session.within(
+                "apply"
+            ):
                 self._layer_state.assigned(variable, value)
             return original(variable, value)
         counts = self._counts()

@@ -98,6 +98,11 @@ class MovingStatistics:
         """Track which layer is being called. For synchronous ranks."""
         patches.TABLE.install({patches.LAYER_CALL: self._call})
 
+    def innermost_layer(self) -> Layer | None:
+        """The layer that is being called now; None outside of layers."""
+        calls = self._calls()
+        return calls[-1].layer if calls else None
+
     def among(self, variables: Iterable[Variable]) -> list[Variable]:
         """Those of ``variables`` that Keras's layers update, in the given order."""
         return [variable for variable in variables if variable in self._averaged]

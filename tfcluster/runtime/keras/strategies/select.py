@@ -37,6 +37,7 @@ from tfcluster.runtime.keras.strategies.local_sgd import LocalSgdUpdate
 from tfcluster.runtime.keras.strategies.parameter_server import PsUpdate
 from tfcluster.runtime.keras.strategies.ps_models import ServerModels
 from tfcluster.runtime.keras.strategies.ps_non_trainable import ModelVariables
+from tfcluster.runtime.keras.train.shard_steps import compute_alike
 from tfcluster.runtime.keras.train.tape_gradients import TapeGradients
 from tfcluster.runtime.net.handshake import Member
 from tfcluster.runtime.parameter_server.client import ParameterServerClient
@@ -63,7 +64,9 @@ def begin(context: Context) -> Session:
 
 def _collective(context: Context) -> Session:
     session = _session(context)
-    if session.divides and session.size > 1:
+    if session.shards is not None:
+        compute_alike(session)
+    if session.divides and (session.size > 1 or session.shards):
         session.trials = loss_scaling_probe.LossScalingProbe(session)
     transport = session.group.transport
     if session.size > 1 and isinstance(transport, TensorFlowTransport):
@@ -76,7 +79,12 @@ def _collective(context: Context) -> Session:
     session.group.last_equal = divergence_check.last_equal
     tape_gradients = TapeGradients(session, divergence_check=divergence_check)
     update = CollectiveUpdate(session, tape_gradients, divergence_check)
-    synchronous.install(session, update, tape_gradients=tape_gradients)
+    synchronous.install(
+        session,
+        update,
+        tape_gradients=tape_gradients,
+        divergence_check=divergence_check,
+    )
     return session
 
 
@@ -173,7 +181,9 @@ def _session(context: Context) -> Session:
         and options.strategy is not Strategy.LOCAL_SGD,
         normalizes_whole_batches=options.divides
         and options.batch_normalization == "global"
+        and options.shards is None
         and options.strategy is not Strategy.LOCAL_SGD,
+        shards=options.shards,
         bucket_bytes=int(options.bucket_mb * MEGABYTE),
         rounding=_rounding(options),
         feeds_errors_back=options.error_feedback,

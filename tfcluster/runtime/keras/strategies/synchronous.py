@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from tfcluster.runtime.keras.checks.add_loss_check import AddLossCheck
 from tfcluster.runtime.keras.checks.batch_numbers import BatchNumbers
+from tfcluster.runtime.keras.checks.divergence_check import DivergenceCheck
 from tfcluster.runtime.keras.checks.input_consistency import InputConsistency
 from tfcluster.runtime.keras.checks.op_replay import Holds
 from tfcluster.runtime.keras.checks.own_exchanges import OwnExchanges
@@ -26,6 +27,7 @@ from tfcluster.runtime.keras.state.assign_hook import AssignHook
 from tfcluster.runtime.keras.state.metric_state import MetricState
 from tfcluster.runtime.keras.state.moving_statistics import MovingStatistics
 from tfcluster.runtime.keras.state.rnn_states import RnnStates
+from tfcluster.runtime.keras.state.shard_state import ShardState
 from tfcluster.runtime.keras.strategies.synchronous_training import SynchronousTraining
 from tfcluster.runtime.keras.train.chief_only_saving import ChiefOnlySaving
 from tfcluster.runtime.keras.train.gradient_update import GradientUpdate
@@ -33,6 +35,8 @@ from tfcluster.runtime.keras.train.initial_broadcast import InitialBroadcast
 from tfcluster.runtime.keras.train.injected_callbacks import InjectedCallbacks
 from tfcluster.runtime.keras.train.model_methods import ModelMethods
 from tfcluster.runtime.keras.train.optimizer_hook import OptimizerHook
+from tfcluster.runtime.keras.train.shard_steps import ShardSteps
+from tfcluster.runtime.keras.train.shard_update import ShardUpdate
 from tfcluster.runtime.keras.train.sharded_steps import StepChecks
 from tfcluster.runtime.keras.train.sync_batch_norm import SyncBatchNorm
 from tfcluster.runtime.keras.train.tape_gradients import TapeGradients
@@ -46,10 +50,12 @@ def install(
     *,
     before_loss_scale: Callable[[list[Gradient]], list[Gradient]] | None = None,
     tape_gradients: TapeGradients | None = None,
+    divergence_check: DivergenceCheck | None = None,
 ) -> None:
     """Install the hooks in Keras, once per process.
 
-    ``before_loss_scale``: see ``OptimizerHook.install``.
+    ``before_loss_scale``: see ``OptimizerHook.install``. ``divergence_check`` is needed
+    for shards.
     """
     initial_broadcast = InitialBroadcast(session)
     layer_state = MovingStatistics(session)
@@ -64,13 +70,18 @@ def install(
     metrics = Metrics(session, metric_state, layer_state, BatchNumbers(row_terms))
     saving = ChiefOnlySaving(session)
     callbacks = InjectedCallbacks(session, initial_broadcast, metrics, saving)
-    AssignHook(session, layer_state, metric_state, iteration).install()
+    shard_state = ShardState(session, layer_state)
+    AssignHook(session, layer_state, metric_state, iteration, shard_state).install()
     layer_state.install()
     session.settle = update.settle
     own_exchanges = OwnExchanges(session, session.rank, session.size)
     own_exchanges.install()
+    shard_steps = None
+    if session.shards is not None:
+        assert tape_gradients is not None
+        shard_steps = ShardSteps(session, shard_state, tape_gradients)
     optimizers = OptimizerHook(
-        session, initial_broadcast, layer_state, update, own_exchanges
+        session, initial_broadcast, layer_state, update, own_exchanges, shard_steps
     )
     optimizers.install(before_loss_scale)
     if tape_gradients is not None:
@@ -87,13 +98,23 @@ def install(
     losses.install()
     LossRescaling(session, losses, holds).install()
     saving.install()
-    if session.divides and session.size > 1:
+    if session.divides and (session.size > 1 or session.shards):
         row_terms.install()
     shape_errors.install()
     trial_steps = TrialSteps(session)
     trial_steps.install()
+    shards = None
+    if shard_steps is not None:
+        assert divergence_check is not None
+        shards = ShardUpdate(
+            session, shard_steps, shard_state, divergence_check, optimizers, metrics
+        )
     checks = StepChecks(
-        InputConsistency(session), AddLossCheck(session), trial_steps, row_terms
+        InputConsistency(session),
+        AddLossCheck(session),
+        trial_steps,
+        row_terms,
+        shards,
     )
     policy = SynchronousTraining(session, initial_broadcast, metrics, callbacks, checks)
     ModelMethods(session, policy, shape_errors).install()

@@ -6,7 +6,7 @@ The ops are made by ``gradient_allreduce`` and ``overlapped_allreduce``.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import tensorflow as tf
@@ -20,6 +20,7 @@ from tfcluster.runtime.collective.gradient_mean import (
     Means,
     mean_of,
 )
+from tfcluster.runtime.collective.shard_sums import mean_of_shards
 from tfcluster.runtime.collective.sparse import Slices
 from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.exchange.tensor_list import TensorList
@@ -140,6 +141,21 @@ class AllreduceStep:
     ) -> tuple[Sequence[Array], Sequence[Slices], Sequence[Array]]:
         """See ``tensor_list.Combine``."""
         now = self._now(context)
+        if self._session.shards is not None:
+            found, slices = mean_of_shards(
+                self._session.group,
+                self._session.shards,
+                [dense],
+                [self._counted(sparse)],
+                weights=[now.weight],
+                signature=self._signature(now.name),
+                check=now.check,
+            )
+            means = Means(found, slices, ())
+            # It has compared the notes.
+            now = replace(now, check=None)
+            self._done(now, means, dense[: self._dense], sparse)
+            return found, slices, ()
         means = mean_of(
             self._session.group,
             Available(dense, self._counted(sparse), len(dense) - self._dense),

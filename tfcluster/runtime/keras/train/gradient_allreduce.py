@@ -50,6 +50,13 @@ def exchange(
     """
     if all(gradient is None for gradient in gradients):
         return list(gradients)
+    if session.shards and session.size != session.shards:
+        session.refuse(
+            f"runtime.shards is {session.shards}, and there are {session.size} "
+            "ranks. A training loop of the program computes all rows that it gets at "
+            "once, so it needs as many ranks as shards. model.fit runs on any number "
+            "of them"
+        )
     words = [
         Kind.of(gradient).words(
             name_of(variable),
@@ -69,7 +76,8 @@ def exchange(
         chiefs_count=chiefs_count,
     )
     wire_tensors = step.wire_tensors(tensors)
-    if overlapped_allreduce.pays(session.group, tensors, wire_tensors):
+    overlaps = overlapped_allreduce.pays(session.group, tensors, wire_tensors)
+    if overlaps and session.shards is None:
         means = overlapped_allreduce.exchange(step, tensors, wire_tensors)
     else:
         means, _ = exchange_list(

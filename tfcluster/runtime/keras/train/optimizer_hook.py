@@ -25,6 +25,7 @@ from tfcluster.runtime.keras.train.initial_broadcast import (
     InitialBroadcast,
     related_variables,
 )
+from tfcluster.runtime.keras.train.shard_steps import Applied, ShardSteps
 from tfcluster.runtime.keras.types import Optimizer, Variable
 from tfcluster.runtime.tensor_types import Gradient
 
@@ -39,12 +40,14 @@ class OptimizerHook:
         layer_state: MovingStatistics,
         update: GradientUpdate,
         own_exchanges: OwnExchanges,
+        shard_steps: ShardSteps | None = None,
     ) -> None:
         self._session = session
         self._initial_broadcast = initial_broadcast
         self._layer_state = layer_state
         self._update = update
         self._own_exchanges = own_exchanges
+        self._shard_steps = shard_steps
         self._before_loss_scale: Callable[[list[Gradient]], list[Gradient]] = list
         self._related = ObjectMap[tuple[list[int], list[Variable]]]()
         """By the first trained variable."""
@@ -82,6 +85,14 @@ class OptimizerHook:
             variables = built(optimizer, trainable_variables)
             if variables is None:
                 return original(optimizer, grads, trainable_variables)
+            if (
+                self._session.current_shard is not None
+                and self._shard_steps is not None
+            ):
+                self._keep_shard(
+                    original, optimizer, grads, trainable_variables, variables
+                )
+                return optimizer.iterations
             state = self._state(optimizer, variables)
             own = self._before(optimizer, grads, variables, state)
             if own is None:
@@ -89,6 +100,34 @@ class OptimizerHook:
             result = original(optimizer, own, trainable_variables)
             self._after(optimizer, variables, state)
             return result
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def _keep_shard(
+        self,
+        original: Callable[..., Variable],
+        optimizer: Optimizer,
+        grads: list[Gradient],
+        trainable_variables: Sequence[Variable] | None,
+        variables: list[Variable],
+    ) -> None:
+        def apply(means: list[Gradient]) -> object:
+            return original(optimizer, means, trainable_variables)
+
+        assert self._shard_steps is not None
+        self._shard_steps.keep(optimizer, grads, variables, apply)
+
+    def apply_shards(
+        self,
+        applied: Applied,
+        exchange: Callable[[Applied], list[Gradient]],
+    ) -> None:
+        """Apply the mean of all shards' gradients, which ``exchange`` returns, once.
+
+        Raises what ``exchange`` and ``state_of`` raise.
+        """
+        with self._session.once("apply"):
+            self._state(applied.optimizer, applied.variables)
+            applied.apply(exchange(applied))
 
     def _apply_loss_scaled(
         self,
@@ -108,6 +147,12 @@ class OptimizerHook:
     def _exchanged_by_the_program(self, grads: list[Gradient]) -> bool:
         """Whether these gradients need no exchange; if they do, XLA is refused."""
         exchanged: bool = reduced.applied(grads)
+        if exchanged and self._session.current_shard is not None:
+            self._session.refuse(
+                "the training step exchanges its gradients itself. With "
+                "runtime.shards, a step computes one shard after the other. Run the "
+                "job without runtime.shards"
+            )
         self._own_exchanges.apply_begins(exchanged=exchanged)
         if not exchanged:
             refuse_xla()

@@ -19,6 +19,7 @@ from tfcluster.runtime.keras.checks.input_consistency import InputConsistency
 from tfcluster.runtime.keras.checks.row_terms import RowTerms
 from tfcluster.runtime.keras.checks.trial_steps import TrialSteps, has_own_step
 from tfcluster.runtime.keras.session import Session, Share
+from tfcluster.runtime.keras.train.shard_update import ShardUpdate
 from tfcluster.runtime.keras.types import Logs, Model
 from tfcluster.runtime.tensor_types import Nest, Tensor
 
@@ -37,6 +38,8 @@ class StepChecks:
     add_loss_check: AddLossCheck
     trial_steps: TrialSteps
     row_terms: RowTerms
+    shards: ShardUpdate | None = None
+    """Set if ranks compute their rows shard by shard."""
 
 
 def divide_steps(session: Session, model: Model, checks: StepChecks) -> None:
@@ -69,6 +72,8 @@ def _divided(
         if trains and session.divides:
             checks.input_consistency.look(data)
         session.has_divided = session.divides
+        if trains and session.divides and checks.shards is not None:
+            return by_shards(data, checks.shards)
         part = _part(session, data, trains=trains)
         _warn_if_undivided(session, model, data, part.share.undivided)
         if trains and session.divides:
@@ -84,6 +89,29 @@ def _divided(
         if session.divides:
             checks.add_loss_check.look(model, part.data, part.share.undivided)
         return result
+
+    def by_shards(data: Nest, shards: ShardUpdate) -> Logs:
+        plain = _is_plain(model, step)
+        numbers = _computes_numbers(model, step, trains=True)
+        parts = shards.steps.begin(model, data, plain=plain)
+        _warn_if_undivided(session, model, data, parts[0].share.undivided)
+        logs = []
+        for part in parts:
+            share = replace(part.share, data=part.data) if numbers else part.share
+            if numbers and tf.executing_eagerly() and not share.undivided:
+                checks.row_terms.begin_batch(part.data, f"{model.name} {id(model)}")
+            shards.steps.begin_shard()
+            with session.stepping(share, plain=plain, shard=part.shard):
+                logs.append(step(part.data))
+                shards.steps.end_shard(part.share)
+            checks.row_terms.end_batch()
+        if checks.trial_steps.is_trying:
+            repeated = shards.steps.begin_trial(parts[0])
+            with session.stepping(repeated.share, plain=plain, shard=repeated.shard):
+                step(repeated.data)
+                shards.steps.end_trial()
+        checks.add_loss_check.look(model, parts[0].data, parts[0].share.undivided)
+        return shards.finish(model, parts, logs, plain=plain)
 
     setattr(divided_step, _MARK, True)
     return divided_step

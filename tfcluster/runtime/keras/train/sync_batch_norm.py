@@ -72,6 +72,11 @@ class SyncBatchNorm:
         inputs: Tensor,
         mask: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
+        if layer.synchronized and self._session.shards and not self._is_alone():
+            self._session.refuse(
+                f"the layer {layer.name} has synchronized=True. With runtime.shards, "
+                "BatchNormalization normalises over the rows of a shard"
+            )
         if self._is_alone() or not self._spans_ranks(layer):
             return original(layer, inputs, mask)
         share = self._session.share or self._loops.trained.read()

@@ -208,6 +208,8 @@ class TapeGradients:
         share = session.share
         if share is not None and (share.alone or session.plain_step):
             return True
+        if session.current_shard is not None:
+            return True
         if session.within(BY_ROWS):
             return True
         tensors = [_tensor_of(g) for g in gradients if g is not None]
@@ -366,6 +368,25 @@ class TapeGradients:
             ):
                 return True
         return False
+
+    def first_changed(
+        self, gradients: Sequence[Gradient], variables: Sequence[Variable]
+    ) -> str | None:
+        """The name of a variable whose gradient is not what a tape returned last.
+
+        None if there is none. ``gradients`` are tensors, IndexedSlices or None, one for
+        each of ``variables``.
+        """
+        for gradient, variable in zip(gradients, variables, strict=True):
+            origin = self._origins.get(raw(variable))
+            if gradient is not None and (
+                origin is None
+                or origin.by_rows
+                or origin.graph != _graph()
+                or not _is(origin.gradient, gradient)
+            ):
+                return name_of(variable)
+        return None
 
     def _refuse_changed(
         self,

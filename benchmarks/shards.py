@@ -1,0 +1,77 @@
+"""What ``runtime.shards`` costs: an MLP of 10.0 M parameters, SGD, on 1 and 2 ranks.
+
+A batch of 64 rows has shards of 8 rows, and a matrix product of so few rows costs more
+per row. So a batch of 256 rows is measured, too. Every round runs each contender once,
+so the ratios hold even if the machine's speed changes.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+
+from benchmarks.collective import PROGRAMS, said_by
+from benchmarks.measure import HERE, state, tfcluster
+
+BATCHES = (64, 256)
+RANKS = (1, 2)
+SHARDS = (None, 4, 8)
+ROUNDS = 3
+TARGET = 1.25
+"""The longest step with 8 shards, batch 64 and two ranks, in steps without shards."""
+
+Case = tuple[int, int, int | None]
+"""The batch size, the number of ranks, and of shards."""
+
+
+def argv_of(case: Case) -> Sequence[str]:
+    batch, ranks, shards = case
+    options = [] if shards is None else ["--set", f"runtime.shards={shards}"]
+    program = str(PROGRAMS / "train_keras.py")
+    return tfcluster(
+        "launch", "-n", str(ranks), *options, "--", "python", program, str(batch)
+    )
+
+
+def measure(env: Mapping[str, str], rounds: int) -> dict[Case, list[float]]:
+    """Seconds for each step, by case and round."""
+    cases = [(b, r, s) for b in BATCHES for r in RANKS for s in SHARDS]
+    found: dict[Case, list[float]] = {case: [] for case in cases}
+    for _ in range(rounds):
+        for case in cases:
+            found[case].append(said_by(argv_of(case), env)["step"])
+    return found
+
+
+def main() -> None:
+    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else ROUNDS
+    with state() as env:
+        env |= {
+            "PYTHONPATH": str(HERE.parent),
+            "OMP_NUM_THREADS": "1",
+            "TF_NUM_INTRAOP_THREADS": "1",
+            "TF_NUM_INTEROP_THREADS": "1",
+        }
+        found = measure(env, rounds)
+    print("\n### A step with and without shards, 10.0 M parameters\n")
+    print("| batch | ranks | shards | a step | times without shards | target |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    for case, times in found.items():
+        batch, ranks, shards = case
+        plain = found[batch, ranks, None]
+        ratio = statistics.median(a / b for a, b in zip(times, plain, strict=True))
+        is_target = (batch, ranks, shards) == (64, 2, 8)
+        cells = [
+            str(batch),
+            str(ranks),
+            "none" if shards is None else str(shards),
+            f"{statistics.median(times) * 1e3:.1f} ms",
+            f"**{ratio:.2f}**",
+            f"{TARGET:.2f}" if is_target else "",
+        ]
+        print(f"| {' | '.join(cells)} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,277 @@
+# Written like user scripts: without type annotations.
+# mypy: allow-untyped-defs, allow-untyped-calls, allow-subclassing-any
+"""Trainings with ``runtime.shards``: RESULTS [CASE...], as in ``cases/tools.py``."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tests.runtime.programs.cases.tools import (
+    classifier,
+    compiled,
+    data,
+    main,
+    raised_by,
+    results,
+)
+
+
+def state_of(model):
+    """All variables, with those of the optimizer and of seed generators."""
+    variables = [*model.variables, *model.optimizer.variables]
+    found = {f"v{i}": v.numpy() for i, v in enumerate(variables)}
+    return {key: value for key, value in found.items() if value.dtype != np.bool_}
+
+
+def case_fit():
+    """The last batch has five rows, fewer than there are shards."""
+    rng = np.random.default_rng(0)
+    rows = 148
+    numbers = rng.normal(size=(rows, 20)).astype("float32")
+    words = rng.integers(0, 50, (rows, 6))
+    labels = rng.integers(0, 5, rows)
+    first, second = keras.Input((20,)), keras.Input((6,), dtype="int32")
+    hidden = keras.layers.Dense(32, activation="relu")(first)
+    hidden = keras.layers.BatchNormalization()(hidden)
+    hidden = keras.layers.Dropout(0.3)(hidden)
+    embedded = keras.layers.Embedding(50, 8)(second)
+    joined = keras.layers.Concatenate()([hidden, keras.layers.Flatten()(embedded)])
+    outputs = keras.layers.Dense(5, activation="softmax")(joined)
+    model = compiled(keras.Model([first, second], outputs), keras.optimizers.Adam(0.01))
+    history = model.fit(
+        [numbers, words], labels, batch_size=32, epochs=2, validation_split=0.1
+    )
+    return {**state_of(model), **results(model, history)}
+
+
+class OwnStep(keras.Model):
+    """Logs a number that no metric keeps."""
+
+    def train_step(self, batch):
+        x, y = batch
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(
+            zip(gradients, self.trainable_variables, strict=True)
+        )
+        return {"loss": loss}
+
+
+def with_step(kind, optimizer=None):
+    inner = classifier()
+    return compiled(kind(inner.inputs, inner.outputs), optimizer, metrics=None)
+
+
+def case_own_step():
+    model = with_step(OwnStep, keras.optimizers.SGD(0.1, global_clipnorm=0.1))
+    history = model.fit(*data(), batch_size=16, epochs=2)
+    return {**state_of(model), **results(model, history)}
+
+
+def case_eagerly():
+    """Gradients that overflow are skipped, and the others accumulated."""
+    optimizer = keras.optimizers.Adam(0.01, gradient_accumulation_steps=2)
+    optimizer = keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=1e38)
+    model = compiled(classifier(keras.layers.Dropout(0.2)), optimizer)
+    model.run_eagerly = True
+    history = model.fit(*data(), batch_size=16, epochs=2)
+    return {**state_of(model), **results(model, history)}
+
+
+def own_loss(y_true, y_pred):
+    y_true = tf.one_hot(tf.cast(tf.reshape(y_true, [-1]), tf.int32), 2)
+    return tf.reduce_mean((y_true - y_pred) ** 2)
+
+
+def case_own_loss():
+    model = compiled(classifier(), loss=own_loss)
+    history = model.fit(*data(), batch_size=16, epochs=2)
+    return {**state_of(model), **results(model, history)}
+
+
+def case_loop():
+    model = classifier()
+    optimizer = keras.optimizers.SGD(0.1)
+    optimizer.build(model.trainable_variables)
+    x, y = data()
+    loss_of = keras.losses.SparseCategoricalCrossentropy()
+
+    @tf.function
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = loss_of(y, model(x, training=True))
+        gradients = tape.gradient(loss, model.trainable_variables)
+        gradients, _ = tf.clip_by_global_norm(gradients, 0.1)
+        optimizer.apply_gradients(
+            zip(gradients, model.trainable_variables, strict=True)
+        )
+
+    def train():
+        for _ in range(2):
+            for batch in tf.data.Dataset.from_tensor_slices((x, y)).batch(16):
+                step(*batch)
+
+    return {**raised_by(train), **results(model)}
+
+
+# --- refused ------------------------------------------------------------------------
+
+
+def refused(model, y=None, rows=50):
+    x, labels = data(rows)
+    return raised_by(
+        lambda: model.fit(x, labels if y is None else y, batch_size=16, verbose=0)
+    )
+
+
+class Clips(OwnStep):
+    def train_step(self, batch):
+        x, y = batch
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        gradients, _ = tf.clip_by_global_norm(gradients, 0.1)
+        self.optimizer.apply_gradients(
+            zip(gradients, self.trainable_variables, strict=True)
+        )
+        return {"loss": loss}
+
+
+def case_changed_gradients():
+    return refused(with_step(Clips))
+
+
+class Twice(OwnStep):
+    def train_step(self, batch):
+        super().train_step(batch)
+        return super().train_step(batch)
+
+
+def case_two_updates():
+    return refused(with_step(Twice))
+
+
+class UsesNewWeights(OwnStep):
+    def train_step(self, batch):
+        logs = super().train_step(batch)
+        return {**logs, "largest": tf.reduce_max(self.trainable_variables[0])}
+
+
+def case_new_weights():
+    return refused(with_step(UsesNewWeights))
+
+
+class Counts(OwnStep):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.steps = tf.Variable(0, trainable=False)
+
+    def train_step(self, batch):
+        self.steps.assign_add(1)
+        return super().train_step(batch)
+
+
+def case_counted_steps():
+    return refused(with_step(Counts))
+
+
+class Sums(OwnStep):
+    def compute_loss(self, x=None, y=None, y_pred=None, *args, **kwargs):
+        y = tf.one_hot(tf.cast(tf.reshape(y, [-1]), tf.int32), 2)
+        return tf.reduce_sum((y - y_pred) ** 2)
+
+
+def case_step_that_sums():
+    return refused(with_step(Sums))
+
+
+def case_eager_step():
+    model = with_step(OwnStep)
+    model.run_eagerly = True
+    return refused(model)
+
+
+def sum_of_squares(y_true, y_pred):
+    y_true = tf.one_hot(tf.cast(tf.reshape(y_true, [-1]), tf.int32), 2)
+    return tf.reduce_sum((y_true - y_pred) ** 2)
+
+
+def case_loss_that_sums():
+    return refused(compiled(classifier(), loss=sum_of_squares), rows=64)
+
+
+def spread(y_true, y_pred):
+    return tf.math.reduce_std(y_pred[:, 0])
+
+
+def case_loss_of_the_batch():
+    return refused(compiled(classifier(), loss=spread), rows=64)
+
+
+def case_loss_of_single_rows():
+    model = compiled(classifier(), loss=own_loss)
+    x, y = data(8)
+    return raised_by(lambda: model.fit(x, y, batch_size=4, verbose=0))
+
+
+def case_masked_loss():
+    words = np.random.default_rng(0).integers(0, 9, (32, 5))
+    model = compiled(
+        keras.Sequential(
+            [
+                keras.Input((5,), dtype="int32"),
+                keras.layers.Embedding(9, 4, mask_zero=True),
+                keras.layers.Dense(2, activation="softmax"),
+            ]
+        )
+    )
+    return raised_by(lambda: model.fit(words, words % 2, batch_size=16, verbose=0))
+
+
+def case_stateful():
+    model = keras.Sequential(
+        [
+            keras.Input(batch_shape=(16, 3, 2)),
+            keras.layers.LSTM(4, stateful=True),
+            keras.layers.Dense(2, activation="softmax"),
+        ]
+    )
+    x, y = data(32)
+    return raised_by(
+        lambda: compiled(model).fit(x.reshape(32, 3, 2), y, batch_size=16, verbose=0)
+    )
+
+
+class Noise(keras.layers.Layer):
+    def call(self, x):
+        return x + tf.random.normal(tf.shape(x))
+
+
+def case_drawn_with_a_state():
+    return refused(compiled(classifier(Noise())))
+
+
+class Seen(keras.layers.Layer):
+    def build(self, shape):
+        self.seen = self.add_weight(shape=(), trainable=False, name="seen")
+
+    def call(self, x):
+        self.seen.assign_add(tf.cast(tf.shape(x)[0], tf.float32))
+        return x
+
+
+def case_kept_by_a_layer():
+    return refused(compiled(classifier(Seen())))
+
+
+def case_synchronized():
+    return refused(
+        compiled(classifier(keras.layers.BatchNormalization(synchronized=True)))
+    )
+
+
+if __name__ == "__main__":
+    main(globals())

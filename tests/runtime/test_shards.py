@@ -1,0 +1,86 @@
+"""``runtime.shards``: the weights have the same bits on any number of ranks."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from tests.runtime.ranks import Job, Jobs
+from tests.runtime.written import Values, Written
+
+pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(600)]
+
+SHARDS = 6
+SIZES = (1, 2, 3, pytest.param(6, marks=pytest.mark.slow))
+TRAINED = ("fit", "own_step", "own_loss", "eagerly")
+REFUSED = {
+    "changed_gradients": "the program changes the gradient of",
+    "two_updates": "applies gradients more than once",
+    "new_weights": "uses weights after it has applied their gradients",
+    "counted_steps": "sets a tf.Variable of the program",
+    "step_that_sums": "grow with the number of rows in a batch",
+    "eager_step": "cannot run eagerly",
+    "loss_that_sums": "sum_of_squares returns the sum over the rows of a batch",
+    "loss_of_the_batch": "spread is not a mean over the rows of a batch",
+    "loss_of_single_rows": "a batch needs 12",
+    "masked_loss": "divides by the number of its unmasked entries",
+    "stateful": "is stateful",
+    "drawn_with_a_state": "from a state that TensorFlow keeps",
+    "kept_by_a_layer": "the program's own layer seen sets",
+    "synchronized": "has synchronized=True",
+}
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Written:
+    folder = tmp_path_factory.mktemp("shards")
+
+    def job(name: str, size: int, shards: int, *cases: str) -> Job:
+        env = {
+            "TFCLUSTER_STRATEGY": "collective",
+            "TFCLUSTER_RUNTIME": json.dumps({"shards": shards}),
+        }
+        return Job(name, size, "shards.py", (str(folder / name), *cases), env)
+
+    jobs = [
+        *(job(f"trained-{size}", size, SHARDS, *TRAINED) for size in (1, 2, 3, 6)),
+        job("refused", 1, SHARDS, *REFUSED),
+        job("loop-1", 1, 2, "loop"),
+        job("loop-2", 2, 2, "loop"),
+    ]
+    return Written(folder, Jobs(folder, jobs, timeout_s=300))
+
+
+def assert_same_bits(one: Values, other: Values, *, beside: str = "history_") -> None:
+    compared = [key for key in one if not key.startswith(beside)]
+    assert compared
+    for key in compared:
+        assert one[key].tobytes() == other[key].tobytes(), key
+
+
+@pytest.mark.parametrize("case", TRAINED)
+@pytest.mark.parametrize("size", SIZES[1:])
+def test_the_bits_are_those_of_one_rank(found: Written, case: str, size: int) -> None:
+    (alone,) = found.of("trained-1", case)
+    for rank in found.of(f"trained-{size}", case):
+        assert_same_bits(rank, alone)
+        for key in alone:
+            np.testing.assert_allclose(rank[key], alone[key], rtol=1e-5, err_msg=key)
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_step_that_needs_more_than_a_shard_is_refused(
+    found: Written, case: str
+) -> None:
+    (values,) = found.of("refused", case)
+    assert REFUSED[case] in str(values["raised"])
+
+
+def test_a_loop_needs_as_many_ranks_as_shards(found: Written) -> None:
+    (alone,) = found.of("loop-1", "loop")
+    assert "it needs as many ranks as shards" in str(alone["raised"])
+    first, second = found.of("loop-2", "loop")
+    assert str(first["raised"]) == "nothing"
+    assert_same_bits(first, second)
