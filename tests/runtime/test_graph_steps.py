@@ -31,12 +31,9 @@ STALL_S = 4
 THEMES = {"inputs": 3, "models": 2, "optimizers": 3}
 """The themes of ``programs/cases`` that run here, and on how many ranks."""
 DEFAULT = {
-    "inputs": ["fit"],
-    "models": [
-        *("embedding", "batch_normalization_of_all_rows", "frozen"),
-        *("several_steps_per_execution", "own_train_step"),
-    ],
-    "optimizers": ["clipped", "averaged_weights"],
+    "inputs": [],
+    "models": ["embedding", "batch_normalization_of_all_rows"],
+    "optimizers": [],
 }
 """The cases of the default tier."""
 CASES = {
@@ -73,6 +70,8 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Jobs]:
     for theme, size in THEMES.items():
         slow = [case for case in CASES[theme] if case not in DEFAULT[theme]]
         for name, chosen in (theme, DEFAULT[theme]), (f"more-{theme}", slow):
+            if not chosen:
+                continue
             words = (str(folder / name), *chosen)
             script = f"cases/{theme}.py"
             found.append(Job(name, size, script, words, environment()))
@@ -123,7 +122,10 @@ def test_ranks_train_what_one_process_trains(
     assert_equal_to_one(outcomes.alone(case), ranks[0], tolerance=tolerance)
 
 
-@pytest.mark.parametrize(("deed", "device"), [("placed", 0), ("placed_apart", 1)])
+@pytest.mark.parametrize(
+    ("deed", "device"),
+    [("placed", 0), pytest.param("placed_apart", 1, marks=pytest.mark.slow)],
+)
 def test_a_step_contains_collective_ops_and_no_python(
     jobs: Mapping[str, Ranks], deed: str, device: int
 ) -> None:
@@ -150,6 +152,7 @@ def test_a_step_contains_collective_ops_and_no_python(
     assert sorted(keys[0]) == sorted(keys[1]) == sorted(keys[2])
 
 
+@pytest.mark.slow
 def test_buckets_begin_before_the_backward_pass_ends(
     jobs: Mapping[str, Ranks],
 ) -> None:
@@ -159,12 +162,15 @@ def test_buckets_begin_before_the_backward_pass_ends(
         assert min(buckets) < max(buckets) / 2, buckets
 
 
+@pytest.mark.slow
 def test_another_device_changes_no_result(jobs: Mapping[str, Ranks]) -> None:
     one, other = (said(jobs, each, [0, 0, 0])[0] for each in ("placed", "placed_apart"))
     assert one["weights"] == pytest.approx(other["weights"], rel=1e-6)
 
 
-@pytest.mark.parametrize("deed", KILLED)
+@pytest.mark.parametrize(
+    "deed", ["killed", pytest.param("killed_in_a_step", marks=pytest.mark.slow)]
+)
 def test_a_rank_that_is_killed_is_named_at_once(
     jobs: Mapping[str, Ranks], deed: str
 ) -> None:
@@ -178,7 +184,9 @@ def test_a_rank_that_is_killed_is_named_at_once(
         assert rank["seconds"] < allow_s(2)
 
 
-@pytest.mark.parametrize("deed", ["late", "late_in_a_step"])
+@pytest.mark.parametrize(
+    "deed", ["late", pytest.param("late_in_a_step", marks=pytest.mark.slow)]
+)
 def test_a_rank_that_is_late_is_named(jobs: Mapping[str, Ranks], deed: str) -> None:
     for rank in said(jobs, deed, [0, 0, 0]):
         kind, text = rank["error"]
@@ -196,6 +204,7 @@ def test_a_rank_with_other_gradients_is_named(jobs: Mapping[str, Ranks]) -> None
         assert "rank 0, 1: 8; rank 2: 6; rank 0 has sequential/dense/kernel" in text
 
 
+@pytest.mark.slow
 def test_a_programs_own_error_stays_its_own(jobs: Mapping[str, Ranks]) -> None:
     *others, last = said(jobs, "own_error", [0, 0, 0])
     assert last["error"][0] == "InvalidArgumentError"
@@ -206,6 +215,7 @@ def test_a_programs_own_error_stays_its_own(jobs: Mapping[str, Ranks]) -> None:
         assert "was aborted: InvalidArgumentError: ValueError: bad row" in text
 
 
+@pytest.mark.slow
 def test_ranks_with_other_data_are_refused(jobs: Mapping[str, Ranks]) -> None:
     for rank in said(jobs, "unlike_data", [0, 0, 0]):
         kind, text = rank["error"]
@@ -213,6 +223,7 @@ def test_ranks_with_other_data_are_refused(jobs: Mapping[str, Ranks]) -> None:
         assert text.startswith("the ranks read different batches."), text
 
 
+@pytest.mark.slow
 def test_ranks_that_no_longer_train_the_same_are_noticed(
     jobs: Mapping[str, Ranks],
 ) -> None:

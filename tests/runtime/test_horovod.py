@@ -22,6 +22,8 @@ EXAMPLES = {
     "horovod_keras.py": ("--epochs", "5"),
     "horovod_tape.py": ("--steps", "240"),
 }
+WARNED = {"TFCLUSTER_RUNTIME": '{"on_difference": "warn"}'}
+"""Before its library claims the distribution, the ranks read different batches."""
 COMPRESSED = {"TFCLUSTER_RUNTIME": '{"compression": "fp16"}'}
 DIGITS = (str(ROOT / "examples" / "digits.py"), "--epochs", "1")
 TRAININGS = {
@@ -47,7 +49,7 @@ def jobs(folder: Path) -> Mapping[str, Ranks]:
         for name, (script, words) in TRAININGS.items()
         for how, env in (("plain", {}), ("fp16", COMPRESSED))
     ]
-    late = Job("late", 2, "late_claims.py")
+    late = Job("late", 2, "late_claims.py", (), WARNED)
     return Jobs(folder, [*examples, *trainings, late], timeout_s=280)
 
 
@@ -104,10 +106,10 @@ def test_examples_run_under_the_launcher(script: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "training", ["fit", pytest.param("digits", marks=pytest.mark.slow)]
 )
-def test_gradients_are_compressed_where_the_run_says_so(
+def test_nothing_is_rounded_on_one_host(
     jobs: Mapping[str, Ranks], folder: Path, training: str
 ) -> None:
-    """The script is unchanged; weights are nearly the same, and equal on all ranks."""
+    """``compression`` rounds where gradients leave a host: see ``test_overlap.py``."""
     for how in ("plain", "fp16"):
         ranks = jobs[f"{training}-{how}"]
         assert ranks.exit_codes == [0, 0], ranks.outputs
@@ -115,8 +117,7 @@ def test_gradients_are_compressed_where_the_run_says_so(
     found = [_weights(folder / f"{training}-fp16-{rank}.npz") for rank in range(2)]
     for key, value in found[0].items():
         np.testing.assert_array_equal(found[1][key], value, err_msg=key)
-    differences = [np.abs(found[0][key] - plain[key]).max() for key in plain]
-    assert 0 < max(differences) < 0.1
+        np.testing.assert_array_equal(plain[key], value, err_msg=key)
 
 
 def _weights(path: Path) -> dict[str, NDArray[Any]]:

@@ -13,7 +13,7 @@ from tests.runtime.written import Values, Written
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(600)]
 
 SHARDS = 6
-SIZES = (1, 2, 3, pytest.param(6, marks=pytest.mark.slow))
+SIZES = (1, 2, *(pytest.param(size, marks=pytest.mark.slow) for size in (3, 6)))
 TRAINED = ("fit", "own_step", "own_loss", "eagerly")
 REFUSED = {
     "changed_gradients": "the program changes the gradient of",
@@ -70,6 +70,7 @@ def test_the_bits_are_those_of_one_rank(found: Written, case: str, size: int) ->
             np.testing.assert_allclose(rank[key], alone[key], rtol=1e-5, err_msg=key)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_step_that_needs_more_than_a_shard_is_refused(
     found: Written, case: str
@@ -78,6 +79,7 @@ def test_a_step_that_needs_more_than_a_shard_is_refused(
     assert REFUSED[case] in str(values["raised"])
 
 
+@pytest.mark.slow
 def test_a_loop_needs_as_many_ranks_as_shards(found: Written) -> None:
     (alone,) = found.of("loop-1", "loop")
     assert "it needs as many ranks as shards" in str(alone["raised"])

@@ -197,6 +197,7 @@ def v1_graph(**words: str) -> str:
     return program
 
 
+@pytest.mark.slow
 def test_steps_of_tensorflow_1(cluster: Cluster) -> None:
     """Its workers' mean equals one process, which has the same random numbers."""
     words = ("-n", "2", "--ps", "1", "--steps", "6")

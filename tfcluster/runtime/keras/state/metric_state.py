@@ -251,12 +251,12 @@ class MetricState:
     ) -> None:
         """Average a function's values if it is no mean over rows.
 
-        Called if the rows cannot be gathered, as under ``local_sgd``.
+        Called if the rows cannot be gathered, as under ``local_sgd`` or by shards.
         """
         for one in chosen:
             if one.kind is not None and one.how == "other":
                 one.kind = _MEANS
-                self._session.warn(
+                self._session.differs(
                     f"the metric {metric.name} is not a mean over the rows of a batch: "
                     "each rank computes it from its own rows, so its value differs "
                     "from that of one machine"
