@@ -10,11 +10,11 @@ import json
 import os
 import statistics
 import sys
-import time
-from typing import Any
 
 import keras
 import numpy as np
+
+from benchmarks.programs.epoch_clock import EpochClock
 
 EPOCHS = 5
 
@@ -29,20 +29,7 @@ loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 model.compile(keras.optimizers.SGD(0.01), loss)
 
 
-class Clock(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no types
-    def __init__(self) -> None:
-        super().__init__()
-        self.times: list[float] = []
-        self.began = 0.0
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self.began = time.perf_counter()
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self.times.append((time.perf_counter() - self.began) / steps)
-
-
-clock = Clock()
+clock = EpochClock(steps)
 model.fit(
     x, y, batch_size=batch, epochs=EPOCHS, shuffle=False, verbose=0, callbacks=[clock]
 )

@@ -10,11 +10,12 @@ import json
 import os
 import statistics
 import sys
-import time
 from typing import Any
 
 import keras
 import numpy as np
+
+from benchmarks.programs.epoch_clock import EpochClock
 
 STEPS, EPOCHS = 12, 4
 WORDS, LENGTH, WIDTH = 5000, 64, 128
@@ -50,19 +51,6 @@ def cnn() -> tuple[keras.Model, Any, int]:
     return model, (32, 32, 3), 64
 
 
-class Clock(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no types
-    def __init__(self) -> None:
-        super().__init__()
-        self.times: list[float] = []
-        self.began = 0.0
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self.began = time.perf_counter()
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self.times.append((time.perf_counter() - self.began) / STEPS)
-
-
 if "own" in sys.argv:
     from tfcluster.runtime.keras.random.drawn_rows import DrawnRows
 
@@ -79,7 +67,7 @@ x = (
 y = rng.integers(0, 10, rows)
 loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 model.compile(keras.optimizers.SGD(0.01), loss)
-clock = Clock()
+clock = EpochClock(STEPS)
 model.fit(
     x, y, batch_size=batch, epochs=EPOCHS, shuffle=False, verbose=0, callbacks=[clock]
 )
