@@ -36,10 +36,18 @@ DEFAULT = {
     "optimizers": [],
 }
 """The cases of the default tier."""
-CASES = {
-    theme: [*equal_of(theme), *(HALF_PRECISION if theme == "optimizers" else [])]
-    for theme in THEMES
+SLOW = {
+    "inputs": ["fit", "batches_of_one"],
+    "models": ["frozen", "several_steps_per_execution", "own_train_step"],
+    "optimizers": ["clipped", "averaged_weights", "mixed_precision"],
 }
+if keras_jobs.EVERYTHING:
+    SLOW = {
+        theme: [*equal_of(theme), *(HALF_PRECISION if theme == "optimizers" else [])]
+        for theme in THEMES
+    }
+CASES = {theme: sorted({*DEFAULT[theme], *SLOW[theme]}) for theme in THEMES}
+"""The most telling; TFCLUSTER_TEST_ALL_SIZES=1 runs all."""
 KILLED = ("killed", "killed_in_a_step")
 
 

@@ -345,7 +345,7 @@ class TapeGradients:
         rows = session.loop.present_rows() if session.share is None else None
         if calls < _MANY_CALLS or calls != rows:
             return
-        session.differs(
+        session.warn(
             f"one step computes {calls} gradients for {self._names.of(optimizer)}, as "
             "many as this rank has rows. If each is the gradient of one row and is "
             "changed (clipped by its norm), the result differs from that of one "
@@ -396,14 +396,15 @@ class TapeGradients:
         origin: _Origin,
     ) -> None:
         session = self._session
-        if origin.by_rows or _is(origin.gradient, gradient):
+        # Keras's own step passes them on as they are, if need be through tf.cond.
+        if origin.by_rows or session.plain_step or _is(origin.gradient, gradient):
             return
         in_loop = tf.executing_eagerly() and session.share is None
         if in_loop and not session.loop.divided:
             return  # All ranks have the same gradient.
         name, path = self._names.of(optimizer), name_of(variable)
         if origin.graph != _graph():
-            session.differs(
+            session.warn(
                 f"the gradient of {path} reaches {name} through a tf.function. If the "
                 "program changes it before (clips it by its norm, adds noise), each "
                 "rank changes its own, and the result differs from that of one "
