@@ -11,7 +11,7 @@ from typing import Protocol
 
 import tensorflow as tf
 
-from tfcluster.runtime.collective import ReduceOp, Signature
+from tfcluster.runtime.collective import ReduceOp, Signature, tensor_words
 from tfcluster.runtime.collective.background_exchange import BackgroundExchange
 from tfcluster.runtime.collective.buckets import Bucket, Item
 from tfcluster.runtime.collective.collectives import Check
@@ -23,7 +23,7 @@ from tfcluster.runtime.collective.gradient_mean import (
 from tfcluster.runtime.collective.shard_sums import mean_of_shards
 from tfcluster.runtime.collective.sparse import Slices
 from tfcluster.runtime.collective.transports.base import Array
-from tfcluster.runtime.exchange.tensor_list import TensorList
+from tfcluster.runtime.exchange.tensor_list import Kind, TensorList
 from tfcluster.runtime.exchange.wire_format import (
     Reduction,
     WireTensor,
@@ -34,8 +34,10 @@ from tfcluster.runtime.exchange.wire_format import (
 )
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.step_rows import StepRows
+from tfcluster.runtime.keras.types import Variable
 from tfcluster.runtime.process_group import context
-from tfcluster.runtime.tensor_types import Tensor
+from tfcluster.runtime.tensor_types import Gradient, Tensor
+from tfcluster.runtime.tensors import name_of
 
 
 class Watch(Protocol):
@@ -78,6 +80,24 @@ class _Now:
     weight: float
     trial: bool
     check: Check | None
+
+
+def words_of(
+    gradients: Sequence[Gradient],
+    variables: Sequence[Variable],
+    state: Sequence[Variable],
+) -> tuple[str, ...]:
+    """The entries of the signature of an exchange: see ``gradient_allreduce``."""
+    words = [
+        Kind.of(gradient).words(
+            name_of(variable),
+            "" if gradient is None else gradient.dtype.name,
+            variable.shape,
+        )
+        for variable, gradient in zip(variables, gradients, strict=True)
+    ]
+    words += [tensor_words(name_of(v), v.dtype, v.shape) for v in state]
+    return tuple(words)
 
 
 class AllreduceStep:

@@ -11,16 +11,20 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfcluster.runtime.collective import tensor_words
-from tfcluster.runtime.exchange.tensor_list import Kind, TensorList, exchange_list
+from tfcluster.runtime.exchange.tensor_list import TensorList, exchange_list
 from tfcluster.runtime.keras.graph_order import exchange_in_order
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.tf_variables import raw
 from tfcluster.runtime.keras.train import overlapped_allreduce
-from tfcluster.runtime.keras.train.allreduce_step import AllreduceStep, Target, Watch
+from tfcluster.runtime.keras.train.allreduce_step import (
+    AllreduceStep,
+    Target,
+    Watch,
+    words_of,
+)
 from tfcluster.runtime.keras.types import Variable
 from tfcluster.runtime.tensor_types import Gradient
-from tfcluster.runtime.tensors import as_tensor, name_of
+from tfcluster.runtime.tensors import as_tensor
 
 __all__ = ["Target", "Watch", "exchange"]
 
@@ -57,20 +61,12 @@ def exchange(
             "once, so it needs as many ranks as shards. model.fit runs on any number "
             "of them"
         )
-    words = [
-        Kind.of(gradient).words(
-            name_of(variable),
-            "" if gradient is None else gradient.dtype.name,
-            variable.shape,
-        )
-        for variable, gradient in zip(variables, gradients, strict=True)
-    ]
-    words += [tensor_words(name_of(v), v.dtype, v.shape) for v in state]
+    words = words_of(gradients, variables, state)
     tensors = TensorList.of([*gradients, *map(tf.convert_to_tensor, state)])
     step = AllreduceStep(
         session,
         target,
-        tuple(words),
+        words,
         tensors.dense_count - len(state),
         watch,
         chiefs_count=chiefs_count,

@@ -16,12 +16,12 @@ from dataclasses import dataclass, replace
 
 import tensorflow as tf
 
-from tfcluster.runtime.collective import ReduceOp, Signature, tensor_words
+from tfcluster.runtime.collective import ReduceOp, Signature
 from tfcluster.runtime.collective.buckets import Item, by_size
 from tfcluster.runtime.collective.collectives import allgather_bytes
 from tfcluster.runtime.collective.transports.tensorflow import graph
 from tfcluster.runtime.collective.transports.tensorflow.graph import GraphCollectives
-from tfcluster.runtime.exchange.tensor_list import Kind, TensorList
+from tfcluster.runtime.exchange.tensor_list import TensorList
 from tfcluster.runtime.exchange.wire_format import (
     Reduction,
     WireTensor,
@@ -36,11 +36,11 @@ from tfcluster.runtime.keras.graph_steps import GraphSteps, Place
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.step_rows import StepRows
 from tfcluster.runtime.keras.tf_variables import raw
-from tfcluster.runtime.keras.train.gradient_allreduce import Target
+from tfcluster.runtime.keras.train.allreduce_step import Target, words_of
 from tfcluster.runtime.keras.types import Variable
 from tfcluster.runtime.process_group import context
 from tfcluster.runtime.tensor_types import DType, Gradient, Shape, Tensor
-from tfcluster.runtime.tensors import as_tensor, name_of
+from tfcluster.runtime.tensors import as_tensor
 
 _WIDE = {
     tf.float16: tf.float32,
@@ -87,17 +87,9 @@ def exchange(
     the steps.
     """
     refuse_xla()
-    words = [
-        Kind.of(gradient).words(
-            name_of(variable),
-            "" if gradient is None else gradient.dtype.name,
-            variable.shape,
-        )
-        for variable, gradient in zip(variables, gradients, strict=True)
-    ]
-    words += [tensor_words(name_of(v), v.dtype, v.shape) for v in state]
+    words = words_of(gradients, variables, state)
     tensors = TensorList.of([*gradients, *map(tf.convert_to_tensor, state)])
-    step = _Step(session, steps, target, tuple(words), watch, chiefs_count=chiefs_count)
+    step = _Step(session, steps, target, words, watch, chiefs_count=chiefs_count)
     with tf.name_scope(graph.SCOPE):
         found = step.exchanged(tensors, tensors.dense_count - len(state))
         averaged = tensors.with_flat(found).tensors()
