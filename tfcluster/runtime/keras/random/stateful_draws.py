@@ -9,7 +9,7 @@ traced again. Ranks trace a step more often than one machine: in a custom traini
 for batches of other sizes, and a custom step of ``fit`` for a trial. So there the
 runtime keeps the state instead. The op is a
 counter of Philox (``GuardedPhiloxRandom`` in TensorFlow), so a stateless op that gets
-this counter draws the same numbers. Where there is no such op, see ``kept_op``.
+this counter draws the same numbers. Where there is no such op, see ``persistent_op``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from tfcluster.runtime import tf_patches
 from tfcluster.runtime.keras.random.drawn_rows import DrawnRows, Part
-from tfcluster.runtime.keras.random.kept_op import KeptOp
+from tfcluster.runtime.keras.random.persistent_op import PersistentOp
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.tf_variables import new_variable
 from tfcluster.runtime.tensor_types import (
@@ -46,7 +46,7 @@ class StatefulDraws:
         self._rows = rows
         self._drawn: dict[Hashable, Variable] = {}
         """For each op, how many numbers it has drawn."""
-        self._kept: dict[Hashable, KeptOp] = {}
+        self._kept: dict[Hashable, PersistentOp] = {}
         """The ops that keep their states themselves."""
 
     def install(self) -> None:
@@ -194,7 +194,7 @@ class StatefulDraws:
             op = self._op("poisson", seed, seed2)
             if op is None:
                 return plain(shape, rate)
-            found = self._kept_op(op, plain, dtype)(shape, rate)
+            found = self._persistent_op(op, plain, dtype)(shape, rate)
             found.set_shape(
                 tf.TensorShape([None] * shape.shape[0]).concatenate(rate.shape)
             )
@@ -225,7 +225,7 @@ class StatefulDraws:
         op = self._op("categorical", seed, seed2)
         if op is None:
             return part.own(plain(whole, samples))
-        found = self._kept_op(op, plain, output_dtype)(whole, samples)
+        found = self._persistent_op(op, plain, output_dtype)(whole, samples)
         found.set_shape([None, tf.get_static_value(samples)])
         return part.own(found)
 
@@ -334,11 +334,11 @@ class StatefulDraws:
             tf.stack([block, tf.constant(_as_uint64(seed2), tf.uint64)]),
         )
 
-    def _kept_op(
+    def _persistent_op(
         self, op: Hashable, draw: Callable[[Tensor, Tensor], Tensor], dtype: DType
-    ) -> KeptOp:
+    ) -> PersistentOp:
         if op not in self._kept:
-            self._kept[op] = KeptOp(draw, dtype)
+            self._kept[op] = PersistentOp(draw, dtype)
         return self._kept[op]
 
     def _batch_size(self, graph: Graph) -> float | None:

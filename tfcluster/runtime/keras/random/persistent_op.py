@@ -11,7 +11,7 @@ from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.tensor_types import DType, Tensor
 
 
-class KeptOp:
+class PersistentOp:
     """An op with two inputs, which is traced once, in a function of its own.
 
     Graphs call that function eagerly, as it would otherwise become a part of each of
