@@ -387,9 +387,7 @@ def test_unauthenticated_clients_are_rejected() -> None:
     with cluster() as running:
         host, _, port = running.addresses[0].rpartition(":")
         with socket.create_connection((host, int(port))) as mute:
-            with pytest.raises(
-                CollectiveTimeoutError, match=r"run's token|connection closed"
-            ):
+            with pytest.raises(CollectiveTimeoutError, match="run's token"):
                 running.connect(1, token=bytes(32), timeout_s=0.2)
             first = running.connect(0)
             opened(first)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -380,6 +381,7 @@ def test_a_rank_with_another_token_is_refused(wrong: int) -> None:
 
 
 def test_a_refusal_is_named_when_the_peer_is_gone_by_the_end() -> None:
+    """The peer refuses once, resets the next connection, and then no longer listens."""
     with held_addresses(2) as addresses, listen(addresses, 0, "rank 0") as listener:
 
         def refuse() -> None:
@@ -387,6 +389,10 @@ def test_a_refusal_is_named_when_the_peer_is_gone_by_the_end() -> None:
             connection.settimeout(5)
             with connection, suppress(HandshakeError):
                 accept(connection, Member(0, 2, b"another"))
+            connection, _ = listener.accept()
+            reset = struct.pack("ii", 1, 0)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
+            connection.close()
             listener.shutdown(socket.SHUT_RDWR)
             listener.close()
 

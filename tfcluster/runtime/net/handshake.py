@@ -64,7 +64,11 @@ def dial(connection: socket.socket, me: Member, peer: int) -> None:
     ):
         raise HandshakeError("it does not know this run's token")
     connection.sendall(me.proof(b"dial", ranks, nonces))
-    if _receive(connection, len(_WELCOME)) != _WELCOME:
+    try:
+        welcome = _receive(connection, len(_WELCOME))
+    except ConnectionError:
+        welcome = b""
+    if welcome != _WELCOME:
         raise HandshakeError("it rejected the handshake")
 
 
@@ -95,6 +99,6 @@ def _receive(connection: socket.socket, count: int) -> bytes:
     while len(data) < count:
         portion = connection.recv(count - len(data))
         if not portion:
-            raise HandshakeError("connection closed")
+            raise ConnectionResetError("connection closed")
         data += portion
     return bytes(data)

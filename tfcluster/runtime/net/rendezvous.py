@@ -66,7 +66,10 @@ def connect(
         acceptor = Acceptor(listener, me)
         try:
             for peer in range(me.rank):
-                found[peer] = _dial(me, peer, addresses[peer], deadline, interrupted)
+                names = (f"rank {me.rank}", f"rank {peer}")
+                found[peer] = dial_until(
+                    deadline, me, peer, addresses[peer], names, interrupted
+                )
             while missing := set(range(me.rank + 1, me.size)) - found.keys():
                 arrival = acceptor.next_arrival(deadline, interrupted)
                 if arrival is None and interrupted.is_set():
@@ -146,37 +149,45 @@ def listen(addresses: Sequence[str], index: int, name: str) -> socket.socket:
     return listener
 
 
-def _dial(
+def dial_until(
+    deadline: float,
     me: Member,
     peer: int,
     address: str,
-    deadline: float,
-    interrupted: threading.Event,
+    names: tuple[str, str],
+    interrupted: threading.Event | None = None,
 ) -> socket.socket:
-    """Retry until the peer accepts and has authenticated itself, or the time is up."""
+    """Dial ``address`` again and again until both ends have authenticated each other.
+
+    Returns the connection. ``deadline`` is in seconds, by ``time.monotonic``; ``names``
+    are those of both ends in messages, ours first. Raises CollectiveTimeoutError with
+    the cause after the deadline, and PeerLostError soon after ``interrupted`` is set.
+    """
     target = parse_address(address)
-    cause: Exception | None = None
+    interrupted = interrupted or threading.Event()
+    refusal: HandshakeError | None = None
+    failure: OSError | None = None
     pause_s = _FIRST_RETRY_S
     while (left := deadline - time.monotonic()) > 0:
         try:
             connection = socket.create_connection(target, min(left, _HANDSHAKE_S))
-        except OSError as error:
-            # The peer refused us and has since given up; report its refusal.
-            if not isinstance(cause, HandshakeError):
-                cause = error
-        else:
             try:
                 dial(connection, me, peer)
-            except (OSError, HandshakeError) as error:
+            except BaseException:
                 connection.close()
-                cause = error
-            else:
-                return connection
+                raise
+            return connection
+        except HandshakeError as error:
+            refusal = error
+        except OSError as error:
+            failure = error
         if interrupted.wait(min(pause_s, left)):
             raise _interrupted()
         pause_s = min(2 * pause_s, _RETRY_S)
+    # A peer that refused us and then gave up cannot be reached; the refusal is why.
+    cause = refusal or failure
     raise CollectiveTimeoutError(
-        f"rank {me.rank} could not reach rank {peer} at {address}: {cause}"
+        f"{names[0]} could not reach {names[1]} at {address}: {cause}"
     ) from cause
 
 

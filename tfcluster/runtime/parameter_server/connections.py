@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import select
 import socket
-import threading
 import time
 from collections.abc import Mapping, Sequence
 
@@ -17,8 +16,7 @@ from tfcluster.runtime.errors import (
     PeerLostError,
 )
 from tfcluster.runtime.net.buffer_pool import Pool
-from tfcluster.runtime.net.handshake import HandshakeError, dial
-from tfcluster.runtime.net.rendezvous import parse_address
+from tfcluster.runtime.net.rendezvous import dial_until
 from tfcluster.runtime.parameter_server.messages import (
     Incoming,
     Message,
@@ -27,10 +25,6 @@ from tfcluster.runtime.parameter_server.messages import (
 )
 from tfcluster.runtime.parameter_server.server_socket import member, tune
 from tfcluster.runtime.parameter_server.shm_channel import ClientChannel
-
-_HANDSHAKE_S = 10.0
-_FIRST_RETRY_S = 0.002
-_RETRY_S = 0.05
 
 
 class Connections:
@@ -61,7 +55,9 @@ class Connections:
         deadline = time.monotonic() + join_timeout_s
         try:
             for index, address in enumerate(addresses):
-                found = _connected(address, index, rank, size, token, deadline)
+                identity = member(index, rank, size, token)
+                names = (f"rank {rank}", f"ps:{index}")
+                found = dial_until(deadline, identity, 0, address, names)
                 self._sockets.append(found)
                 tune(found)
                 found.setblocking(False)
@@ -173,31 +169,3 @@ class Connections:
             f"ps:{ps} ({self._addresses[ps]}) is gone: its process ended or the "
             f"connection to it broke ({cause})"
         )
-
-
-def _connected(
-    address: str, index: int, rank: int, size: int, token: bytes, deadline: float
-) -> socket.socket:
-    """Retry until the ps accepts and has authenticated itself, or the time is up."""
-    target = parse_address(address)
-    identity = member(index, rank, size, token)
-    cause: Exception | None = None
-    pause, pause_s = threading.Event(), _FIRST_RETRY_S
-    while (left := deadline - time.monotonic()) > 0:
-        try:
-            connection = socket.create_connection(target, min(left, _HANDSHAKE_S))
-        except OSError as error:
-            cause = error
-        else:
-            try:
-                dial(connection, identity, 0)
-            except (OSError, HandshakeError) as error:
-                connection.close()
-                cause = error
-            else:
-                return connection
-        pause.wait(min(pause_s, left))
-        pause_s = min(2 * pause_s, _RETRY_S)
-    raise CollectiveTimeoutError(
-        f"rank {rank} could not reach ps:{index} at {address}: {cause}"
-    ) from cause
