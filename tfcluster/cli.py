@@ -27,7 +27,7 @@ import click  # noqa: E402 - only once Ctrl-C is harmless
 from tfcluster import __version__  # noqa: E402
 from tfcluster.console.output import OutputClosedError, escape_unknown, put  # noqa: E402
 from tfcluster.errors import ExitCode, ResourceError, TfclusterError  # noqa: E402
-from tfcluster.vocabulary import BACKENDS  # noqa: E402
+from tfcluster.vocabulary import BACKENDS, STRATEGIES  # noqa: E402
 
 if _EARLY:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -279,7 +279,12 @@ def doctor(config: str, overrides: tuple[str, ...], as_json: bool, quick: bool) 
     metavar="K",
     help="Compare K steps; 0: until the program ends.",
 )
-@click.option("--strategy", metavar="NAME", help="As runtime.strategy of a file.")
+@click.option(
+    "--strategy",
+    metavar="NAME",
+    type=click.Choice(STRATEGIES),
+    help="As runtime.strategy of a file.",
+)
 @click.option(
     "--tolerance",
     type=click.FloatRange(min=0),

@@ -15,3 +15,5 @@ BUILT_IN_SERVERS = ("ps", "data")
 """Task types that run one of tfcluster's servers instead of the command."""
 
 BACKENDS = ("local", "ssh", "slurm", "sge")
+
+STRATEGIES = ("collective", "parameter_server", "replicated", "local_sgd", "none")

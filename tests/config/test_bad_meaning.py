@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.config.files import SMALLEST, Bad, check_bad, problems
+from tfcluster.model import Strategy
+from tfcluster.vocabulary import STRATEGIES
 
 TASKS = "tasks: {worker: 2}\n"
 
@@ -434,6 +436,23 @@ def test_what_does_nothing_under_the_strategy(key: str, tmp_path: Path) -> None:
     (problem,) = problems(tmp_path, f"{SMALLEST}runtime: {{{key}}}\n")
     assert problem.warning
     assert "has no effect under collective" in problem.message
+
+
+@pytest.mark.parametrize("strategy", ["parameter_server", "replicated"])
+def test_what_goes_to_a_ps_is_not_compressed(strategy: str, tmp_path: Path) -> None:
+    content = (
+        "command: a\ntasks: {worker: 2, ps: 1}\n"
+        f"runtime: {{strategy: {strategy}, compression: fp16}}\n"
+    )
+    (problem,) = problems(tmp_path, content)
+    assert problem.warning
+    assert problem.message == (
+        f"'compression' has no effect under {strategy}: it is for collective"
+    )
+
+
+def test_every_strategy_has_a_name_at_the_command_line() -> None:
+    assert list(STRATEGIES) == [str(each) for each in Strategy]
 
 
 def test_weights_are_not_compressed(tmp_path: Path) -> None:

@@ -388,6 +388,7 @@ def test_usage(cluster: Cluster) -> None:
         (("-n", "1", "--", "python", "-c", "0"), "one rank is the baseline"),
         (("-n", "2", "--", "python", "no.py"), "there is no no.py"),
         (("-n", "2", "--strategy", "none", "--", "true"), "nothing to compare"),
+        (("-n", "2", "--strategy", "colective", "--", "true"), "'--strategy'"),
         (("-n", "2", "--", "no-program"), "is not an executable program"),
     ):
         done = cluster.command("verify", *words)

@@ -160,6 +160,9 @@ def _check_runtime(cluster: Cluster, findings: Findings) -> None:
     if runtime.compression != "none" and chosen is Strategy.LOCAL_SGD:
         message = "'compression' has no effect under local_sgd: weights are sent as is"
         findings.warn(("runtime", "compression"), message)
+    elif runtime.compression != "none" and chosen in _NEEDS_PS:
+        message = f"'compression' has no effect under {chosen}: it is for collective"
+        findings.warn(("runtime", "compression"), message)
 
 
 def _check_error_feedback(cluster: Cluster, findings: Findings) -> None:
