@@ -104,7 +104,7 @@ class _Shell:
 
 
 def _without_controls(raw: bytes) -> str:
-    text = re.sub(rb"\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>]", b"", raw).decode()
+    text = re.sub(rb"\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>]|\x07", b"", raw).decode()
     while "\b" in text:
         text = re.sub("[^\b]?\b", "", text, count=1)
     return text
