@@ -35,6 +35,7 @@ LAYERS = [
     "submit",
     "doctor",
     "commands",
+    "cli_completion",
     "cli",
     "__main__",
 ]
@@ -98,7 +99,7 @@ RUNTIME_LAYERS = [
 # Dependencies that are slow to import or that few modules should depend on -> the only
 # modules that may import them.
 ONLY = {
-    "click": {"cli"},
+    "click": {"cli", "cli_completion"},
     "yaml": {"config"},
     "pydantic": {"config"},
     "paramiko": {"backends.ssh"},

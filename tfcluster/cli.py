@@ -32,16 +32,35 @@ from tfcluster.vocabulary import BACKENDS, STRATEGIES  # noqa: E402
 if _EARLY:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+
+def _completes(
+    kind: str,
+) -> Callable[[click.Context, click.Parameter, str], list[Any]]:
+    """How a shell completes an argument or option; its module is imported by TAB."""
+
+    def words(context: click.Context, _: click.Parameter, word: str) -> list[Any]:
+        from tfcluster import cli_completion
+
+        behind = context.meta.get(_BEHIND)
+        return list(cli_completion.complete(kind, context, word, behind))
+
+    return words
+
+
 _SET = click.option(
     "--set",
     "overrides",
     multiple=True,
     metavar="KEY=VALUE",
+    shell_complete=_completes("setting"),
     help="Replace a value of the file; KEY is dotted (tasks.worker=4).",
 )
-_RUN = click.argument("run", required=False, metavar="[RUN]")
+_RUN = click.argument(
+    "run", required=False, metavar="[RUN]", shell_complete=_completes("run")
+)
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 _BEHIND = "tfcluster.behind"
+_ASKED = "_TFCLUSTER_COMPLETE"  # by the script of `tfcluster completion`
 
 
 class _Launch(click.Command):
@@ -94,7 +113,12 @@ def cli() -> None:
 
 
 @cli.command(cls=_Launch)
-@click.argument("words", nargs=-1, metavar="CONFIG.yaml [-- ARG...]")
+@click.argument(
+    "words",
+    nargs=-1,
+    metavar="CONFIG.yaml [-- ARG...]",
+    shell_complete=_completes("command"),
+)
 @_SET
 @click.option("--name", help="Name of the run; only one active run can have it.")
 @click.option(
@@ -199,7 +223,9 @@ def status(run: str | None, as_json: bool, watch: bool) -> int:
 
 
 @cli.command()
-@click.argument("words", nargs=-1, metavar="[RUN] [TASK]...")
+@click.argument(
+    "words", nargs=-1, metavar="[RUN] [TASK]...", shell_complete=_completes("task")
+)
 @click.option("-f", "--follow", is_flag=True, help="Follow until the run is over.")
 @click.option(
     "-n",
@@ -267,7 +293,12 @@ def doctor(config: str, overrides: tuple[str, ...], as_json: bool, quick: bool) 
 
 
 @cli.command(cls=_Launch)
-@click.argument("words", nargs=-1, metavar="[CONFIG.yaml] [-- COMMAND...]")
+@click.argument(
+    "words",
+    nargs=-1,
+    metavar="[CONFIG.yaml] [-- COMMAND...]",
+    shell_complete=_completes("command"),
+)
 @_SET
 @click.option("-n", "count", type=int, metavar="N", help="Number of workers.")
 @click.option("--ps", type=int, default=0, metavar="M", help="M parameter servers.")
@@ -339,9 +370,33 @@ def init(backend: str) -> int:
     return 0
 
 
+@cli.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> int:
+    """Print the completion script of a shell.
+
+    TAB then completes commands, options, files, keys of --set, runs and tasks. Where
+    tfcluster knows nothing, the shell completes the names of files.
+
+    \b
+    eval "$(tfcluster completion bash)"                      in ~/.bashrc
+    source <(tfcluster completion zsh)                       in ~/.zshrc, after compinit
+    tfcluster completion fish > ~/.config/fish/completions/tfcluster.fish
+    """
+    from tfcluster.commands import completion
+
+    put(completion.script(shell))
+    return 0
+
+
 def main() -> NoReturn:
     """The entry point: the one place where errors become exit codes."""
     escape_unknown()
+    if _ASKED in os.environ:
+        from tfcluster import cli_completion
+
+        put(cli_completion.answer(cli, os.environ[_ASKED], os.environ))
+        sys.exit(0)
     sys.exit(_guarded(lambda: cli(standalone_mode=False)))
 
 

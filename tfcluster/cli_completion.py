@@ -1,0 +1,87 @@
+"""Answers the completion scripts of shells (``commands/completion_scripts``)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+
+import click
+from click.shell_completion import CompletionItem, ShellComplete, split_arg_string
+
+from tfcluster.commands import completion
+from tfcluster.commands.record_query import split_words
+
+_LINE = "_TFCLUSTER_LINE"
+_FILES, _COMMANDS, _VALUES = "files", "commands", "values"
+
+
+def answer(cli: click.Command, asked: str, environ: Mapping[str, str]) -> str:
+    """The answer to ``asked``, the name of a shell, for the environment's command line.
+
+    An error is no answer: the user is typing, and the shell completes file names.
+    """
+    # click's own name for "print the script", which people have in their start-up files
+    if asked.endswith("_source"):
+        return completion.script(asked.removesuffix("_source"))
+    try:
+        words, word = _split(environ.get(_LINE, ""))
+        found = ShellComplete(cli, {}, "tfcluster", "").get_completions(words, word)
+    except Exception:
+        return ""
+    special = {item.type for item in found} & {_FILES, _COMMANDS}
+    if special:
+        return f"{special.pop()}\t{word}\n"
+    # click completes the value of --set=VALUE, and the shell the whole word.
+    start = ""
+    if word.startswith("-") and "=" in word and "--" not in words:
+        start = word.partition("=")[0] + "="
+    lines = [f"{start}{item.value}\t{_first(item.help)}" for item in found]
+    return "\n".join([f"{_VALUES if lines else _FILES}\t{word}", *lines, ""])
+
+
+def complete(
+    kind: str, context: click.Context, word: str, behind: int | None
+) -> list[CompletionItem]:
+    """The words for an argument or option of this kind that begin with ``word``.
+
+    ``behind``: how many complete words follow ``--``; None without ``--``.
+    """
+    if kind == "command":
+        return [CompletionItem(word, type=_command_or_files(context, behind))]
+    return [
+        CompletionItem(each.text, help=each.about)
+        for each in _words(kind, context, word)
+        if each.text.startswith(word)
+    ]
+
+
+def _words(kind: str, context: click.Context, word: str) -> Iterable[completion.Word]:
+    if kind == "setting":
+        return completion.setting_words(word, completion.schema())
+    if kind == "run":
+        return completion.run_words(os.environ)
+    given = context.params.get("words") or ()
+    run, tasks = split_words(given)
+    words = completion.task_words(run, os.environ)
+    return words if run or tasks else [*completion.run_words(os.environ), *words]
+
+
+def _command_or_files(context: click.Context, behind: int | None) -> str:
+    """A program's name is completed only where the program is named."""
+    words = context.params.get("words") or ()
+    if behind is None:
+        first = bool(context.params.get("count")) and not words
+    else:
+        first = behind == 0 and not words
+    return _COMMANDS if first else _FILES
+
+
+def _split(line: str) -> tuple[list[str], str]:
+    """The complete words after the program's name, and the word at the cursor."""
+    words = split_arg_string(line)
+    word = "" if not words or line[-1:].isspace() else words.pop()
+    return words[1:], word
+
+
+def _first(text: str | None) -> str:
+    return " ".join((text or "").split())

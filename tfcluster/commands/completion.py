@@ -1,0 +1,146 @@
+"""What a shell may complete: runs, tasks, and the keys and values of ``--set``.
+
+Reads the record and the schema, and changes nothing: pressing TAB creates no folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tfcluster.commands.completion_scripts import SCRIPTS
+from tfcluster.errors import ConfigError
+from tfcluster.isolated_import import PACKAGE_ROOT
+from tfcluster.record.files import read_json
+from tfcluster.record.paths import find, runs, state_path
+from tfcluster.task_id import TaskId
+
+_NEWEST_RUNS = 50
+"""A shell lists what it is given, and more than this helps nobody."""
+_LINE_COLUMNS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """A word that may be completed, and what zsh and fish show beside it."""
+
+    text: str
+    about: str = ""
+
+
+def script(shell: str) -> str:
+    """The completion script of ``bash``, ``zsh`` or ``fish``."""
+    return SCRIPTS[shell]
+
+
+def run_words(environ: Mapping[str, str]) -> list[Word]:
+    """Names of runs, then ids of the newest runs, newest first."""
+    newest = runs(state_path(environ))[:_NEWEST_RUNS]
+    names = dict.fromkeys(paths.name for paths in newest)
+    return [
+        *(Word(name, "newest run of this name") for name in names),
+        *(Word(paths.run, "run") for paths in newest),
+    ]
+
+
+def task_words(run: str | None, environ: Mapping[str, str]) -> list[Word]:
+    """The types and tasks of a run; of the newest one if ``run`` is None."""
+    try:
+        plan = read_json(find(state_path(environ), run).plan) or {}
+    except ConfigError:
+        return []
+    tasks = [TaskId.parse(entry["task"]) for entry in plan.get("tasks", ())]
+    kinds = dict.fromkeys(task.type for task in tasks)
+    return [
+        *(Word(kind, f"all {kind} tasks") for kind in kinds),
+        *(Word(str(task), "task") for task in tasks),
+    ]
+
+
+def setting_words(written: str, schema: Mapping[str, Any]) -> list[Word]:
+    """What ``KEY=VALUE`` may go on with, one level of the dotted key at a time.
+
+    ``runtime.`` leads to ``runtime.strategy=``, and that to ``runtime.strategy=none``.
+    """
+    key, equals, _ = written.partition("=")
+    parents, _, last = key.rpartition(".")
+    shapes = [schema]
+    for part in filter(None, parents.split(".")):
+        shapes = [below for _, below in _fields(shapes, schema, part)]
+    if equals:
+        fields = [field for _, field in _fields(shapes, schema, last)]
+        return [
+            Word(f"{key}={value}") for value in dict.fromkeys(_values(fields, schema))
+        ]
+    start = f"{parents}." if parents else ""
+    words = []
+    for name, field in _fields(shapes, schema):
+        about = _about(field, schema)
+        kinds = _expand([field], schema)
+        if any("properties" in kind or kind.get("type") == "object" for kind in kinds):
+            words.append(Word(f"{start}{name}.", about))
+        if any(kind.get("type") != "object" for kind in kinds):
+            words.append(Word(f"{start}{name}=", about))
+    return words
+
+
+def schema() -> Mapping[str, Any]:
+    """The JSON Schema of cluster.yaml, from the file of an installed package.
+
+    That is faster than pydantic, which makes it where there is no such file.
+    """
+    with contextlib.suppress(OSError):
+        file = Path(PACKAGE_ROOT) / "tfcluster" / "cluster.schema.json"
+        read: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        return read
+    from tfcluster import config
+
+    return config.schema()
+
+
+def _expand(
+    shapes: list[Mapping[str, Any]], schema: Mapping[str, Any]
+) -> list[Mapping[str, Any]]:
+    """The shapes without references and choices."""
+    plain: list[Mapping[str, Any]] = []
+    for shape in shapes:
+        if "$ref" in shape:
+            name = str(shape["$ref"]).rpartition("/")[2]
+            plain += _expand([schema["$defs"][name]], schema)
+        elif "anyOf" in shape:
+            plain += _expand(shape["anyOf"], schema)
+        else:
+            plain.append(shape)
+    return plain
+
+
+def _fields(
+    shapes: list[Mapping[str, Any]], schema: Mapping[str, Any], name: str | None = None
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for shape in _expand(shapes, schema):
+        for key, field in shape.get("properties", {}).items():
+            if name in (None, key):
+                yield key, field
+
+
+def _values(
+    shapes: list[Mapping[str, Any]], schema: Mapping[str, Any]
+) -> Iterator[str]:
+    for shape in _expand(shapes, schema):
+        yield from (str(value) for value in shape.get("enum", ()))
+        if "const" in shape:
+            yield str(shape["const"])
+        if shape.get("type") == "boolean":
+            yield from ("true", "false")
+
+
+def _about(field: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
+    said = field.get("description", "")
+    if not said and "$ref" in field:
+        said = schema["$defs"][field["$ref"].rpartition("/")[2]].get("description", "")
+    first = str(said).partition("\n")[0]
+    return first if len(first) <= _LINE_COLUMNS else first[: _LINE_COLUMNS - 1] + "…"
