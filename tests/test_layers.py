@@ -22,7 +22,7 @@ ROOT = Path(tfcluster.__file__).parent
 # The layers, lowest first, one per line. Members may import from lower layers and from
 # their own package; they may import from each other only if the line ends in "+".
 LAYERS = [
-    "errors states vocabulary wire isolated_import process_title versions",
+    "errors states vocabulary wire isolated_import process_title versions durations",
     "host_patterns task_id",
     "model",
     "program tfconfig placement compose host_list exit_causes +",

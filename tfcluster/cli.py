@@ -272,6 +272,53 @@ def stop(run: str | None, now: bool) -> int:
     return status_logs.stop(run, os.environ, now=now)
 
 
+@cli.command("list")
+@click.option(
+    "--limit",
+    default=20,
+    show_default=True,
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Show the N newest runs.",
+)
+@_JSON
+def list_runs(limit: int, as_json: bool) -> int:
+    """List runs, the newest first.
+
+    \b
+    tfcluster list
+    tfcluster list --limit 100
+    tfcluster list --json | jq -r '.runs[] | select(.state == "failed") | .run'
+    """
+    from tfcluster.commands import list_runs
+
+    return list_runs.list_runs(os.environ, limit=limit, as_json=as_json)
+
+
+@cli.command()
+@click.option(
+    "--older-than",
+    default="7d",
+    show_default=True,
+    metavar="AGE",
+    help="Remove what ended longer ago than this: 12h, 7d, 0s.",
+)
+@click.option("--dry-run", is_flag=True, help="Show what would be removed.")
+def clean(older_than: str, dry_run: bool) -> int:
+    """Remove the records and logs of old runs, and old crash files.
+
+    Prints what is removed. A run that is not over is never removed, nor one whose job
+    a scheduler may start again.
+
+    \b
+    tfcluster clean
+    tfcluster clean --older-than 30d --dry-run
+    """
+    from tfcluster.commands import clean
+
+    return clean.clean(older_than, os.environ, dry_run=dry_run)
+
+
 @cli.command()
 @click.argument("config", metavar="CONFIG.yaml")
 @_SET

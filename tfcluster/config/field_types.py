@@ -25,6 +25,8 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from tfcluster.config.yaml11_scalars import Lossy
+from tfcluster.durations import PATTERN as DURATION
+from tfcluster.durations import parse_duration
 from tfcluster.model import PortRange
 
 MAX_COUNT = 10_000
@@ -33,8 +35,6 @@ MAX_ENV_BYTES = 131_072
 """Linux: the longest string in an environment (MAX_ARG_STRLEN)."""
 
 _NAME = "[A-Za-z0-9_][A-Za-z0-9._-]{0,63}"
-_DURATION = r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d)"
-_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _MAX_DURATION_S = 366 * 86400.0
 _PORT_RANGE = "([0-9]{1,9})-([0-9]{1,9})"
 _ENV_NAME = "[A-Za-z_][A-Za-z0-9_]*"
@@ -108,8 +108,8 @@ def _duration(*, zero: bool, off: bool) -> Callable[[object], float | None]:
         if off and value is False:
             # YAML reads `off` as false.
             return None
-        if isinstance(value, str) and (match := re.fullmatch(_DURATION, value)):
-            seconds = float(match[1]) * _SECONDS[match[2]]
+        seconds = parse_duration(value) if isinstance(value, str) else None
+        if seconds is not None:
             if seconds > _MAX_DURATION_S:
                 raise unfit("at most 366d")
             if seconds > 0 or zero:
@@ -132,7 +132,7 @@ def _duration_hint(value: object, example: str) -> str:
 
 
 def _duration_json(*extra: Any) -> WithJsonSchema:
-    schema = {"type": "string", "pattern": f"^{_DURATION}$"}
+    schema = {"type": "string", "pattern": f"^{DURATION}$"}
     return WithJsonSchema({"anyOf": [schema, *extra]} if extra else schema)
 
 

@@ -209,7 +209,7 @@ def signs(
         same_boot=same_boot,
         same_host=same_host,
         process=process,
-        heartbeat_s=_heartbeat(paths),
+        heartbeat_s=heartbeat_s(paths),
     )
 
 
@@ -262,7 +262,8 @@ def judged(view: RunView, verdict: Verdict) -> RunView:
     )
 
 
-def _heartbeat(paths: RunPaths) -> float | None:
+def heartbeat_s(paths: RunPaths) -> float | None:
+    """The Unix time at which the record was last written; None: there is no record."""
     times = []
     for path in (paths.progress, paths.events, paths.lock, paths.root):
         try:

@@ -24,6 +24,7 @@ from tfcluster.record.writer import Writer
 from tfcluster.states import RunState, TaskState
 from tfcluster.submit import scheduler_of
 from tfcluster.submit.job import Job, find_job
+from tfcluster.submit.job_input import FILE as INPUT
 from tfcluster.submit.run_command import Ask, asker
 from tfcluster.submit.scheduler import JobPhase, JobState, SchedulerError
 
@@ -53,6 +54,24 @@ def with_job_state(
         return replace(view, reason=f"job {job.id} is {_as_words(state.word)}")
     again = read_run(paths, now_s=time.time())
     return again if again.state.final else _lost(again, job, state)
+
+
+def may_start_again(paths: RunPaths, environ: Mapping[str, str]) -> str | None:
+    """One sentence if the scheduler may start the run's job again; else None.
+
+    A job that was preempted, or whose node was lost, waits in the queue again; it needs
+    the files of its first run then.
+    """
+    job = find_job(paths)
+    if job is None or not (paths.root / INPUT).exists():
+        return None
+    try:
+        state = ask_state(job, asker(environ, ASK_S))
+    except SchedulerError as error:
+        return f"job {job.id}: the scheduler does not answer ({error.message})"
+    if state.phase in (JobPhase.OVER, JobPhase.GONE):
+        return None
+    return f"job {job.id} is {_as_words(state.word)}"
 
 
 def ask_state(job: Job, ask: Ask) -> JobState:

@@ -18,7 +18,9 @@ _STATE = 1
 
 def status(view: RunView, now_s: float, style: Style = PLAIN) -> list[str]:
     """All lines about one run."""
-    lines = [f"{style.bold(sanitise_word(view.run))}  {_state(view, now_s, style)}"]
+    lines = [
+        f"{style.bold(sanitise_word(view.run))}  {state_words(view, now_s, style)}"
+    ]
     facts = [sanitise_word(view.backend or ""), _when(view, now_s)]
     lines.append("  ".join(fact for fact in facts if fact))
     lines += _troubles(view)
@@ -31,13 +33,14 @@ def status(view: RunView, now_s: float, style: Style = PLAIN) -> list[str]:
 
 def status_line(view: RunView, now_s: float, style: Style = PLAIN) -> str:
     """One line about a run, for a list of runs."""
-    began = f"  began {_clock_time(view.started_s, now_s)}" if view.started_s else ""
-    return f"{sanitise_word(view.run)}  {_state(view, now_s, style)}{began}"
+    began = f"  began {clock_time(view.started_s, now_s)}" if view.started_s else ""
+    return f"{sanitise_word(view.run)}  {state_words(view, now_s, style)}{began}"
 
 
-def _state(view: RunView, now_s: float, style: Style) -> str:
+def state_words(view: RunView, now_s: float, style: Style) -> str:
+    """The state in colour, with the exit code unless the run succeeded."""
     if view.unknown_since_s is not None:
-        seen = _clock_time(view.unknown_since_s, now_s)
+        seen = clock_time(view.unknown_since_s, now_s)
         return style.yellow(f"unknown since {seen}") + f" (was {view.state})"
     word = str(view.state)
     if view.state in (RunState.FAILED, RunState.LOST):
@@ -52,10 +55,10 @@ def _state(view: RunView, now_s: float, style: Style) -> str:
 def _when(view: RunView, now_s: float) -> str:
     if view.started_s is None:
         return ""
-    began = f"began {_clock_time(view.started_s, now_s)}"
+    began = f"began {clock_time(view.started_s, now_s)}"
     if view.ended_s is not None:
         took = duration(view.ended_s - view.started_s)
-        return f"{began}, ended {_clock_time(view.ended_s, now_s)}, took {took}"
+        return f"{began}, ended {clock_time(view.ended_s, now_s)}, took {took}"
     if view.unknown_since_s is not None or view.since_s is None:
         return began
     return f"{began}, {view.state} for {duration(now_s - view.since_s)}"
@@ -132,7 +135,7 @@ def _served(serving: ServingView) -> str:
     return ", ".join(parts)
 
 
-def _clock_time(t_s: float, now_s: float) -> str:
+def clock_time(t_s: float, now_s: float) -> str:
     """Local time, with the date unless it is today."""
     then, now = time.localtime(t_s), time.localtime(now_s)
     today = then[:3] == now[:3]
