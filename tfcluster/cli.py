@@ -39,6 +39,14 @@ _SET = click.option(
     metavar="KEY=VALUE",
     help="Replace a value of the file; KEY is dotted (tasks.worker=4).",
 )
+_PASS = click.option(
+    "-x",
+    "--env",
+    "passed",
+    multiple=True,
+    metavar="NAME[=VALUE]",
+    help="Pass a variable on to all tasks; without VALUE, the one that is set here.",
+)
 _RUN = click.argument("run", required=False, metavar="[RUN]")
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 _BEHIND = "tfcluster.behind"
@@ -96,6 +104,7 @@ def cli() -> None:
 @cli.command(cls=_Launch)
 @click.argument("words", nargs=-1, metavar="CONFIG.yaml [-- ARG...]")
 @_SET
+@_PASS
 @click.option("--name", help="Name of the run; only one active run can have it.")
 @click.option(
     "-d",
@@ -138,9 +147,16 @@ def launch(words: tuple[str, ...], **options: Any) -> int:
 @cli.command()
 @click.argument("config", metavar="CONFIG.yaml")
 @_SET
+@_PASS
 @_JSON
 @click.option("--full", is_flag=True, help="Show tfcluster's own variables, too.")
-def plan(config: str, overrides: tuple[str, ...], as_json: bool, full: bool) -> int:
+def plan(
+    config: str,
+    overrides: tuple[str, ...],
+    passed: tuple[str, ...],
+    as_json: bool,
+    full: bool,
+) -> int:
     """Show every task as it would be started.
 
     With its host, command, environment, TF_CONFIG and log, and the source of each
@@ -154,16 +170,23 @@ def plan(config: str, overrides: tuple[str, ...], as_json: bool, full: bool) -> 
     """
     from tfcluster.commands import launch
 
-    return launch.plan(config, overrides, os.environ, as_json=as_json, full=full)
+    return launch.plan(
+        config, overrides, os.environ, as_json=as_json, full=full, passed=passed
+    )
 
 
 @cli.command()
 @click.argument("config", metavar="CONFIG.yaml")
 @_SET
+@_PASS
 @click.option("--name", help="Name of the run; only one active run can have it.")
 @click.option("--dry-run", is_flag=True, help="Print the script and submit nothing.")
 def submit(
-    config: str, overrides: tuple[str, ...], name: str | None, dry_run: bool
+    config: str,
+    overrides: tuple[str, ...],
+    passed: tuple[str, ...],
+    name: str | None,
+    dry_run: bool,
 ) -> int:
     """Queue a job that launches CONFIG, and print its id.
 
@@ -175,7 +198,9 @@ def submit(
     """
     from tfcluster.commands import launch
 
-    return launch.submit(config, overrides, os.environ, name=name, dry_run=dry_run)
+    return launch.submit(
+        config, overrides, os.environ, name=name, dry_run=dry_run, passed=passed
+    )
 
 
 @cli.command()
@@ -249,9 +274,16 @@ def stop(run: str | None, now: bool) -> int:
 @cli.command()
 @click.argument("config", metavar="CONFIG.yaml")
 @_SET
+@_PASS
 @_JSON
 @click.option("--quick", is_flag=True, help="Do not import TensorFlow on the hosts.")
-def doctor(config: str, overrides: tuple[str, ...], as_json: bool, quick: bool) -> int:
+def doctor(
+    config: str,
+    overrides: tuple[str, ...],
+    passed: tuple[str, ...],
+    as_json: bool,
+    quick: bool,
+) -> int:
     """Check all hosts for problems before a launch.
 
     Exits with 3 if a host cannot be reached, and with 4 if a launch would fail
@@ -263,12 +295,15 @@ def doctor(config: str, overrides: tuple[str, ...], as_json: bool, quick: bool) 
     """
     from tfcluster.commands import doctor
 
-    return doctor.doctor(config, overrides, os.environ, as_json=as_json, quick=quick)
+    return doctor.doctor(
+        config, overrides, os.environ, as_json=as_json, quick=quick, passed=passed
+    )
 
 
 @cli.command(cls=_Launch)
 @click.argument("words", nargs=-1, metavar="[CONFIG.yaml] [-- COMMAND...]")
 @_SET
+@_PASS
 @click.option("-n", "count", type=int, metavar="N", help="Number of workers.")
 @click.option("--ps", type=int, default=0, metavar="M", help="M parameter servers.")
 @click.option(
