@@ -55,6 +55,14 @@ _SET = click.option(
     shell_complete=_completes("setting"),
     help="Replace a value of the file; KEY is dotted (tasks.worker=4).",
 )
+_PASS = click.option(
+    "-x",
+    "--env",
+    "passed",
+    multiple=True,
+    metavar="NAME[=VALUE]",
+    help="Pass a variable on to all tasks; without VALUE, the one that is set here.",
+)
 _RUN = click.argument(
     "run", required=False, metavar="[RUN]", shell_complete=_completes("run")
 )
@@ -120,6 +128,7 @@ def cli() -> None:
     shell_complete=_completes("command"),
 )
 @_SET
+@_PASS
 @click.option("--name", help="Name of the run; only one active run can have it.")
 @click.option(
     "-d",
@@ -162,9 +171,16 @@ def launch(words: tuple[str, ...], **options: Any) -> int:
 @cli.command()
 @click.argument("config", metavar="CONFIG.yaml")
 @_SET
+@_PASS
 @_JSON
 @click.option("--full", is_flag=True, help="Show tfcluster's own variables, too.")
-def plan(config: str, overrides: tuple[str, ...], as_json: bool, full: bool) -> int:
+def plan(
+    config: str,
+    overrides: tuple[str, ...],
+    passed: tuple[str, ...],
+    as_json: bool,
+    full: bool,
+) -> int:
     """Show every task as it would be started.
 
     With its host, command, environment, TF_CONFIG and log, and the source of each
@@ -178,16 +194,23 @@ def plan(config: str, overrides: tuple[str, ...], as_json: bool, full: bool) -> 
     """
     from tfcluster.commands import launch
 
-    return launch.plan(config, overrides, os.environ, as_json=as_json, full=full)
+    return launch.plan(
+        config, overrides, os.environ, as_json=as_json, full=full, passed=passed
+    )
 
 
 @cli.command()
 @click.argument("config", metavar="CONFIG.yaml")
 @_SET
+@_PASS
 @click.option("--name", help="Name of the run; only one active run can have it.")
 @click.option("--dry-run", is_flag=True, help="Print the script and submit nothing.")
 def submit(
-    config: str, overrides: tuple[str, ...], name: str | None, dry_run: bool
+    config: str,
+    overrides: tuple[str, ...],
+    passed: tuple[str, ...],
+    name: str | None,
+    dry_run: bool,
 ) -> int:
     """Queue a job that launches CONFIG, and print its id.
 
@@ -199,7 +222,9 @@ def submit(
     """
     from tfcluster.commands import launch
 
-    return launch.submit(config, overrides, os.environ, name=name, dry_run=dry_run)
+    return launch.submit(
+        config, overrides, os.environ, name=name, dry_run=dry_run, passed=passed
+    )
 
 
 @cli.command()
@@ -322,9 +347,16 @@ def clean(older_than: str, dry_run: bool) -> int:
 @cli.command()
 @click.argument("config", metavar="CONFIG.yaml")
 @_SET
+@_PASS
 @_JSON
 @click.option("--quick", is_flag=True, help="Do not import TensorFlow on the hosts.")
-def doctor(config: str, overrides: tuple[str, ...], as_json: bool, quick: bool) -> int:
+def doctor(
+    config: str,
+    overrides: tuple[str, ...],
+    passed: tuple[str, ...],
+    as_json: bool,
+    quick: bool,
+) -> int:
     """Check all hosts for problems before a launch.
 
     Exits with 3 if a host cannot be reached, and with 4 if a launch would fail
@@ -336,7 +368,9 @@ def doctor(config: str, overrides: tuple[str, ...], as_json: bool, quick: bool) 
     """
     from tfcluster.commands import doctor
 
-    return doctor.doctor(config, overrides, os.environ, as_json=as_json, quick=quick)
+    return doctor.doctor(
+        config, overrides, os.environ, as_json=as_json, quick=quick, passed=passed
+    )
 
 
 @cli.command(cls=_Launch)
@@ -347,6 +381,7 @@ def doctor(config: str, overrides: tuple[str, ...], as_json: bool, quick: bool) 
     shell_complete=_completes("command"),
 )
 @_SET
+@_PASS
 @click.option("-n", "count", type=int, metavar="N", help="Number of workers.")
 @click.option("--ps", type=int, default=0, metavar="M", help="M parameter servers.")
 @click.option(

@@ -32,9 +32,10 @@ def doctor(
     *,
     as_json: bool,
     quick: bool,
+    passed: Sequence[str] = (),
 ) -> int:
     """Examine a file's hosts; returns the exit code with which a launch would fail."""
-    loaded = config.load(path, overrides=overrides, environ=environ)
+    loaded = config.load(path, overrides=overrides, environ=environ, passed=passed)
     for problem in loaded.warnings:
         say(sanitise(str(problem)))
     description = loaded.description

@@ -37,6 +37,7 @@ class Options:
     """The options of ``launch``."""
 
     overrides: tuple[str, ...] = ()
+    passed: tuple[str, ...] = ()
     name: str | None = None
     detach: bool = False
     dry_run: bool = False
@@ -74,11 +75,14 @@ def submit(
     overrides: Sequence[str],
     environ: Mapping[str, str],
     *,
+    passed: Sequence[str] = (),
     name: str | None = None,
     dry_run: bool,
 ) -> int:
     """Queue a job for the file and print its id, or only print the script."""
-    loaded = config.load(path, overrides=overrides, name=name, environ=environ)
+    loaded = config.load(
+        path, overrides=overrides, name=name, environ=environ, passed=passed
+    )
     _warn(loaded)
     description = loaded.description
     scheduler = scheduler_of(description.backend)
@@ -121,9 +125,10 @@ def plan(
     *,
     as_json: bool,
     full: bool = False,
+    passed: Sequence[str] = (),
 ) -> int:
     """Print the plan of a file. Raises TfclusterError."""
-    loaded = config.load(path, overrides=overrides, environ=environ)
+    loaded = config.load(path, overrides=overrides, environ=environ, passed=passed)
     _warn(loaded)
     return _show_plan(loaded, environ, as_json=as_json, full=full)
 
@@ -148,6 +153,7 @@ def _load(words: Sequence[str], options: Options, environ: Mapping[str, str]) ->
             name=options.name,
             arguments=words[1:],
             environ=environ,
+            passed=options.passed,
         )
     else:
         _refuse_file(words, options.count)
@@ -160,6 +166,7 @@ def _load(words: Sequence[str], options: Options, environ: Mapping[str, str]) ->
             name=options.name,
             environ=environ,
             cwd=Path.cwd(),
+            passed=options.passed,
         )
     _warn(loaded)
     return loaded

@@ -41,6 +41,7 @@ class Options:
     in_place: bool = False
     as_json: bool = False
     overrides: tuple[str, ...] = ()
+    passed: tuple[str, ...] = ()
     behind: int = 0
     """How many of the words follow ``--``."""
 
@@ -84,7 +85,11 @@ def _described(
         if options.ps:
             overrides.append(f"tasks.ps={options.ps}")
         loaded = config.load(
-            words[0], overrides=overrides, arguments=words[1:], environ=environ
+            words[0],
+            overrides=overrides,
+            arguments=words[1:],
+            environ=environ,
+            passed=options.passed,
         )
     else:
         loaded = config.from_command(
@@ -94,6 +99,7 @@ def _described(
             overrides=overrides,
             environ=environ,
             cwd=Path.cwd(),
+            passed=options.passed,
         )
     for problem in loaded.warnings:
         _say(str(problem))

@@ -25,13 +25,15 @@ def load(
     arguments: Sequence[str] = (),
     environ: Mapping[str, str],
     python: str = sys.executable,
+    passed: Sequence[str] = (),
 ) -> Loaded:
     """Read and check a configuration file.
 
     ``overrides`` are raw ``KEY=VALUE`` texts, ``name`` replaces the file's,
     ``arguments`` are appended to every command, ``environ`` has the values of
-    ``${VAR}``, and ``python`` is the interpreter if the file names none. Raises
-    ConfigError with all problems, sorted by place.
+    ``${VAR}``, ``python`` is the interpreter if the file names none, and ``passed`` has
+    variables to pass on, as ``NAME`` or ``NAME=VALUE``. Raises ConfigError with all
+    problems, sorted by place.
     """
     from tfcluster.config import pipeline
 
@@ -42,6 +44,7 @@ def load(
         arguments=arguments,
         environ=environ,
         python=python,
+        passed=passed,
     )
 
 
@@ -56,6 +59,7 @@ def from_command(
     environ: Mapping[str, str],
     cwd: Path,
     python: str = sys.executable,
+    passed: Sequence[str] = (),
 ) -> Loaded:
     """The configuration given by flags alone: ``count`` workers that run ``command``.
 
@@ -74,6 +78,7 @@ def from_command(
         environ=environ,
         cwd=cwd,
         python=python,
+        passed=passed,
     )
 
 

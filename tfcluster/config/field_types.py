@@ -238,7 +238,24 @@ def _env_value(text: str) -> str:
 
 
 EnvName = Annotated[str, AfterValidator(_env_name)]
-Env = dict[EnvName, Annotated[Text, AfterValidator(_env_value)]]
+Env = Annotated[
+    dict[EnvName, Annotated[Text, AfterValidator(_env_value)]],
+    WithJsonSchema(
+        {
+            "type": "object",
+            "properties": {
+                "pass": {
+                    "type": ["string", "number", "array"],
+                    "items": {"type": "string"},
+                    "description": "A list: variables that are passed on from where "
+                    "tfcluster is started. Text: the value of a variable `pass`.",
+                }
+            },
+            "additionalProperties": {"type": ["string", "number"]},
+        }
+    ),
+]
+"""Names and values. ``passed`` replaces a list below ``pass`` before this is read."""
 
 
 def _one_line(text: str) -> str:

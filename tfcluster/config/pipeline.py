@@ -19,6 +19,7 @@ from tfcluster.config.loaded import Loaded
 from tfcluster.config.models import Cluster
 from tfcluster.config.overrides import COMMAND_LINE, from_flags, named, override
 from tfcluster.config.parse import parse
+from tfcluster.config.passed import with_passed
 from tfcluster.config.prune import without
 from tfcluster.config.rules import check_rules, check_unused
 from tfcluster.config.source import read_file
@@ -37,6 +38,7 @@ def load(
     arguments: Sequence[str],
     environ: Mapping[str, str],
     python: str,
+    passed: Sequence[str] = (),
 ) -> Loaded:
     """See ``tfcluster.config.load``."""
     given = os.fspath(path)
@@ -50,7 +52,8 @@ def load(
         python=python,
         arguments=tuple(arguments),
     )
-    return _check(_overridden(root, overrides, name, report), report, setting)
+    root = _overridden(root, overrides, name, report)
+    return _check(with_passed(root, passed, environ, report), report, setting)
 
 
 def from_command(
@@ -64,6 +67,7 @@ def from_command(
     environ: Mapping[str, str],
     cwd: Path,
     python: str,
+    passed: Sequence[str] = (),
 ) -> Loaded:
     """See ``tfcluster.config.from_command``."""
     report = Report(COMMAND_LINE.source)
@@ -71,7 +75,8 @@ def from_command(
     setting = Setting(
         environ=environ, folder=cwd, stem=as_name(command_stem(command)), python=python
     )
-    return _check(_overridden(root, overrides, name, report), report, setting)
+    root = _overridden(root, overrides, name, report)
+    return _check(with_passed(root, passed, environ, report), report, setting)
 
 
 def _read(path: str, report: Report) -> Map:

@@ -5,18 +5,15 @@ Works on checked values; rules about a section with invalid values are skipped.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
 from tfcluster.config.diagnostics import Findings
 from tfcluster.config.models import Cluster, Task
+from tfcluster.config.passed import SECRET
 from tfcluster.config.tree import Path
 from tfcluster.model import Strategy
 from tfcluster.vocabulary import BUILT_IN_SERVERS, RANKED_TYPES, TASK_TYPES
 
-_SECRET = re.compile(
-    r"(?:.*_)?(?:KEY|TOKEN|PASSWORD|PASSWD|SECRET|CREDENTIALS)", re.IGNORECASE
-)
 _NEEDS_PS = (Strategy.PARAMETER_SERVER, Strategy.REPLICATED)
 _WITHOUT_PS = (Strategy.COLLECTIVE, Strategy.LOCAL_SGD)
 _DENIED_OPTIONS = {
@@ -237,7 +234,7 @@ def _check_secrets(cluster: Cluster, findings: Findings) -> None:
             (("tasks", kind, "env"), task.env) for kind, task in groups(cluster).items()
         ]
     for where, env in places:
-        for name in filter(_SECRET.fullmatch, env):
+        for name in filter(SECRET.fullmatch, env):
             findings.warn(
                 (*where, name),
                 f"{name} looks like a secret, and values under 'env:' are shown",
