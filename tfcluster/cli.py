@@ -246,6 +246,30 @@ def stop(run: str | None, now: bool) -> int:
     return status_logs.stop(run, os.environ, now=now)
 
 
+@cli.command()
+@_RUN
+@click.option("--name", help="Name of the new run; default: that of RUN.")
+@click.option(
+    "-d",
+    "--detach",
+    is_flag=True,
+    help="Return immediately; the run continues in the background.",
+)
+def rerun(run: str | None, name: str | None, detach: bool) -> int:
+    """Launch again what RUN was launched with, as a new run.
+
+    The configuration is that of RUN, even if its file has changed since. Secrets are
+    read again. Default: the newest run.
+
+    \b
+    tfcluster rerun
+    tfcluster rerun digits-20261120-101500-3f2a --name second -d
+    """
+    from tfcluster.commands import rerun
+
+    return rerun.rerun(run, os.environ, name=name, detach=detach)
+
+
 @cli.command("list")
 @click.option(
     "--limit",

@@ -45,6 +45,11 @@ class RunPaths:
         return self.root / "plan.json"
 
     @property
+    def launched(self) -> Path:
+        """The Description with which the run was launched."""
+        return self.root / "launch.json"
+
+    @property
     def events(self) -> Path:
         return self.root / "events.jsonl"
 
@@ -63,6 +68,11 @@ class RunPaths:
     @property
     def launcher_log(self) -> Path:
         return self.root / "launcher.log"
+
+    @property
+    def end_log(self) -> Path:
+        """The output of the command ``on_end``."""
+        return self.root / "on-end.log"
 
     @property
     def job(self) -> Path:
