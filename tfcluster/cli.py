@@ -270,6 +270,59 @@ def rerun(run: str | None, name: str | None, detach: bool) -> int:
     return rerun.rerun(run, os.environ, name=name, detach=detach)
 
 
+@cli.command()
+@_RUN
+def attach(run: str | None) -> int:
+    """Follow a run in the background: its output, progress and end.
+
+    Exits with the run's exit code. Ctrl-C ends only this command; the run continues.
+    Default: the newest run.
+
+    \b
+    tfcluster launch -d cluster.yaml
+    tfcluster attach
+    """
+    from tfcluster.commands import attach
+
+    return attach.attach(run, os.environ)
+
+
+@cli.command()
+@click.argument("words", nargs=-1, metavar="[RUN] [TASK]...")
+@_JSON
+def stacks(words: tuple[str, ...], as_json: bool) -> int:
+    """Show where running tasks are in their Python code.
+
+    TASK is a task (worker:0) or a type (worker). Default: all tasks of the newest run.
+    Only tasks that run under the training runtime can answer.
+
+    \b
+    tfcluster stacks
+    tfcluster stacks digits worker:1
+    """
+    from tfcluster.commands import stacks
+
+    return stacks.stacks(words, os.environ, as_json=as_json)
+
+
+@cli.command()
+@_RUN
+@click.option("--logdir", metavar="FOLDER", help="Default: where RUN has written.")
+@click.option("--port", type=int, metavar="N", help="TensorBoard's port.")
+def tensorboard(run: str | None, logdir: str | None, port: int | None) -> int:
+    """Print the folder of a run's TensorBoard logs, and start TensorBoard there.
+
+    TensorBoard must be installed for the run's Python, or be on the PATH.
+
+    \b
+    tfcluster tensorboard
+    tfcluster tensorboard digits --port 6007
+    """
+    from tfcluster.commands import tensorboard
+
+    return tensorboard.tensorboard(run, os.environ, logdir=logdir, port=port)
+
+
 @cli.command("list")
 @click.option(
     "--limit",

@@ -10,6 +10,7 @@
     name_lock    only one active run holds a given name
     load_run     a run's RunView from its folder
     launched     with which Description a run was launched
+    requests     what other commands ask of the launcher
     removal      removes records
     logs         last lines of log files, and following them
 

@@ -80,6 +80,11 @@ class RunPaths:
         return self.root / "job.json"
 
     @property
+    def requests(self) -> Path:
+        """The folder of requests to the launcher."""
+        return self.root / "requests"
+
+    @property
     def hosts(self) -> Path:
         """How to reach the hosts again after the launcher's end."""
         return self.root / "hosts.json"
