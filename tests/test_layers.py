@@ -25,7 +25,7 @@ LAYERS = [
     "errors states vocabulary wire isolated_import process_title versions durations",
     "host_patterns task_id",
     "model",
-    "program tfconfig placement compose host_list exit_causes +",
+    "program tfconfig placement compose host_list exit_causes description_json +",
     "plan_document expected_hosts",
     "config record",
     "verify",

@@ -297,6 +297,83 @@ def stop(run: str | None, now: bool) -> int:
     return status_logs.stop(run, os.environ, now=now)
 
 
+@cli.command()
+@_RUN
+@click.option("--name", help="Name of the new run; default: that of RUN.")
+@click.option(
+    "-d",
+    "--detach",
+    is_flag=True,
+    help="Return immediately; the run continues in the background.",
+)
+def rerun(run: str | None, name: str | None, detach: bool) -> int:
+    """Launch again what RUN was launched with, as a new run.
+
+    The configuration is that of RUN, even if its file has changed since. Secrets are
+    read again. Default: the newest run.
+
+    \b
+    tfcluster rerun
+    tfcluster rerun digits-20261120-101500-3f2a --name second -d
+    """
+    from tfcluster.commands import rerun
+
+    return rerun.rerun(run, os.environ, name=name, detach=detach)
+
+
+@cli.command()
+@_RUN
+def attach(run: str | None) -> int:
+    """Follow a run in the background: its output, progress and end.
+
+    Exits with the run's exit code. Ctrl-C ends only this command; the run continues.
+    Default: the newest run.
+
+    \b
+    tfcluster launch -d cluster.yaml
+    tfcluster attach
+    """
+    from tfcluster.commands import attach
+
+    return attach.attach(run, os.environ)
+
+
+@cli.command()
+@click.argument("words", nargs=-1, metavar="[RUN] [TASK]...")
+@_JSON
+def stacks(words: tuple[str, ...], as_json: bool) -> int:
+    """Show where running tasks are in their Python code.
+
+    TASK is a task (worker:0) or a type (worker). Default: all tasks of the newest run.
+    Only tasks that run under the training runtime can answer.
+
+    \b
+    tfcluster stacks
+    tfcluster stacks digits worker:1
+    """
+    from tfcluster.commands import stacks
+
+    return stacks.stacks(words, os.environ, as_json=as_json)
+
+
+@cli.command()
+@_RUN
+@click.option("--logdir", metavar="FOLDER", help="Default: where RUN has written.")
+@click.option("--port", type=int, metavar="N", help="TensorBoard's port.")
+def tensorboard(run: str | None, logdir: str | None, port: int | None) -> int:
+    """Print the folder of a run's TensorBoard logs, and start TensorBoard there.
+
+    TensorBoard must be installed for the run's Python, or be on the PATH.
+
+    \b
+    tfcluster tensorboard
+    tfcluster tensorboard digits --port 6007
+    """
+    from tfcluster.commands import tensorboard
+
+    return tensorboard.tensorboard(run, os.environ, logdir=logdir, port=port)
+
+
 @cli.command("list")
 @click.option(
     "--limit",

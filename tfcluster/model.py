@@ -190,6 +190,8 @@ class Description:
     progress_timeout_s: float | None
     grace_s: float
     sync: Sync | None = None
+    on_end: tuple[str, ...] = ()
+    """The command that gets the outcome when the run is over; empty: none."""
     source: str = "<command line>"
     """The name of the configuration in messages."""
     origins: Mapping[str, str] = field(default_factory=dict)

@@ -57,12 +57,18 @@ def launch(words: Sequence[str], options: Options, environ: Mapping[str, str]) -
     loaded = _load(words, options, environ)
     if options.dry_run:
         return _show_plan(loaded, environ, as_json=False)
-    description = loaded.description
+    return launch_described(loaded.description, environ, detach=options.detach)
+
+
+def launch_described(
+    description: Description, environ: Mapping[str, str], *, detach: bool
+) -> int:
+    """Run what a Description says; returns the exit code. Raises TfclusterError."""
     scheduler = scheduler_of(description.backend)
     if scheduler is not None and not scheduler.is_inside(environ):
-        return _launch_as_job(description, scheduler, options, environ)
+        return _launch_as_job(description, scheduler, environ, detach=detach)
     ready = check(description, environ)
-    if not options.detach:
+    if not detach:
         return ready.run(lambda paths: None, environ)
     run = detached(lambda begun: ready.run(begun, environ))
     put(f"{run}\n")
@@ -105,12 +111,13 @@ def submit(
 def _launch_as_job(
     description: Description,
     scheduler: Scheduler,
-    options: Options,
     environ: Mapping[str, str],
+    *,
+    detach: bool,
 ) -> int:
     """Not in an allocation: submit a job that launches it, and follow that."""
     job = submit_job(description, scheduler, asker(environ), environ)
-    if not options.detach:
+    if not detach:
         return follow(job, environ)
     run = job.paths.run
     put(f"{run}\n")

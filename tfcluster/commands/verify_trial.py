@@ -147,7 +147,7 @@ def run_trial(
     wanted = {"folder": str(recording), "steps": steps, "seed": SEED}
     env = {**description.env, "TFCLUSTER_RECORDING": json.dumps(wanted)}
     own = {**environ, "TFCLUSTER_STATE_DIR": str(scratch / "state")}
-    ready = check(replace(description, env=env, workdir=workdir), own)
+    ready = check(replace(description, env=env, workdir=workdir, on_end=()), own)
     run = detached(lambda begun: ready.run(begun, own), orphaned=orphaned)
     paths = find(state_dir(own), run)
     try:

@@ -75,6 +75,7 @@ class _Describer:
             launcher=cluster.launcher,
             ports=cluster.ports,
             restart=model.Restart(**dict(cluster.restart)),
+            on_end=self._on_end(),
             start_timeout_s=cluster.start_timeout,
             progress_timeout_s=cluster.progress_timeout,
             grace_s=cluster.grace,
@@ -103,6 +104,18 @@ class _Describer:
 
     def _command(self, keys: Keys, words: list[str] | None) -> tuple[str, ...] | None:
         """The argv, followed by arguments from the command line."""
+        filled = self._words(keys, words)
+        return None if filled is None else (*filled, *self._setting.arguments)
+
+    def _on_end(self) -> tuple[str, ...]:
+        """The argv; a program with a slash is relative to the file's folder."""
+        words = self._words(("on_end",), self._cluster.on_end) or ()
+        if not words or "/" not in words[0]:
+            return words
+        program = self._path(("on_end",), words[0])
+        return words if program is None else (str(program), *words[1:])
+
+    def _words(self, keys: Keys, words: list[str] | None) -> tuple[str, ...] | None:
         if words is None:
             return None
         node = find(self._findings.root, keys).node
@@ -115,7 +128,7 @@ class _Describer:
             filled = self._split(keys, node)
         if filled and not filled[0]:
             self._findings.error(keys, "the command is empty")
-        return (*filled, *self._setting.arguments)
+        return tuple(filled)
 
     def _split(self, keys: Keys, node: Scalar) -> list[str]:
         try:

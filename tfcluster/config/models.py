@@ -485,6 +485,14 @@ class Cluster(_Section):
     restart: Annotated[
         Restart, Field(default={}, description="What happens after a failure.")
     ]
+    on_end: Annotated[
+        field_types.Command | None,
+        Field(
+            default=None,
+            description="A command that runs where tfcluster runs when the run is "
+            "over; it gets the outcome as JSON on standard input.",
+        ),
+    ]
     start_timeout: Annotated[
         field_types.Duration,
         Field(default="300s", description="How long each phase of the start may take."),

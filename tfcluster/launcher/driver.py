@@ -34,6 +34,7 @@ from tfcluster.launcher.machines import machine_warnings
 from tfcluster.launcher.progress import Progress
 from tfcluster.launcher.remote_log_copies import LogCopies
 from tfcluster.launcher.run_output import RunOutput
+from tfcluster.launcher.stack_requests import ask_stacks
 from tfcluster.launcher.stall_detector import StallDetector
 from tfcluster.launcher.task_messages import TaskFrames
 from tfcluster.lifecycle import begin, step
@@ -62,6 +63,8 @@ from tfcluster.lifecycle.types import (
     StopTasks,
     TaskUnstartable,
 )
+from tfcluster.record.paths import RunPaths
+from tfcluster.record.requests import take
 from tfcluster.states import RunState, TaskState
 from tfcluster.task_id import TaskId
 from tfcluster.tfconfig import Cluster
@@ -154,6 +157,7 @@ class Driver:
         if now - self._told >= PROGRESS_S:
             self._journal.progress(self._progress.snapshot())
             self._told = now
+            self._serve()
         self._watch(now)
         self._show.live(self._journal.view, now)
 
@@ -227,13 +231,24 @@ class Driver:
             self._deadlines.pop(name, None)
             self._feed(Expired(name))
 
-    def _watch(self, now: float) -> None:
-        state = self._state
-        running = {
+    def _running(self) -> dict[TaskId, str]:
+        """The running tasks and their hosts."""
+        tasks = self._state.tasks
+        return {
             task: host
             for task, host in self._plan.tasks.items()
-            if state.tasks[task].state is TaskState.RUNNING
+            if tasks[task].state is TaskState.RUNNING
         }
+
+    def _serve(self) -> None:
+        """Meet the requests of other commands."""
+        for number, request in take(RunPaths(self._job.logs.parent)):
+            if request.get("type") == "stacks":
+                running, send = self._running(), self._hosts.send
+                ask_stacks(number, request, running, send, self._journal)
+
+    def _watch(self, now: float) -> None:
+        state, running = self._state, self._running()
         well = state.verdict is None and state.interrupted is None
         if stalled := self._stalls.look(now, running, self._job, well=well):
             self._feed(stalled)

@@ -22,10 +22,13 @@ from typing import Any
 from tfcluster import __version__, backends
 from tfcluster.backends.base import Remembering, Scheduled, Starter
 from tfcluster.compose import TaskSpec, UsesTensorFlow, compose, provisional_cluster
+from tfcluster.console.output import say
+from tfcluster.console.sanitise import sanitise
 from tfcluster.errors import ExitCode, ResourceError, TfclusterError
 from tfcluster.launcher.driver import Driver
+from tfcluster.launcher.end_command import run_end_command
 from tfcluster.launcher.hosts import Hosts
-from tfcluster.launcher.interrupts import interrupts
+from tfcluster.launcher.interrupts import Interrupt, interrupts
 from tfcluster.launcher.job import Item, Job
 from tfcluster.launcher.journal import Journal
 from tfcluster.launcher.preflight import (
@@ -43,9 +46,11 @@ from tfcluster.model import Allocation, Description
 from tfcluster.placement import place
 from tfcluster.plan_document import plan_document, task_parts
 from tfcluster.record.files import replace_json
+from tfcluster.record.launched import save_launched
 from tfcluster.record.liveness import acquire, identity
 from tfcluster.record.name_lock import hold_name
 from tfcluster.record.paths import ELSEWHERE, RunPaths, create_run, state_dir
+from tfcluster.record.run_status import RunView
 from tfcluster.record.writer import Writer
 from tfcluster.task_id import TaskId
 from tfcluster.tfconfig import Cluster
@@ -104,7 +109,7 @@ def check(
 
     ``paths`` is the run if it was already begun, by ``submit``. Raises TfclusterError.
     """
-    backend = backends.get(description.backend)
+    given, backend = description, backends.get(description.backend)
     scheduler = backend if isinstance(backend, Scheduled) else None
     description, note = _within_limits(description, scheduler, environ)
     if scheduler is not None and paths is None:
@@ -122,6 +127,7 @@ def check(
     values = read_secrets(description.secrets, description.origins, environ)
     starter = backends.starting(description).starter(description, environ)
     return Launch(
+        given,
         prepared,
         values,
         starter,
@@ -158,6 +164,8 @@ def _of_array(description: Description, index: str | None) -> Description:
 class Launch:
     """A launch that is ready to go."""
 
+    given: Description
+    """What was asked for, before it was fitted to the scheduler's limits."""
     prepared: Prepared
     secrets: Mapping[str, str]
     starter: Starter
@@ -179,25 +187,35 @@ class Launch:
         with ExitStack() as stack:
             # From before there is a run until its end is recorded: an early signal
             # also ends the run in order, and a late one has no effect.
-            stack.enter_context(interrupts(queue.put, self._harmless()))
-            paths, writer = self._begin(stack)
-            begun(paths)
-            job = Job(
-                run=paths.run,
-                description=description,
-                allocation=self.prepared.allocation,
-                specs={spec.task: spec for spec in self.prepared.specs},
-                secrets=self.secrets,
-                token=secrets.token_hex(32),
-                logs=paths.logs,
-                files=self.files,
-            )
-            show = RunOutput.on_terminal(job, sys.stdout, sys.stderr, environ)
-            stack.callback(show.close)
-            show.begin(job)
-            for note in self.notes:
-                show.say(note)
-            finish = self._drive(job, paths, writer, show, queue, environ)
+            signals: list[Interrupt] = []
+
+            def post(signal: Interrupt) -> None:
+                signals.append(signal)
+                queue.put(signal)
+
+            stack.enter_context(interrupts(post, self._harmless()))
+            with ExitStack() as held:
+                paths, writer = self._begin(held)
+                begun(paths)
+                job = Job(
+                    run=paths.run,
+                    description=description,
+                    allocation=self.prepared.allocation,
+                    specs={spec.task: spec for spec in self.prepared.specs},
+                    secrets=self.secrets,
+                    token=secrets.token_hex(32),
+                    logs=paths.logs,
+                    files=self.files,
+                )
+                show = RunOutput.on_terminal(job, sys.stdout, sys.stderr, environ)
+                held.callback(show.close)
+                show.begin(job)
+                for note in self.notes:
+                    show.say(note)
+                finish, view = self._drive(job, paths, writer, show, queue, environ)
+            # The run's name is free again: the command may launch a run of that name.
+            known = len(signals)
+            end(description, paths, view, environ, lambda: len(signals) > known)
             return int(finish.exit_code)
 
     def _harmless(self) -> frozenset[signal.Signals]:
@@ -235,6 +253,7 @@ class Launch:
         backend = backends.get(description.backend)
         try:
             replace_json(paths.plan, task_parts(document, self.prepared.cluster))
+            save_launched(paths, self.given)
             if isinstance(backend, Remembering):
                 replace_json(paths.hosts, backend.remember(description))
         except OSError as error:
@@ -254,7 +273,7 @@ class Launch:
         show: RunOutput,
         queue: SimpleQueue[Item],
         environ: Mapping[str, str],
-    ) -> Finish:
+    ) -> tuple[Finish, RunView]:
         logs = str(paths.logs)
         journal = Journal(writer, self.prepared.document(logs))
         journal.event("run", **_identity(job))
@@ -288,7 +307,7 @@ class Launch:
         except OSError as error:
             show.say(f"warning: cannot write {paths.report}: {error.strerror}")
         show.end(view)
-        return finish
+        return finish, view
 
     def _explained(
         self, finish: Finish, environ: Mapping[str, str]
@@ -303,6 +322,21 @@ class Launch:
         if code is None:
             return finish, None
         return replace(finish, exit_code=code), _WHY_ENDED.get(code)
+
+
+def end(
+    description: Description,
+    paths: RunPaths,
+    view: RunView,
+    environ: Mapping[str, str],
+    is_interrupted: Callable[[], bool] = lambda: False,
+) -> None:
+    """Run the command for the end of a run, which ended as ``view`` tells."""
+    trouble = run_end_command(
+        description, paths, view.to_json(), environ, is_interrupted=is_interrupted
+    )
+    if trouble is not None:
+        say(sanitise(f"warning: on_end: {trouble}"))
 
 
 def _identity(job: Job) -> dict[str, Any]:

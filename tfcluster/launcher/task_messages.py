@@ -192,12 +192,9 @@ class TaskFrames:
             case "failure":
                 self._causes[key] = str(event.get("cause"))[:_MAX_TEXT]
             case "stack":
-                self.answers[task] = Answer(
-                    stack=str(event.get("text")), waiting=_waiting(event)
-                )
-                self._journal.event(
-                    "stack", task=str(task), text=str(event.get("text"))
-                )
+                text, waiting = str(event.get("text")), _waiting(event)
+                self.answers[task] = Answer(stack=text, waiting=waiting)
+                self._journal.event("stack", task=str(task), text=text, waiting=waiting)
 
     def _warn(self, task: TaskId, text: str) -> None:
         """Show a warning once: ranks that run the same program all issue it."""

@@ -9,6 +9,9 @@
     liveness     the launcher's lock and identity: is it still alive?
     name_lock    only one active run holds a given name
     load_run     a run's RunView from its folder
+    launched     with which Description a run was launched
+    requests     what other commands ask of the launcher
+    removal      removes records
     logs         last lines of log files, and following them
 
 Knows nothing of hosts, channels, colours or commands.

@@ -45,6 +45,11 @@ class RunPaths:
         return self.root / "plan.json"
 
     @property
+    def launched(self) -> Path:
+        """The Description with which the run was launched."""
+        return self.root / "launch.json"
+
+    @property
     def events(self) -> Path:
         return self.root / "events.jsonl"
 
@@ -65,9 +70,19 @@ class RunPaths:
         return self.root / "launcher.log"
 
     @property
+    def end_log(self) -> Path:
+        """The output of the command ``on_end``."""
+        return self.root / "on-end.log"
+
+    @property
     def job(self) -> Path:
         """The scheduler's job as which the run was submitted."""
         return self.root / "job.json"
+
+    @property
+    def requests(self) -> Path:
+        """The folder of requests to the launcher."""
+        return self.root / "requests"
 
     @property
     def hosts(self) -> Path:

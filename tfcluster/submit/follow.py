@@ -51,16 +51,23 @@ _CLOSE_S = 5.0
 _ALL_LINES = 1_000_000
 
 
-def follow(job: Job, environ: Mapping[str, str]) -> int:
+def follow(
+    job: Job,
+    environ: Mapping[str, str],
+    *,
+    stays: bool = False,
+    last: int = _ALL_LINES,
+) -> int:
     """Follow the job until its run is over; returns the run's exit code.
 
-    Ctrl-C cancels the job; if the terminal hangs up, the job continues.
+    Ctrl-C cancels the job, unless it ``stays``; if the terminal hangs up, the job
+    continues. Shows the ``last`` lines of what each task has printed before.
     """
     with ExitStack() as stack:
         signals: list[Interrupt] = []
         stack.enter_context(interrupts(signals.append))
         while True:
-            watch = _Watch(job, asker(environ), environ, signals)
+            watch = _Watch(job, asker(environ), environ, signals, stays, last)
             code = watch.run()
             again = watch.requeued()
             if again is None:
@@ -77,8 +84,12 @@ class _Watch:
         ask: Ask,
         environ: Mapping[str, str],
         signals: list[Interrupt],
+        stays: bool,
+        last: int,
     ) -> None:
         self._job = job
+        self._stays = stays
+        self._last = last
         self._ask = ask
         self._signals = signals
         self._heard = 0
@@ -104,7 +115,7 @@ class _Watch:
         try:
             self._screen.say(f"run {paths.run}")
             self._screen.say(f"job {self._job.id}")
-            for task, lines in follow_files(self._files, self, last=_ALL_LINES):
+            for task, lines in follow_files(self._files, self, last=self._last):
                 self._show.log(task, lines, 0)
             if self._left is not None:
                 self._screen.live(None)
@@ -173,7 +184,8 @@ class _Watch:
         """Ctrl-C cancels the job in order, a second one at once; a third one leaves."""
         for signal in self._signals[self._heard :]:
             self._heard += 1
-            if signal.code is ExitCode.HANGUP or self._heard > 2:
+            leaves = self._stays or self._heard > 2
+            if signal.code is ExitCode.HANGUP or leaves:
                 self._left = signal.code
                 return
             word = "cancelling" if self._heard == 1 else "killing"

@@ -23,6 +23,7 @@ from tfcluster.launcher.secrets import read_secrets
 from tfcluster.model import Description
 from tfcluster.plan_document import task_parts
 from tfcluster.record.files import read_json, replace_json
+from tfcluster.record.launched import save_launched
 from tfcluster.record.name_lock import hold_name
 from tfcluster.record.paths import RunPaths, create_run, state_dir
 from tfcluster.submit.job_input import write_job_input, write_private
@@ -79,6 +80,7 @@ def submit(
         text = scheduler.render(description, launcher_at(paths))
         write_private(script, text.encode(errors="surrogateescape"))
         write_private(paths.launcher_log, b"")  # otherwise others could read it
+        save_launched(paths, description)
         write_job_input(paths, description, environ, state)
         document = task_parts(prepared.document(str(paths.logs)), prepared.cluster)
         replace_json(paths.plan, document)

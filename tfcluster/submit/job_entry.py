@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tfcluster.console.output import say
 from tfcluster.errors import ExitCode, TfclusterError
-from tfcluster.launcher.launch import check
+from tfcluster.launcher.launch import check, end
 from tfcluster.record.events import read_events
 from tfcluster.record.files import read_json, replace_json
 from tfcluster.record.load_run import read_run
@@ -35,6 +35,7 @@ def run_submitted(folder: Path, environ: Mapping[str, str]) -> int:
     except TfclusterError as error:
         hint = f" ({error.hint})" if error.hint else ""
         settle(paths, RunState.FAILED, error.exit_code, error.message + hint)
+        end(given.description, paths, read_run(paths, now_s=time.time()), known)
         job_input.forget(first)
         raise
     if code != ExitCode.PREEMPTED:
@@ -61,8 +62,9 @@ def _again(first: RunPaths, given: job_input.JobInput) -> RunPaths:
     while (following := successor(latest)) is not None:
         latest = following
     paths = create_run(given.state, given.description.name, time.time())
-    if job := read_json(first.job):
-        replace_json(paths.job, job)
+    for source, target in ((first.job, paths.job), (first.launched, paths.launched)):
+        if found := read_json(source):
+            replace_json(target, found)
     if _was_cut_off(latest):
         why = f"its host was lost, and its job was restarted as {paths.run}"
         settle(latest, RunState.LOST, ExitCode.PREEMPTED, why)

@@ -6,16 +6,13 @@ environment is needed in the job. Knows nothing of schedulers.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from enum import Enum
 from pathlib import Path
-from types import UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
 
+from tfcluster.description_json import from_plain, to_plain
 from tfcluster.errors import StartError
 from tfcluster.model import Description, Secret
 from tfcluster.record.files import open_private, read_json, write_all
@@ -52,7 +49,7 @@ def write_job_input(
             write_private(file, os.fsencode(environ[secret.env]) + b"\n")
             secrets[name] = Secret(file=file)
     given = JobInput(description=replace(description, secrets=secrets), state=state)
-    text = json.dumps(_plain(given), indent=1) + "\n"
+    text = json.dumps(to_plain(given), indent=1) + "\n"
     write_private(paths.root / FILE, text.encode())
 
 
@@ -77,7 +74,7 @@ def read(paths: RunPaths) -> JobInput:
             "TFCLUSTER_STATE_DIR",
         )
     try:
-        given = _typed(JobInput, found)
+        given = from_plain(JobInput, found)
     except (KeyError, TypeError, ValueError) as error:
         raise StartError(f"{path} is damaged: {error!r}") from error
     if not isinstance(given, JobInput):
@@ -89,45 +86,3 @@ def forget(paths: RunPaths) -> None:
     """Remove the files with secrets: the job is over and will not start again."""
     for file in (paths.root / FILE, *paths.root.glob(f"{_SECRET}*")):
         file.unlink(missing_ok=True)
-
-
-def _plain(value: object) -> Any:
-    """Frozen dataclasses as JSON types."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {
-            field.name: _plain(getattr(value, field.name))
-            for field in dataclasses.fields(value)
-        }
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, tuple | list):
-        return [_plain(item) for item in value]
-    if isinstance(value, Enum):
-        return value.value
-    return str(value) if isinstance(value, Path) else value
-
-
-def _typed(kind: Any, value: Any) -> Any:
-    """The inverse of ``_plain``. Raises KeyError, TypeError or ValueError."""
-    origin, arguments = get_origin(kind), get_args(kind)
-    if origin in (Union, UnionType):
-        if value is None:
-            return None
-        (kind,) = (one for one in arguments if one is not type(None))
-        return _typed(kind, value)
-    if origin is tuple:
-        return tuple(_typed(arguments[0], item) for item in value)
-    if origin is not None:  # a mapping
-        return {key: _typed(arguments[1], item) for key, item in value.items()}
-    if dataclasses.is_dataclass(kind):
-        hints = get_type_hints(kind)
-        known = {
-            field.name: _typed(hints[field.name], value[field.name])
-            for field in dataclasses.fields(kind)
-        }
-        return kind(**known)  # type: ignore[operator]  # a dataclass: checked above
-    if issubclass(kind, Enum | Path):
-        return kind(value)
-    if not isinstance(value, (float, int) if kind is float else kind):
-        raise TypeError(f"{value!r} is not of type {kind.__name__}")
-    return value

@@ -128,6 +128,7 @@ class Reporter:
     def on_waiting(self, ask: Callable[[], Waiting | None]) -> None:
         """Have ``ask`` called, in another thread, when the agent requests stacks."""
         self._waiting = ask
+        self.listen()
 
     def listen(self) -> None:
         """Start a thread that answers the agent's requests."""

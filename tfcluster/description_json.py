@@ -1,0 +1,61 @@
+"""Frozen dataclasses, such as a Description, as JSON types, and back. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from enum import Enum
+from pathlib import Path
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+
+def to_plain(value: object) -> Any:
+    """Frozen dataclasses as JSON types."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {
+            field.name: to_plain(getattr(value, field.name))
+            for field in dataclasses.fields(value)
+        }
+    if isinstance(value, Mapping):
+        return {str(key): to_plain(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [to_plain(item) for item in value]
+    if isinstance(value, Enum):
+        return value.value
+    return str(value) if isinstance(value, Path) else value
+
+
+def from_plain(kind: Any, value: Any) -> Any:
+    """The inverse of ``to_plain``. Raises KeyError, TypeError or ValueError.
+
+    A field that is missing, because an older version wrote the file, has its default.
+    """
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        if value is None:
+            return None
+        (kind,) = (one for one in arguments if one is not type(None))
+        return from_plain(kind, value)
+    if origin is tuple:
+        return tuple(from_plain(arguments[0], item) for item in value)
+    if origin is not None:  # a mapping
+        return {key: from_plain(arguments[1], item) for key, item in value.items()}
+    if dataclasses.is_dataclass(kind):
+        hints = get_type_hints(kind)
+        known = {
+            field.name: from_plain(hints[field.name], value[field.name])
+            for field in dataclasses.fields(kind)
+            if field.name in value or _is_required(field)
+        }
+        return kind(**known)  # type: ignore[operator]  # a dataclass: checked above
+    if issubclass(kind, Enum | Path):
+        return kind(value)
+    if not isinstance(value, (float, int) if kind is float else kind):
+        raise TypeError(f"{value!r} is not of type {kind.__name__}")
+    return value
+
+
+def _is_required(field: dataclasses.Field[Any]) -> bool:
+    missing = dataclasses.MISSING
+    return field.default is missing and field.default_factory is missing

@@ -1,0 +1,33 @@
+"""Meets requests for stacks: asks the running tasks, whose answers go to the record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tfcluster.launcher.journal import Journal
+from tfcluster.task_id import TaskId
+from tfcluster.wire import Frame
+
+
+def ask_stacks(
+    number: str,
+    request: Mapping[str, Any],
+    running: Mapping[TaskId, str],
+    send: Callable[[str, Frame], None],
+    journal: Journal,
+) -> None:
+    """Ask the running tasks (task -> host) that the request names; all without names.
+
+    The event ``asked`` tells which ones; an event ``stack`` follows for each answer.
+    """
+    names = request.get("tasks")
+    chosen = {
+        str(task): host
+        for task, host in running.items()
+        if not isinstance(names, list) or not names or str(task) in names
+    }
+    journal.event("asked", request=number, tasks=sorted(chosen))
+    for host in set(chosen.values()):
+        tasks = [task for task, where in chosen.items() if where == host]
+        send(host, {"type": "stacks", "tasks": tasks})

@@ -1,0 +1,67 @@
+"""Requests from other commands to a run's launcher, as files in the run's folder.
+
+The folder is private, and readers on other hosts see it where the state folder is
+shared. The launcher answers with events in the record. Requests only ask: they cannot
+stop or change a run.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tfcluster.errors import ResourceError
+from tfcluster.record.files import read_json, replace_json
+from tfcluster.record.paths import ELSEWHERE, FOLDER_MODE, RunPaths
+
+_END = ".json"
+_MOST = 100
+"""How many requests are taken at a time; further ones wait."""
+
+
+def ask(paths: RunPaths, request: Mapping[str, Any]) -> str:
+    """Leave a request, which has a ``type``, to the launcher; returns its id.
+
+    Raises ResourceError if it cannot be written.
+    """
+    number = os.urandom(8).hex()
+    try:
+        paths.requests.mkdir(FOLDER_MODE, exist_ok=True)
+        replace_json(_file(paths, number), request, durable=False)
+    except OSError as error:
+        raise ResourceError(
+            f"cannot write to {paths.requests}: {error.strerror}", hint=ELSEWHERE
+        ) from error
+    return number
+
+
+def withdraw(paths: RunPaths, number: str) -> None:
+    """Remove a request that nobody has taken."""
+    _file(paths, number).unlink(missing_ok=True)
+
+
+def take(paths: RunPaths) -> list[tuple[str, dict[str, Any]]]:
+    """Remove and return the waiting requests, as id and content. Never raises."""
+    try:
+        names = sorted(os.listdir(paths.requests))  # noqa: PTH208 - names suffice
+    except OSError:
+        return []
+    found = []
+    for name in names[:_MOST]:
+        if not name.endswith(_END) or name.startswith("."):
+            continue
+        path = paths.requests / name
+        request = read_json(path)
+        try:
+            path.unlink()
+        except OSError:
+            continue  # it would be taken again and again
+        if request is not None:
+            found.append((name.removesuffix(_END), request))
+    return found
+
+
+def _file(paths: RunPaths, number: str) -> Path:
+    return paths.requests / f"{number}{_END}"
