@@ -87,6 +87,10 @@ class TaskSpec:
         found = {**_local_ranks_env(place), **_gpus_env(place)}
         return replace(self, place=place, own_env={**self.own_env, **found})
 
+    def under(self, python: str) -> TaskSpec:
+        """The same task under another interpreter."""
+        return replace(self, argv=(python, *self.argv[1:]), python=python)
+
     def cold_argv(self, root: str = PACKAGE_ROOT) -> tuple[str, ...]:
         """The argv that starts it without a warm interpreter."""
         plain = self.strategy is Strategy.NONE and not self.server

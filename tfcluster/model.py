@@ -161,6 +161,27 @@ class Sync:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """What bash runs once on each host before anything is imported."""
+
+    lines: tuple[str, ...]
+    file: str | None = None
+    """The name of the file that the lines come from; None: the configuration."""
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.lines)
+
+    def failed(self, line: int | None, cause: str) -> str:
+        """One sentence; ``line`` counts from 1, None: it is unknown which one."""
+        name = self.file or "setup"
+        if line is None or not 0 < line <= len(self.lines):
+            return f"{name}: the lines {cause}"
+        place = f"{name}:{line}" if self.file else f"setup line {line}"
+        return f"{place}, `{self.lines[line - 1].strip()}`, {cause}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Description:
     """A checked cluster.yaml, with every default filled in and every path absolute."""
 
@@ -192,10 +213,16 @@ class Description:
     sync: Sync | None = None
     on_end: tuple[str, ...] = ()
     """The command that gets the outcome when the run is over; empty: none."""
+    setup: Setup | None = None
     source: str = "<command line>"
     """The name of the configuration in messages."""
     origins: Mapping[str, str] = field(default_factory=dict)
     """Dotted key -> ``file:line:column`` or ``--set``; defaults have no entry."""
+
+    @property
+    def prepares_hosts(self) -> bool:
+        """Whether hosts have to do something before tasks can be started."""
+        return self.setup is not None
 
     def task_ids(self) -> tuple[TaskId, ...]:
         """Every task in listing order: ranks first, then ps, evaluator, data."""

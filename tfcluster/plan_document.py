@@ -44,11 +44,12 @@ def plan_document(
         }
         for host in allocation.hosts
     ]
-    sync = description.sync
+    sync, setup = description.sync, description.setup
     return {
         "name": description.name,
         "backend": description.backend,
         "sync": None if sync is None else sync.folder,
+        "setup": None if setup is None else list(setup.lines),
         "hosts": hosts,
         "tasks": tasks,
     }

@@ -20,7 +20,8 @@ def check(folder: Path, *command: str) -> None:
         {"worker": 2}, command=command, workdir=folder, python=sys.executable
     )
     places = place(description, hosts(None))
-    require_commands(compose(description, places, lambda _: False), {"PATH": "/bin"})
+    specs = compose(description, places, lambda _: False)
+    require_commands(specs, {"PATH": "/bin"}, programs=True)
 
 
 def test_what_is_there_passes(tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ NEEDS = {
     },
     "nft": {"nft": "nftables"},
     "clock": {"faketime": "faketime"},
+    "modules": {"/usr/share/modules/init/bash": "environment-modules"},
 }
 """For each group: packages, and a program or path that shows they are installed."""
 

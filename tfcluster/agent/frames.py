@@ -67,6 +67,14 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
+class Prepare:
+    setup: str | None
+    env: Mapping[str, str | None]
+    cwd: str
+    log: str
+
+
+@dataclass(frozen=True, slots=True)
 class Warm:
     key: str
     argv: tuple[str, ...]
@@ -109,7 +117,9 @@ class Close:
     others_s: float
 
 
-Request = Open | Ping | Hold | Sync | Part | Warm | Start | Stop | Stacks | Close
+Request = (
+    Open | Ping | Hold | Sync | Part | Prepare | Warm | Start | Stop | Stacks | Close
+)
 
 
 def parse_request(frame: Frame) -> Request | None:
@@ -225,6 +235,15 @@ def _sync(keys: _Keys) -> Sync:
     )
 
 
+def _prepare(keys: _Keys) -> Prepare:
+    return Prepare(
+        setup=keys.optional_text("setup"),
+        env=keys.env("env"),
+        cwd=keys.text("cwd"),
+        log=keys.text("log"),
+    )
+
+
 def _warm(keys: _Keys) -> Warm:
     return Warm(
         key=keys.text("key"),
@@ -262,6 +281,7 @@ _READERS: Mapping[str, Callable[[_Keys], Request]] = {
     "part": lambda keys: Part(
         keys.whole("index"), keys.whole("offset"), keys.optional_text("data")
     ),
+    "prepare": _prepare,
     "warm": _warm,
     "start": _start,
     "stop": lambda keys: Stop(

@@ -15,7 +15,7 @@ from tfcluster.agent.channel import Channel
 from tfcluster.agent.children import Children
 from tfcluster.agent.console_queue import ConsoleQueue
 from tfcluster.agent.death_order import Deaths
-from tfcluster.agent.frames import Request, Stacks, Start, Stop, Warm
+from tfcluster.agent.frames import Prepare, Request, Stacks, Start, Stop, Warm
 from tfcluster.agent.listening import Listening
 from tfcluster.agent.loop import Loop
 from tfcluster.agent.output_capture import (
@@ -25,6 +25,7 @@ from tfcluster.agent.output_capture import (
     Notice,
     OutputCapture,
 )
+from tfcluster.agent.preparation import Preparation
 from tfcluster.agent.signals import adopt_orphans
 from tfcluster.agent.spawn import environment
 from tfcluster.agent.sweep import AGENT, RUN, agent_mark
@@ -58,13 +59,14 @@ class Run:
             loop=loop,
             reports=channel,
             capture=self.capture,
-            base=environment(os.environb, marks),
+            base=dict(environment(os.environb, marks)),
             streams=itertools.count(),
             deaths=deaths,
         )
         self._children = Children(deaths)
         self._tasks = Tasks(shared)
         self._warmer = WarmInterpreters(shared, self._tasks, self._children)
+        self._preparation = Preparation(shared, self._tasks.foreign)
         self._listening = Listening(loop, channel, self._tree)
         self._warmer.on_begun = self._listening.expect
 
@@ -81,6 +83,9 @@ class Run:
             case Warm():
                 if not closing:
                     self._warmer.start(request)
+            case Prepare():
+                if not closing:
+                    self._preparation.start(request)
             case Stop():
                 self._tasks.stop(request)
             case Stacks(names):
@@ -90,24 +95,28 @@ class Run:
         """Reap all children that have ended."""
         self._children.reap(
             lambda pid, status: (
-                self._tasks.ended(pid, status) or self._warmer.ended(pid, status)
+                self._tasks.ended(pid, status)
+                or self._warmer.ended(pid, status)
+                or self._preparation.ended(pid, status)
             )
         )
 
     def stop_all(self, grace_s: float) -> None:
+        self._preparation.close()
         self._warmer.close()
         self._tasks.stop_all(grace_s)
 
     @property
     def over(self) -> bool:
         """Whether no task and no interpreter is left; the rest can be swept."""
-        return self._tasks.over and self._warmer.over
+        return self._tasks.over and self._warmer.over and self._preparation.over
 
     def _noticed(self, notice: Notice) -> None:
         match notice:
             case Drained(stream, tail):
                 self._tasks.drained(stream, tail)
                 self._warmer.drained(stream, tail)
+                self._preparation.drained(stream, tail)
             case LogTrouble():
                 self._log_trouble(notice)
             case CaptureBroken(cause):

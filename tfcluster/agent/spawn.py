@@ -68,10 +68,10 @@ def with_folders_first(
     return found
 
 
-def spawn(program: Program, output: int, inherited: int) -> int:
+def spawn(program: Program, output: int, *inherited: int) -> int:
     """Start it with ``output`` as stdout and stderr. Returns its pid.
 
-    The caller must reap it. The descriptor ``inherited`` keeps its number in the new
+    The caller must reap it. The descriptors ``inherited`` keep their numbers in the new
     process. SIGUSR1 and SIGUSR2 are ignored there if they were ignored when the agent
     was started. Raises SpawnError.
     """
@@ -86,7 +86,7 @@ def spawn(program: Program, output: int, inherited: int) -> int:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                pass_fds=[inherited],
+                pass_fds=inherited,
                 start_new_session=True,
             )
     except OSError as error:

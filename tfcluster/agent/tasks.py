@@ -28,7 +28,6 @@ from tfcluster.agent.output_capture import OutputCapture
 from tfcluster.agent.proc import Process
 from tfcluster.agent.process_membership import ATTEMPT, TASK
 from tfcluster.agent.spawn import (
-    Environment,
     Program,
     SpawnError,
     environment,
@@ -62,7 +61,7 @@ class RunServices:
     loop: Loop
     reports: Reports
     capture: OutputCapture
-    base: Environment  # the agent's own environment with the run's marks
+    base: dict[bytes, bytes]  # the environment of all processes, with the run's marks
     streams: Iterator[int]  # numbers for the capture
     deaths: Deaths
 

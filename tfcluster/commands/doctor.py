@@ -8,6 +8,7 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from tfcluster import backends, config
@@ -20,6 +21,11 @@ from tfcluster.doctor.probe_hosts import Report, Requirements, examine
 from tfcluster.errors import ExitCode
 from tfcluster.expected_hosts import expected
 from tfcluster.launcher.launch import Prepared, prepare
+from tfcluster.launcher.preparation import (
+    changed_python,
+    prepare_frame,
+    unprepared_cause,
+)
 from tfcluster.model import Description, Host
 from tfcluster.submit import scheduler_of
 from tfcluster.submit.scheduler import Scheduler
@@ -91,6 +97,8 @@ def _examine_here(
 def _requirements(prepared: Prepared, *, quick: bool) -> Requirements:
     description = prepared.description
     ports = description.ports
+    # A folder that is not copied yet does not exist on the hosts.
+    cwd = "/" if description.sync else str(description.workdir)
     return Requirements(
         python=description.python,
         workdir=None if description.sync else str(description.workdir),
@@ -98,6 +106,11 @@ def _requirements(prepared: Prepared, *, quick: bool) -> Requirements:
         imports=not quick,
         low=ports.low if ports else None,
         high=ports.high if ports else None,
+        prepare=prepare_frame(description, cwd=cwd, log="/dev/null")
+        if description.prepares_hosts
+        else None,
+        unprepared=partial(unprepared_cause, description),
+        own_python=partial(changed_python, description),
     )
 
 

@@ -244,7 +244,7 @@ def _show_plan(
     else:
         hosts = expected(description)
     prepared = prepare(description, hosts)
-    here = description.backend == "local"
+    here = description.backend == "local" and not description.prepares_hosts
     for warning in command_warnings(prepared.specs, environ, programs=here):
         _say(warning)
     run = _provisional_paths(description, environ)

@@ -6,6 +6,7 @@ Problems go to the findings; if there are errors, the Description is unusable.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -13,13 +14,15 @@ from pathlib import Path, PurePosixPath
 from tfcluster import model
 from tfcluster.config import paths
 from tfcluster.config.commands import CommandError, split_command
-from tfcluster.config.diagnostics import Findings
+from tfcluster.config.diagnostics import Findings, Report
 from tfcluster.config.hosts import host_entries
 from tfcluster.config.interpolation import FillError, fill
 from tfcluster.config.models import Cluster, SecretSource, Task
 from tfcluster.config.rules import groups, strategy
+from tfcluster.config.source import read_file
 from tfcluster.config.tree import Path as Keys
 from tfcluster.config.tree import Scalar, find, origins
+from tfcluster.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +61,7 @@ class _Describer:
             workdir=self._workdir(),
             sync=self._sync(),
             python=self._python(("python",), cluster.python) or setting.python,
+            setup=self._setup(),
             env=self._env(("env",), cluster.env),
             secrets={
                 name: self._secret(name, source)
@@ -168,6 +172,33 @@ class _Describer:
         if here and (problem := paths.folder_problem(path)):
             self._findings.error(keys, problem)
         return path
+
+    def _setup(self) -> model.Setup | None:
+        keys, given = ("setup",), self._cluster.setup
+        if given is None:
+            return None
+        if isinstance(given, list):
+            lines = [line for each in given for line in each.rstrip("\n").split("\n")]
+            return model.Setup(lines=tuple(lines))
+        text = self._text(keys, given, 'for lines: ["module load cuda"]')
+        lines = text.replace("\r\n", "\n").removesuffix("\n").split("\n")
+        return model.Setup(lines=tuple(lines), file=given)
+
+    def _text(self, keys: Keys, name: str, hint: str) -> str:
+        """The text of a file that the configuration names; problems are noted."""
+        path = self._path(keys, name)
+        if path is None:
+            return ""
+        if not paths.exists(path):
+            self._findings.error(keys, f"{str(path)!r} does not exist", hint)
+            return ""
+        report, text = Report(str(path)), ""
+        with contextlib.suppress(ConfigError):
+            text = read_file(str(path), report)
+        for problem in report.errors():
+            where = f"{problem.where}: {problem.message}"
+            self._findings.error(keys, where, problem.hint)
+        return text
 
     def _sync(self) -> model.Sync | None:
         workdir = self._cluster.workdir

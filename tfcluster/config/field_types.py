@@ -217,6 +217,35 @@ Command = Annotated[
 """Arguments; a command given as one string becomes a list of that string."""
 
 
+def _setup(value: object) -> str | list[str]:
+    if isinstance(value, str) and value:
+        return _one_line(value)
+    if not isinstance(value, list) or not value:
+        raise unfit("a list of lines for bash, or a file", "setup: [module load cuda]")
+    for item in value:
+        if not isinstance(item, str) or not item or "\0" in item or "\r" in item:
+            raise unfit("a list of lines for bash", 'like "module load cuda/12"')
+    return value
+
+
+Setup = Annotated[
+    str | list[str],
+    PlainValidator(_setup),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string", "minLength": 1},
+                {
+                    "type": "array",
+                    "minItems": 1,
+                    "items": {"type": "string", "minLength": 1},
+                },
+            ]
+        }
+    ),
+]
+
+
 def _env_name(name: str) -> str:
     if not re.fullmatch(_ENV_NAME, name):
         hint = "letters, digits and '_', not a digit first"

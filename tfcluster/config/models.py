@@ -454,6 +454,14 @@ class Cluster(_Section):
             description="Interpreter on the hosts for a leading `python`.",
         ),
     ]
+    setup: Annotated[
+        field_types.Setup | None,
+        Field(
+            default=None,
+            description="Lines for bash, or a file with them: run once on each host, "
+            "in its login environment, before anything is imported.",
+        ),
+    ]
     env: Annotated[
         field_types.Env, Field(default={}, description="Variables for every task.")
     ]

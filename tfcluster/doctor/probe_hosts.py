@@ -7,7 +7,7 @@ import json
 import secrets
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -31,6 +31,7 @@ from tfcluster.wire import Frame
 GREETING_S = 30.0
 """How long FAN_OUT hosts may take to answer before they count as silent."""
 PROBING_S = 90.0
+PREPARING_S = 300.0
 CLOSING_S = 5.0
 
 FEW = 16
@@ -51,6 +52,12 @@ class Requirements:
     imports: bool
     low: int | None = None
     high: int | None = None
+    prepare: Mapping[str, Any] | None = None
+    """The request that prepares a host; None: nothing has to be done."""
+    unprepared: Callable[[Frame], str] = lambda frame: str(frame.get("cause"))
+    """Why a host could not be prepared, from its answer."""
+    own_python: Callable[[Host, Frame], str | None] = lambda host, frame: None
+    """The interpreter that a host has after its preparation."""
 
 
 @dataclass(slots=True)
@@ -64,6 +71,9 @@ class Report:
     """The error is that the host cannot be reached or is not trusted."""
     address: str = ""
     port: int | None = None
+    python: str | None = None
+    """The interpreter after the preparation; None: as configured."""
+    prepared: bool = False
     facts: dict[str, Any] = field(default_factory=dict)
     clock_error_s: float | None = None
     """How far its clock is certainly ahead of ours."""
@@ -116,6 +126,12 @@ class _Examination:
             rounds = -(-len(self._reports) // FAN_OUT)
             patience_s = GREETING_S * rounds
             self._until(lambda r: r.port is not None, patience_s, "no answer")
+            if self._requirements.prepare is not None:
+                for report in self._well():
+                    request = dict(self._requirements.prepare)
+                    self._contacts[report.host.name].send(request)
+                complaint = "the setup lines have not ended"
+                self._until(lambda r: r.prepared, PREPARING_S, complaint)
             ring = [report for report in self._well() if report.address]
             tried = {
                 report.host.name: [ring[n] for n in peers_to_probe(number, len(ring))]
@@ -202,6 +218,14 @@ class _Examination:
                     report.error = str(frame.get("cause") or "no port is free")
                 else:
                     report.port = ports[0]
+            case "prepared":
+                report.prepared = True
+                own = self._requirements.own_python
+                report.python = own(report.host, frame)
+            case "unprepared":
+                said = [str(line) for line in frame.get("tail") or ()]
+                cause = self._requirements.unprepared(frame)
+                report.error = "\n    ".join([cause, *said])
             case "log":
                 for line in frame.get("lines") or ():
                     self._fact(report, str(line))
@@ -231,7 +255,7 @@ class _Examination:
             "scripts": requirements.scripts,
             "imports": requirements.imports,
         }
-        python = report.host.python or requirements.python
+        python = report.python or report.host.python or requirements.python
         argv = module_argv(
             python, _PROBE, json.dumps(wanted), root=self._packages[name]
         )

@@ -312,6 +312,8 @@ class Driver:
             machines = hosts.machines()
             try:
                 self._job = self._job.located(hosts.addresses(), hosts.gpus(), machines)
+                for host, python in hosts.pythons().items():
+                    self._job = self._job.with_python(host, python)
             except StartError as error:
                 self._feed(LauncherFault(error.message, ExitCode.START))
                 return

@@ -32,6 +32,7 @@ from tfcluster.launcher.clocks import certain_lead
 from tfcluster.launcher.host_address import choose_address, resolve
 from tfcluster.launcher.host_liveness import HostLiveness
 from tfcluster.launcher.job import Item, Job, search_paths, warm_env
+from tfcluster.launcher.preparation import changed_python, prepare_frame, unprepared
 from tfcluster.launcher.workdir_sender import WorkdirSender
 from tfcluster.lifecycle.types import Event, HostClosed, HostFailed, HostLost, HostReady
 from tfcluster.model import Host, Strategy
@@ -56,6 +57,7 @@ class _HostSide:
     machine: tuple[str, ...] = ()
     """Identifies the machine, see ``_machine``; empty: unknown."""
     ports: list[int] | None = None
+    preparing: bool = False
     warm: set[str] = field(default_factory=set)
     """Keys of its warm interpreters, including those that are starting."""
     warming: set[str] = field(default_factory=set)
@@ -135,6 +137,17 @@ class Hosts:
                 "high": ports.high if ports else None,
             },
         )
+
+    def _prepare(self, side: _HostSide) -> None:
+        """Have the host run the setup lines, if there are any, and import."""
+        description, name = self._job.description, side.host.name
+        if not description.prepares_hosts:
+            self._warm(side)
+            return
+        side.preparing = True
+        cwd = self.files.cwd(name, str(description.workdir))
+        log = str(self._job.logs / f"setup-{name}.log")
+        self.send(name, prepare_frame(description, cwd=cwd, log=log))
 
     def _warm(self, side: _HostSide) -> None:
         specs = self._job.on_host(side.host)
@@ -306,7 +319,11 @@ class Hosts:
                 self.files.wants(host, frame)
             case "synced":
                 self.files.synced(host, frame)
-                self._warm(side)
+                self._prepare(side)
+            case "prepared":
+                self._prepared(side, frame)
+            case "unprepared":
+                return [unprepared(self._job.description, host, frame)]
             case "unsynced":
                 cause = f"cannot copy the workdir: {frame.get('cause')}"
                 return [HostFailed(host, cause)]
@@ -351,8 +368,15 @@ class Hosts:
             return self._fail(name, f"{cause} (give it an 'address' under 'hosts')")
         self.files.begin(name)
         if not self.files.busy(name):
-            self._warm(side)
+            self._prepare(side)
         return [*self._failures(), *self._ready(side)]
+
+    def _prepared(self, side: _HostSide, frame: Frame) -> None:
+        side.preparing = False
+        python = changed_python(self._job.description, side.host, frame)
+        if python is not None:
+            self._job = self._job.with_python(side.host.name, python)
+        self._warm(side)
 
     def _cold(self, side: _HostSide, frame: Frame) -> list[Event]:
         key = _key(frame)
@@ -372,7 +396,7 @@ class Hosts:
         return [HostFailed(side.host.name, cause, ExitCode.START, tail)]
 
     def _ready(self, side: _HostSide) -> list[Event]:
-        waiting = not side.greeted or bool(side.warming)
+        waiting = not side.greeted or side.preparing or bool(side.warming)
         waiting = waiting or self.files.busy(side.host.name)
         if side.ready or waiting or side.ports is None:
             return []
@@ -388,6 +412,10 @@ class Hosts:
     def addresses(self) -> dict[str, str]:
         """The address at which other hosts reach each host."""
         return {name: side.address for name, side in self._sides.items()}
+
+    def pythons(self) -> dict[str, str]:
+        """The interpreter of each host where its preparation has changed it."""
+        return dict(self._job.pythons)
 
     def gpus(self) -> dict[str, tuple[str, ...]]:
         """The GPUs that each host reports."""

@@ -58,10 +58,27 @@ class Job:
     """Tasks that the run continues without, as they were."""
     machines: Mapping[str, str] = field(default_factory=dict)
     """Host names that share a machine -> one name of that machine."""
+    pythons: Mapping[str, str] = field(default_factory=dict)
+    """Host -> the interpreter there, if its preparation has led to another one."""
 
     def on_host(self, host: Host) -> tuple[TaskSpec, ...]:
         """The tasks of a host, in listing order."""
         return tuple(s for s in self.specs.values() if s.place.host.name == host.name)
+
+    def with_python(self, host: str, python: str) -> Job:
+        """The same job with this interpreter for a leading ``python`` on a host."""
+        return self._with_pythons({**self.pythons, host: python})
+
+    def _with_pythons(self, pythons: Mapping[str, str]) -> Job:
+        usual = self.description.python
+        known = {usual, *self.pythons.values()}
+        specs = {
+            task: spec.under(pythons[spec.place.host.name])
+            if spec.place.host.name in pythons and spec.python in known
+            else spec
+            for task, spec in self.specs.items()
+        }
+        return replace(self, specs=specs, pythons=pythons)
 
     def log(self, task: TaskId) -> str:
         return str(self.logs / task.log_name)
@@ -156,12 +173,13 @@ class Job:
             again = share_machines(description, again, self.machines)
         specs = {each.task: each for each in compose(description, again, uses)}
         gone = {task: s for task, s in self.specs.items() if task not in specs}
-        return replace(
+        fewer = replace(
             self,
             description=description,
             specs=specs,
             left_out={**self.left_out, **gone},
         )
+        return fewer._with_pythons(self.pythons)
 
     def data_service(self, ports: Mapping[TaskId, int]) -> str | None:
         """The URL of the tf.data service's dispatcher; None without data tasks."""

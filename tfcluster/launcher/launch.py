@@ -116,7 +116,8 @@ def check(
         description = _of_array(description, scheduler.array_index(environ))
     prepared = prepare(description, backend.allocate(description, environ))
     if description.backend == "local":
-        require_commands(prepared.specs, environ)
+        programs = not description.prepares_hosts
+        require_commands(prepared.specs, environ, programs=programs)
         require_open_files(prepared.specs)
     inherited = environ if description.backend == "local" else {}
     require_keras_backend(prepared.specs, inherited)

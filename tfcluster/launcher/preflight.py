@@ -21,10 +21,16 @@ _OTHER_FILES = 40
 _USUAL = ("python", "python3", "bash", "sh", "env", "mpirun", "torchrun")
 
 
-def require_commands(specs: Iterable[TaskSpec], environ: Mapping[str, str]) -> None:
-    """Raise StartError if a program or script is missing. Checks each only once."""
+def require_commands(
+    specs: Iterable[TaskSpec], environ: Mapping[str, str], *, programs: bool
+) -> None:
+    """Raise StartError if a program or script is missing. Checks each only once.
+
+    ``programs``: programs, too; setup lines may change where they are found.
+    """
     for spec in _different(specs):
-        _require_program(spec, environ)
+        if programs:
+            _require_program(spec, environ)
         _require_script(spec)
 
 

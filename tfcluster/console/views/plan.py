@@ -45,6 +45,9 @@ def plan(
     if sync := document.get("sync"):
         text = f"copied to {_word(sync)} on each host that does not share them"
         lines += _section("files", [text], style)
+    if setup := document.get("setup"):
+        title = "setup, by bash on each host"
+        lines += _section(title, list(map(_word, setup)), style)
     for kind, group in _groups(tasks).items():
         title = f"{_word(kind)}: {plural(len(group), 'task')}"
         lines += _section(title, _group(group if full else _plain(group)), style)
