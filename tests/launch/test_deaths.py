@@ -34,8 +34,10 @@ SLEEP = "trap 'exit 0' TERM; setsid sleep 600 & echo up; wait"
 
 
 def kill(*victims: int) -> None:
-    for pid in victims:
-        os.kill(pid, signal.SIGKILL)
+    """Kill all at once: none of them may react to the death of another."""
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for pid in victims:
+            os.kill(pid, number)
 
 
 def is_dead(pid: int) -> bool:

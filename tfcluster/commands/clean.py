@@ -54,7 +54,8 @@ def clean(older_than: str, environ: Mapping[str, str], *, dry_run: bool) -> int:
             remove_rests(state)
     for paths in reversed(runs(state)):
         seen_s = heartbeat_s(paths)
-        if seen_s is not None and now_s - seen_s < age_s:
+        # With 0s all runs are read: a heartbeat may be younger than this command.
+        if age_s and seen_s is not None and now_s - seen_s < age_s:
             continue  # written to since then; no need to read it
         with _reported(total):
             _clean_run(paths, seen_s or 0.0, age_s, environ, total, dry_run=dry_run)
