@@ -508,7 +508,13 @@ def verify(words: tuple[str, ...], **options: Any) -> int:
 
 @cli.command()
 def schema() -> int:
-    """Print the JSON Schema of cluster.yaml."""
+    """Print the JSON Schema of cluster.yaml.
+
+    Editors check and complete the file with it.
+
+    \b
+    tfcluster schema > cluster.schema.json
+    """
     import json
 
     from tfcluster import config
@@ -522,7 +528,12 @@ def schema() -> int:
     "--backend", default="local", show_default=True, type=click.Choice(BACKENDS)
 )
 def init(backend: str) -> int:
-    """Print a commented cluster.yaml to start from."""
+    """Print a commented cluster.yaml to start from.
+
+    \b
+    tfcluster init > cluster.yaml
+    tfcluster init --backend slurm > cluster.yaml
+    """
     from tfcluster import config
 
     put(config.starter(backend))
