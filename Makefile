@@ -45,7 +45,7 @@ check: $(VENV)/.ready-test
 	$(BIN)/mypy
 
 docs: $(VENV)/.ready-docs
-	$(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 # It needs TensorFlow and pytest, too.
 package: $(VENV)/.ready-test $(VENV)/.ready-package
