@@ -61,6 +61,7 @@ _PASS = click.option(
     "passed",
     multiple=True,
     metavar="NAME[=VALUE]",
+    shell_complete=_completes("variable"),
     help="Pass a variable on to all tasks; without VALUE, the one that is set here.",
 )
 _RUN = click.argument(
@@ -339,7 +340,9 @@ def attach(run: str | None) -> int:
 
 
 @cli.command()
-@click.argument("words", nargs=-1, metavar="[RUN] [TASK]...")
+@click.argument(
+    "words", nargs=-1, metavar="[RUN] [TASK]...", shell_complete=_completes("task")
+)
 @_JSON
 def stacks(words: tuple[str, ...], as_json: bool) -> int:
     """Show where running tasks are in their Python code.
