@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo test test-all test-rest rig-packages check compat chaos bench clean
+.PHONY: help demo test test-all test-rest rig-packages check docs package compat chaos bench clean
 
 # More processes than cores: many tests wait for something most of the time. Files begin
 # in the order of tests/conftest.py, not by how many tests they have.
@@ -16,6 +16,8 @@ help:
 	@echo "make test      run the tests: each feature once"
 	@echo "make test-all  run every test; as root, install what they need"
 	@echo "make check     formatting, lint, types"
+	@echo "make docs      build the site in site/"
+	@echo "make package   build the packages in dist/, install the wheel, train from it"
 	@echo "make compat    the runtime's tests with five versions of TensorFlow and Keras"
 	@echo "make chaos     200 trials of killing things at random times"
 	@echo "make bench     benchmarks beside their peers (installs those too)"
@@ -42,6 +44,13 @@ check: $(VENV)/.ready-test
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
+docs: $(VENV)/.ready-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
+# It needs TensorFlow and pytest, too.
+package: $(VENV)/.ready-test $(VENV)/.ready-package
+	$(BIN)/python -m tools.package
+
 compat: $(VENV)/.ready-test
 	$(BIN)/python -m tests.compat
 
@@ -60,6 +69,14 @@ $(VENV)/.ready-test: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet -e '.[tf,examples,test,returnn]'
 	@touch $@
 
+$(VENV)/.ready-docs: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet -e '.[docs]'
+	@touch $@
+
+$(VENV)/.ready-package: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet -e '.[package]'
+	@touch $@
+
 $(VENV)/.ready-bench: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet -e '.[tf,examples,bench]'
 	@touch $@
@@ -69,4 +86,4 @@ $(BIN)/python:
 	$(BIN)/python -m pip install --quiet --upgrade pip
 
 clean:
-	rm -rf $(VENV) .compat build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .compat build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -129,6 +129,7 @@ LINES = {
     "a section": ("tfcluster plan mycluster.yaml --set runt", "ime."),
     "a key": ("tfcluster plan mycluster.yaml --set runtime.str", "ategy="),
     "a value": ("tfcluster plan x --set runtime.strategy=para", "meter_server "),
+    "a variable": ("tfcluster launch x -x TFCLUSTER_STATE", "_DIR "),
     "a run": ("tfcluster stop dig", "its"),
     "a task": ("tfcluster logs digits worker:1", " "),
     "the end of a task": ("tfcluster logs chief:", "0 "),

@@ -61,6 +61,7 @@ _PASS = click.option(
     "passed",
     multiple=True,
     metavar="NAME[=VALUE]",
+    shell_complete=_completes("variable"),
     help="Pass a variable on to all tasks; without VALUE, the one that is set here.",
 )
 _RUN = click.argument(
@@ -339,7 +340,9 @@ def attach(run: str | None) -> int:
 
 
 @cli.command()
-@click.argument("words", nargs=-1, metavar="[RUN] [TASK]...")
+@click.argument(
+    "words", nargs=-1, metavar="[RUN] [TASK]...", shell_complete=_completes("task")
+)
 @_JSON
 def stacks(words: tuple[str, ...], as_json: bool) -> int:
     """Show where running tasks are in their Python code.
@@ -508,7 +511,13 @@ def verify(words: tuple[str, ...], **options: Any) -> int:
 
 @cli.command()
 def schema() -> int:
-    """Print the JSON Schema of cluster.yaml."""
+    """Print the JSON Schema of cluster.yaml.
+
+    Editors check and complete the file with it.
+
+    \b
+    tfcluster schema > cluster.schema.json
+    """
     import json
 
     from tfcluster import config
@@ -522,7 +531,12 @@ def schema() -> int:
     "--backend", default="local", show_default=True, type=click.Choice(BACKENDS)
 )
 def init(backend: str) -> int:
-    """Print a commented cluster.yaml to start from."""
+    """Print a commented cluster.yaml to start from.
+
+    \b
+    tfcluster init > cluster.yaml
+    tfcluster init --backend slurm > cluster.yaml
+    """
     from tfcluster import config
 
     put(config.starter(backend))

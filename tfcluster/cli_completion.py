@@ -58,6 +58,8 @@ def complete(
 def _words(kind: str, context: click.Context, word: str) -> Iterable[completion.Word]:
     if kind == "setting":
         return completion.setting_words(word, completion.schema())
+    if kind == "variable":
+        return [completion.Word(name) for name in sorted(os.environ)]
     if kind == "run":
         return completion.run_words(os.environ)
     given = context.params.get("words") or ()

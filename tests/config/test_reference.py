@@ -35,7 +35,16 @@ _TYPES: Mapping[str, Any] = {
 
 
 _KEYWORDS = {
-    *("$defs", "$ref", "$schema", "additionalProperties", "anyOf", "const", "default"),
+    *(
+        "$defs",
+        "$id",
+        "$ref",
+        "$schema",
+        "additionalProperties",
+        "anyOf",
+        "const",
+        "default",
+    ),
     *("description", "enum", "exclusiveMinimum", "items", "maximum", "minItems"),
     *("minLength", "minimum", "pattern", "patternProperties", "properties"),
     *("required", "title", "type"),
@@ -116,6 +125,7 @@ def test_the_schema_is_json_and_says_what_it_is() -> None:
     again = json.loads(json.dumps(SCHEMA))
     assert again == SCHEMA
     assert SCHEMA["$schema"].startswith("https://json-schema.org/")
+    assert SCHEMA["$id"].endswith("/cluster.schema.json")
     assert SCHEMA["required"] == ["tasks"]
     assert "null" not in json.dumps(SCHEMA)
 

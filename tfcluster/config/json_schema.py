@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+from tfcluster import __version__
 from tfcluster.config.models import Cluster
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
+_ID = f"https://tfcluster.example/schema/{__version__}/cluster.schema.json"
 
 
 def schema() -> dict[str, Any]:
     """A schema that refuses unknown keys; loading checks what a schema cannot say."""
     tidy: dict[str, Any] = _tidy(Cluster.model_json_schema())
-    return {"$schema": _DIALECT, **tidy, "title": "cluster.yaml"}
+    return {"$schema": _DIALECT, "$id": _ID, **tidy, "title": "cluster.yaml"}
 
 
 def _tidy(node: Any) -> Any:

@@ -1,0 +1,1 @@
+"""What builds the package and the site from the sources; not part of the package."""
