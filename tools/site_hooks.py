@@ -7,8 +7,6 @@ relative; on the site they lead to the repository.
 from __future__ import annotations
 
 import re
-from pathlib import Path
-from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
@@ -19,13 +17,6 @@ from tools.cli_reference import CommandHelp, commands
 
 _CLI_PAGE = "reference/cli.md"
 _LINK = re.compile(r"(\]\()((?:\.\./)+[^)\s]+)(\))")
-
-
-def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Leave pages out of the navigation that this version does not have."""
-    folder = Path(config.docs_dir)
-    config.nav = _existing(config.nav, folder)
-    return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -73,14 +64,3 @@ def cli_page(found: list[CommandHelp]) -> str:
 
 def _cell(text: str) -> str:
     return text.replace("|", r"\|").replace("<", "&lt;").replace("*", r"\*")
-
-
-def _existing(nav: Any, folder: Path) -> Any:
-    """The navigation without pages that are not there."""
-    if isinstance(nav, list):
-        return [kept for each in nav if (kept := _existing(each, folder)) is not None]
-    if isinstance(nav, dict):
-        ((title, below),) = nav.items()
-        kept = _existing(below, folder)
-        return {title: kept} if kept else None
-    return nav if nav == _CLI_PAGE or (folder / nav).exists() else None

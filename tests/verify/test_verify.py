@@ -416,7 +416,7 @@ def test_a_killed_verify_leaves_nothing(cluster: Cluster) -> None:
 
         def is_up() -> bool:
             new[:] = set(folders()) - before
-            return any((one / "alone/work/up").exists() for one in new)
+            return any((one / "alone" / "work" / "up").exists() for one in new)
 
         eventually(is_up, lambda: "the program did not start", DEADLINE_S)
         return process, new[0]

@@ -48,9 +48,8 @@ def tensorboard(
                 Problem(
                     paths.run,
                     f"it has written no event files below {description.workdir} here",
-                    "use keras.callbacks.TensorBoard or tf.summary; `tfcluster fetch "
-                    f"{paths.run} logs/` fetches files from other hosts; --logdir "
-                    "names another folder",
+                    "use keras.callbacks.TensorBoard or tf.summary; copy files of "
+                    "other hosts here; --logdir names another folder",
                 )
             ]
         )

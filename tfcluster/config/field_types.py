@@ -284,7 +284,7 @@ Env = Annotated[
         }
     ),
 ]
-"""Names and values. ``passed`` replaces a list below ``pass`` before this is read."""
+"""Names and values. ``passed_variables`` replaces a list below ``pass`` before."""
 
 
 def _one_line(text: str) -> str:

@@ -19,7 +19,7 @@ from tfcluster.config.loaded import Loaded
 from tfcluster.config.models import Cluster
 from tfcluster.config.overrides import COMMAND_LINE, from_flags, named, override
 from tfcluster.config.parse import parse
-from tfcluster.config.passed import with_passed
+from tfcluster.config.passed_variables import with_passed
 from tfcluster.config.prune import without
 from tfcluster.config.rules import check_rules, check_unused
 from tfcluster.config.source import read_file

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from tfcluster.config.diagnostics import Findings
 from tfcluster.config.models import Cluster, Task
-from tfcluster.config.passed import SECRET
+from tfcluster.config.passed_variables import SECRET
 from tfcluster.config.tree import Path
 from tfcluster.model import Strategy
 from tfcluster.vocabulary import BUILT_IN_SERVERS, RANKED_TYPES, TASK_TYPES

@@ -216,7 +216,7 @@ class Launch:
                 finish, view = self._drive(job, paths, writer, show, queue, environ)
             # The run's name is free again: the command may launch a run of that name.
             known = len(signals)
-            end(description, paths, view, environ, lambda: len(signals) > known)
+            call_on_end(description, paths, view, environ, lambda: len(signals) > known)
             return int(finish.exit_code)
 
     def _harmless(self) -> frozenset[signal.Signals]:
@@ -325,7 +325,7 @@ class Launch:
         return replace(finish, exit_code=code), _WHY_ENDED.get(code)
 
 
-def end(
+def call_on_end(
     description: Description,
     paths: RunPaths,
     view: RunView,

@@ -1,6 +1,6 @@
 """What a run was launched with: its Description, in the run's folder.
 
-``rerun`` launches it again, and ``fetch`` finds the hosts and the folder in it.
+``rerun`` launches it again, and ``tensorboard`` finds the working directory in it.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tfcluster.console.output import say
 from tfcluster.errors import ExitCode, TfclusterError
-from tfcluster.launcher.launch import check, end
+from tfcluster.launcher.launch import call_on_end, check
 from tfcluster.record.events import read_events
 from tfcluster.record.files import read_json, replace_json
 from tfcluster.record.load_run import read_run
@@ -35,7 +35,8 @@ def run_submitted(folder: Path, environ: Mapping[str, str]) -> int:
     except TfclusterError as error:
         hint = f" ({error.hint})" if error.hint else ""
         settle(paths, RunState.FAILED, error.exit_code, error.message + hint)
-        end(given.description, paths, read_run(paths, now_s=time.time()), known)
+        view = read_run(paths, now_s=time.time())
+        call_on_end(given.description, paths, view, known)
         job_input.forget(first)
         raise
     if code != ExitCode.PREEMPTED:
