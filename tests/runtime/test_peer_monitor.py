@@ -27,6 +27,7 @@ from tfcluster.runtime.collective import (
     Signature,
 )
 from tfcluster.runtime.collective.collectives import meet, reduce_arrays
+from tfcluster.runtime.collective.failure_reports import ExitReport
 from tfcluster.runtime.collective.peer_monitor import PeerMonitor
 from tfcluster.runtime.collective.transports.hierarchical import HostTransport
 from tfcluster.runtime.net.handshake import Member
@@ -316,6 +317,29 @@ def test_what_breaks_an_exchange_off_ends_it_for_all(size: int) -> None:
         assert "rank 1 has left: exchange 1: step was aborted: MemoryError()" in str(
             outcome
         )
+
+
+def test_a_rank_that_has_given_up_is_not_named_as_late() -> None:
+    """Rank 1 has waited for rank 2, which comes when rank 1 has just left."""
+    asked = threading.Event()
+    why = "rank 2 has not entered exchange 1"
+
+    def act(group: Group) -> str:
+        monitor: Any = group._monitor
+        meet(group, Signature("step"))
+        if group.rank == 1:
+            monitor.leave(ExitReport(1, "CollectiveTimeoutError", why))
+        if group.rank:
+            assert asked.wait(LONG_S)
+            return ""
+        try:
+            with monitor._changed:
+                assert monitor._changed.wait_for(lambda: monitor._exit_reports, LONG_S)
+            return group.stall_report()
+        finally:
+            asked.set()
+
+    assert with_groups(3, act)[0] == f"rank 1 has left: {why}"
 
 
 # --- ranks that differ ----------------------------------------------------------------

@@ -29,6 +29,7 @@ from tfcluster.runtime.collective.failure_reports import (
 from tfcluster.runtime.collective.straggler_messages import (
     RankProgress,
     awaited_text,
+    inquiry_text,
     is_reporter,
     stalled_text,
     unconnected_text,
@@ -228,19 +229,23 @@ class PeerMonitor:
         deadline = time.monotonic() + _ANSWER_S
         with self._changed:
             self._answers.clear()
-            left = {*self._died, *self._exit_reports}
-        asked = set(self._found) - left
+        asked = set(self._found) - self._left()
         for rank in asked:
             _send(self._found[rank], {"type": "query", **progress.as_frame()})
         with self._changed:
-            while asked - set(self._answers):
+            while asked - set(self._answers) - self._left():
                 left_s = deadline - time.monotonic()
                 if left_s <= 0 or not self._changed.wait(left_s):
                     break
             others = {rank: self._answers.get(rank) for rank in self._found}
-        text = stalled_text(progress, others)
+            reports = self._exit_reports.items()
+            failed = {rank: said.text for rank, said in reports if said.failed}
+        text = inquiry_text(progress, others, failed)
         self._stalled_report = progress.number, text
         return text
+
+    def _left(self) -> set[int]:
+        return {*self._died, *self._exit_reports}
 
     def leave(self, report: ExitReport) -> None:
         """Send the report to all ranks and disconnect; later calls do nothing.

@@ -81,6 +81,28 @@ def stalled_text(mine: RankProgress, others: Mapping[int, RankProgress | None]) 
     return "; ".join([f"{late}; {first}", *map(_named, absent[1:], rest)])
 
 
+def inquiry_text(
+    mine: RankProgress,
+    others: Mapping[int, RankProgress | None],
+    failed: Mapping[int, str],
+) -> str:
+    """Like ``stalled_text``, but a rank that has failed is not late.
+
+    ``failed`` has the errors of ranks that have left. If nobody else is missing, the
+    first of them is the reason: it may have given up because of a rank that is here by
+    now.
+    """
+    present = {
+        rank: progress
+        for rank, progress in others.items()
+        if progress is not None or rank not in failed
+    }
+    if failed and not missing(mine.number, present):
+        rank, error = min(failed.items())
+        return f"rank {rank} has left: {error}"
+    return stalled_text(mine, present)
+
+
 def _named(rank: int, text: str) -> str:
     return f"rank {rank} has not entered it either; {text}"
 
