@@ -421,7 +421,10 @@ def test_stop_sweeps_the_hosts_of_a_lost_run(site: Site) -> None:
     run = site.launch("echo up $$; sleep 60").up()
     pid = int(run.text("worker:0").split()[-1])
     agents = _agents(server)
-    os.kill(run.process.pid, signal.SIGSTOP)
+    # Each would clean up if it saw the death of another: first, all of them stand still.
+    for process in (run.process.pid, *reversed(agents)):
+        os.kill(process, signal.SIGSTOP)
+        _wait_until_stopped(process)
     for agent in agents:
         os.kill(agent, signal.SIGKILL)
     run.process.kill()
@@ -444,6 +447,15 @@ def test_stop_says_which_hosts_it_cannot_sweep(site: Site) -> None:
     assert done.returncode == 5
     assert "refused the connection" in done.stderr
     assert "one could not be swept" in done.stderr
+
+
+def _wait_until_stopped(pid: int) -> None:
+    process = psutil.Process(pid)
+    eventually(
+        lambda: process.status() == psutil.STATUS_STOPPED,
+        lambda: f"{pid} is {process.status()}",
+        20.0,
+    )
 
 
 def _agents(server: Server) -> list[int]:
