@@ -7,6 +7,7 @@ Only this module knows click. A command's modules are imported when it runs, so 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import sys
@@ -68,8 +69,57 @@ _RUN = click.argument(
     "run", required=False, metavar="[RUN]", shell_complete=_completes("run")
 )
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+_MESSAGES = (
+    click.option(
+        "-q", "--quiet", is_flag=True, help="Show only warnings, errors and the result."
+    ),
+    click.option(
+        "-v",
+        "--verbose",
+        "everything",
+        is_flag=True,
+        help="Show also what is usually left out.",
+    ),
+    click.option("--timestamps", is_flag=True, help="Show the time before each line."),
+    click.option(
+        "--color",
+        type=click.Choice(["auto", "always", "never"]),
+        default="auto",
+        help="Use colours; auto: on a terminal, unless NO_COLOR is set.",
+    ),
+)
+_ONLY = click.option(
+    "--only",
+    multiple=True,
+    metavar="TASK",
+    shell_complete=_completes("task_type"),
+    help="Show only the output of this task (worker:0) or type (worker).",
+)
 _BEHIND = "tfcluster.behind"
 _ASKED = "_TFCLUSTER_COMPLETE"  # by the script of `tfcluster completion`
+
+
+def _display_options(command: Callable[..., int]) -> Callable[..., int]:
+    """The options for what is displayed, as the argument ``display``."""
+
+    @functools.wraps(command)
+    def displayed(
+        quiet: bool, everything: bool, timestamps: bool, color: str, **others: Any
+    ) -> int:
+        from tfcluster.console.display import Display
+
+        display = Display(
+            quiet=quiet,
+            everything=everything,
+            only=others.pop("only", ()),
+            timestamps=timestamps,
+            colours={"always": True, "never": False}.get(color),
+        )
+        return command(display=display, **others)
+
+    for option in reversed(_MESSAGES):
+        displayed = option(displayed)
+    return displayed
 
 
 class _Launch(click.Command):
@@ -149,6 +199,8 @@ def cli() -> None:
 @click.option(
     "--hosts", metavar="[USER@]HOST[:SLOTS],...", help="Without a file: SSH hosts."
 )
+@_ONLY
+@_display_options
 @click.option("--submitted", metavar="FOLDER", hidden=True, help="For submit scripts.")
 def launch(words: tuple[str, ...], **options: Any) -> int:
     """Start all tasks and wait until they have ended.
@@ -161,6 +213,7 @@ def launch(words: tuple[str, ...], **options: Any) -> int:
     tfcluster launch cluster.yaml --set tasks.worker=4 -- --epochs 3
     tfcluster launch -n 4 -- python train.py
     tfcluster launch -n 4 --hosts node1:2,node2:2 -- python train.py
+    tfcluster launch cluster.yaml --only worker:0 --timestamps
     """
     from tfcluster.commands import launch
 
@@ -174,19 +227,21 @@ def launch(words: tuple[str, ...], **options: Any) -> int:
 @_SET
 @_PASS
 @_JSON
-@click.option("--full", is_flag=True, help="Show tfcluster's own variables, too.")
+@click.option("--full", is_flag=True, help="The same as -v.")
+@_display_options
 def plan(
     config: str,
     overrides: tuple[str, ...],
     passed: tuple[str, ...],
     as_json: bool,
     full: bool,
+    display: Any,
 ) -> int:
     """Show every task as it would be started.
 
     With its host, command, environment, TF_CONFIG and log, and the source of each
-    value.
-    Inside a Slurm or Grid Engine job, the hosts are those of the job.
+    value. With -v, also with tfcluster's own variables; with -q, only problems are
+    shown. Inside a Slurm or Grid Engine job, the hosts are those of the job.
 
     \b
     tfcluster plan cluster.yaml
@@ -196,7 +251,13 @@ def plan(
     from tfcluster.commands import launch
 
     return launch.plan(
-        config, overrides, os.environ, as_json=as_json, full=full, passed=passed
+        config,
+        overrides,
+        os.environ,
+        display,
+        as_json=as_json,
+        full=full,
+        passed=passed,
     )
 
 
@@ -307,7 +368,9 @@ def stop(run: str | None, now: bool) -> int:
     is_flag=True,
     help="Return immediately; the run continues in the background.",
 )
-def rerun(run: str | None, name: str | None, detach: bool) -> int:
+@_ONLY
+@_display_options
+def rerun(run: str | None, name: str | None, detach: bool, display: Any) -> int:
     """Launch again what RUN was launched with, as a new run.
 
     The configuration is that of RUN, even if its file has changed since. Secrets are
@@ -319,12 +382,14 @@ def rerun(run: str | None, name: str | None, detach: bool) -> int:
     """
     from tfcluster.commands import rerun
 
-    return rerun.rerun(run, os.environ, name=name, detach=detach)
+    return rerun.rerun(run, os.environ, display, name=name, detach=detach)
 
 
 @cli.command()
 @_RUN
-def attach(run: str | None) -> int:
+@_ONLY
+@_display_options
+def attach(run: str | None, display: Any) -> int:
     """Follow a run in the background: its output, progress and end.
 
     Exits with the run's exit code. Ctrl-C ends only this command; the run continues.
@@ -336,7 +401,7 @@ def attach(run: str | None) -> int:
     """
     from tfcluster.commands import attach
 
-    return attach.attach(run, os.environ)
+    return attach.attach(run, os.environ, display)
 
 
 @cli.command()
@@ -430,17 +495,19 @@ def clean(older_than: str, dry_run: bool) -> int:
 @_PASS
 @_JSON
 @click.option("--quick", is_flag=True, help="Do not import TensorFlow on the hosts.")
+@_display_options
 def doctor(
     config: str,
     overrides: tuple[str, ...],
     passed: tuple[str, ...],
     as_json: bool,
     quick: bool,
+    display: Any,
 ) -> int:
     """Check all hosts for problems before a launch.
 
-    Exits with 3 if a host cannot be reached, and with 4 if a launch would fail
-    for another reason.
+    With -v, also shows what else was found out about each host. Exits with 3 if a host
+    cannot be reached, and with 4 if a launch would fail for another reason.
 
     \b
     tfcluster doctor cluster.yaml
@@ -449,7 +516,13 @@ def doctor(
     from tfcluster.commands import doctor
 
     return doctor.doctor(
-        config, overrides, os.environ, as_json=as_json, quick=quick, passed=passed
+        config,
+        overrides,
+        os.environ,
+        display,
+        as_json=as_json,
+        quick=quick,
+        passed=passed,
     )
 
 
@@ -489,6 +562,7 @@ def doctor(
     "--in-place", is_flag=True, help="Run in the folder itself, not in copies of it."
 )
 @_JSON
+@_display_options
 def verify(words: tuple[str, ...], **options: Any) -> int:
     """Check that ranks compute what one process computes.
 
@@ -496,7 +570,7 @@ def verify(words: tuple[str, ...], **options: Any) -> int:
     seeds and in copies of the working directory, and compares weights, optimizers'
     variables, losses and metrics after each step. If the program ends within the
     steps, also compares the files that it wrote and what it printed. Exits with 1 if
-    they differ.
+    they differ. With -v, also shows what the program printed each time.
 
     \b
     tfcluster verify -n 2 -- python train.py

@@ -10,6 +10,7 @@ from click.shell_completion import CompletionItem, ShellComplete, split_arg_stri
 
 from tfcluster.commands import completion
 from tfcluster.commands.record_query import split_words
+from tfcluster.vocabulary import TASK_TYPES
 
 _LINE = "_TFCLUSTER_LINE"
 _FILES, _COMMANDS, _VALUES = "files", "commands", "values"
@@ -62,6 +63,8 @@ def _words(kind: str, context: click.Context, word: str) -> Iterable[completion.
         return [completion.Word(name) for name in sorted(os.environ)]
     if kind == "run":
         return completion.run_words(os.environ)
+    if kind == "task_type":
+        return [completion.Word(each) for each in TASK_TYPES]
     given = context.params.get("words") or ()
     run, tasks = split_words(given)
     words = completion.task_words(run, os.environ)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -11,6 +12,14 @@ from tests.launch.cluster import Cluster
 from tests.launch.oracle import assert_nothing_left
 
 NOWHERE = "no-such-host.invalid"
+COUNT = (
+    "--set",
+    "runtime.strategy=none",
+    "--",
+    "bash",
+    "-c",
+    "echo rank $TFCLUSTER_RANK",
+)
 
 
 def test_a_success_ends_with_the_way_to_its_logs(cluster: Cluster) -> None:
@@ -163,3 +172,58 @@ def test_what_has_no_effect_is_warned_of_once(cluster: Cluster) -> None:
         assert len(warned) == 1, running.err
         assert warned[0].startswith("warning: worker:")
     assert_nothing_left(running)
+
+
+def test_quiet_shows_the_result_alone(cluster: Cluster) -> None:
+    running = cluster.start("-q", "-n", "2", *COUNT)
+    assert running.end() == 0
+    assert running.out == ""
+    lines = running.err.splitlines()
+    kept = [line for line in lines if not line.startswith("warning: ")]
+    assert [line.split(" ")[0] for line in kept] == [
+        "task", "worker:0", "worker:1", "logs:"
+    ]  # fmt: skip
+
+
+def test_quiet_still_shows_a_failure(cluster: Cluster) -> None:
+    command = ("--", "bash", "-c", "echo cause; exit 3")
+    running = cluster.start("-q", "-n", "1", *COUNT[:2], *command)
+    assert running.end() == 3
+    assert "first failure: worker:0" in running.err
+    assert "| cause" in running.err
+
+
+def test_one_task_is_shown_with_the_time_of_each_line(cluster: Cluster) -> None:
+    words = ("--only", "worker:1", "--timestamps", "-n", "2", *COUNT)
+    running = cluster.start(*words)
+    assert running.end() == 0
+    stamp = r"\d\d:\d\d:\d\d\.\d{3} "
+    assert re.fullmatch(f"{stamp}worker:1 \\| rank 1\n", running.out)
+    assert (running.folder / "logs" / "worker-0.log").read_text() == "rank 0\n"
+
+
+def test_only_names_tasks_that_there_are(cluster: Cluster) -> None:
+    done = cluster.command("launch", "--only", "wrker:1", "-n", "2", *COUNT)
+    assert done.returncode == 2
+    assert "--only: error: there is no task 'wrker:1'" in done.stderr
+    assert "worker:0, worker:1" in done.stderr
+    assert cluster.run_ids() == []
+
+
+def test_quiet_checks_show_problems_alone(cluster: Cluster) -> None:
+    config = cluster.file("command: python nosuch.py\ntasks: {worker: 2}\n")
+    planned = cluster.command("plan", "-q", config)
+    assert (planned.returncode, planned.stdout) == (0, "")
+    assert "there is no nosuch.py" in planned.stderr
+    checked = cluster.command("doctor", "-q", "--quick", config)
+    assert (checked.returncode, checked.stdout) == (4, "")
+    assert "nosuch.py" in checked.stderr
+
+
+def test_verbose_doctor_shows_all_facts(cluster: Cluster) -> None:
+    (cluster.folder / "train.py").touch()
+    config = cluster.file("command: python train.py\ntasks: {worker: 2}\n")
+    done = cluster.command("doctor", "-v", "--quick", config)
+    assert f"  executable: {sys.executable}\n" in done.stdout
+    assert "  limits: open files: " in done.stdout
+    assert "no problems found" in done.stderr

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tfcluster.launcher.echo import Echo, is_debugging
+from tfcluster.launcher.echo import Echo
 
 CUDA = (
     "E0000 00:00:1795394395.891576   23924 cuda_platform.cc:52] failed call to cuInit: "
@@ -31,6 +31,10 @@ DUMP = [
     "",
     "\t [[{{function_node __inference_one_step_on_data_606}}{{node PyFunc}}]]",
 ]
+ABSL = (
+    "WARNING: All log messages before absl::InitializeLog() is called are written to "
+    "STDERR"
+)
 OWN = [
     "Traceback (most recent call last):",
     '  File "train.py", line 10, in <module>',
@@ -81,10 +85,11 @@ def test_a_warning_is_shown_once_and_not_once_for_each_rank() -> None:
     assert echo.chosen("worker:0", WARNING) == WARNING  # the task repeats it itself
 
 
+def test_what_a_library_says_of_its_own_log_is_left_out() -> None:
+    assert Echo(lambda _: True).chosen("worker:0", [ABSL, "a"]) == ["a"]
+
+
 def test_everything_is_shown_where_somebody_looks_for_an_error() -> None:
-    lines = [CUDA, *DUMP, *WARNING]
+    lines = [ABSL, CUDA, *DUMP, *WARNING]
     echo = Echo(lambda _: False, everything=True)
     assert echo.chosen("worker:0", lines) == lines
-    assert is_debugging({"TFCLUSTER_DEBUG": "1"})
-    assert not is_debugging({"TFCLUSTER_DEBUG": "0"})
-    assert not is_debugging({})

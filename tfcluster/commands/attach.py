@@ -8,10 +8,10 @@ import time
 from collections.abc import Mapping
 
 from tfcluster.commands.record_query import log_files
+from tfcluster.console.display import DEFAULT, Display
 from tfcluster.console.output import say
 from tfcluster.console.screen import Screen
 from tfcluster.errors import ExitCode
-from tfcluster.launcher.echo import is_debugging
 from tfcluster.launcher.run_output import RunOutput
 from tfcluster.record.load_run import read_run
 from tfcluster.record.logs import follow as follow_files
@@ -26,7 +26,9 @@ _LOOK_S = 0.25
 _CLOSE_S = 5.0
 
 
-def attach(run: str | None, environ: Mapping[str, str]) -> int:
+def attach(
+    run: str | None, environ: Mapping[str, str], display: Display = DEFAULT
+) -> int:
     """Show output and progress of a run until it is over; returns its exit code.
 
     Ctrl-C ends only this command, with exit code 130. Raises TfclusterError.
@@ -34,9 +36,9 @@ def attach(run: str | None, environ: Mapping[str, str]) -> int:
     paths = find(state_dir(environ), run)
     over = read_run(paths, now_s=time.time()).state.final
     if not over and (job := find_job(paths)) is not None:
-        code = follow_job(job, environ, stays=True, last=_LINES)
+        code = follow_job(job, environ, display, stays=True, last=_LINES)
     else:
-        code = _Follower(paths, environ).run()
+        code = _Follower(paths, environ, display).run()
     if code == ExitCode.INTERRUPTED and not _is_over(paths):
         say(f"{paths.run} continues; `tfcluster stop {paths.run}` stops it")
     return code
@@ -49,13 +51,19 @@ def _is_over(paths: RunPaths) -> bool:
 class _Follower:
     """Follows a run that has a launcher, or shows how it ended."""
 
-    def __init__(self, paths: RunPaths, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self, paths: RunPaths, environ: Mapping[str, str], display: Display
+    ) -> None:
         _, self._files = log_files(paths.run, (), environ)
         self._paths = paths
         self._screen = Screen(
-            sys.stdout, sys.stderr, environ=environ, tasks=self._files
+            sys.stdout,
+            sys.stderr,
+            environ=environ,
+            tasks=self._files,
+            display=display,
         )
-        self._show = RunOutput(self._screen, everything=is_debugging(environ))
+        self._show = RunOutput(self._screen, environ, display)
         self._view = self._read()
         self._notes = len(self._view.notes)
         self._never = threading.Event()

@@ -12,11 +12,19 @@ from functools import partial
 from pathlib import Path
 
 from tfcluster import backends, config
+from tfcluster.console.display import DEFAULT, Display
 from tfcluster.console.output import put, say
 from tfcluster.console.sanitise import sanitise, sanitise_word
 from tfcluster.console.style import style_of
 from tfcluster.console.text import table
-from tfcluster.doctor.diagnosis import HEADER, Finding, findings, rows, to_json
+from tfcluster.doctor.diagnosis import (
+    HEADER,
+    Finding,
+    fact_lines,
+    findings,
+    rows,
+    to_json,
+)
 from tfcluster.doctor.probe_hosts import Report, Requirements, examine
 from tfcluster.errors import ExitCode
 from tfcluster.expected_hosts import expected
@@ -35,6 +43,7 @@ def doctor(
     path: str,
     overrides: Sequence[str],
     environ: Mapping[str, str],
+    display: Display = DEFAULT,
     *,
     as_json: bool,
     quick: bool,
@@ -48,7 +57,7 @@ def doctor(
     scheduler = scheduler_of(description.backend)
     if scheduler is not None and not scheduler.is_inside(environ):
         return _examine_here(
-            description, scheduler, environ, as_json=as_json, quick=quick
+            description, scheduler, environ, display, as_json=as_json, quick=quick
         )
     backend = backends.get(description.backend)
     prepared = prepare(description, backend.allocate(description, environ))
@@ -56,13 +65,14 @@ def doctor(
     starter = backend.starter(description, environ)
     reports = examine(prepared.allocation.hosts, starter, requirements)
     found = findings(reports, _wanted_gpus(prepared))
-    return _answer(reports, found, environ, as_json=as_json)
+    return _answer(reports, found, environ, display, as_json=as_json)
 
 
 def _examine_here(
     description: Description,
     scheduler: Scheduler,
     environ: Mapping[str, str],
+    display: Display,
     *,
     as_json: bool,
     quick: bool,
@@ -86,11 +96,12 @@ def _examine_here(
     if shutil.which(program, path=environ.get("PATH")) is None:
         text = f"there is no {program} on the PATH (load {scheduler.name}'s module)"
         found.append(Finding(here.name, text))
-    code = _answer(reports, found, environ, as_json=as_json)
-    say(
-        f"not inside a {scheduler.name} job: its nodes can be checked only from inside "
-        "one; only this host was checked"
-    )
+    code = _answer(reports, found, environ, display, as_json=as_json)
+    if not display.quiet:
+        say(
+            f"not inside a {scheduler.name} job: its nodes can be checked only from "
+            "inside one; only this host was checked"
+        )
     return code
 
 
@@ -118,19 +129,29 @@ def _answer(
     reports: Mapping[str, Report],
     found: Sequence[Finding],
     environ: Mapping[str, str],
+    display: Display,
     *,
     as_json: bool,
 ) -> int:
     if as_json:
         put(json.dumps(to_json(reports, list(found)), indent=1) + "\n")
     else:
-        known = {n: report for n, report in reports.items() if report.facts}
-        lines = table([[sanitise_word(c) for c in row] for row in rows(known)], HEADER)
-        put("".join(f"{line}\n" for line in lines))
-        _tell(found, environ)
+        if not display.quiet:
+            put("".join(f"{line}\n" for line in _shown(reports, display)))
+        _tell(found, environ, display)
     if any(finding.unreachable for finding in found):
         return ExitCode.HOST
     return ExitCode.START if any(f.error for f in found) else ExitCode.OK
+
+
+def _shown(reports: Mapping[str, Report], display: Display) -> list[str]:
+    known = {n: report for n, report in reports.items() if report.facts}
+    lines = table([[sanitise_word(c) for c in row] for row in rows(known)], HEADER)
+    if display.everything:
+        for name, report in known.items():
+            lines += ["", sanitise_word(name)]
+            lines += [f"  {sanitise(line)}" for line in fact_lines(report)]
+    return lines
 
 
 def _scripts(prepared: Prepared) -> tuple[str, ...]:
@@ -148,10 +169,12 @@ def _wanted_gpus(prepared: Prepared) -> dict[str, int]:
     return wanted
 
 
-def _tell(found: Sequence[Finding], environ: Mapping[str, str]) -> None:
-    style = style_of(sys.stderr, environ)
+def _tell(
+    found: Sequence[Finding], environ: Mapping[str, str], display: Display
+) -> None:
+    style = style_of(sys.stderr, environ, colours=display.colours)
     for finding in found:
         paint = style.red if finding.error else style.yellow
         say(paint(sanitise(str(finding))))
-    if not found:
+    if not found and not display.quiet:
         say(style.green("no problems found"))

@@ -7,13 +7,13 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
 
 from tfcluster import backends, config
 from tfcluster.config import Loaded
+from tfcluster.console.display import DEFAULT, Display
 from tfcluster.console.output import put, say
 from tfcluster.console.sanitise import sanitise
-from tfcluster.console.style import style_of
+from tfcluster.console.style import Style, style_of
 from tfcluster.console.views.plan import plan as plan_view
 from tfcluster.errors import ConfigError, Problem
 from tfcluster.expected_hosts import expected
@@ -30,6 +30,9 @@ from tfcluster.submit.job import submit as submit_job
 from tfcluster.submit.job_entry import run_submitted
 from tfcluster.submit.run_command import asker
 from tfcluster.submit.scheduler import Scheduler
+from tfcluster.task_id import TaskId
+
+_SHOWN_TASKS = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +49,7 @@ class Options:
     hosts: str | None = None
     behind: int = 0
     """How many of the words follow ``--``."""
+    display: Display = DEFAULT
     submitted: str | None = None
     """The folder of the run, if this launch is inside a job submitted for it."""
 
@@ -56,24 +60,48 @@ def launch(words: Sequence[str], options: Options, environ: Mapping[str, str]) -
         return run_submitted(Path(options.submitted), environ)
     loaded = _load(words, options, environ)
     if options.dry_run:
-        return _show_plan(loaded, environ, as_json=False)
-    return launch_described(loaded.description, environ, detach=options.detach)
+        return _show_plan(loaded, environ, options.display, as_json=False)
+    return launch_described(
+        loaded.description, environ, options.display, detach=options.detach
+    )
 
 
 def launch_described(
-    description: Description, environ: Mapping[str, str], *, detach: bool
+    description: Description,
+    environ: Mapping[str, str],
+    display: Display = DEFAULT,
+    *,
+    detach: bool,
 ) -> int:
     """Run what a Description says; returns the exit code. Raises TfclusterError."""
+    require_shown_tasks(display, description.task_ids())
     scheduler = scheduler_of(description.backend)
     if scheduler is not None and not scheduler.is_inside(environ):
-        return _launch_as_job(description, scheduler, environ, detach=detach)
+        return _launch_as_job(description, scheduler, environ, display, detach=detach)
     ready = check(description, environ)
     if not detach:
-        return ready.run(lambda paths: None, environ)
+        return ready.run(lambda paths: None, environ, display)
     run = detached(lambda begun: ready.run(begun, environ))
     put(f"{run}\n")
     _say(f"detached; see `tfcluster status {run}`, `logs -f` and `stop`")
     return 0
+
+
+def require_shown_tasks(display: Display, tasks: Sequence[TaskId]) -> None:
+    """Raise ConfigError if the user wants to see tasks that there are not."""
+    known = {name for task in tasks for name in (task.type, str(task))}
+    problems = [
+        Problem("--only", f"there is no task {name!r}", _names(tasks))
+        for name in display.only
+        if name not in known
+    ]
+    if problems:
+        raise ConfigError(problems)
+
+
+def _names(tasks: Sequence[TaskId]) -> str:
+    shown = ", ".join(map(str, tasks[:_SHOWN_TASKS]))
+    return f"there are {shown}" + (", ..." if tasks[_SHOWN_TASKS:] else "")
 
 
 def submit(
@@ -112,13 +140,14 @@ def _launch_as_job(
     description: Description,
     scheduler: Scheduler,
     environ: Mapping[str, str],
+    display: Display,
     *,
     detach: bool,
 ) -> int:
     """Not in an allocation: submit a job that launches it, and follow that."""
     job = submit_job(description, scheduler, asker(environ), environ)
     if not detach:
-        return follow(job, environ)
+        return follow(job, environ, display)
     run = job.paths.run
     put(f"{run}\n")
     _say(f"submitted as job {job.id}; see `tfcluster status {run}`, `logs -f`, `stop`")
@@ -129,6 +158,7 @@ def plan(
     path: str,
     overrides: Sequence[str],
     environ: Mapping[str, str],
+    display: Display = DEFAULT,
     *,
     as_json: bool,
     full: bool = False,
@@ -137,7 +167,7 @@ def plan(
     """Print the plan of a file. Raises TfclusterError."""
     loaded = config.load(path, overrides=overrides, environ=environ, passed=passed)
     _warn(loaded)
-    return _show_plan(loaded, environ, as_json=as_json, full=full)
+    return _show_plan(loaded, environ, display, as_json=as_json, full=full)
 
 
 def _load(words: Sequence[str], options: Options, environ: Mapping[str, str]) -> Loaded:
@@ -234,7 +264,12 @@ def _say(text: str) -> None:
 
 
 def _show_plan(
-    loaded: Loaded, environ: Mapping[str, str], *, as_json: bool, full: bool = False
+    loaded: Loaded,
+    environ: Mapping[str, str],
+    display: Display,
+    *,
+    as_json: bool,
+    full: bool = False,
 ) -> int:
     description = loaded.description
     scheduler = scheduler_of(description.backend)
@@ -247,11 +282,14 @@ def _show_plan(
     here = description.backend == "local" and not description.prepares_hosts
     for warning in command_warnings(prepared.specs, environ, programs=here):
         _say(warning)
+    if display.quiet and not as_json:
+        return 0
     run = _provisional_paths(description, environ)
+    style = style_of(sys.stdout, environ, colours=display.colours)
     pieces = (
         _json_plan(prepared, str(run.logs))
         if as_json
-        else _text_plan(prepared, str(run.logs), sys.stdout, environ, full=full)
+        else _text_plan(prepared, str(run.logs), style, full=full or display.everything)
     )
     for piece in pieces:
         put(piece)
@@ -273,12 +311,11 @@ def _json_plan(prepared: Prepared, logs: str) -> Iterator[str]:
 def _text_plan(
     prepared: Prepared,
     logs: str,
-    out: TextIO | None,
-    environ: Mapping[str, str],
+    style: Style,
     *,
     full: bool,
 ) -> Iterator[str]:
     document = task_parts(prepared.document(logs), prepared.cluster)
     origins = prepared.description.origins
-    for line in plan_view(document, origins, style_of(out, environ), full=full):
+    for line in plan_view(document, origins, style, full=full):
         yield f"{line}\n"

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from tfcluster.commands.launch import launch_described
 from tfcluster.config.paths import folder_problem
+from tfcluster.console.display import DEFAULT, Display
 from tfcluster.console.output import say
 from tfcluster.console.sanitise import sanitise
 from tfcluster.errors import ConfigError, Problem
@@ -15,7 +16,12 @@ from tfcluster.record.paths import find, state_dir, valid_name
 
 
 def rerun(
-    run: str | None, environ: Mapping[str, str], *, name: str | None, detach: bool
+    run: str | None,
+    environ: Mapping[str, str],
+    display: Display = DEFAULT,
+    *,
+    name: str | None,
+    detach: bool,
 ) -> int:
     """Launch a run again, as a new run; returns its exit code. Raises TfclusterError.
 
@@ -33,4 +39,4 @@ def rerun(
         hint = f"{paths.run} ran there"
         raise ConfigError([Problem("workdir", problem, hint)])
     say(sanitise(f"launching {paths.run} again"))
-    return launch_described(description, environ, detach=detach)
+    return launch_described(description, environ, display, detach=detach)

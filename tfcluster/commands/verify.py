@@ -12,7 +12,8 @@ from tfcluster import config
 from tfcluster.agent.devices import gpus
 from tfcluster.commands import verify_trial
 from tfcluster.commands.verify_trial import Trial, run_trial
-from tfcluster.console.output import put, say
+from tfcluster.console.display import DEFAULT, Display
+from tfcluster.console.output import put, say, say_progress
 from tfcluster.console.sanitise import sanitise
 from tfcluster.console.views import verdict as verdict_view
 from tfcluster.errors import ConfigError, ExitCode, Problem
@@ -42,6 +43,7 @@ class Options:
     as_json: bool = False
     overrides: tuple[str, ...] = ()
     passed: tuple[str, ...] = ()
+    display: Display = DEFAULT
     behind: int = 0
     """How many of the words follow ``--``."""
 
@@ -66,7 +68,8 @@ def verify(words: Sequence[str], options: Options, environ: Mapping[str, str]) -
     if options.as_json:
         put(json.dumps(_as_json(verdict), indent=2) + "\n")
     else:
-        put("".join(f"{sanitise(line)}\n" for line in verdict_view.lines(verdict)))
+        lines = verdict_view.lines(verdict, brief=options.display.quiet)
+        put("".join(f"{sanitise(line)}\n" for line in lines))
     return int(ExitCode.OK if verdict.equal else ExitCode.TASK_FAILED)
 
 
@@ -178,14 +181,15 @@ class _Trials:
 
     def run(self, name: str, described: Description, what: str) -> Trial:
         """Run ``described``; ``what`` is said to the user."""
-        _say(f"running the program {what}")
+        display = self._options.display
+        say_progress(f"running the program {what}", display)
         place = self._scratch.folder / name
         place.mkdir()
         workdir = described.workdir
         if not self._options.in_place:
             workdir = place / "work"
             workdir_copy.copy(described.workdir, workdir)
-        return run_trial(
+        trial = run_trial(
             replace(described, env={**self._deterministic, **described.env}),
             place,
             workdir,
@@ -193,6 +197,10 @@ class _Trials:
             environ=self._environ,
             orphaned=self._scratch.remove,
         )
+        if display.everything:
+            for line in _printed(trial):
+                say_progress(f"  | {sanitise(line)}", display)
+        return trial
 
     def baseline(self) -> tuple[Trial, Description, str]:
         """The run alone, its description, and what it was if not alone."""
@@ -252,6 +260,14 @@ def _causes(
         return (own,)
     runtime = description.runtime
     return tuple(causes(first, ranks.recorded, size, runtime, ranks.warnings))
+
+
+def _printed(trial: Trial) -> list[str]:
+    """What the chief has printed."""
+    try:
+        return trial.log.read_text(encoding="utf-8", errors="replace").splitlines()
+    except FileNotFoundError:
+        return []
 
 
 def _prints_of_threads(ranks: Trial) -> bool:

@@ -8,8 +8,13 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import time
+from typing import TYPE_CHECKING
 
 from tfcluster.errors import ResourceError
+
+if TYPE_CHECKING:  # `--help` must not wait for dataclasses
+    from tfcluster.console.display import Display
 
 
 class OutputClosedError(Exception):
@@ -42,6 +47,12 @@ def say(line: str) -> None:
     if sys.stderr is not None:
         with contextlib.suppress(OSError):
             sys.stderr.write(line + "\n")
+
+
+def say_progress(line: str, display: Display) -> None:
+    """Write a message about what goes on, unless the user wants quiet."""
+    if not display.quiet:
+        say(display.stamp(time.time()) + line)
 
 
 def escape_unknown() -> None:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TextIO
 
+from tfcluster.console.display import DEFAULT, Display
 from tfcluster.console.sanitise import sanitise, sanitise_word, settle
 from tfcluster.console.stream import Stream
 from tfcluster.console.style import style_of
@@ -33,13 +34,15 @@ class Screen:
         *,
         environ: Mapping[str, str],
         tasks: Iterable[str] = (),
+        display: Display = DEFAULT,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``tasks`` are those whose prefixes are padded to the same width."""
         tasks = tuple(tasks)
         self._out, self._err = Stream(out, environ), Stream(err, environ)
-        self._out_style = style_of(out, environ, tasks)
-        self.style = style_of(err, environ, tasks)
+        self._display = display
+        self._out_style = style_of(out, environ, tasks, display.colours)
+        self.style = style_of(err, environ, tasks, display.colours)
         """The style for views that are shown here."""
         self._plain = None if self._err.is_terminal else _PlainLive(clock)
         terminal = self._err if self._err.is_terminal else None
@@ -49,7 +52,8 @@ class Screen:
 
     def log(self, task: str, lines: Sequence[str], *, skipped: int = 0) -> None:
         """Show a task's raw lines; ``skipped`` lines before them are missing."""
-        prefix = self._out_style.prefix(sanitise_word(task))
+        name = self._out_style.prefix(sanitise_word(task))
+        prefix = self._display.stamp(time.time()) + name
 
         def render(lines: Sequence[str]) -> str:
             gap = f"… {plural(skipped, 'line')} not shown, see its log file"

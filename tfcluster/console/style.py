@@ -51,11 +51,20 @@ PLAIN = Style()
 
 
 def style_of(
-    stream: TextIO | None, environ: Mapping[str, str], tasks: Iterable[str] = ()
+    stream: TextIO | None,
+    environ: Mapping[str, str],
+    tasks: Iterable[str] = (),
+    colours: bool | None = None,
 ) -> Style:
-    """The style for a stream: colours on a terminal, unless NO_COLOR is set."""
+    """The style for a stream.
+
+    Unless it is said whether to use ``colours``, they are used on a terminal if
+    NO_COLOR is not set.
+    """
+    if colours is None:
+        colours = is_terminal(stream, environ) and not environ.get("NO_COLOR")
     return Style(
-        colours=is_terminal(stream, environ) and not environ.get("NO_COLOR"),
+        colours=colours,
         width=max(map(len, tasks), default=0),
     )
 

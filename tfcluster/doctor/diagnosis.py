@@ -18,6 +18,9 @@ OPEN_FILES = 1024
 SLOW_IMPORT_S = 30.0
 BUSY_MIB = 1024
 
+_ENDED = "ended"
+"""The fact that says that there are no more."""
+
 HEADER = ("host", "address", "python", "tensorflow", "keras", "import", "GPUs", "clock")
 
 
@@ -157,6 +160,17 @@ def rows(reports: Mapping[str, Report]) -> list[tuple[str, ...]]:
     return table
 
 
+def fact_lines(report: Report) -> list[str]:
+    """All facts of a host: one per line, those of several parts on several."""
+    lines: list[str] = []
+    for name, value in report.facts.items():
+        if isinstance(value, Mapping):
+            lines += [f"{name}: {key}: {each}" for key, each in value.items()]
+        elif name != _ENDED:
+            lines.append(f"{name}: {value}")
+    return lines
+
+
 def to_json(reports: Mapping[str, Report], found: list[Finding]) -> dict[str, Any]:
     """All facts and findings, for programs."""
     return {
@@ -166,7 +180,7 @@ def to_json(reports: Mapping[str, Report], found: list[Finding]) -> dict[str, An
                 "address": report.address or None,
                 "error": report.error,
                 "clock_error_s": report.clock_error_s,
-                "facts": {k: v for k, v in report.facts.items() if k != "ended"},
+                "facts": {k: v for k, v in report.facts.items() if k != _ENDED},
             }
             for name, report in reports.items()
         ],

@@ -1,17 +1,18 @@
 """Chooses which lines of the tasks' output are shown at the console.
 
-Log files have every line. With TFCLUSTER_DEBUG=1 the console shows every line, too.
+Log files have every line. With ``-v`` the console shows every line, too.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 # How log lines of TensorFlow's C++ code begin: I0000 00:00:1795394395.891576 ...
 _NATIVE = re.compile(
     r"[IWEF]\d{4} \d\d:\d\d:|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: [IWEF] "
 )
+_BEFORE_NATIVE = "WARNING: All log messages before absl::InitializeLog() is called"
 _GPU_SEARCH = re.compile(
     r"failed call to cuInit|Could not find cuda drivers|"
     r"Cannot dlopen some GPU libraries|Unable to register cu\w+ factory|"
@@ -28,11 +29,6 @@ _OF_DUMP = re.compile(
 )
 _TRACEBACK = "Traceback (most recent call last):"
 _WARNING = re.compile(r"\S.*:\d+: \w*Warning: ")
-
-
-def is_debugging(environ: Mapping[str, str]) -> bool:
-    """Whether the user wants to see lines that are otherwise left out."""
-    return environ.get("TFCLUSTER_DEBUG", "") not in ("", "0")
 
 
 HasGpus = Callable[[str], bool | None]
@@ -74,6 +70,8 @@ class Echo:
             self._repeating.discard(task)
             if line.startswith("  "):
                 return False
+        if line.startswith(_BEFORE_NATIVE):
+            return False
         if _NATIVE.match(line):
             self._dumping.discard(task)
             if _OURS.search(line):

@@ -22,6 +22,7 @@ from typing import Any
 from tfcluster import __version__, backends
 from tfcluster.backends.base import Remembering, Scheduled, Starter
 from tfcluster.compose import TaskSpec, UsesTensorFlow, compose, provisional_cluster
+from tfcluster.console.display import DEFAULT, Display
 from tfcluster.console.output import say
 from tfcluster.console.sanitise import sanitise
 from tfcluster.errors import ExitCode, ResourceError, TfclusterError
@@ -177,7 +178,9 @@ class Launch:
     files: Listing | None = None
     notes: tuple[str, ...] = ()
 
-    def run(self, begun: Begun, environ: Mapping[str, str]) -> int:
+    def run(
+        self, begun: Begun, environ: Mapping[str, str], display: Display = DEFAULT
+    ) -> int:
         """Run it to its end and return the exit code.
 
         ``begun`` is called as soon as the run exists. Raises TfclusterError if it could
@@ -208,7 +211,9 @@ class Launch:
                     logs=paths.logs,
                     files=self.files,
                 )
-                show = RunOutput.on_terminal(job, sys.stdout, sys.stderr, environ)
+                show = RunOutput.on_terminal(
+                    job, sys.stdout, sys.stderr, environ, display
+                )
                 held.callback(show.close)
                 show.begin(job)
                 for note in self.notes:

@@ -7,12 +7,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TextIO
 
+from tfcluster.console.display import DEFAULT, Display, is_debugging
 from tfcluster.console.screen import Screen
 from tfcluster.console.views.failures import failure
 from tfcluster.console.views.outcome import outcome, where_logs_are
 from tfcluster.console.views.progress import running, starting, stopping
 from tfcluster.host_patterns import fold
-from tfcluster.launcher.echo import Echo, is_debugging
+from tfcluster.launcher.echo import Echo
 from tfcluster.launcher.job import Job
 from tfcluster.launcher.open_port_warning import exposure_warning
 from tfcluster.record.run_status import RunView
@@ -27,23 +28,36 @@ class RunOutput:
     """Output for the user; never delays the run."""
 
     def __init__(
-        self, screen: Screen, job: Job | None = None, *, everything: bool = False
+        self,
+        screen: Screen,
+        environ: Mapping[str, str],
+        display: Display = DEFAULT,
+        job: Job | None = None,
     ) -> None:
         self._screen = screen
+        self._display = display
         self._job = job
+        everything = display.everything or is_debugging(environ)
         self._echo = Echo(self._has_gpus, everything=everything)
         self._next_live_s = 0.0
 
     @classmethod
     def on_terminal(
-        cls, job: Job, out: TextIO, err: TextIO, environ: Mapping[str, str]
+        cls,
+        job: Job,
+        out: TextIO,
+        err: TextIO,
+        environ: Mapping[str, str],
+        display: Display,
     ) -> RunOutput:
-        screen = Screen(out, err, environ=environ, tasks=map(str, job.specs))
-        return cls(screen, job, everything=is_debugging(environ))
+        tasks = map(str, job.specs)
+        screen = Screen(out, err, environ=environ, tasks=tasks, display=display)
+        return cls(screen, environ, display, job)
 
     def begin(self, job: Job) -> None:
         """Show the run id, and warn if the user is root."""
-        self._screen.say(f"run {job.run}")
+        if not self._display.quiet:
+            self._screen.say(f"run {job.run}")
         if os.geteuid() == 0:
             self._screen.say("warning: running as root; your program will, too")
 
@@ -73,6 +87,8 @@ class RunOutput:
             )
 
     def log(self, task: str, lines: Sequence[str], skipped: int) -> None:
+        if not self._display.shows(task):
+            return
         if (chosen := self._echo.chosen(task, lines)) or skipped:
             self._screen.log(task, chosen, skipped=skipped)
 
@@ -89,7 +105,7 @@ class RunOutput:
 
     def live(self, view: Callable[[], RunView], now_s: float) -> None:
         """Refresh the status line if it is time to; only then ``view`` is called."""
-        if now_s < self._next_live_s:
+        if self._display.quiet or now_s < self._next_live_s:
             return
         self._next_live_s = now_s + _LIVE_S
         shown = view()

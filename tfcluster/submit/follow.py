@@ -13,12 +13,12 @@ from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from queue import Empty, SimpleQueue
 
+from tfcluster.console.display import DEFAULT, Display
 from tfcluster.console.output import say
 from tfcluster.console.sanitise import sanitise
 from tfcluster.console.screen import Screen
 from tfcluster.console.views.failures import failure
 from tfcluster.errors import ExitCode
-from tfcluster.launcher.echo import is_debugging
 from tfcluster.launcher.interrupts import Interrupt, interrupts
 from tfcluster.launcher.run_output import RunOutput
 from tfcluster.record.files import read_json
@@ -54,6 +54,7 @@ _ALL_LINES = 1_000_000
 def follow(
     job: Job,
     environ: Mapping[str, str],
+    display: Display = DEFAULT,
     *,
     stays: bool = False,
     last: int = _ALL_LINES,
@@ -67,7 +68,7 @@ def follow(
         signals: list[Interrupt] = []
         stack.enter_context(interrupts(signals.append))
         while True:
-            watch = _Watch(job, asker(environ), environ, signals, stays, last)
+            watch = _Watch(job, asker(environ), environ, display, signals, stays, last)
             code = watch.run()
             again = watch.requeued()
             if again is None:
@@ -83,6 +84,7 @@ class _Watch:
         job: Job,
         ask: Ask,
         environ: Mapping[str, str],
+        display: Display,
         signals: list[Interrupt],
         stays: bool,
         last: int,
@@ -105,9 +107,11 @@ class _Watch:
         self._notes = 0
         self._view = read_run(job.paths, now_s=time.time())
         names = _tasks(job.paths)
-        screen = Screen(sys.stdout, sys.stderr, environ=environ, tasks=names)
+        screen = Screen(
+            sys.stdout, sys.stderr, environ=environ, tasks=names, display=display
+        )
         self._screen = screen
-        self._show = RunOutput(screen, everything=is_debugging(environ))
+        self._show = RunOutput(screen, environ, display)
         self._files = {name: job.paths.log(TaskId.parse(name)) for name in names}
 
     def run(self) -> int:

@@ -421,7 +421,7 @@ def test_stop_sweeps_the_hosts_of_a_lost_run(site: Site) -> None:
     run = site.launch("echo up $$; sleep 60").up()
     pid = int(run.text("worker:0").split()[-1])
     agents = _agents(server)
-    # Each would clean up if it saw the death of another: first, all of them stand still.
+    # Each would clean up if it saw another die, so first all of them stand still.
     for process in (run.process.pid, *reversed(agents)):
         os.kill(process, signal.SIGSTOP)
         _wait_until_stopped(process)

@@ -14,8 +14,8 @@ _KINDS = {
 }
 
 
-def lines(verdict: Verdict) -> list[str]:
-    """The verdict, the first difference, its causes, and a table."""
+def lines(verdict: Verdict, *, brief: bool = False) -> list[str]:
+    """The verdict, the first difference, its causes, and, unless ``brief``, a table."""
     comparison = verdict.comparison
     ranks = f"{verdict.size} rank{'s' if verdict.size > 1 else ''}"
     if (failed := verdict.failed_alone) is not None:
@@ -50,6 +50,8 @@ def lines(verdict: Verdict) -> list[str]:
         found.append(f"  another run may differ: {verdict.by_chance}")
     if verdict.baseline:
         found.append(f"compared with {verdict.baseline}")
+    if brief:
+        return [*found, *also]
     rows = [
         (_KINDS[each.kind], f"{each.compared:,}", f"{each.largest:.1e}")
         for each in comparison.quantities
