@@ -26,7 +26,7 @@ _FENCE = re.compile(
 )
 
 
-def _blocks(page: Path, *kinds: str) -> Iterator[tuple[str, str]]:
+def blocks(page: Path, *kinds: str) -> Iterator[tuple[str, str]]:
     """The text of each block of these kinds, without its indent, and its title."""
     for match in _FENCE.finditer(page.read_text(encoding="utf-8")):
         if match["kind"] in kinds:
@@ -40,11 +40,11 @@ def _named(page: Path) -> str:
 
 
 def _command_lines(page: Path) -> Iterator[str]:
-    for text, _ in _blocks(page, "console"):
+    for text, _ in blocks(page, "console"):
         for line in text.splitlines():
             if line.startswith("$ "):
                 yield line.removeprefix("$ ")
-    for text, _ in _blocks(page, "sh"):
+    for text, _ in blocks(page, "sh"):
         yield from text.splitlines()
     # Blocks of four spaces, and commands within sentences and tables.
     written = page.read_text(encoding="utf-8")
@@ -104,7 +104,7 @@ def test_a_wrong_command_line_is_found() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=_named)
 def test_yaml_loads(page: Path, tmp_path: Path) -> None:
-    for text, _ in _blocks(page, "yaml"):
+    for text, _ in blocks(page, "yaml"):
         whole = text
         if not re.search("^command:", text, re.MULTILINE) and "command:" not in text:
             whole += "command: python train.py\n"
@@ -150,7 +150,7 @@ def test_moved_programs_train(page: str, tmp_path: Path) -> None:
     """The program of "after", as the page launches it."""
     programs = {
         title: text
-        for text, title in _blocks(ROOT / "docs" / "moving" / f"{page}.md", "python")
+        for text, title in blocks(ROOT / "docs" / "moving" / f"{page}.md", "python")
     }
     (tmp_path / "after.py").write_text(programs["after.py"])
     cluster = Cluster(tmp_path)
@@ -167,7 +167,7 @@ def test_moved_programs_train(page: str, tmp_path: Path) -> None:
 @pytest.mark.tensorflow
 def test_the_horovod_program_runs_unchanged(tmp_path: Path) -> None:
     page = ROOT / "docs" / "moving" / "horovod.md"
-    programs = {title: text for text, title in _blocks(page, "python")}
+    programs = {title: text for text, title in blocks(page, "python")}
     (tmp_path / "before.py").write_text(programs["before.py"])
     cluster = Cluster(tmp_path)
     try:
@@ -181,7 +181,7 @@ def test_the_horovod_program_runs_unchanged(tmp_path: Path) -> None:
 @pytest.mark.tensorflow
 def test_the_first_tutorial_has_the_result_of_one_machine(tmp_path: Path) -> None:
     page = ROOT / "docs" / "tutorials" / "first-script.md"
-    (tmp_path / "train.py").write_text(next(_blocks(page, "python"))[0])
+    (tmp_path / "train.py").write_text(next(blocks(page, "python"))[0])
     alone = subprocess.run(
         [sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True
     )
