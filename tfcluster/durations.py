@@ -12,3 +12,11 @@ def parse_duration(text: str) -> float | None:
     """The seconds in ``text``; None if it is not a number with a unit."""
     match = re.fullmatch(PATTERN, text)
     return float(match[1]) * SECONDS[match[2]] if match else None
+
+
+def duration_text(seconds: float) -> str:
+    """``seconds`` in the largest unit that needs no fraction, or in seconds."""
+    for unit, each in reversed(SECONDS.items()):
+        if seconds >= each and seconds % each == 0:
+            return f"{seconds / each:.0f}{unit}"
+    return f"{seconds:g}s"

@@ -137,6 +137,10 @@ class Restart:
     """How many restarts after failures the run may have in total."""
     scope: str = "auto"
     """auto | job | task: ``job`` restarts all tasks, ``task`` only the failed one."""
+    within_s: float | None = None
+    """``max`` counts the restarts of the last so many seconds; None: all of the run."""
+    backoff_s: float = 0.0
+    """How long the first restart waits. Each further one waits twice as long."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -151,6 +151,16 @@ BAD = [
         "'min' has no effect without restarts",
     ),
     Bad(
+        f"{SMALLEST}restart: {{within: 1h}}\n",
+        "3:19",
+        "'within' has no effect without 'max'",
+    ),
+    Bad(
+        f"{SMALLEST}restart: {{backoff: 5s}}\n",
+        "3:20",
+        "'backoff' has no effect without 'max'",
+    ),
+    Bad(
         "command: a\ntasks: {worker: 1, chief: {min: 1}}\nrestart: {max: 1}\n",
         "2:33",
         "'min' is for worker, not for chief",

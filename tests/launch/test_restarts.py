@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
 from tests.launch.cluster import Cluster
@@ -31,6 +33,16 @@ def test_the_whole_group_starts_again_until_it_succeeds(cluster: Cluster) -> Non
             "attempt 2",
         ]
     assert "restarting all tasks (restart 2 of 2)" in running.err
+    assert_nothing_left(running)
+
+
+def test_a_restart_waits_for_its_backoff(cluster: Cluster) -> None:
+    """Nothing runs meanwhile, and Ctrl-C ends the wait."""
+    options = ("--set", "restart.max=2", "--set", "restart.backoff=5m")
+    running = cluster.bash("exit 3", *options)
+    running.wait_for_err("restarting all tasks in 5m (restart 1 of 2)")
+    running.signal(signal.SIGINT)
+    assert running.end() == 130
     assert_nothing_left(running)
 
 

@@ -26,6 +26,7 @@ from tests.lifecycle.histories import (
 from tfcluster.errors import ExitCode
 from tfcluster.lifecycle import begin, step
 from tfcluster.lifecycle.types import (
+    Action,
     AgentAskedToStop,
     DropHosts,
     Event,
@@ -41,6 +42,7 @@ from tfcluster.lifecycle.types import (
     Phase,
     Replanned,
     Say,
+    SetDeadline,
     SetRunState,
     Stalled,
     TaskExited,
@@ -255,6 +257,57 @@ def test_the_restarts_are_used_up_at_some_point() -> None:
     history.judged()
     history.closed()
     assert history.code == ExitCode.TASK_FAILED
+
+
+def _deadlines(actions: list[Action]) -> dict[str, float]:
+    return {a.name: a.after_s for a in actions if isinstance(a, SetDeadline)}
+
+
+def _fails(history: History) -> list[Action]:
+    history.feed(TaskStarted(W0, history.state.tasks[W0].attempt))
+    history.exits(W0, 1)
+    return history.judged()
+
+
+def test_only_the_restarts_of_the_last_time_count() -> None:
+    often = replace(plan(W0, max_restarts=2), restart_within_s=3600.0)
+    history = History(often)
+    history.up()
+    actions = _fails(history)
+    assert _deadlines(actions) == {"restart 1": 3600.0}
+    assert any(
+        isinstance(a, Say) and "(restart 1 of 2 within 1h)" in a.text for a in actions
+    )
+    _fails(history)
+    history.feed(Expired("restart 1"))
+    assert started(_fails(history)) == [W0]
+    actions = _fails(history)
+    assert Say("giving up after 2 restarts within 1h") in actions
+    history.closed()
+    assert history.code == ExitCode.TASK_FAILED
+
+
+def test_each_restart_waits_twice_as_long() -> None:
+    patient = replace(plan(W0, max_restarts=9), backoff_s=5.0)
+    history = History(patient)
+    history.up()
+    waits = []
+    for _ in range(8):
+        actions = _fails(history)
+        assert started(actions) == []
+        waits.append(_deadlines(actions)["backoff"])
+        assert started(history.feed(Expired("backoff"))) == [W0]
+    assert waits == [5, 10, 20, 40, 80, 160, 300, 300]
+
+
+def test_a_restart_that_waits_gives_way_to_an_interrupt() -> None:
+    history = History(replace(plan(W0, max_restarts=1), backoff_s=5.0))
+    history.up()
+    _fails(history)
+    history.feed(Interrupted(ExitCode.INTERRUPTED))
+    history.closed()
+    assert history.code is ExitCode.INTERRUPTED
+    assert started(history.feed(Expired("backoff"))) == []
 
 
 def test_the_end_of_an_earlier_attempt_is_no_news() -> None:

@@ -78,7 +78,7 @@ class _Describer:
             sge=self._sge(),
             launcher=cluster.launcher,
             ports=cluster.ports,
-            restart=model.Restart(**dict(cluster.restart)),
+            restart=self._restart(),
             on_end=self._on_end(),
             start_timeout_s=cluster.start_timeout,
             progress_timeout_s=cluster.progress_timeout,
@@ -94,6 +94,12 @@ class _Describer:
         keys["stall_warning_s"] = keys.pop("stall_warning")
         keys["stall_timeout_s"] = keys.pop("stall_timeout")
         return model.Runtime(**keys)
+
+    def _restart(self) -> model.Restart:
+        keys = dict(self._cluster.restart)
+        keys["within_s"] = keys.pop("within")
+        keys["backoff_s"] = keys.pop("backoff")
+        return model.Restart(**keys)
 
     def _fill(self, keys: Keys, text: str, *, keep_bare: bool = False) -> str:
         try:

@@ -414,6 +414,23 @@ class Restart(_Section):
             description="Whether all tasks restart or only the failed one.",
         ),
     ]
+    within: Annotated[
+        field_types.DurationOrOff,
+        Field(
+            default=False,
+            json_schema_extra={"default": "off"},
+            description="`max` counts the restarts within this time; off: of the whole "
+            "run.",
+        ),
+    ]
+    backoff: Annotated[
+        field_types.DurationOrZero,
+        Field(
+            default="0s",
+            description="How long the first restart waits; each further one waits "
+            "twice as long.",
+        ),
+    ]
 
 
 class Cluster(_Section):

@@ -218,6 +218,13 @@ def _check_restart(cluster: Cluster, findings: Findings) -> None:
     if cluster.restart.scope == "task" and waits:
         message = f"under {words} a single task cannot rejoin the others"
         findings.error(("restart", "scope"), message, "scope: auto restarts all")
+    for key, given in (
+        ("within", cluster.restart.within is not None),
+        ("backoff", bool(cluster.restart.backoff)),
+    ):
+        if given and not cluster.restart.max:
+            message = f"{key!r} has no effect without 'max'"
+            findings.error(("restart", key), message, "restart: {max: 3}")
 
 
 def _check_secrets(cluster: Cluster, findings: Findings) -> None:

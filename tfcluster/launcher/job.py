@@ -142,6 +142,8 @@ class Job:
             grace_s=description.grace_s,
             start_timeout_s=description.start_timeout_s,
             max_restarts=description.restart.max,
+            restart_within_s=description.restart.within_s,
+            backoff_s=description.restart.backoff_s,
             restart_alone=alone,
             keepers=frozenset(t for t in self.specs if t.type == "ps" and asynchronous),
             apart=frozenset(data),

@@ -5,8 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from tfcluster.durations import duration_text
 from tfcluster.errors import ExitCode
-from tfcluster.lifecycle.transitions import VERDICT, Result, alive, end, of, stop
+from tfcluster.lifecycle.transitions import (
+    BACKOFF,
+    RESTART,
+    VERDICT,
+    Result,
+    alive,
+    end,
+    of,
+    stop,
+)
 from tfcluster.lifecycle.types import (
     Action,
     Failure,
@@ -19,6 +29,7 @@ from tfcluster.lifecycle.types import (
 )
 from tfcluster.states import TaskState
 
+LONGEST_BACKOFF_S = 300.0
 VERDICT_WINDOW_S = 0.4
 """Failures this close together count as one event with one cause."""
 
@@ -55,7 +66,7 @@ def judge(state: State) -> Result:
         return replace(state, codes=frozenset()), [*spared, Say(text)]
     actions: list[Action] = [cause, *later]
     if state.plan.max_restarts and cause.task is not None:
-        actions.append(Say(f"giving up after {state.restarts} restarts"))
+        actions.append(Say(_giving_up(state)))
     state = replace(state, verdict=cause)
     state, more = end(state, reason=None)
     return state, [*actions, *more]
@@ -75,7 +86,7 @@ def _blame(failure: Failure) -> tuple[bool, bool, float]:
 
 def _may_restart(state: State, failures: Iterable[Failure]) -> bool:
     return (
-        state.restarts < state.plan.max_restarts
+        state.counted < state.plan.max_restarts
         and state.phase is Phase.TRAINING
         and all(map(_can_be_got_over, failures))
         and (not lost_hosts(state) or enough_are_left(state))
@@ -129,20 +140,50 @@ def restart(state: State, cause: Failure) -> Result:
         if alone
         else frozenset(state.tasks) - frozenset(of(state, Role.EVALUATOR))
     )
-    number = state.restarts + 1
+    plan, number = state.plan, state.restarts + 1
+    wait_s = min(plan.backoff_s * 2**state.counted, LONGEST_BACKOFF_S)
     state = replace(
-        state, phase=Phase.RESTARTING, restarting=again, restarts=number, signal="TERM"
+        state,
+        phase=Phase.RESTARTING,
+        restarting=again,
+        restarts=number,
+        counted=state.counted + 1,
+        backing_off=wait_s > 0,
+        signal="TERM",
+        codes=frozenset(),
     )
-    state = replace(state, codes=frozenset())
+    deadlines: list[Action] = []
+    if wait_s > 0:
+        deadlines.append(SetDeadline(BACKOFF, wait_s))
+    if plan.restart_within_s is not None:
+        deadlines.append(SetDeadline(f"{RESTART}{number}", plan.restart_within_s))
     what = "it" if alone else "all tasks"
     if lost_hosts(state):
         what = "the training on the remaining hosts"
-    text = (
-        f"{_what_happened(cause)}; restarting {what} (restart {number} of "
-        f"{state.plan.max_restarts})"
-    )
+    if wait_s > 0:
+        what += f" in {duration_text(wait_s)}"
+    text = f"{_what_happened(cause)}; restarting {what} ({_which(state)})"
     state, actions = stop(state, Role.TRAINING, Role.SERVER, among=again)
-    return state, [Say(text), *actions]
+    return state, [Say(text), *deadlines, *actions]
+
+
+def no_longer_counts(state: State) -> Result:
+    """A restart is so long ago that it does not count towards the maximum."""
+    return replace(state, counted=state.counted - 1), []
+
+
+def _which(state: State) -> str:
+    """Which restart it is that has just been counted."""
+    text = f"restart {state.counted} of {state.plan.max_restarts}"
+    within_s = state.plan.restart_within_s
+    return text if within_s is None else f"{text} within {duration_text(within_s)}"
+
+
+def _giving_up(state: State) -> str:
+    count = f"{state.counted} restart{'' if state.counted == 1 else 's'}"
+    within_s = state.plan.restart_within_s
+    within = "" if within_s is None else f" within {duration_text(within_s)}"
+    return f"giving up after {count}{within}"
 
 
 def _what_happened(cause: Failure) -> str:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import singledispatch
 
 from tfcluster.errors import ExitCode
-from tfcluster.lifecycle.failures import fail, judge, lost_hosts
+from tfcluster.lifecycle.failures import fail, judge, lost_hosts, no_longer_counts
 from tfcluster.lifecycle.host_loss import host_lost, replanned
 from tfcluster.lifecycle.shutdown import (
     EVALUATOR_GRACE_S,
@@ -30,9 +30,11 @@ from tfcluster.lifecycle.shutdown import (
     stopped_elsewhere,
 )
 from tfcluster.lifecycle.transitions import (
+    BACKOFF,
     CLOSE,
     EVALUATOR,
     LEASE,
+    RESTART,
     START,
     STOP,
     VERDICT,
@@ -308,6 +310,10 @@ def _(event: Expired, state: State) -> Result:
     if event.deadline.startswith(LEASE):
         host = event.deadline.removeprefix(LEASE)
         return replace(state, awaiting=state.awaiting - {host}), []
+    if event.deadline.startswith(RESTART):
+        return no_longer_counts(state)
+    if event.deadline == BACKOFF:
+        return replace(state, backing_off=False), []
     expired: dict[str, Callable[[State], Result]] = {
         START: start_expired,
         VERDICT: judge,
@@ -335,7 +341,8 @@ def _due(state: State) -> Result:
     if state.phase is Phase.TRAINING:
         return _due_in_training(state)
     if state.phase is Phase.RESTARTING:
-        if not all(_is_over(state, task) for task in state.restarting):
+        ended = all(_is_over(state, task) for task in state.restarting)
+        if state.backing_off or not ended:
             return state, []
         if lost := lost_hosts(state):
             if lost & state.awaiting:

@@ -32,6 +32,9 @@ UNKILLABLE_S = 30.0
 
 START, VERDICT, EVALUATOR = "start", "verdict", "evaluator"
 STOP, CLOSE = "stop", "close"
+BACKOFF = "backoff"
+RESTART = "restart "
+"""Prefix of a deadline, when a restart no longer counts; its number follows."""
 LEASE = "lease "
 """Prefix of a deadline; the name of the lost host follows."""
 

@@ -29,6 +29,10 @@ class Plan:
     grace_s: float = 10.0
     start_timeout_s: float = 300.0
     max_restarts: int = 0
+    restart_within_s: float | None = None
+    """``max_restarts`` counts the restarts of the last so many seconds; None: all."""
+    backoff_s: float = 0.0
+    """How long the first restart waits. Each further one waits twice as long."""
     restart_alone: bool = False
     """A failed task is restarted by itself, not together with all others."""
     keepers: frozenset[TaskId] = frozenset()
@@ -374,6 +378,10 @@ class State:
     interrupts: int = 0
     interrupted: ExitCode | None = None
     restarts: int = 0
+    counted: int = 0
+    """How many of ``restarts`` count towards ``Plan.max_restarts``."""
+    backing_off: bool = False
+    """A restart waits for the end of its ``Plan.backoff_s``."""
     restarting: frozenset[TaskId] = frozenset()
     """Tasks to restart once all of them have ended."""
     awaiting: frozenset[str] = frozenset()
