@@ -13,6 +13,9 @@ from pathlib import Path
 from tfcluster.task_id import TaskId
 from tfcluster.vocabulary import TASK_TYPES
 
+Interpreter = tuple[str, ...]
+"""How Python is started: a path or a name, or a command whose last word is one."""
+
 
 class Strategy(str, Enum):
     """How the training tasks work together."""
@@ -99,7 +102,7 @@ class HostEntry:
     address: str | None = None
     user: str | None = None
     port: int | None = None
-    python: str | None = None
+    python: Interpreter | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,7 +195,7 @@ class Description:
     backend: str
     command: tuple[str, ...]
     workdir: Path
-    python: str
+    python: Interpreter
     """The interpreter on the hosts that a command's leading ``python`` stands for."""
     env: Mapping[str, str]
     secrets: Mapping[str, Secret]
@@ -245,7 +248,7 @@ class Host:
     """How many tasks it takes; None: any number."""
     gpus: tuple[str, ...] | None = None
     """Device names for CUDA_VISIBLE_DEVICES; None: unknown, do not set it."""
-    python: str | None = None
+    python: Interpreter | None = None
     """The host's own interpreter; None: that of the Description."""
 
     @property

@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from typing import Any
 
 MAX_FRAME_BYTES = 1 << 20
+UNFORKABLE, UNUSABLE = "unforkable", "unusable"
+BLAMES_WRAPPER = {78: UNFORKABLE, 79: UNUSABLE}
+"""Exit codes of a warm interpreter that cannot work as its wrapper has started it:
+tasks cannot be forked from it, or cannot be run at all."""
+
 PROTOCOL = 1
 
 Frame = dict[str, "Any"]

@@ -82,6 +82,7 @@ class Warm:
     cwd: str
     log: str
     prepend: Mapping[str, str]
+    wrapped: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +165,9 @@ class _Keys:
 
     def flag(self, key: str) -> bool:
         return self.get(key, bool, "true or false")
+
+    def optional_flag(self, key: str) -> bool:
+        return self._frame.get(key) is not None and self.flag(key)
 
     def optional_whole(self, key: str) -> int | None:
         return None if self._frame.get(key) is None else self.whole(key)
@@ -252,6 +256,7 @@ def _warm(keys: _Keys) -> Warm:
         cwd=keys.text("cwd"),
         log=keys.text("log"),
         prepend=keys.folders("prepend"),
+        wrapped=keys.optional_flag("wrapped"),
     )
 
 

@@ -22,6 +22,7 @@ from tfcluster.config.rules import groups, strategy
 from tfcluster.config.source import read_file
 from tfcluster.config.tree import Path as Keys
 from tfcluster.config.tree import Scalar, find, origins
+from tfcluster.config.wrappers import wrapper_problem
 from tfcluster.errors import ConfigError
 
 
@@ -35,6 +36,7 @@ class Setting:
     stem: str
     """The name if none is given."""
     python: str
+    """The interpreter if none is given."""
     arguments: tuple[str, ...] = ()
 
 
@@ -60,7 +62,7 @@ class _Describer:
             command=self._command(("command",), cluster.command) or (),
             workdir=self._workdir(),
             sync=self._sync(),
-            python=self._python(("python",), cluster.python) or setting.python,
+            python=self._python(("python",), cluster.python) or (setting.python,),
             setup=self._setup(),
             env=self._env(("env",), cluster.env),
             secrets={
@@ -154,12 +156,23 @@ class _Describer:
             self._findings.error(keys, str(error))
             return None
 
-    def _python(self, keys: Keys, text: str | None) -> str | None:
-        """A bare name is looked up on the hosts; anything else is a path."""
-        if text is None or not ("/" in text or text.startswith("~")):
-            return text if text is None else self._fill(keys, text)
-        path = self._path(keys, text)
-        return None if path is None else str(path)
+    def _python(
+        self, keys: Keys, given: model.Interpreter | None
+    ) -> model.Interpreter | None:
+        """A path or a name, or a command whose last word is one.
+
+        A bare name is looked up on the hosts. In a command, paths stay as they are:
+        the last one may be a path in a container.
+        """
+        if given is None:
+            return None
+        if len(given) == 1 and ("/" in given[0] or given[0].startswith("~")):
+            path = self._path(keys, given[0])
+            return None if path is None else (str(path),)
+        words = tuple(self._fill(keys, word) for word in given)
+        if len(words) > 1 and (problem := wrapper_problem(words)):
+            self._findings.error(keys, *problem)
+        return words
 
     def _workdir(self) -> Path:
         keys: Keys = ("workdir", "path")

@@ -310,8 +310,8 @@ class HostItem(_Section):
         field_types.Port | None, Field(default=None, description="Port of its sshd.")
     ]
     python: Annotated[
-        field_types.Line | None,
-        Field(default=None, description="Its Python interpreter."),
+        field_types.Interpreter | None,
+        Field(default=None, description="Its Python interpreter, or a command."),
     ]
 
 
@@ -448,10 +448,11 @@ class Cluster(_Section):
         ),
     ]
     python: Annotated[
-        field_types.Line | None,
+        field_types.Interpreter | None,
         Field(
             default=None,
-            description="Interpreter on the hosts for a leading `python`.",
+            description="Interpreter on the hosts for a leading `python`: a path, a "
+            "name, or a command that starts it.",
         ),
     ]
     setup: Annotated[

@@ -25,7 +25,7 @@ from tfcluster.launcher.agent_connection import (
 from tfcluster.launcher.cleanup import FAN_OUT
 from tfcluster.launcher.clocks import certain_lead
 from tfcluster.launcher.host_address import choose_address, resolve
-from tfcluster.model import Host
+from tfcluster.model import Host, Interpreter
 from tfcluster.wire import Frame
 
 GREETING_S = 30.0
@@ -45,7 +45,7 @@ _TASK = "doctor"
 class Requirements:
     """What a launch needs on the hosts."""
 
-    python: str
+    python: Interpreter
     workdir: str | None
     """None: it will be copied to the hosts."""
     scripts: tuple[str, ...]
@@ -56,7 +56,7 @@ class Requirements:
     """The request that prepares a host; None: nothing has to be done."""
     unprepared: Callable[[Frame], str] = lambda frame: str(frame.get("cause"))
     """Why a host could not be prepared, from its answer."""
-    own_python: Callable[[Host, Frame], str | None] = lambda host, frame: None
+    own_python: Callable[[Host, Frame], Interpreter | None] = lambda host, frame: None
     """The interpreter that a host has after its preparation."""
 
 
@@ -71,7 +71,7 @@ class Report:
     """The error is that the host cannot be reached or is not trusted."""
     address: str = ""
     port: int | None = None
-    python: str | None = None
+    python: Interpreter | None = None
     """The interpreter after the preparation; None: as configured."""
     prepared: bool = False
     facts: dict[str, Any] = field(default_factory=dict)

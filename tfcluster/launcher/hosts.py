@@ -6,6 +6,7 @@ to the driver.
 
 from __future__ import annotations
 
+import shlex
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -35,9 +36,9 @@ from tfcluster.launcher.job import Item, Job, search_paths, warm_env
 from tfcluster.launcher.preparation import changed_python, prepare_frame, unprepared
 from tfcluster.launcher.workdir_sender import WorkdirSender
 from tfcluster.lifecycle.types import Event, HostClosed, HostFailed, HostLost, HostReady
-from tfcluster.model import Host, Strategy
+from tfcluster.model import Host, Interpreter, Strategy
 from tfcluster.task_id import TaskId
-from tfcluster.wire import PROTOCOL, Frame, WireError
+from tfcluster.wire import PROTOCOL, UNFORKABLE, UNUSABLE, Frame, WireError
 
 
 @dataclass(slots=True)
@@ -165,6 +166,7 @@ class Hosts:
                     "cwd": self.files.cwd(side.host.name, warm.cwd),
                     "log": str(self._job.logs / f"warm-{side.host.name}-{number}.log"),
                     "prepend": search_paths(self._job, side.package),
+                    "wrapped": len(warm.python) > 1,
                 },
             )
 
@@ -383,16 +385,19 @@ class Hosts:
         side.warming.discard(key)
         side.warm.discard(key)
         strategy = self._job.description.runtime.strategy
-        if side.ready or strategy is Strategy.NONE:
+        unforkable = frame.get("wrapper") == UNFORKABLE
+        if side.ready or strategy is Strategy.NONE or unforkable:
             return self._ready(side)
         tail = tuple(str(line) for line in frame.get("tail") or ())
         pythons = {s.python for s in self._job.on_host(side.host) if s.warm == key}
-        which = next((f"{python} " for python in pythons if python), "")
+        which = next((f"{shlex.join(python)} " for python in pythons if python), "")
         what = "has" if frame.get("unfit") is True else "cannot import TensorFlow:"
         cause = (
             f"{which or 'Python '}{what} {frame.get('cause')} (install it there, or "
             "set 'python' to another interpreter)"
         )
+        if frame.get("wrapper") == UNUSABLE and tail:
+            cause, tail = tail[-1].removeprefix("tfcluster: "), ()
         return [HostFailed(side.host.name, cause, ExitCode.START, tail)]
 
     def _ready(self, side: _HostSide) -> list[Event]:
@@ -413,7 +418,7 @@ class Hosts:
         """The address at which other hosts reach each host."""
         return {name: side.address for name, side in self._sides.items()}
 
-    def pythons(self) -> dict[str, str]:
+    def pythons(self) -> dict[str, Interpreter]:
         """The interpreter of each host where its preparation has changed it."""
         return dict(self._job.pythons)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from tfcluster.errors import ExitCode
 from tfcluster.lifecycle.types import HostFailed
-from tfcluster.model import Description, Host
+from tfcluster.model import Description, Host, Interpreter
 from tfcluster.wire import Frame
 
 
@@ -23,7 +23,9 @@ def prepare_frame(description: Description, *, cwd: str, log: str) -> Frame:
     }
 
 
-def changed_python(description: Description, host: Host, frame: Frame) -> str | None:
+def changed_python(
+    description: Description, host: Host, frame: Frame
+) -> Interpreter | None:
     """The interpreter that a leading ``python`` stands for from now on; None: as is.
 
     A configured interpreter takes precedence over what the lines put on the PATH.
@@ -31,7 +33,7 @@ def changed_python(description: Description, host: Host, frame: Frame) -> str | 
     if "python" in description.origins or host.python is not None:
         return None
     python = frame.get("python")
-    return python if isinstance(python, str) else None
+    return (python,) if isinstance(python, str) else None
 
 
 def unprepared_cause(description: Description, frame: Frame) -> str:
