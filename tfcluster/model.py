@@ -185,6 +185,20 @@ class Setup:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Requirements:
+    """The packages of an environment that is made on hosts that lack it."""
+
+    file: str
+    """The name in the configuration."""
+    files: tuple[tuple[str, str], ...]
+    """Names and texts of that file and those that it includes, as hosts get them."""
+    local: tuple[Path, ...] = ()
+    """Packages and folders of packages to which they refer, here."""
+    system_site_packages: bool = False
+    """The packages of the interpreter below are visible, too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Description:
     """A checked cluster.yaml, with every default filled in and every path absolute."""
 
@@ -217,6 +231,7 @@ class Description:
     on_end: tuple[str, ...] = ()
     """The command that gets the outcome when the run is over; empty: none."""
     setup: Setup | None = None
+    requirements: Requirements | None = None
     source: str = "<command line>"
     """The name of the configuration in messages."""
     origins: Mapping[str, str] = field(default_factory=dict)
@@ -225,7 +240,7 @@ class Description:
     @property
     def prepares_hosts(self) -> bool:
         """Whether hosts have to do something before tasks can be started."""
-        return self.setup is not None
+        return self.setup is not None or self.requirements is not None
 
     def task_ids(self) -> tuple[TaskId, ...]:
         """Every task in listing order: ranks first, then ps, evaluator, data."""

@@ -199,11 +199,15 @@ def test_an_agent_runs_outside_of_a_command(tmp_path: Path) -> None:
         (folder / "python3").write_text(f"#!/bin/sh\n{code}\n")
         (folder / "python3").chmod(0o755)
     argv = [*agent_argv(("container", "exec", "python"))[:-1], "/no/such/python"]
-    code = b"import sys; print(sys.stdin.readline())\0"
-    done = subprocess.run(
-        argv, env={"PATH": str(new)}, input=code + b"read\n", capture_output=True
-    )
-    assert done.stdout.strip() == b"read", done.stderr
-    done = subprocess.run(argv, env={"PATH": str(old)}, input=code, capture_output=True)
-    assert done.returncode == 1
-    assert b"no python3 of version 3.10 or newer is on the PATH" in done.stderr
+    code = "import sys; print(sys.stdin.readline())\0"
+
+    def started(folder: Path) -> subprocess.CompletedProcess[str]:
+        env, given = {"PATH": str(folder)}, code + "read\n"
+        return subprocess.run(
+            argv, env=env, input=given, capture_output=True, text=True, check=False
+        )
+
+    assert started(new).stdout.strip() == "read"
+    refused = started(old)
+    assert refused.returncode == 1
+    assert "no python3 of version 3.10 or newer is on the PATH" in refused.stderr

@@ -72,6 +72,7 @@ class Prepare:
     env: Mapping[str, str | None]
     cwd: str
     log: str
+    environment: Mapping[str, Any] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +170,10 @@ class _Keys:
     def optional_flag(self, key: str) -> bool:
         return self._frame.get(key) is not None and self.flag(key)
 
+    def optional_object(self, key: str) -> Mapping[str, Any] | None:
+        found = self._frame.get(key)
+        return None if found is None else self.get(key, dict, "an object")
+
     def optional_whole(self, key: str) -> int | None:
         return None if self._frame.get(key) is None else self.whole(key)
 
@@ -245,6 +250,7 @@ def _prepare(keys: _Keys) -> Prepare:
         env=keys.env("env"),
         cwd=keys.text("cwd"),
         log=keys.text("log"),
+        environment=keys.optional_object("environment"),
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path, PurePosixPath
 
 from tfcluster import model
@@ -18,6 +19,7 @@ from tfcluster.config.diagnostics import Findings, Report
 from tfcluster.config.hosts import host_entries
 from tfcluster.config.interpolation import FillError, fill
 from tfcluster.config.models import Cluster, SecretSource, Task
+from tfcluster.config.requirements import Bundle, RequirementsError, bundle
 from tfcluster.config.rules import groups, strategy
 from tfcluster.config.source import read_file
 from tfcluster.config.tree import Path as Keys
@@ -54,16 +56,17 @@ class _Describer:
         self._setting = setting
 
     def description(self) -> model.Description:
-        cluster, setting = self._cluster, self._setting
+        cluster, setting, workdir = self._cluster, self._setting, self._workdir()
         return model.Description(
             name=cluster.name or setting.stem,
             named=cluster.name is not None,
             backend=cluster.backend,
             command=self._command(("command",), cluster.command) or (),
-            workdir=self._workdir(),
+            workdir=workdir,
             sync=self._sync(),
             python=self._python(("python",), cluster.python) or (setting.python,),
             setup=self._setup(),
+            requirements=self._requirements(workdir),
             env=self._env(("env",), cluster.env),
             secrets={
                 name: self._secret(name, source)
@@ -197,11 +200,30 @@ class _Describer:
         lines = text.replace("\r\n", "\n").removesuffix("\n").split("\n")
         return model.Setup(lines=tuple(lines), file=given)
 
+    def _requirements(self, workdir: Path) -> model.Requirements | None:
+        given = self._cluster.requirements
+        if given is None:
+            return None
+        keys: Keys = ("requirements", "file")
+        path, read = self._path(keys, given.file), partial(self._text_of, keys)
+        try:
+            found = Bundle() if path is None else bundle(path, workdir, read)
+        except RequirementsError as error:
+            self._findings.error(keys, f"{given.file}: {error}")
+            return None
+        return model.Requirements(
+            file=given.file,
+            files=tuple(found.files),
+            local=tuple(dict.fromkeys(found.local)),
+            system_site_packages=given.system_site_packages,
+        )
+
     def _text(self, keys: Keys, name: str, hint: str) -> str:
         """The text of a file that the configuration names; problems are noted."""
         path = self._path(keys, name)
-        if path is None:
-            return ""
+        return "" if path is None else self._text_of(keys, path, hint)
+
+    def _text_of(self, keys: Keys, path: Path, hint: str | None = None) -> str:
         if not paths.exists(path):
             self._findings.error(keys, f"{str(path)!r} does not exist", hint)
             return ""

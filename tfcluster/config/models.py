@@ -416,6 +416,22 @@ class Restart(_Section):
     ]
 
 
+class Requirements(_Section):
+    """An environment that is made on hosts that lack it. Plain text is the file."""
+
+    file: Annotated[
+        field_types.Line,
+        Field(description="A requirements.txt or a pyproject.toml."),
+    ]
+    system_site_packages: Annotated[
+        bool,
+        Field(
+            default=False,
+            description="The packages of the interpreter below are visible, too.",
+        ),
+    ]
+
+
 class Cluster(_Section):
     """A TensorFlow cluster and what runs on it, as `tfcluster launch` reads it."""
 
@@ -461,6 +477,15 @@ class Cluster(_Section):
             default=None,
             description="Lines for bash, or a file with them: run once on each host, "
             "in its login environment, before anything is imported.",
+        ),
+    ]
+    requirements: Annotated[
+        Requirements | None,
+        field_types.Shorthand("file", {"type": "string", "minLength": 1}),
+        Field(
+            default=None,
+            description="Packages of an environment that is made on hosts that lack "
+            "it: a requirements.txt or a pyproject.toml, relative to this file.",
         ),
     ]
     env: Annotated[

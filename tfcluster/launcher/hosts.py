@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import islice
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -34,6 +35,7 @@ from tfcluster.launcher.host_address import choose_address, resolve
 from tfcluster.launcher.host_liveness import HostLiveness
 from tfcluster.launcher.job import Item, Job, search_paths, warm_env
 from tfcluster.launcher.preparation import changed_python, prepare_frame, unprepared
+from tfcluster.launcher.requirements_digest import requirements_digest
 from tfcluster.launcher.workdir_sender import WorkdirSender
 from tfcluster.lifecycle.types import Event, HostClosed, HostFailed, HostLost, HostReady
 from tfcluster.model import Host, Interpreter, Strategy
@@ -148,7 +150,15 @@ class Hosts:
         side.preparing = True
         cwd = self.files.cwd(name, str(description.workdir))
         log = str(self._job.logs / f"setup-{name}.log")
-        self.send(name, prepare_frame(description, cwd=cwd, log=log))
+        digest = self._digest
+        frame = prepare_frame(description, side.host, cwd=cwd, log=log, digest=digest)
+        self.send(name, frame)
+
+    @cached_property
+    def _digest(self) -> str | None:
+        """Identifies the requirements; None: there are none."""
+        requirements = self._job.description.requirements
+        return None if requirements is None else requirements_digest(requirements)
 
     def _warm(self, side: _HostSide) -> None:
         specs = self._job.on_host(side.host)
@@ -322,6 +332,8 @@ class Hosts:
             case "synced":
                 self.files.synced(host, frame)
                 self._prepare(side)
+            case "making":
+                return []
             case "prepared":
                 self._prepared(side, frame)
             case "unprepared":

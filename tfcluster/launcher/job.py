@@ -74,7 +74,8 @@ class Job:
         known = {usual, *self.pythons.values()}
         specs = {
             task: spec.under(pythons[spec.place.host.name])
-            if spec.place.host.name in pythons and spec.python in known
+            if spec.place.host.name in pythons
+            and (spec.python in known or spec.python == spec.place.host.python)
             else spec
             for task, spec in self.specs.items()
         }
