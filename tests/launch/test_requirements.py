@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -164,7 +163,7 @@ def test_a_half_made_one_is_never_used(cluster: Cluster, home: Path) -> None:
         'backend-path = ["."]\n[project]\nname = "demo"\nversion = "2"\n'
     )
     (source / "backend.py").write_text(
-        f"import time\nopen({str(started_file)!r}, 'w').close()\ntime.sleep(600)\n"
+        f"import time\nopen({str(building)!r}, 'w').close()\ntime.sleep(600)\n"
     )
     text = "--no-index\n--find-links wheels\n./slow\n"
     (cluster.folder / "requirements.txt").write_text(text)
@@ -176,11 +175,12 @@ def test_a_half_made_one_is_never_used(cluster: Cluster, home: Path) -> None:
     assert made(home) == []
     (half,) = (path for path in home.iterdir() if path.is_dir())
     (half / "rest").touch()
-    shutil.rmtree(source)
-    wheel(source, value=3)
-    text = "--no-index\n--find-links slow\ndemo\n"
-    (cluster.folder / "requirements.txt").write_text(text)
-    assert started(cluster).end() == 0
+    building.unlink()
+    again = started(cluster)
+    eventually(building.exists, lambda: again.err, DEADLINE_S)
+    assert not (half / "rest").exists()
+    again.signal(signal.SIGINT)
+    assert again.end() == 130
 
 
 @pytest.mark.slow
