@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from tfcluster.agent.workdir_patterns import is_excluded
 from tfcluster.errors import StartError
 from tfcluster.launcher import workdir_listing
-from tfcluster.launcher.workdir_listing import is_excluded, listing
+from tfcluster.launcher.workdir_listing import listing
 from tfcluster.model import Sync
 from tfcluster.wire import encode
 
