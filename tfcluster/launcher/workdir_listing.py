@@ -111,9 +111,27 @@ def listing(root: Path, sync: Sync) -> Listing:
         Entry(path, status.st_size, status.st_mode & 0o777, _digest(root / path))
         for path, status in sorted(found)
     )
-    some = ("", *(entry.path for entry in entries[:_WITNESSES]))
-    inodes = tuple((str(root / path), (root / path).stat().st_ino) for path in some)
+    inodes = _inodes(root, [entry.path for entry in entries[:_WITNESSES]])
     return Listing(root, sync.folder, entries, inodes)
+
+
+def witnesses(root: Path) -> tuple[tuple[str, int], ...]:
+    """Inodes of a folder and of its oldest files; nothing if there is no folder.
+
+    The oldest, because tasks do not replace them while the hosts look.
+    """
+    try:
+        with os.scandir(root) as entries:
+            files = [each for each in entries if each.is_file(follow_symlinks=False)]
+            oldest = sorted(files, key=lambda each: each.stat().st_mtime_ns)
+        return _inodes(root, [each.name for each in oldest[:_WITNESSES]])
+    except OSError:
+        return ()
+
+
+def _inodes(root: Path, paths: Sequence[str]) -> tuple[tuple[str, int], ...]:
+    some = [root, *(root / path for path in paths)]
+    return tuple((str(path), path.stat().st_ino) for path in some)
 
 
 _HINT = "list what tasks do not need under 'workdir: exclude'"
