@@ -135,9 +135,8 @@ class ResultSender:
             self._send("unlisted", number=number, cause=f"{folder}: {error.strerror}")
             return
         shown = os.fsencode(folder).decode("utf-8", "surrogateescape")
-        self._walk(
-            _Listing(self._send, number, shown), walk(self._root, self._patterns)
-        )
+        self._listing = _Listing(self._send, number, shown)
+        self._walk(self._listing, walk(self._root, self._patterns))
 
     def _walk(self, listing: _Listing, folders: Iterator[list[Found]]) -> None:
         if self._closed or self._listing is not listing:

@@ -75,12 +75,13 @@ def fetch(
         raise ConfigError([Problem(paths.run, "it has not started yet", hint)])
     screen = Screen(None, sys.stderr, environ=environ)
     try:
-        if view.state.final:
+        found = None
+        if not view.state.final:
+            found = _from_launcher(paths, view, wanted, screen, every, force)
+        if found is None:
             found = _afterwards(
                 description, paths, view, wanted, environ, screen, every, force
             )
-        else:
-            found = _from_launcher(paths, view, wanted, screen, every, force)
     finally:
         screen.live(None)
         screen.close(_CLOSE_S)
@@ -138,8 +139,11 @@ def _from_launcher(
     screen: Screen,
     every: bool,
     force: bool,
-) -> list[ResultsView]:
-    """Have the launcher fetch, and wait until it has. Raises ContactLostError."""
+) -> list[ResultsView] | None:
+    """Have the launcher fetch, and wait until it has. Raises ContactLostError.
+
+    Returns None if the run has ended before the launcher saw the request.
+    """
     events = EventReader(paths.events)
     events.read()  # earlier ones
     request = {"patterns": list(patterns), "all": every, "force": force}
@@ -165,7 +169,9 @@ def _from_launcher(
             )
         if now_s - looked_s > _LOOK_S:
             looked_s = now_s
-            _require_alive(paths)
+            if _has_ended(paths) and hosts is None:
+                withdraw(paths, number)
+                return None
         if hosts is not None:
             screen.live(_progress(paths, number))
         pause.wait(_POLL_S)
@@ -175,14 +181,15 @@ def _from_launcher(
     return list(found.values())
 
 
-def _require_alive(paths: RunPaths) -> None:
-    """Raise ContactLostError if no answer can come any more."""
+def _has_ended(paths: RunPaths) -> bool:
+    """Whether the run is over. Raises ContactLostError if its launcher has died."""
     view = read_run(paths, now_s=time.time())
     if view.state is RunState.LOST:
         raise ContactLostError(
             f"the launcher of {paths.run} is gone: {view.reason}",
             hint=f"tfcluster fetch {paths.run}",
         )
+    return view.state.final
 
 
 def _progress(paths: RunPaths, number: str) -> str:

@@ -87,6 +87,9 @@ class ResultRecorder:
         folder = self._results.folder
         fields = event_fields(outcome, number, folder)
         self._journal.event("results", **fields)
-        if number is None and not outcome.shared:
-            for line in result_lines(results_view(fields)):
-                self._show.say(line)
+        if number is not None or outcome.shared:
+            return
+        for line in result_lines(results_view(fields)):
+            self._show.say(line)
+        if outcome.cause is not None and self._results.reachable_later:
+            self._show.say(f"  hint: tfcluster fetch {self._results.run}")

@@ -59,13 +59,16 @@ class _FileError(Exception):
 class Inbox:
     """The frames of one host; ``end`` says that no more will come, and why."""
 
-    frames: SimpleQueue[Frame | str] = field(default_factory=SimpleQueue)
+    frames: SimpleQueue[Frame | None] = field(default_factory=SimpleQueue)
+    cause: str | None = None
+    """Why no more will come."""
 
     def put(self, frame: Frame) -> None:
         self.frames.put(frame)
 
     def end(self, cause: str) -> None:
-        self.frames.put(cause)
+        self.cause = cause
+        self.frames.put(None)
 
 
 @dataclass(slots=True)
@@ -409,14 +412,18 @@ class HostTransfer:
         while True:
             self._tick()
             try:
-                item = self._inbox.frames.get(timeout=_LOOK_S)
+                # Nothing can come any more if contact ended in an earlier fetch.
+                wait_s = _LOOK_S if self._inbox.cause is None else 0.0
+                item = self._inbox.frames.get(timeout=wait_s)
             except Empty:
+                if self._inbox.cause is not None:
+                    raise _Ended(self._inbox.cause) from None
                 if time.monotonic() - heard_s > self._stall_s:
                     text = f"it sent nothing for {self._stall_s:g} s"
                     raise _Ended(text) from None
                 continue
-            if isinstance(item, str):
-                raise _Ended(item)
+            if item is None:
+                continue
             if item.get("number") != number:
                 continue  # about an earlier file
             heard_s = time.monotonic()

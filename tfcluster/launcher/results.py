@@ -191,6 +191,15 @@ class Results:
         return [self._job.specs[chief].place.host.name]
 
     @property
+    def run(self) -> str:
+        return self._job.run
+
+    @property
+    def reachable_later(self) -> bool:
+        """Whether hosts can be reached when the run is over."""
+        return self._job.description.backend == "ssh"
+
+    @property
     def folder(self) -> str:
         """The workdir here."""
         return str(self._job.description.workdir)

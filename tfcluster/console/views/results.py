@@ -17,7 +17,9 @@ def result_lines(view: ResultsView) -> list[str]:
     host = sanitise_word(view.host)
     if view.state == "shared":
         return [f"{host} shares the working directory: nothing to fetch"]
-    lines = [f"results from {host}: {_counts(view)}"]
+    lines = []
+    if view.cause is None or view.fetched or view.unchanged:
+        lines.append(f"results from {host}: {_counts(view)}")
     if view.cause is not None:
         why = sanitise_word(view.cause)
         lines.append(f"warning: results from {host} are incomplete: {why}")
