@@ -18,7 +18,7 @@ from tfcluster.console.views.plan import plan as plan_view
 from tfcluster.errors import ConfigError, Problem
 from tfcluster.expected_hosts import expected
 from tfcluster.launcher.detach import detached
-from tfcluster.launcher.launch import Prepared, check, prepare
+from tfcluster.launcher.launch import Begun, Prepared, check, prepare
 from tfcluster.launcher.preflight import command_warnings
 from tfcluster.model import Description
 from tfcluster.plan_document import plan_lines, task_parts
@@ -61,19 +61,32 @@ def launch(words: Sequence[str], options: Options, environ: Mapping[str, str]) -
 
 
 def launch_described(
-    description: Description, environ: Mapping[str, str], *, detach: bool
+    description: Description,
+    environ: Mapping[str, str],
+    *,
+    detach: bool,
+    begun: Begun = lambda paths: None,
 ) -> int:
-    """Run what a Description says; returns the exit code. Raises TfclusterError."""
+    """Run what a Description says; returns the exit code. Raises TfclusterError.
+
+    ``begun`` is called once the run exists, unless another process drives it.
+    """
     scheduler = scheduler_of(description.backend)
-    if scheduler is not None and not scheduler.is_inside(environ):
-        return _launch_as_job(description, scheduler, environ, detach=detach)
+    if scheduler is not None and submits(description, environ):
+        return _launch_as_job(description, scheduler, environ, begun, detach=detach)
     ready = check(description, environ)
     if not detach:
-        return ready.run(lambda paths: None, environ)
+        return ready.run(begun, environ)
     run = detached(lambda begun: ready.run(begun, environ))
     put(f"{run}\n")
     _say(f"detached; see `tfcluster status {run}`, `logs -f` and `stop`")
     return 0
+
+
+def submits(description: Description, environ: Mapping[str, str]) -> bool:
+    """Whether a launch submits a job, because we are not inside one."""
+    scheduler = scheduler_of(description.backend)
+    return scheduler is not None and not scheduler.is_inside(environ)
 
 
 def submit(
@@ -112,11 +125,13 @@ def _launch_as_job(
     description: Description,
     scheduler: Scheduler,
     environ: Mapping[str, str],
+    begun: Begun,
     *,
     detach: bool,
 ) -> int:
     """Not in an allocation: submit a job that launches it, and follow that."""
     job = submit_job(description, scheduler, asker(environ), environ)
+    begun(job.paths)
     if not detach:
         return follow(job, environ)
     run = job.paths.run

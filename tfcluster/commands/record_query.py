@@ -90,7 +90,7 @@ def read_logs(files: Mapping[str, Path], count: int) -> Iterator[tuple[str, list
 
 
 def follow_logs(
-    paths: RunPaths, files: Mapping[str, Path], count: int
+    paths: RunPaths, files: Mapping[str, Path], count: int | None
 ) -> Iterator[tuple[str, list[str]]]:
     """Lines as they are written, until the run is over."""
     return follow(files, _OverOf(paths), last=count)

@@ -1,0 +1,4 @@
+"""stub"""
+
+
+def run() -> None: ...
