@@ -7,6 +7,7 @@ import os
 import shlex
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from tfcluster.model import Description
 
 IMPORTING = "TFCLUSTER_IMPORTING_MAIN"
 """Set while a rank imports the script that called ``run``."""
+_CALLER = 4
+"""How far above us is the program that calls ``launch`` or ``run``."""
 
 
 def launch(
@@ -77,13 +80,20 @@ def begin(
     detach: bool,
     environ: Mapping[str, str] | None,
     scratch: Path | None = None,
-    stacklevel: int = 3,
+    usual_name: str | None = None,
     **given: Any,
 ) -> Run:
-    """See ``launch``. The launcher removes ``scratch`` if we die before it ends."""
+    """See ``launch``. The launcher removes ``scratch`` if we die before it ends.
+
+    ``usual_name`` is the name of a run that is given none, which others may have, too.
+    """
     known = dict(os.environ if environ is None else environ)
     _refuse_recursion(known)
-    description = _described(config, known, stacklevel=stacklevel + 2, **given)
+    description = _described(config, known, **given)
+    if usual_name is not None and not description.named:
+        from tfcluster.config.pipeline import as_name
+
+        description = replace(description, name=as_name(usual_name))
     run, child = launcher_child.start(
         description, known, detach=detach, scratch=scratch
     )
@@ -112,7 +122,6 @@ def _described(
     name: str | None,
     arguments: Sequence[str],
     settings: Mapping[str, Any] | None,
-    stacklevel: int,
 ) -> Description:
     wanted = dict(settings or {})
     if backend is not None:
@@ -147,7 +156,7 @@ def _described(
             cwd=Path.cwd(),
         )
     for problem in loaded.warnings:
-        warnings.warn(str(problem), stacklevel=stacklevel)
+        warnings.warn(str(problem), stacklevel=_CALLER)
     return loaded.description
 
 

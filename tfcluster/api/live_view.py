@@ -70,24 +70,23 @@ class _Lines:
     """Prints a line when the run's state, or that of a task, has changed."""
 
     def __init__(self) -> None:
-        self._seen: object = None
+        self._last = ""
 
     def show(self, view: RunView) -> None:
-        tasks: dict[str, list[str]] = {}
-        for task in view.tasks:
-            word = task.phase or str(task.state)
-            tasks.setdefault(word, []).append(task.task)
-        if (view.state, tasks) == self._seen:
-            return
-        self._seen = (view.state, tasks)
         if view.state.final:
             print(_text(view), flush=True)  # noqa: T201 - the caller's output
             return
         line = status_line(view, time.time())
         if view.state is not RunState.STARTING:
+            tasks: dict[str, list[str]] = {}
+            for task in view.tasks:
+                word = task.phase or str(task.state)
+                tasks.setdefault(word, []).append(task.task)
             words = (f"{fold_tasks(names)} {word}" for word, names in tasks.items())
             line = f"{line}  {', '.join(words)}"
-        print(line, flush=True)  # noqa: T201 - the caller's output
+        if line != self._last:
+            self._last = line
+            print(line, flush=True)  # noqa: T201 - the caller's output
 
 
 def _text(view: RunView) -> str:
