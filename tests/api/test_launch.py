@@ -90,7 +90,7 @@ def test_a_block_stops_its_run(cluster: Cluster) -> None:
         pass
     assert_nothing_runs(cluster)
     outcome = run.wait(0)
-    assert (outcome.state, outcome) == ("stopped", ExitCode.TERMINATED)
+    assert (outcome.state, int(outcome)) == ("stopped", ExitCode.TERMINATED)
 
 
 def test_a_run_is_killed_at_once(cluster: Cluster) -> None:
@@ -296,7 +296,7 @@ def test_a_killed_launcher_is_lost(cluster: Cluster) -> None:
     assert launcher is not None
     os.kill(launcher["pid"], signal.SIGKILL)
     outcome = run.wait(DEADLINE_S)
-    assert (outcome.state, outcome) == ("lost", ExitCode.CONTACT_LOST)
+    assert (outcome.state, int(outcome)) == ("lost", ExitCode.CONTACT_LOST)
     assert outcome.cause == "the launcher died"
 
 
