@@ -10,7 +10,7 @@ import os
 import signal
 import socket
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from tfcluster.agent.children import Children
@@ -28,6 +28,10 @@ from tfcluster.agent.spawn import (
 from tfcluster.agent.task import Task, signal_name
 from tfcluster.agent.tasks import Ends, RunServices, Tasks
 from tfcluster.wire import Frame, LineBuffer, WireError, encode, parse
+
+TYPE_CHECKING = False  # as in typing, which takes long to import
+if TYPE_CHECKING:
+    from tfcluster.agent.kept.servers import Servers
 
 _READ_BYTES = 64 << 10
 _WRITE_AGAIN_S = 0.02
@@ -61,6 +65,8 @@ class _Interpreter:
     asked: dict[int, _Request] = field(default_factory=dict)
     writing: bool = False
     closed: bool = False  # by us
+    kept: Mapping[str, object] | None = None
+    """What is known of the kept interpreter from which it was forked, if it was."""
 
     @property
     def alive(self) -> bool:
@@ -70,10 +76,17 @@ class _Interpreter:
 class WarmInterpreters:
     """All warm interpreters of this host, by key."""
 
-    def __init__(self, shared: RunServices, tasks: Tasks, children: Children) -> None:
+    def __init__(
+        self,
+        shared: RunServices,
+        tasks: Tasks,
+        children: Children,
+        servers: Servers | None = None,
+    ) -> None:
         self._shared = shared
         self._tasks = tasks
         self._children = children
+        self._servers = servers
         self._interpreters: dict[str, _Interpreter] = {}
         self._requests = 0
         self.on_begun: Callable[[Task], None] = lambda task: None
@@ -104,13 +117,19 @@ class WarmInterpreters:
             raise SpawnError(f"no pipes: {error.strerror}", error.errno or 0) from error
         stream = next(self._shared.streams)
         self._shared.capture.add(stream, read_end, request.log, source=None)
-        argv = (*request.argv, str(theirs.fileno()))
         base = self._shared.base
         env = with_folders_first(base, request.env, request.prepend)
-        program = Program(argv, environment(base, env), request.cwd)
+        program = Program(request.argv, environment(base, env), request.cwd)
         began = self._shared.loop.now()
         interpreter = _Interpreter(request, stream, began, ours)
         try:
+            if self._servers and (server := self._servers.take(program, write_end)):
+                ours.close()
+                interpreter.end, interpreter.pid = server.end, server.pid
+                interpreter.kept = self._servers.kept
+                return interpreter
+            argv = (*request.argv, str(theirs.fileno()))
+            program = Program(argv, program.env, request.cwd)
             interpreter.pid = spawn(program, write_end, theirs.fileno())
         except SpawnError:
             ours.close()
@@ -260,8 +279,8 @@ class WarmInterpreters:
         if kind == "ready" and not interpreter.ready:
             interpreter.ready = True
             seconds = round(self._shared.loop.now() - interpreter.began, 3)
-            key = interpreter.request.key
-            self._shared.reports.send("warmed", key=key, seconds=seconds)
+            key, kept = interpreter.request.key, interpreter.kept
+            self._shared.reports.send("warmed", key=key, seconds=seconds, kept=kept)
             self._write(interpreter)
         elif kind == "unfit":
             interpreter.unfit = str(frame.get("cause"))[:_CAUSE_CHARS]
