@@ -176,7 +176,7 @@ class Kept:
                 cause = cause.replace(" has changed", " have changed")
             return {"type": "refused", "cause": cause}, None
         try:
-            server = descend(DescentRequest.parse(frame, fds))
+            server = descend(DescentRequest.parse(frame, list(fds)))
         except (OSError, ValueError) as error:
             return {"type": "refused", "cause": str(error)[:_MAX_CAUSE]}, None
         self.used, self.uses = time.monotonic(), self.uses + 1
