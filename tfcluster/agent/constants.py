@@ -51,3 +51,8 @@ OPEN_FILES = 8192
 SYNC_PART_BYTES = 256 * KIB
 SYNC_WINDOW_BYTES = MIB  # of file contents, requested at a time
 SYNC_STALE_S = 3600.0  # age of incomplete files of a killed agent that are removed
+
+USAGE_FIRST_S = 1.0  # between two measurements of what tasks use, at first
+USAGE_MAX_S = 10.0  # and later
+USAGE_LOOKS = 300  # after twice as many, the interval is twice as long, and so on
+USAGE_COST_SHARE = 0.005  # of one CPU

@@ -129,7 +129,7 @@ class Driver:
                 self._run_once()
             except Exception as error:
                 self._faulty(error)
-        self._journal.progress(self._progress.snapshot())
+        self._record_progress()
         if unswept := self._hosts.finish():
             self._show.say(
                 f"warning: {fold(unswept)} could not be swept after contact was lost; "
@@ -155,11 +155,15 @@ class Driver:
             self._hosts.ping()
             self._pinged = now
         if now - self._told >= PROGRESS_S:
-            self._journal.progress(self._progress.snapshot())
+            self._record_progress()
             self._told = now
             self._serve()
         self._watch(now)
         self._show.live(self._journal.view, now)
+
+    def _record_progress(self) -> None:
+        progress = self._progress
+        self._journal.progress(progress.snapshot(), progress.attempts())
 
     def _faulty(self, error: Exception) -> None:
         """A bug in tfcluster ends the run in order; a second one is raised."""
@@ -367,7 +371,7 @@ class Driver:
                 self._feed(TaskUnstartable(task, attempt, str(error)))
                 continue
             reports = self._job.reports_steps(task)
-            self._progress.started(task, now, reports=reports)
+            self._progress.started(task, now, reports=reports, attempt=attempt)
 
     def _keep(
         self, host: str, task: TaskId, lines: Sequence[str], skipped: int

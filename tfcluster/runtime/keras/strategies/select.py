@@ -223,6 +223,7 @@ def _servers(context: Context, session: Session) -> Callable[[], ParameterServer
             stall_timeout_s=context.options.stall_timeout_s,
         )
         session.waited_for_servers_s = lambda: servers.waited_s
+        session.bytes_with_servers = lambda: servers.exchanged_bytes
         return servers
 
     return connect
