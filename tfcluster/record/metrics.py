@@ -14,7 +14,7 @@ from typing import Any
 
 from tfcluster.record.events import Event, read_events
 from tfcluster.record.paths import RunPaths
-from tfcluster.record.values import integer, number, objects, text
+from tfcluster.record.values import integer, metric_values, number, objects, text
 
 SAMPLE, EPOCH, EXCHANGES = "sample", "epoch", "exchanges"
 
@@ -148,13 +148,6 @@ def thinned(lines: Sequence[Event], most: int) -> list[Event]:
         if lengths[series] <= most // 2 or seen[series] % 2 or is_last:
             kept.append(line)
     return kept
-
-
-def metric_values(found: Any) -> dict[str, float | None]:
-    """Losses and metrics by name; what is no number is None."""
-    if not isinstance(found, Mapping):
-        return {}
-    return {str(name): number(found, name) for name in found}
 
 
 def exchange_totals(source: Mapping[str, Any]) -> list[ExchangeTotal]:

@@ -13,13 +13,14 @@ from typing import Any, TypeVar
 
 from tfcluster.record.run_status import (
     FailureView,
+    FitView,
     HostView,
     LauncherView,
     RunView,
     ServingView,
     TaskView,
 )
-from tfcluster.record.values import Json
+from tfcluster.record.values import Json, metric_values
 from tfcluster.record.values import integer as _integer
 from tfcluster.record.values import number as _number
 from tfcluster.record.values import objects as _objects
@@ -216,6 +217,22 @@ def _with_steps(task: TaskView, steps: Any) -> TaskView:
         steps_per_s=_number(steps, "steps_per_s"),
         wait_share=_number(steps, "wait_share"),
         serving=_serving(steps.get("serving")),
+        fit=_fit(steps),
+        metrics=metric_values(steps.get("metrics")),
+        rss_bytes=_integer(steps, "rss_bytes"),
+        cpu_s=_number(steps, "cpu_s"),
+    )
+
+
+def _fit(steps: Json) -> FitView | None:
+    epoch = _integer(steps, "epoch")
+    if epoch is None:
+        return None
+    return FitView(
+        epoch=epoch,
+        epochs=_integer(steps, "epochs"),
+        epoch_step=_integer(steps, "epoch_step"),
+        epoch_steps=_integer(steps, "epoch_steps"),
     )
 
 

@@ -40,3 +40,10 @@ def objects(source: Json, key: str) -> list[Json]:
     if not isinstance(value, list):
         return []
     return [entry for entry in value if isinstance(entry, Mapping)]
+
+
+def metric_values(found: Any) -> dict[str, float | None]:
+    """Losses and metrics by name; what is no number is None."""
+    if not isinstance(found, Mapping):
+        return {}
+    return {str(name): number(found, name) for name in found}
