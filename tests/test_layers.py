@@ -30,6 +30,7 @@ LAYERS = [
     "config record",
     "verify",
     "lifecycle console agent crash",
+    "report",
     "backends",
     "launcher",
     "submit",
@@ -107,6 +108,7 @@ ONLY = {
     "keras": {"runtime"},
     "numpy": {"runtime", "verify"},
     "h5py": {"verify"},
+    "matplotlib": {"report"},
     "mpi4py": {"runtime.collective.transports.mpi"},
 }
 
@@ -308,6 +310,7 @@ def test_heavy_packages_are_imported_in_one_package_only() -> None:
     [
         ("tfcluster.cli", "yaml pydantic paramiko psutil tensorflow tfcluster.config"),
         ("tfcluster.commands.status_logs", "yaml pydantic paramiko psutil tensorflow"),
+        ("tfcluster.commands.report", "yaml pydantic paramiko psutil matplotlib"),
         ("tfcluster.config", "yaml pydantic paramiko psutil tensorflow"),
         ("tfcluster.agent.supervisor", "yaml pydantic psutil click subprocess.run"),
         ("tfcluster.runtime", "tensorflow numpy psutil click yaml pydantic"),

@@ -257,6 +257,6 @@ def test_where_fit_is_and_what_a_task_uses_come_from_the_progress() -> None:
     assert found["metrics"] == {"loss": 0.5, "mae": None}
     assert (found["rss_bytes"], found["cpu_s"]) == (7000, 1.5)
     assert found["left_s"] == 106.5
-    odd = {key: [] for key in told}
+    odd: dict[str, object] = {key: [] for key in told}
     (task,) = replay(plan, [], {"tasks": {"worker:0": odd}}).tasks
     assert (task.fit, task.metrics, task.left_s) == (None, {}, None)

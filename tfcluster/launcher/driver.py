@@ -68,7 +68,7 @@ from tfcluster.record.requests import take
 from tfcluster.states import RunState, TaskState
 from tfcluster.task_id import TaskId
 from tfcluster.tfconfig import Cluster
-from tfcluster.wire import WireError
+from tfcluster.wire import Frame, WireError
 
 TICK_S = 0.25
 PROGRESS_S = 1.0
@@ -210,8 +210,10 @@ class Driver:
                 events = self._tasks.received(item.host, item.frame, time.monotonic())
         except WireError as error:
             return [HostLost(item.host, f"its agent violated the protocol: {error}")]
-        if item.frame["type"] == "hello" and self._hosts.importing(item.host):
-            self._importing(item.host)
+        if item.frame["type"] == "hello":
+            self._journal.event("machine", host=item.host, **_machine(item.frame))
+            if self._hosts.importing(item.host):
+                self._importing(item.host)
         return events
 
     def _importing(self, host: str) -> None:
@@ -435,3 +437,8 @@ class Driver:
             log=None if task is None else self._job.log(task),
             secondary=failure.secondary or None,
         )
+
+
+def _machine(hello: Frame) -> dict[str, Any]:
+    """What a host has said about itself, for the record."""
+    return {key: hello.get(key) for key in ("python", "cpus", "gpus")}

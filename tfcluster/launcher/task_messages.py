@@ -41,6 +41,7 @@ _OF_TASKS = frozenset(
 )
 _MAX_TEXT = 300
 _MOST_TOTALS = 20
+_MOST_VERSIONS = 20
 _MAX_SAID = 1000
 _MAX_PHASE = 80
 _UNLIMITED = ("step", "serving", "epoch", "exchanges")
@@ -200,6 +201,10 @@ class TaskFrames:
                 ]
                 keys = {"attempt": attempt, "totals": totals}
                 self._journal.metrics(EXCHANGES, str(task), **keys)
+            case "versions" if isinstance(event.get("versions"), dict):
+                known = list(event["versions"].items())[:_MOST_VERSIONS]
+                told = {str(n)[:_MAX_PHASE]: str(v)[:_MAX_PHASE] for n, v in known}
+                self._journal.event("versions", task=str(task), versions=told)
             case "phase":
                 phase = str(event.get("phase"))[:_MAX_PHASE]
                 self._journal.event(

@@ -114,6 +114,10 @@ class Reporter:
         """Report what the task does before it trains: ``joining``."""
         self._say({"type": "phase", "phase": _cut(text)})
 
+    def versions(self, versions: Mapping[str, str]) -> None:
+        """Report the versions of Python and of the libraries that train."""
+        self._say({"type": "versions", "versions": dict(versions)})
+
     def step(
         self,
         step: int,

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import functools
+import platform
 from collections.abc import Callable
+
+import keras
+import tensorflow as tf
 
 from tfcluster.model import Runtime, Strategy
 from tfcluster.runtime import process_group
@@ -52,6 +56,13 @@ def begin(context: Context) -> Session:
     needs ps tasks and there are none, and what ``process_group.join`` raises.
     """
     disable_autotune.install()
+    reporter().versions(
+        {
+            "Python": platform.python_version(),
+            "TensorFlow": tf.__version__,
+            "Keras": keras.__version__,
+        }
+    )
     if (
         context.strategy is Strategy.PARAMETER_SERVER
         and not context.options.synchronous
