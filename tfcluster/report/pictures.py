@@ -283,7 +283,10 @@ def _figure(
     wide: bool = False,
 ) -> ET.Element:
     small: list[Content] = [element("small", note)] if note else []
-    parts: list[Content] = [element("figcaption", title, *small), svg]
+    picture = svg
+    if wide:  # On a narrow screen its words would be too small to read.
+        picture = element("div", svg, class_="scroll", tabindex="0")
+    parts: list[Content] = [element("figcaption", title, *small), picture]
     if keys:
         parts.append(element("ul", *map(_entry, keys), class_="legend"))
     if numbers is not None:

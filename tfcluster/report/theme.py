@@ -88,6 +88,8 @@ figure { margin: 0; min-width: 0; }
 figure.wide { grid-column: 1 / -1; }
 figcaption { margin-bottom: 0.35rem; font-weight: 600; overflow-wrap: anywhere; }
 figcaption small { font-weight: 400; display: block; font-size: 0.85rem; }
+figure.wide svg { min-width: 38rem; }
+td { white-space: nowrap; }
 figure svg { display: block; width: 100%; height: auto; }
 svg * { stroke-linejoin: round; stroke-linecap: butt; }
 svg text {
