@@ -61,6 +61,6 @@ def _args(
         return {key: amount} if amount else {}
     args: dict[str, object] = {"bytes": amount, "transport": names[how]}
     if arrived_us:
-        args["all ranks there after ms"] = arrived_us / 1000
-    args["waited ms"] = waited_us / 1000
+        args["arrived_ms"] = arrived_us / 1000
+    args["waited_ms"] = waited_us / 1000
     return args
