@@ -38,7 +38,7 @@ class Trace:
         for event in metadata:
             kinds = {key: type(value) for key, value in event["args"].items()}
             assert kinds == _METADATA[event["name"]], event
-        self.processes = {
+        self.processes: dict[int, str] = {
             event["pid"]: event["args"]["name"]
             for event in metadata
             if event["name"] == "process_name"
