@@ -184,6 +184,8 @@ def test_parameter_servers(cluster: Cluster, synchronous: str) -> None:
     # Nine float32 there, and as many back.
     assert {each["bytes"] for each in pushes} == {2 * 9 * 4}
     assert {each["transport"] for each in pushes} == {"ps"}
+    updates = trace.names(task(trace, "ps:0"), "updates")
+    assert len(updates) == len(pushes) * (1 if synchronous == "true" else 2)
 
 
 @pytest.mark.slow

@@ -22,12 +22,8 @@ from tfcluster.runtime.context import context_from
 from tfcluster.runtime.errors import ContextError
 from tfcluster.runtime.telemetry.agent_channel import reporter
 
-STEPS, EXCHANGES, CHECKPOINTS, KERAS = (
-    "steps",
-    "exchanges",
-    "checkpoints",
-    "fit, evaluate",
-)
+STEPS, EXCHANGES, UPDATES = "steps", "exchanges", "updates"
+CHECKPOINTS, KERAS = "checkpoints", "fit, evaluate"
 """The rows in which a viewer shows the events."""
 
 WAITING_EVENTS = 8192
@@ -157,21 +153,21 @@ def encoded(events: Sequence[Event]) -> dict[str, object]:
     names: dict[str, int] = {}
     base_us = int(events[0].began_s * 1e6)
     rows = []
-    for event in events:
+    for _, row, name, began_s, ended_s, amount, how, waited_s, arrived_s in events:
         # Truncated one by one: this keeps the order of all beginnings and ends.
-        began_us, ended_us = int(event.began_s * 1e6), int(event.ended_s * 1e6)
-        row = [
-            names.setdefault(event.row, len(names)),
-            names.setdefault(event.name, len(names)),
+        began_us, ended_us = int(began_s * 1e6), int(ended_s * 1e6)
+        said = [
+            names.setdefault(row, len(names)),
+            names.setdefault(name, len(names)),
             began_us - base_us,
             max(0, ended_us - began_us),
         ]
-        if event.amount or event.how:
-            row.append(event.amount)
-        if event.how:
-            row.append(names.setdefault(event.how, len(names)))
-            row += [int(event.waited_s * 1e6), int(event.arrived_s * 1e6)]
-        rows.append(row)
+        if amount or how:
+            said.append(amount)
+        if how:
+            said.append(names.setdefault(how, len(names)))
+            said += [int(waited_s * 1e6), int(arrived_s * 1e6)]
+        rows.append(said)
     return {
         "first": events[0].number,
         "last": events[-1].number,
