@@ -197,7 +197,7 @@ def test_what_is_traced(
 
 @pytest.mark.parametrize("written", ["yes please", "{steps: 0}", "{step: 1}", "5"])
 def test_what_is_wrong_about_a_trace(written: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="'trace'|'step"):
+    with pytest.raises(ConfigError, match=r"'trace'|'step"):
         loaded(tmp_path, f"{SMALLEST}runtime: {{trace: {written}}}\n")
 
 
