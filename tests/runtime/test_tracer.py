@@ -180,6 +180,7 @@ def test_the_newest_events_are_kept_and_numbered() -> None:
 def test_the_last_events_reach_an_agent_that_reads_late() -> None:
     ours, theirs = socket.socketpair()
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    theirs.settimeout(10)
     reporter = Reporter(ours)
     tracer = Tracer(reporter.trace, reporter.drain)
     for number in range(4000):
