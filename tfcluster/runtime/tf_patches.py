@@ -130,6 +130,16 @@ ONE_CONTEXT_INITIALIZED = Patch(
     how="object's dict",
 )
 
+ASSIGNMENTS = tuple(
+    Patch(
+        "tensorflow.python.ops.resource_variable_ops.BaseResourceVariable",
+        name,
+        (in_keras("state.assign_hook.AssignHook._assign_raw", "runtime.shards"),),
+        "variables that a step sets once for all shards",
+    )
+    for name in ("assign", "assign_add", "assign_sub")
+)
+
 _RECORD_CLIP = in_keras(
     "step_recorder.StepRecorder._clip", VERIFY, "before", always=True
 )
@@ -354,6 +364,7 @@ STRATEGIES_OF_ONE_HOST = tuple(
 
 PATCHES = (
     *(each for each in list(vars().values()) if isinstance(each, Patch)),
+    *ASSIGNMENTS,
     *DRAWS_BY_PARAMETERS,
     *STRATEGIES_OF_CLUSTERS,
     *STRATEGIES_OF_ONE_HOST,

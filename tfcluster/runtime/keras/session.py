@@ -9,7 +9,7 @@ import sys
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -360,6 +360,14 @@ class Session:
             yield
         finally:
             setattr(self._local, what, before)
+
+    def marks(self) -> dict[str, bool]:
+        """The marks of this thread, for ``set_marks`` in another one."""
+        return dict(vars(self._local))
+
+    def set_marks(self, marks: Mapping[str, bool]) -> None:
+        """Mark this thread like another one."""
+        vars(self._local).update(marks)
 
     def take(self, what: str) -> bool:
         """Whether this thread is inside ``once(what)``. Removes the mark."""

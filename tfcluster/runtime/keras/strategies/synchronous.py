@@ -71,21 +71,25 @@ def install(
     saving = ChiefOnlySaving(session)
     callbacks = InjectedCallbacks(session, initial_broadcast, metrics, saving)
     shard_state = ShardState(session, layer_state)
-    AssignHook(session, layer_state, metric_state, iteration, shard_state).install()
     layer_state.install()
     session.settle = update.settle
     own_exchanges = OwnExchanges(session, session.rank, session.size)
     own_exchanges.install()
-    shard_steps = None
+    shard_steps = shards = None
     if session.shards is not None:
         assert tape_gradients is not None
-        shard_steps = ShardSteps(session, shard_state, tape_gradients)
+        assert divergence_check is not None
+        shard_steps = ShardSteps(session, shard_state, row_terms.end_batch)
+        shards = ShardUpdate(session, shard_steps, tape_gradients, divergence_check)
+    AssignHook(
+        session, layer_state, metric_state, iteration, shard_state, shard_steps
+    ).install()
     optimizers = OptimizerHook(
-        session, initial_broadcast, layer_state, update, own_exchanges, shard_steps
+        session, initial_broadcast, layer_state, update, own_exchanges, shards
     )
     optimizers.install(before_loss_scale)
     if tape_gradients is not None:
-        tape_gradients.install(optimizers.state_of)
+        tape_gradients.install(optimizers.state_of, shard_steps)
     XlaFallback(session, shape_errors).install()
     SyncBatchNorm(session, holds, iteration).install()
     RnnStates(session, whole_batch).install()
@@ -103,18 +107,13 @@ def install(
     shape_errors.install()
     trial_steps = TrialSteps(session)
     trial_steps.install()
-    shards = None
-    if shard_steps is not None:
-        assert divergence_check is not None
-        shards = ShardUpdate(
-            session, shard_steps, shard_state, divergence_check, optimizers, metrics
-        )
     checks = StepChecks(
         InputConsistency(session),
         AddLossCheck(session),
         trial_steps,
         row_terms,
-        shards,
+        metrics,
+        shard_steps,
     )
     policy = SynchronousTraining(session, initial_broadcast, metrics, callbacks, checks)
     ModelMethods(session, policy, shape_errors).install()
