@@ -130,9 +130,15 @@ ONE_CONTEXT_INITIALIZED = Patch(
     how="object's dict",
 )
 
+CONDITIONAL = Patch(
+    "tensorflow.python.ops.cond",
+    "cond",
+    (in_keras("train.shard_steps.ShardSteps._conditional", "runtime.shards"),),
+    "conditionals that run once for all shards",
+)
 ASSIGNMENTS = tuple(
     Patch(
-        "tensorflow.python.ops.resource_variable_ops.BaseResourceVariable",
+        "tensorflow.python.ops.resource_variable_ops.ResourceVariable",
         name,
         (in_keras("state.assign_hook.AssignHook._assign_raw", "runtime.shards"),),
         "variables that a step sets once for all shards",

@@ -117,7 +117,7 @@ def case_loop():
     return {**raised_by(train), **results(model)}
 
 
-# --- steps that do more than apply the gradients ----------------------------------------
+# --- steps that do more than apply the gradients --------------------------------------
 
 
 class Clips(OwnStep):
@@ -215,7 +215,7 @@ class Adversaries(keras.Model):
         self.critic = keras.Sequential(
             [
                 keras.Input((6,)),
-                keras.layers.Dense(8, activation="relu"),
+                keras.layers.Dense(8, activation="tanh"),
                 keras.layers.Dropout(0.2),
                 keras.layers.Dense(1),
             ]
@@ -235,7 +235,8 @@ class Adversaries(keras.Model):
                     mixed = 0.5 * (batch + fake)
                     inner.watch(mixed)
                     score = self.critic(mixed, training=True)
-                slopes = tf.norm(inner.gradient(score, mixed), axis=1)
+                slopes = inner.gradient(score, mixed)
+                slopes = tf.sqrt(tf.reduce_sum(slopes**2, axis=1) + 1e-6)
                 loss = tf.reduce_mean(
                     self.critic(fake, training=True)
                     - self.critic(batch, training=True)

@@ -33,7 +33,9 @@ _OF_KERAS = "an assignment by Keras"
 class ShardSteps(Protocol):
     """What runs the steps of a rank's shards: see ``train.shard_steps``."""
 
-    def set_once(self, variable: Variable, value: Any, assign: Callable[[Any], T]) -> T:
+    def set_once(
+        self, variable: Variable | TfVariable, value: Any, assign: Callable[[Any], T]
+    ) -> T:
         """``assign(value)``, once for all shards."""
         ...
 
@@ -79,7 +81,7 @@ class AssignHook:
         return self._assign_counted(original, variable, value)
 
     def _set_once(
-        self, variable: Variable, value: Any, assign: Callable[[Any], Any]
+        self, variable: Variable | TfVariable, value: Any, assign: Callable[[Any], Any]
     ) -> Any:
         assert self._shard_steps is not None
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import tensorflow as tf
 
@@ -38,7 +38,7 @@ class _Step:
     """The number of shards that count."""
     values: list[dict[int, Tensor]]
     """For each shard that waits, the values of the variables that it has set."""
-    variables: dict[int, Variable] = field(default_factory=dict)
+    variables: dict[int, Any] = field(default_factory=dict)
     before: dict[int, Tensor] = field(default_factory=dict)
     """The values before the step, or since the shards were last combined, by the
     variable's id."""
@@ -59,6 +59,8 @@ class ShardState:
         self._session = session
         self._layer_state = layer_state
         self._step: _Step | None = None
+        self.touched = False
+        """Whether a layer or a metric has set a variable since this was last set."""
 
     def begin(self, variables: Iterable[Variable], shards: int, *, trial: bool) -> None:
         """Begin a step of a model with these variables that are not trained.
@@ -83,6 +85,7 @@ class ShardState:
         if step is None or internals.in_stateless_scope():
             return True
         if self._session.within("update_state") or _is_of_metric(variable):
+            self.touched = True
             step.seen.add(id(raw(variable).handle))
             return True
         if variable.name != internals.SEED_STATE:
@@ -91,6 +94,7 @@ class ShardState:
                 return False
             if not internals.is_of_keras(type(layer)):
                 self.refuse(variable, f"the program's own layer {layer.name}")
+        self.touched = True
         step.seen.add(id(raw(variable).handle))
         if id(variable) not in step.before:
             if step.graph is not graph_now():
@@ -153,7 +157,7 @@ class ShardState:
         """End the step; the shards have been combined."""
         self._step = None
 
-    def changed_by_program(self, variable: Variable) -> None:
+    def changed_by_program(self, variable: Variable | TfVariable) -> None:
         """Record that the program has set a variable, once for all shards."""
         step = self._known()
         step.seen.add(id(raw(variable).handle))
@@ -176,11 +180,11 @@ class ShardState:
             and bool(tf.as_dtype(variable.dtype).is_floating)
         )
 
-    def _remember(self, step: _Step, variable: Variable) -> None:
+    def _remember(self, step: _Step, variable: Variable | TfVariable) -> None:
         step.variables[id(variable)] = variable
         step.before[id(variable)] = tf.identity(tf.convert_to_tensor(raw(variable)))
 
-    def refuse(self, variable: Variable, who: str) -> NoReturn:
+    def refuse(self, variable: Variable | TfVariable, who: str) -> NoReturn:
         """Raise CollectiveError: ``who`` sets ``variable`` from a shard's rows."""
         self._session.refuse(
             f"{who} sets {name_of(variable)} in a training step. With runtime.shards, "

@@ -80,6 +80,7 @@ def install(
         assert tape_gradients is not None
         assert divergence_check is not None
         shard_steps = ShardSteps(session, shard_state, row_terms.end_batch)
+        shard_steps.install()
         shards = ShardUpdate(session, shard_steps, tape_gradients, divergence_check)
     AssignHook(
         session, layer_state, metric_state, iteration, shard_state, shard_steps

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
@@ -130,7 +131,7 @@ class Lockstep:
 
         with ExitStack() as ending:
             for name, function in zip(names, functions, strict=True):
-                runner = _Runner(name, lambda function=function: within(function))
+                runner: _Runner[T] = _Runner(name, partial(within, function))
                 self._runners.append(runner)
                 ending.callback(runner.end)
             while True:

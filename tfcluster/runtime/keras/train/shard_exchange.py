@@ -45,8 +45,8 @@ def exchange_shards(
 ) -> tuple[list[Gradient], list[Tensor]]:
     """The mean of all ranks' shards, by rows: of gradients, and of layers' variables.
 
-    ``computed`` has this rank's shards in their order. The results have the shapes and dtypes of what was computed; an entry
-    that is None for all shards stays None. ``watch`` compares the ranks. Their bits do
+    ``computed`` has this rank's shards in their order. The results have the shapes and
+    dtypes of what was computed; an entry that is None for all shards stays None. ``watch`` compares the ranks. Their bits do
     not depend on the number of ranks: see ``mean_of_shards``, and for errors
     ``gradient_allreduce.exchange``.
     """
@@ -56,8 +56,8 @@ def exchange_shards(
     lists = [TensorList.of([*each.gradients, *each.state]) for each in computed]
     if len({each.kinds for each in lists}) > 1:
         session.refuse(
-            f"the gradients for {target.name()} are not of the same kinds for all shards of a "
-            "batch: some are None or tf.IndexedSlices where others are tensors. Run "
+            f"the gradients for {target.name()} are not of the same kinds for all "
+            "shards of a batch: some are None or tf.IndexedSlices where others are tensors. Run "
             "the job without runtime.shards"
         )
     words = [

@@ -15,14 +15,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from tfcluster.runtime import tf_internals
+from tfcluster.runtime import tf_internals, tf_patches
 from tfcluster.runtime.collective import CollectiveError
 from tfcluster.runtime.collective.shard_tree import shard_bounds
 from tfcluster.runtime.keras import internals
@@ -52,6 +53,7 @@ from tfcluster.runtime.tensor_types import (
     Tensor,
     Weight,
 )
+from tfcluster.runtime.tensor_types import Variable as TfVariable
 from tfcluster.runtime.tensors import is_sparse
 
 T = TypeVar("T")
@@ -86,10 +88,10 @@ class _Step:
     """None: it runs eagerly."""
     looked: int
     """How many operations of the graph have been checked."""
-    has_effects: bool = False
-    """Whether that shard has applied gradients or set variables."""
     is_alone: bool = False
     """Whether one shard acts for all of them."""
+    changed: list[Variable | TfVariable] = field(default_factory=list)
+    """The variables that it has set."""
 
 
 class ShardSteps:
@@ -106,6 +108,10 @@ class ShardSteps:
         self._state = state
         self._before_waiting = before_waiting
         self._step: _Step | None = None
+
+    def install(self) -> None:
+        """Install the hook on conditionals in TensorFlow, once per process."""
+        tf_patches.TABLE.install({tf_patches.CONDITIONAL: self._conditional})
 
     # --- the whole step ---------------------------------------------------------------
 
@@ -170,9 +176,7 @@ class ShardSteps:
             names.append("shard of a trial")
         step = tf_internals.as_called_here(step)
         try:
-            found = lockstep.run(
-                names, [lambda part=part: step(part) for part in chosen]
-            )
+            found = lockstep.run(names, [partial(step, part) for part in chosen])
             self._combine_state()
         except Unlike:
             self._session.refuse(
@@ -237,25 +241,21 @@ class ShardSteps:
                 f"the step itself must do so. {_WITHOUT}"
             )
 
-    def acts_alone(self) -> bool:
-        """Like ``is_alone``; records that the shard applies gradients."""
-        if self.is_alone:
-            self._known().has_effects = True
-        return self.is_alone
-
     @property
     def is_alone(self) -> bool:
         """Whether one shard acts for all: what it does, happens once."""
         return self._step is not None and self._step.is_alone
 
-    def set_once(self, variable: Variable, value: Any, assign: Callable[[Any], T]) -> T:
+    def set_once(
+        self, variable: Variable | TfVariable, value: Any, assign: Callable[[Any], T]
+    ) -> T:
         """``assign(value)`` once for all shards: the program sets ``variable``.
 
         Raises CollectiveError if the value depends on the rows of one shard.
         """
         step = self._known()
         if step.is_alone:
-            step.has_effects = True
+            step.changed.append(variable)
             return assign(value)
 
         def act(given: list[Any]) -> T:
@@ -274,6 +274,55 @@ class ShardSteps:
         if step.dependence is None:
             return True
         return any(map(step.dependence.is_dependent, tensors))
+
+    def _conditional(self, original: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """``tf.cond``: it runs once for all shards if it does not depend on their rows.
+
+        So its branches may apply gradients and set variables.
+        """
+        session = self._session
+        if (
+            session.current_shard is None
+            or session.plain_step
+            or session.within("update_state")
+            or internals.call_context() is not None
+            or graph_now() is None
+            or self._step is None
+            or self._step.graph is not graph_now()
+        ):
+            return original(*args, **kwargs)
+        self._before_waiting()
+        shared: list[T] | None = self._step.lockstep.alone(
+            ("decides",), lambda: self._tried(partial(original, *args, **kwargs))
+        )
+        return original(*args, **kwargs) if shared is None else shared[0]
+
+    def _tried(self, run: Callable[[], T]) -> list[T] | None:
+        """The result of a conditional of the first shard, if it is right for all."""
+        step = self._known()
+        assert step.graph is not None
+        assert step.dependence is not None
+        step.dependence.follow()
+        before = len(step.graph.get_operations())
+        step.is_alone, step.changed = True, []
+        self._state.touched = False
+        try:
+            result = run()
+        finally:
+            step.is_alone = False
+        operations = step.graph.get_operations()[before:]
+        inputs = [tensor for each in operations for tensor in each.inputs]
+        common = not self._state.touched and not self.depends(inputs)
+        if step.changed and not common:
+            self._session.refuse(
+                "a training step applies gradients or sets variables within a "
+                "conditional that depends on the rows of the batch. With "
+                "runtime.shards, the step knows the rows of one shard only. "
+                f"{_WITHOUT}"
+            )
+        for variable in step.changed:
+            self._state.changed_by_program(variable)
+        return [result] if common else None
 
     # --- called by the main thread while all shards wait ------------------------------
 
@@ -443,7 +492,7 @@ def _tensor(value: Any) -> Any:
     )
 
 
-def _tensors_of(part: ShardPart) -> Iterator[Tensor]:
+def _tensors_of(part: ShardPart) -> Iterator[Any]:
     for leaf in tf.nest.flatten(part.data, expand_composites=True):
         if tf.is_tensor(leaf):
             yield leaf

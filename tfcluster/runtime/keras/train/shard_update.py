@@ -11,7 +11,7 @@ from tfcluster.runtime.keras.train.gradient_allreduce import Target
 from tfcluster.runtime.keras.train.shard_steps import Given, ShardSteps
 from tfcluster.runtime.keras.train.tape_gradients import TapeGradients
 from tfcluster.runtime.keras.types import Optimizer, Variable
-from tfcluster.runtime.tensor_types import Gradient, Tensor
+from tfcluster.runtime.tensor_types import Gradient, IndexedSlices, Tensor
 from tfcluster.runtime.tensors import is_sparse, name_of
 
 
@@ -41,7 +41,7 @@ class ShardUpdate:
         Each shard calls it. Raises CollectiveError if one of them gives its own
         gradients within a conditional.
         """
-        if self.steps.acts_alone():
+        if self.steps.is_alone:
             return act([given])
         ids = [id(variable) for variable in given.variables]
         kind = ("applies gradients", id(optimizer), *ids)
@@ -84,7 +84,7 @@ class ShardUpdate:
         return found
 
 
-def _tensors(gradient: Gradient) -> list[Tensor]:
+def _tensors(gradient: Tensor | IndexedSlices) -> list[Tensor]:
     if is_sparse(gradient):
         return [gradient.values, gradient.indices]
     return [gradient]
