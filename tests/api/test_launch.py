@@ -276,6 +276,7 @@ def test_a_detached_run_goes_on(cluster: Cluster) -> None:
 def test_ctrl_c_is_the_programs(cluster: Cluster) -> None:
     end = """
     try:
+        print("waits", flush=True)
         run.wait()
     except KeyboardInterrupt:
         print(run.status()["state"])
@@ -283,7 +284,8 @@ def test_ctrl_c_is_the_programs(cluster: Cluster) -> None:
     """
     with _program(cluster, end) as program:
         assert program.stdout is not None
-        program.stdout.readline()
+        for _ in range(2):
+            program.stdout.readline()
         os.killpg(program.pid, signal.SIGINT)
         out, err = program.communicate(timeout=DEADLINE_S)
     assert out.split() == ["running", "stopped"], err
