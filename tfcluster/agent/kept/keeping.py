@@ -121,10 +121,12 @@ class Keeping:
                 "type": "terms",
                 "argv": list(request.argv),
                 "program": file,
+                "env": text,
                 "purpose": request.purpose,
                 "strategy": request.strategy,
                 "keep_s": request.keep_s,
                 "path": path,
+                "log": places.log_of(path),
                 "inode": os.lstat(path).st_ino,
             }
             ours.sendall(encode(terms))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -29,6 +30,7 @@ def snapshot(
     """
     found = {f"the packages in {f}": _digest(_metadata(f)) for f in folders if f}
     found[f"tfcluster in {package}"] = _digest(_sources(package))
+    found[sys.executable] = _digest(map(_stamp, _interpreter()))
     config = settings_file(environ)
     found[config] = _digest([_stamp(config)])
     return found
@@ -61,6 +63,11 @@ def _metadata(folder: str) -> Iterator[str]:
             yield _stamp(path, times=False)
             for record in _RECORDS:
                 yield _stamp(f"{path}/{record}")
+
+
+def _interpreter() -> list[str]:
+    """This interpreter, and what makes it that of a virtual environment."""
+    return [sys.executable, str(Path(sys.executable).parent.parent / "pyvenv.cfg")]
 
 
 def _sources(folder: str) -> Iterator[str]:

@@ -72,6 +72,8 @@ class Kept:
     """``sys.path`` before the imports."""
     fresh_env: Mapping[str, str]
     """The environment with which this interpreter was started."""
+    wrapped: Mapping[str, str | None]
+    """What a wrapper of Python, or Python itself, had changed in it by then."""
     changes: Mapping[str, str | None]
     """What the imports have changed in it."""
     files: imported_files.Snapshot
@@ -95,7 +97,7 @@ class Kept:
         listener.setblocking(False)
         server = None
         try:
-            while not self.over(listener) and server is None:
+            while not self.over() and server is None:
                 wait_s = min(max(0.0, self.ends_in_s()), _LOOK_S)
                 ready, _, _ = select.select([listener.fileno(), stop], [], [], wait_s)
                 if stop in ready:
@@ -104,8 +106,7 @@ class Kept:
                     server = self._accept(listener)
         finally:
             if server is None:
-                with suppress(OSError):
-                    os.unlink(self.terms["path"])  # noqa: PTH108 - no path object
+                self._clear_away()
         # A server: these descriptors are closed, and their numbers are free.
         signal.set_wakeup_fd(-1)
         listener.detach()
@@ -114,13 +115,22 @@ class Kept:
     def ends_in_s(self) -> float:
         return self.used + self.keep_s - time.monotonic()
 
-    def over(self, listener: socket.socket) -> bool:
+    def over(self) -> bool:
         """Whether it has to end: in time, when changed, or when it cannot be found."""
+        return self.ended or self.ends_in_s() <= 0 or not self._can_be_found()
+
+    def _can_be_found(self) -> bool:
         try:
-            found = os.stat(self.terms["path"]).st_ino  # noqa: PTH116 - a text
+            found = os.lstat(self.terms["path"])
         except OSError:
-            return True
-        return self.ended or self.ends_in_s() <= 0 or found != self.terms["inode"]
+            return False
+        return found.st_ino == self.terms["inode"]
+
+    def _clear_away(self) -> None:
+        if self._can_be_found():
+            for path in (self.terms["path"], self.terms["log"]):
+                with suppress(OSError):
+                    os.unlink(path)  # noqa: PTH108 - no path object
 
     def _accept(self, listener: socket.socket) -> socket.socket | None:
         try:
@@ -139,7 +149,7 @@ class Kept:
                 client.detach()
                 return server
             client.sendall(encode(answer))
-        except (OSError, WireError):
+        except (OSError, WireError, ValueError):
             pass  # it has gone, or is none of ours
         finally:
             for fd in fds:
@@ -194,7 +204,7 @@ class Kept:
             "argv": self.terms["argv"],
             "program": self.terms["program"],
             "purpose": self.terms["purpose"],
-            "env": dict(self.fresh_env),
+            "env": self.terms["env"],
             "libraries": libraries,
             "age_s": round(time.time() - self.began, 1),
             "ends_in_s": round(max(0.0, self.ends_in_s()), 1),
@@ -230,16 +240,34 @@ def _imported(agent: socket.socket) -> Kept | None:
         cause = f"{changed} changed during the import"
         _say(agent, {"type": "unfit", "cause": cause})
         sys.exit(f"tfcluster: {cause}")
-    names = fresh_env.keys() | os.environ.keys()
-    changes = {
-        n: os.environ.get(n) for n in names if os.environ.get(n) != fresh_env.get(n)
-    }
-    kept = Kept(terms, folders, fresh_env, changes, files, float(terms["keep_s"]))
+    kept = Kept(
+        terms=terms,
+        folders=folders,
+        fresh_env=fresh_env,
+        wrapped=_changes(terms["env"], fresh_env),
+        changes=_changes(fresh_env, os.environ),
+        files=files,
+        keep_s=float(terms["keep_s"]),
+    )
     _say(agent, {**kept.about(), "type": "ready", "seconds": seconds})
     answer = _next(agent, frames)
     agent.close()
     # Without an answer the agent is gone, and nobody knows of this process.
     return kept if answer is not None and answer["type"] == "keep" else None
+
+
+def _changes(
+    before: Mapping[str, str], after: Mapping[str, str]
+) -> dict[str, str | None]:
+    names = before.keys() | after.keys()
+    return {n: after.get(n) for n in names if after.get(n) != before.get(n)}
+
+
+def _changed(
+    environ: Mapping[str, str], changes: Mapping[str, str | None]
+) -> dict[str, str]:
+    merged = {**environ, **changes}
+    return {name: value for name, value in merged.items() if value is not None}
 
 
 def _serve_run(server: socket.socket, kept: Kept) -> int | None:
@@ -252,14 +280,9 @@ def _serve_run(server: socket.socket, kept: Kept) -> int | None:
     for stream in (1, 2):
         os.dup2(output, stream)
     os.close(output)
-    env = {str(name): str(value) for name, value in frame["env"].items()}
+    env = _changed(frame["env"], kept.wrapped)
     os.environ.clear()
-    os.environ.update(env)
-    for name, value in kept.changes.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
+    os.environ.update(_changed(env, kept.changes))
     set_title("tfcluster: warm", "tfcluster-warm")
     require_keras_backend(os.environ)
     require_known_versions(server, os.environ)
