@@ -234,7 +234,7 @@ def _svg(figure: Figure, alt: str) -> ET.Element:
         for name, value in attributes.items():
             each.set(name, _COLOUR.sub(lambda m: _VARIABLES[m[0]], value))
     root.set("role", "img")
-    root.set("aria-label", alt)
+    root.set("aria-label", sanitise_word(alt))
     for name in ("width", "height", "version"):
         root.attrib.pop(name, None)
     return root
