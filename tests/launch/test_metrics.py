@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from tests.launch.cluster import Cluster
 from tests.launch.test_progress import REPORT_STEPS
 from tfcluster.record.metrics import read_metrics
@@ -14,6 +16,8 @@ tell(type='epoch', epoch=1, metrics={'loss': 0.25, 'val_loss': None})
 tell(type='epoch', epoch='one')
 tell(type='exchanges', totals=[{'what': 'g', 'count': 2, 'bytes': 5}, 7])
 tell(type='exchanges', totals=None)
+tell(type='versions', versions={'Keras': '3', 4: None})
+tell(type='versions', versions='3')
 """
 
 
@@ -31,6 +35,10 @@ def test_what_tasks_report_is_in_the_metrics(cluster: Cluster) -> None:
     assert (epoch.step, epoch.epoch) == (4, 1)
     assert epoch.metrics == {"loss": 0.25, "val_loss": None}
     assert sorted(found.exchanges) == ["worker:0", "worker:1"]
+    (told,) = running.found("versions", task="worker:0")
+    assert told["versions"] == {"Keras": "3", "4": "None"}
+    (machine,) = running.found("machine", host="localhost")
+    assert machine["cpus"] == len(os.sched_getaffinity(0))
     assert (running.folder / "metrics.ndjson").stat().st_mode & 0o777 == 0o600
 
 

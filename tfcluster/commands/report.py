@@ -25,18 +25,19 @@ _DRAWS = "matplotlib"
 def report(run: str | None, environ: Mapping[str, str], *, file: str | None) -> int:
     """Write the report of a run and print its path. Raises TfclusterError."""
     name = find(state_dir(environ), run).run
-    text = html(name, environ)
     if file == _STDOUT:
-        put(text)
+        put(html(name, environ))
         return ExitCode.OK
     path = Path(file or f"{name}-report.html")
+    if not path.parent.is_dir():  # known before all is drawn
+        raise _unwritable(path, f"there is no folder {path.parent}")
+    if path.is_dir():
+        raise _unwritable(path, "it is a folder")
+    text = html(name, environ)
     try:
         _replace(path, text)
     except OSError as error:
-        raise ResourceError(
-            f"cannot write {path}: {error.strerror}",
-            hint="name another file with -o",
-        ) from error
+        raise _unwritable(path, str(error.strerror)) from error
     put(f"{path}\n")
     say(sanitise(f"{name}: open it in a browser"))
     return ExitCode.OK
@@ -70,6 +71,10 @@ def html(run: str | None, environ: Mapping[str, str]) -> str:
             time.time(),
         )
     )
+
+
+def _unwritable(path: Path, why: str) -> ResourceError:
+    return ResourceError(f"cannot write {path}: {why}", hint="-o names another file")
 
 
 def _replace(path: Path, text: str) -> None:
