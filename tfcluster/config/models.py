@@ -432,6 +432,11 @@ class Requirements(_Section):
     ]
 
 
+Environment = Annotated[
+    Requirements, field_types.Shorthand("file", {"type": "string", "minLength": 1})
+]
+
+
 class Cluster(_Section):
     """A TensorFlow cluster and what runs on it, as `tfcluster launch` reads it."""
 
@@ -480,8 +485,7 @@ class Cluster(_Section):
         ),
     ]
     requirements: Annotated[
-        Requirements | None,
-        field_types.Shorthand("file", {"type": "string", "minLength": 1}),
+        Environment | None,
         Field(
             default=None,
             description="Packages of an environment that is made on hosts that lack "
