@@ -188,11 +188,17 @@ class HostTransfer:
                 self._fetch(self._left[0])
                 self._left.pop(0)
         except _Ended as error:
-            outcome.cause = str(error)
-            for remote in self._left:
-                outcome.missed.add(remote.path, "not fetched")
+            self._leave(str(error))
+        except Exception as error:
+            # A thread's exception would go unseen, and the outcome would look well.
+            self._leave(f"internal error: {type(error).__name__}: {error}")
         finally:
             outcome.over = True
+
+    def _leave(self, cause: str) -> None:
+        self._outcome.cause = cause
+        for remote in self._left:
+            self._outcome.missed.add(remote.path, "not fetched")
 
     # --- the list -------------------------------------------------------------------
 
@@ -224,8 +230,7 @@ class HostTransfer:
             for path, cause in _pairs(frame):
                 self._outcome.missed.add(path, cause)
             if frame.get("last") is True:
-                more = frame.get("more")
-                self._outcome.missed.more += more if type(more) is int else 0
+                self._outcome.missed.more += max(_whole(frame.get("more")), 0)
                 break
         self._outcome.files = len(found)
         self._outcome.bytes = sum(remote.size for remote in found.values())
@@ -445,7 +450,9 @@ def _rows(frame: Frame) -> list[Remote]:
 def _pairs(frame: Frame) -> list[tuple[str, str]]:
     rows = frame.get("refused")
     rows = rows if isinstance(rows, list) else []
-    return [(str(row[0]), str(row[1])) for row in rows if len(row) == 2]
+    if any(not isinstance(row, list) or len(row) != 2 for row in rows):
+        raise _Ended("its agent violated the protocol: a row of a list")
+    return [(str(row[0]), str(row[1])) for row in rows]
 
 
 def _decoded(frame: Frame) -> bytes:
