@@ -121,6 +121,39 @@ def test_results_of_a_failed_run_and_a_newer_file_here(project: Project) -> None
     assert project.files()["model.keras"] == "of there\n"
 
 
+@pytest.mark.slow
+def test_all_hosts_and_an_uncopied_folder(project: Project) -> None:
+    """Without ``sync``, the host has another folder at the same path."""
+    script = f"cd {project.here} && mkdir -p out && echo 1 > out/a.csv"
+    given = ("-n", "1", "--hosts", "one", "--set", "backend=ssh")
+    plain = ("--set", "runtime.strategy=none", "--set", f"workdir.path={project.here}")
+    results = ("--set", "workdir.results={patterns: [out/*.csv], all: true}")
+    command = (*given, *plain, *results, "--", "bash", "-c", script)
+    run = project.site.cluster.start(*command)
+    assert run.end() == 0, run.err
+    assert project.files() == {"results-by-host/one/out/a.csv": "1\n"}
+    done = project.fetch(run.run, "out/")
+    assert done.returncode == 0, done.stderr
+    assert project.files()["out/a.csv"] == "1\n"
+
+
+@pytest.mark.slow
+def test_a_host_that_shares_the_folder_has_nothing_to_send(site: Site) -> None:
+    site.host("one")
+    options = ("--set", 'workdir.results=["*.keras"]')
+    run = site.launch("echo x > a.keras", "one", *options)
+    assert run.end() == 0, run.err
+    assert run.found("results")[0]["state"] == "shared"
+    assert "incomplete" not in run.err
+    done = site.cluster.command("fetch", run.run)
+    assert done.returncode == 0, done.stderr
+    assert "one shares the working directory: nothing to fetch" in done.stderr
+    wrong = site.cluster.command("fetch", run.run, "../x", "/etc/passwd", "a//b")
+    assert wrong.returncode == 2
+    assert len(wrong.stderr.splitlines()) == 3
+
+
+@pytest.mark.slow
 def test_a_cut_fetch_goes_on_where_it_stopped(project: Project) -> None:
     size = 60_000_000
     run = project.start(f"head -c {size} /dev/urandom > big.keras; {UNTIL_GO}")
