@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
 
@@ -12,7 +14,13 @@ import pytest
 
 from tests.launch import machine
 from tests.launch.cluster import Cluster
-from tests.launch.kept import Keeper, assert_only_kept_is_left, marks, processes_of
+from tests.launch.kept import (
+    CONFIG,
+    Keeper,
+    assert_only_kept_is_left,
+    marks,
+    processes_of,
+)
 from tests.launch.test_deaths import is_dead, kill
 
 TOOK = "localhost: took a kept interpreter with TensorFlow 2.21.0, Keras 3.15.0 (pid "
@@ -159,3 +167,180 @@ def test_a_restarted_task_is_forked_again(keeper: Keeper) -> None:
     assert machine.parent(again["pid"]) == processes_of(running, kept)["agent"]
     assert keeper.finish(running) == 0
     assert_only_kept_is_left(running, kept)
+
+
+def test_an_environment_that_differs_is_named_and_the_launch_starts_its_own(
+    keeper: Keeper,
+) -> None:
+    kept = keeper.keep()
+    keeper.cluster.environ["OMP_NUM_THREADS"] = "3"
+    running = keeper.launch()
+    assert (
+        f"localhost: the kept interpreter with pid {kept} is not used: it was started "
+        "without OMP_NUM_THREADS, this is with OMP_NUM_THREADS='3'\n" in running.err
+    )
+    assert TOOK not in running.err
+    assert keeper.finish(running) == 0
+    assert_only_kept_is_left(running, kept)
+
+
+def test_one_whose_packages_have_changed_ends(keeper: Keeper) -> None:
+    kept = keeper.keep()
+    (keeper.packages / "numpy-2.9.dist-info").mkdir()
+    running = keeper.launch()
+    assert (
+        f"localhost: the kept interpreter with pid {kept} is not used: the packages in "
+        f"{keeper.packages} have changed since it was started; it ends now\n"
+        in running.err
+    )
+    assert keeper.finish(running) == 0
+    assert_only_kept_is_left(running, None)
+    assert keeper.listed() == []
+
+
+def test_it_ends_by_itself_and_a_second_command_renews_it(keeper: Keeper) -> None:
+    kept = keeper.keep("--keep", "1h")
+    assert keeper.keep("--keep", "2h") == kept
+    (listed,) = keeper.listed()
+    assert 3600 < listed["ends_in_s"] <= 7200
+    done = keeper.cluster.command("warm", keeper.config, "--keep", "10ms")
+    assert f"pid {kept} still keeps TensorFlow 2.21.0" in done.stdout
+    machine.eventually(partial(is_dead, kept), lambda: "alive", 20)
+    assert not list((keeper.cluster.state / "warm").iterdir())
+
+
+def test_setup_lines_are_run_for_it_and_then_for_the_launch(keeper: Keeper) -> None:
+    keeper.config = keeper.cluster.file(
+        CONFIG + "setup: ['export OMP_NUM_THREADS=5']\n"
+    )
+    kept = keeper.keep()
+    running = keeper.launch()
+    assert f"{TOOK}{kept})" in running.err
+    assert keeper.finish(running) == 0
+    other = keeper.cluster.file(
+        CONFIG + "setup: ['export OMP_NUM_THREADS=6']\n", "other.yaml"
+    )
+    keeper.config = other
+    running = keeper.launch()
+    reason = "it was started with OMP_NUM_THREADS='5', this is with OMP_NUM_THREADS='6'"
+    assert f"pid {kept} is not used: {reason}" in running.err
+    assert keeper.finish(running) == 0
+    assert_only_kept_is_left(running, kept)
+
+
+def test_list_shows_it_and_stop_ends_only_those_of_a_file(keeper: Keeper) -> None:
+    kept = keeper.keep()
+    told = keeper.cluster.command("warm", "--list").stdout.splitlines()
+    words = "host pid age ends in imported memory used kept for"
+    assert " ".join(told[0].split()) == words
+    assert str(kept) in told[1]
+    assert "tensorflow 2.21.0, keras 3.15.0" in told[1]
+    assert told[1].endswith(f"never  {keeper.config}")
+    other = keeper.cluster.file(CONFIG, "other.yaml")
+    assert keeper.cluster.command("warm", "--list", other).stdout == ""
+    done = keeper.cluster.command("warm", "--stop", other)
+    assert (done.returncode, done.stderr) == (0, "nothing was kept\n")
+    assert machine.is_alive(kept)
+    done = keeper.cluster.command("warm", "--stop", keeper.config)
+    assert (done.returncode, done.stdout) == (0, f"localhost: pid {kept} ends\n")
+    machine.eventually(partial(is_dead, kept), lambda: "alive", 10)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        ((), 2, "which cluster.yaml?"),
+        (("--list", "--stop"), 2, "cannot be combined with --list"),
+        (("c.yaml", "--keep", "soon"), 2, "'soon' is not a duration of at most 7d"),
+        (("c.yaml", "--keep", "8d"), 2, "'8d' is not a duration of at most 7d"),
+        (
+            ("c.yaml", "--set", "backend=slurm"),
+            2,
+            "interpreters cannot be kept on hosts of backend slurm: they belong to a "
+            "job, and everything ends with it",
+        ),
+        (
+            ("c.yaml", "--set", "runtime.warm_start=false"),
+            2,
+            "no task of it would be forked from a warm interpreter",
+        ),
+        (
+            ("c.yaml", "--set", "python=/no/python"),
+            4,
+            "there is no program '/no/python'",
+        ),
+        (
+            ("c.yaml", "--set", "env.PYTHONPATH=lib"),
+            4,
+            "PYTHONPATH contains a relative folder",
+        ),
+    ],
+)
+def test_what_cannot_be_kept_is_refused(
+    cluster: Cluster, words: Sequence[str], code: int, said: str
+) -> None:
+    cluster.file(CONFIG, "c.yaml")
+    (cluster.folder / "train.py").write_text("import tensorflow\n")
+    done = cluster.command("warm", *words)
+    assert done.returncode == code, done.stderr
+    assert said in done.stderr
+
+
+def test_a_failed_import_is_shown(keeper: Keeper) -> None:
+    (keeper.packages / "keras" / "__init__.py").write_text("raise OSError('no disk')\n")
+    done = keeper.cluster.command("warm", keeper.config)
+    assert done.returncode == 4
+    assert "localhost: error: it has ended during the import" in done.stderr
+    assert "OSError: no disk" in done.stderr
+    assert keeper.listed() == []
+
+
+def test_one_that_does_not_answer_delays_a_launch_only_a_little(
+    keeper: Keeper,
+) -> None:
+    kept = keeper.keep()
+    os.kill(kept, signal.SIGSTOP)
+    try:
+        running = keeper.launch()
+        assert TOOK not in running.err
+        assert keeper.finish(running) == 0
+    finally:
+        os.kill(kept, signal.SIGCONT)
+    assert_only_kept_is_left(running, kept)
+
+
+OTHER_USER = """
+import os, socket, sys
+folder = os.open(sys.argv[1], os.O_RDONLY)
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)
+end = socket.socket(socket.AF_UNIX)
+end.connect(f"/proc/self/fd/{folder}/{sys.argv[2]}")
+try:
+    end.sendall(b'{"type":"end"}\\n')
+    print(end.recv(1000) or "closed")
+except ConnectionError:
+    print("closed")
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user: needs root")
+def test_another_user_is_not_heard(keeper: Keeper) -> None:
+    kept = keeper.keep()
+    (path,) = (keeper.cluster.state / "warm").glob("*.sock")
+    assert (path.parent.stat().st_mode & 0o777, path.stat().st_mode & 0o777) == (
+        0o700,
+        0o600,
+    )
+    # Even if somebody has opened folder and socket to others.
+    path.parent.chmod(0o777)
+    path.chmod(0o777)
+    argv = [sys.executable, "-c", OTHER_USER, str(path.parent), path.name]
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=30)
+        assert done.stdout == "closed\n", done.stderr
+    finally:
+        path.parent.chmod(0o700)
+    assert machine.is_alive(kept)
+    assert len(keeper.listed()) == 1

@@ -205,6 +205,11 @@ def _stat_fields(pid: str) -> list[bytes]:
     return [head, b"", *tail.split()]
 
 
+def require_room() -> None:
+    """Raise OSError if servers of this interpreter could not be given their marks."""
+    _write_marks(f"{MARKS}=".encode().ljust(MARKS_BYTES, b"x"))
+
+
 def _write_marks(marks: bytes) -> None:
     """Write the marks into the environment that /proc shows for this process.
 

@@ -25,7 +25,7 @@ from tfcluster.isolated_import import PACKAGE_ROOT
 from tfcluster.process_title import set_title
 from tfcluster.runtime.task import bootstrap
 from tfcluster.runtime.warm import imported_files
-from tfcluster.runtime.warm.descent import MARKS, DescentRequest, descend
+from tfcluster.runtime.warm.descent import MARKS, DescentRequest, descend, require_room
 from tfcluster.runtime.warm.preloader import (
     import_libraries,
     require_keras_backend,
@@ -224,6 +224,12 @@ def _imported(agent: socket.socket) -> Kept | None:
     relative = next((f for f in folders if not f.startswith("/")), None)
     if relative is not None:
         cause = f"sys.path contains {relative!r}, which depends on the working folder"
+        _say(agent, {"type": "unfit", "cause": cause})
+        sys.exit(f"tfcluster: {cause}")
+    try:
+        require_room()
+    except OSError as error:
+        cause = f"the marks of runs cannot be written here: {error}"
         _say(agent, {"type": "unfit", "cause": cause})
         sys.exit(f"tfcluster: {cause}")
     package = f"{PACKAGE_ROOT}/tfcluster"
