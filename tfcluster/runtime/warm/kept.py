@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 from tfcluster.isolated_import import PACKAGE_ROOT
 from tfcluster.process_title import set_title
@@ -223,15 +223,11 @@ def _imported(agent: socket.socket) -> Kept | None:
     folders = list(sys.path)
     relative = next((f for f in folders if not f.startswith("/")), None)
     if relative is not None:
-        cause = f"sys.path contains {relative!r}, which depends on the working folder"
-        _say(agent, {"type": "unfit", "cause": cause})
-        sys.exit(f"tfcluster: {cause}")
+        _refuse(agent, f"sys.path has the relative folder {relative!r}")
     try:
         require_room()
     except OSError as error:
-        cause = f"the marks of runs cannot be written here: {error}"
-        _say(agent, {"type": "unfit", "cause": cause})
-        sys.exit(f"tfcluster: {cause}")
+        _refuse(agent, f"the marks of runs cannot be written here: {error}")
     package = f"{PACKAGE_ROOT}/tfcluster"
     before = imported_files.snapshot(folders, package, fresh_env)
     strategy = {"TFCLUSTER_STRATEGY": str(terms.get("strategy"))}
@@ -243,9 +239,7 @@ def _imported(agent: socket.socket) -> Kept | None:
     made = {imported_files.settings_file(fresh_env)}
     known = {place: d for place, d in before.items() if place not in made}
     if changed := imported_files.changed(known, files):
-        cause = f"{changed} changed during the import"
-        _say(agent, {"type": "unfit", "cause": cause})
-        sys.exit(f"tfcluster: {cause}")
+        _refuse(agent, f"{changed} changed during the import")
     kept = Kept(
         terms=terms,
         folders=folders,
@@ -260,6 +254,12 @@ def _imported(agent: socket.socket) -> Kept | None:
     agent.close()
     # Without an answer the agent is gone, and nobody knows of this process.
     return kept if answer is not None and answer["type"] == "keep" else None
+
+
+def _refuse(agent: socket.socket, cause: str) -> NoReturn:
+    """Tell why this interpreter cannot be kept, and exit."""
+    _say(agent, {"type": "unfit", "cause": cause})
+    sys.exit(f"tfcluster: {cause}")
 
 
 def _changes(
