@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.agent.client import Agent
+from tests.launch.machine import eventually
 from tfcluster.agent import proc
 from tfcluster.agent.gpu_usage import GpuUsage
 from tfcluster.agent.usage import interval_s
@@ -80,6 +84,42 @@ def test_a_task_has_the_gpus_that_it_may_see() -> None:
     assert usage.of("2, 0") == [gpus[2], gpus[0]]
     assert usage.of("GPU-1") == [gpus[1]]
     assert usage.of("") == usage.of("-1") == usage.of("MIG-7") == []
+
+
+NVML = """
+#include <string.h>
+typedef struct { unsigned gpu, memory; } utilization;
+typedef struct { unsigned long long total, free, used; } memory;
+static int devices[2] = {0, 1};
+int nvmlInit_v2(void) { return 0; }
+int nvmlDeviceGetCount_v2(unsigned *count) { *count = 2; return 0; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned i, void **h) { *h = devices + i; return 0; }
+int nvmlDeviceGetUUID(void *h, char *text, unsigned size) {
+    strcpy(text, *(int *)h ? "GPU-b" : "GPU-a"); return 0;
+}
+int nvmlDeviceGetUtilizationRates(void *h, utilization *u) {
+    if (*(int *)h) return 3; /* NVML_ERROR_NOT_SUPPORTED */
+    u->gpu = 75; u->memory = 10; return 0;
+}
+int nvmlDeviceGetMemoryInfo(void *h, memory *m) {
+    m->total = 80ull << 30; m->free = 70ull << 30; m->used = 10ull << 30; return 0;
+}
+"""
+
+
+def test_gpus_are_asked_through_the_library_of_the_driver(tmp_path: Path) -> None:
+    """A library with the signatures of nvml.h; the tests need no GPU."""
+    if shutil.which("cc") is None:
+        pytest.skip("no C compiler")
+    source, library = tmp_path / "nvml.c", tmp_path / "nvml.so"
+    source.write_text(NVML)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
+    usage = GpuUsage("/proc/version", str(library))
+    usage.start()
+    eventually(lambda: bool(usage.latest), lambda: "no GPUs", 20)
+    memory = {"memory_bytes": 10 << 30, "memory_total_bytes": 80 << 30}
+    assert usage.of("0") == [{"gpu": 0, "uuid": "GPU-a", "busy": 0.75, **memory}]
+    assert usage.of("GPU-b") == [{"gpu": 1, "uuid": "GPU-b", **memory}]
 
 
 def test_without_a_driver_or_its_library_there_are_no_gpus() -> None:

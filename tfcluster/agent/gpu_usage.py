@@ -55,14 +55,14 @@ class GpuUsage:
         ]
 
     def _watch(self) -> None:
+        pause = threading.Event()
         try:
             nvml = _Nvml(self._library)
-        except OSError:
-            return
-        pause = threading.Event()
-        while (found := nvml.read()) is not None:
-            self.latest = found
-            pause.wait(_INTERVAL_S)
+            while (found := nvml.read()) is not None:
+                self.latest = found
+                pause.wait(_INTERVAL_S)
+        except (OSError, AttributeError):
+            self.latest = []  # no library, or an old one that lacks a function
 
 
 def _is_uuid_of(word: str, gpu: dict[str, object]) -> bool:
