@@ -277,6 +277,9 @@ class Function(Protocol):
     @property
     def name(self) -> str: ...
 
+    @property
+    def python_function(self) -> Callable[..., Any]: ...
+
     def _clone(self, python_function: Callable[..., Any] | None) -> Function: ...
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
@@ -490,6 +493,17 @@ def graph_for_threads(
             yield
 
     return enter
+
+
+def converted(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function`` as AutoGraph converts that of a ``tf.function``."""
+    import tensorflow as tf
+
+    autograph = tf.__internal__.autograph
+    found: Callable[..., Any] = autograph.tf_convert(
+        function, autograph.control_status_ctx(), user_requested=True
+    )
+    return found
 
 
 def as_called_here(function: Callable[..., Any]) -> Callable[..., Any]:

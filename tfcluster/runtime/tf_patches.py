@@ -98,9 +98,11 @@ FUNCTION_CALL = Patch(
     (
         in_keras("train.xla_fallback.XlaFallback._call", EACH),
         Handler("exchange.error_translation._call", "tfcluster is used", True),
+        in_keras("train.shard_functions.ShardFunctions._call", "runtime.shards"),
         in_keras("graph_steps.GraphSteps._call", "transport: tensorflow"),
     ),
-    "functions without XLA, unchanged errors of an exchange, exchanges in graphs",
+    "functions without XLA, unchanged errors of an exchange, exchanges in graphs, "
+    "functions of loops that compute a batch by shards",
 )
 SCATTER_ADD = Patch(
     "tensorflow.python.ops.resource_variable_ops.BaseResourceVariable",
@@ -268,7 +270,10 @@ DATASET_SAVE = Patch(
 ONE_ITERATOR_CLASS = Patch(
     "tensorflow.data.Iterator",
     "__class__",
-    (in_keras("data.dataset_iteration._watched", IN_STEP),),
+    (
+        in_keras("data.dataset_iteration._watched", IN_STEP),
+        in_keras("data.loop_rows.LoopRows.watched", "runtime.shards"),
+    ),
     "detection of the end of a batch in a loop",
     how="object",
 )

@@ -92,31 +92,6 @@ def case_own_loss():
     return {**state_of(model), **results(model, history)}
 
 
-def case_loop():
-    model = classifier()
-    optimizer = keras.optimizers.SGD(0.1)
-    optimizer.build(model.trainable_variables)
-    x, y = data()
-    loss_of = keras.losses.SparseCategoricalCrossentropy()
-
-    @tf.function
-    def step(x, y):
-        with tf.GradientTape() as tape:
-            loss = loss_of(y, model(x, training=True))
-        gradients = tape.gradient(loss, model.trainable_variables)
-        gradients, _ = tf.clip_by_global_norm(gradients, 0.1)
-        optimizer.apply_gradients(
-            zip(gradients, model.trainable_variables, strict=True)
-        )
-
-    def train():
-        for _ in range(2):
-            for batch in tf.data.Dataset.from_tensor_slices((x, y)).batch(16):
-                step(*batch)
-
-    return {**raised_by(train), **results(model)}
-
-
 # --- steps that do more than apply the gradients --------------------------------------
 
 
@@ -290,6 +265,122 @@ def case_sharp():
     return trained(with_step(Sharp))
 
 
+# --- loops ----------------------------------------------------------------------------
+
+
+def batches(*arrays, size=16):
+    return tf.data.Dataset.from_tensor_slices(arrays).batch(size)
+
+
+def case_loop():
+    """Batches of 16 and two rows; the function clips and returns all sorts of things."""
+    model = classifier(keras.layers.BatchNormalization(), keras.layers.Dropout(0.2))
+    optimizer = keras.optimizers.Adam(0.02)
+    loss_of = keras.losses.SparseCategoricalCrossentropy()
+    accuracy = keras.metrics.SparseCategoricalAccuracy()
+    steps = tf.Variable(0, trainable=False)
+
+    @tf.function
+    def gradients_of(x, y):
+        with tf.GradientTape() as tape:
+            predictions = model(x, training=True)
+            loss = loss_of(y, predictions)
+        return loss, predictions, tape.gradient(loss, model.trainable_variables)
+
+    @tf.function
+    def step(batch, rate=1.0):
+        loss, predictions, gradients = gradients_of(*batch)
+        gradients, norm = tf.clip_by_global_norm(gradients, 0.1 * rate)
+        optimizer.apply_gradients(
+            zip(gradients, model.trainable_variables, strict=True)
+        )
+        steps.assign_add(1)
+        accuracy.update_state(batch[1], predictions)
+        if steps % 2 == 0:
+            steps.assign_add(10)
+        return {"loss": loss, "norm": norm, "predictions": predictions}
+
+    found, losses = [], []
+    for _ in range(2):
+        for x, y in batches(*data()):
+            result = step((tf.cast(x, tf.float32) / 2.0, y), rate=0.5)
+            found.append(result["predictions"].numpy())
+            losses.append([float(result["loss"]), float(result["norm"])])
+    optimizer_state = {f"o{i}": v.numpy() for i, v in enumerate(optimizer.variables)}
+    return {
+        **results(model),
+        **optimizer_state,
+        "predictions": np.concatenate(found),
+        "losses": np.array(losses),
+        "steps": steps.numpy(),
+        "history_accuracy": np.array(float(accuracy.result())),
+    }
+
+
+def case_loop_of_adversaries():
+    """A function for each network, with an optimizer of its own."""
+    networks = Adversaries()
+    critic, generator = networks.critic, networks.generator
+    of_critic, of_generator = (keras.optimizers.RMSprop(0.01) for _ in range(2))
+
+    @tf.function
+    def train_critic(real):
+        fake = generator(networks.noise(real), training=True)
+        with tf.GradientTape() as tape:
+            scores = critic(real, training=True), critic(fake, training=True)
+            loss = tf.reduce_mean(tf.nn.relu(1.0 - scores[0]) + tf.nn.relu(scores[1]))
+        gradients = tape.gradient(loss, critic.trainable_variables)
+        of_critic.apply_gradients(
+            zip(gradients, critic.trainable_variables, strict=True)
+        )
+        for weight in critic.trainable_variables:
+            weight.assign(tf.clip_by_value(weight, -0.3, 0.3))
+        return loss
+
+    @tf.function
+    def train_generator(real):
+        with tf.GradientTape() as tape:
+            fake = generator(networks.noise(real), training=True)
+            loss = -tf.reduce_mean(critic(fake, training=True))
+        gradients = tape.gradient(loss, generator.trainable_variables)
+        of_generator.apply_gradients(
+            zip(gradients, generator.trainable_variables, strict=True)
+        )
+        return loss
+
+    losses = [
+        [float(train_critic(real)), float(train_generator(real))]
+        for _ in range(2)
+        for real in batches(data()[0]).map(lambda x: x)
+    ]
+    weights = [*critic.variables, *generator.variables]
+    found = {f"v{i}": each.numpy() for i, each in enumerate(weights)}
+    return {**found, "losses": np.array(losses)}
+
+
+def case_undivided_loop():
+    """A tape in the loop itself: all ranks compute the whole batch."""
+    model = classifier(keras.layers.Dropout(0.2))
+    optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+    loss_of = keras.losses.SparseCategoricalCrossentropy()
+    for x, y in batches(*data()):
+        with tf.GradientTape() as tape:
+            loss = loss_of(y, model(x, training=True))
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(
+            zip(gradients, model.trainable_variables, strict=True)
+        )
+    return results(model)
+
+
+def case_on_batch():
+    model = with_step(Clips)
+    x, y = data()
+    for start in range(0, len(x), 16):
+        model.train_on_batch(x[start : start + 16], y[start : start + 16])
+    return state_of(model)
+
+
 # --- refused ------------------------------------------------------------------------
 
 
@@ -372,6 +463,46 @@ def case_eager_step():
     model = with_step(OwnStep)
     model.run_eagerly = True
     return refused(model)
+
+
+def looped(loss_of, result_of=lambda loss, predictions: loss):
+    """A loop whose function uses this loss and returns that result."""
+    model = classifier()
+    optimizer = keras.optimizers.SGD(0.1)
+
+    @tf.function
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            predictions = model(x, training=True)
+            loss = loss_of(y, predictions)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply(gradients, model.trainable_variables)
+        return result_of(loss, predictions)
+
+    def train():
+        for x, y in batches(*data(), size=25):
+            step(x, y)
+
+    return raised_by(train)
+
+
+def case_loop_that_sums():
+    return looped(sum_of_squares)
+
+
+def case_loop_of_similarities():
+    def loss_of(y, predictions):
+        logits = tf.matmul(predictions, predictions, transpose_b=True)
+        return tf.reduce_mean(tf.nn.log_softmax(10.0 * logits) ** 2)
+
+    return looped(loss_of)
+
+
+def case_loop_that_counts():
+    def count(loss, predictions):
+        return tf.math.count_nonzero(predictions[:, 0] > 0.5)
+
+    return looped(own_loss, count)
 
 
 def sum_of_squares(y_true, y_pred):

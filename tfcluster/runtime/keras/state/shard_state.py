@@ -21,6 +21,7 @@ from tfcluster.runtime.keras.state.moving_statistics import MovingStatistics
 from tfcluster.runtime.keras.tf_variables import have_values, raw
 from tfcluster.runtime.keras.types import Variable
 from tfcluster.runtime.tensor_types import Graph, Tensor
+from tfcluster.runtime.tensor_types import Variable as TfVariable
 from tfcluster.runtime.tensors import name_of
 
 _ADVICE = (

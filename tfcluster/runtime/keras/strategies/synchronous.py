@@ -15,6 +15,7 @@ from tfcluster.runtime.keras.checks.shape_errors import ShapeErrors
 from tfcluster.runtime.keras.checks.trial_steps import TrialSteps
 from tfcluster.runtime.keras.checks.unsupported_strategies import refuse_strategies
 from tfcluster.runtime.keras.data.dataset_iteration import DatasetIteration
+from tfcluster.runtime.keras.data.loop_rows import LoopRows
 from tfcluster.runtime.keras.losses.loss_rescaling import LossRescaling
 from tfcluster.runtime.keras.losses.whole_batch import WholeBatch
 from tfcluster.runtime.keras.losses.whole_batch_losses import WholeBatchLosses
@@ -35,6 +36,8 @@ from tfcluster.runtime.keras.train.initial_broadcast import InitialBroadcast
 from tfcluster.runtime.keras.train.injected_callbacks import InjectedCallbacks
 from tfcluster.runtime.keras.train.model_methods import ModelMethods
 from tfcluster.runtime.keras.train.optimizer_hook import OptimizerHook
+from tfcluster.runtime.keras.train.shard_functions import ShardFunctions
+from tfcluster.runtime.keras.train.shard_results import ShardResults
 from tfcluster.runtime.keras.train.shard_steps import ShardSteps
 from tfcluster.runtime.keras.train.shard_update import ShardUpdate
 from tfcluster.runtime.keras.train.sharded_steps import StepChecks
@@ -62,7 +65,8 @@ def install(
     holds = Holds()
     row_terms = RowTerms(session, holds)
     shape_errors = ShapeErrors(session)
-    iteration = DatasetIteration(session, row_terms)
+    loop_rows = None if session.shards is None else LoopRows()
+    iteration = DatasetIteration(session, row_terms, loop_rows)
     whole_batch = WholeBatch(session, holds)
     whole_batch.install()
     losses = WholeBatchLosses(session, whole_batch, holds)
@@ -81,6 +85,9 @@ def install(
         assert divergence_check is not None
         shard_steps = ShardSteps(session, shard_state, row_terms.end_batch)
         shard_steps.install()
+        assert loop_rows is not None
+        results = ShardResults(session, shard_steps)
+        ShardFunctions(session, shard_steps, loop_rows, results).install()
         shards = ShardUpdate(session, shard_steps, tape_gradients, divergence_check)
     AssignHook(
         session, layer_state, metric_state, iteration, shard_state, shard_steps

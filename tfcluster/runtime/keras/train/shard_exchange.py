@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import tensorflow as tf
 
@@ -19,7 +20,7 @@ from tfcluster.runtime.keras.graph_order import exchange_in_order
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.train.gradient_allreduce import Target, Watch
 from tfcluster.runtime.keras.types import Variable
-from tfcluster.runtime.tensor_types import Gradient, Tensor, Weight
+from tfcluster.runtime.tensor_types import DType, Gradient, Tensor, Weight
 from tfcluster.runtime.tensors import name_of
 
 
@@ -35,20 +36,33 @@ class ShardGradients:
     """The values of the variables that layers have set, of floating dtypes."""
 
 
+class Named(Protocol):
+    """A variable that layers have set, or another number of each shard."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def dtype(self) -> DType: ...
+
+    @property
+    def shape(self) -> Sequence[int]: ...
+
+
 def exchange_shards(
     session: Session,
     target: Target,
     computed: Sequence[ShardGradients],
     variables: Sequence[Variable],
-    state: Sequence[Variable],
+    state: Sequence[Named],
     watch: Watch | None = None,
 ) -> tuple[list[Gradient], list[Tensor]]:
     """The mean of all ranks' shards, by rows: of gradients, and of layers' variables.
 
     ``computed`` has this rank's shards in their order. The results have the shapes and
-    dtypes of what was computed; an entry that is None for all shards stays None. ``watch`` compares the ranks. Their bits do
-    not depend on the number of ranks: see ``mean_of_shards``, and for errors
-    ``gradient_allreduce.exchange``.
+    dtypes of what was computed; an entry that is None for all shards stays None.
+    ``watch`` compares the ranks. Their bits do not depend on the number of ranks: see
+    ``mean_of_shards``, and for errors ``gradient_allreduce.exchange``.
     """
     first = computed[0]
     if all(gradient is None for gradient in first.gradients) and not first.state:
@@ -57,8 +71,8 @@ def exchange_shards(
     if len({each.kinds for each in lists}) > 1:
         session.refuse(
             f"the gradients for {target.name()} are not of the same kinds for all "
-            "shards of a batch: some are None or tf.IndexedSlices where others are tensors. Run "
-            "the job without runtime.shards"
+            "shards of a batch: some are None or tf.IndexedSlices where others are "
+            "tensors. Run the job without runtime.shards"
         )
     words = [
         Kind.of(gradient).words(

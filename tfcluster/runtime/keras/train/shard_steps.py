@@ -57,6 +57,7 @@ from tfcluster.runtime.tensor_types import Variable as TfVariable
 from tfcluster.runtime.tensors import is_sparse
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 _WITHOUT = "Run the job without runtime.shards"
 
@@ -148,8 +149,9 @@ class ShardSteps:
         trial: ShardPart | None,
         state: Sequence[Variable],
         step: Callable[[ShardPart], T],
-    ) -> list[T]:
-        """What ``step`` returns for each part; it runs in lockstep with the others.
+        merged: Callable[[list[T]], R],
+    ) -> R:
+        """``merged`` of what ``step`` returns for each part; all run in lockstep.
 
         Called within ``Session.stepping`` of the share of all parts. ``trial`` is one
         more part, which does not count. ``state`` has variables that layers may set.
@@ -178,6 +180,7 @@ class ShardSteps:
         try:
             found = lockstep.run(names, [partial(step, part) for part in chosen])
             self._combine_state()
+            return merged(found[: len(parts)])
         except Unlike:
             self._session.refuse(
                 "a training step computes or applies other gradients for one shard of "
@@ -186,7 +189,6 @@ class ShardSteps:
         finally:
             self._state.finish()
             self._step = None
-        return found[: len(parts)]
 
     def share(self, parts: Sequence[Part]) -> Share:
         """The share of all shards of this rank together."""
