@@ -10,6 +10,7 @@ import sys
 import zlib
 from base64 import b64decode
 from collections.abc import Sequence
+from typing import TextIO
 
 from tests.fuzz.campaign import Report, campaign
 from tests.fuzz.target import Target
@@ -94,10 +95,9 @@ def _row(report: Report) -> tuple[str, ...]:
     )
 
 
-def _say(text: str, stream: object = None) -> None:
-    out = sys.stderr if stream is sys.stderr else sys.stdout
-    out.write(text)
-    out.flush()
+def _say(text: str, stream: TextIO = sys.stdout) -> None:
+    stream.write(text)
+    stream.flush()
 
 
 if __name__ == "__main__":

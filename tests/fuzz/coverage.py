@@ -6,6 +6,7 @@ By sys.settrace, only for the modules in question; Python 3.10 has nothing faste
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import CodeType, FrameType, ModuleType
@@ -25,13 +26,15 @@ class Coverage:
 
     @contextmanager
     def traced(self) -> Iterator[None]:
-        """Record the arcs that the body takes in this thread."""
+        """Record the arcs of the body, and of threads that begin meanwhile."""
         self.arcs = set()
+        threading.settrace(self._enter)
         sys.settrace(self._enter)
         try:
             yield
         finally:
             sys.settrace(None)
+            threading.settrace(None)
 
     def _enter(self, frame: FrameType, event: str, argument: object) -> Any:
         code = frame.f_code

@@ -29,7 +29,7 @@ from tfcluster.agent.constants import (
 from tfcluster.agent.frames import File, Part, Sync
 from tfcluster.agent.light_dataclasses import dataclass
 from tfcluster.agent.os_encoding import local_path
-from tfcluster.wire import WireError
+from tfcluster.wire import WireError, loads
 
 MEMORY = ".tfcluster-sync.json"
 _INCOMING = ".tfcluster-incoming-"
@@ -317,7 +317,7 @@ def _incoming(root: Path) -> Path:
 
 def _recall(root: Path) -> Known:
     try:
-        held = json.loads((root / MEMORY).read_text())
+        held = loads((root / MEMORY).read_bytes())
     except (OSError, ValueError):
         return {}
     if not isinstance(held, dict):

@@ -20,7 +20,7 @@ from tfcluster.agent import channel, events, frames, loop
 from tfcluster.agent.console_queue import ConsoleQueue
 from tfcluster.backends.base import Channel as HostChannel
 from tfcluster.compose import compose
-from tfcluster.console.display import DEFAULT
+from tfcluster.console.screen import Screen
 from tfcluster.launcher import end_order, preparation, progress, task_messages
 from tfcluster.launcher import hosts as launcher_hosts
 from tfcluster.launcher.agent_connection import AgentConnection, Closed
@@ -177,13 +177,10 @@ def _from_agent() -> Sequence[bytes]:
     return [*each, _joined([f for f in (*_FROM_AGENT, *told) if f["type"] != "wants"])]
 
 
-class _Silent(RunOutput):
+@cache
+def _silent() -> RunOutput:
     """Shows nothing: there is no terminal."""
-
-    def __init__(self) -> None:
-        from tfcluster.console.screen import Screen
-
-        super().__init__(Screen(None, None, environ={}), {}, DEFAULT)
+    return RunOutput(Screen(None, None, environ={}), {})
 
 
 class _Unopened:
@@ -228,13 +225,13 @@ def _to_launcher(data: bytes) -> None:
     """Frames of an agent, as the launcher's loop handles them."""
     job = _job()
     journal = Journal(_writer(), {"run": job.run, "tasks": [], "hosts": []})
-    about_hosts = launcher_hosts.Hosts(job, _Unopened(), lambda item: None)  # type: ignore[arg-type]  # never used
+    about_hosts = launcher_hosts.Hosts(job, _Unopened(), lambda item: None)
     latest = progress.Progress(10.0)
     for task in job.specs:
         latest.started(task, 0.0, reports=True)
     kept: list[object] = []
     about_tasks = task_messages.TaskFrames(
-        job, journal, _Silent(), latest, lambda *words: kept.append(words)
+        job, journal, _silent(), latest, lambda *words: kept.append(words)
     )
     try:
         for line in wire.LineBuffer().feed(data + b"\n"):
@@ -357,7 +354,7 @@ TARGETS = (
         (wire, events),
         (),
         (b'{"type":"', b'"step":'),
-        most_bytes=1 << 18,
+        most_bytes=1 << 16,
     ),
     Target(
         "tails",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import struct
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -37,7 +38,7 @@ def _receive(data: bytes) -> None:
 def _headers(data: bytes) -> None:
     """A header (the first line), and arrays of just the length that it declares."""
     text, _, rest = data.partition(b"\n")
-    rest += bytes(-len(rest) % messages.ALIGNMENT)
+    rest += bytes(-len(rest) % buffer_pool.ALIGNMENT)
     _receive(_PREFIX.pack(len(text), len(rest)) + text + rest)
 
 
@@ -73,15 +74,12 @@ def _fill(connection: socket.socket, data: bytes) -> None:
 
 def _serve(data: bytes) -> None:
     """Requests to a ps: each is answered, be it with an error, until one is broken."""
-    made: dict[str, Any] = {"_service": Service(1, _no_engine)}
+    # A server that does not listen: only the connection of one client matters.
     server = ServerSocket.__new__(ServerSocket)
-    for name, value in {
-        **made,
-        "_pool": buffer_pool.Pool(),
-        "_lock": server_socket.threading.Lock(),
-        "_connections": set(),
-    }.items():
-        setattr(server, name, value)
+    server._service = Service(1, _no_engine)
+    server._pool = buffer_pool.Pool()
+    server._lock = threading.Lock()
+    server._connections = set()
     ours, theirs = _tcp_pair()
     with ours:
         _fill(theirs, _requests_of(data))
@@ -108,7 +106,7 @@ def _declared(line: bytes) -> int:
             for name, shape in arrays
         ]
         length = sum(map(messages.padded, sizes))
-    except Exception:
+    except (ValueError, TypeError, AttributeError, RecursionError, MemoryError):
         return 0
     return length if 0 <= length < 1 << 16 else 0
 

@@ -90,11 +90,12 @@ def _monitor(data: bytes) -> None:
     for frame in wire.Decoder().feed(data + b"\n"):
         match frame["type"]:
             case "progress" | "query":
-                others[1] = RankProgress.of_frame(frame)
-                assert RankProgress.of_frame(others[1].as_frame()).what
+                progress = others[1] = RankProgress.of_frame(frame)
+                assert RankProgress.of_frame(progress.as_frame()).what == progress.what
             case "exit":
                 reports[1] = ExitReport.of_frame(frame)
-                assert ExitReport.of_frame(reports[1].as_frame()).number is not None
+                again = ExitReport.of_frame(reports[1].as_frame())
+                assert again.state == reports[1].state
     me = RankProgress(7, "gradients of adam", 1.5, inside=True)
     failed = {rank: said.text for rank, said in reports.items() if said.failed}
     straggler_messages.inquiry_text(me, others, failed)
@@ -118,7 +119,7 @@ def _pmi(data: bytes) -> None:
             theirs.send(data)
         theirs.shutdown(socket.SHUT_WR)
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
-        ours.settimeout(_WAIT_S)
+        ours.settimeout(0.05)
         manager.serve(ours)
     if isinstance(manager.failure, Exception):
         raise manager.failure

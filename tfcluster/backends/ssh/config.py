@@ -22,6 +22,8 @@ ReadFiles = Callable[[str], Iterable[tuple[str, str]]]
 MAX_DEPTH = 16
 """How deep includes may be nested, as in OpenSSH (readconf.c)."""
 
+_MAX_CHARACTERS = 1 << 14
+"""Of a line; what is longer is not a configuration, and takes long to split."""
 _LISTS = frozenset({"identityfile", "certificatefile"})
 _RAW = frozenset({"proxycommand"})
 """Their value is the unparsed rest of the line, which goes to a shell."""
@@ -100,6 +102,8 @@ def _keyword(line: str) -> tuple[str, str]:
 
 
 def _words(text: str, where: str) -> list[str]:
+    if len(text) > _MAX_CHARACTERS:
+        raise HostError(f"{where}: longer than {_MAX_CHARACTERS} characters")
     try:
         words = shlex.split(text, comments=True)
     except ValueError as error:
