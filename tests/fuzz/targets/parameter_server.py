@@ -106,7 +106,7 @@ def _declared(line: bytes) -> int:
             for name, shape in arrays
         ]
         length = sum(map(messages.padded, sizes))
-    except (ValueError, TypeError, AttributeError, RecursionError, MemoryError):
+    except (ArithmeticError, AttributeError, RecursionError, TypeError, ValueError):
         return 0
     return length if 0 <= length < 1 << 16 else 0
 

@@ -69,6 +69,8 @@ def _parse(
     when = outer
     for number, line in enumerate(text.splitlines(), 1):
         where = f"{name}:{number}"
+        if "\0" in line:
+            raise HostError(f"{where}: has a NUL character")
         key, rest = _keyword(line.strip())
         if not key:
             continue
