@@ -11,8 +11,6 @@ import shlex
 
 _WITH_SHELL = 'write ["bash", "-c", "..."]'
 
-_MAX_CHARACTERS = 1 << 17
-"""No system starts a program with a longer argument (execve(2), MAX_ARG_STRLEN)."""
 _SINGLE = re.compile(r"'[^']*'")
 _QUOTED = re.compile(r"""\\.|'[^']*'|"(?:\\.|[^"\\])*\"""", re.DOTALL)
 _OPERATOR = re.compile(r"\|\|?|&&?|;|(?:(?<![0-9])[0-9]+)?[<>]{1,2}&?|`|\$\(|[()]")
@@ -34,9 +32,6 @@ def split_command(text: str) -> list[str]:
     """The words of ``text``. Raises CommandError for an open quote, for no words, and
     for syntax that needs a shell."""
     # A backslash at the end of a line continues it.
-    if len(text) > _MAX_CHARACTERS:
-        message = f"the command is longer than {_MAX_CHARACTERS} characters"
-        raise CommandError(message, None, 0)
     joined = text.replace("\\\n", "")
     try:
         words = shlex.split(joined)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import socket
 import struct
 import threading
@@ -102,8 +103,7 @@ def _declared(line: bytes) -> int:
     try:
         arrays = json.loads(line).get("arrays", ())
         sizes = [
-            int(np.prod(shape, dtype=np.int64)) * np.dtype(name).itemsize
-            for name, shape in arrays
+            int(math.prod(shape)) * np.dtype(name).itemsize for name, shape in arrays
         ]
         length = sum(map(messages.padded, sizes))
     except (ArithmeticError, AttributeError, RecursionError, TypeError, ValueError):
