@@ -18,6 +18,9 @@ _HUGE = b"1" + b"0" * 400
 """Fewer, but a float cannot hold it."""
 
 
+_PART = b'{"type":"part","index":0,"offset":0,"data":"%b"}'
+
+
 def _seed(name: str) -> bytes:
     return targets()[name].seeds()[0]
 
@@ -36,6 +39,11 @@ _INPUTS: dict[str, tuple[tuple[str, bytes], ...]] = {
         ("pids", b'{"type":"unkillable","pids":true}'),
         ("gpus", b'{"type":"cold","key":"k","cause":"x","tail":2.5}'),
         ("when", b'{"type":"exited",%b,"death":0,"ago_s":%b}' % (_TASK, _HUGE)),
+    ),
+    "workdir": (
+        ("size", _seed("workdir").replace(b'"train.py",13', b'"train.py",%d' % 2**50)),
+        ("base64", _seed("workdir") + _PART % b"\xc3\xa9"),
+        ("surrogate", _seed("workdir").replace(b"train.py", b"\\ud800")),
     ),
     "address": (
         ("long port", b"h:" + _LONG),
@@ -113,6 +121,7 @@ _INPUTS: dict[str, tuple[tuple[str, bytes], ...]] = {
     "config": (("digits", b"command: python t" + b"0" * 30_000),),
     "flags": (
         ("unknown key", b"\n\n" + b"[" * 1300 + b"=a"),
+        ("a range", b"[" + b"-" * 1390 + b"4]"),
         ("a long word", b"[::1]\n\nhosts=[a" + b"ne" * 15_000 + b"=hosts=[a"),
     ),
 }

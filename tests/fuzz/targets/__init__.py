@@ -14,6 +14,7 @@ from tests.fuzz.targets import (
     record,
     schedulers,
     ssh,
+    workdir,
 )
 
 
@@ -29,5 +30,6 @@ def targets() -> dict[str, Target]:
         ssh,
         schedulers,
         configuration,
+        workdir,
     )
     return {target.name: target for module in modules for target in module.TARGETS}

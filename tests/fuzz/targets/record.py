@@ -195,7 +195,7 @@ TARGETS = (
         (events,),
         (),
         (b'{"t":1,"type":"', b'"t":'),
-        most_bytes=1 << 18,
+        most_bytes=1 << 17,
     ),
     Target(
         "launched",
