@@ -9,6 +9,7 @@ import json
 import mmap
 import os
 import signal
+import tempfile
 import time
 import zlib
 from base64 import b64encode
@@ -16,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 from select import select
+from tempfile import TemporaryDirectory
 
 from tests.fuzz.coverage import Arc, Coverage, lines_of
 from tests.fuzz.mutate import mutated
@@ -57,12 +59,25 @@ def campaign(
     target: Target, seconds: float, seed: int, show: Callable[[Report], None]
 ) -> Report:
     """Try inputs for so long. ``show`` is called about every second."""
+    # The child may be killed, so its files are ours to remove.
+    with TemporaryDirectory(prefix="tfcluster-fuzz-") as scratch:
+        return _campaign(target, seconds, seed, show, scratch)
+
+
+def _campaign(
+    target: Target,
+    seconds: float,
+    seed: int,
+    show: Callable[[Report], None],
+    scratch: str,
+) -> Report:
     size = target.most_bytes + 8
     current = mmap.mmap(-1, size)
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(reading)
+        tempfile.tempdir = scratch
         code = 1
         try:
             _Child(target, seed, current, writing).run(seconds)
