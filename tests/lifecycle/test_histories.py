@@ -300,6 +300,13 @@ def test_each_restart_waits_twice_as_long() -> None:
     assert waits == [5, 10, 20, 40, 80, 160, 300, 300]
 
 
+def test_a_wait_cannot_overflow() -> None:
+    history = History(replace(plan(W0, max_restarts=10**6), backoff_s=5.0))
+    history.up()
+    history.state = replace(history.state, counted=5000, restarts=5000)
+    assert _deadlines(_fails(history))["backoff"] == 300.0
+
+
 def test_a_restart_that_waits_gives_way_to_an_interrupt() -> None:
     history = History(replace(plan(W0, max_restarts=1), backoff_s=5.0))
     history.up()

@@ -63,6 +63,7 @@ class _Follower:
             tasks=self._files,
             display=display,
         )
+        self._quiet = display.quiet
         self._show = RunOutput(self._screen, environ, display)
         self._view = self._read()
         self._notes = len(self._view.notes)
@@ -71,7 +72,8 @@ class _Follower:
 
     def run(self) -> int:
         try:
-            self._screen.say(f"run {self._paths.run}")
+            if not self._quiet:
+                self._screen.say(f"run {self._paths.run}")
             for task, lines in follow_files(self._files, self, last=_LINES):
                 self._show.log(task, lines, 0)
             self._news()

@@ -22,6 +22,7 @@ from tfcluster.lifecycle.types import (
     Failure,
     HostState,
     Phase,
+    Plan,
     Role,
     Say,
     SetDeadline,
@@ -141,7 +142,7 @@ def restart(state: State, cause: Failure) -> Result:
         else frozenset(state.tasks) - frozenset(of(state, Role.EVALUATOR))
     )
     plan, number = state.plan, state.restarts + 1
-    wait_s = min(plan.backoff_s * 2**state.counted, LONGEST_BACKOFF_S)
+    wait_s = _backoff_s(plan, state.counted)
     state = replace(
         state,
         phase=Phase.RESTARTING,
@@ -165,6 +166,16 @@ def restart(state: State, cause: Failure) -> Result:
     text = f"{_what_happened(cause)}; restarting {what} ({_which(state)})"
     state, actions = stop(state, Role.TRAINING, Role.SERVER, among=again)
     return state, [Say(text), *deadlines, *actions]
+
+
+def _backoff_s(plan: Plan, before: int) -> float:
+    """How long the restart after ``before`` others waits."""
+    wait_s = min(plan.backoff_s, LONGEST_BACKOFF_S)
+    for _ in range(before):
+        if not 0.0 < wait_s < LONGEST_BACKOFF_S:
+            break  # no number of restarts can overflow it
+        wait_s = min(2 * wait_s, LONGEST_BACKOFF_S)
+    return wait_s
 
 
 def no_longer_counts(state: State) -> Result:

@@ -111,14 +111,16 @@ class _Watch:
             sys.stdout, sys.stderr, environ=environ, tasks=names, display=display
         )
         self._screen = screen
+        self._quiet = display.quiet
         self._show = RunOutput(screen, environ, display)
         self._files = {name: job.paths.log(TaskId.parse(name)) for name in names}
 
     def run(self) -> int:
         paths = self._job.paths
         try:
-            self._screen.say(f"run {paths.run}")
-            self._screen.say(f"job {self._job.id}")
+            if not self._quiet:
+                self._screen.say(f"run {paths.run}")
+                self._screen.say(f"job {self._job.id}")
             for task, lines in follow_files(self._files, self, last=self._last):
                 self._show.log(task, lines, 0)
             if self._left is not None:
@@ -246,7 +248,8 @@ class _Watch:
             self._over_since = None
             if not begun:
                 waited_s = now - self._began
-                self._screen.live(waiting(self._job, state, since_s=waited_s))
+                if not self._quiet:
+                    self._screen.live(waiting(self._job, state, since_s=waited_s))
             return
         if self._over_since is None:
             self._over_since = now
