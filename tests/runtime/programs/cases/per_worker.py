@@ -81,7 +81,8 @@ def case_per_worker_state_in_a_loop():
     """The layer's state is that of all ranks' rows, not only of the chief's."""
     generator = np.random.default_rng(1)
     x = own_part(generator.normal(size=(PARTS, BATCHES, ROWS, 6))).astype("float32")
-    y = x.sum(1, keepdims=True)
+    # The 1 keeps the bias away from 0, where only its rounding would be compared.
+    y = x.sum(1, keepdims=True) + 1
     layer = Watches()
     model = keras.Sequential([keras.Input((6,)), layer, keras.layers.Dense(1)])
     optimizer = keras.optimizers.SGD(0.01)
