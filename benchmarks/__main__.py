@@ -17,6 +17,7 @@ from benchmarks import (
     restart,
     shards,
     startup,
+    trace,
     training,
     transports,
 )
@@ -31,6 +32,7 @@ for benchmark in (
     collective,
     parts,
     transports,
+    trace,
     training,
     shards,
     equality,

@@ -28,7 +28,7 @@ LAYERS = [
     "program tfconfig placement compose host_list exit_causes description_json +",
     "plan_document expected_hosts",
     "config record",
-    "verify",
+    "verify trace",
     "lifecycle console agent crash",
     "backends",
     "launcher",

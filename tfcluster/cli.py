@@ -188,6 +188,11 @@ def cli() -> None:
     help="Return immediately; the run continues in the background.",
 )
 @click.option("--dry-run", is_flag=True, help="Show the plan and start nothing.")
+@click.option(
+    "--trace",
+    is_flag=True,
+    help="Record steps and exchanges for `tfcluster trace`.",
+)
 @click.option("-n", "count", type=int, metavar="N", help="Without a file: N workers.")
 @click.option(
     "--ps",
@@ -422,6 +427,31 @@ def stacks(words: tuple[str, ...], as_json: bool) -> int:
     from tfcluster.commands import stacks
 
     return stacks.stacks(words, os.environ, as_json=as_json)
+
+
+@cli.command()
+@_RUN
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE",
+    type=click.Path(),
+    help="Default: RUN-trace.json; - for standard output.",
+)
+def trace(run: str | None, output: str | None) -> int:
+    """Write where the time of a run went, for Perfetto or chrome://tracing.
+
+    Shows the start of the hosts, attempts, stalls and failures of any run; steps,
+    exchanges and saves of runs launched with --trace. Default: the newest run.
+
+    \b
+    tfcluster launch --trace cluster.yaml
+    tfcluster trace
+    tfcluster trace digits -o digits.json
+    """
+    from tfcluster.commands import trace
+
+    return trace.trace(run, os.environ, output=output)
 
 
 @cli.command()

@@ -82,6 +82,10 @@ class Runtime:
     can take long."""
     require_exchange: bool = True
     """A training task that exchanges nothing with the others counts as failed."""
+    trace: bool = False
+    """The ranks record their steps and exchanges."""
+    trace_steps: int | None = None
+    """Only so many steps of each attempt are recorded; None: all."""
 
     @property
     def divides(self) -> bool:

@@ -65,6 +65,15 @@ def test_heartbeats_come(tmp_path: Path) -> None:
         agent.wait("ping")
 
 
+def test_the_clock_is_told_with_the_question(tmp_path: Path) -> None:
+    with Agent(tmp_path) as agent:
+        before_s = time.monotonic()
+        agent.send(type="clock", asked_s=12.5)
+        answer = agent.wait("clock")
+        assert answer["asked_s"] == 12.5
+        assert before_s <= answer["monotonic_s"] <= time.monotonic()
+
+
 def test_an_agent_that_was_stopped_reads_before_it_judges(tmp_path: Path) -> None:
     with Agent(tmp_path, lease_s=0.6, heartbeat_s=0.1) as agent:
         agent.start("w:0", "sleep", "600")

@@ -448,6 +448,13 @@ def test_what_does_nothing_under_the_strategy(key: str, tmp_path: Path) -> None:
     assert "has no effect under collective" in problem.message
 
 
+def test_without_the_runtime_nothing_is_traced(tmp_path: Path) -> None:
+    content = f"{SMALLEST}runtime: {{strategy: none, trace: true}}\n"
+    (problem,) = problems(tmp_path, content)
+    assert problem.warning
+    assert problem.message == "'trace' records no steps under none"
+
+
 @pytest.mark.parametrize("strategy", ["parameter_server", "replicated"])
 def test_what_goes_to_a_ps_is_not_compressed(strategy: str, tmp_path: Path) -> None:
     content = (

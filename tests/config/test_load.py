@@ -11,6 +11,7 @@ import pytest
 
 from tests.config.files import ENVIRON, SMALLEST, loaded, write
 from tfcluster.config import load
+from tfcluster.errors import ConfigError
 from tfcluster.isolated_import import PACKAGE_ROOT
 from tfcluster.model import (
     HostEntry,
@@ -174,6 +175,30 @@ def test_the_command_may_be_left_out_where_no_task_needs_it(tmp_path: Path) -> N
     assert description.command == ()
     assert description.tasks["chief"].command == ("python", "a.py")
     assert description.tasks["worker"].server
+
+
+@pytest.mark.parametrize(
+    ("written", "trace", "steps"),
+    [
+        ("", False, None),
+        ("trace: false", False, None),
+        ("trace: true", True, None),
+        ("trace: {steps: 200}", True, 200),
+        ("trace: {enabled: false, steps: 200}", False, 200),
+    ],
+)
+def test_what_is_traced(
+    written: str, trace: bool, steps: int | None, tmp_path: Path
+) -> None:
+    content = f"{SMALLEST}runtime: {{{written}}}\n"
+    runtime = loaded(tmp_path, content).description.runtime
+    assert (runtime.trace, runtime.trace_steps) == (trace, steps)
+
+
+@pytest.mark.parametrize("written", ["yes please", "{steps: 0}", "{step: 1}", "5"])
+def test_what_is_wrong_about_a_trace(written: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"'trace'|'step"):
+        loaded(tmp_path, f"{SMALLEST}runtime: {{trace: {written}}}\n")
 
 
 def test_sections_of_other_backends_are_ignored(tmp_path: Path) -> None:

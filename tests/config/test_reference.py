@@ -250,6 +250,7 @@ SECTIONS = {
     "Secrets": SCHEMA["$defs"]["SecretSource"],
     "Workdir": SCHEMA["$defs"]["Workdir"],
     "Runtime": SCHEMA["$defs"]["Runtime"],
+    "Trace": SCHEMA["$defs"]["Trace"],
     "Hosts": SCHEMA["$defs"]["HostItem"],
     "SSH": SCHEMA["$defs"]["Ssh"],
     "Slurm": SCHEMA["$defs"]["Slurm"],

@@ -11,6 +11,7 @@ import pytest
 
 from tests.launch.cluster import Cluster, Running
 from tests.launch.oracle import assert_nothing_left
+from tests.launch.test_trace import traced
 from tfcluster.isolated_import import PACKAGE_ROOT
 
 RANKS = """
@@ -72,6 +73,13 @@ def test_a_late_rank_is_named_and_shows_where_it_is(cluster: Cluster) -> None:
     assert "in reads_its_data" in shown
     assert "tfcluster/runtime" not in shown
     assert "has not entered" not in running.text("worker:1")
+    waiting = running.found("waiting", task="worker:0")[0]
+    assert waiting["what"] == "gradients of adam"
+    assert waiting["for"] == [2]
+    assert waiting["since_s"] >= 1
+    assert not running.found("waiting", task="worker:1")
+    stalls = traced(running).names("worker:0 on localhost", "stalls")
+    assert stalls == ["waits in gradients of adam"]
     assert_nothing_left(running)
 
 

@@ -34,6 +34,11 @@ class Ping:
 
 
 @dataclass(frozen=True, slots=True)
+class Clock:
+    asked_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Hold:
     count: int
     low: int | None
@@ -118,7 +123,18 @@ class Close:
 
 
 Request = (
-    Open | Ping | Hold | Sync | Part | Prepare | Warm | Start | Stop | Stacks | Close
+    Open
+    | Ping
+    | Clock
+    | Hold
+    | Sync
+    | Part
+    | Prepare
+    | Warm
+    | Start
+    | Stop
+    | Stacks
+    | Close
 )
 
 
@@ -274,6 +290,7 @@ def _start(keys: _Keys) -> Start:
 _READERS: Mapping[str, Callable[[_Keys], Request]] = {
     "open": _open,
     "ping": lambda keys: Ping(),
+    "clock": lambda keys: Clock(keys.seconds("asked_s")),
     "hold": lambda keys: Hold(
         keys.whole("count"), keys.optional_whole("low"), keys.optional_whole("high")
     ),

@@ -27,6 +27,7 @@ from tfcluster.agent.constants import (
 )
 from tfcluster.agent.devices import gpus
 from tfcluster.agent.frames import (
+    Clock,
     Close,
     Hold,
     Open,
@@ -123,6 +124,10 @@ class Supervisor:
         match request:
             case Ping():
                 pass
+            case Clock(asked_s):
+                self._channel.send(
+                    "clock", asked_s=asked_s, monotonic_s=time.monotonic()
+                )
             case Hold(count, low, high):
                 ports, cause = self._ports.hold(count, low, high)
                 self._channel.send("held", ports=ports, cause=cause)

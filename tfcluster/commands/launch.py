@@ -40,6 +40,7 @@ class Options:
     """The options of ``launch``."""
 
     overrides: tuple[str, ...] = ()
+    trace: bool = False
     passed: tuple[str, ...] = ()
     name: str | None = None
     detach: bool = False
@@ -182,11 +183,14 @@ def _load(words: Sequence[str], options: Options, environ: Mapping[str, str]) ->
                 )
             ]
         )
+    overrides = options.overrides
+    if options.trace:
+        overrides = ("runtime.trace=true", *overrides)
     if options.count is None:
         _refuse_without_count(words, options)
         loaded = config.load(
             words[0],
-            overrides=options.overrides,
+            overrides=overrides,
             name=options.name,
             arguments=words[1:],
             environ=environ,
@@ -199,7 +203,7 @@ def _load(words: Sequence[str], options: Options, environ: Mapping[str, str]) ->
             count=options.count,
             ps=options.ps,
             hosts=options.hosts,
-            overrides=options.overrides,
+            overrides=overrides,
             name=options.name,
             environ=environ,
             cwd=Path.cwd(),

@@ -93,6 +93,8 @@ class _Describer:
         keys["chief_only"] = tuple(keys["chief_only"])
         keys["stall_warning_s"] = keys.pop("stall_warning")
         keys["stall_timeout_s"] = keys.pop("stall_timeout")
+        traced = keys.pop("trace")
+        keys["trace"], keys["trace_steps"] = traced.enabled, traced.steps
         return model.Runtime(**keys)
 
     def _restart(self) -> model.Restart:

@@ -135,6 +135,25 @@ class Tasks(_Section):
     ]
 
 
+class Trace(_Section):
+    """What `tfcluster trace` shows of the tasks. A plain true or false is `enabled`."""
+
+    enabled: Annotated[
+        bool,
+        Field(default=True, description="The tasks record their steps and exchanges."),
+    ]
+    steps: Annotated[
+        int | None,
+        Field(
+            default=None,
+            ge=1,
+            le=10**9,
+            description="Record only the first steps, this many. Default: all; the "
+            "newest are kept.",
+        ),
+    ]
+
+
 class Runtime(_Section):
     """How the tasks work together."""
 
@@ -278,6 +297,14 @@ class Runtime(_Section):
             default=True,
             description="A training task that exchanges nothing with the others "
             "counts as failed; false: for scripts that train nothing.",
+        ),
+    ]
+    trace: Annotated[
+        Trace,
+        field_types.Shorthand("enabled", {"type": "boolean"}),
+        Field(
+            default=False,
+            description="Record every step and exchange, for `tfcluster trace`.",
         ),
     ]
 

@@ -154,6 +154,9 @@ def _check_runtime(cluster: Cluster, findings: Findings) -> None:
         if getattr(runtime, key) and chosen is not only_under:
             message = f"{key!r} has no effect under {chosen}: it is for {only_under}"
             findings.warn(("runtime", key), message)
+    if runtime.trace.enabled and chosen is Strategy.NONE:
+        message = f"'trace' records no steps under {chosen}"
+        findings.warn(("runtime", "trace"), message)
     if runtime.compression != "none" and chosen is Strategy.LOCAL_SGD:
         message = "'compression' has no effect under local_sgd: weights are sent as is"
         findings.warn(("runtime", "compression"), message)

@@ -9,7 +9,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from queue import SimpleQueue
 
 from tfcluster import __version__
@@ -30,6 +30,8 @@ class Received:
 
     host: str
     frame: Frame
+    heard_s: float = field(default_factory=time.time)
+    """When it arrived; Unix time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,8 @@ class Opened:
     contact: AgentConnection
     resolved: tuple[str, ...] = ()
     """The addresses that the host's name resolves to on this machine."""
+    begun_s: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    """When it began to connect, to resolve the name, and to wait for the agent."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,54 @@
-"""Compares hosts' clocks with ours. They time nothing, but files bear their time."""
+"""Compares hosts' clocks with ours.
+
+Their clocks of the day time nothing, but files bear their time. What tasks record bears
+the time of their host's monotonic clock, which is measured again and again.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from tfcluster.host_patterns import fold
 
 CLOCK_S = 1.0
 """A clock that is off by more than this is worth a warning."""
+
+
+_LEAST_S = 0.001
+"""A smaller change is not worth recording: events would move by less."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A host's monotonic clock, by ours: all in seconds.
+
+    When it showed ``monotonic_s``, ours (Unix time) was ``offset_s`` ahead, give or
+    take ``uncertainty_s``.
+    """
+
+    monotonic_s: float
+    offset_s: float
+    uncertainty_s: float
+
+    @classmethod
+    def of(cls, monotonic_s: float, asked_s: float, heard_s: float) -> Measured:
+        """From an answer: the clock was read between asking and hearing.
+
+        As in NTP, it is taken to have been read in the middle.
+        """
+        half_s = max(0.0, heard_s - asked_s) / 2
+        return cls(monotonic_s, asked_s + half_s - monotonic_s, half_s)
+
+    def says_more_than(self, last: Measured | None) -> bool:
+        """Whether it is to be recorded after ``last``.
+
+        That is so if it is much more certain, or if the clocks have drifted apart.
+        """
+        if last is None or self.uncertainty_s < last.uncertainty_s / 2:
+            return True
+        moved_s = abs(self.offset_s - last.offset_s)
+        return moved_s > max(self.uncertainty_s + last.uncertainty_s, _LEAST_S)
 
 
 def certain_lead(there_s: float, asked_s: float, heard_s: float) -> float:

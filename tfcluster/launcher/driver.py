@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from functools import cached_property
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -23,9 +24,10 @@ from tfcluster.launcher.agent_connection import (
     Answered,
     Closed,
     Opened,
+    Received,
     Unopened,
 )
-from tfcluster.launcher.clocks import clock_warnings
+from tfcluster.launcher.clocks import Measured, clock_warnings
 from tfcluster.launcher.hosts import Hosts
 from tfcluster.launcher.interrupts import Interrupt
 from tfcluster.launcher.job import Item, Job, search_paths, start_env
@@ -37,6 +39,7 @@ from tfcluster.launcher.run_output import RunOutput
 from tfcluster.launcher.stack_requests import ask_stacks
 from tfcluster.launcher.stall_detector import StallDetector
 from tfcluster.launcher.task_messages import TaskFrames
+from tfcluster.launcher.trace_files import TraceFiles
 from tfcluster.lifecycle import begin, step
 from tfcluster.lifecycle.types import (
     Action,
@@ -109,8 +112,13 @@ class Driver:
         self._on_fewer = on_fewer
         self._plan = job.plan()
         self._progress = Progress(job.description.progress_timeout_s)
-        self._tasks = TaskFrames(job, journal, show, self._progress, self._keep)
+        self._traces = TraceFiles(RunPaths(job.logs.parent))
+        self._tasks = TaskFrames(
+            job, journal, show, self._progress, self._keep, self._traces
+        )
         self._copies = LogCopies(job.logs)
+        self._clocks: dict[str, Measured] = {}
+        """The last recorded ones, by host."""
         self._deadlines: dict[str, float] = {}
         self._stalls = StallDetector(self._progress, self._tasks.answers, hosts.send)
         self._finish: Finish | None = None
@@ -138,6 +146,9 @@ class Driver:
         self._copies.close(COPIES_S)
         if self._copies.trouble is not None:
             self._show.say(f"warning: cannot copy logs: {self._copies.trouble}")
+        self._traces.close(COPIES_S)
+        if self._traces.trouble is not None:
+            self._show.say(f"warning: the trace is incomplete: {self._traces.trouble}")
         for host, count in self._hosts.sweeps.swept.items():
             self._journal.event("swept", host=host, count=count)
         return self._finish
@@ -200,15 +211,31 @@ class Driver:
             return []
         if isinstance(item, Opened | Unopened):
             return self._hosts.opened(item)
+        if item.frame["type"] == "clock":
+            self._clock(item)
+            return []
         try:
             events = self._hosts.received(item.host, item.frame)
             if events is None:
                 events = self._tasks.received(item.host, item.frame, time.monotonic())
         except WireError as error:
             return [HostLost(item.host, f"its agent violated the protocol: {error}")]
-        if item.frame["type"] == "hello" and self._hosts.importing(item.host):
-            self._importing(item.host)
+        if item.frame["type"] == "hello":
+            if self._job.description.runtime.trace:
+                # What tasks record bears the time of their host's clock.
+                self._hosts.ask_clock(item.host)
+            if self._hosts.importing(item.host):
+                self._importing(item.host)
         return events
+
+    def _clock(self, item: Received) -> None:
+        asked_s, monotonic_s = (item.frame.get(k) for k in ("asked_s", "monotonic_s"))
+        if not isinstance(asked_s, float) or not isinstance(monotonic_s, float):
+            return
+        measured = Measured.of(monotonic_s, asked_s, item.heard_s)
+        if measured.says_more_than(self._clocks.get(item.host)):
+            self._clocks[item.host] = measured
+            self._journal.event("clock", host=item.host, **asdict(measured))
 
     def _importing(self, host: str) -> None:
         """Record that the host's tasks wait for TensorFlow to be imported."""

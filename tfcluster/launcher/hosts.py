@@ -31,6 +31,16 @@ from tfcluster.launcher.cleanup import FAN_OUT, SILENT_SWEEP_S, SWEEP_S, Cleanup
 from tfcluster.launcher.clocks import certain_lead
 from tfcluster.launcher.host_address import choose_address, resolve
 from tfcluster.launcher.host_liveness import HostLiveness
+from tfcluster.launcher.host_stages import (
+    AGENT,
+    CONNECT,
+    COPY,
+    IMPORT,
+    PREPARE,
+    RESOLVE,
+    Note,
+    not_noted,
+)
 from tfcluster.launcher.job import Item, Job, search_paths, warm_env
 from tfcluster.launcher.preparation import changed_python, prepare_frame, unprepared
 from tfcluster.launcher.workdir_sender import WorkdirSender
@@ -74,9 +84,14 @@ class Hosts:
     """All hosts of a job. Every method is called from the launcher's one loop."""
 
     def __init__(
-        self, job: Job, starter: Starter, post: Callable[[Item], None]
+        self,
+        job: Job,
+        starter: Starter,
+        post: Callable[[Item], None],
+        note: Note = not_noted,
     ) -> None:
         self._job = job
+        self._note = note
         self._starter = starter
         self._post = post
         self._sides = {host.name: _HostSide(host) for host in job.used_hosts()}
@@ -107,6 +122,7 @@ class Hosts:
                 host = waiting.get_nowait()
             except Empty:
                 return
+            began_s = time.time()
             try:
                 contact = open_agent(
                     self._starter,
@@ -119,8 +135,10 @@ class Hosts:
             except TfclusterError as error:
                 self._post(Unopened(host.name, error))
             else:
+                connected_s = time.time()
                 resolved = resolve(host.name) if host.address is None else ()
-                self._post(Opened(host.name, contact, resolved))
+                begun_s = began_s, connected_s, time.time()
+                self._post(Opened(host.name, contact, resolved, begun_s))
 
     def _ports_of(self, side: _HostSide) -> int:
         """How many ports the tasks of a host need."""
@@ -145,6 +163,7 @@ class Hosts:
             self._warm(side)
             return
         side.preparing = True
+        self._note(name, PREPARE, None)
         cwd = self.files.cwd(name, str(description.workdir))
         log = str(self._job.logs / f"setup-{name}.log")
         self.send(name, prepare_frame(description, cwd=cwd, log=log))
@@ -152,6 +171,8 @@ class Hosts:
     def _warm(self, side: _HostSide) -> None:
         specs = self._job.on_host(side.host)
         by_key = {spec.warm: spec for spec in specs}
+        if warm_specs(specs):
+            self._note(side.host.name, IMPORT, None)
         for number, warm in enumerate(warm_specs(specs)):
             side.warm.add(warm.key)
             side.warming.add(warm.key)
@@ -175,9 +196,16 @@ class Hosts:
             contact.send(frame)
 
     def ping(self) -> None:
+        clocks = self._job.description.runtime.trace
         for name, side in self._sides.items():
             if not side.gone:
                 self.send(name, {"type": "ping"})
+                if clocks and side.greeted:
+                    self.ask_clock(name)
+
+    def ask_clock(self, name: str) -> None:
+        """Ask a host, which has answered before, for its monotonic clock."""
+        self.send(name, {"type": "clock", "asked_s": time.time()})
 
     def close(self, names: Sequence[str], grace_s: float) -> None:
         for name in names:
@@ -245,6 +273,9 @@ class Hosts:
             cause = error.message.removeprefix(f"{item.host}: ") + hint
             return self._fail(item.host, cause, error.exit_code)
         side.contact, side.resolved = item.contact, item.resolved
+        for stage, at_s in zip((CONNECT, RESOLVE, AGENT), item.begun_s, strict=True):
+            if stage != RESOLVE or item.resolved:
+                self._note(item.host, stage, at_s)
         if side.gone:
             item.contact.kill()
         elif side.closing:
@@ -367,7 +398,9 @@ class Hosts:
             cause = "it has no address at which the other hosts can reach it"
             return self._fail(name, f"{cause} (give it an 'address' under 'hosts')")
         self.files.begin(name)
-        if not self.files.busy(name):
+        if self.files.busy(name):
+            self._note(name, COPY, None)
+        else:
             self._prepare(side)
         return [*self._failures(), *self._ready(side)]
 

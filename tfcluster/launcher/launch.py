@@ -294,7 +294,10 @@ class Launch:
             with contextlib.suppress(OSError):  # events have the addresses, too
                 replace_json(paths.plan, task_parts(known, cluster))
 
-        hosts = Hosts(job, self.starter, queue.put)
+        def note(host: str, stage: str, began_s: float | None) -> None:
+            journal.event("stage", host=host, stage=stage, began=began_s)
+
+        hosts = Hosts(job, self.starter, queue.put, note)
 
         def on_fewer(job: Job, left: Container[str]) -> Job:
             return job.on_fewer(left, _looking_in(job.description))

@@ -11,6 +11,7 @@ from tfcluster.launcher.job import Job
 from tfcluster.launcher.journal import Journal
 from tfcluster.launcher.progress import Answer, Progress
 from tfcluster.launcher.run_output import RunOutput
+from tfcluster.launcher.trace_files import TraceFiles
 from tfcluster.lifecycle.types import (
     AgentAskedToStop,
     Event,
@@ -39,8 +40,8 @@ _OF_TASKS = frozenset(
 _MAX_TEXT = 300
 _MAX_SAID = 1000
 _MAX_PHASE = 80
-_REPLACED = ("step", "serving")
-"""Only the latest of these is kept, so their number is not limited."""
+_UNLIMITED = ("step", "serving", "trace")
+"""Only the latest of these are kept, so their number is not limited."""
 
 
 Keep = Callable[[str, TaskId, Sequence[str], int], None]
@@ -57,11 +58,13 @@ class TaskFrames:
         show: RunOutput,
         progress: Progress,
         keep: Keep,
+        traces: TraceFiles,
     ) -> None:
         self._job = job
         self._journal = journal
         self._show = show
         self._keep = keep
+        self._traces = traces
         self.progress = progress
         self._owners = {(t, s.place.host.name) for t, s in job.specs.items()}
         self.answers: dict[TaskId, Answer] = {}
@@ -137,7 +140,7 @@ class TaskFrames:
             case "settled":
                 return [TaskSettled(task, attempt)]
             case "event":
-                self._said(key, frame.get("event"), now)
+                self._said(host, key, frame.get("event"), now)
         return []
 
     def _exited(self, key: tuple[TaskId, int], frame: Frame, at_s: float) -> TaskExited:
@@ -170,12 +173,14 @@ class TaskFrames:
             at_s=at_s,
         )
 
-    def _said(self, key: tuple[TaskId, int], event: object, now: float) -> None:
+    def _said(
+        self, host: str, key: tuple[TaskId, int], event: object, now: float
+    ) -> None:
         """Handle an event from the task itself, which may send anything."""
         if not isinstance(event, dict):
             return
         task, attempt = key
-        if event.get("type") not in _REPLACED and not self._may_say_more(key):
+        if event.get("type") not in _UNLIMITED and not self._may_say_more(key):
             return
         match event.get("type"):
             case "step":
@@ -186,6 +191,16 @@ class TaskFrames:
                 phase = str(event.get("phase"))[:_MAX_PHASE]
                 self._journal.event(
                     "task", task=str(task), attempt=attempt, phase=phase
+                )
+            case "trace":
+                self._traces.add(task, attempt, host, event)
+            case "waiting":
+                said = _waiting({"waiting": event}) or {}
+                self._journal.event(
+                    "waiting",
+                    task=str(task),
+                    attempt=attempt,
+                    **{key: said.get(key) for key in ("since_s", "what", "for")},
                 )
             case "warning":
                 self._warn(task, str(event.get("text"))[:_MAX_TEXT])

@@ -96,6 +96,14 @@ class RunPaths:
     def log(self, task: TaskId) -> Path:
         return self.logs / task.log_name
 
+    def trace(self, task: TaskId) -> Path:
+        """What the task has recorded of itself."""
+        return self.root / "trace" / f"{task.log_name.removesuffix('.log')}.jsonl"
+
+    def older_trace(self, task: TaskId) -> Path:
+        """What it had recorded before that."""
+        return self.trace(task).with_suffix(".old.jsonl")
+
 
 # --- the state folder ----------------------------------------------------------------
 

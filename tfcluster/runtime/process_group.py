@@ -23,6 +23,7 @@ from tfcluster.runtime.telemetry import exit_status
 from tfcluster.runtime.telemetry.agent_channel import reporter
 from tfcluster.runtime.telemetry.exit_cause import cause
 from tfcluster.runtime.telemetry.rank_claim import agent_answers, claim
+from tfcluster.runtime.telemetry.tracer import tracer
 from tfcluster.vocabulary import RANKED_TYPES
 
 _FOREVER_S = 20 * 86400.0
@@ -195,7 +196,11 @@ def group_among(ranks: Sequence[int], token: bytes) -> Group:
     )
     if len(ranks) > 1:
         transport.join()
-    found = Group(transport, on_failure=lambda error: reporter().failure(str(error)))
+    found = Group(
+        transport,
+        on_failure=lambda error: reporter().failure(str(error)),
+        tracer=tracer(),
+    )
     atexit.register(found.close)
     return found
 
@@ -225,6 +230,7 @@ def _group_of(context: Context) -> Group:
             "other ranks: TF_CONFIG and TFCLUSTER_TOKEN are missing. tfcluster launch "
             "sets them"
         )
+    exit_status.install()
     monitor = _monitor(context) if context.size > 1 else None
     host = _host(context)
 
@@ -248,9 +254,9 @@ def _group_of(context: Context) -> Group:
         monitor=monitor,
         enter=enter if agent_answers() else None,
         on_failure=lambda error: reporter().failure(str(error)),
+        tracer=tracer(),
     )
     reporter().on_waiting(ranks.waiting)
-    exit_status.install()
     atexit.register(_leave_at_exit, ranks)
     return ranks
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -273,9 +274,15 @@ def _rounded_means(
         total, bounds = packed(arrays, arrays[0].dtype)
         source = total
     if total.size:
-        call.transport.allreduce_rounded(
-            total, source, call.shares, options.rounding, residual
+        act = partial(
+            call.transport.allreduce_rounded,
+            total,
+            source,
+            call.shares,
+            options.rounding,
+            residual,
         )
+        call.part(total.nbytes, act)
     return [
         total[start:end].reshape(array.shape)
         for array, (start, end) in zip(arrays, bounds, strict=True)

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 from tfcluster.runtime.collective.failure_reports import ExitReport, Position
 from tfcluster.runtime.collective.peer_monitor import PeerMonitor
@@ -24,6 +24,9 @@ from tfcluster.runtime.collective.transports.base import Transport
 from tfcluster.runtime.errors import CollectiveError, CollectiveMismatchError
 from tfcluster.runtime.telemetry.agent_channel import Waiting
 from tfcluster.runtime.telemetry.stack_dump import program_line
+from tfcluster.runtime.telemetry.tracer import EXCHANGES, Tracer
+
+T = TypeVar("T")
 
 _HEADER = struct.Struct(">Q32sd8s?")
 """Number of the exchange, digest of its signature, weight of this rank's contribution,
@@ -48,6 +51,20 @@ class CollectiveCall:
 
     Other ranks that wait for it see it as late, not as being in the exchange.
     """
+    tracer: Tracer | None = None
+    how: str = ""
+    """The transport's name, for the tracer."""
+
+    def part(self, nbytes: int, act: Callable[[], T]) -> T:
+        """Call ``act``, which transfers ``nbytes`` bytes of a rank: a bucket."""
+        tracer = self.tracer
+        if tracer is None:
+            return act()
+        began_s, waited_s = tracer.clock(), self.transport.waited_s
+        result = act()
+        ended_s, waited_s = tracer.clock(), self.transport.waited_s - waited_s
+        tracer.add(EXCHANGES, "bucket", began_s, ended_s, nbytes, self.how, waited_s)
+        return result
 
     @property
     def share(self) -> float:
@@ -121,7 +138,8 @@ class Group:
     ``enter`` is given, ranks connect at the first exchange instead of now, and
     ``enter`` is called just before; it raises CollectiveError if this process must not
     take part. ``on_failure`` is called once with the error that ends the group.
-    ``clock`` returns seconds.
+    ``tracer`` records the exchanges; its clock must be ``clock``, which returns
+    seconds.
     """
 
     def __init__(
@@ -132,8 +150,12 @@ class Group:
         enter: Callable[[], None] | None = None,
         on_failure: Callable[[CollectiveError], None] = lambda error: None,
         clock: Callable[[], float] = time.monotonic,
+        tracer: Tracer | None = None,
     ) -> None:
         self._transport = transport
+        self.tracer = tracer
+        """Records what this process does; None: nothing is recorded."""
+        self._how = type(transport).__name__.removesuffix("Transport").lower()
         self._monitor = monitor
         self._on_failure = on_failure
         self._clock = clock
@@ -254,10 +276,15 @@ class Group:
                 before.number + 1, signature.what, self._clock(), inside=True
             )
             self._phase = phase
+            tracer = self.tracer
+            waited_s = self._transport.waited_s if tracer is not None else 0.0
+            arrived_s = 0.0
             refusal: CollectiveError | None = None
             try:
                 self.join()
                 weights, notes, objects = self._agree(signature, weight, note)
+                if tracer is not None:
+                    arrived_s = self._clock() - phase.since
                 if objects:
                     refusal = self._objection()
                     raise refusal
@@ -266,6 +293,8 @@ class Group:
                     weights,
                     notes,
                     away=lambda: self._away(before, phase),
+                    tracer=tracer,
+                    how=self._how,
                 )
             except CollectiveError as error:
                 if error is self.mismatch or error is refusal:
@@ -284,6 +313,17 @@ class Group:
                 self._phase = _Phase(phase.number, phase.what, ended_s, inside=False)
                 if self._see is not None:
                     self._see(phase.what, phase.since, ended_s)
+                if tracer is not None:
+                    tracer.add(
+                        EXCHANGES,
+                        phase.what,
+                        phase.since,
+                        ended_s,
+                        signature.nbytes,
+                        self._how,
+                        self._transport.waited_s - waited_s,
+                        arrived_s,
+                    )
 
     def begin_graph(self, what: str, progress: Callable[[], GraphProgress]) -> None:
         """Record that a graph runs now which contains exchanges of its own.
@@ -301,6 +341,9 @@ class Group:
         """Record that the graph has ended after ``ended`` exchanges of its own."""
         graph, self._graph = self._graph, None
         if graph is not None and ended:
+            if self.tracer is not None:
+                name = f"graph with {graph.what}"
+                self.tracer.add(EXCHANGES, name, graph.since, self._clock(), ended)
             with self._lock:
                 self._phase = _Phase(
                     self._phase.number + ended, graph.what, self._clock(), inside=False

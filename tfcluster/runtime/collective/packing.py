@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -54,9 +55,11 @@ def reduced(
             if half:
                 # Scaled after the conversion to float32, not in half precision.
                 shares = None if scale == 1.0 else call.shares
-                piece[:] = reduce_half_precision(call.transport, piece, op, shares)
+                reduce = partial(reduce_half_precision, call.transport)
+                piece[:] = call.part(piece.nbytes, partial(reduce, piece, op, shares))
             elif piece.size:
-                call.transport.allreduce(piece, op)
+                act = partial(call.transport.allreduce, piece, op)
+                call.part(piece.nbytes, act)
         for i, (start, end) in zip(chosen, bounds, strict=True):
             results[i] = vector[start:end].reshape(arrays[i].shape)
     return results
@@ -79,7 +82,8 @@ def _reduced_alone(
     source = array.reshape(-1)
     if scale == 0.0:
         source, scale = np.zeros_like(source), 1.0  # Not 0 * x: it may be NaN.
-    call.transport.allreduce(total, op, source, scale)
+    act = partial(call.transport.allreduce, total, op, source, scale)
+    call.part(total.nbytes, act)
     return total.reshape(array.shape)
 
 

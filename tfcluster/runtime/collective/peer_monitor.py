@@ -31,6 +31,7 @@ from tfcluster.runtime.collective.straggler_messages import (
     awaited_text,
     inquiry_text,
     is_reporter,
+    missing,
     stalled_text,
     unconnected_text,
 )
@@ -41,6 +42,7 @@ from tfcluster.runtime.errors import (
 )
 from tfcluster.runtime.net.handshake import Member
 from tfcluster.runtime.net.rendezvous import connect
+from tfcluster.runtime.telemetry.agent_channel import Waiting, reporter
 from tfcluster.runtime.telemetry.stack_dump import stacks_text
 from tfcluster.wire import Decoder, Frame, WireError, encode
 
@@ -440,6 +442,10 @@ class PeerMonitor:
         self._stalled_report = progress.number, stalled_text(progress, others)
         if is_reporter(self._me.rank, progress.number, others):
             self._say(self._stalled_report[1])
+            if absent := missing(progress.number, others):
+                what = progress.what
+                waiting = Waiting(progress.since_s, what, tuple(absent))
+                reporter().waiting(waiting)
 
 
 def _prepare(connection: socket.socket) -> None:

@@ -84,7 +84,7 @@ class Settings:
         global _step_rate
         ranks = group()
         if _step_rate is None or _step_rate[0] is not ranks:
-            _step_rate = ranks, StepRate(reporter(), ranks)
+            _step_rate = ranks, StepRate(reporter(), ranks, tracer=ranks.tracer)
         _step_rate[1].applied(self.label)
 
 

@@ -27,6 +27,7 @@ from tfcluster.runtime.keras.types import Variable
 from tfcluster.runtime.keras.unique_names import OptimizerNames
 from tfcluster.runtime.telemetry.agent_channel import Reporter
 from tfcluster.runtime.telemetry.step_rate import StepRate
+from tfcluster.runtime.telemetry.tracer import CHECKPOINTS, span
 from tfcluster.runtime.tensor_types import Flag, Nest, Number, Weight
 
 _SUSPICIOUS_APPLIES = 3
@@ -246,7 +247,7 @@ class Session:
         self._share: ContextVar[Share | None] = ContextVar("share", default=None)
         self._plain_step: ContextVar[bool] = ContextVar("plain_step", default=False)
         self._shard: ContextVar[int | None] = ContextVar("shard", default=None)
-        self.step_rate = StepRate(self.reporter, self)
+        self.step_rate = StepRate(self.reporter, self, tracer=self.group.tracer)
         self.group.steps = lambda: self.step_rate.steps
         # With an undivided batch every rank computes the same, so only the chief
         # counts.
@@ -360,6 +361,15 @@ class Session:
             yield
         finally:
             setattr(self._local, what, before)
+
+    @contextmanager
+    def saving(self, what: str) -> Iterator[None]:
+        """Mark this thread as in ``once("saving")``; record the time that it takes."""
+        with (
+            self.once("saving"),
+            span(self.group.tracer, CHECKPOINTS, what.removeprefix("end of ")),
+        ):
+            yield
 
     def take(self, what: str) -> bool:
         """Whether this thread is inside ``once(what)``. Removes the mark."""

@@ -37,6 +37,7 @@ from tfcluster.runtime.parameter_server.sharding import (
     part_of,
     pushed_part,
 )
+from tfcluster.runtime.telemetry.tracer import EXCHANGES, tracer
 
 __all__ = [
     "OpenResult",
@@ -113,6 +114,7 @@ class ParameterServerClient:
         for a malformed address.
         """
         self._lock = threading.Lock()
+        self._tracer = tracer()
         self._models: dict[str, _Model] = {}
         self._connections = Connections(
             addresses,
@@ -348,13 +350,34 @@ class ParameterServerClient:
         state.known.add((ps, kinds))
 
     def _request(self, requests: Mapping[int, Message]) -> dict[int, Message]:
-        answers = self._connections.exchange(requests)
+        tracer = self._tracer
+        if tracer is None:
+            answers = self._connections.exchange(requests)
+        else:
+            began_s, waited_s = tracer.clock(), self.waited_s
+            answers = self._connections.exchange(requests)
+            ended_s, waited_s = tracer.clock(), self.waited_s - waited_s
+            if name := _named(requests):
+                size = _size(requests) + _size(answers)
+                tracer.add(EXCHANGES, name, began_s, ended_s, size, "ps", waited_s)
         for ps in sorted(answers):
             kind = answers[ps].header.get("error")
             if kind is not None:
                 error = _ERRORS.get(kind, CollectiveError)
                 raise error(f"ps:{ps}: {answers[ps].header['text']}")
         return answers
+
+
+def _named(requests: Mapping[int, Message]) -> str:
+    """What is requested, for the tracer; empty: notes, which are read repeatedly."""
+    for request in requests.values():
+        model = request.header.get("model")
+        return "" if model is None else f"{request.header['op']} {model}"
+    return ""
+
+
+def _size(messages: Mapping[int, Message]) -> int:
+    return sum(array.nbytes for each in messages.values() for array in each.arrays)
 
 
 def _values(model: _Model, answers: Mapping[int, Message]) -> list[Array]:

@@ -16,6 +16,7 @@ from tfcluster.runtime.collective.sparse import Slices, are_distinct
 from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.parameter_server.placement import Piece
 from tfcluster.runtime.parameter_server.sharding import Gradient
+from tfcluster.runtime.telemetry.tracer import UPDATES, tracer
 
 _MANY_ROWS = 0.5
 """If more than this fraction of the rows has changed, the whole array is sent."""
@@ -110,6 +111,7 @@ class ShardedModel:
         self.version = 0
         """Number of updates that have been applied."""
         self.counts = Counts()
+        self._tracer = tracer()
         self._changed = [
             np.zeros(piece.end - piece.start, np.int64) if only else None
             for piece, only in zip(pieces, rows_only, strict=True)
@@ -129,7 +131,13 @@ class ShardedModel:
         gradients = [
             _with_own_indices(g) if isinstance(g, Slices) else g for g in gradients
         ]
-        self.engine.apply(gradients, kinds)
+        tracer = self._tracer
+        if tracer is None:
+            self.engine.apply(gradients, kinds)
+        else:
+            began_s = tracer.clock()
+            self.engine.apply(gradients, kinds)
+            tracer.add(UPDATES, "update", began_s, tracer.clock())
         self.version += 1
         self.counts.apply(staleness)
         self._latest = {}

@@ -15,6 +15,7 @@ from tfcluster.runtime import tf_server
 from tfcluster.runtime.context import Context
 from tfcluster.runtime.task import tf_data_service
 from tfcluster.runtime.telemetry.agent_channel import reporter
+from tfcluster.runtime.telemetry.tracer import tracer
 
 if TYPE_CHECKING:
     from tfcluster.runtime.task.ps_task import ParameterService
@@ -60,6 +61,8 @@ def _until_stopped(
     signal.sigwait(_STOP)
     if parameters is not None:
         parameters.report()
+        if (ours := tracer()) is not None:
+            ours.finish()
     clear()
     # TensorFlow cannot shut down a server cleanly, so skip all destructors.
     sys.stdout.flush()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import _thread
 import math
 import os
+import select
 import socket
 import stat
 import threading
@@ -113,6 +114,10 @@ class Reporter:
         """Report one sentence that says why the task is about to exit."""
         self._say({"type": "failure", "cause": _cut(cause)})
 
+    def trace(self, batch: Mapping[str, object]) -> None:
+        """Report what the task has done, as ``tracer.encoded`` gives it."""
+        self._say({"type": "trace", **batch})
+
     def exchanged(self) -> None:
         """Report, once, that the task has exchanged something with other ranks."""
         if not self._exchanged:
@@ -124,6 +129,18 @@ class Reporter:
         held_back, self._step_held_back = self._step_held_back, None
         if held_back is not None:
             self._say(held_back)
+
+    def drain(self, timeout_s: float) -> None:
+        """Wait until everything is sent, but not for longer than ``timeout_s``."""
+        until = time.monotonic() + timeout_s
+        while self._pending and (connection := self._connection) is not None:
+            left_s = until - time.monotonic()
+            poll = select.poll()
+            poll.register(connection, select.POLLOUT)
+            if left_s <= 0 or not poll.poll(left_s * 1000):
+                return
+            with self._lock:
+                self._send_pending(connection)
 
     def on_waiting(self, ask: Callable[[], Waiting | None]) -> None:
         """Have ``ask`` called, in another thread, when the agent requests stacks."""

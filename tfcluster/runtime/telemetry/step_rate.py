@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tfcluster.runtime.telemetry.agent_channel import Reporter
+from tfcluster.runtime.telemetry.tracer import Tracer
 
 _WINDOW_S = 1.0
 
@@ -24,7 +25,8 @@ class WaitTime(Protocol):
 class StepRate:
     """Counts steps per optimizer; the step count is that of the most used optimizer.
 
-    ``clock`` returns seconds. Rates are averages over about a second.
+    ``clock`` returns seconds. Rates are averages over about a second. Each step is also
+    recorded by the ``tracer``, if there is one.
     """
 
     def __init__(
@@ -32,8 +34,11 @@ class StepRate:
         reporter: Reporter,
         waits: WaitTime,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        tracer: Tracer | None = None,
     ) -> None:
         self._reporter = reporter
+        self._tracer = tracer
         self._waits = waits
         self._clock = clock
         self._steps: Counter[str] = Counter()
@@ -62,6 +67,8 @@ class StepRate:
             if full:
                 self._window, self._is_first = now, False
         self._reporter.step(self.steps, *self._rates)
+        if self._tracer is not None:
+            self._tracer.step(self.steps)
 
 
 @dataclass(frozen=True, slots=True)

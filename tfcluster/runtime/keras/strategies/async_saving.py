@@ -40,12 +40,12 @@ class AsyncSaving(ChiefOnlySaving):
         if session.inside_keras:
             if not session.chief:
                 return None
-            with session.once("saving"):
+            with session.saving(what):
                 return act()
         if not session.chief:
             return self._progress.wait_for_writing()
         try:
-            with session.once("saving"):
+            with session.saving(what):
                 result = act()
         except Exception as error:
             self._progress.written("", error=f"the chief could not save: {error}")

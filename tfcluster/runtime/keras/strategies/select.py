@@ -43,6 +43,7 @@ from tfcluster.runtime.net.handshake import Member
 from tfcluster.runtime.parameter_server.client import ParameterServerClient
 from tfcluster.runtime.telemetry.agent_channel import reporter
 from tfcluster.runtime.telemetry.rank_claim import require_first
+from tfcluster.runtime.telemetry.tracer import tracer
 
 
 def begin(context: Context) -> Session:
@@ -138,7 +139,7 @@ def _asynchronous_ps(context: Context) -> Session:
         Member(0, 1, context.token, context.attempt), ("localhost:0",)
     )
     session = AsyncSession(
-        Group(alone),
+        Group(alone, tracer=tracer()),
         reporter(),
         divides=context.options.divides,
         refuses_differences=False,

@@ -118,7 +118,7 @@ class ChiefOnlySaving:
         result: T | None = None
         if session.chief:
             try:
-                with session.once("saving"):
+                with session.saving(what):
                     result = act()
             except Exception as raised:
                 error = raised

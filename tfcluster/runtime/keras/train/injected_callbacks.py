@@ -169,7 +169,7 @@ class ByTheChief(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
         if not self._session.within("saving"):
             self._session.settle("backup")
         if self._session.chief:
-            with self._session.once("saving"):
+            with self._session.saving("backup"):
                 self._saves()
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -20,6 +20,7 @@ from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.train.injected_callbacks import with_callbacks
 from tfcluster.runtime.keras.train.xla_fallback import without_xla
 from tfcluster.runtime.keras.types import Callback, CallbackList, Layer, Model
+from tfcluster.runtime.telemetry.tracer import KERAS, span
 from tfcluster.runtime.tensor_types import Array, Nest
 
 
@@ -137,7 +138,7 @@ class ModelMethods:
         self._print_on_the_chief(call)
         warn_of_endless_epochs(self._session, call.arguments)
         self._policy.check_layers(model)
-        with self._entering(model), self._policy.fitting():
+        with self._entering(model, "fit"), self._policy.fitting():
             return call.run()
 
     def _evaluate(
@@ -153,7 +154,7 @@ class ModelMethods:
             self._print_on_the_chief(call)
         self._policy.check_layers(model)
         with (
-            self._entering(model),
+            self._entering(model, "evaluate"),
             self._policy.evaluating(model, outermost=outermost),
         ):
             return call.run()
@@ -161,7 +162,7 @@ class ModelMethods:
     def _predict(
         self, original: Callable[..., object], model: Model, *args: Any, **kwargs: Any
     ) -> object:
-        with self._entering(model):
+        with self._entering(model, "predict"):
             return original(model, *args, **kwargs)
 
     def _train_on_batch(
@@ -197,11 +198,18 @@ class ModelMethods:
         return original(model, *args, **kwargs)
 
     @contextmanager
-    def _entering(self, model: Model) -> Iterator[None]:
+    def _entering(self, model: Model, what: str = "") -> Iterator[None]:
+        """``what``: what takes its time, apart from the steps; empty: a single step."""
         refuse_replicas(model.distribute_strategy)
         self._policy.prepare(model)
         without_xla(model)
-        with translated(), self._shape_errors.in_fit(), self._session.entering():
+        name = f"{what} of {model.name}"
+        with (
+            translated(),
+            self._shape_errors.in_fit(),
+            self._session.entering(),
+            span(self._session.group.tracer, KERAS, name) if what else nullcontext(),
+        ):
             yield
 
     def _print_on_the_chief(self, call: MethodCall) -> None:

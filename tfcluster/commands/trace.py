@@ -1,0 +1,115 @@
+"""The command ``trace``: where a run's time went, for Perfetto or Chrome."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from tfcluster.console.output import put, say
+from tfcluster.console.sanitise import sanitise
+from tfcluster.errors import ExitCode, ResourceError
+from tfcluster.record.events import read_events
+from tfcluster.record.load_run import read_run
+from tfcluster.record.paths import RunPaths, find, state_dir
+from tfcluster.record.run_status import RunView
+from tfcluster.task_id import TaskId
+from tfcluster.trace.chrome import pieces
+from tfcluster.trace.from_record import (
+    Events,
+    host_items,
+    launcher_items,
+    task_items,
+)
+from tfcluster.trace.host_clock import HostClock, host_clocks
+from tfcluster.trace.recorded import recorded
+from tfcluster.trace.spans import Process
+
+_SCHEMA = 1
+_HINT = (
+    "its tasks have recorded no steps: `tfcluster launch --trace`, or runtime: "
+    "{trace: true}, shows steps and exchanges"
+)
+
+
+def trace(run: str | None, environ: Mapping[str, str], *, output: str | None) -> int:
+    """Write the trace of a run to a file, or to standard output for ``-``.
+
+    Raises TfclusterError.
+    """
+    paths = find(state_dir(environ), run)
+    events = read_events(paths.events)
+    view = read_run(paths, now_s=time.time())
+    text = _text(paths, view, events)
+    if not any(_lines(paths, task.task) for task in view.tasks):
+        say(f"{paths.run}: {_HINT}")
+    if output == "-":
+        for piece in text:
+            put(piece)
+        return ExitCode.OK
+    file = Path(output or f"{paths.run}-trace.json")
+    try:
+        with file.open("w", encoding="utf-8") as out:
+            out.writelines(text)
+    except OSError as error:
+        raise ResourceError(
+            f"cannot write {file}: {error.strerror}", hint="-o names another file"
+        ) from error
+    put(f"{sanitise(os.fspath(file))}\n")
+    say("open it in https://ui.perfetto.dev or chrome://tracing")
+    return ExitCode.OK
+
+
+def _text(paths: RunPaths, view: RunView, events: Events) -> Iterator[str]:
+    running = not view.state.final
+    latest_s = time.time() if running else max((e["t"] for e in events), default=0.0)
+    clocks = host_clocks(events)
+    first_s = min((event["t"] for event in events), default=latest_s)
+    start_s = min(first_s, view.started_s or first_s)
+    facts = {
+        "schema": _SCHEMA,
+        "run": paths.run,
+        "state": str(view.state),
+        "started": start_s,
+        "clock_uncertainty_ms": {
+            host: round(clock.uncertainty_s * 1000, 3) for host, clock in clocks.items()
+        },
+    }
+    processes = _processes(paths, view, events, clocks, int(latest_s * 1e6))
+    return pieces(processes, int(start_s * 1e6), facts)
+
+
+def _processes(
+    paths: RunPaths,
+    view: RunView,
+    events: Events,
+    clocks: dict[str, HostClock],
+    now_us: int,
+) -> Iterator[Process]:
+    here = f" on {view.launcher.host}" if view.launcher else ""
+    yield Process(f"launcher{here}", tuple(launcher_items(events, now_us)))
+    for host in view.hosts:
+        items = tuple(host_items(events, host.host, now_us))
+        clock = clocks.get(host.host)
+        label = f"clock ±{clock.uncertainty_s * 1000:.2g} ms" if clock else ""
+        yield Process(f"host {host.host}", items, label)
+    for task in view.tasks:
+        said = recorded(_lines(paths, task.task), clocks)
+        items = (*task_items(events, task.task, now_us), *said)
+        yield Process(f"{task.task} on {task.host}", items)
+
+
+def _lines(paths: RunPaths, task: str) -> list[bytes]:
+    """The whole lines of a task's recordings, the oldest first."""
+    found: list[bytes] = []
+    for path in (
+        paths.older_trace(TaskId.parse(task)),
+        paths.trace(TaskId.parse(task)),
+    ):
+        try:
+            data = path.read_bytes()
+        except OSError:
+            continue
+        found += data[: data.rfind(b"\n") + 1].splitlines()
+    return found
