@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo test test-all test-rest rig-packages check docs package compat chaos bench clean
+.PHONY: help demo test test-all test-rest rig-packages check docs package compat chaos fuzz bench clean
 
 # More processes than cores: many tests wait for something most of the time. Files begin
 # in the order of tests/conftest.py, not by how many tests they have.
@@ -20,6 +20,7 @@ help:
 	@echo "make package   build the packages in dist/, install the wheel, train from it"
 	@echo "make compat    the runtime's tests with five versions of TensorFlow and Keras"
 	@echo "make chaos     200 trials of killing things at random times"
+	@echo "make fuzz      mutated inputs for every parser, for an hour (MINUTES=60)"
 	@echo "make bench     benchmarks beside their peers (installs those too)"
 
 demo: $(VENV)/.ready-demo
@@ -56,6 +57,11 @@ compat: $(VENV)/.ready-test
 
 chaos: $(VENV)/.ready-test
 	TFCLUSTER_CHAOS_TRIALS=200 $(BIN)/python -m pytest -m chaos -p no:cacheprovider
+
+MINUTES ?= 60
+
+fuzz: $(VENV)/.ready-test
+	$(BIN)/python -m tests.fuzz --minutes $(MINUTES)
 
 bench: $(VENV)/.ready-bench
 	$(BIN)/python -m benchmarks

@@ -38,10 +38,13 @@ def from_plain(kind: Any, value: Any) -> Any:
         (kind,) = (one for one in arguments if one is not type(None))
         return from_plain(kind, value)
     if origin is tuple:
+        _require(list, value)
         return tuple(from_plain(arguments[0], item) for item in value)
     if origin is not None:  # a mapping
+        _require(Mapping, value)
         return {key: from_plain(arguments[1], item) for key, item in value.items()}
     if dataclasses.is_dataclass(kind):
+        _require(Mapping, value)
         hints = get_type_hints(kind)
         known = {
             field.name: from_plain(hints[field.name], value[field.name])
@@ -54,6 +57,11 @@ def from_plain(kind: Any, value: Any) -> Any:
     if not isinstance(value, (float, int) if kind is float else kind):
         raise TypeError(f"{value!r} is not of type {kind.__name__}")
     return value
+
+
+def _require(kind: type, value: Any) -> None:
+    if not isinstance(value, kind):
+        raise TypeError(f"{value!r} is not of type {kind.__name__}")
 
 
 def _is_required(field: dataclasses.Field[Any]) -> bool:

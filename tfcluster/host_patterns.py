@@ -14,6 +14,8 @@ from dataclasses import dataclass
 
 MAX_NAME_LENGTH = 253
 """RFC 1035: the longest name that DNS can carry."""
+_SHOWN_LENGTH = 60
+"""How much of a text that is no host an error shows."""
 
 _LABEL = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
 _SCOPE = re.compile(r"[A-Za-z0-9._-]{1,32}")
@@ -192,7 +194,7 @@ def _ipv6_literal(item: str, column: int) -> str | None:
     if item.startswith("[") and item.endswith("]") and _is_ipv6(item[1:-1]):
         return item[1:-1]
     if item.count(":") == 1 and "[" not in item.partition(":")[2]:
-        raise HostlistError(f"{item!r} is not a host name: ':'", column)
+        raise HostlistError(f"{item[:_SHOWN_LENGTH]!r} is not a host name: ':'", column)
     raise HostlistError('write IPv6 as "[::1]", quoted', column)
 
 
@@ -201,7 +203,8 @@ def _ranges(text: str, column: int) -> tuple[_Range, ...]:
     for piece in text.split(","):
         match = _RANGE.fullmatch(piece)
         if not match:
-            what = f"{piece!r} is not a number or a range" if piece else "an empty item"
+            shown = piece[:_SHOWN_LENGTH]
+            what = f"{shown!r} is not a number or a range" if piece else "an empty item"
             raise HostlistError(what, column)
         first, last = match[1], match[2] or match[1]
         if int(last) < int(first):

@@ -2,7 +2,8 @@
 
 ``docs/protocols.md`` lists the frames. This module knows only their outer form and
 accepts arbitrary bytes: a frame is an object with a string ``type``, at most
-``MAX_FRAME_BYTES`` long. The limit is checked before anything is parsed.
+``MAX_FRAME_BYTES`` long. The limit is checked before anything is parsed. ``loads``
+reads JSON of other origin with the same limits.
 """
 
 from __future__ import annotations
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
     from typing import Any
 
 MAX_FRAME_BYTES = 1 << 20
+MAX_DEPTH = 100
+"""Deeper values could be parsed, but neither printed nor encoded again."""
+_MAX_DIGITS = 100
+"""A float can hold any number of so many digits, at least nearly."""
 PROTOCOL = 1
 
 Frame = dict[str, "Any"]
@@ -29,7 +34,11 @@ def encode(frame: Mapping[str, Any]) -> bytes:
 
     Surrogates (bytes that were not UTF-8) survive as ``\\udcXX`` escapes.
     """
-    line = json.dumps(frame, separators=(",", ":")).encode() + b"\n"
+    try:
+        text = json.dumps(frame, separators=(",", ":"), allow_nan=False)
+    except ValueError as error:
+        raise WireError(f"a {frame.get('type')!r} frame: {error}") from error
+    line = text.encode() + b"\n"
     if len(line) > MAX_FRAME_BYTES:
         raise WireError(
             f"a {frame.get('type')!r} frame of {len(line)} bytes is over the limit of "
@@ -41,12 +50,73 @@ def encode(frame: Mapping[str, Any]) -> bytes:
 def parse(line: bytes) -> Frame:
     """The frame in one line. Raises WireError if the line is not a frame."""
     try:
-        frame = json.loads(line)
-    except (ValueError, RecursionError) as error:
+        frame = loads(line)
+    except ValueError as error:
         raise WireError(f"not a frame: {line[:80]!r}") from error
     if not isinstance(frame, dict) or not isinstance(frame.get("type"), str):
         raise WireError(f"not a frame: {line[:80]!r}")
     return frame
+
+
+def entries(frame: Mapping[str, Any], key: str) -> list[Any]:
+    """The list under ``key``; [] if it is missing or null. Raises WireError."""
+    value = frame.get(key)
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise WireError(f"{frame.get('type')!r} frame: {key!r} must be a list")
+    return value
+
+
+def loads(text: bytes) -> Any:
+    """The value of a JSON text in UTF-8. Raises ValueError.
+
+    It has only finite numbers, all of which ``float`` accepts, and is at most
+    ``MAX_DEPTH`` deep. So nobody who uses it needs to expect NaN or RecursionError.
+    """
+    try:
+        value = _DECODER.decode(text.decode("utf-8", "surrogatepass"))
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    # Counting brackets is fast, and shows for most texts that they are not deep.
+    if text.count(b"[") + text.count(b"{") > MAX_DEPTH:
+        _check_depth([value])
+    return value
+
+
+def _check_depth(level: list[Any]) -> None:
+    for _ in range(MAX_DEPTH + 1):
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(inner, (dict, list))
+        ]
+        if not level:
+            return
+    raise ValueError("nested too deeply")
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > _MAX_DIGITS:
+        raise ValueError("a number of too many digits")
+    return int(digits)
+
+
+def _real(digits: str) -> float:
+    value = float(digits)
+    if value in (float("inf"), float("-inf")):
+        raise ValueError("a number that is too large")
+    return value
+
+
+def _no_number(name: str) -> float:
+    raise ValueError(f"{name} is not a number")
+
+
+_DECODER = json.JSONDecoder(
+    parse_int=_whole, parse_float=_real, parse_constant=_no_number
+)
 
 
 class LineBuffer:

@@ -9,7 +9,6 @@ arrived.
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import json
 import os
@@ -29,7 +28,7 @@ from tfcluster.agent.constants import (
 from tfcluster.agent.frames import File, Part, Sync
 from tfcluster.agent.light_dataclasses import dataclass
 from tfcluster.agent.os_encoding import local_path
-from tfcluster.wire import WireError
+from tfcluster.wire import WireError, loads
 
 MEMORY = ".tfcluster-sync.json"
 _INCOMING = ".tfcluster-incoming-"
@@ -177,26 +176,28 @@ class _Taking:
         self._folder = _incoming(root) if plan.take else None
         taken = set(plan.take)
         self._files = {i: each for i, each in enumerate(files) if each.path in taken}
-        self._queue = [
+        # Not a list: the sizes are what the launcher says.
+        self._queue = (
             [index, offset, min(SYNC_PART_BYTES, each.size - offset)]
             for index, each in self._files.items()
             for offset in range(0, max(each.size, 1), SYNC_PART_BYTES)
-        ]
-        self._queue.reverse()
+        )
+        self._ahead = next(self._queue, None)
         self._awaited: list[list[int]] = []
         self._open: tuple[int, BinaryIO] | None = None
 
     @property
     def complete(self) -> bool:
-        return not self._queue and not self._awaited
+        return self._ahead is None and not self._awaited
 
     def wanted(self) -> list[list[int]]:
         """``[file, offset, length]`` of the next parts; [] while some are awaited."""
         if self._awaited:
             return []
         size = 0
-        while self._queue and size < SYNC_WINDOW_BYTES:
-            self._awaited.append(self._queue.pop())
+        while self._ahead is not None and size < SYNC_WINDOW_BYTES:
+            self._awaited.append(self._ahead)
+            self._ahead = next(self._queue, None)
             size += max(self._awaited[-1][2], SYNC_WINDOW_BYTES // 256)
         parts = list(self._awaited)
         self._awaited.reverse()
@@ -212,7 +213,7 @@ class _Taking:
             raise SyncError(f"{name} can no longer be read at its source")
         try:
             data = base64.b64decode(part.data, validate=True)
-        except binascii.Error as error:
+        except ValueError as error:
             raise WireError("a part that is not base64") from error
         if len(data) != asked[2]:
             raise SyncError(f"{name} changed while it was sent")
@@ -272,6 +273,10 @@ class _Taking:
 
 
 def _check(path: str) -> None:
+    try:
+        path.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError as error:
+        raise WireError(f"{path!r} cannot be the name of a file") from error
     parts = PurePosixPath(path).parts
     if path.startswith("/") or ".." in parts or not parts or "\0" in path:
         raise WireError(f"{path!r} is not a path within a folder")
@@ -317,7 +322,7 @@ def _incoming(root: Path) -> Path:
 
 def _recall(root: Path) -> Known:
     try:
-        held = json.loads((root / MEMORY).read_text())
+        held = loads((root / MEMORY).read_bytes())
     except (OSError, ValueError):
         return {}
     if not isinstance(held, dict):

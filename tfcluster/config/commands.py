@@ -13,7 +13,7 @@ _WITH_SHELL = 'write ["bash", "-c", "..."]'
 
 _SINGLE = re.compile(r"'[^']*'")
 _QUOTED = re.compile(r"""\\.|'[^']*'|"(?:\\.|[^"\\])*\"""", re.DOTALL)
-_OPERATOR = re.compile(r"\|\|?|&&?|;|[0-9]*[<>]{1,2}&?|`|\$\(|[()]")
+_OPERATOR = re.compile(r"\|\|?|&&?|;|(?:(?<![0-9])[0-9]+)?[<>]{1,2}&?|`|\$\(|[()]")
 _HOME = re.compile(r"(?:(?<=\s)|^)~(?=/|\s|$)")
 _ASSIGNMENT = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_]*)=")
 

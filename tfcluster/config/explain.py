@@ -97,7 +97,7 @@ def _dotted(path: Path) -> str:
 def _unknown_key(path: Path) -> _Words:
     key, parent = str(path[-1]), path[:-1]
     model = _model_at(parent)
-    message = f"unknown key {key!r}"
+    message = f"unknown key {cut(key)!r}"
     if parent == ("tasks",) and key in _OTHER_WORDS:
         return message, f"did you mean {_OTHER_WORDS[key]!r}?"
     if owner := _owner_of(key, model):

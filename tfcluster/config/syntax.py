@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 import yaml
 
+from tfcluster.host_patterns import MAX_NAME_LENGTH
+
 MAX_DEPTH = 50
 """Limit of collections within each other."""
 
@@ -149,12 +151,15 @@ def _brackets(context: str, begun: _Place, at: _Place) -> Explained | None:
 
 def _hostlist(at: _Place) -> Explained | None:
     """``node[1-4]`` in a flow list or mapping, where brackets must be quoted."""
-    begun, rest = _HOSTLIST_BEGIN.search(at.before), _HOSTLIST_REST.match(at.after)
+    skipped = max(0, len(at.before) - MAX_NAME_LENGTH)
+    begun = _HOSTLIST_BEGIN.search(at.before[skipped:])
+    rest = _HOSTLIST_REST.match(at.after)
     if begun is None or rest is None:
         return None
     word = begun[0] + rest[0]
     message = f"{word} has brackets, so it must be quoted here"
-    return Explained(at.line, begun.start() + 1, message, f'write "{word}"')
+    column = skipped + begun.start() + 1
+    return Explained(at.line, column, message, f'write "{word}"')
 
 
 def _indentation(

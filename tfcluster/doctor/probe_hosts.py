@@ -26,7 +26,7 @@ from tfcluster.launcher.cleanup import FAN_OUT
 from tfcluster.launcher.clocks import certain_lead
 from tfcluster.launcher.host_address import choose_address, resolve
 from tfcluster.model import Host
-from tfcluster.wire import Frame
+from tfcluster.wire import Frame, entries, loads
 
 GREETING_S = 30.0
 """How long FAN_OUT hosts may take to answer before they count as silent."""
@@ -223,28 +223,33 @@ class _Examination:
                 own = self._requirements.own_python
                 report.python = own(report.host, frame)
             case "unprepared":
-                said = [str(line) for line in frame.get("tail") or ()]
+                said = [str(line) for line in entries(frame, "tail")]
                 cause = self._requirements.unprepared(frame)
                 report.error = "\n    ".join([cause, *said])
             case "log":
-                for line in frame.get("lines") or ():
+                for line in entries(frame, "lines"):
                     self._fact(report, str(line))
             case "failed":
                 report.error = str(frame.get("cause"))
             case "exited":
                 report.facts["ended"] = frame.get("code")
                 if frame.get("code"):
-                    tail = [str(line) for line in frame.get("tail") or ()]
+                    tail = [str(line) for line in entries(frame, "tail")]
                     report.error = tail[-1] if tail else "the probe failed"
 
     def _fact(self, report: Report, line: str) -> None:
         if not line.startswith(MARK):
             return
-        name, value = json.loads(line[len(MARK) :])
+        try:
+            name, value = loads(line[len(MARK) :].encode())
+        except (TypeError, ValueError):
+            return  # not from our probe
+        if not isinstance(name, str):
+            return
         report.facts[name] = value
-        if name == "clock":
+        if name == "clock" and isinstance(value, int | float):
             asked_s = self._asked_s[report.host.name]
-            report.clock_error_s = certain_lead(float(value), asked_s, time.time())
+            report.clock_error_s = certain_lead(value, asked_s, time.time())
 
     def _probe(self, report: Report, tried: Sequence[Report]) -> None:
         requirements, name = self._requirements, report.host.name

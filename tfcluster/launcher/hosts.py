@@ -47,7 +47,7 @@ from tfcluster.launcher.workdir_sender import WorkdirSender
 from tfcluster.lifecycle.types import Event, HostClosed, HostFailed, HostLost, HostReady
 from tfcluster.model import Host, Strategy
 from tfcluster.task_id import TaskId
-from tfcluster.wire import PROTOCOL, Frame, WireError
+from tfcluster.wire import PROTOCOL, Frame, WireError, entries
 
 
 @dataclass(slots=True)
@@ -336,9 +336,9 @@ class Hosts:
             case "held":
                 ports = frame.get("ports")
                 if not isinstance(ports, list) or not all(
-                    isinstance(port, int) for port in ports
+                    isinstance(port, int) and 0 < port < 1 << 16 for port in ports
                 ):
-                    raise WireError("ports must be numbers")
+                    raise WireError("ports must be numbers from 1 to 65535")
                 if len(ports) < self._ports_of(side):
                     return self._fail(host, _too_few_ports(frame, self._job))
                 side.ports = ports
@@ -385,12 +385,12 @@ class Hosts:
         if side.contact is not None and isinstance(clock, int | float):
             asked_s = side.contact.began_s
             self.clock_leads_s[name] = certain_lead(clock, asked_s, time.time())
-        side.gpus = tuple(str(found) for found in frame.get("gpus") or ())
+        side.gpus = tuple(str(found) for found in entries(frame, "gpus"))
         side.machine = _machine(frame)
         side.address = choose_address(
             side.host,
             way_in=frame.get("way_in"),
-            local=[str(found) for found in frame.get("addresses") or ()],
+            local=[str(found) for found in entries(frame, "addresses")],
             resolved=side.resolved,
             alone=len(self._sides) == 1,
         )
@@ -418,7 +418,7 @@ class Hosts:
         strategy = self._job.description.runtime.strategy
         if side.ready or strategy is Strategy.NONE:
             return self._ready(side)
-        tail = tuple(str(line) for line in frame.get("tail") or ())
+        tail = tuple(str(line) for line in entries(frame, "tail"))
         pythons = {s.python for s in self._job.on_host(side.host) if s.warm == key}
         which = next((f"{python} " for python in pythons if python), "")
         what = "has" if frame.get("unfit") is True else "cannot import TensorFlow:"
@@ -503,7 +503,7 @@ def _machine(frame: Frame) -> tuple[str, ...]:
     share both, but not their addresses.
     """
     boot, network = frame.get("boot_id"), frame.get("network")
-    addresses = frame.get("addresses") or []
+    addresses = entries(frame, "addresses")
     if not boot or not network or not addresses:
         return ()
     return (str(boot), str(network), *sorted(map(str, addresses)))

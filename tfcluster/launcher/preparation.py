@@ -8,7 +8,7 @@ from __future__ import annotations
 from tfcluster.errors import ExitCode
 from tfcluster.lifecycle.types import HostFailed
 from tfcluster.model import Description, Host
-from tfcluster.wire import Frame
+from tfcluster.wire import Frame, entries
 
 
 def prepare_frame(description: Description, *, cwd: str, log: str) -> Frame:
@@ -44,6 +44,9 @@ def unprepared_cause(description: Description, frame: Frame) -> str:
 
 
 def unprepared(description: Description, host: str, frame: Frame) -> HostFailed:
-    """The host cannot run tasks; the last lines of the output tell more."""
-    tail = tuple(str(line) for line in frame.get("tail") or ())
+    """The host cannot run tasks; the last lines of the output tell more.
+
+    Raises WireError if they are no list.
+    """
+    tail = tuple(str(line) for line in entries(frame, "tail"))
     return HostFailed(host, unprepared_cause(description, frame), ExitCode.START, tail)

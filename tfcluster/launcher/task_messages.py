@@ -22,7 +22,7 @@ from tfcluster.lifecycle.types import (
     TaskUnstartable,
 )
 from tfcluster.task_id import TaskId
-from tfcluster.wire import Frame, WireError
+from tfcluster.wire import Frame, WireError, entries
 
 _OF_TASKS = frozenset(
     [
@@ -98,7 +98,7 @@ class TaskFrames:
                 self._swept(host, frame)
                 return []
             case "unkillable":
-                pids = ", ".join(str(pid) for pid in frame.get("pids") or ())
+                pids = ", ".join(str(pid) for pid in entries(frame, "pids"))
                 self._note(
                     f"{host}: pids {pids} are still alive after SIGKILL; it may need a "
                     "reboot"
@@ -151,7 +151,7 @@ class TaskFrames:
         if signal is not None:
             # Names in frames are those of kill(1); everywhere else those of signal(7).
             signal = f"SIG{signal.removeprefix('SIG')}"
-        tail = tuple(str(line)[:2000] for line in frame.get("tail") or ())[-20:]
+        tail = tuple(str(line)[:2000] for line in entries(frame, "tail"))[-20:]
         cause = cause_of_exit(
             code=code, signal=signal, oom=bool(frame.get("oom")), tail=tail
         )
@@ -225,7 +225,7 @@ class TaskFrames:
         return said < _MAX_SAID
 
     def _log(self, host: str, task: TaskId, frame: Frame) -> None:
-        lines = [str(line) for line in frame.get("lines") or ()]
+        lines = [str(line) for line in entries(frame, "lines")]
         dropped = frame.get("dropped")
         skipped = dropped if isinstance(dropped, int) else 0
         self._show.log(str(task), lines, skipped)

@@ -37,7 +37,7 @@ class WorkdirSender:
         try:
             for index, offset, length in parts:
                 self._send(host, self._files.part(index, offset, length))
-        except (IndexError, TypeError, ValueError) as error:
+        except (IndexError, OverflowError, TypeError, ValueError) as error:
             raise WireError(f"these parts do not exist: {parts}") from error
 
     def synced(self, host: str, frame: Frame) -> None:

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from tfcluster.wire import loads
+
 Event = dict[str, Any]
 
 _TAIL_BYTES = 1 << 16
@@ -30,8 +32,8 @@ def decode(lines: Iterable[bytes]) -> list[Event]:
     events = []
     for line in lines:
         try:
-            event = json.loads(line)
-        except (ValueError, RecursionError):
+            event = loads(line)
+        except ValueError:
             continue
         if (
             isinstance(event, dict)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tfcluster.record.paths import FILE_MODE
+from tfcluster.wire import loads
 
 _OURS = os.O_CLOEXEC | os.O_NOFOLLOW
 
@@ -59,7 +60,7 @@ def replace_json(path: Path, value: Mapping[str, Any], *, durable: bool = True) 
 def read_json(path: Path) -> dict[str, Any] | None:
     """The object in the file; None if there is no file or no JSON object in it."""
     try:
-        value = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
+        value = loads(path.read_bytes())
+    except (OSError, ValueError):
         return None
     return value if isinstance(value, dict) else None

@@ -194,10 +194,13 @@ class RunView:
 
 
 def iso_time(t_s: float | None) -> str | None:
-    """``2026-11-20T10:15:00Z``."""
+    """``2026-11-20T10:15:00Z``; None if it is unknown, or no time at all."""
     if t_s is None:
         return None
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(t_s))
+    try:
+        return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(t_s))
+    except (OSError, OverflowError, ValueError):
+        return None
 
 
 def _launcher_json(launcher: LauncherView | None) -> Mapping[str, Any] | None:

@@ -12,6 +12,7 @@ _GONE = re.compile(r"<unknown_jobs|[Jj]obs? do(?:es)? not exist")
 _STAMP = re.compile(r"^\d\d/\d\d/\d{4} [\d:.]+ (?:\[\d+:\d+\]: )?(?:error: )?")
 """``11/21/2026 04:24:37 [0:203]: error: `` before the reason of an error."""
 _SHOWN_REASONS = 3
+_MAX_DIGITS = 20
 _FINISHED = 0x10000
 """The bit JFINISHED of JAT_status; a status of 0 is a task that has not begun."""
 
@@ -37,7 +38,9 @@ def job_state(job: str, answer: Answer) -> JobState:
         mend = f"`qmod -cj {job}` lets it try again, `qdel {job}` removes it"
         return JobState(JobPhase.PENDING, "in error (Eqw)", f"{told} ({mend})")
     statuses = [
-        int(text) for text in _texts(root.iter("JAT_status")) if text.isdecimal()
+        int(text)
+        for text in _texts(root.iter("JAT_status"))
+        if text.isdecimal() and len(text) <= _MAX_DIGITS
     ]
     if any(status & _FINISHED for status in statuses):
         return JobState(JobPhase.OVER, "over")

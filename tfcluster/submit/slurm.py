@@ -24,6 +24,8 @@ from tfcluster.submit.script import body, heading, require_plain
 
 WARNING_S = 60
 """How long before the time limit the launcher is warned, at least."""
+_MAX_TIME = 100
+"""Characters; no longer text is a time."""
 _SWEEP_S = 20
 """How long the end of a run may take beyond the grace of its tasks."""
 
@@ -181,6 +183,8 @@ def _warning_s(description: Description) -> int:
 
 def seconds(time: str) -> int | None:
     """Parse a time: ``90`` (minutes), ``H:MM:SS``, ``D-HH``; None: unlimited."""
+    if len(time) > _MAX_TIME:
+        return None
     days, dash, rest = time.rpartition("-")
     words = rest.split(":")
     if not all(word.isdecimal() for word in words):

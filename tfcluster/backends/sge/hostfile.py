@@ -9,6 +9,7 @@ class HostfileError(ValueError):
     """Text that is not a host file; the message says why."""
 
 
+_MAX_DIGITS = 9
 _NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?")
 """A host's name; one that begins with ``-`` would be an option of qrsh."""
 
@@ -32,7 +33,7 @@ def slots_by_host(text: str) -> dict[str, int]:
         name, count = words[:2]
         if not _NAME.fullmatch(name):
             raise HostfileError(f"{shown} does not begin with a host name")
-        if not count.isascii() or not count.isdecimal():
+        if not count.isascii() or not count.isdecimal() or len(count) > _MAX_DIGITS:
             raise HostfileError(f"{shown}: the second field is not a number of slots")
         slots[name] = slots.get(name, 0) + int(count)
     granted = {name: count for name, count in slots.items() if count}

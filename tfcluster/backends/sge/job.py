@@ -59,7 +59,9 @@ def _parallel(env: Mapping[str, str]) -> str | None:
     if env.get("PE"):
         return f"PE={env['PE']}"
     slots = env.get("NSLOTS", "")
-    several = slots.isascii() and slots.isdecimal() and int(slots) > 1
+    several = (
+        slots.isascii() and slots.isdecimal() and len(slots) < 10 and int(slots) > 1
+    )
     return f"NSLOTS={slots}" if several else None
 
 

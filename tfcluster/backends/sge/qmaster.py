@@ -6,6 +6,7 @@ Pure functions parse the answers; only ``Qmaster`` runs commands, never for long
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from tfcluster.errors import StartError
 ASK_S = 3.0
 
 _LIMITS = ("h_rt", "s_rt")
+_TIME = r"(?:^|=)(?=[0-9:])([0-9]{0,9}(?::[0-9]{0,9}){0,2})(?![0-9:])"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,20 +80,30 @@ def parse_job(said: str) -> JobFacts | None:
     limits = {}
     for request in root.iter("qstat_l_requests"):
         name, value = request.findtext("CE_name"), request.findtext("CE_doubleval")
-        if name in _LIMITS and value is not None:
-            limits[name] = float(value)
+        limit_s = _seconds_of(value)
+        if name in _LIMITS and limit_s is not None:
+            limits[name] = limit_s
     return JobFacts(
         notify=root.findtext(".//JB_notify") in ("true", "1"),
-        began_s=float(root.findtext(".//JAT_start_time") or 0),
+        began_s=_seconds_of(root.findtext(".//JAT_start_time")) or 0.0,
         limits_s=limits,
         waits=root.findtext(".//JAT_status") == "0",
     )
 
 
+def _seconds_of(text: str | None) -> float | None:
+    """A time or a duration in an answer; None if it is missing or no number."""
+    try:
+        value = float(text or "")
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
 def parse_notice(said: str) -> float | None:
     """The least of ``notify 00:00:60,[node1=00:01:30]`` (``qconf -sq``), in seconds."""
     line = re.search(r"^notify\s+(.*)$", said.replace("\\\n", ""), re.MULTILINE)
-    times = re.findall(r"(?:^|=)([0-9:]+)", line[1]) if line else []
+    times = re.findall(_TIME, line[1]) if line else []
     return min(map(seconds, times), default=None)
 
 

@@ -15,7 +15,7 @@ from tfcluster.errors import ExitCode
 
 ASK_S = 3.0
 _FIELD = re.compile(r"(?:^|\s)([A-Za-z][A-Za-z/:_]*)=(\S*)")
-_KILL_WAIT = re.compile(r"^KillWait\s*=\s*([0-9]+) sec", re.MULTILINE)
+_KILL_WAIT = re.compile(r"^KillWait\s*=\s*([0-9]{1,9}) sec", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Controller:
         job = self.environ.get("SLURM_JOB_ID", "")
         life = self.environ.get("SLURM_RESTART_COUNT", "")
         said = self._ask("show", "job", "--oneliner", job)
-        return parse_ending(said, life=int(life) if life.isdecimal() else 0)
+        return parse_ending(said, life=_count(life))
 
     def _ask(self, *words: str) -> str:
         return answer(("scontrol", *words), self.environ, ASK_S)
@@ -77,9 +77,13 @@ def parse_ending(said: str, *, life: int = 0) -> ExitCode | None:
     if known.get("PreemptTime", "None") not in ("None", "Unknown"):
         return ExitCode.PREEMPTED
     # The state of a requeued job is COMPLETING until its processes have ended.
-    restarts = known.get("Restarts", "")
-    if restarts.isdecimal() and int(restarts) > life:
+    if _count(known.get("Restarts", "")) > life:
         return ExitCode.PREEMPTED
     if "TIMEOUT" in state or known.get("Reason") == "TimeLimit":
         return ExitCode.TIME_LIMIT
     return None
+
+
+def _count(text: str) -> int:
+    """A number of restarts; 0 if it is unknown."""
+    return int(text) if text.isdecimal() and len(text) < 10 else 0

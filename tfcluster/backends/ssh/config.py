@@ -22,6 +22,8 @@ ReadFiles = Callable[[str], Iterable[tuple[str, str]]]
 MAX_DEPTH = 16
 """How deep includes may be nested, as in OpenSSH (readconf.c)."""
 
+_MAX_CHARACTERS = 1 << 14
+"""Of a line; what is longer is not a configuration, and takes long to split."""
 _LISTS = frozenset({"identityfile", "certificatefile"})
 _RAW = frozenset({"proxycommand"})
 """Their value is the unparsed rest of the line, which goes to a shell."""
@@ -67,6 +69,8 @@ def _parse(
     when = outer
     for number, line in enumerate(text.splitlines(), 1):
         where = f"{name}:{number}"
+        if "\0" in line:
+            raise HostError(f"{where}: has a NUL character")
         key, rest = _keyword(line.strip())
         if not key:
             continue
@@ -100,6 +104,8 @@ def _keyword(line: str) -> tuple[str, str]:
 
 
 def _words(text: str, where: str) -> list[str]:
+    if len(text) > _MAX_CHARACTERS:
+        raise HostError(f"{where}: longer than {_MAX_CHARACTERS} characters")
     try:
         words = shlex.split(text, comments=True)
     except ValueError as error:

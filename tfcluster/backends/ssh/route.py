@@ -18,6 +18,7 @@ from tfcluster.host_patterns import host_name_problem
 from tfcluster.model import HostEntry, Ssh
 
 MAX_JUMPS = 8
+_MAX_DIGITS = 9
 DEFAULT_PORT = 22
 CONNECT_TIMEOUT_S = 10.0
 
@@ -150,7 +151,7 @@ def _checked_user(user: str, host: str) -> str:
 
 def _port(options: Options, host: str) -> int:
     text = _one(options, "port") or str(DEFAULT_PORT)
-    if not text.isdecimal() or not 1 <= int(text) <= 65535:
+    if not text.isdecimal() or len(text) > 5 or not 1 <= int(text) <= 65535:
         raise HostError(f"{host}: Port {text[:20]!r} is not a port")
     return int(text)
 
@@ -159,7 +160,7 @@ def _timeout_s(options: Options, sources: Sources, host: str) -> float:
     text = _one(options, "connecttimeout")
     if sources.timeout_given or text is None or text == "none":
         return sources.ssh.connect_timeout_s
-    if not text.isdecimal() or int(text) == 0:
+    if not text.isdecimal() or len(text) > _MAX_DIGITS or int(text) == 0:
         raise HostError(f"{host}: ConnectTimeout {text[:20]!r} is not a time")
     return float(text)
 

@@ -136,7 +136,10 @@ def _served(serving: ServingView) -> str:
 
 
 def clock_time(t_s: float, now_s: float) -> str:
-    """Local time, with the date unless it is today."""
-    then, now = time.localtime(t_s), time.localtime(now_s)
+    """Local time, with the date unless it is today; ``?`` for no time at all."""
+    try:
+        then, now = time.localtime(t_s), time.localtime(now_s)
+    except (OSError, OverflowError, ValueError):
+        return "?"
     today = then[:3] == now[:3]
     return time.strftime("%H:%M:%S" if today else "%Y-%m-%d %H:%M:%S", then)

@@ -31,6 +31,7 @@ T = TypeVar("T")
 _HEADER = struct.Struct(">Q32sd8s?")
 """Number of the exchange, digest of its signature, weight of this rank's contribution,
 its note, and whether it objects."""
+_OTHER_PROTOCOL = "a rank uses a different protocol version"
 _MOST_REFUSALS = 16
 """Several checks of one step may find a reason."""
 
@@ -515,10 +516,13 @@ class Group:
                 *map(_HEADER.unpack, headers), strict=True
             )
         except struct.error as error:
-            raise CollectiveError("a rank uses a different protocol version") from error
+            raise CollectiveError(_OTHER_PROTOCOL) from error
         if len(set(digests)) > 1 or len(set(numbers)) > 1:
             described = self._transport.allgather(signature.encoded())
-            signatures = [Signature.decoded(data) for data in described]
+            try:
+                signatures = [Signature.decoded(data) for data in described]
+            except (TypeError, ValueError) as error:
+                raise CollectiveError(_OTHER_PROTOCOL) from error
             mismatch = CollectiveMismatchError(
                 f"in exchange {number}, {difference(signatures)}"
             )

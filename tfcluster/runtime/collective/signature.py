@@ -13,6 +13,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tfcluster.wire import loads
+
 _MAX_DIFFERENCES = 5
 
 
@@ -43,7 +45,7 @@ class Signature:
     @classmethod
     def decoded(cls, data: bytes) -> Signature:
         """The inverse of ``encoded``. Raises ValueError or TypeError for other data."""
-        what, *tensors = map(str, json.loads(data))
+        what, *tensors = map(str, loads(data))
         return cls(what, tuple(tensors))
 
 

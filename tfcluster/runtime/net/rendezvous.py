@@ -33,6 +33,7 @@ _RETRY_S = 0.05
 """Retry soon at first, since ranks usually start together, then less often."""
 _POLL_S = 0.1
 """How often a wait for connections checks whether it was interrupted."""
+_MAX_PORT = 65535
 _MAX_UNAUTHENTICATED = 64
 """Maximal number of connections that are not authenticated yet."""
 
@@ -107,9 +108,11 @@ def _close(connection: socket.socket | None) -> None:
 def parse_address(address: str) -> tuple[str, int]:
     """Split ``host:port`` or ``[v6]:port``. Raises CollectiveError for other forms."""
     host, colon, port = address.rpartition(":")
-    if not colon or not host or not (port.isascii() and port.isdecimal()):
-        raise CollectiveError(f"the address {address!r} is not HOST:PORT")
-    return host.removeprefix("[").removesuffix("]"), int(port)
+    host = host.removeprefix("[").removesuffix("]")
+    digits = port if port.isascii() and port.isdecimal() and len(port) <= 5 else ""
+    if not colon or not host or not digits or int(digits) > _MAX_PORT:
+        raise CollectiveError(f"the address {address[:300]!r} is not HOST:PORT")
+    return host, int(digits)
 
 
 def _is_loopback(host: str) -> bool:

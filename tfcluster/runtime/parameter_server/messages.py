@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.net.buffer_pool import ALIGNMENT, Pool
+from tfcluster.wire import loads
 
 Bytes: TypeAlias = NDArray[np.uint8]
 Header: TypeAlias = Mapping[str, Any]
@@ -35,6 +36,8 @@ _MAX_HEADER = 1 << 26
 _MAX_VIEWS = 512
 """Buffers per sendmsg call; Linux takes at most 1024 (IOV_MAX)."""
 _MAX_PORTION = 1 << 22
+_MAX_DIMENSIONS = 32
+_MAX_ITEMS = 1 << 48
 _ZEROS = bytes(ALIGNMENT)
 
 
@@ -187,7 +190,12 @@ class Incoming:
         elif self._stage == 2:
             text = self._buffer.tobytes()
             self._header = _parsed(text, self._length, self._shared_buffers)
-            self._receive_into(self._pool.empty(self._length, np.uint8))
+            try:
+                self._receive_into(self._pool.empty(self._length, np.uint8))
+            except (MemoryError, ValueError) as error:
+                raise MessageError(
+                    f"arrays of {self._length} bytes, for which memory is lacking"
+                ) from error
 
     def _receive_into(self, buffer: Bytes) -> None:
         self._buffer, self._view, self._position = buffer, buffer.data, 0
@@ -197,11 +205,8 @@ def _parsed(
     text: bytes, length: int, shared_buffers: Mapping[int, Bytes]
 ) -> dict[str, Any]:
     try:
-        header = json.loads(text)
-        sizes = [
-            math.prod(shape) * np.dtype(name).itemsize
-            for name, shape in header.get("arrays", ())
-        ]
+        header = loads(text)
+        sizes = [_size(name, shape) for name, shape in header.get("arrays", ())]
         number = header.get("buffer")
         capacity = None if number is None else len(shared_buffers[number])
     except (
@@ -209,14 +214,26 @@ def _parsed(
         ValueError,
         TypeError,
         AttributeError,
-        RecursionError,
+        SyntaxError,
     ) as error:
         raise MessageError(f"a header that cannot be read: {error}") from error
     needed = sum(map(padded, sizes))
     fits = needed == length if capacity is None else needed <= capacity and length == 0
-    if min(sizes, default=0) < 0 or not fits:
+    if not fits:
         raise MessageError("a header that does not match its data")
     return dict(header)
+
+
+def _size(name: object, shape: object) -> int:
+    """The bytes of such an array. Raises TypeError or ValueError if there is none."""
+    dtype = np.dtype(name) if isinstance(name, str) else None
+    if dtype is None or dtype.name != name or dtype.hasobject or not dtype.itemsize:
+        raise ValueError(f"{name!r} is not a dtype of arrays")
+    if not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in shape):
+        raise ValueError(f"{shape!r} is not a shape")
+    if len(shape) > _MAX_DIMENSIONS or math.prod(n or 1 for n in shape) > _MAX_ITEMS:
+        raise ValueError(f"{shape!r} is too large")
+    return math.prod(shape) * dtype.itemsize
 
 
 def send(connection: socket.socket, message: Message) -> None:

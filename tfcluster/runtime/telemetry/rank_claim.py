@@ -16,7 +16,7 @@ from typing import Any
 
 from tfcluster.runtime.errors import CollectiveError
 from tfcluster.runtime.telemetry.agent_channel import reporter
-from tfcluster.wire import Decoder, encode
+from tfcluster.wire import Decoder, WireError, encode
 
 ADDRESS = "TFCLUSTER_EVENTS_SOCKET"
 """Variable with the name of the agent's abstract Unix socket for this task."""
@@ -78,7 +78,7 @@ def _ask(address: str, task: str) -> Claim:
         line.sendall(encode({"type": "claim", "command": _command()}))
         answer = _answer(line)
         line.settimeout(None)
-    except OSError as error:
+    except (OSError, WireError) as error:
         line.close()
         # Most likely a container with a separate network namespace. The other ranks
         # may still be reachable.
@@ -96,7 +96,8 @@ def _ask(address: str, task: str) -> Claim:
             "Start one task for each training process, or train in only one of them"
         )
     reporter().adopt(line)
-    return Claim(int(answer.get("number") or 0), other, line)
+    number = answer.get("number")
+    return Claim(number if isinstance(number, int) else 0, other, line)
 
 
 def _answer(line: socket.socket) -> dict[str, Any]:

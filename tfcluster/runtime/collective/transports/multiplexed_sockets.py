@@ -19,6 +19,7 @@ _BUFFER_BYTES = 1 << 21
 _MAX_PORTION = 1 << 21
 """Maximal number of bytes per call, so that sending and receiving alternate."""
 _LOW_WATER = 1 << 19
+_GROWTH_BYTES = 1 << 24
 """Wake up for a large message when this many bytes are there, not at every packet."""
 
 
@@ -226,10 +227,15 @@ class Outgoing:
 
 
 class Incoming:
-    """A sink for one message, preceded by its length (8 bytes, big-endian)."""
+    """A sink for one message, preceded by its length (8 bytes, big-endian).
 
-    def __init__(self, rank: int) -> None:
+    Memory grows with what has arrived, not with the length that the peer announces: by
+    ``growth_bytes``, or by as much as there is already.
+    """
+
+    def __init__(self, rank: int, *, growth_bytes: int = _GROWTH_BYTES) -> None:
         self.rank = rank
+        self._growth_bytes = growth_bytes
         self.data = bytearray(8)
         self._position = 0
         self._length: int | None = None
@@ -246,10 +252,18 @@ class Incoming:
     def advance(self, count: int) -> None:
         """Note that ``count`` bytes have been written to the start of ``view()``."""
         self._position += count
-        if self._length is None and self._position == len(self.data):
+        if self._position < len(self.data):
+            return
+        if self._length is None:
             self._length = int.from_bytes(self.data, "big")
-            self.data = bytearray(self._length)
+            self.data = bytearray()
             self._position = 0
+        rest = self._length - self._position
+        # Not resized in place: views of the old memory may still exist.
+        more = min(rest, max(self._growth_bytes, self._position))
+        grown = bytearray(self._position + more)
+        grown[: self._position] = self.data
+        self.data = grown
 
 
 def framed(data: bytes) -> bytes:

@@ -1,0 +1,372 @@
+"""The channel between launcher and agent in both directions, and the tasks' events."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from tests.fuzz.target import Target
+from tests.fuzz.targets import examples
+from tests.planning.descriptions import describe
+from tests.planning.descriptions import hosts as some_hosts
+from tfcluster import __version__, exit_causes, wire
+from tfcluster.agent import channel, events, frames, loop
+from tfcluster.agent.console_queue import ConsoleQueue
+from tfcluster.backends.base import Channel as HostChannel
+from tfcluster.compose import compose
+from tfcluster.console.screen import Screen
+from tfcluster.launcher import end_order, preparation, progress, task_messages
+from tfcluster.launcher import hosts as launcher_hosts
+from tfcluster.launcher.agent_connection import AgentConnection, Closed
+from tfcluster.launcher.job import Job
+from tfcluster.launcher.journal import Journal
+from tfcluster.launcher.run_output import RunOutput
+from tfcluster.placement import place
+from tfcluster.record import replay
+from tfcluster.record.paths import create_run
+from tfcluster.record.writer import Writer
+from tfcluster.wire import PROTOCOL, Decoder, Frame, WireError, encode, parse
+
+_PORTION = 1 << 15
+_NONCE = "00112233"
+
+
+def _joined(frames_: Sequence[Mapping[str, Any]]) -> bytes:
+    return b"".join(map(encode, frames_))
+
+
+# --- to the agent -------------------------------------------------------------------
+
+
+def _requests(data: bytes) -> None:
+    for frame in Decoder().feed(data + b"\n"):
+        (again,) = Decoder().feed(encode(frame))
+        assert again == frame
+        request = frames.parse_request(frame)
+        assert request is None or request == frames.parse_request(again)
+        _check_numbers(request)
+
+
+def _check_numbers(request: object) -> None:
+    """What is a number of seconds must be one that a timer takes."""
+    for name in ("lease_s", "heartbeat_s", "grace_s", "others_s"):
+        seconds = getattr(request, name, 0.0)
+        assert 0 <= seconds < float("inf"), name
+
+
+def _channel(data: bytes) -> None:
+    """The agent's channel, which must name garbage and otherwise deliver frames."""
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    with ours, theirs:
+        current = loop.Loop()
+        end = channel.Channel(
+            current, (theirs.fileno(), os.dup(theirs.fileno())), ConsoleQueue()
+        )
+        heard: list[str] = []
+        end.on_end = heard.append
+        end.on_garbage = heard.append
+        end.on_frame = lambda frame: end.send("echo", frame=frame)
+        for at in range(0, len(data), _PORTION):
+            ours.send(data[at : at + _PORTION])
+            if not heard:
+                end.read_waiting()
+            _drain(ours)
+        os.close(end._out)
+        _close(current)
+
+
+def _close(done: loop.Loop) -> None:
+    """Agents have one loop for life, so it has no such method."""
+    done._selector.close()
+    os.close(done._wake_out)
+    os.close(done._wake_in)
+
+
+def _drain(connection: socket.socket) -> None:
+    try:
+        while connection.recv(1 << 20):
+            pass
+    except BlockingIOError:
+        pass
+
+
+# --- to the launcher ----------------------------------------------------------------
+
+_ABOUT = {"task": "worker:0", "attempt": 0}
+_HELLO = {
+    "type": "hello",
+    "nonce": _NONCE,
+    "version": __version__,
+    "protocol": PROTOCOL,
+    "package": "/opt/tfcluster",
+    "shared": True,
+    "clock": 1795169700.5,
+    "gpus": ["0", "GPU-12ab"],
+    "boot_id": "b",
+    "network": "n",
+    "addresses": ["10.0.0.1", "fe80::1"],
+    "way_in": "10.0.0.1",
+}
+_FROM_AGENT: tuple[Frame, ...] = (
+    _HELLO,
+    {"type": "ping"},
+    {"type": "held", "ports": [40000, 40001], "cause": None},
+    {"type": "warmed", "key": "k"},
+    {"type": "cold", "key": "k", "cause": "no module", "tail": ["a"], "unfit": True},
+    {"type": "wants", "parts": [[0, 0, 10]]},
+    {"type": "synced", "cwd": "/tmp/x"},
+    {"type": "unsynced", "cause": "disk full"},
+    {"type": "prepared", "python": "/opt/bin/python"},
+    {"type": "unprepared", "line": 2, "cause": "failed", "tail": ["a", "b"]},
+    {"type": "fault", "cause": "?"},
+    {"type": "note", "text": "a note", "signal": "TERM", "guard": 12},
+    {"type": "swept", "count": 2},
+    {"type": "unkillable", "pids": [12, 13]},
+    {"type": "log", **_ABOUT, "lines": ["a", "b"], "dropped": 1, "dropped_bytes": 9},
+    {"type": "log_error", **_ABOUT, "cause": "full", "dropped_bytes": 9},
+    {"type": "started", **_ABOUT, "pid": 17},
+    {"type": "listening", **_ABOUT},
+    {"type": "intruder", **_ABOUT, "port": 40000, "pid": 3, "uid": 0},
+    {"type": "failed", **_ABOUT, "cause": "no such file"},
+    {
+        "type": "exited",
+        **_ABOUT,
+        "code": 1,
+        "signal": None,
+        "ago_s": 0.5,
+        "death": 0,
+        "tail": ["ValueError: x"],
+        "oom": False,
+        "stopped": False,
+        "seconds": 2.5,
+        "exchanged": True,
+    },
+    {"type": "exited", **_ABOUT, "code": None, "signal": "ABRT", "death": 1},
+    {"type": "settled", **_ABOUT},
+    {"type": "bye"},
+)
+_EVENTS: tuple[Frame, ...] = (
+    {"type": "step", "step": 12, "steps_per_s": 3.5, "wait_share": 0.25},
+    {
+        "type": "serving",
+        "applied": 3,
+        "dropped": 0,
+        "staleness_mean": 0.5,
+        "staleness_max": 2,
+        "bytes": 1000,
+    },
+    {"type": "phase", "phase": "importing"},
+    {"type": "warning", "text": "w"},
+    {"type": "failure", "cause": "c"},
+    {"type": "exchanged"},
+    {"type": "waiting", "for": [1], "what": "gradients", "since_s": 3.5},
+    {"type": "stack", "text": "File x", "waiting": {"for": [1], "exchange": 3}},
+)
+
+
+def _from_agent() -> Sequence[bytes]:
+    told = [{"type": "event", **_ABOUT, "event": event} for event in _EVENTS]
+    each = [encode(frame) for frame in (*_FROM_AGENT, *told)]
+    return [*each, _joined([f for f in (*_FROM_AGENT, *told) if f["type"] != "wants"])]
+
+
+@cache
+def _silent() -> RunOutput:
+    """Shows nothing: there is no terminal."""
+    return RunOutput(Screen(None, None, environ={}), {})
+
+
+class _Unopened:
+    """The Starter of hosts that are never opened."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise NotImplementedError(name)
+
+
+@cache
+def _folder() -> TemporaryDirectory[str]:
+    return TemporaryDirectory(prefix="tfcluster-fuzz-")
+
+
+@cache
+def _job() -> Job:
+    description = describe({"chief": 1, "worker": 2, "ps": 1}, backend="ssh")
+    allocation = some_hosts(4)
+    places = place(description, allocation)
+    specs = compose(description, places, lambda program: True)
+    return Job(
+        run="digits-20261120-101500-3f2a",
+        description=description,
+        allocation=allocation,
+        specs={spec.task: spec for spec in specs},
+        secrets={},
+        token="00",
+        logs=Path(_folder().name) / "logs",
+    )
+
+
+@cache
+def _writer() -> Writer:
+    paths = create_run(Path(_folder().name), "fuzz", 1795169700.0)
+    # A full disk in effect: events go nowhere, but are encoded like all others.
+    writer = Writer(paths)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), writer._descriptor)
+    return writer
+
+
+def _to_launcher(data: bytes) -> None:
+    """Frames of an agent, as the launcher's loop handles them."""
+    job = _job()
+    journal = Journal(_writer(), {"run": job.run, "tasks": [], "hosts": []})
+    about_hosts = launcher_hosts.Hosts(job, _Unopened(), lambda item: None)
+    latest = progress.Progress(10.0)
+    for task in job.specs:
+        latest.started(task, 0.0, reports=True)
+    kept: list[object] = []
+    about_tasks = task_messages.TaskFrames(
+        job, journal, _silent(), latest, lambda *words: kept.append(words)
+    )
+    try:
+        for line in wire.LineBuffer().feed(data + b"\n"):
+            if line:
+                frame = parse(line)
+                if about_hosts.received("h1", frame) is None:
+                    for event in about_tasks.received("h1", frame, 1.0):
+                        asdict(event)
+    finally:
+        journal.progress(latest.snapshot())
+        journal.view().to_json()
+        progress.blame(job.specs, about_tasks.answers, job.ranks(), 10.0)
+
+
+class _Recorded(HostChannel):
+    """A channel on which a host says this, in portions, and then ends it."""
+
+    def __init__(self, data: bytes) -> None:
+        self._rest = data
+
+    def read(self) -> bytes:
+        portion, self._rest = self._rest[:_PORTION], self._rest[_PORTION:]
+        return portion
+
+    def write(self, data: bytes) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def kill(self) -> None:
+        self._rest = b""
+
+    def diagnosis(self) -> str:
+        return ""
+
+
+def _connection(data: bytes) -> None:
+    """Noise, hello and frames; the end must be told, once, and whatever was said."""
+    items: list[object] = []
+    contact = AgentConnection("h1", _Recorded(data), _NONCE, items.append)
+    contact.close()
+    for thread in contact._threads:
+        thread.join()
+    assert [isinstance(item, Closed) for item in items].index(True) == len(items) - 1
+
+
+# --- from tasks ---------------------------------------------------------------------
+
+
+def _task_events(data: bytes) -> None:
+    ours, theirs = socket.socketpair()
+    current = loop.Loop()
+    said: list[Frame] = []
+    with ours:
+        end = events.EventSocket(current, theirs, said.append, lambda cause: None)
+        for at in range(0, len(data), _PORTION):
+            ours.send(data[at : at + _PORTION])
+            end._read()
+        end.finish()
+    _close(current)
+    for event in said:
+        encode({"type": "event", "task": "worker:0", "attempt": 0, "event": event})
+
+
+def _tails(data: bytes) -> None:
+    """A task's last lines of output, of which the launcher makes a cause."""
+    lines = [line[:2000] for line in data.decode("utf-8", "replace").split("\n")]
+    tail = lines[-20:]
+    cause = exit_causes.cause_of_exit(code=1, signal=None, oom=False, tail=tail)
+    exit_causes.looks_like_victim(cause, tail)
+    exit_causes.cause_of_exit(code=None, signal="SIGABRT", oom=False, tail=tail)
+
+
+TARGETS = (
+    Target(
+        "requests",
+        _requests,
+        lambda: [*map(encode, examples.requests()), _joined(examples.requests())],
+        (wire, frames),
+        (WireError,),
+        (b'{"type":"', b'":', b"[[", b"null"),
+        most_bytes=1 << 19,
+    ),
+    Target(
+        "channel",
+        _channel,
+        lambda: [_joined(examples.requests()), _joined(_FROM_AGENT)],
+        (wire, channel),
+        (WireError,),
+        most_bytes=1 << 18,
+    ),
+    Target(
+        "to-launcher",
+        _to_launcher,
+        _from_agent,
+        (
+            *(wire, task_messages, launcher_hosts, progress, end_order, preparation),
+            replay,
+        ),
+        (WireError,),
+        (b'{"type":"', b'"worker:0"', b'"ps:0"', b'"attempt":', b'"event":{'),
+    ),
+    Target(
+        "connection",
+        _connection,
+        lambda: [
+            b"Welcome to h1\r\n\x1b[1mmotd\n" + _joined((_HELLO, *_FROM_AGENT)),
+            b"Permission denied\n",
+        ],
+        (wire,),
+        (),
+        (encode(_HELLO), _NONCE.encode()),
+        most_bytes=1 << 18,
+    ),
+    Target(
+        "task-events",
+        _task_events,
+        lambda: [*map(encode, _EVENTS), _joined(_EVENTS)],
+        (wire, events),
+        (),
+        (b'{"type":"', b'"step":'),
+        most_bytes=1 << 16,
+    ),
+    Target(
+        "tails",
+        _tails,
+        lambda: [
+            b"Traceback (most recent call last):\n  File x\nValueError: bad\n",
+            b"F0000 Check failed: x\nterminate called\n  a.b.c.Error\n",
+            b"tensorflow.python.framework.errors_impl.UnavailableError: Socket closed",
+            b"OSError: [Errno 98] Address already in use",
+        ],
+        (exit_causes,),
+        (),
+        (b"a.", b"Error", b"Exception:", b"address already in use", b"w" * 50),
+    ),
+)

@@ -1,0 +1,81 @@
+"""The user's files, as they arrive at a host: list, parts, paths, sizes."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from tests.fuzz.target import Target
+from tfcluster.agent import frames, workdir_receiver
+from tfcluster.agent.frames import Part, Sync
+from tfcluster.agent.workdir_receiver import WorkdirReceiver
+from tfcluster.wire import Decoder, WireError, encode
+
+_FILES = {"train.py": b"import keras\n", "data/a b.txt": b"x" * 100, "empty": b""}
+
+
+def _receive(data: bytes) -> None:
+    """Whatever is sent, only the folder changes."""
+    with TemporaryDirectory(prefix="tfcluster-fuzz-") as name:
+        folder = Path(name) / "a" / "b" / "folder"
+        answers: list[str] = []
+
+        def send(kind: str, /, **keys: Any) -> None:
+            answers.append(kind)
+            encode({"type": kind, **keys})
+
+        receiver = WorkdirReceiver(send)
+        try:
+            for frame in Decoder().feed(data + b"\n"):
+                request = frames.parse_request(frame)
+                if isinstance(request, Sync):
+                    here = {"folder": str(folder), "inodes": []}
+                    request = frames.parse_request({**frame, **here})
+                if isinstance(request, Sync):
+                    receiver.listed(request)
+                elif isinstance(request, Part):
+                    receiver.came(request)
+        finally:
+            receiver.close()
+            ends = answers.count("synced") + answers.count("unsynced")
+            assert ends <= 1
+            outside = [path for path in Path(name).rglob("*") if path.is_file()]
+            assert all(path.is_relative_to(folder) for path in outside)
+
+
+def _seeds() -> Sequence[bytes]:
+    digests = {path: hashlib.sha256(text).hexdigest() for path, text in _FILES.items()}
+    rows = [[path, len(text), 0o644, digests[path]] for path, text in _FILES.items()]
+    about = {"folder": "/x", "original": "/y", "inodes": []}
+    listed = encode({"type": "sync", **about, "files": rows, "last": True})
+    first = encode({"type": "sync", **about, "files": rows[:1], "last": False})
+    parts = [
+        encode(
+            {
+                "type": "part",
+                "index": index,
+                "offset": 0,
+                "data": base64.b64encode(text).decode(),
+            }
+        )
+        for index, text in enumerate(_FILES.values())
+    ]
+    rest = encode({"type": "sync", **about, "files": rows[1:], "last": True})
+    return [listed, b"".join([listed, *parts]), b"".join([first, rest, *parts])]
+
+
+TARGETS = (
+    Target(
+        "workdir",
+        _receive,
+        _seeds,
+        (workdir_receiver, frames),
+        (WireError,),
+        (b'"../x"', b'"/etc/x"', b"..", b'"type":"part"', b'"data":null'),
+        most_bytes=1 << 16,
+    ),
+)
