@@ -131,6 +131,7 @@ LINES = {
     "a value": ("tfcluster plan x --set runtime.strategy=para", "meter_server "),
     "a variable": ("tfcluster launch x -x TFCLUSTER_STATE", "_DIR "),
     "a run": ("tfcluster stop dig", "its"),
+    "a run to fetch from": ("tfcluster fetch dig", "its"),
     "a task": ("tfcluster logs digits worker:1", " "),
     "the end of a task": ("tfcluster logs chief:", "0 "),
 }

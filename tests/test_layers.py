@@ -23,7 +23,7 @@ ROOT = Path(tfcluster.__file__).parent
 # their own package; they may import from each other only if the line ends in "+".
 LAYERS = [
     "errors states vocabulary wire isolated_import process_title versions durations",
-    "host_patterns task_id",
+    "host_patterns task_id file_patterns",
     "model",
     "program tfconfig placement compose host_list exit_causes description_json +",
     "plan_document expected_hosts",

@@ -430,6 +430,38 @@ def stacks(words: tuple[str, ...], as_json: bool) -> int:
 
 
 @cli.command()
+@click.argument(
+    "words",
+    nargs=-1,
+    metavar="[RUN] [PATTERN]...",
+    shell_complete=_completes("fetch"),
+)
+@click.option(
+    "--all", "every", is_flag=True, help="From every host, into results-by-host/HOST."
+)
+@click.option(
+    "--force", is_flag=True, help="Replace files here that are newer or were changed."
+)
+@_JSON
+def fetch(words: tuple[str, ...], every: bool, force: bool, as_json: bool) -> int:
+    """Fetch files that tasks wrote on hosts that do not share the folder.
+
+    PATTERN is a name or path with * and ?, or a folder (logs/). Default: the results of
+    the configuration, from the chief's host. The run may be active or over. Files that
+    are here already are not sent again, and a file here that is newer is kept: the
+    host's is then put beside it.
+
+    \b
+    tfcluster fetch
+    tfcluster fetch digits '*.keras' logs/
+    tfcluster fetch digits --all
+    """
+    from tfcluster.commands import fetch
+
+    return fetch.fetch(words, os.environ, every=every, force=force, as_json=as_json)
+
+
+@cli.command()
 @_RUN
 @click.option(
     "-o",

@@ -66,6 +66,10 @@ def _words(kind: str, context: click.Context, word: str) -> Iterable[completion.
     if kind == "task_type":
         return [completion.Word(each) for each in TASK_TYPES]
     given = context.params.get("words") or ()
+    if kind == "fetch":
+        if given:
+            return completion.result_words(given[0], os.environ)
+        return completion.run_words(os.environ)
     run, tasks = split_words(given)
     words = completion.task_words(run, os.environ)
     return words if run or tasks else [*completion.run_words(os.environ), *words]

@@ -168,6 +168,16 @@ class Sync:
     """Shell patterns of names and paths that are not copied."""
 
 
+@dataclass(frozen=True, slots=True)
+class Results:
+    """Files of the tasks that come back from hosts that do not share the workdir."""
+
+    patterns: tuple[str, ...]
+    """Shell patterns of names and paths; one that ends in a slash means a folder."""
+    all: bool = False
+    """From every host, into a folder for each; otherwise from the chief's host."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
     """What bash runs once on each host before anything is imported."""
@@ -219,6 +229,7 @@ class Description:
     progress_timeout_s: float | None
     grace_s: float
     sync: Sync | None = None
+    results: Results | None = None
     on_end: tuple[str, ...] = ()
     """The command that gets the outcome when the run is over; empty: none."""
     setup: Setup | None = None

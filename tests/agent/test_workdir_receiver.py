@@ -47,6 +47,26 @@ def test_merge(
     ]
 
 
+@pytest.mark.parametrize(
+    ("here", "wanted", "done"),
+    [
+        (NEW, OLD, "nothing"),  # it has changed since it went to the source
+        (OLD, NEW, "take"),  # it was changed at the source since
+        (NEW, OTHER, "conflict"),
+        (OLD, None, "nothing"),  # it is not ours to delete
+    ],
+)
+def test_merge_of_results_that_were_returned(
+    here: str, wanted: str | None, done: str
+) -> None:
+    offered = {} if wanted is None else {"a": wanted}
+    plan = merge(offered, {}, {"a": here}, {"a": (OLD,)})
+    every = {"take": plan.take, "delete": plan.delete, "conflict": plan.conflicts}
+    assert [word for word, paths in every.items() if paths] == [
+        word for word in (done,) if word != "nothing"
+    ]
+
+
 class Folders:
     """The user's folder and the host's; each sync starts a new agent."""
 

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from tfcluster.agent.workdir_patterns import is_excluded
 from tfcluster.errors import StartError
 from tfcluster.launcher import workdir_listing
-from tfcluster.launcher.workdir_listing import is_excluded, listing
+from tfcluster.launcher.workdir_listing import listing
 from tfcluster.model import Sync
 from tfcluster.wire import encode
 
@@ -86,3 +87,8 @@ def test_a_long_list_fits_into_frames(tmp_path: Path) -> None:
     assert [frame["last"] for frame in frames] == [False] * (len(frames) - 1) + [True]
     assert sum(len(frame["files"]) for frame in frames) == 1200
     assert all(encode(frame) for frame in frames)
+
+
+def test_results_of_several_hosts_are_not_sent(tmp_path: Path) -> None:
+    put(tmp_path, "train.py", "results-by-host/h1/a.keras", "a.keras")
+    assert paths(tmp_path) == ["a.keras", "train.py"]

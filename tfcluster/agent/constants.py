@@ -51,3 +51,14 @@ OPEN_FILES = 8192
 SYNC_PART_BYTES = 256 * KIB
 SYNC_WINDOW_BYTES = MIB  # of file contents, requested at a time
 SYNC_STALE_S = 3600.0  # age of incomplete files of a killed agent that are removed
+
+# Results. Pieces are small, so that a slow line still passes some frame every few
+# seconds: a host that sends no complete frame counts as silent.
+RESULT_PIECE_BYTES = 64 * KIB
+RESULT_HASH_BYTES = MIB  # hashed at a time, between other work
+RESULT_TOLD_S = 2.0  # between two signs of life in a long step
+RESULT_FILES = 10_000  # at most, in a listing
+RESULT_LOOKS = 500  # entries of a folder that are looked at between other work
+RESULT_ROWS = 1_000  # per frame; a path has at most 4096 bytes, mostly far fewer
+RESULT_ROW_BYTES = 512 * KIB
+RESULT_SHOWN = 100  # files that are refused by name; the rest is counted

@@ -72,6 +72,42 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
+class List:
+    """Lists results in ``folder``, unless the host shares the launcher's files."""
+
+    number: int
+    folder: str
+    inodes: tuple[tuple[str, int], ...]
+    patterns: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Opens a listed file; the launcher has ``have`` bytes of this digest."""
+
+    number: int
+    path: str
+    size: int
+    have: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class More:
+    """Asks for the next piece of the opened file."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """The launcher's folder now has the content with this digest at this path."""
+
+    path: str
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
 class Prepare:
     setup: str | None
     env: Mapping[str, str | None]
@@ -122,6 +158,8 @@ class Close:
     others_s: float
 
 
+Results = List | Read | More | Returned
+
 Request = (
     Open
     | Ping
@@ -129,6 +167,7 @@ Request = (
     | Hold
     | Sync
     | Part
+    | Results
     | Prepare
     | Warm
     | Start
@@ -251,6 +290,25 @@ def _sync(keys: _Keys) -> Sync:
     )
 
 
+def _list(keys: _Keys) -> List:
+    return List(
+        number=keys.whole("number"),
+        folder=keys.text("folder"),
+        inodes=tuple((path, number) for path, number in keys.rows("inodes", str, int)),
+        patterns=keys.texts("patterns"),
+    )
+
+
+def _read(keys: _Keys) -> Read:
+    return Read(
+        number=keys.whole("number"),
+        path=keys.text("path"),
+        size=keys.whole("size"),
+        have=keys.whole("have"),
+        digest=keys.text("digest"),
+    )
+
+
 def _prepare(keys: _Keys) -> Prepare:
     return Prepare(
         setup=keys.optional_text("setup"),
@@ -298,6 +356,10 @@ _READERS: Mapping[str, Callable[[_Keys], Request]] = {
     "part": lambda keys: Part(
         keys.whole("index"), keys.whole("offset"), keys.optional_text("data")
     ),
+    "list": _list,
+    "read": _read,
+    "more": lambda keys: More(keys.whole("number")),
+    "returned": lambda keys: Returned(keys.text("path"), keys.text("digest")),
     "prepare": _prepare,
     "warm": _warm,
     "start": _start,

@@ -30,10 +30,15 @@ from tfcluster.agent.frames import (
     Clock,
     Close,
     Hold,
+    List,
+    More,
     Open,
     Part,
     Ping,
+    Read,
     Request,
+    Results,
+    Returned,
     Sync,
     parse_request,
 )
@@ -51,6 +56,7 @@ from tfcluster.wire import PROTOCOL, Frame, WireError
 
 TYPE_CHECKING = False  # as in typing, which takes long to import
 if TYPE_CHECKING:
+    from tfcluster.agent.result_sender import ResultSender
     from tfcluster.agent.workdir_receiver import WorkdirReceiver
 
 
@@ -95,6 +101,7 @@ class Supervisor:
         self._run: Run | None = None
         self._ports = Ports()
         self._syncing: WorkdirReceiver | None = None
+        self._returning: ResultSender | None = None
         self._heard = loop.awake()
         self._swept = 0
         self._others = False
@@ -135,6 +142,8 @@ class Supervisor:
                 self._sync().listed(request)
             case Part():
                 self._sync().came(request)
+            case List() | Read() | More() | Returned():
+                self._return(request)
             case Close(grace_s, others_s):
                 self.close(grace_s, exit_codes.CLOSED, others_s)
             case _:
@@ -147,6 +156,13 @@ class Supervisor:
 
             self._syncing = WorkdirReceiver(self._channel.send)
         return self._syncing
+
+    def _return(self, request: Results) -> None:
+        if self._returning is None:
+            from tfcluster.agent.result_sender import ResultSender  # as above
+
+            self._returning = ResultSender(self._channel.send, self._loop.post)
+        self._returning.obey(request)
 
     def _open(self, request: Open) -> None:
         if self._opened is not None:
@@ -272,6 +288,8 @@ class Supervisor:
         self.closing, self.code = True, code
         if self._syncing is not None:
             self._syncing.close()
+        if self._returning is not None:
+            self._returning.close()
         patience_s = grace_s + 2 * SWEEP_S
         self._await(self._tasks_over, patience_s, lambda: self._await_others(others_s))
 

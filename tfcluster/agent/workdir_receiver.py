@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
+from types import MappingProxyType
 from typing import BinaryIO
 
 from tfcluster.agent.constants import (
@@ -31,6 +32,8 @@ from tfcluster.agent.os_encoding import local_path
 from tfcluster.wire import WireError, loads
 
 MEMORY = ".tfcluster-sync.json"
+RETURNED = ".tfcluster-returned.json"
+"""Results that have gone back to the launcher's folder, and count as known there."""
 _INCOMING = ".tfcluster-incoming-"
 _SHOWN = 5
 
@@ -52,16 +55,20 @@ class Merge:
 
 
 def merge(
-    wanted: Mapping[str, str], known: Known, found: Mapping[str, str | None]
+    wanted: Mapping[str, str],
+    known: Known,
+    found: Mapping[str, str | None],
+    returned: Known = MappingProxyType({}),
 ) -> Merge:
     """Decide what to do, by the hashes of files.
 
     ``wanted`` are those at the source, ``known`` those that we wrote, ``found`` those
-    that are here now (None: no file), for all paths in the other two. Pure.
+    that are here now (None: no file), for all paths in the other two. ``returned`` are
+    results that went from here to the source. Pure.
     """
     take, conflicts = [], []
     for path, digest in wanted.items():
-        here, ours = found[path], known.get(path, ())
+        here, ours = found[path], (*known.get(path, ()), *returned.get(path, ()))
         if here == digest:
             continue
         if here is None or here in ours:
@@ -89,7 +96,7 @@ class WorkdirReceiver:
             return  # done, or failed
         if self._request is None:
             self._request = request
-            if _same_files(request.inodes):
+            if same_files(request.inodes):
                 self._done(request.original, count=0)
                 return
         self._files += request.files
@@ -132,7 +139,7 @@ class WorkdirReceiver:
         root.mkdir(parents=True, exist_ok=True)
         known = _recall(root)
         found = {path: _digest(root / path) for path in {*wanted, *known}}
-        plan = merge(wanted, known, found)
+        plan = merge(wanted, known, found, _recall(root, RETURNED))
         if plan.conflicts:
             shown = ", ".join(plan.conflicts[:_SHOWN])
             rest = len(plan.conflicts) - _SHOWN
@@ -282,7 +289,7 @@ def _check(path: str) -> None:
         raise WireError(f"{path!r} is not a path within a folder")
 
 
-def _same_files(inodes: Sequence[tuple[str, int]]) -> bool:
+def same_files(inodes: Sequence[tuple[str, int]]) -> bool:
     """Whether these paths are the launcher's own files, by a shared file system."""
     try:
         return bool(inodes) and all(
@@ -320,9 +327,24 @@ def _incoming(root: Path) -> Path:
     return Path(tempfile.mkdtemp(prefix=_INCOMING, dir=root))
 
 
-def _recall(root: Path) -> Known:
+def remember_returned(root: Path, digests: Mapping[str, str]) -> None:
+    """Note that the launcher's folder has these contents, by path.
+
+    Does nothing unless ``root`` is a copy of that folder. Raises OSError.
+    """
+    if digests and (root / MEMORY).is_file():
+        known = dict(_recall(root, RETURNED))
+        for path, digest in digests.items():
+            # Two: the launcher's folder may still have the one before.
+            known[path] = [*(d for d in known.get(path, ()) if d != digest), digest][
+                -2:
+            ]
+        _remember(root, known, RETURNED)
+
+
+def _recall(root: Path, name: str = MEMORY) -> Known:
     try:
-        held = loads((root / MEMORY).read_bytes())
+        held = loads((root / name).read_bytes())
     except (OSError, ValueError):
         return {}
     if not isinstance(held, dict):
@@ -336,10 +358,10 @@ def _recall(root: Path) -> Known:
     return known
 
 
-def _remember(root: Path, known: Known) -> None:
-    fresh = root / f"{MEMORY}.{os.getpid()}"
+def _remember(root: Path, known: Known, name: str = MEMORY) -> None:
+    fresh = root / f"{name}.{os.getpid()}"
     fresh.write_text(json.dumps(known))
-    fresh.replace(root / MEMORY)
+    fresh.replace(root / name)
 
 
 def _remove_empty(folder: Path) -> bool:

@@ -61,6 +61,16 @@ def task_words(run: str | None, environ: Mapping[str, str]) -> list[Word]:
     ]
 
 
+def result_words(run: str, environ: Mapping[str, str]) -> list[Word]:
+    """The patterns of the results of a run's configuration."""
+    try:
+        known = read_json(find(state_path(environ), run).launched) or {}
+        patterns = known["description"]["results"]["patterns"]
+        return [Word(str(each), "a result") for each in patterns]
+    except (ConfigError, KeyError, TypeError):
+        return []
+
+
 def setting_words(written: str, schema: Mapping[str, Any]) -> list[Word]:
     """What ``KEY=VALUE`` may go on with, one level of the dotted key at a time.
 

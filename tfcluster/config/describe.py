@@ -23,6 +23,7 @@ from tfcluster.config.source import read_file
 from tfcluster.config.tree import Path as Keys
 from tfcluster.config.tree import Scalar, find, origins
 from tfcluster.errors import ConfigError
+from tfcluster.file_patterns import pattern_problem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +61,7 @@ class _Describer:
             command=self._command(("command",), cluster.command) or (),
             workdir=self._workdir(),
             sync=self._sync(),
+            results=self._results(),
             python=self._python(("python",), cluster.python) or setting.python,
             setup=self._setup(),
             env=self._env(("env",), cluster.env),
@@ -228,6 +230,18 @@ class _Describer:
         elif not bare.startswith("/"):
             folder = f"~/{bare}"
         return model.Sync(folder=folder, exclude=tuple(workdir.exclude))
+
+    def _results(self) -> model.Results | None:
+        results, keys = self._cluster.workdir.results, ("workdir", "results")
+        if results is None:
+            return None
+        for pattern in results.patterns:
+            if problem := pattern_problem(pattern):
+                hint = 'for example ["*.keras", "logs/"]'
+                self._findings.error(keys, f"{pattern!r} {problem}", hint)
+        if not results.patterns:
+            self._findings.error(keys, "there is no pattern")
+        return model.Results(tuple(results.patterns), results.all)
 
     def _env(self, keys: Keys, env: Mapping[str, str]) -> dict[str, str]:
         return {name: self._fill((*keys, name), text) for name, text in env.items()}

@@ -16,7 +16,14 @@ from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
 from tfcluster.config.diagnostics import Findings
-from tfcluster.config.models import Cluster, HostItem, SecretSource, Task, Workdir
+from tfcluster.config.models import (
+    Cluster,
+    HostItem,
+    Results,
+    SecretSource,
+    Task,
+    Workdir,
+)
 from tfcluster.config.text import cut, printable
 from tfcluster.config.tree import Found, Map, Node, Path, Scalar, Seq, find
 from tfcluster.config.yaml11_scalars import EMPTY, Misread
@@ -113,6 +120,8 @@ def _model_at(path: Path) -> type[BaseModel] | None:
             return Cluster
         case ("workdir",):
             return Workdir
+        case ("workdir", "results"):
+            return Results
         case ("tasks", str()):
             return Task
         case ("hosts", int()):

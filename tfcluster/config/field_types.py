@@ -60,6 +60,9 @@ class Shorthand:
 
     key: str
     json: dict[str, Any]
+    of: type = object
+    """The type of the plain value; mappings and, unless it is ``list``, lists are not
+    plain."""
 
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
@@ -74,6 +77,8 @@ class Shorthand:
         return {"anyOf": [self.json, handler(schema)]}
 
     def _widened(self, value: object) -> object:
+        if self.of is list:
+            return {self.key: value} if isinstance(value, list) else value
         return value if isinstance(value, dict | list) else {self.key: value}
 
 

@@ -84,6 +84,27 @@ Group = Annotated[
 ]
 
 
+class Results(_Section):
+    """Files that come back from hosts that do not share the workdir. A plain list is
+    `patterns`."""
+
+    patterns: Annotated[
+        list[field_types.Line],
+        Field(
+            description="Names or paths, with * and ? (`*.keras`); one that ends in "
+            "a slash is a folder (`logs/`)."
+        ),
+    ]
+    all: Annotated[
+        bool,
+        Field(
+            default=False,
+            description="From every host, into `results-by-host/HOST`. Otherwise from "
+            "the chief's host, to where they were written.",
+        ),
+    ]
+
+
 class Workdir(_Section):
     """Where tasks run. A plain path is `path`."""
 
@@ -105,6 +126,17 @@ class Workdir(_Section):
             default=[],
             description="Files that are not copied: names or paths, with * and ? "
             "(`*.ckpt`).",
+        ),
+    ]
+    results: Annotated[
+        Results | None,
+        field_types.Shorthand(
+            "patterns", {"type": "array", "items": {"type": "string"}}, of=list
+        ),
+        Field(
+            default=None,
+            description="Files of the tasks that come back from hosts that do not "
+            "share `path`.",
         ),
     ]
 

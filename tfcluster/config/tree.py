@@ -123,6 +123,8 @@ def find(root: Node, path: Path) -> Found:
         elif isinstance(node, Seq) and isinstance(part, int) and part < len(node.items):
             key, node = None, node.items[part]
             name = f"{name}[{part}]"
+        elif isinstance(node, Seq) and depth + 1 < len(path):
+            continue  # a list that stands for a mapping with this key
         else:
             return Found(node, key, name, path[depth:])
     return Found(node, key, name, ())

@@ -35,6 +35,8 @@ from tfcluster.launcher.journal import Journal
 from tfcluster.launcher.machines import machine_warnings
 from tfcluster.launcher.progress import Progress
 from tfcluster.launcher.remote_log_copies import LogCopies
+from tfcluster.launcher.result_recorder import ResultRecorder
+from tfcluster.launcher.results import Results
 from tfcluster.launcher.run_output import RunOutput
 from tfcluster.launcher.stack_requests import ask_stacks
 from tfcluster.launcher.stall_detector import StallDetector
@@ -49,6 +51,7 @@ from tfcluster.lifecycle.types import (
     Event,
     Expired,
     Failure,
+    FetchResults,
     Finish,
     HostClosed,
     HostFailed,
@@ -56,8 +59,10 @@ from tfcluster.lifecycle.types import (
     HostReady,
     Interrupted,
     LauncherFault,
+    LeaveResults,
     Replan,
     Replanned,
+    ResultsFetched,
     Say,
     SetDeadline,
     SetRunState,
@@ -121,6 +126,11 @@ class Driver:
         """The last recorded ones, by host."""
         self._deadlines: dict[str, float] = {}
         self._stalls = StallDetector(self._progress, self._tasks.answers, hosts.send)
+        self._results = ResultRecorder(
+            Results(job, hosts.send, hosts.files.has_copy, launched_s=time.time()),
+            journal,
+            show,
+        )
         self._finish: Finish | None = None
         self._fault: Exception | None = None
         self._last = self._pinged = self._told = time.monotonic()
@@ -137,6 +147,7 @@ class Driver:
                 self._run_once()
             except Exception as error:
                 self._faulty(error)
+        self._results.close()
         self._journal.progress(self._progress.snapshot())
         if unswept := self._hosts.finish():
             self._show.say(
@@ -169,8 +180,10 @@ class Driver:
             self._journal.progress(self._progress.snapshot())
             self._told = now
             self._serve()
+        if self._results.finished(now):
+            self._feed(ResultsFetched())
         self._watch(now)
-        self._show.live(self._journal.view, now)
+        self._show.live(self._journal.view, now, self._results.text)
 
     def _faulty(self, error: Exception) -> None:
         """A bug in tfcluster ends the run in order; a second one is raised."""
@@ -215,6 +228,9 @@ class Driver:
             self._clock(item)
             return []
         try:
+            if self._results.received(item.host, item.frame):
+                self._hosts.silence.heard(item.host)
+                return []
             events = self._hosts.received(item.host, item.frame)
             if events is None:
                 events = self._tasks.received(item.host, item.frame, time.monotonic())
@@ -250,6 +266,8 @@ class Driver:
             cause = getattr(event, "cause", None)
             word = _HOST_WORDS[type(event)]
             self._journal.event("host", host=event.host, state=word, cause=cause)
+            if not isinstance(event, HostReady):
+                self._results.lost(event.host, cause or "its agent has ended")
         self._state, actions = step(self._state, event)
         self._perform(actions)
 
@@ -273,6 +291,8 @@ class Driver:
             if request.get("type") == "stacks":
                 running, send = self._running(), self._hosts.send
                 ask_stacks(number, request, running, send, self._journal)
+            elif request.get("type") == "fetch":
+                self._results.begin(number, request)
 
     def _watch(self, now: float) -> None:
         state, running = self._state, self._running()
@@ -291,6 +311,10 @@ class Driver:
                     self._plan_again(hosts)
                 case StopTasks(tasks, signal, grace_s):
                     self._stop(tasks, signal, grace_s)
+                case FetchResults(_, not_now):
+                    self._results.at_end(not_now)
+                case LeaveResults(why):
+                    self._results.leave(why)
                 case CloseHosts(hosts, grace_s):
                     self._hosts.close(hosts, grace_s)
                 case DropHosts(hosts):
@@ -323,6 +347,7 @@ class Driver:
             return
         self._plan = self._job.plan()
         self._hosts.use(self._job)
+        self._results.use(self._job)
         self._tasks.use(self._job)
         del self._ports
         self._feed(Replanned(self._plan))

@@ -151,6 +151,8 @@ class Job:
             min_training=self._min_training(),
             listeners=frozenset(t for t, s in self.specs.items() if _is_awaited(s)),
             must_exchange=frozenset(self._exchanging()),
+            results=description.results is not None and description.backend != "local",
+            hurried=description.backend in ("slurm", "sge"),
         )
 
     def _exchanging(self) -> Iterator[TaskId]:

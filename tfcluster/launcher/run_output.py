@@ -82,8 +82,8 @@ class RunOutput:
             )
         for folder, names in copies.items():
             self._screen.say(
-                f"files of the workdir were copied to {folder} on {fold(names)}; files "
-                "that tasks write there are not copied back"
+                f"files of the workdir were copied to {folder} on {fold(names)}; "
+                + _returning(job)
             )
 
     def log(self, task: str, lines: Sequence[str], skipped: int) -> None:
@@ -103,8 +103,16 @@ class RunOutput:
     def say(self, text: str) -> None:
         self._screen.say(text)
 
-    def live(self, view: Callable[[], RunView], now_s: float) -> None:
-        """Refresh the status line if it is time to; only then ``view`` is called."""
+    def live(
+        self,
+        view: Callable[[], RunView],
+        now_s: float,
+        more: Callable[[], str | None] = lambda: None,
+    ) -> None:
+        """Refresh the status line if it is time to; only then ``view`` is called.
+
+        ``more`` is what else is going on while a run stops.
+        """
         if self._display.quiet or now_s < self._next_live_s:
             return
         self._next_live_s = now_s + _LIVE_S
@@ -112,7 +120,8 @@ class RunOutput:
         if shown.state is RunState.STARTING:
             self._screen.live(starting(shown, time.time()))
         elif shown.state is RunState.STOPPING:
-            self._screen.live(stopping(shown, time.time()))
+            text, rest = stopping(shown, time.time()), more()
+            self._screen.live(f"{text}, {rest}" if rest else text)
         else:
             self._screen.live(running(shown, time.time()))
 
@@ -125,3 +134,13 @@ class RunOutput:
 
     def close(self) -> None:
         self._screen.close(_CLOSE_S)
+
+
+def _returning(job: Job) -> str:
+    results = job.description.results
+    if results is None:
+        return (
+            "files that tasks write there are not copied back (set 'workdir: results', "
+            f"or `tfcluster fetch {job.run} PATTERN`)"
+        )
+    return f"at the end, {', '.join(results.patterns)} come back from there"

@@ -6,12 +6,12 @@ Hosts may ask only for parts of the files that are listed here.
 from __future__ import annotations
 
 import base64
-import fnmatch
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
+from tfcluster.agent.workdir_patterns import BY_HOST, ENVIRONMENT, NEVER, is_excluded
 from tfcluster.agent.workdir_receiver import sha256
 from tfcluster.errors import StartError
 from tfcluster.model import Sync
@@ -24,14 +24,6 @@ _ROWS = 2_000
 """Limit per frame: paths have at most 4096 bytes, and are mostly far shorter."""
 _ROW_BYTES = 1 << 19
 _WITNESSES = 4
-
-NEVER = (
-    *(".git", ".hg", ".svn", "__pycache__", "*.pyc", "node_modules"),
-    *(".mypy_cache", ".pytest_cache", ".ruff_cache", ".ipynb_checkpoints"),
-    ".tfcluster-*",
-)
-_ENVIRONMENT = "pyvenv.cfg"
-"""Marks a virtual environment, which is of no use on another host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +97,7 @@ def listing(root: Path, sync: Sync) -> Listing:
     Raises StartError if something cannot be read, or for too many files or bytes.
     """
     found: list[tuple[str, os.stat_result]] = []
-    for path in _files(root, (*NEVER, *sync.exclude)):
+    for path in _files(root, (*NEVER, BY_HOST, *sync.exclude)):
         found.append((path, _status(root / path)))
         if len(found) > MAX_FILES:
             raise StartError(f"there are over {MAX_FILES} files in {root}", hint=_HINT)
@@ -119,22 +111,30 @@ def listing(root: Path, sync: Sync) -> Listing:
         Entry(path, status.st_size, status.st_mode & 0o777, _digest(root / path))
         for path, status in sorted(found)
     )
-    some = ("", *(entry.path for entry in entries[:_WITNESSES]))
-    inodes = tuple((str(root / path), (root / path).stat().st_ino) for path in some)
+    inodes = _inodes(root, [entry.path for entry in entries[:_WITNESSES]])
     return Listing(root, sync.folder, entries, inodes)
 
 
+def witnesses(root: Path) -> tuple[tuple[str, int], ...]:
+    """Inodes of a folder and of its oldest files; nothing if there is no folder.
+
+    The oldest, because tasks do not replace them while the hosts look.
+    """
+    try:
+        with os.scandir(root) as entries:
+            files = [each for each in entries if each.is_file(follow_symlinks=False)]
+            oldest = sorted(files, key=lambda each: each.stat().st_mtime_ns)
+        return _inodes(root, [each.name for each in oldest[:_WITNESSES]])
+    except OSError:
+        return ()
+
+
+def _inodes(root: Path, paths: Sequence[str]) -> tuple[tuple[str, int], ...]:
+    some = [root, *(root / path for path in paths)]
+    return tuple((str(path), path.stat().st_ino) for path in some)
+
+
 _HINT = "list what tasks do not need under 'workdir: exclude'"
-
-
-def is_excluded(path: str, patterns: Sequence[str]) -> bool:
-    """Patterns with a slash match whole paths, others match names in any folder."""
-    name = PurePosixPath(path).name
-    for pattern in patterns:
-        bare = pattern.removesuffix("/")
-        if fnmatch.fnmatchcase(path if "/" in bare else name, bare.removeprefix("/")):
-            return True
-    return False
 
 
 def _files(root: Path, patterns: Sequence[str]) -> Iterator[str]:
@@ -147,7 +147,7 @@ def _files(root: Path, patterns: Sequence[str]) -> Iterator[str]:
             name
             for name in folders
             if not is_excluded(str(below / name), patterns)
-            and not Path(folder, name, _ENVIRONMENT).exists()
+            and not Path(folder, name, ENVIRONMENT).exists()
         )
         for name in sorted(names):
             path = str(below / name)

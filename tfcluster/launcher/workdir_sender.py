@@ -49,10 +49,16 @@ class WorkdirSender:
         """The working directory on a host, instead of ``planned`` if it has copies."""
         return self._cwd.get(host, planned)
 
+    def has_copy(self, host: str) -> bool | None:
+        """Whether a host works on a copy of the files; None: nothing was copied."""
+        if self._files is None or host not in self._cwd:
+            return None
+        return self._cwd[host] != str(self._files.root)
+
     def copies(self) -> dict[str, list[str]]:
         """Folder -> the hosts that have copies in it."""
         found: dict[str, list[str]] = {}
         for host, cwd in self._cwd.items():
-            if self._files is not None and cwd != str(self._files.root):
+            if self.has_copy(host):
                 found.setdefault(cwd, []).append(host)
         return found

@@ -23,8 +23,10 @@ from tfcluster.lifecycle.types import (
     Action,
     DropHosts,
     Failure,
+    FetchResults,
     Finish,
     HostState,
+    LeaveResults,
     Phase,
     Role,
     Say,
@@ -40,6 +42,8 @@ _WORDS = {
     ExitCode.HANGUP: "the terminal hung up",
     ExitCode.TIME_LIMIT: "the time limit is near",
 }
+
+_OF_SCHEDULER = (ExitCode.TERMINATED, ExitCode.TIME_LIMIT, ExitCode.PREEMPTED)
 
 EVALUATOR_GRACE_S = 60.0
 """How long an evaluator may continue after training has succeeded."""
@@ -98,6 +102,30 @@ def kill(state: State) -> Result:
     if state.stage is Stage.HOSTS:
         actions += close(state, 0)
     return state, actions
+
+
+def fetch(state: State) -> Result:
+    """All tasks have ended: fetch their files, before agents end; unless it is urgent.
+
+    A run in which no task was started has no results.
+    """
+    hosts = tuple(h for h, s in state.hosts.items() if s is HostState.READY)
+    ran = any(status.state is not TaskState.PENDING for status in state.tasks.values())
+    if not (state.plan.results and ran):
+        return state, []
+    if state.killing:
+        return state, [FetchResults(hosts, "the run was told to end at once")]
+    if state.plan.hurried and state.interrupted in _OF_SCHEDULER:
+        return state, [FetchResults(hosts, "the scheduler ends the job")]
+    return replace(state, fetching=True), [FetchResults(hosts)]
+
+
+def leave_results(state: State) -> Result:
+    """An interrupt after all tasks have ended: only results are still missing."""
+    return state, [
+        Say("stopped fetching: results that are not here stay on the hosts"),
+        LeaveResults("the fetch was interrupted"),
+    ]
 
 
 def leave(state: State) -> Result:

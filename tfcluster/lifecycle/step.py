@@ -4,7 +4,7 @@ A run succeeds when all training tasks have; servers are then stopped and the
 evaluator gets a grace period. The first failure on any host is the verdict; later
 failures are secondary. A shutdown always has the same order: training tasks and
 evaluator, then servers, then agents. Each is stopped gently, and killed after the grace
-period.
+period. Results are fetched when all tasks have ended.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ from tfcluster.lifecycle.shutdown import (
     close_expired,
     evaluator_expired,
     excuse,
+    fetch,
     kill,
     leave,
+    leave_results,
     outcome,
     start_expired,
     stop_expired,
@@ -70,6 +72,7 @@ from tfcluster.lifecycle.types import (
     Plan,
     Replan,
     Replanned,
+    ResultsFetched,
     Role,
     Say,
     SetDeadline,
@@ -268,7 +271,14 @@ def _(event: TaskExited, state: State) -> Result:
 
 
 @_on.register
+def _(event: ResultsFetched, state: State) -> Result:
+    return replace(state, fetching=False), []
+
+
+@_on.register
 def _(event: Interrupted, state: State) -> Result:
+    if state.fetching:
+        return leave_results(state)
     state, actions = excuse(state)
     heard = state.interrupted is not None and state.interrupts == 0
     state = replace(state, interrupts=state.interrupts + 1)
@@ -398,13 +408,19 @@ def _due_in_ending(state: State) -> Result:
     if state.stage is Stage.SERVERS:
         if any_alive(state, Role.SERVER):
             return state, []
-        state = replace(state, stage=Stage.HOSTS)
+        state = replace(state, stage=Stage.RESULTS)
         actions: list[Action] = [ClearDeadline(START), ClearDeadline(STOP)]
+        state, fetching = fetch(state)
         for task, status in state.tasks.items():
             if status.state is TaskState.PENDING:
                 state, more = set_task(state, task, TaskState.STOPPED)
                 actions += more
-        return state, [*actions, *close(state, state.plan.grace_s)]
+        return state, [*actions, *fetching]
+    if state.stage is Stage.RESULTS:
+        if state.fetching:
+            return state, []
+        state = replace(state, stage=Stage.HOSTS)
+        return state, [ClearDeadline(STOP), *close(state, state.plan.grace_s)]
     if any(host is not HostState.GONE for host in state.hosts.values()):
         return state, []
     code, word = outcome(state)

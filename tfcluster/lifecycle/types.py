@@ -52,6 +52,10 @@ class Plan:
     """Tasks that count as started only once they listen on their port."""
     must_exchange: frozenset[TaskId] = frozenset()
     """Tasks that fail if they exit without having exchanged anything with others."""
+    results: bool = False
+    """Once all tasks have ended, files are fetched from the hosts."""
+    hurried: bool = False
+    """A scheduler that tells the run to end soon kills what is left of it."""
 
 
 # --- events -------------------------------------------------------------------------
@@ -154,6 +158,11 @@ class Replanned:
 
 
 @dataclass(frozen=True, slots=True)
+class ResultsFetched:
+    """The answer to ``FetchResults``: all has been fetched that can be."""
+
+
+@dataclass(frozen=True, slots=True)
 class Interrupted:
     """The run was told to end; ``exit_code`` says how."""
 
@@ -196,6 +205,7 @@ Event = (
     | TaskSettled
     | TaskUnstartable
     | Replanned
+    | ResultsFetched
     | Interrupted
     | Stalled
     | LauncherFault
@@ -228,6 +238,24 @@ class StopTasks:
     tasks: tuple[TaskId, ...]
     signal: str
     grace_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class FetchResults:
+    """Fetch files from these hosts; answer with ``ResultsFetched``.
+
+    With ``not_now``, fetch nothing, note that for this reason, and do not answer.
+    """
+
+    hosts: tuple[str, ...]
+    not_now: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveResults:
+    """End a fetch; what has not been fetched stays on the hosts."""
+
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,6 +342,8 @@ Action = (
     StartTasks
     | Replan
     | StopTasks
+    | FetchResults
+    | LeaveResults
     | CloseHosts
     | DropHosts
     | SetDeadline
@@ -356,10 +386,11 @@ class Phase(Enum):
 
 
 class Stage(Enum):
-    """The order of a shutdown: tasks that use servers, then servers, then agents."""
+    """The order of a shutdown: tasks that use servers, servers, results, agents."""
 
     TASKS = "tasks"
     SERVERS = "servers"
+    RESULTS = "results"
     HOSTS = "hosts"
 
 
@@ -370,6 +401,8 @@ class State:
     tasks: Mapping[TaskId, TaskStatus]
     phase: Phase = Phase.GATHERING
     stage: Stage = Stage.TASKS
+    fetching: bool = False
+    """Results are being fetched; only in ``Stage.RESULTS``."""
     started: bool = False
     """Every task has been up once, so the start timeout no longer applies."""
     pending: tuple[Failure, ...] = ()

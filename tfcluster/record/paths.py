@@ -85,6 +85,16 @@ class RunPaths:
         return self.root / "requests"
 
     @property
+    def fetched(self) -> Path:
+        """Which results have come back from hosts."""
+        return self.root / "fetched.json"
+
+    @property
+    def fetching(self) -> Path:
+        """How far the results are that come back now."""
+        return self.root / "fetching.json"
+
+    @property
     def hosts(self) -> Path:
         """How to reach the hosts again after the launcher's end."""
         return self.root / "hosts.json"

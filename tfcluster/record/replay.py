@@ -16,6 +16,7 @@ from tfcluster.record.run_status import (
     FailureView,
     HostView,
     LauncherView,
+    ResultsView,
     RunView,
     ServingView,
     TaskView,
@@ -57,6 +58,7 @@ class Replay:
         )
         self._failures: list[FailureView] = []
         self._notes: list[str] = []
+        self._results: dict[str, ResultsView] = {}
 
     def add(self, event: Json) -> None:
         """Apply the next event; events of unknown types are ignored."""
@@ -80,6 +82,7 @@ class Replay:
                 _with_steps(task, steps.get(task.task)) for task in self._tasks.values()
             ),
             notes=tuple(self._notes),
+            results=tuple(self._results.values()),
         )
 
     # --- one method for each type of event -------------------------------------------
@@ -166,6 +169,11 @@ class Replay:
         count = _integer(event, "count") or 0
         self._run = replace(self._run, swept=self._run.swept + count)
 
+    def _on_results(self, event: Json) -> None:
+        view = results_view(event)
+        if view.host:
+            self._results[view.host] = view
+
     def _on_note(self, event: Json) -> None:
         if text := _text(event, "text"):
             self._notes.append(text)
@@ -180,7 +188,29 @@ _HANDLERS = {
     "end": Replay._on_end,
     "swept": Replay._on_swept,
     "note": Replay._on_note,
+    "results": Replay._on_results,
 }
+
+
+def results_view(event: Json) -> ResultsView:
+    """What an event ``results`` says."""
+    return ResultsView(
+        host=_text(event, "host") or "",
+        state=_text(event, "state") or "incomplete",
+        folder=_text(event, "folder"),
+        there=_text(event, "there"),
+        kept=_pairs(event, "kept"),
+        growing=_pairs(event, "growing"),
+        missed=_pairs(event, "missed"),
+        cause=_text(event, "cause"),
+        **{key: _integer(event, key) or 0 for key in _RESULT_COUNTS},
+    )
+
+
+_RESULT_COUNTS = (
+    *("files", "bytes", "fetched", "unchanged", "sent_bytes"),
+    "missed_count",
+)
 
 
 def _planned(entry: Json) -> TaskView:
@@ -265,6 +295,16 @@ def _objects(source: Json, key: str) -> list[Json]:
     if not isinstance(value, list):
         return []
     return [entry for entry in value if isinstance(entry, Mapping)]
+
+
+def _pairs(source: Json, key: str) -> tuple[tuple[str, str], ...]:
+    value = source.get(key)
+    rows = value if isinstance(value, list) else []
+    return tuple(
+        (str(row[0]), str(row[1]))
+        for row in rows
+        if isinstance(row, list) and len(row) == 2
+    )
 
 
 def _state(kind: type[_State], event: Json) -> _State | None:

@@ -122,6 +122,55 @@ class FailureView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ResultsView:
+    """The last fetch of files from a host that does not share the workdir."""
+
+    host: str
+    state: str = "incomplete"
+    """fetched | incomplete | shared (there was nothing to fetch)"""
+    folder: str | None = None
+    """The workdir where the launcher runs."""
+    there: str | None = None
+    """The workdir on the host."""
+    files: int = 0
+    """How many files match, and their bytes."""
+    bytes: int = 0
+    fetched: int = 0
+    unchanged: int = 0
+    sent_bytes: int = 0
+    kept: tuple[tuple[str, str], ...] = ()
+    """Files here that were not replaced, each with a reason; as the next ones."""
+    growing: tuple[tuple[str, str], ...] = ()
+    missed: tuple[tuple[str, str], ...] = ()
+    """The first of the files that could not be fetched."""
+    missed_count: int = 0
+    cause: str | None = None
+    """Why the whole fetch ended early."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "host": self.host,
+            "state": self.state,
+            "folder": self.folder,
+            "there": self.there,
+            "files": self.files,
+            "bytes": self.bytes,
+            "fetched": self.fetched,
+            "unchanged": self.unchanged,
+            "sent_bytes": self.sent_bytes,
+            "kept": _reasons(self.kept),
+            "growing": _reasons(self.growing),
+            "missed": _reasons(self.missed),
+            "missed_count": self.missed_count,
+            "cause": self.cause,
+        }
+
+
+def _reasons(pairs: tuple[tuple[str, str], ...]) -> list[dict[str, str]]:
+    return [{"path": path, "cause": cause} for path, cause in pairs]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LauncherView:
     """The process that drives the run; boot, pid and start time are unique."""
 
@@ -160,6 +209,8 @@ class RunView:
     swept: int = 0
     """Number of leftover processes that were ended."""
     notes: tuple[str, ...] = ()
+    results: tuple[ResultsView, ...] = ()
+    """One for each host from which files were fetched."""
 
     @property
     def only_a_scheduler_knows(self) -> bool:
@@ -189,6 +240,7 @@ class RunView:
             "secondary_failures": [failure.to_json() for failure in self.secondary],
             "swept": self.swept,
             "notes": list(self.notes),
+            "results": [results.to_json() for results in self.results],
             "launcher": _launcher_json(self.launcher),
         }
 

@@ -8,6 +8,7 @@ from tfcluster.console.sanitise import sanitise_word
 from tfcluster.console.style import PLAIN, Style
 from tfcluster.console.text import byte_size, duration, table
 from tfcluster.console.views.failures import failure, how_it_ended
+from tfcluster.console.views.results import result_summary
 from tfcluster.record.run_status import RunView, ServingView, TaskView
 from tfcluster.states import RunState, TaskState
 
@@ -24,6 +25,7 @@ def status(view: RunView, now_s: float, style: Style = PLAIN) -> list[str]:
     facts = [sanitise_word(view.backend or ""), _when(view, now_s)]
     lines.append("  ".join(fact for fact in facts if fact))
     lines += _troubles(view)
+    lines += result_summary(view.results)
     if view.first_failure:
         lines += ["", *failure(view, style)]
     if view.tasks:

@@ -1,0 +1,428 @@
+"""Sends files that tasks have written to the launcher, which asks piece by piece.
+
+Every step is small, so that the agent stays responsive: a folder is listed, a piece is
+read, or some bytes are hashed, and then other work gets its turn. The launcher asks for
+each piece, so that no more is ever queued than it has asked for.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import stat
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from tfcluster.agent.constants import (
+    RESULT_FILES,
+    RESULT_HASH_BYTES,
+    RESULT_LOOKS,
+    RESULT_PIECE_BYTES,
+    RESULT_ROW_BYTES,
+    RESULT_ROWS,
+    RESULT_SHOWN,
+    RESULT_TOLD_S,
+)
+from tfcluster.agent.frames import List, More, Read, Results, Returned
+from tfcluster.agent.light_dataclasses import dataclass
+from tfcluster.agent.os_encoding import local_path, raw
+from tfcluster.agent.workdir_patterns import (
+    BY_HOST,
+    ENVIRONMENT,
+    NEVER,
+    is_excluded,
+    is_inside,
+    is_wanted,
+)
+from tfcluster.agent.workdir_receiver import remember_returned, same_files
+from tfcluster.wire import WireError
+
+TYPE_CHECKING = False  # as in typing, which takes long to import
+if TYPE_CHECKING:
+    from hashlib import _Hash
+
+OUTSIDE = "it is a link that leads out of the working directory"
+NO_FILE = "it is not a regular file"
+SHORTER = "it became shorter while it was sent"
+GONE = "it is gone"
+
+
+class _ReadError(Exception):
+    """The file cannot be sent; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A file that matches; ``size`` in bytes, ``mtime_ns`` since the epoch.
+
+    ``cause``: why it cannot be sent; empty if it can.
+    """
+
+    path: str
+    size: int
+    mtime_ns: int
+    mode: int
+    cause: str
+
+
+class ResultSender:
+    """Answers one launcher; ``post`` schedules a call after other work."""
+
+    def __init__(
+        self,
+        send: Callable[..., None],
+        post: Callable[[Callable[[], None]], None],
+    ) -> None:
+        self._send = send
+        self._post = post
+        self._root: bytes | None = None
+        self._patterns: tuple[str, ...] = ()
+        self._listing: _Listing | None = None
+        self._reading: _Reading | None = None
+        self._returned: dict[str, str] = {}
+        self._told_s = time.monotonic()
+        self._closed = False
+
+    def obey(self, request: Results) -> None:
+        match request:
+            case List():
+                self._list(request)
+            case Read():
+                self._read(request)
+            case More(number):
+                self._more(number)
+            case Returned(path, digest):
+                _check(path)
+                self._returned[path] = digest
+
+    def close(self) -> None:
+        """Send nothing more, and remember what has been returned."""
+        self._closed = True
+        self._drop()
+        self._remember()
+
+    def _remember(self) -> None:
+        if self._root is not None:
+            # If this fails, a later copy of the folder at most reports a conflict.
+            with suppress(OSError):
+                remember_returned(Path(os.fsdecode(self._root)), self._returned)
+        self._returned = {}
+
+    # --- the list -------------------------------------------------------------------
+
+    def _list(self, request: List) -> None:
+        self._drop()
+        self._remember()
+        self._root = None
+        number = request.number
+        if same_files(request.inodes):
+            keys = {"folder": request.folder, "files": [], "refused": [], "more": 0}
+            self._send("listed", number=number, shared=True, last=True, **keys)
+            return
+        folder = local_path(request.folder).expanduser()
+        if not folder.is_absolute():
+            cause = f"{request.folder} cannot be expanded: the user has no home there"
+            self._send("unlisted", number=number, cause=cause)
+            return
+        self._root = os.path.realpath(os.fsencode(folder))
+        self._patterns = request.patterns
+        try:
+            os.stat(self._root)
+        except OSError as error:
+            self._send("unlisted", number=number, cause=f"{folder}: {error.strerror}")
+            return
+        shown = os.fsencode(folder).decode("utf-8", "surrogateescape")
+        self._listing = _Listing(self._send, number, shown)
+        self._walk(self._listing, walk(self._root, self._patterns))
+
+    def _walk(self, listing: _Listing, folders: Iterator[list[Found]]) -> None:
+        if self._closed or self._listing is not listing:
+            return
+        try:
+            found = next(folders, None)
+        except OSError as error:
+            name = os.fsdecode(error.filename or b"a folder")
+            cause = f"{name} cannot be read: {error.strerror}"
+            self._send("unlisted", number=listing.number, cause=cause)
+            return
+        if found is None:
+            listing.end()
+        elif listing.add(found):
+            self._show_life(listing.number)
+            self._post(lambda: self._walk(listing, folders))
+
+    # --- a file ---------------------------------------------------------------------
+
+    def _read(self, request: Read) -> None:
+        self._drop()
+        if self._root is None:
+            raise WireError("nothing has been listed")
+        _check(request.path)
+        if not is_wanted(request.path, self._patterns):
+            raise WireError(f"{request.path!r} was not listed")
+        try:
+            self._reading = _Reading(request, _open_below(self._root, request.path))
+        except (OSError, _ReadError) as error:
+            self._fail(request.number, error)
+            return
+        self._prove(self._reading)
+
+    def _prove(self, reading: _Reading) -> None:
+        """Hash what the launcher already has, some bytes at a time."""
+        if self._reading is not reading:
+            return  # another request has come meanwhile
+        try:
+            done = reading.prove()
+        except (OSError, _ReadError) as error:
+            self._fail(reading.number, error)
+            return
+        if done:
+            self._send("reading", number=reading.number, offset=reading.offset)
+            return
+        self._show_life(reading.number)
+        self._post(lambda: self._prove(reading))
+
+    def _show_life(self, number: int) -> None:
+        """Tell the launcher now and then that a long step goes on."""
+        now = time.monotonic()
+        if now - self._told_s > RESULT_TOLD_S:
+            self._told_s = now
+            self._send("working", number=number)
+
+    def _more(self, number: int) -> None:
+        reading = self._reading
+        if reading is None or reading.number != number:
+            return  # it has failed
+        try:
+            offset, data = reading.offset, reading.piece()
+            over = None if data else reading.over()
+        except (OSError, _ReadError) as error:
+            self._fail(number, error)
+            return
+        if over is None:
+            text = base64.b64encode(data).decode()
+            self._send("piece", number=number, offset=offset, data=text)
+        else:
+            digest, changed = over
+            self._send("complete", number=number, digest=digest, changed=changed)
+            self._drop()
+
+    def _fail(self, number: int, error: Exception) -> None:
+        self._drop()
+        cause = str(error)
+        if isinstance(error, FileNotFoundError):
+            cause = GONE
+        elif isinstance(error, OSError):
+            cause = error.strerror or cause
+        self._send("unread", number=number, cause=cause)
+
+    def _drop(self) -> None:
+        if self._reading is not None:
+            self._reading.close()
+            self._reading = None
+
+
+class _Listing:
+    """Collects rows, and sends them in frames of limited size."""
+
+    def __init__(self, send: Callable[..., None], number: int, folder: str) -> None:
+        self._send = send
+        self.number = number
+        self._folder = folder
+        self._rows: list[list[object]] = []
+        self._refused: list[list[str]] = []
+        self._bytes = 0
+        self._count = 0
+        self._unshown = 0
+
+    def add(self, found: Sequence[Found]) -> bool:
+        """Add files; False if there are too many, which has been reported."""
+        for each in found:
+            if each.cause:
+                if len(self._refused) < RESULT_SHOWN:
+                    self._refused.append([each.path, each.cause])
+                else:
+                    self._unshown += 1
+                continue
+            self._count += 1
+            if self._count > RESULT_FILES:
+                cause = (
+                    f"over {RESULT_FILES} files in {self._folder} match the patterns"
+                )
+                self._send("unlisted", number=self.number, cause=cause)
+                return False
+            self._rows.append([each.path, each.size, each.mtime_ns, each.mode])
+            self._bytes += 6 * len(each.path) + 128
+            if len(self._rows) >= RESULT_ROWS or self._bytes > RESULT_ROW_BYTES:
+                self._flush(last=False)
+        return True
+
+    def end(self) -> None:
+        self._flush(last=False)
+        self._flush(last=True)
+
+    def _flush(self, *, last: bool) -> None:
+        self._send(
+            "listed",
+            number=self.number,
+            shared=False,
+            folder=self._folder,
+            files=self._rows,
+            # Apart from the rows, because all of them have to fit into one frame.
+            refused=self._refused if last else [],
+            more=self._unshown if last else 0,
+            last=last,
+        )
+        self._rows, self._bytes = [], 0
+
+
+class _Reading:
+    """An open file, of which ``size`` bytes are sent in order."""
+
+    def __init__(self, request: Read, fd: int) -> None:
+        self.number = request.number
+        self.offset = 0
+        self._request = request
+        self._fd = fd
+        self._hash: _Hash = hashlib.sha256()
+        self._before = _stamp(os.fstat(fd))
+
+    def prove(self) -> bool:
+        """Hash a part of what the launcher has; True once that is decided.
+
+        ``offset`` is then where the launcher has to go on: at 0 if what it has is not
+        the beginning of this file.
+        """
+        have = self._request.have
+        if have > self._request.size:
+            have = 0
+        if self.offset < have:
+            self._take(min(RESULT_HASH_BYTES, have - self.offset))
+            if self.offset < have:
+                return False
+        if have and self._hash.hexdigest() != self._request.digest:
+            self._hash, self.offset = hashlib.sha256(), 0
+            os.lseek(self._fd, 0, os.SEEK_SET)
+        return True
+
+    def piece(self) -> bytes:
+        """The next bytes; empty at the end."""
+        left = self._request.size - self.offset
+        return self._take(min(RESULT_PIECE_BYTES, left)) if left else b""
+
+    def over(self) -> tuple[str, bool]:
+        """The digest of all bytes, and whether the file was written to meanwhile."""
+        now = _stamp(os.fstat(self._fd))
+        changed = now != self._before or now[0] != self._request.size
+        return self._hash.hexdigest(), changed
+
+    def _take(self, count: int) -> bytes:
+        data = os.read(self._fd, count)
+        if not data:
+            raise _ReadError(SHORTER)
+        self._hash.update(data)
+        self.offset += len(data)
+        return data
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+def walk(root: bytes, patterns: Sequence[str]) -> Iterator[list[Found]]:
+    """The files below ``root`` that match, a few at a time, in a fixed order.
+
+    Folders are not followed through links. Raises OSError if one cannot be read, unless
+    it has just vanished.
+    """
+    folders = [b""]
+    while folders:
+        below = folders.pop()
+        inner: list[bytes] = []
+        found: list[Found] = []
+        seen = 0
+        try:
+            with os.scandir(os.path.join(root, below)) as entries:
+                listed = sorted(entries, key=lambda entry: entry.name)
+        except FileNotFoundError:
+            if not below:
+                raise
+            continue
+        for entry in listed:
+            path = os.path.join(below, entry.name)
+            text = path.decode("utf-8", "surrogateescape")
+            if is_excluded(text, (*NEVER, BY_HOST)):
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                if not os.path.exists(os.path.join(entry.path, raw(ENVIRONMENT))):
+                    inner.append(path)
+            elif is_wanted(text, patterns):
+                found += _found(root, path, text)
+            seen += 1
+            if seen % RESULT_LOOKS == 0:
+                yield found
+                found = []
+        folders += reversed(inner)
+        yield found
+
+
+def _found(root: bytes, path: bytes, text: str) -> list[Found]:
+    """The file, or why it cannot be sent; nothing if it has just vanished."""
+    try:
+        fd = _open_below(root, text)
+    except FileNotFoundError:
+        if not os.path.islink(os.path.join(root, path)):
+            return []
+        return [Found(text, 0, 0, 0, "it is a link to nothing")]
+    except _ReadError as error:
+        return [Found(text, 0, 0, 0, str(error))]
+    except OSError as error:
+        return [Found(text, 0, 0, 0, error.strerror or str(error))]
+    try:
+        status = os.fstat(fd)
+    finally:
+        os.close(fd)
+    mode = stat.S_IMODE(status.st_mode)
+    return [Found(text, status.st_size, status.st_mtime_ns, mode, "")]
+
+
+def _open_below(root: bytes, path: str) -> int:
+    """Open a regular file below ``root``, whose own links are resolved.
+
+    Links are followed as long as they stay below ``root``. Each folder is opened by
+    itself and without links, so that a link that is made meanwhile leads nowhere.
+    Raises OSError or _ReadError.
+    """
+    real = os.path.realpath(os.path.join(root, raw(path)))
+    if not real.startswith(root.rstrip(b"/") + b"/"):
+        raise _ReadError(OUTSIDE)
+    *folders, name = real[len(root.rstrip(b"/")) + 1 :].split(b"/")
+    at = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for folder in folders:
+            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+            inner = os.open(folder, flags, dir_fd=at)
+            os.close(at)
+            at = inner
+        # Opening a pipe must not wait for its other end.
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        if not stat.S_ISREG(os.stat(name, dir_fd=at, follow_symlinks=False).st_mode):
+            raise _ReadError(NO_FILE)
+        fd = os.open(name, flags, dir_fd=at)
+    finally:
+        os.close(at)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise _ReadError(NO_FILE)
+    return fd
+
+
+def _stamp(status: os.stat_result) -> tuple[int, int]:
+    return status.st_size, status.st_mtime_ns
+
+
+def _check(path: str) -> None:
+    if not is_inside(path):
+        raise WireError(f"{path!r} is not a path within a folder")

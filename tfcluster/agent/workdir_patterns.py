@@ -1,0 +1,62 @@
+"""Patterns of names and paths in a working directory. Pure.
+
+Launcher and agent use the same ones, so that both sides agree on which files are meant.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+
+TYPE_CHECKING = False  # as in typing, which takes long to import
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+NEVER = (
+    *(".git", ".hg", ".svn", "__pycache__", "*.pyc", "node_modules"),
+    *(".mypy_cache", ".pytest_cache", ".ruff_cache", ".ipynb_checkpoints"),
+    ".tfcluster-*",
+)
+"""What is never copied in either direction."""
+BY_HOST = "results-by-host"
+"""The folder in which results of several hosts are kept apart, one folder for each."""
+ENVIRONMENT = "pyvenv.cfg"
+"""Marks a virtual environment, which is of no use on another host."""
+
+
+def is_excluded(path: str, patterns: Sequence[str]) -> bool:
+    """Patterns with a slash match whole paths, others match names in any folder."""
+    name = path.rpartition("/")[2]
+    for pattern in patterns:
+        bare = pattern.removesuffix("/")
+        if fnmatch.fnmatchcase(path if "/" in bare else name, bare.removeprefix("/")):
+            return True
+    return False
+
+
+def is_wanted(path: str, patterns: Sequence[str]) -> bool:
+    """Whether a file is meant: its path matches, or a folder that contains it does.
+
+    A pattern that ends in a slash matches only folders.
+    """
+    if is_excluded(path, [each for each in patterns if not each.endswith("/")]):
+        return True
+    folder = path.rpartition("/")[0]
+    while folder:
+        if is_excluded(folder, patterns):
+            return True
+        folder = folder.rpartition("/")[0]
+    return False
+
+
+def is_never(path: str) -> bool:
+    """Whether the file or a folder that contains it is never copied."""
+    return any(is_excluded(part, NEVER) for part in path.split("/"))
+
+
+def is_inside(path: str) -> bool:
+    """Whether a path from elsewhere names something below a folder, and no other way.
+
+    Any bytes but NUL are allowed in a name, as on any file system of Linux.
+    """
+    parts = path.split("/")
+    return "\0" not in path and not any(part in ("", ".", "..") for part in parts)

@@ -1,0 +1,266 @@
+"""The command ``fetch``: what tasks have written on hosts that share no files."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tfcluster import backends
+from tfcluster.backends.base import Remembering
+from tfcluster.console.output import put, say
+from tfcluster.console.sanitise import sanitise
+from tfcluster.console.screen import Screen
+from tfcluster.console.views.results import progress_text, result_lines
+from tfcluster.errors import (
+    ConfigError,
+    ContactLostError,
+    ExitCode,
+    HostError,
+    Problem,
+)
+from tfcluster.file_patterns import pattern_problem
+from tfcluster.host_patterns import fold
+from tfcluster.model import Description
+from tfcluster.record.events import EventReader
+from tfcluster.record.files import read_json
+from tfcluster.record.launched import launched
+from tfcluster.record.liveness import identity
+from tfcluster.record.load_run import read_run
+from tfcluster.record.paths import RunPaths, find, state_dir
+from tfcluster.record.replay import results_view
+from tfcluster.record.requests import ask, withdraw
+from tfcluster.record.run_status import ResultsView, RunView
+from tfcluster.states import RunState
+
+ASKED_S = 15.0
+"""How long the launcher may take to see the request; the folder may be on NFS."""
+_LOOK_S = 2.0
+"""How often to look whether the launcher is still alive."""
+_POLL_S = 0.1
+_CLOSE_S = 2.0
+_SCHEMA = 1
+_LIKE_PATTERNS = frozenset("*?[/")
+
+
+def fetch(
+    words: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    every: bool,
+    force: bool,
+    as_json: bool,
+) -> int:
+    """Fetch files of a run; returns 1 if some could not be fetched.
+
+    ``words`` is ``[RUN] [PATTERN...]``. Raises TfclusterError.
+    """
+    paths, patterns = _split(words, environ)
+    description = launched(paths)
+    view = read_run(paths, now_s=time.time())
+    configured = description.results
+    if not patterns and configured is None:
+        hint = "name patterns of files, or set 'workdir: {results: [...]}'"
+        raise ConfigError([Problem(paths.run, "it has no 'results'", hint)])
+    every = every or (not patterns and configured is not None and configured.all)
+    wanted = patterns or (() if configured is None else configured.patterns)
+    if description.backend == "local":
+        say(sanitise(f"all tasks ran on this machine, in {description.workdir}"))
+        return _end(paths, description, [], as_json=as_json)
+    if view.launcher is None:
+        hint = "`tfcluster status` tells what it waits for"
+        raise ConfigError([Problem(paths.run, "it has not started yet", hint)])
+    screen = Screen(None, sys.stderr, environ=environ)
+    try:
+        found = None
+        if not view.state.final:
+            found = _from_launcher(paths, view, wanted, screen, every, force)
+        if found is None:
+            found = _afterwards(
+                description, paths, view, wanted, environ, screen, every, force
+            )
+    finally:
+        screen.live(None)
+        screen.close(_CLOSE_S)
+    for each in found:
+        for line in result_lines(each):
+            say(line)
+    return _end(paths, description, found, as_json=as_json)
+
+
+def _end(
+    paths: RunPaths,
+    description: Description,
+    found: Sequence[ResultsView],
+    *,
+    as_json: bool,
+) -> int:
+    if as_json:
+        hosts = [each.to_json() for each in found]
+        folder = str(description.workdir)
+        given = {"schema": _SCHEMA, "run": paths.run, "folder": folder, "hosts": hosts}
+        put(json.dumps(given, indent=1) + "\n")
+    incomplete = any(each.state == "incomplete" for each in found)
+    return ExitCode.TASK_FAILED if incomplete else ExitCode.OK
+
+
+def _split(
+    words: Sequence[str], environ: Mapping[str, str]
+) -> tuple[RunPaths, tuple[str, ...]]:
+    """The run, and the patterns. The first word is the run, unless only a pattern looks
+    like it and there is no such run. Raises ConfigError."""
+    state = state_dir(environ)
+    try:
+        paths, patterns = find(state, words[0] if words else None), tuple(words[1:])
+    except ConfigError:
+        if not words or not _LIKE_PATTERNS & set(words[0]):
+            raise
+        paths, patterns = find(state, None), tuple(words)
+    problems = [
+        Problem("PATTERN", f"{pattern!r} {problem}", 'for example "*.keras" or logs/')
+        for pattern in patterns
+        if (problem := pattern_problem(pattern))
+    ]
+    if problems:
+        raise ConfigError(problems)
+    return paths, patterns
+
+
+# --- a run that is active --------------------------------------------------------
+
+
+def _from_launcher(
+    paths: RunPaths,
+    view: RunView,
+    patterns: Sequence[str],
+    screen: Screen,
+    every: bool,
+    force: bool,
+) -> list[ResultsView] | None:
+    """Have the launcher fetch, and wait until it has. Raises ContactLostError.
+
+    Returns None if the run has ended before the launcher saw the request.
+    """
+    events = EventReader(paths.events)
+    events.read()  # earlier ones
+    request = {"patterns": list(patterns), "all": every, "force": force}
+    number = ask(paths, {"type": "fetch", **request})
+    pause, began_s = threading.Event(), time.monotonic()
+    looked_s = began_s
+    hosts: list[str] | None = None
+    found: dict[str, ResultsView] = {}
+    while hosts is None or len(found) < len(hosts):
+        for event in events.read():
+            if event.get("request") != number:
+                continue
+            if event["type"] == "fetch":
+                hosts = [str(host) for host in event.get("hosts") or ()]
+            elif event["type"] == "results":
+                found[str(event.get("host"))] = results_view(event)
+        now_s = time.monotonic()
+        if hosts is None and now_s - began_s > ASKED_S:
+            withdraw(paths, number)
+            raise ContactLostError(
+                f"the launcher of {paths.run} does not answer",
+                hint=f"`tfcluster status {paths.run}` tells whether it is alive",
+            )
+        if now_s - looked_s > _LOOK_S:
+            looked_s = now_s
+            if _has_ended(paths) and hosts is None:
+                withdraw(paths, number)
+                return None
+        if hosts is not None:
+            screen.live(_progress(paths, number))
+        pause.wait(_POLL_S)
+    launcher = view.launcher
+    if launcher is not None and launcher.host != identity().host:
+        screen.say(f"the launcher runs on {launcher.host}: the files are there")
+    return list(found.values())
+
+
+def _has_ended(paths: RunPaths) -> bool:
+    """Whether the run is over. Raises ContactLostError if its launcher has died."""
+    view = read_run(paths, now_s=time.time())
+    if view.state is RunState.LOST:
+        raise ContactLostError(
+            f"the launcher of {paths.run} is gone: {view.reason}",
+            hint=f"tfcluster fetch {paths.run}",
+        )
+    return view.state.final
+
+
+def _progress(paths: RunPaths, number: str) -> str:
+    known = read_json(paths.fetching) or {}
+    hosts = known.get("hosts")
+    if known.get("request") != number or not isinstance(hosts, dict):
+        return "waiting for another fetch, or for a list of files"
+    return progress_text(hosts)
+
+
+# --- a run that is over ----------------------------------------------------------
+
+
+def _afterwards(
+    description: Description,
+    paths: RunPaths,
+    view: RunView,
+    patterns: Sequence[str],
+    environ: Mapping[str, str],
+    screen: Screen,
+    every: bool,
+    force: bool,
+) -> list[ResultsView]:
+    """Fetch through new agents. Raises HostError if no host can be reached."""
+    # It imports the launcher, which takes longer than the rest of this command.
+    from tfcluster.launcher.late_results import fetch_late
+    from tfcluster.launcher.results import event_fields
+
+    chosen = _hosts(read_json(paths.plan) or {}, every=every)
+    backend, known = backends.get(description.backend), read_json(paths.hosts)
+    if not isinstance(backend, Remembering) or known is None:
+        sync, root = description.sync, description.workdir
+        folder = root if sync is None else sync.folder
+        raise HostError(
+            f"{paths.run} is over, and so is its {description.backend} job: its hosts "
+            f"({fold(chosen)}) cannot be reached through the scheduler any more",
+            hint=f"the files were in {folder} there; if you can log in, copy them with "
+            "scp or rsync",
+        )
+    hosts, starter = backend.return_to(known, environ)
+    by_name = {host.name: host for host in hosts}
+    found = fetch_late(
+        description,
+        paths,
+        [by_name[name] for name in chosen if name in by_name],
+        starter,
+        tuple(patterns),
+        apart=every,
+        force=force,
+        launched_s=view.started_s or 0.0,
+        show=lambda outcomes: screen.live(
+            progress_text(
+                {
+                    each.host: {"bytes": each.done_bytes, "of_bytes": each.bytes}
+                    for each in outcomes.values()
+                }
+            )
+        ),
+    )
+    errors = [error for _, error in found if error is not None]
+    if errors and len(errors) == len(found):
+        for error in errors[1:]:
+            screen.say(error.message)
+        raise errors[0]
+    folder = str(description.workdir)
+    return [results_view(event_fields(each, None, folder)) for each, _ in found]
+
+
+def _hosts(plan: Mapping[str, Any], *, every: bool) -> list[str]:
+    """The hosts of all tasks, or only that of rank 0, in the plan's order."""
+    tasks = [task for task in plan.get("tasks") or () if isinstance(task, dict)]
+    ranked = [task for task in tasks if task.get("rank") == 0]
+    chosen = tasks if every else (ranked or tasks[:1])
+    return list(dict.fromkeys(str(task.get("host")) for task in chosen))

@@ -1,0 +1,164 @@
+"""Fetches results after the run is over, by means of new agents on its hosts."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+from tfcluster.backends.base import Starter
+from tfcluster.errors import TfclusterError
+from tfcluster.launcher.agent_connection import (
+    HEARTBEAT_S,
+    AgentConnection,
+    Closed,
+    Received,
+    open_agent,
+)
+from tfcluster.launcher.result_placement import ResultFolder
+from tfcluster.launcher.result_transfer import (
+    ANSWERS,
+    HostTransfer,
+    Inbox,
+    Outcome,
+    Wanted,
+    run_all,
+)
+from tfcluster.launcher.results import AT_ONCE
+from tfcluster.launcher.workdir_listing import witnesses
+from tfcluster.model import Description, Host
+from tfcluster.record.fetched import FetchedFiles
+from tfcluster.record.paths import RunPaths
+from tfcluster.wire import Frame
+
+_POLL_S = 0.1
+_CLOSE_S = 5.0
+"""How long agents may take to end."""
+
+
+def fetch_late(
+    description: Description,
+    paths: RunPaths,
+    hosts: Sequence[Host],
+    starter: Starter,
+    patterns: tuple[str, ...],
+    *,
+    apart: bool,
+    force: bool,
+    launched_s: float,
+    show: Callable[[Mapping[str, Outcome]], None],
+) -> list[tuple[Outcome, TfclusterError | None]]:
+    """Fetch from hosts whose run is over; an error says why one was not reached.
+
+    ``show`` is called now and then with the outcomes so far.
+    """
+    fetched = FetchedFiles(paths)
+    numbers = itertools.count(1)
+    root = description.workdir
+    seen, sync = witnesses(root), description.sync
+    wanted = Wanted(str(root) if sync is None else sync.folder, seen, patterns)
+    outcomes = {host.name: Outcome(host.name) for host in hosts}
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        opened = list(pool.map(lambda host: _Line.open(starter, host), hosts))
+    lines = [line for line in opened if isinstance(line, _Line)]
+    transfers = [
+        HostTransfer(
+            outcomes[line.host],
+            wanted,
+            ResultFolder(
+                Path(root),
+                line.host,
+                fetched,
+                launched_ns=int(launched_s * 1e9),
+                force=force,
+                apart=apart,
+            ),
+            send=line.send,
+            inbox=line.inbox,
+            numbers=numbers,
+            stopped=lambda: None,
+        )
+        for line in lines
+    ]
+    thread = threading.Thread(target=run_all, args=(transfers, AT_ONCE), daemon=True)
+    thread.start()
+    try:
+        _attend(thread, lines, lambda: show(outcomes))
+    finally:
+        # Also after Ctrl-C: what has arrived need not come again.
+        with suppress(OSError):
+            fetched.save()
+        _end(lines)
+    result: list[tuple[Outcome, TfclusterError | None]] = []
+    for host, line in zip(hosts, opened, strict=True):
+        outcome = outcomes[host.name]
+        error = line if isinstance(line, TfclusterError) else None
+        if error is not None:
+            outcome.cause, outcome.over = error.message, True
+        result.append((outcome, error))
+    return result
+
+
+def _attend(
+    thread: threading.Thread, lines: Sequence[_Line], show: Callable[[], None]
+) -> None:
+    """Wait for the fetch; agents end if they hear nothing for too long."""
+    pinged_s = time.monotonic()
+    while thread.is_alive():
+        thread.join(_POLL_S)
+        show()
+        if time.monotonic() - pinged_s >= HEARTBEAT_S:
+            pinged_s = time.monotonic()
+            for line in lines:
+                line.send({"type": "ping"})
+
+
+def _end(lines: Sequence[_Line]) -> None:
+    for line in lines:
+        line.send({"type": "close", "grace_s": 0})
+    until_s = time.monotonic() + _CLOSE_S
+    for line in lines:
+        line.closed.wait(max(0.0, until_s - time.monotonic()))
+        line.contact.close()
+
+
+class _Line:
+    """The connection to a new agent on one host."""
+
+    def __init__(self, host: str) -> None:
+        self.host = host
+        self.inbox = Inbox()
+        self.closed = threading.Event()
+        self.contact: AgentConnection
+
+    @classmethod
+    def open(cls, starter: Starter, host: Host) -> _Line | TfclusterError:
+        line = cls(host.name)
+        # Not the id of the run: this agent must not end processes of the run, should
+        # some be left.
+        mark = f"fetch-{secrets.token_hex(8)}"
+        try:
+            line.contact = open_agent(starter, host, mark, 0.0, line.post)
+        except TfclusterError as error:
+            return error
+        return line
+
+    def send(self, frame: Frame) -> None:
+        self.contact.send(frame)
+
+    def post(self, item: Received | Closed) -> None:
+        """Called from the connection's thread."""
+        if isinstance(item, Closed):
+            self.inbox.end(item.cause)
+            self.closed.set()
+        elif item.frame["type"] in ANSWERS:
+            self.inbox.put(item.frame)
+        elif item.frame["type"] == "fault":
+            self.inbox.end(str(item.frame.get("cause")))
+        elif item.frame["type"] == "bye":
+            self.closed.set()

@@ -1,0 +1,488 @@
+"""Brings the results of one host here: the launcher's side of the agent's sender.
+
+Blocks, so it runs in a thread of its own. Nothing that happens on the host or here
+raises: what could not be fetched is in the outcome, by name.
+"""
+
+from __future__ import annotations
+
+import base64
+import errno
+import hashlib
+import itertools
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from tfcluster.agent.constants import RESULT_FILES, RESULT_PIECE_BYTES
+from tfcluster.agent.workdir_patterns import is_inside, is_never, is_wanted
+from tfcluster.launcher.result_placement import (
+    READ_BYTES,
+    Choice,
+    Partial,
+    PlacementError,
+    Remote,
+    ResultFolder,
+)
+from tfcluster.wire import Frame
+
+STALL_S = 30.0
+"""A host that sends nothing for so long is given up."""
+SHOWN = 20
+"""How many files are named in each list of an outcome; the rest is counted."""
+_LOOK_S = 0.25
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_QUICK_S, _SLOW_S = 0.2, 0.6
+_MAX_WINDOW = 32
+"""Pieces on the way at a time: 2 MiB, half of what the agent queues of events."""
+
+ANSWERS = frozenset(
+    {"listed", "unlisted", "reading", "working", "piece", "complete", "unread"}
+)
+"""The types of frames that an agent sends about results."""
+
+
+class _Ended(Exception):
+    """Nothing more can be fetched from this host; the message says why."""
+
+
+class _FileError(Exception):
+    """This file cannot be fetched; the message says why."""
+
+
+@dataclass(slots=True)
+class Inbox:
+    """The frames of one host; ``end`` says that no more will come, and why."""
+
+    frames: SimpleQueue[Frame | None] = field(default_factory=SimpleQueue)
+    cause: str | None = None
+    """Why no more will come."""
+
+    def put(self, frame: Frame) -> None:
+        self.frames.put(frame)
+
+    def end(self, cause: str) -> None:
+        self.cause = cause
+        self.frames.put(None)
+
+
+@dataclass(slots=True)
+class Names:
+    """Files with a reason for each; only the first ones are named."""
+
+    named: list[tuple[str, str]] = field(default_factory=list)
+    more: int = 0
+
+    def add(self, path: str, cause: str) -> None:
+        if len(self.named) < SHOWN:
+            self.named.append((path, cause))
+        else:
+            self.more += 1
+
+    def __len__(self) -> int:
+        return len(self.named) + self.more
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of a host's results; numbers of files and bytes.
+
+    One thread writes it while others read it, as progress.
+    """
+
+    host: str
+    shared: bool = False
+    """The host sees the workdir here, so there was nothing to fetch."""
+    folder: str = ""
+    """The workdir there."""
+    files: int = 0
+    """Files that match, and their bytes."""
+    bytes: int = 0
+    done_bytes: int = 0
+    """Of ``bytes``: fetched, or known to be here."""
+    sent_bytes: int = 0
+    """What was really sent."""
+    fetched: int = 0
+    unchanged: int = 0
+    kept: Names = field(default_factory=Names)
+    """Files that were put beside another one, and why."""
+    growing: Names = field(default_factory=Names)
+    """Files that were written to while they were sent."""
+    missed: Names = field(default_factory=Names)
+    cause: str | None = None
+    """Why the fetch from this host ended early."""
+    steps: int = 0
+    """Grows as long as something happens."""
+    over: bool = False
+
+    @property
+    def well(self) -> bool:
+        return self.cause is None and not len(self.missed)
+
+
+@dataclass(slots=True)
+class Window:
+    """How many pieces may be on their way: more if they return quickly.
+
+    Other frames of the agent wait behind them, so a slow line gets few.
+    """
+
+    pieces: int = 2
+
+    def returned(self, seconds: float) -> None:
+        """A piece came ``seconds`` after it was asked for."""
+        if seconds < _QUICK_S:
+            self.pieces = min(self.pieces + 1, _MAX_WINDOW)
+        elif seconds > _SLOW_S:
+            self.pieces = max(self.pieces // 2, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What to ask a host for."""
+
+    folder: str
+    """The workdir there, if the host does not share that of this machine."""
+    inodes: tuple[tuple[str, int], ...]
+    patterns: tuple[str, ...]
+
+
+class HostTransfer:
+    """Fetches from one host. ``send`` may be called from any thread."""
+
+    def __init__(
+        self,
+        outcome: Outcome,
+        wanted: Wanted,
+        here: ResultFolder,
+        *,
+        send: Callable[[Frame], None],
+        inbox: Inbox,
+        numbers: itertools.count[int],
+        stopped: Callable[[], str | None],
+        stall_s: float = STALL_S,
+    ) -> None:
+        """``stopped`` returns why everything is to end, or None."""
+        self._outcome = outcome
+        self._wanted = wanted
+        self._here = here
+        self._send = send
+        self._inbox = inbox
+        self._numbers = numbers
+        self._stopped = stopped
+        self._stall_s = stall_s
+        self._window = Window()
+        self._left: list[Remote] = []
+
+    def run(self) -> None:
+        """Fetch everything; the outcome tells what became of it."""
+        outcome = self._outcome
+        try:
+            self._left = self._list()
+            while self._left:
+                self._fetch(self._left[0])
+                self._left.pop(0)
+        except _Ended as error:
+            self._leave(str(error))
+        except Exception as error:
+            # A thread's exception would go unseen, and the outcome would look well.
+            self._leave(f"internal error: {type(error).__name__}: {error}")
+        finally:
+            outcome.over = True
+
+    def _leave(self, cause: str) -> None:
+        self._outcome.cause = cause
+        for remote in self._left:
+            self._outcome.missed.add(remote.path, "not fetched")
+
+    # --- the list -------------------------------------------------------------------
+
+    def _list(self) -> list[Remote]:
+        number = next(self._numbers)
+        self._send(
+            {
+                "type": "list",
+                "number": number,
+                "folder": self._wanted.folder,
+                "inodes": [list(pair) for pair in self._wanted.inodes],
+                "patterns": list(self._wanted.patterns),
+            }
+        )
+        found: dict[str, Remote] = {}
+        while True:
+            frame = self._receive(number, "listed", "unlisted")
+            if frame["type"] == "unlisted":
+                raise _Ended(str(frame.get("cause")))
+            self._outcome.shared = frame.get("shared") is True
+            self._outcome.folder = str(frame.get("folder"))
+            for remote in _rows(frame):
+                if problem := self._problem(remote.path):
+                    self._outcome.missed.add(remote.path, problem)
+                else:
+                    found[remote.path] = remote
+            if len(found) > RESULT_FILES:
+                raise _Ended("its agent lists too many files")
+            for path, cause in _pairs(frame):
+                self._outcome.missed.add(path, cause)
+            if frame.get("last") is True:
+                self._outcome.missed.more += max(_whole(frame.get("more")), 0)
+                break
+        self._outcome.files = len(found)
+        self._outcome.bytes = sum(remote.size for remote in found.values())
+        return list(found.values())
+
+    def _problem(self, path: str) -> str | None:
+        if not is_inside(path):
+            return "its name leads out of the working directory"
+        if is_never(path) or not is_wanted(path, self._wanted.patterns):
+            return "nobody has asked for it"
+        return None
+
+    # --- a file ---------------------------------------------------------------------
+
+    def _fetch(self, remote: Remote) -> None:
+        outcome = self._outcome
+        before = outcome.done_bytes
+        try:
+            choice = self._here.choose(remote)
+            if choice.current:
+                outcome.unchanged += 1
+                self._note(choice)
+            else:
+                self._receive_file(remote, choice)
+        except (_FileError, PlacementError) as error:
+            outcome.missed.add(remote.path, str(error))
+        except OSError as error:
+            said = f"{error.filename or remote.path}: {error.strerror}"
+            if error.errno in _FULL:
+                raise _Ended(f"no space is left here: {said}") from error
+            outcome.missed.add(remote.path, f"cannot be written here: {said}")
+        outcome.done_bytes = before + remote.size
+
+    def _note(self, choice: Choice) -> None:
+        if choice.why is not None:
+            text = f"{choice.why}; the host's is {choice.path}"
+            self._outcome.kept.add(choice.original, text)
+
+    def _receive_file(self, remote: Remote, choice: Choice) -> None:
+        with self._here.partial(choice) as partial:
+            for proves in (True, False):
+                if self._transfer(remote, choice, partial, proves=proves):
+                    return
+            # A second time, from the start, it arrived with another digest again.
+            partial.remove()
+            raise _FileError("what arrived has another digest than on the host")
+
+    def _transfer(
+        self, remote: Remote, choice: Choice, partial: Partial, *, proves: bool
+    ) -> bool:
+        """Fetch the rest of a file; False if the digest is wrong."""
+        outcome = self._outcome
+        number = next(self._numbers)
+        base, have, digest = (None, 0, "")
+        if proves:
+            base, have, digest = self._proof(remote, choice, partial)
+        self._send(
+            {
+                "type": "read",
+                "number": number,
+                "path": remote.path,
+                "size": remote.size,
+                "have": have,
+                "digest": digest,
+            }
+        )
+        frame = self._receive_of_file(number, "reading")
+        offset = _whole(frame.get("offset"))
+        if offset not in (0, have):
+            raise _Ended("its agent violated the protocol: an offset")
+        same = base is not None and have == offset == remote.size
+        if same and self._here.is_original(base, choice):
+            self._drain(number)
+            partial.remove()
+            original = Choice(choice.original, current=True, original=choice.original)
+            self._here.keep(original, remote, digest)
+            self._returned(remote, original, digest)
+            outcome.unchanged += 1
+            return True
+        partial.begin(base if offset else None, offset)
+        start = outcome.done_bytes
+        outcome.done_bytes = start + offset
+        final = self._pieces(number, remote.size - offset, partial)
+        outcome.done_bytes = start
+        if final.get("digest") != partial.hash.hexdigest():
+            return False
+        choice = self._here.place(partial, choice, remote)
+        self._here.keep(choice, remote, partial.hash.hexdigest())
+        self._returned(remote, choice, partial.hash.hexdigest())
+        outcome.fetched += 1
+        self._note(choice)
+        if final.get("changed") is True:
+            text = (
+                f"it was written to meanwhile; here are its first {remote.size} bytes"
+            )
+            outcome.growing.add(remote.path, text)
+        return True
+
+    def _proof(
+        self, remote: Remote, choice: Choice, partial: Partial
+    ) -> tuple[Path | None, int, str]:
+        """What is here of the file: in which other file (None: what has arrived of it
+        before), how many bytes, and their digest."""
+        if 0 < partial.size <= remote.size:
+            return None, partial.size, partial.proof(self._tick)
+        for base in self._here.bases(choice, remote):
+            size = base.stat().st_size
+            stays = choice.why is not None and self._here.is_original(base, choice)
+            if stays and size != remote.size:
+                continue  # only an equal one is of use
+            digest = self._digest_here(base)
+            if base.stat().st_size == size:
+                return base, size, digest
+        return None, 0, ""
+
+    def _digest_here(self, path: Path) -> str:
+        hashed = hashlib.sha256()
+        with path.open("rb") as file:
+            while data := file.read(READ_BYTES):
+                hashed.update(data)
+                self._tick()
+        return hashed.hexdigest()
+
+    def _tick(self) -> None:
+        """A part of a long step here is done, or nothing has come for a moment.
+
+        Raises _Ended if everything is to end.
+        """
+        self._outcome.steps += 1
+        if why := self._stopped():
+            raise _Ended(why)
+
+    def _pieces(self, number: int, size: int, partial: Partial) -> Frame:
+        """Receive the next ``size`` bytes; returns the final frame."""
+        asked: list[float] = []
+        left = -(-size // RESULT_PIECE_BYTES) + 1  # the last answer is `complete`
+        while True:
+            while left and len(asked) < self._window.pieces:
+                self._send({"type": "more", "number": number})
+                asked.append(time.monotonic())
+                left -= 1
+            if not asked:  # pieces were shorter than they could be
+                left = 1
+                continue
+            frame = self._receive_of_file(number, "piece", "complete")
+            self._window.returned(time.monotonic() - asked.pop(0))
+            if frame["type"] == "complete":
+                if size:
+                    raise _Ended("its agent violated the protocol: pieces are missing")
+                return frame
+            data = _decoded(frame)
+            size -= len(data)
+            if size < 0:
+                raise _Ended("its agent violated the protocol: it sent too much")
+            partial.write(data)
+            self._outcome.done_bytes += len(data)
+            self._outcome.sent_bytes += len(data)
+
+    def _drain(self, number: int) -> None:
+        """Have the agent close a file of which nothing is needed."""
+        self._send({"type": "more", "number": number})
+        self._receive_of_file(number, "complete")
+
+    def _returned(self, remote: Remote, choice: Choice, digest: str) -> None:
+        """Tell the host that the workdir here has its content now."""
+        if choice.path == remote.path:
+            path = remote.path
+            self._send({"type": "returned", "path": path, "digest": digest})
+
+    # --- frames ---------------------------------------------------------------------
+
+    def _receive_of_file(self, number: int, *types: str) -> Frame:
+        frame = self._receive(number, "unread", *types)
+        if frame["type"] == "unread":
+            raise _FileError(str(frame.get("cause")))
+        return frame
+
+    def _receive(self, number: int, *types: str) -> Frame:
+        """The next frame of these types and this number.
+
+        Raises _Ended if contact ends, or nothing comes for too long.
+        """
+        heard_s = time.monotonic()
+        while True:
+            self._tick()
+            try:
+                # Nothing can come any more if contact ended in an earlier fetch.
+                wait_s = _LOOK_S if self._inbox.cause is None else 0.0
+                item = self._inbox.frames.get(timeout=wait_s)
+            except Empty:
+                if self._inbox.cause is not None:
+                    raise _Ended(self._inbox.cause) from None
+                if time.monotonic() - heard_s > self._stall_s:
+                    text = f"it sent nothing for {self._stall_s:g} s"
+                    raise _Ended(text) from None
+                continue
+            if item is None:
+                continue
+            if item.get("number") != number:
+                continue  # about an earlier file
+            heard_s = time.monotonic()
+            if item["type"] in types:
+                return item
+
+
+def _rows(frame: Frame) -> list[Remote]:
+    found = []
+    rows = frame.get("files")
+    for row in rows if isinstance(rows, list) else []:
+        kinds = list(map(type, row)) if isinstance(row, list) else []
+        if kinds != [str, int, int, int] or row[1] < 0:
+            raise _Ended("its agent violated the protocol: a row of a list")
+        found.append(Remote(*row))
+    return found
+
+
+def _pairs(frame: Frame) -> list[tuple[str, str]]:
+    rows = frame.get("refused")
+    rows = rows if isinstance(rows, list) else []
+    if any(not isinstance(row, list) or len(row) != 2 for row in rows):
+        raise _Ended("its agent violated the protocol: a row of a list")
+    return [(str(row[0]), str(row[1])) for row in rows]
+
+
+def _decoded(frame: Frame) -> bytes:
+    with suppress(TypeError, ValueError):
+        data = base64.b64decode(frame.get("data") or "", validate=True)
+        if data:
+            return data
+    raise _Ended("its agent violated the protocol: a piece")
+
+
+def _whole(value: Any) -> int:
+    return value if type(value) is int else -1
+
+
+def run_all(transfers: Sequence[HostTransfer], at_once: int) -> None:
+    """Run transfers from several hosts, at most ``at_once`` at a time."""
+    waiting: SimpleQueue[HostTransfer] = SimpleQueue()
+    for transfer in transfers:
+        waiting.put(transfer)
+
+    def work() -> None:
+        with suppress(Empty):
+            while True:
+                waiting.get_nowait().run()
+
+    threads = [
+        threading.Thread(target=work, name=f"results {index}", daemon=True)
+        for index in range(min(at_once, len(transfers)))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()

@@ -1,0 +1,305 @@
+"""Fetches results for the launcher: at the end of the run, and when somebody asks.
+
+Fetches run in a thread, one after the other. The launcher's loop passes on the frames
+of hosts, and records what has become of each host's files.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from typing import Any
+
+from tfcluster.console.views.results import progress_text
+from tfcluster.file_patterns import pattern_problem
+from tfcluster.launcher.job import Job
+from tfcluster.launcher.result_placement import ResultFolder
+from tfcluster.launcher.result_transfer import (
+    ANSWERS,
+    HostTransfer,
+    Inbox,
+    Outcome,
+    Wanted,
+    run_all,
+)
+from tfcluster.launcher.workdir_listing import witnesses
+from tfcluster.record.fetched import FetchedFiles
+from tfcluster.record.files import replace_json
+from tfcluster.record.paths import RunPaths
+from tfcluster.wire import Frame
+
+AT_ONCE = 8
+"""How many hosts send their files at a time."""
+STUCK_S = 90.0
+"""A fetch in which nothing happens for so long is given up: a disk here may hang."""
+PROGRESS_S = 0.5
+
+
+@dataclass(slots=True)
+class Fetch:
+    """One fetch, from some hosts."""
+
+    number: str | None
+    """The request that it answers; None: the end of the run."""
+    outcomes: Mapping[str, Outcome]
+    transfers: Sequence[HostTransfer]
+    stop: str | None = None
+    """Why it is to end early."""
+    over: bool = False
+    """Its thread is done with it."""
+    moved_s: float = field(default_factory=time.monotonic)
+    steps: int = 0
+
+
+class Results:
+    """The fetches of one run. Every method is called from the launcher's one loop."""
+
+    def __init__(
+        self,
+        job: Job,
+        send: Callable[[str, Frame], None],
+        has_copy: Callable[[str], bool | None],
+        *,
+        launched_s: float,
+    ) -> None:
+        """``has_copy`` tells whether a host works on a copy of the workdir; None:
+        unknown."""
+        self._job = job
+        self._has_copy = has_copy
+        self._paths = RunPaths(job.logs.parent)
+        self._launched_ns = int(launched_s * 1e9)
+        self._send = send
+        self._inboxes: dict[str, Inbox] = {}
+        self._lost: dict[str, str] = {}
+        self._numbers = itertools.count(1)
+        self._fetched: FetchedFiles | None = None
+        self._waiting: SimpleQueue[Fetch] = SimpleQueue()
+        self._fetches: list[Fetch] = []
+        self._thread: threading.Thread | None = None
+        self._shown_s = 0.0
+
+    # --- in -------------------------------------------------------------------------
+
+    def received(self, host: str, frame: Frame) -> bool:
+        """Take a frame, if it is about results."""
+        if frame["type"] not in ANSWERS:
+            return False
+        if host in self._inboxes:
+            self._inboxes[host].put(frame)
+        return True
+
+    def lost(self, host: str, cause: str) -> None:
+        """Contact to a host has ended."""
+        self._lost[host] = cause
+        if host in self._inboxes:
+            self._inboxes[host].end(cause)
+
+    def begin(self, number: str | None, request: Mapping[str, Any]) -> Fetch:
+        """Begin a fetch. ``request`` has ``patterns`` (None: as configured), ``all``
+        and ``force``; patterns that lead out of the workdir are left out."""
+        patterns, every = self._wanted(request)
+        hosts = self._hosts(every=every)
+        if self._job.description.backend == "local":
+            outcomes = {host: Outcome(host, shared=True, over=True) for host in hosts}
+            fetch = Fetch(number, outcomes, (), over=True)
+            self._fetches.append(fetch)
+            return fetch
+        if self._fetched is None:
+            self._fetched = FetchedFiles(self._paths)
+        root = self._job.description.workdir
+        seen = witnesses(root)
+        outcomes = {host: Outcome(host) for host in hosts}
+        for host, outcome in outcomes.items():
+            if self._has_copy(host) is False:
+                outcome.shared = outcome.over = True
+        fetch = Fetch(number, outcomes, ())
+        fetch.transfers = [
+            HostTransfer(
+                outcomes[host],
+                self._asked(host, patterns, seen),
+                ResultFolder(
+                    root,
+                    host,
+                    self._fetched,
+                    launched_ns=self._launched_ns,
+                    force=request.get("force") is True,
+                    apart=every,
+                ),
+                send=self._sender(host),
+                inbox=self._inbox(host),
+                numbers=self._numbers,
+                stopped=lambda: fetch.stop,
+            )
+            for host in hosts
+            if not outcomes[host].over
+        ]
+        self._fetches.append(fetch)
+        self._waiting.put(fetch)
+        if self._thread is None:
+            act = self._work
+            self._thread = threading.Thread(target=act, name="results", daemon=True)
+            self._thread.start()
+        return fetch
+
+    def skip(self, why: str) -> list[Outcome]:
+        """What a fetch at the end leaves out for this reason."""
+        _, every = self._wanted({})
+        return [
+            Outcome(host, cause=why, over=True) for host in self._hosts(every=every)
+        ]
+
+    def leave(self, why: str) -> None:
+        """End all fetches soon."""
+        for fetch in self._fetches:
+            fetch.stop = fetch.stop or why
+
+    def _wanted(self, request: Mapping[str, Any]) -> tuple[tuple[str, ...], bool]:
+        configured = self._job.description.results
+        given, every = request.get("patterns"), request.get("all")
+        if not isinstance(given, list) or not given:
+            given = () if configured is None else configured.patterns
+        if not isinstance(every, bool):
+            every = configured is not None and configured.all
+        patterns = [str(each) for each in given]
+        return tuple(each for each in patterns if not pattern_problem(each)), every
+
+    def _asked(
+        self, host: str, patterns: tuple[str, ...], seen: tuple[tuple[str, int], ...]
+    ) -> Wanted:
+        description = self._job.description
+        # What a host has found out before its tasks were started is certain.
+        if self._has_copy(host):
+            seen = ()
+        sync = description.sync
+        folder = str(description.workdir) if sync is None else sync.folder
+        return Wanted(folder, seen, patterns)
+
+    def _hosts(self, *, every: bool) -> list[str]:
+        """All hosts of the run, or that of the chief, which has rank 0."""
+        everywhere = {**self._job.left_out, **self._job.specs}
+        hosts = dict.fromkeys(spec.place.host.name for spec in everywhere.values())
+        if every:
+            return list(hosts)
+        chief = self._job.ranks().get(0)
+        if chief is None:
+            return list(hosts)[:1]
+        return [self._job.specs[chief].place.host.name]
+
+    @property
+    def run(self) -> str:
+        return self._job.run
+
+    @property
+    def reachable_later(self) -> bool:
+        """Whether hosts can be reached when the run is over."""
+        return self._job.description.backend == "ssh"
+
+    @property
+    def folder(self) -> str:
+        """The workdir here."""
+        return str(self._job.description.workdir)
+
+    def use(self, job: Job) -> None:
+        """Continue with this job."""
+        self._job = job
+
+    def _sender(self, host: str) -> Callable[[Frame], None]:
+        return lambda frame: self._send(host, frame)
+
+    def _inbox(self, host: str) -> Inbox:
+        if host not in self._inboxes:
+            self._inboxes[host] = Inbox()
+            if host in self._lost:
+                self._inboxes[host].end(self._lost[host])
+        return self._inboxes[host]
+
+    # --- out ------------------------------------------------------------------------
+
+    def finished(self, now_s: float) -> list[Fetch]:
+        """The fetches that have ended since the last call; shows progress."""
+        ended = [fetch for fetch in self._fetches if fetch.over or _is_stuck(fetch)]
+        for fetch in ended:
+            self._fetches.remove(fetch)
+        if self._fetches and now_s - self._shown_s >= PROGRESS_S:
+            self._shown_s = now_s
+            # Only for display: `fetch` waits for events.
+            with suppress(OSError):
+                fetch = self._fetches[0]
+                value = {"request": fetch.number, "hosts": progress_of(fetch)}
+                replace_json(self._paths.fetching, value, durable=False)
+        return ended
+
+    def text(self) -> str | None:
+        """How far the fetch is that goes on; None: nothing is fetched."""
+        if not self._fetches:
+            return None
+        return progress_text(progress_of(self._fetches[0]))
+
+    def _work(self) -> None:
+        while True:
+            fetch = self._waiting.get()
+            run_all(fetch.transfers, AT_ONCE)
+            if self._fetched is not None:
+                # If this fails, files are compared by their content next time.
+                with suppress(OSError):
+                    self._fetched.save()
+            fetch.over = True
+
+
+def _is_stuck(fetch: Fetch) -> bool:
+    """Whether nothing has happened for STUCK_S; then it is given up.
+
+    A fetch that waits for the one before it is not stuck.
+    """
+    steps = sum(outcome.steps for outcome in fetch.outcomes.values())
+    now = time.monotonic()
+    if steps != fetch.steps or steps == 0:
+        fetch.steps, fetch.moved_s = steps, now
+    if now - fetch.moved_s < STUCK_S:
+        return False
+    fetch.stop = "the folder here does not respond"
+    for outcome in fetch.outcomes.values():
+        if not outcome.over:
+            outcome.cause = fetch.stop
+    return True
+
+
+def progress_of(fetch: Fetch) -> dict[str, dict[str, int]]:
+    """By host: how many bytes are here, and of how many."""
+    return {
+        each.host: {"bytes": each.done_bytes, "of_bytes": each.bytes}
+        for each in fetch.outcomes.values()
+        if not each.over
+    }
+
+
+def event_fields(outcome: Outcome, number: str | None, folder: str) -> dict[str, Any]:
+    """The keys of the event ``results``; ``folder`` is the workdir here."""
+    return {
+        "request": number,
+        "host": outcome.host,
+        "state": state_of(outcome),
+        "folder": folder,
+        "there": outcome.folder or None,
+        "files": outcome.files,
+        "bytes": outcome.bytes,
+        "fetched": outcome.fetched,
+        "unchanged": outcome.unchanged,
+        "sent_bytes": outcome.sent_bytes,
+        "kept": [list(pair) for pair in outcome.kept.named] or None,
+        "growing": [list(pair) for pair in outcome.growing.named] or None,
+        "missed": [list(pair) for pair in outcome.missed.named] or None,
+        "missed_count": len(outcome.missed) or None,
+        "cause": outcome.cause,
+    }
+
+
+def state_of(outcome: Outcome) -> str:
+    if outcome.shared:
+        return "shared"
+    return "fetched" if outcome.well else "incomplete"
