@@ -23,6 +23,7 @@ ROOT = Path(tfcluster.__file__).parent
 # their own package; they may import from each other only if the line ends in "+".
 LAYERS = [
     "errors states vocabulary wire isolated_import process_title versions durations",
+    "schemas",
     "host_patterns task_id file_patterns",
     "model",
     "program tfconfig placement compose host_list exit_causes description_json +",
@@ -35,6 +36,7 @@ LAYERS = [
     "submit",
     "doctor",
     "commands",
+    "api",
     "cli_completion",
     "cli",
     "__main__",
@@ -105,7 +107,7 @@ ONLY = {
     "paramiko": {"backends.ssh"},
     "tensorflow": {"runtime"},
     "keras": {"runtime"},
-    "numpy": {"runtime", "verify"},
+    "numpy": {"runtime", "verify", "api.plain_data"},
     "h5py": {"verify"},
     "mpi4py": {"runtime.collective.transports.mpi"},
 }
@@ -306,6 +308,11 @@ def test_heavy_packages_are_imported_in_one_package_only() -> None:
 @pytest.mark.parametrize(
     ("module", "forbidden"),
     [
+        (
+            "tfcluster",
+            "typing click yaml pydantic psutil tensorflow numpy tfcluster.api",
+        ),
+        ("tfcluster.api", "click yaml pydantic paramiko psutil tensorflow numpy"),
         ("tfcluster.cli", "yaml pydantic paramiko psutil tensorflow tfcluster.config"),
         ("tfcluster.commands.status_logs", "yaml pydantic paramiko psutil tensorflow"),
         ("tfcluster.config", "yaml pydantic paramiko psutil tensorflow"),

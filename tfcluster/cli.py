@@ -646,19 +646,25 @@ def verify(words: tuple[str, ...], **options: Any) -> int:
 
 
 @cli.command()
-def schema() -> int:
-    """Print the JSON Schema of cluster.yaml.
+@click.argument(
+    "name",
+    default="cluster",
+    metavar="[NAME]",
+    shell_complete=_completes("format"),
+)
+def schema(name: str) -> int:
+    """Print the JSON Schema of cluster.yaml, or of what a command prints as JSON.
 
-    Editors check and complete the file with it.
+    Editors check and complete cluster.yaml with it. Other NAMEs: status, status-all,
+    list, outcome (for on_end), plan, verify, doctor, stacks.
 
     \b
     tfcluster schema > cluster.schema.json
+    tfcluster schema status
     """
-    import json
+    from tfcluster.commands import schema
 
-    from tfcluster import config
-
-    put(json.dumps(config.schema(), indent=2) + "\n")
+    put(schema.schema(name))
     return 0
 
 

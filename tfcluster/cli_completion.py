@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 import click
 from click.shell_completion import CompletionItem, ShellComplete, split_arg_string
 
-from tfcluster.commands import completion
+from tfcluster.commands import completion, schema
 from tfcluster.commands.record_query import split_words
 from tfcluster.vocabulary import TASK_TYPES
 
@@ -61,6 +61,8 @@ def _words(kind: str, context: click.Context, word: str) -> Iterable[completion.
         return completion.setting_words(word, completion.schema())
     if kind == "variable":
         return [completion.Word(name) for name in sorted(os.environ)]
+    if kind == "format":
+        return [completion.Word(name) for name in schema.names()]
     if kind == "run":
         return completion.run_words(os.environ)
     if kind == "task_type":

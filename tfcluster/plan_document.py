@@ -14,6 +14,7 @@ from tfcluster.compose import TaskSpec, task_json
 from tfcluster.model import Allocation, Description, Secret
 from tfcluster.task_id import TaskId
 from tfcluster.tfconfig import Cluster
+from tfcluster.vocabulary import FORMAT_VERSION
 
 Json = dict[str, Any]
 
@@ -46,6 +47,7 @@ def plan_document(
     ]
     sync, setup = description.sync, description.setup
     return {
+        "schema": FORMAT_VERSION,
         "name": description.name,
         "backend": description.backend,
         "sync": None if sync is None else sync.folder,

@@ -1,4 +1,4 @@
-"""The words for backends and tasks that all other modules share.
+"""The words for backends, tasks and documents that all other modules share.
 
 Apart from ``model``, since ``--help`` and ``status`` need nothing else of it.
 """
@@ -13,6 +13,12 @@ TASK_TYPES = (*RANKED_TYPES, "ps", "evaluator", "data")
 
 BUILT_IN_SERVERS = ("ps", "data")
 """Task types that run one of tfcluster's servers instead of the command."""
+
+FORMAT_VERSION = 1
+"""The value of ``schema`` in every JSON document that tfcluster hands out.
+
+It changes only if a key is removed or changes its meaning; ``schemas`` describes them.
+"""
 
 BACKENDS = ("local", "ssh", "slurm", "sge")
 

@@ -14,6 +14,7 @@ from mkdocs.structure.pages import Page
 
 from tfcluster import __version__
 from tools.cli_reference import CommandHelp, commands
+from tools.format_tables import with_tables
 
 _CLI_PAGE = "reference/cli.md"
 _LINK = re.compile(r"(\]\()((?:\.\./)+[^)\s]+)(\))")
@@ -31,7 +32,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(
     markdown: str, page: Page, config: MkDocsConfig, files: Files
 ) -> str:
-    """Links to files outside of docs/ lead to the repository."""
+    """Links out of docs/ lead to the repository; JSON formats get their tables."""
     below = page.file.src_uri.count("/")
 
     def outside(match: re.Match[str]) -> str:
@@ -42,7 +43,7 @@ def on_page_markdown(
         place = target.replace("../", "")
         return f"{match[1]}{config.repo_url}/blob/v{__version__}/{place}{match[3]}"
 
-    return _LINK.sub(outside, markdown)
+    return _LINK.sub(outside, with_tables(markdown))
 
 
 def cli_page(found: list[CommandHelp]) -> str:

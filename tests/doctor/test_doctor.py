@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.json_formats import assert_format
 from tfcluster.doctor.probe import connect, files, packages
 
 
@@ -38,7 +39,9 @@ def test_a_healthy_machine_exits_with_0(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import keras")
     done = doctor(tmp_path, "command: python train.py\ntasks: {worker: 2}", "--json")
     assert done.returncode == 0, done.stderr
-    (host,) = json.loads(done.stdout)["hosts"]
+    found = json.loads(done.stdout)
+    assert_format("doctor", found)
+    (host,) = found["hosts"]
     assert host["facts"]["files"] == {str(tmp_path): True, "train.py": True}
     assert host["facts"]["packages"] == packages()
 

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
+from tests.json_formats import assert_format
 from tests.launch.machine import carrying, eventually
 from tfcluster.commands.record_query import one_run
 
@@ -123,6 +124,7 @@ class Cluster:
         done = self.command("status", run, "--json")
         assert done.returncode == 0, done.stderr
         found: dict[str, Any] = json.loads(done.stdout)
+        assert_format("status", found)
         return found
 
     def recorded(self, run: str) -> dict[str, Any]:
@@ -216,6 +218,7 @@ class Running:
 
     def report(self) -> dict[str, Any]:
         found: dict[str, Any] = json.loads((self.folder / "report.json").read_text())
+        assert_format("status", found)
         return found
 
     def plan(self) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from contextlib import suppress
 
 import pytest
 
+from tests.json_formats import assert_format
 from tests.launch import machine
 from tests.launch.cluster import COMMAND, Cluster, Running, plain
 from tests.launch.oracle import assert_nothing_left
@@ -214,7 +215,9 @@ def test_status_of_all_runs_and_of_one(cluster: Cluster) -> None:
     assert first.end() == 3
     second = cluster.bash(UP, "--name", "second").up()
     second.wait_for("state", state="running")
-    listed = json.loads(cluster.command("status", "--json").stdout)["runs"]
+    answer = json.loads(cluster.command("status", "--json").stdout)
+    assert_format("status-all", answer)
+    listed = answer["runs"]
     assert [(run["run"], run["state"]) for run in listed] == [
         (second.run, "running"),
         (first.run, "failed"),

@@ -8,6 +8,7 @@ import sys
 import time
 from dataclasses import replace
 
+from tests.json_formats import assert_format
 from tests.launch.cluster import Cluster
 from tests.launch.machine import eventually
 from tests.time_limits import allow_s
@@ -55,7 +56,9 @@ def test_a_failed_run_tells_its_outcome_and_is_run_again(cluster: Cluster) -> No
     (_, _, second), (argv, folder, first) = map(json.loads, lines)
     assert argv == ["$literal"]
     assert folder == str(cluster.folder)
-    assert (first["run"], first["schema"]) == (running.run, 1)
+    assert first["run"] == running.run
+    for outcome in (first, second):
+        assert_format("outcome", outcome)
     assert first["folder"] == str(running.folder)
     assert first["first_failure"]["exit_code"] == 3
     assert second["run"] != first["run"]

@@ -6,6 +6,7 @@ import json
 import os
 from pathlib import Path
 
+from tests.json_formats import assert_format
 from tests.launch.cluster import Cluster
 from tests.launch.machine import eventually
 
@@ -39,7 +40,7 @@ def test_list_and_clean(cluster: Cluster) -> None:
     half_removed.mkdir()
 
     listed = json.loads(cluster.command("list", "--json").stdout)
-    assert listed["schema"] == 1
+    assert_format("list", listed)
     states = {row["name"]: row["state"] for row in listed["runs"]}
     assert states == {"x": "running", "new": "succeeded", "old": "failed"}
     text = cluster.command("list", "--limit", "2")

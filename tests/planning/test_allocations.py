@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.json_formats import assert_format
+
 SLURM = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[8-10]"}
 SGE = {"JOB_ID": "12", "SGE_TASK_ID": "undefined", "HOSTNAME": "node4"}
 HOSTFILE = "node4 2 all.q@node4 UNDEFINED\nnode1 1 all.q@node1 UNDEFINED\n"
@@ -44,6 +46,7 @@ def hosts_of(folder: Path, backend: str, variables: dict[str, str]) -> dict[str,
     done = tfcluster(folder, backend, variables, "plan", "--json")
     assert done.returncode == 0, done.stderr
     plan = json.loads(done.stdout)
+    assert_format("plan", plan)
     assert {host["host"] for host in plan["hosts"]} >= {
         task["host"] for task in plan["tasks"]
     }

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.json_formats import assert_format
 from tests.time_limits import allow_s
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -62,6 +63,7 @@ def test_plans_are_word_for_word(name: str, kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_the_json_has_what_the_contract_promises(name: str) -> None:
     plan = json.loads((GOLDEN / f"{name}.json").read_text())
+    assert_format("plan", plan)
     assert set(plan) >= {"name", "backend", "hosts", "tasks"}
     for host in plan["hosts"]:
         assert set(host) == {"host", "slots", "gpus"}

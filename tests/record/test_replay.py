@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.json_formats import assert_format
 from tfcluster.record.replay import Replay, replay
 from tfcluster.states import RunState, TaskState
 
@@ -66,6 +67,7 @@ def test_status_json_is_as_the_contract_says() -> None:
     answer = replay(PLAN, events, progress).to_json()
     tasks = answer["tasks"]
     wanted = {
+        "schema": 1,
         "run": RUN,
         "name": "digits",
         "backend": "local",
@@ -75,7 +77,7 @@ def test_status_json_is_as_the_contract_says() -> None:
         "ended": None,
         "first_failure": None,
     }
-    assert list(answer)[:9] == [*wanted, "tasks"]
+    assert list(answer)[:10] == [*wanted, "tasks"]
     assert {key: answer[key] for key in wanted} == wanted
     first = {
         "task": "worker:0",
@@ -95,6 +97,7 @@ def test_status_json_is_as_the_contract_says() -> None:
     assert [task["task"] for task in tasks] == ["worker:0", "worker:1"]
     assert tasks[1]["state"] == "pending"
     json.dumps(answer, allow_nan=False)
+    assert_format("status", answer)
 
 
 def test_without_plan_or_events_there_is_still_a_view() -> None:

@@ -83,6 +83,45 @@ def test_a_launch_from_the_login_host_submits_and_follows(site: SlurmSite) -> No
     site.nothing_is_left()
 
 
+FROM_PYTHON = """
+import tfcluster, where
+found = tfcluster.run(
+    where.where,
+    b"x",
+    workers=4,
+    backend="slurm",
+    settings={"slurm.nodes": 4, "slurm.tasks_per_node": 1, "slurm.time": "5"},
+    all_results=True,
+)
+print([host for _, host in found], found[3][0])
+with tfcluster.launch(CONFIG) as run:
+    lines = run.logs(follow=True)
+    assert next(lines).startswith("task {")
+print(run.wait(5).state)
+waits = tfcluster.launch(CONFIG, settings={"slurm.nodes": 99}, detach=True)
+print(waits.status()["state"], waits.stop().state)
+"""
+WHERE = "import os\ndef where(word): return word, os.uname().nodename\n"
+
+
+def test_runs_of_a_python_program_are_jobs(site: SlurmSite) -> None:
+    site.write(site.folder / "where.py", WHERE)
+    text = FROM_PYTHON.replace("CONFIG", repr(site.launch_config()))
+    site.write(site.folder / "program.py", text)
+    done = site.login.run(
+        (sys.executable, "program.py"),
+        user=USER,
+        cwd=site.folder,
+        env=site.variables(),
+    )
+    assert done.stdout.splitlines() == [
+        "['node1', 'node2', 'node3', 'node4'] b'x'",
+        "stopped",
+        "starting stopped",
+    ], done.stderr
+    site.nothing_is_left()
+
+
 def test_a_job_that_waits_says_why_and_ends_with_ctrl_c(site: SlurmSite) -> None:
     follower = site.start("launch", site.launch_config(nodes=99))
     wait_for(lambda: "PartitionConfig" in site.reason(), "Slurm's reason")

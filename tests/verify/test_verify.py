@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.json_formats import assert_format
 from tests.launch.cluster import COMMAND, Cluster
 from tests.launch.machine import carrying, eventually, parent, pids
 from tfcluster.verify import scratch
@@ -169,7 +170,9 @@ def verified(cluster: Cluster, program: str, *words: str) -> tuple[int, Any]:
     command = ["verify", *(words or ("-n", "2")), "--json", "--", "python", "train.py"]
     done = cluster.command(*command, timeout_s=DEADLINE_S)
     assert done.stdout, done.stderr
-    return done.returncode, json.loads(done.stdout)
+    found = json.loads(done.stdout)
+    assert_format("verify", found)
+    return done.returncode, found
 
 
 def test_fit_is_equal_to_its_end(cluster: Cluster) -> None:

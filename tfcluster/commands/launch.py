@@ -18,7 +18,7 @@ from tfcluster.console.views.plan import plan as plan_view
 from tfcluster.errors import ConfigError, Problem
 from tfcluster.expected_hosts import expected
 from tfcluster.launcher.detach import detached
-from tfcluster.launcher.launch import Prepared, check, prepare
+from tfcluster.launcher.launch import Begun, Prepared, check, prepare
 from tfcluster.launcher.preflight import command_warnings
 from tfcluster.model import Description
 from tfcluster.plan_document import plan_lines, task_parts
@@ -73,19 +73,31 @@ def launch_described(
     display: Display = DEFAULT,
     *,
     detach: bool,
+    begun: Begun = lambda paths: None,
 ) -> int:
-    """Run what a Description says; returns the exit code. Raises TfclusterError."""
+    """Run what a Description says; returns the exit code. Raises TfclusterError.
+
+    ``begun`` is called once the run exists, unless another process drives it.
+    """
     require_shown_tasks(display, description.task_ids())
     scheduler = scheduler_of(description.backend)
-    if scheduler is not None and not scheduler.is_inside(environ):
-        return _launch_as_job(description, scheduler, environ, display, detach=detach)
+    if scheduler is not None and submits(description, environ):
+        return _launch_as_job(
+            description, scheduler, environ, display, begun, detach=detach
+        )
     ready = check(description, environ)
     if not detach:
-        return ready.run(lambda paths: None, environ, display)
+        return ready.run(begun, environ, display)
     run = detached(lambda begun: ready.run(begun, environ))
     put(f"{run}\n")
     _say(f"detached; see `tfcluster status {run}`, `logs -f` and `stop`")
     return 0
+
+
+def submits(description: Description, environ: Mapping[str, str]) -> bool:
+    """Whether a launch submits a job, because we are not inside one."""
+    scheduler = scheduler_of(description.backend)
+    return scheduler is not None and not scheduler.is_inside(environ)
 
 
 def require_shown_tasks(display: Display, tasks: Sequence[TaskId]) -> None:
@@ -142,11 +154,13 @@ def _launch_as_job(
     scheduler: Scheduler,
     environ: Mapping[str, str],
     display: Display,
+    begun: Begun,
     *,
     detach: bool,
 ) -> int:
     """Not in an allocation: submit a job that launches it, and follow that."""
     job = submit_job(description, scheduler, asker(environ), environ)
+    begun(job.paths)
     if not detach:
         return follow(job, environ, display)
     run = job.paths.run

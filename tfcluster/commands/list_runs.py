@@ -15,8 +15,7 @@ from tfcluster.console.views.run_list import run_list
 from tfcluster.record.load_run import read_summary
 from tfcluster.record.paths import RunPaths, runs, state_dir
 from tfcluster.record.run_status import RunView, iso_time
-
-SCHEMA = 1
+from tfcluster.vocabulary import FORMAT_VERSION
 
 
 def list_runs(environ: Mapping[str, str], *, limit: int | None, as_json: bool) -> int:
@@ -26,7 +25,7 @@ def list_runs(environ: Mapping[str, str], *, limit: int | None, as_json: bool) -
     views = [read_summary(paths, now_s=now_s) for paths in shown]
     if as_json:
         rows = [_row(*pair) for pair in zip(shown, views, strict=True)]
-        put(json.dumps({"schema": SCHEMA, "runs": rows}, indent=1) + "\n")
+        put(json.dumps({"schema": FORMAT_VERSION, "runs": rows}, indent=1) + "\n")
         return 0
     lines = run_list(views, now_s, style_of(sys.stdout, environ))
     put("".join(f"{line}\n" for line in lines))

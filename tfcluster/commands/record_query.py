@@ -15,7 +15,7 @@ from tfcluster.record.logs import follow, last_lines
 from tfcluster.record.paths import RunPaths, find, runs, state_dir
 from tfcluster.record.run_status import RunView
 from tfcluster.task_id import TaskId
-from tfcluster.vocabulary import TASK_TYPES
+from tfcluster.vocabulary import FORMAT_VERSION, TASK_TYPES
 
 SHOWN_RUNS = 20
 
@@ -42,7 +42,8 @@ def all_runs_json(environ: Mapping[str, str]) -> dict[str, Any]:
     """``status --json`` without a run: all runs, newest first."""
     now_s = time.time()
     known = runs(state_dir(environ))
-    return {"runs": [read_run(paths, now_s=now_s).to_json() for paths in known]}
+    views = [read_run(paths, now_s=now_s) for paths in known]
+    return {"schema": FORMAT_VERSION, "runs": [view.to_json() for view in views]}
 
 
 def split_words(words: Sequence[str]) -> tuple[str | None, list[str]]:
@@ -89,7 +90,7 @@ def read_logs(files: Mapping[str, Path], count: int) -> Iterator[tuple[str, list
 
 
 def follow_logs(
-    paths: RunPaths, files: Mapping[str, Path], count: int
+    paths: RunPaths, files: Mapping[str, Path], count: int | None
 ) -> Iterator[tuple[str, list[str]]]:
     """Lines as they are written, until the run is over."""
     return follow(files, _OverOf(paths), last=count)

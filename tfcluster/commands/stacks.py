@@ -17,13 +17,13 @@ from tfcluster.record.events import Event, EventReader
 from tfcluster.record.load_run import read_run
 from tfcluster.record.paths import RunPaths
 from tfcluster.record.requests import ask, withdraw
+from tfcluster.vocabulary import FORMAT_VERSION
 
 ASKED_S = 15.0
 """How long the launcher may take to see the request; the folder may be on NFS."""
 ANSWERS_S = 3.0
 """How long tasks may take to answer."""
 _POLL_S = 0.05
-_SCHEMA = 1
 
 
 def stacks(words: Sequence[str], environ: Mapping[str, str], *, as_json: bool) -> int:
@@ -50,7 +50,12 @@ def stacks(words: Sequence[str], environ: Mapping[str, str], *, as_json: bool) -
             for task in asked
             if task in answers
         ]
-        given = {"schema": _SCHEMA, "run": paths.run, "tasks": found, "silent": silent}
+        given = {
+            "schema": FORMAT_VERSION,
+            "run": paths.run,
+            "tasks": found,
+            "silent": silent,
+        }
         put(json.dumps(given, indent=1) + "\n")
         return ExitCode.OK
     for task in asked:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from tfcluster.verify.outputs import compare_outputs
 from tfcluster.verify.scratch import Scratch, remove_abandoned
 from tfcluster.verify.tolerance import tolerance
 from tfcluster.verify.verdict import Failure, Verdict
+from tfcluster.verify.verdict_json import as_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +67,7 @@ def verify(words: Sequence[str], options: Options, environ: Mapping[str, str]) -
     finally:
         scratch.remove()
     if options.as_json:
-        put(json.dumps(_as_json(verdict), indent=2) + "\n")
+        put(json.dumps(as_json(verdict), indent=2) + "\n")
     else:
         lines = verdict_view.lines(verdict, brief=options.display.quiet)
         put("".join(f"{sanitise(line)}\n" for line in lines))
@@ -282,37 +283,6 @@ def _not_compared(ranks: Trial) -> tuple[str, ...]:
         "its session ends)"
     )
     return (*ranks.recorded.not_compared, printed)
-
-
-def _as_json(verdict: Verdict) -> dict[str, Any]:
-    comparison, first = verdict.comparison, verdict.first
-    return {
-        "equal": verdict.equal,
-        "ranks": verdict.size,
-        "strategy": str(verdict.strategy),
-        "tolerance": verdict.tolerance.value if verdict.tolerance else None,
-        "tolerance_reason": verdict.tolerance.why if verdict.tolerance else None,
-        "compared_with": verdict.baseline or "one process",
-        "by_chance": verdict.by_chance,
-        "not_compared": list(verdict.not_compared),
-        "steps": comparison.steps if comparison else 0,
-        "to_the_end": verdict.complete,
-        "largest_difference": comparison.largest if comparison else None,
-        "compared": {
-            each.kind: {"values": each.compared, "largest": each.largest}
-            for each in (comparison.quantities if comparison else ())
-        },
-        "first_difference": None
-        if first is None
-        else {**asdict(first), "text": first.words()},
-        "causes": list(verdict.causes),
-        "failed_alone": _failure(verdict.failed_alone),
-        "failed_on_ranks": _failure(verdict.failed_on_ranks),
-    }
-
-
-def _failure(failure: Failure | None) -> dict[str, Any] | None:
-    return None if failure is None else asdict(failure)
 
 
 def _ranks(size: int) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 from tfcluster.doctor.probe_hosts import Report
 from tfcluster.launcher.clocks import CLOCK_S
 from tfcluster.versions import OLDEST, too_old, unknown
+from tfcluster.vocabulary import FORMAT_VERSION
 
 OLDEST_PYTHON = (3, 10)
 FREE_BYTES = 100 << 20
@@ -174,6 +175,7 @@ def fact_lines(report: Report) -> list[str]:
 def to_json(reports: Mapping[str, Report], found: list[Finding]) -> dict[str, Any]:
     """All facts and findings, for programs."""
     return {
+        "schema": FORMAT_VERSION,
         "hosts": [
             {
                 "host": name,

@@ -51,6 +51,23 @@ def detached(launch: Launch, *, orphaned: Callable[[], None] | None = None) -> s
             os._exit(code)
 
 
+def leave_terminal(paths: RunPaths) -> None:
+    """Redirect this process's output to a file of the record, and its input to none.
+
+    In the file of a submitted run is what the launcher in the job says: a follower of
+    the job says nothing.
+    """
+    if paths.job.exists():
+        log = os.open(os.devnull, os.O_WRONLY)
+    else:
+        log = open_private(paths.launcher_log, os.O_WRONLY | os.O_APPEND)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((nothing, 0), (log, 1), (log, 2)):
+        os.dup2(source, target)
+    os.close(log)
+    os.close(nothing)
+
+
 def _end_with(parent: int) -> None:
     """Get SIGTERM when the parent dies; end now if it is dead already (prctl(2))."""
     import ctypes  # imported here: few commands need it
@@ -62,13 +79,7 @@ def _end_with(parent: int) -> None:
 
 def _launch(launch: Launch, writing: int) -> int:
     def begun(paths: RunPaths) -> None:
-        """Redirect output from the terminal to a file, and report the run id."""
-        log = open_private(paths.launcher_log, os.O_WRONLY | os.O_APPEND)
-        nothing = os.open(os.devnull, os.O_RDONLY)
-        for source, target in ((nothing, 0), (log, 1), (log, 2)):
-            os.dup2(source, target)
-        os.close(log)
-        os.close(nothing)
+        leave_terminal(paths)
         _tell(writing, {"run": paths.run})
 
     try:

@@ -26,7 +26,6 @@ LIMIT_S = 60.0
 _TERM_S = 2.0
 """How long it may take to end after SIGTERM."""
 _POLL_S = 0.1
-_SCHEMA = 1
 
 
 def run_end_command(
@@ -46,7 +45,7 @@ def run_end_command(
     argv = description.on_end
     if not argv:
         return None
-    given = {"schema": _SCHEMA, **outcome, "folder": str(paths.root)}
+    given = {**outcome, "folder": str(paths.root)}
     folder = description.workdir if description.workdir.is_dir() else paths.root
     try:
         with contextlib.ExitStack() as stack:

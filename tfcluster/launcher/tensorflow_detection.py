@@ -9,6 +9,10 @@ from pathlib import Path
 from tfcluster.program import Program
 
 _MENTION = re.compile(rb"\b(tensorflow|keras|tfcluster)\b")
+# A module that only launches runs mentions tfcluster, too.
+_MENTION_IN_MODULE = re.compile(
+    rb"\b(tensorflow|keras|tfcluster(\.| import )runtime)\b"
+)
 _MAX_FILES = 200
 _MAX_BYTES = 4 << 20
 
@@ -27,10 +31,18 @@ def uses_tensorflow(program: Program, workdir: Path) -> bool:
     script = workdir / kind
     if script.is_dir():
         return True
-    return _mentions(script)
+    return _mentions(script, _MENTION)
 
 
-def _mentions(script: Path) -> bool:
+def module_uses_tensorflow(file: Path) -> bool:
+    """Whether a module, or one beside it that it imports, mentions TensorFlow or Keras.
+
+    True also for a file that cannot be read.
+    """
+    return _mentions(file, _MENTION_IN_MODULE)
+
+
+def _mentions(script: Path, mention: re.Pattern[bytes]) -> bool:
     """Search the script and what it imports from its own folder."""
     folder = script.parent
     waiting, seen = [script], {script}
@@ -40,7 +52,7 @@ def _mentions(script: Path) -> bool:
             source = path.read_bytes()
         except OSError:
             return path == script
-        if len(source) > _MAX_BYTES or _MENTION.search(source):
+        if len(source) > _MAX_BYTES or mention.search(source):
             return True
         for found in _imported_beside(source, folder):
             if found not in seen:

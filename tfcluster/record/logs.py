@@ -38,12 +38,13 @@ def last_lines(path: Path, count: int) -> list[str]:
 
 
 def follow(
-    paths: Mapping[str, Path], stop: Stop, *, last: int = 10
+    paths: Mapping[str, Path], stop: Stop, *, last: int | None = 10
 ) -> Iterator[tuple[str, list[str]]]:
     """Lines of several growing files as they are written, in batches with their label.
 
-    Begins with the ``last`` lines of each file. A file may appear later, be truncated
-    or be replaced. Once ``stop`` is set, yields everything there is by then, and ends.
+    Begins with the ``last`` lines of each file, or with its first line if that is None.
+    A file may appear later, be truncated or be replaced. Once ``stop`` is set, yields
+    everything there is by then, and ends.
     """
     growing = {label: _Growing(path, last) for label, path in paths.items()}
     try:
@@ -68,7 +69,7 @@ def follow(
 class _Growing:
     """One file that another process writes."""
 
-    def __init__(self, path: Path, last: int) -> None:
+    def __init__(self, path: Path, last: int | None) -> None:
         self._path = path
         self._last: int | None = last
         self._descriptor = -1

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfcluster.states import RunState, TaskState
+from tfcluster.vocabulary import FORMAT_VERSION
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,6 +226,7 @@ class RunView:
         """The object that ``status --json`` prints."""
         first = self.first_failure
         return {
+            "schema": FORMAT_VERSION,
             "run": self.run,
             "name": self.name,
             "backend": self.backend,

@@ -1,0 +1,241 @@
+"""``run``: call a function on all ranks of a cluster.
+
+The arguments and results are files in a private folder of the state folder, which the
+hosts must see. The ranks run a small program beside these files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeVar, overload
+
+from tfcluster.api import plain_data, rank_program
+from tfcluster.api.function_source import FunctionSource, locate, require_fitting
+from tfcluster.api.launching import IMPORTING, begin
+from tfcluster.api.outcome import Outcome
+from tfcluster.api.run_handle import Run
+from tfcluster.errors import ConfigError, Problem, ResourceError
+from tfcluster.launcher.tensorflow_detection import module_uses_tensorflow
+from tfcluster.record.paths import ELSEWHERE, FOLDER_MODE, state_dir
+
+_CALLS = "calls"
+_PROGRAM = "call.py"
+_COPIED = (plain_data, rank_program)
+_SOURCE = '''\
+"""Calls {function} on a rank."""
+{mention}
+import importlib.util, os, sys
+
+FOLDER = os.path.dirname(os.path.abspath(__file__))
+
+def load(name):
+    spec = importlib.util.spec_from_file_location(
+        "_call_" + name, os.path.join(FOLDER, name + ".py"))
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+load("rank_program").main(FOLDER, load("plain_data"))
+'''
+# The launcher looks into the ranks' program to see whether they need TensorFlow.
+_MENTION = "# It uses TensorFlow: import tensorflow"
+
+T = TypeVar("T")
+
+
+@overload
+def run(
+    function: Callable[..., T],
+    *arguments: Any,
+    args: Sequence[Any] = ...,
+    kwargs: Mapping[str, Any] | None = ...,
+    workers: int = ...,
+    ps: int = ...,
+    hosts: str | Sequence[str] | None = ...,
+    backend: str | None = ...,
+    name: str | None = ...,
+    settings: Mapping[str, Any] | None = ...,
+    environ: Mapping[str, str] | None = ...,
+    echo: bool = ...,
+    all_results: Literal[False] = ...,
+    **keywords: Any,
+) -> T: ...
+
+
+@overload
+def run(
+    function: Callable[..., T],
+    *arguments: Any,
+    args: Sequence[Any] = ...,
+    kwargs: Mapping[str, Any] | None = ...,
+    workers: int = ...,
+    ps: int = ...,
+    hosts: str | Sequence[str] | None = ...,
+    backend: str | None = ...,
+    name: str | None = ...,
+    settings: Mapping[str, Any] | None = ...,
+    environ: Mapping[str, str] | None = ...,
+    echo: bool = ...,
+    all_results: Literal[True],
+    **keywords: Any,
+) -> list[T]: ...
+
+
+def run(
+    function: Callable[..., T],
+    *arguments: Any,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    workers: int = 2,
+    ps: int = 0,
+    hosts: str | Sequence[str] | None = None,
+    backend: str | None = None,
+    name: str | None = None,
+    settings: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] | None = None,
+    echo: bool = False,
+    all_results: bool = False,
+    **keywords: Any,
+) -> T | list[T]:
+    """Call a function on all ranks; returns what rank 0 returns.
+
+    The ranks import the function from its module, so it must be defined at the level of
+    a module, or of the script that calls ``run`` under ``if __name__ == "__main__":``.
+    Arguments and results are plain data: None, bool, int, float, str, bytes, list,
+    tuple, dict and NumPy arrays.
+
+    Args:
+        function: What the ranks call, under the training runtime like a script.
+        arguments: Its arguments. Keywords that are none of the following ones are
+            arguments as well.
+        args: Its arguments, instead of ``arguments``.
+        kwargs: Its keyword arguments, also those with a name from this list.
+        workers: The number of ranks.
+        ps: The number of parameter servers.
+        hosts: SSH hosts, like ``["node1:4", "node2:4"]``. They must see the state
+            folder, and the function's module.
+        backend: ``local``, ``ssh``, ``slurm`` or ``sge``.
+        name: The run's name; default: that of the function.
+        settings: Further settings, as for ``launch``. If nothing in the function's
+            module mentions TensorFlow or Keras, ``runtime.require_exchange`` is False,
+            unless it is set here: the function trains nothing.
+        environ: As for ``launch``.
+        echo: Print the lines of the tasks as they come.
+        all_results: Return the list of all ranks' results, in rank order.
+
+    Raises:
+        RunFailedError: A rank has failed, with the first failure and its last lines.
+        TfclusterError: What ``launch`` raises.
+        TypeError: An argument is no plain data; names its path, ``args[0]['model']``. A
+            result that is none fails the run.
+    """
+    known = dict(os.environ if environ is None else environ)
+    if arguments and args:
+        hint = "give them once"
+        raise ConfigError([Problem("args", "are also given as arguments", hint)])
+    given, named = tuple(arguments or args), {**(kwargs or {}), **keywords}
+    source = locate(function)
+    require_fitting(function, given, named)
+    trains = _mentions_tensorflow(source)
+    if not trains:
+        settings = {"runtime.require_exchange": False, **(settings or {})}
+    with _folder(known) as folder:
+        text = _SOURCE.format(function=source.name, mention=_MENTION if trains else "")
+        _write(folder, text, source, given, named, all_results=all_results)
+        handle = begin(
+            command=["python", str(folder / _PROGRAM)],
+            workers=workers,
+            ps=ps or None,
+            hosts=hosts,
+            backend=backend,
+            name=name,
+            usual_name=source.name,
+            arguments=(),
+            settings=settings,
+            detach=False,
+            environ=known,
+            scratch=folder,
+        )
+        with handle:
+            outcome = _finished(handle, echo=echo)
+        outcome.check()
+        ranks = range(workers) if all_results else range(1)
+        results: list[T] = [_result(folder, rank, handle) for rank in ranks]
+        return results if all_results else results[0]
+
+
+def _finished(handle: Run, *, echo: bool) -> Outcome:
+    if echo:
+        for line in handle.logs(follow=True):
+            print(f"{line.task} {line}", flush=True)  # noqa: T201 - asked for
+    return handle.wait()
+
+
+@contextlib.contextmanager
+def _folder(environ: Mapping[str, str]) -> Iterator[Path]:
+    """A private folder for one call, which is removed after it."""
+    try:
+        calls = state_dir(environ) / _CALLS
+        calls.mkdir(FOLDER_MODE, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(dir=calls))
+    except OSError as error:
+        what = f"cannot make a folder for the call: {error.strerror}"
+        raise ResourceError(what, hint=ELSEWHERE) from error
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _write(
+    folder: Path,
+    program: str,
+    source: FunctionSource,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    all_results: bool,
+) -> None:
+    """Write what a rank needs. Raises NotPlainError, or OSError as ResourceError."""
+    asked = {
+        "args": args,
+        "kwargs": kwargs,
+        "function": source.name,
+        "module": source.module,
+        "path": list(source.path),
+        "script": source.script,
+        "importing": IMPORTING,
+        "all_results": all_results,
+    }
+    for place, value in (("args", args), ("kwargs", kwargs)):
+        plain_data.check(value, place)
+    try:
+        plain_data.write(str(folder / rank_program.ARGUMENTS), asked, "the call")
+        (folder / _PROGRAM).write_text(program)
+        for module in _COPIED:
+            assert module.__file__ is not None  # they are files of this package
+            shutil.copy(module.__file__, folder)
+    except OSError as error:
+        what = f"cannot write the call to {folder}: {error.strerror}"
+        raise ResourceError(what, hint=ELSEWHERE) from error
+
+
+def _mentions_tensorflow(source: FunctionSource) -> bool:
+    return source.file is None or module_uses_tensorflow(Path(source.file))
+
+
+def _result(folder: Path, rank: int, handle: Run) -> Any:
+    path = folder / rank_program.result_name(rank)
+    try:
+        return plain_data.read(str(path))
+    except FileNotFoundError:
+        raise ResourceError(
+            f"rank {rank} has left no result in {folder}",
+            hint=f"its host must see that folder; `tfcluster logs {handle.id}`",
+        ) from None

@@ -1,0 +1,122 @@
+"""Starts the process that drives a run, and watches for its end."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from tfcluster.api import relayed_errors
+from tfcluster.description_json import to_plain
+from tfcluster.errors import ResourceError
+from tfcluster.isolated_import import module_argv
+from tfcluster.model import Description
+
+_PROCESS = "tfcluster.api.launcher_process"
+_SHOWN_LINES = 10
+
+
+class LauncherChild:
+    """The launcher of a run, as a child of this process."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        self._ended = threading.Event()
+        # It also takes the exit status if nobody waits for the run.
+        threading.Thread(
+            target=self._watch, name=f"tfcluster-{process.pid}", daemon=True
+        ).start()
+
+    def _watch(self) -> None:
+        self._process.wait()
+        self._ended.set()
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Wait for its end; False if it has not ended by then."""
+        return self._ended.wait(timeout_s)
+
+
+def start(
+    description: Description,
+    environ: Mapping[str, str],
+    *,
+    detach: bool,
+    scratch: Path | None,
+) -> tuple[str, LauncherChild]:
+    """Begin a run; returns its id. Raises the TfclusterError that prevented it.
+
+    The launcher removes ``scratch`` at its end if this process is gone by then.
+    """
+    asked = {
+        "description": to_plain(description),
+        "parent": os.getpid(),
+        "detach": detach,
+        "scratch": None if scratch is None else str(scratch),
+    }
+    with tempfile.TemporaryFile() as said:
+        process, answer = _started(asked, environ, said)
+        try:
+            line = answer.readline()
+        except BaseException:  # Ctrl-C: nobody would know of the run
+            process.terminate()
+            process.wait()
+            raise
+        finally:
+            answer.close()
+        child = LauncherChild(process)
+        if not line:
+            child.wait(None)
+            said.seek(0)
+            raise _died(process.returncode, said.read())
+    told: dict[str, Any] = json.loads(line)
+    if "error" in told:
+        child.wait(None)
+        raise relayed_errors.from_plain(told["error"])
+    return str(told["run"]), child
+
+
+def _started(
+    asked: Mapping[str, Any], environ: Mapping[str, str], said: IO[bytes]
+) -> tuple[subprocess.Popen[bytes], IO[bytes]]:
+    """The process, and the pipe on which it answers."""
+    reading, writing = os.pipe()
+    try:
+        process = subprocess.Popen(
+            module_argv(sys.executable, _PROCESS, str(writing)),
+            stdin=subprocess.PIPE,
+            stdout=said,
+            stderr=said,
+            env=dict(environ),
+            pass_fds=(writing,),
+            # Ctrl-C is the caller's: it may go on and stop the run, or wait for it.
+            start_new_session=True,
+        )
+    except OSError as error:
+        os.close(reading)
+        raise ResourceError(
+            f"the launcher cannot be started: {sys.executable}: {error.strerror}"
+        ) from error
+    finally:
+        os.close(writing)
+    assert process.stdin is not None  # it is a pipe
+    try:
+        with process.stdin:
+            process.stdin.write(json.dumps(asked).encode())
+    except BrokenPipeError:
+        pass  # it has ended: what it said tells why
+    return process, os.fdopen(reading, "rb")
+
+
+def _died(code: int, said: bytes) -> ResourceError:
+    how = f"signal {-code}" if code < 0 else f"exit code {code}"
+    lines = said.decode(errors="backslashreplace").splitlines()[-_SHOWN_LINES:]
+    return ResourceError(
+        f"the launcher ended before the run started ({how})",
+        hint="\n".join(["it said:", *lines]) if lines else None,
+    )

@@ -1,0 +1,103 @@
+"""The process that drives a run for a Python program.
+
+It gets what to launch as JSON on standard input, and answers with one line of JSON on a
+pipe once there is a run or an error. It ends the run if that program is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from tfcluster.api import relayed_errors
+from tfcluster.commands.launch import launch_described, submits
+from tfcluster.crash import save_crash
+from tfcluster.description_json import from_plain
+from tfcluster.errors import ResourceError, TfclusterError
+from tfcluster.launcher.detach import leave_terminal
+from tfcluster.model import Description
+from tfcluster.record.files import write_all
+from tfcluster.record.paths import RunPaths
+
+
+def main(argv: Sequence[str]) -> int:
+    """Launch and return the run's exit code. ``argv``: the descriptor of the pipe."""
+    answer = _Answer(int(argv[0]))
+    asked: dict[str, Any] = json.loads(sys.stdin.buffer.read())
+    parent, detach = int(asked["parent"]), bool(asked["detach"])
+    if not detach:
+        _end_with(parent)
+
+    def begun(paths: RunPaths) -> None:
+        leave_terminal(paths)
+        answer.say({"run": paths.run})
+
+    try:
+        description = from_plain(Description, asked["description"])
+        # This process has left its terminal and stays: only a job needs to be detached.
+        detach = detach and submits(description, os.environ)
+        return launch_described(description, os.environ, detach=detach, begun=begun)
+    except TfclusterError as error:
+        return answer.refuse(error)
+    except Exception as error:
+        where = save_crash(error, os.environ)
+        kept = f"; please report it with {where}" if where else ""
+        what = f"internal error in tfcluster: {type(error).__name__}: {error}{kept}"
+        return answer.refuse(ResourceError(what))
+    finally:
+        if asked["scratch"] is not None and os.getppid() != parent:
+            shutil.rmtree(asked["scratch"], ignore_errors=True)
+
+
+class _Answer:
+    """The pipe to the program, for a single line."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        os.set_inheritable(descriptor, False)
+
+    def say(self, message: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):  # the program is gone
+            write_all(self._descriptor, json.dumps(message).encode() + b"\n")
+        os.close(self._descriptor)
+        self._descriptor = -1
+
+    def refuse(self, error: TfclusterError) -> int:
+        if self._descriptor >= 0:
+            self.say({"error": relayed_errors.to_plain(error)})
+        else:
+            print(*error.lines(), sep="\n", file=sys.stderr)  # noqa: T201 - to the log
+        return int(error.exit_code)
+
+
+def _end_with(parent: int) -> None:
+    """Get SIGTERM once the program is gone, however it ended.
+
+    Unlike prctl(PR_SET_PDEATHSIG), a pidfd does not care which thread has started us,
+    and unlike a pipe, no child of the program can keep it open.
+    """
+    try:
+        handle = os.pidfd_open(parent)
+    except ProcessLookupError:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return
+
+    def watch() -> None:
+        poll = select.poll()
+        poll.register(handle, select.POLLIN)
+        poll.poll()
+        sys.stderr.write("the program that launched this run has ended: stopping\n")
+        sys.stderr.flush()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    if os.getppid() != parent:  # it was gone before, and its pid is another's by now
+        os.kill(os.getpid(), signal.SIGTERM)
+    threading.Thread(target=watch, daemon=True).start()

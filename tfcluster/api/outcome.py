@@ -1,0 +1,95 @@
+"""How a run ended."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from tfcluster.api.documents import Failure, Status
+from tfcluster.errors import ExitCode, TfclusterError
+
+_SHOWN_LINES = 10
+
+
+class Outcome(int):
+    """The exit code of a run, as ``tfcluster launch`` would exit, and why it is that.
+
+    It is an ``int``: ``sys.exit(run.wait())`` ends a script as the run ended, and 0 is
+    success.
+    """
+
+    status: Status
+    """The final state of the run."""
+
+    def __new__(cls, status: Status) -> Outcome:
+        outcome = super().__new__(cls, status["exit_code"] or 0)
+        outcome.status = status
+        return outcome
+
+    @property
+    def exit_code(self) -> int:
+        return int(self)
+
+    @property
+    def run(self) -> str:
+        """The run id."""
+        return self.status["run"]
+
+    @property
+    def state(self) -> str:
+        """``succeeded``, ``failed``, ``stopped`` or ``lost``."""
+        return self.status["state"]
+
+    @property
+    def succeeded(self) -> bool:
+        return self.state == "succeeded"
+
+    @property
+    def first_failure(self) -> Failure | None:
+        return self.status["first_failure"]
+
+    @property
+    def cause(self) -> str | None:
+        """Why it did not succeed, in one sentence; None if that is not known."""
+        failure = self.first_failure
+        return failure["cause"] if failure else self.status["reason"]
+
+    def check(self) -> Outcome:
+        """The outcome itself. Raises RunFailedError unless the run succeeded."""
+        if not self.succeeded:
+            raise RunFailedError(self)
+        return self
+
+    def __repr__(self) -> str:
+        cause = f", cause={self.cause!r}" if self.cause else ""
+        return f"Outcome(exit_code={int(self)}, state={self.state!r}{cause})"
+
+    __str__ = __repr__
+
+
+class RunFailedError(TfclusterError):
+    """A run did not succeed; names the first failure and its task's last lines."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        self.outcome = outcome
+        super().__init__(
+            "\n".join(_words(outcome)),
+            hint=f"tfcluster logs {outcome.run}",
+        )
+        # A program may end with a code that has no name.
+        self.exit_code = cast("ExitCode", int(outcome) or int(ExitCode.TASK_FAILED))
+
+
+def _words(outcome: Outcome) -> list[str]:
+    failure = outcome.first_failure
+    if failure is None:
+        why = f": {outcome.cause}" if outcome.cause else ""
+        return [f"{outcome.run} {_ended(outcome)}{why}"]
+    place = " on ".join(filter(None, (failure["task"], failure["host"])))
+    lines = [f"{outcome.run} {_ended(outcome)}: {place}: {failure['cause']}"]
+    tail = failure["log_tail"][-_SHOWN_LINES:]
+    return [*lines, *(f"    {line}" for line in tail)]
+
+
+def _ended(outcome: Outcome) -> str:
+    """``failed``, ``was stopped`` or ``was lost``."""
+    return "failed" if outcome.state == "failed" else f"was {outcome.state}"

@@ -1,0 +1,226 @@
+"""A run, as Python programs see it."""
+
+from __future__ import annotations
+
+import html
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import cast
+
+from tfcluster.api.documents import Status
+from tfcluster.api.launcher_child import LauncherChild
+from tfcluster.api.outcome import Outcome
+from tfcluster.commands.record_query import follow_logs, log_files, one_run
+from tfcluster.console.sanitise import sanitise, settle
+from tfcluster.console.views.status import status as status_view
+from tfcluster.record.logs import follow as follow_files
+from tfcluster.record.paths import RunPaths, find, state_dir
+from tfcluster.record.run_status import RunView
+
+_POLL_S = 0.25
+_BEGINNING_S = 20.0
+"""How long the record of a new run may take to name its launcher."""
+
+
+class LogLine(str):
+    """A line that a task has written, without its newline."""
+
+    task: str
+    """The task, such as ``worker:0``."""
+
+    def __new__(cls, text: str, task: str) -> LogLine:
+        line = super().__new__(cls, text)
+        line.task = task
+        return line
+
+
+class Run:
+    """A run, from ``launch`` or ``attach``. Its methods may be called by any thread.
+
+    As a context manager it stops the run at the end of the block, unless that is over.
+    """
+
+    def __init__(
+        self,
+        run: str,
+        environ: Mapping[str, str] | None = None,
+        child: LauncherChild | None = None,
+    ) -> None:
+        self._environ = dict(os.environ if environ is None else environ)
+        self._paths = find(state_dir(self._environ), run)
+        self._child = child
+        self._never = threading.Event()
+
+    @property
+    def id(self) -> str:
+        """The run id, such as ``digits-20261120-101500-3f2a``."""
+        return self._paths.run
+
+    @property
+    def name(self) -> str:
+        """The run's name, such as ``digits``."""
+        return self._paths.name
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the run's record and logs."""
+        return self._paths.root
+
+    def status(self) -> Status:
+        """The state of the run now: the document of ``tfcluster status RUN --json``.
+
+        Raises ConfigError if the record was removed.
+        """
+        return _status(self._view())
+
+    def wait(self, timeout_s: float | None = None) -> Outcome:
+        """Wait until the run is over; returns its exit code and first failure.
+
+        Raises TimeoutError if it is not over after ``timeout_s`` seconds; the run
+        continues then, as it does if Ctrl-C interrupts the wait.
+        """
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        if self._child is not None and not self._child.wait(timeout_s):
+            raise self._still_runs(timeout_s)
+        while True:
+            outcome = self._outcome()
+            if outcome is not None:
+                return outcome
+            left_s = _POLL_S if until is None else until - time.monotonic()
+            if left_s <= 0:
+                raise self._still_runs(timeout_s)
+            self._never.wait(min(_POLL_S, left_s))
+
+    def logs(
+        self, task: str | None = None, *, follow: bool = False, last: int | None = None
+    ) -> Iterator[LogLine]:
+        """The lines that tasks have written; with ``follow``, until the run is over.
+
+        ``task`` is a task (``worker:0``) or a type (``worker``); None means all tasks,
+        and the line's ``task`` tells which one wrote it. Each file is read from its
+        beginning, or from its ``last`` lines on. Control characters are shown as
+        ``\\x1b``; progress bars have their last state. Raises ConfigError if there is
+        no such task.
+        """
+        wanted = () if task is None else (task,)
+        _, files = log_files(self.id, wanted, self._environ)
+        # A generator of its own: a wrong task is refused by this call.
+        return self._lines(files, follow=follow, last=last)
+
+    def _lines(
+        self, files: Mapping[str, Path], *, follow: bool, last: int | None
+    ) -> Iterator[LogLine]:
+        if follow:
+            batches = follow_logs(self._paths, files, last)
+        else:
+            batches = follow_files(files, _Now(), last=last)
+        for task, lines in batches:
+            for line in lines:
+                yield LogLine(sanitise(settle(line)), task)
+
+    def stop(self, *, now: bool = False) -> Outcome:
+        """Stop the run, as ``tfcluster stop`` does, and wait until it is over.
+
+        Tasks get SIGTERM and the run's grace period; ``now`` kills them. A run that is
+        over stays as it is. Raises ContactLostError if the run does not stop or its
+        launcher, on another host, cannot be reached.
+        """
+        from tfcluster.commands.stop import stop  # imports all backends
+
+        self._await_launcher()
+        stop(self.id, now=now, environ=self._environ, say=lambda text: None)
+        return self.wait()
+
+    def watch(self, *, refresh_s: float = 1.0) -> Outcome:
+        """Show the run's state until it is over; returns as ``wait`` does.
+
+        In a notebook, the output of the cell is redrawn every ``refresh_s`` seconds. In
+        a terminal, rich redraws it if that is installed. Elsewhere, a line is printed
+        whenever something has changed. Ctrl-C ends the view; the run continues.
+        """
+        from tfcluster.api.live_view import live_view
+
+        with live_view() as show:
+            while True:
+                view = self._view()
+                show(view)
+                if view.state.final:
+                    break
+                self._pause(refresh_s)
+        return self.wait()
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._outcome() is None:
+            self.stop()
+
+    def __repr__(self) -> str:
+        return f"<tfcluster.Run {self.id}: {self._view().state}>"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows for a run as the last value of a cell."""
+        lines = status_view(self._view(), time.time())
+        return f"<pre>{html.escape(chr(10).join(lines))}</pre>"
+
+    def _view(self) -> RunView:
+        return one_run(self.id, self._environ)
+
+    def _outcome(self) -> Outcome | None:
+        """How it ended; None if it is not over.
+
+        A job that its scheduler has started again continues as another run.
+        """
+        paths = self._paths
+        if paths.job.exists():
+            from tfcluster.submit.job_entry import successor
+
+            while (following := successor(paths)) is not None:
+                paths = following
+        view = one_run(paths.run, self._environ)
+        return Outcome(_status(view)) if view.state.final else None
+
+    def _pause(self, seconds: float) -> None:
+        """Wait, but not longer than the launcher lives."""
+        if self._child is not None:
+            self._child.wait(seconds)
+        else:
+            self._never.wait(seconds)
+
+    def _await_launcher(self) -> None:
+        """Wait until a run that has just begun can be stopped."""
+        until = time.monotonic() + _BEGINNING_S
+        while self._child is not None and time.monotonic() < until:
+            view = self._view()
+            begun = view.launcher is not None or self._paths.job.exists()
+            if begun or view.state.final or self._child.wait(_POLL_S / 5):
+                return
+
+    def _still_runs(self, timeout_s: float | None) -> TimeoutError:
+        return TimeoutError(f"{self.id} is not over after {timeout_s:g} s")
+
+
+def _status(view: RunView) -> Status:
+    return cast("Status", view.to_json())
+
+
+def known_run(run: str | None, environ: Mapping[str, str]) -> RunPaths:
+    """The run of an id, a unique prefix or a name. Raises ConfigError."""
+    return find(state_dir(environ), run)
+
+
+class _Now:
+    """A stop that is set: read what is there."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        return True

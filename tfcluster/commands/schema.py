@@ -1,0 +1,24 @@
+"""The command ``schema``: JSON Schemas of cluster.yaml and of what commands print."""
+
+from __future__ import annotations
+
+import json
+
+from tfcluster import config, schemas
+from tfcluster.errors import ConfigError, Problem
+
+CLUSTER = "cluster"
+
+
+def names() -> list[str]:
+    """Every schema that can be printed."""
+    return [CLUSTER, *schemas.names()]
+
+
+def schema(name: str) -> str:
+    """The text of a schema. Raises ConfigError if there is none of this name."""
+    if name not in names():
+        hint = f"there are {', '.join(names())}"
+        raise ConfigError([Problem(name, "no such schema", hint)])
+    found = config.schema() if name == CLUSTER else schemas.read(name)
+    return json.dumps(found, indent=2, ensure_ascii=False) + "\n"

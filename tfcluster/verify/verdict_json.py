@@ -1,0 +1,54 @@
+"""The answer of ``tfcluster verify`` as JSON."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict
+from typing import Any
+
+from tfcluster.verify.compare import Difference
+from tfcluster.verify.verdict import Failure, Verdict
+from tfcluster.vocabulary import FORMAT_VERSION
+
+
+def as_json(verdict: Verdict) -> dict[str, Any]:
+    """The document, as schemas/verify.schema.json describes it."""
+    comparison, first = verdict.comparison, verdict.first
+    return {
+        "schema": FORMAT_VERSION,
+        "equal": verdict.equal,
+        "ranks": verdict.size,
+        "strategy": str(verdict.strategy),
+        "tolerance": verdict.tolerance.value if verdict.tolerance else None,
+        "tolerance_reason": verdict.tolerance.why if verdict.tolerance else None,
+        "compared_with": verdict.baseline or "one process",
+        "by_chance": verdict.by_chance,
+        "not_compared": list(verdict.not_compared),
+        "steps": comparison.steps if comparison else 0,
+        "to_the_end": verdict.complete,
+        "largest_difference": _finite(comparison.largest) if comparison else None,
+        "compared": {
+            each.kind: {"values": each.compared, "largest": _finite(each.largest)}
+            for each in (comparison.quantities if comparison else ())
+        },
+        "first_difference": None if first is None else _difference(first),
+        "causes": list(verdict.causes),
+        "failed_alone": _failure(verdict.failed_alone),
+        "failed_on_ranks": _failure(verdict.failed_on_ranks),
+    }
+
+
+def _failure(failure: Failure | None) -> dict[str, Any] | None:
+    return None if failure is None else {**asdict(failure), "tail": list(failure.tail)}
+
+
+def _difference(first: Difference) -> dict[str, Any]:
+    found = asdict(first)
+    for key in ("alone", "ranks", "relative", "factor"):
+        found[key] = _finite(found[key])
+    return {**found, "text": first.words()}
+
+
+def _finite(value: float | None) -> float | None:
+    """JSON has no numbers that are not finite."""
+    return value if value is not None and math.isfinite(value) else None
