@@ -31,6 +31,7 @@ LAYERS = [
     "config record",
     "verify trace",
     "lifecycle console agent crash",
+    "report",
     "backends",
     "launcher",
     "submit",
@@ -109,6 +110,7 @@ ONLY = {
     "keras": {"runtime"},
     "numpy": {"runtime", "verify", "api.plain_data"},
     "h5py": {"verify"},
+    "matplotlib": {"report"},
     "mpi4py": {"runtime.collective.transports.mpi"},
 }
 
@@ -315,6 +317,7 @@ def test_heavy_packages_are_imported_in_one_package_only() -> None:
         ("tfcluster.api", "click yaml pydantic paramiko psutil tensorflow numpy"),
         ("tfcluster.cli", "yaml pydantic paramiko psutil tensorflow tfcluster.config"),
         ("tfcluster.commands.status_logs", "yaml pydantic paramiko psutil tensorflow"),
+        ("tfcluster.commands.report", "yaml pydantic paramiko psutil matplotlib"),
         ("tfcluster.config", "yaml pydantic paramiko psutil tensorflow"),
         ("tfcluster.agent.supervisor", "yaml pydantic psutil click subprocess.run"),
         ("tfcluster.runtime", "tensorflow numpy psutil click yaml pydantic"),

@@ -488,6 +488,32 @@ def trace(run: str | None, output: str | None) -> int:
 
 @cli.command()
 @_RUN
+@click.option(
+    "-o",
+    "--output",
+    "file",
+    metavar="FILE",
+    help="Default: RUN-report.html; - for standard output.",
+)
+def report(run: str | None, file: str | None) -> int:
+    """Write one HTML file about a run, and print its path.
+
+    It shows what was run, the timeline of tasks, losses and metrics, speed and waiting
+    of each rank, memory, exchanges, and failures. The file loads nothing, so it can be
+    sent to others. Needs matplotlib: pip install 'tfcluster[report]'. Default: the
+    newest run.
+
+    \b
+    tfcluster report
+    tfcluster report digits -o digits.html
+    """
+    from tfcluster.commands import report
+
+    return report.report(run, os.environ, file=file)
+
+
+@cli.command()
+@_RUN
 @click.option("--logdir", metavar="FOLDER", help="Default: where RUN has written.")
 @click.option("--port", type=int, metavar="N", help="TensorBoard's port.")
 def tensorboard(run: str | None, logdir: str | None, port: int | None) -> int:

@@ -16,7 +16,13 @@ from tfcluster.console.sanitise import sanitise
 from tfcluster.console.style import Style
 from tfcluster.console.views import failures, outcome, plan, progress, status
 from tfcluster.record.replay import replay
-from tfcluster.record.run_status import FailureView, HostView, RunView, TaskView
+from tfcluster.record.run_status import (
+    FailureView,
+    FitView,
+    HostView,
+    RunView,
+    TaskView,
+)
 from tfcluster.states import RunState, TaskState
 
 T = 1795169700.0  # 2026-11-20 10:15:00 UTC
@@ -231,6 +237,34 @@ def test_running_says_how_fast_and_who_is_slowest() -> None:
     assert progress.running(replace(view, tasks=ended), T).endswith(
         "1 of 3 tasks ended"
     )
+
+
+def test_running_says_where_in_fit_it_is() -> None:
+    fit = FitView(epoch=3, epochs=12, epoch_step=17, epoch_steps=23)
+    task = _task(
+        "worker:0",
+        "running",
+        step=63,
+        steps_per_s=2.0,
+        fit=fit,
+        metrics={"accuracy": 0.5, "loss": 0.312456},
+    )
+    view = _view(state=RunState.RUNNING, since_s=T, tasks=(task,))
+    assert progress.running(view, T + 151) == (
+        "running 2:31  epoch 3/12  step 17/23  loss 0.3125  2.0 steps/s  1:46 left"
+    )
+    assert status.status(view, T)[-2:] == [
+        "task      state    epoch   step  steps/s    loss  left",
+        "worker:0  running   3/12  17/23      2.0  0.3125  1:46",
+    ]
+    unknown = replace(task, fit=FitView(epoch=3, epoch_step=17), metrics={"loss": None})
+    assert progress.running(replace(view, tasks=(unknown,)), T + 151) == (
+        "running 2:31  epoch 3  step 17  loss nan  2.0 steps/s"
+    )
+    ended = replace(task, state=TaskState.SUCCEEDED)
+    assert ended.left_s is None
+    assert replace(task, steps_per_s=0.0).left_s is None
+    assert task.left_s == (10 * 23 - 17) / 2.0
 
 
 def test_running_before_the_first_step() -> None:

@@ -55,6 +55,33 @@ def test_reports_that_make_no_sense_are_left_out() -> None:
     assert progress.snapshot() == {"worker:0": {"step": 3}}
 
 
+def test_what_tasks_report_and_use_is_one_record() -> None:
+    progress = Progress(None)
+    progress.started(W0, 0.0, reports=True, attempt=1)
+    metrics: dict[str, object] = {"loss": 0.5, "nan": None, "list": [], "x" * 100: 1}
+    where = {"epoch": 3, "epochs": 12, "epoch_step": 17, "epoch_steps": "many"}
+    progress.step(W0, {"step": 9, **where, "metrics": metrics}, 1.0)
+    gpus = [{"gpu": 0, "busy": 0.5, "name": "x"}, "gpu"]
+    progress.uses(W0, 1, {"rss_bytes": 70, "cpu_s": 2.0, "pid": 3, "gpus": gpus})
+    progress.uses(W0, 0, {"rss_bytes": 1})
+    progress.uses(W0, 1, {"cpu_s": 1.5, "max_rss_bytes": 80})
+    assert progress.snapshot() == {
+        "worker:0": {
+            "step": 9,
+            "epoch": 3,
+            "epochs": 12,
+            "epoch_step": 17,
+            "metrics": {"loss": 0.5, "nan": None, "list": None, "x" * 64: 1},
+            "rss_bytes": 70,
+            "max_rss_bytes": 80,
+            "cpu_s": 2.0,
+            "gpus": [{"gpu": 0, "busy": 0.5}],
+        }
+    }
+    assert progress.attempts() == {"worker:0": 1}
+    assert progress.last_step(W0) == 9
+
+
 def test_blame_falls_on_whom_the_others_wait_for() -> None:
     waiting = {"since_s": 60, "what": "exchange 57", "for": [2]}
     answers = {

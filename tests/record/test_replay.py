@@ -234,3 +234,32 @@ def test_hosts_sweeps_and_notes_are_kept() -> None:
         ("node7", "ready", None),
     ]
     assert (view.swept, view.notes) == (3, ("hello",))
+
+
+def test_where_fit_is_and_what_a_task_uses_come_from_the_progress() -> None:
+    told = {
+        "step": 63,
+        "steps_per_s": 2.0,
+        "epoch": 3,
+        "epochs": 12,
+        "epoch_step": 17,
+        "epoch_steps": 23,
+        "metrics": {"loss": 0.5, "mae": None},
+        "rss_bytes": 7000,
+        "cpu_s": 1.5,
+    }
+    plan = {"tasks": [{"task": "worker:0"}]}
+    (task,) = replay(plan, [], {"tasks": {"worker:0": told}}).tasks
+    found = task.to_json()
+    assert found["fit"] == {
+        "epoch": 3,
+        "epochs": 12,
+        "epoch_step": 17,
+        "epoch_steps": 23,
+    }
+    assert found["metrics"] == {"loss": 0.5, "mae": None}
+    assert (found["rss_bytes"], found["cpu_s"]) == (7000, 1.5)
+    assert found["left_s"] == 106.5
+    odd: dict[str, object] = {key: [] for key in told}
+    (task,) = replay(plan, [], {"tasks": {"worker:0": odd}}).tasks
+    assert (task.fit, task.metrics, task.left_s) == (None, {}, None)

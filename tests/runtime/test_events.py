@@ -17,7 +17,12 @@ import pytest
 
 from tests.runtime.harness import start_cold
 from tfcluster.runtime.telemetry import agent_channel
-from tfcluster.runtime.telemetry.agent_channel import Reporter, Waiting, claim
+from tfcluster.runtime.telemetry.agent_channel import (
+    Reporter,
+    Waiting,
+    claim,
+    numbers,
+)
 
 
 class Clock:
@@ -81,6 +86,72 @@ def test_steps_come_at_most_once_a_second_and_the_last_is_not_lost(pair: Pair) -
     reporter.phase("done")
     said = hear(agent, 4)
     assert [event.get("step") for event in said] == [1, 4, 5, None]
+
+
+def test_a_step_bears_the_position_that_held_when_it_was_made(pair: Pair) -> None:
+    agent, task = pair
+    clock = Clock()
+    reporter = Reporter(task, clock)
+    with reporter.keeping_position():
+        reporter.position = lambda: {"epoch": 2, "metrics": {"loss": 0.5}}
+        reporter.step(1, 1.0, 0.0, 700)
+        reporter.step(2, 1.0, 0.0, 1400)
+    clock.now += 0.5
+    reporter.flush()
+    clock.now += 1
+    reporter.step(3, 1.0, 0.0)
+    common = {"type": "step", "steps_per_s": 1.0, "wait_share": 0.0}
+    inside = {"epoch": 2, "metrics": {"loss": 0.5}}
+    assert hear(agent, 3) == [
+        {**common, "step": 1, "bytes": 700, **inside},
+        {**common, "step": 2, "bytes": 1400, **inside},
+        {**common, "step": 3},
+    ]
+
+
+def test_a_position_that_fails_does_not_harm_the_program(pair: Pair) -> None:
+    agent, task = pair
+    reporter = Reporter(task)
+    reporter.position = lambda: {"epoch": 1 // 0}
+    reporter.step(1, 1.0, 0.0)
+    assert hear(agent, 1)[0]["step"] == 1
+
+
+def test_epochs_come_at_most_once_a_second_after_their_last_step(pair: Pair) -> None:
+    agent, task = pair
+    clock = Clock()
+    reporter = Reporter(task, clock)
+    reporter.step(1, 1.0, 0.0)
+    reporter.step(2, 1.0, 0.0)
+    for epoch in range(1, 5):
+        reporter.epoch(epoch, {"loss": float(epoch), "name": "x", "nan": float("nan")})
+        clock.now += 0.4
+    reporter.flush()
+    reporter.epoch(5, {})
+    reporter.flush()
+    said = hear(agent, 5)
+    assert [each.get("step") for each in said[:2]] == [1, 2]
+    assert [each["epoch"] for each in said[2:]] == [1, 4, 5]
+    assert said[2]["metrics"] == {"loss": 1.0, "nan": None}
+
+
+def test_what_exchanges_cost_is_told_now_and_then(pair: Pair) -> None:
+    agent, task = pair
+    clock = Clock()
+    reporter = Reporter(task, clock)
+    reporter.totals = lambda: [{"what": "gradients", "count": 1}]
+    for step in range(1, 14):
+        reporter.step(step, 1.0, 0.0)
+        clock.now += 1
+    reporter.phase("end")
+    kinds = [event["type"] for event in hear(agent, 16)]
+    assert kinds.count("exchanges") == 2
+
+
+def test_only_numbers_are_metrics() -> None:
+    found = numbers({"a": 1, "b": 0.123456789, "c": float("inf"), "d": [1], "e": None})
+    assert found == {"a": 1.0, "b": 0.123457, "c": None}
+    assert len(numbers({str(number): number for number in range(100)})) == 32
 
 
 def test_what_json_cannot_say_is_null(pair: Pair) -> None:

@@ -6,7 +6,8 @@ import json
 import socket
 
 from tests.runtime.ranks import TOKEN
-from tfcluster.runtime.collective import Group
+from tfcluster.runtime.collective import Group, Signature
+from tfcluster.runtime.collective.exchange_totals import ExchangeTotals
 from tfcluster.runtime.collective.transports.hierarchical import HostTransport
 from tfcluster.runtime.net.handshake import Member
 from tfcluster.runtime.telemetry.agent_channel import Reporter
@@ -39,6 +40,31 @@ def test_the_optimizer_with_most_gradients_is_counted() -> None:
     assert [event["step"] for event in events] == [1, 5, 9, 12]
     assert [event["steps_per_s"] for event in events] == [None, 4.0, 4.0, 4.0]
     assert {event["wait_share"] for event in events[1:]} == {0.0}
+
+
+def test_exchanges_are_added_up_by_purpose() -> None:
+    totals = ExchangeTotals()
+    totals.add("gradients", 2.0, 100)
+    totals.add("metrics", 5.0, 10)
+    totals.add("gradients", 2.0, 100)
+    for number in range(200):
+        totals.add(f"weights {number}", 0.5, 1)
+    (metrics, most), (gradients, second) = totals.longest(3)[1:]
+    assert totals.longest(3)[0][0] == "others"
+    assert (metrics, most.count, most.seconds, most.bytes) == ("metrics", 1, 5.0, 10)
+    assert (gradients, second.count, second.bytes) == ("gradients", 2, 200)
+    assert len(totals.longest(1000)) == 65
+
+
+def test_a_group_counts_its_exchanges() -> None:
+    group = Group(HostTransport(Member(0, 1, TOKEN), ["127.0.0.1:1"]))
+    for _ in range(3):
+        with group.exchange(Signature("what")) as call:
+            call.transport.allgather(b"12345")
+    ((what, total),) = group.totals.longest(5)
+    assert (what, total.count) == ("what", 3)
+    assert total.bytes == group.exchanged_bytes >= 15
+    assert total.seconds > 0
 
 
 def test_the_rate_of_a_short_run_excludes_the_first_step() -> None:

@@ -47,15 +47,18 @@ class Channel:
         """Queue a control frame, and write as much as possible."""
         self._enqueue(_line({"type": type_, **keys}))
 
-    def send_event(self, **keys: object) -> None:
-        """Queue a task's event; drop it if more than EVENT_QUEUE_BYTES are queued."""
+    def send_event(self, type_: str, /, **keys: object) -> None:
+        """Queue a task's event, or a measurement of a task.
+
+        It is dropped if more than EVENT_QUEUE_BYTES are queued.
+        """
         if self._queued > EVENT_QUEUE_BYTES:
             self._unsaid += 1
             return
         if self._unsaid:
             count, self._unsaid = self._unsaid, 0
             self.send("note", text=f"{count} events of tasks were dropped")
-        self._enqueue(_line({"type": "event", **keys}))
+        self._enqueue(_line({"type": type_, **keys}))
 
     def _enqueue(self, line: bytes) -> None:
         if not self._closed:

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable
 
 from tfcluster.agent import proc
+from tfcluster.agent.constants import KIB
 from tfcluster.agent.death_order import Deaths
 from tfcluster.agent.light_dataclasses import dataclass
 
@@ -18,11 +19,16 @@ _REMEMBERED = 4096
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A child that was reaped; ``status`` as in waitpid(2)."""
+    """A child that was reaped; ``status`` as in waitpid(2).
+
+    CPU time and the largest resident memory include children that it has waited for.
+    """
 
     pid: int
     status: int
     start_time: int
+    cpu_s: float = 0.0
+    max_rss_bytes: int = 0
 
 
 class Children:
@@ -32,10 +38,10 @@ class Children:
         self._deaths = deaths
         self._unclaimed: dict[int, Ended] = {}
 
-    def reap(self, claim: Callable[[int, int], bool]) -> None:
+    def reap(self, claim: Callable[[Ended], bool]) -> None:
         """Reap all ended children without blocking, watched ones in order of death.
 
-        ``claim`` gets a pid and a status, and returns whether it knows the child.
+        ``claim`` returns whether it knows the child.
         """
         while pid := _ended_child():
             # A watched child that can be reaped is among the deaths.
@@ -44,12 +50,12 @@ class Children:
                 self._deaths.forget(each)
                 self._wait(each, claim)
 
-    def _wait(self, pid: int, claim: Callable[[int, int], bool]) -> None:
+    def _wait(self, pid: int, claim: Callable[[Ended], bool]) -> None:
         ended = _waited_for(pid)
         if ended is None:
             return
         self._unclaimed.pop(ended.pid, None)
-        if not claim(ended.pid, ended.status):
+        if not claim(ended):
             self._unclaimed[ended.pid] = ended
             if len(self._unclaimed) > _REMEMBERED:
                 del self._unclaimed[next(iter(self._unclaimed))]
@@ -76,7 +82,13 @@ def _waited_for(pid: int) -> Ended | None:
     # Read /proc first: a zombie's entry disappears when it is reaped.
     process = proc.read(pid)
     try:
-        _, status = os.waitpid(pid, 0)
+        _, status, used = os.wait4(pid, 0)
     except ChildProcessError:
         return None
-    return Ended(pid, status, process.start_time if process else 0)
+    return Ended(
+        pid=pid,
+        status=status,
+        start_time=process.start_time if process else 0,
+        cpu_s=used.ru_utime + used.ru_stime,
+        max_rss_bytes=used.ru_maxrss * KIB,  # getrusage(2)
+    )

@@ -62,3 +62,8 @@ RESULT_LOOKS = 500  # entries of a folder that are looked at between other work
 RESULT_ROWS = 1_000  # per frame; a path has at most 4096 bytes, mostly far fewer
 RESULT_ROW_BYTES = 512 * KIB
 RESULT_SHOWN = 100  # files that are refused by name; the rest is counted
+
+USAGE_FIRST_S = 1.0  # between two measurements of what tasks use, at first
+USAGE_MAX_S = 10.0  # and later
+USAGE_LOOKS = 300  # after twice as many, the interval is twice as long, and so on
+USAGE_COST_SHARE = 0.005  # of one CPU

@@ -14,6 +14,8 @@ from tfcluster.agent.light_dataclasses import dataclass
 
 PROC = "/proc"
 _LISTEN = "0A"
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _MARKS = b"TFCLUSTER_"
 _GONE = (FileNotFoundError, ProcessLookupError, PermissionError, NotADirectoryError)
 
@@ -36,6 +38,14 @@ class Process:
 
     def __str__(self) -> str:
         return f"{self.pid} {self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a process uses."""
+
+    rss_bytes: int  # resident memory, pages that it shares with others included
+    cpu_s: float  # since its start, its children that were waited for included
 
 
 Table = Mapping[int, Process]
@@ -64,6 +74,13 @@ def parse_stat(text: bytes) -> Process:
         session=int(fields[3]),
         start_time=int(fields[19]),
     )
+
+
+def parse_usage(text: bytes) -> Usage:
+    """Parse /proc/PID/stat, as ``parse_stat`` does."""
+    fields = text.rpartition(b")")[2].split()
+    ticks = sum(map(int, fields[11:15]))
+    return Usage(int(fields[21]) * _PAGE_BYTES, ticks / _TICKS_PER_S)
 
 
 def parse_environ(data: bytes) -> dict[str, str]:
@@ -122,6 +139,14 @@ def read(pid: int) -> Process | None:
     """The current state of a process, zombies included; None if there is none."""
     try:
         return parse_stat(_bytes_of(f"{PROC}/{pid}/stat"))
+    except _GONE:
+        return None
+
+
+def usage(pid: int) -> Usage | None:
+    """What a process uses; None if there is none."""
+    try:
+        return parse_usage(_bytes_of(f"{PROC}/{pid}/stat"))
     except _GONE:
         return None
 

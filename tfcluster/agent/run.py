@@ -94,10 +94,10 @@ class Run:
     def reap(self) -> None:
         """Reap all children that have ended."""
         self._children.reap(
-            lambda pid, status: (
-                self._tasks.ended(pid, status)
-                or self._warmer.ended(pid, status)
-                or self._preparation.ended(pid, status)
+            lambda child: (
+                self._tasks.ended(child)
+                or self._warmer.ended(child.pid, child.status)
+                or self._preparation.ended(child.pid, child.status)
             )
         )
 

@@ -29,6 +29,8 @@ class Task:
     seconds: float = 0.0
     death: int = 0  # its number among the ends of all tasks on this host
     oom: bool = False
+    cpu_s: float = 0.0  # of its own process, once it has ended
+    max_rss_bytes: int = 0
     tail: list[str] | None = None
     stopped: bool = False  # we told it to end
     exchanged: bool = False  # it reported an exchange with other tasks
@@ -82,6 +84,8 @@ class Task:
             "death": self.death,
             "stopped": self.stopped,
             "exchanged": self.exchanged,
+            "cpu_s": round(self.cpu_s, 3),
+            "max_rss_bytes": self.max_rss_bytes,
         }
 
 

@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 
 from tfcluster.agent import proc
+from tfcluster.agent.children import Ended
 from tfcluster.agent.claims import ADDRESS, Claims, listen
 from tfcluster.agent.console_queue import Source
 from tfcluster.agent.constants import EXIT_REPORT_S
@@ -36,6 +37,7 @@ from tfcluster.agent.spawn import (
 )
 from tfcluster.agent.task import Task
 from tfcluster.agent.task_stop import Stopping
+from tfcluster.agent.usage import UsageReports
 from tfcluster.wire import Frame
 
 TYPE_CHECKING = False  # as in typing, which takes long to import
@@ -47,7 +49,7 @@ if TYPE_CHECKING:
 
         def send(self, type_: str, /, **keys: object) -> None: ...
 
-        def send_event(self, **keys: object) -> None: ...
+        def send_event(self, type_: str, /, **keys: object) -> None: ...
 
 
 _EVENTS = "TFCLUSTER_EVENTS"
@@ -87,6 +89,9 @@ class Tasks:
         self._oom = OomCounter()
         self._deaths = itertools.count()
         self.foreign: set[int] = set()  # pids of children that are not tasks
+        self._usage = UsageReports(
+            shared.loop, self._running, self._send_usage, shared.base
+        )
         self._stopping = Stopping(
             shared.loop, os.getpid(), self._others, self._settled, self._unkillable
         )
@@ -151,6 +156,7 @@ class Tasks:
         self._shared.deaths.watch(pid)
         known = proc.read(pid)
         task.process = known or Process(pid, "", "Z", os.getpid(), pid, pid, 0)
+        self._usage.begin()
         start_time = task.process.start_time
         self._send("started", task, pid=pid, start_time=start_time)
         self._stopping.begun(task)
@@ -168,12 +174,13 @@ class Tasks:
         keys = {"task": request.task, "attempt": request.attempt, "errno": number}
         self._shared.reports.send("failed", **keys, cause=cause)
 
-    def ended(self, pid: int, status: int) -> bool:
+    def ended(self, child: Ended) -> bool:
         """A child was reaped; returns whether it was a task's process."""
-        task = next((t for t in self._running() if t.process_id == pid), None)
+        task = next((t for t in self._running() if t.process_id == child.pid), None)
         if task is None:
             return False
-        task.status = status
+        status = task.status = child.status
+        task.cpu_s, task.max_rss_bytes = child.cpu_s, child.max_rss_bytes
         task.death = next(self._deaths)
         task.seconds = self._shared.loop.now() - task.began
         by_kill = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
@@ -238,7 +245,7 @@ class Tasks:
             if event["type"] == "exchanged":
                 task.exchanged = True
             else:
-                reports.send_event(**task.key, event=event)
+                reports.send_event("event", **task.key, event=event)
 
         def complain(cause: str) -> None:
             text = f"{request.task} wrote to its events socket: {cause}"
@@ -276,6 +283,9 @@ class Tasks:
 
     def _unkillable(self, left: list[Process]) -> None:
         self._shared.reports.send("unkillable", pids=[p.pid for p in left])
+
+    def _send_usage(self, task: Task, keys: Mapping[str, object]) -> None:
+        self._shared.reports.send_event("usage", **task.key, **keys)
 
     def _send(self, type_: str, task: Task, /, **keys: object) -> None:
         self._shared.reports.send(type_, **task.key, **keys)

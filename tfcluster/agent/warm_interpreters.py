@@ -282,7 +282,7 @@ class WarmInterpreters:
         self._tasks.begun(task, pid)
         self.on_begun(task)
         if ended is not None:
-            self._tasks.ended(pid, ended.status)
+            self._tasks.ended(ended)
 
     def _fail_all(self, interpreter: _Interpreter, why: str) -> None:
         requests = [*interpreter.asked.values(), *interpreter.unwritten]

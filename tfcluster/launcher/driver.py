@@ -76,7 +76,7 @@ from tfcluster.record.requests import take
 from tfcluster.states import RunState, TaskState
 from tfcluster.task_id import TaskId
 from tfcluster.tfconfig import Cluster
-from tfcluster.wire import WireError
+from tfcluster.wire import Frame, WireError
 
 TICK_S = 0.25
 PROGRESS_S = 1.0
@@ -148,7 +148,7 @@ class Driver:
             except Exception as error:
                 self._faulty(error)
         self._results.close()
-        self._journal.progress(self._progress.snapshot())
+        self._record_progress()
         if unswept := self._hosts.finish():
             self._show.say(
                 f"warning: {fold(unswept)} could not be swept after contact was lost; "
@@ -177,13 +177,17 @@ class Driver:
             self._hosts.ping()
             self._pinged = now
         if now - self._told >= PROGRESS_S:
-            self._journal.progress(self._progress.snapshot())
+            self._record_progress()
             self._told = now
             self._serve()
         if self._results.finished(now):
             self._feed(ResultsFetched())
         self._watch(now)
         self._show.live(self._journal.view, now, self._results.text)
+
+    def _record_progress(self) -> None:
+        progress = self._progress
+        self._journal.progress(progress.snapshot(), progress.attempts())
 
     def _faulty(self, error: Exception) -> None:
         """A bug in tfcluster ends the run in order; a second one is raised."""
@@ -237,6 +241,7 @@ class Driver:
         except WireError as error:
             return [HostLost(item.host, f"its agent violated the protocol: {error}")]
         if item.frame["type"] == "hello":
+            self._journal.event("machine", host=item.host, **_machine(item.frame))
             if self._job.description.runtime.trace:
                 # What tasks record bears the time of their host's clock.
                 self._hosts.ask_clock(item.host)
@@ -419,7 +424,7 @@ class Driver:
                 self._feed(TaskUnstartable(task, attempt, str(error)))
                 continue
             reports = self._job.reports_steps(task)
-            self._progress.started(task, now, reports=reports)
+            self._progress.started(task, now, reports=reports, attempt=attempt)
 
     def _keep(
         self, host: str, task: TaskId, lines: Sequence[str], skipped: int
@@ -483,3 +488,8 @@ class Driver:
             log=None if task is None else self._job.log(task),
             secondary=failure.secondary or None,
         )
+
+
+def _machine(hello: Frame) -> dict[str, Any]:
+    """What a host has said about itself, for the record."""
+    return {key: hello.get(key) for key in ("python", "cpus", "gpus")}

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from tfcluster.record.metrics_writer import MetricsWriter
 from tfcluster.record.replay import Replay
 from tfcluster.record.run_status import RunView
 from tfcluster.record.writer import Writer
@@ -14,8 +15,11 @@ from tfcluster.record.writer import Writer
 class Journal:
     """Passes every event to the record and to a ``Replay``, as ``status`` uses it."""
 
-    def __init__(self, writer: Writer, plan: Mapping[str, Any]) -> None:
+    def __init__(
+        self, writer: Writer, metrics: MetricsWriter, plan: Mapping[str, Any]
+    ) -> None:
         self._writer = writer
+        self._metrics = metrics
         self._folding = Replay(plan)
         self._progress: dict[str, Any] | None = None
 
@@ -26,10 +30,28 @@ class Journal:
         self._writer.append(event)
         self._folding.add({"t": time.time(), **event})
 
-    def progress(self, tasks: Mapping[str, Mapping[str, Any]]) -> None:
-        """Record the tasks' progress, which also shows that the launcher is alive."""
-        self._progress = {"t": time.time(), "tasks": dict(tasks)}
+    def progress(
+        self,
+        tasks: Mapping[str, Mapping[str, Any]],
+        attempts: Mapping[str, int] | None = None,
+    ) -> None:
+        """Record the tasks' progress, which also shows that the launcher is alive.
+
+        ``attempts`` has the current attempt of each task.
+        """
+        now_s = time.time()
+        self._progress = {"t": now_s, "tasks": dict(tasks)}
         self._writer.progress(tasks)
+        known = attempts or {}
+        self._metrics.sample(
+            now_s,
+            {t: {"attempt": known.get(t, 0), **values} for t, values in tasks.items()},
+        )
+
+    def metrics(self, kind: str, task: str, **fields: Any) -> None:
+        """Record a line of metrics other than the samples that ``progress`` makes."""
+        line = {"t": round(time.time(), 3), "type": kind, "task": task, **fields}
+        self._metrics.add(line)
 
     def view(self) -> RunView:
         """The run as ``status`` shows it."""

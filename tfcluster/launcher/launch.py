@@ -49,6 +49,8 @@ from tfcluster.plan_document import plan_document, task_parts
 from tfcluster.record.files import replace_json
 from tfcluster.record.launched import save_launched
 from tfcluster.record.liveness import acquire, identity
+from tfcluster.record.metrics import most_of_series
+from tfcluster.record.metrics_writer import MetricsWriter
 from tfcluster.record.name_lock import hold_name
 from tfcluster.record.paths import ELSEWHERE, RunPaths, create_run, state_dir
 from tfcluster.record.run_status import RunView
@@ -281,7 +283,8 @@ class Launch:
         environ: Mapping[str, str],
     ) -> tuple[Finish, RunView]:
         logs = str(paths.logs)
-        journal = Journal(writer, self.prepared.document(logs))
+        metrics = MetricsWriter(paths, most_of_series(len(job.specs)))
+        journal = Journal(writer, metrics, self.prepared.document(logs))
         journal.event("run", **_identity(job))
 
         def replan(job: Job, cluster: Cluster, ports: Mapping[TaskId, int]) -> None:
@@ -309,6 +312,7 @@ class Launch:
         state, code = str(finish.state), int(finish.exit_code)
         journal.event("end", state=state, exit_code=code, reason=why)
         view = journal.view()
+        metrics.close(_FLUSH_S)
         if not writer.flush(_FLUSH_S):
             show.say(f"warning: the record is incomplete: {writer.trouble}")
         try:

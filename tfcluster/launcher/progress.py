@@ -15,6 +15,22 @@ STACK_LINES = 18
 STACKS_WAIT_S = 3.0
 """How long hung tasks have to send their stacks."""
 
+_STEP = (
+    "step",
+    "steps_per_s",
+    "wait_share",
+    "bytes",
+    "epoch",
+    "epochs",
+    "epoch_step",
+    "epoch_steps",
+)
+_USAGE = ("rss_bytes", "max_rss_bytes", "cpu_s", "processes")
+_GPU = ("gpu", "busy", "memory_bytes", "memory_total_bytes")
+_MOST_METRICS = 32
+_MOST_GPUS = 64
+_NAME_CHARS = 64
+_MAX_NUMBER = 1e300
 _SERVING = ("applied", "dropped", "staleness_mean", "staleness_max", "bytes")
 
 
@@ -24,7 +40,10 @@ class _TaskProgress:
     """When it last made a step, or was started."""
     reports: bool
     """Whether it is expected to report steps, or has done so."""
+    attempt: int = 0
     latest: dict[str, Any] = field(default_factory=dict)
+    usage: dict[str, Any] = field(default_factory=dict)
+    """What it uses, as its agent has measured it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +61,11 @@ class Progress:
         self._timeout_s = timeout_s
         self._tasks: dict[TaskId, _TaskProgress] = {}
 
-    def started(self, task: TaskId, now: float, *, reports: bool) -> None:
+    def started(
+        self, task: TaskId, now: float, *, reports: bool, attempt: int = 0
+    ) -> None:
         """An attempt began; ``reports``: it runs under the runtime."""
-        self._tasks[task] = _TaskProgress(since=now, reports=reports)
+        self._tasks[task] = _TaskProgress(since=now, reports=reports, attempt=attempt)
 
     def ended(self, task: TaskId) -> None:
         """Expect no more steps of a task; its last report is kept."""
@@ -61,18 +82,41 @@ class Progress:
         entry = self._tasks.get(task)
         if entry is None:
             return
-        keys = ("step", "steps_per_s", "wait_share")
-        latest = {key: report[key] for key in keys if _number(report.get(key))}
+        latest = {key: report[key] for key in _STEP if _number(report.get(key))}
+        if found := metrics(report):
+            latest["metrics"] = found
         if latest.get("step") != entry.latest.get("step"):
             entry.since = now
             entry.reports = True
         entry.latest = latest
+
+    def last_step(self, task: TaskId) -> int | None:
+        """The number of steps that a task has reported."""
+        entry = self._tasks.get(task)
+        return None if entry is None else entry.latest.get("step")
 
     def serving(self, task: TaskId, report: Mapping[str, Any]) -> None:
         """Note a ``serving`` event of a ps, which makes no steps of its own."""
         if (entry := self._tasks.get(task)) is not None:
             known = {key: report[key] for key in _SERVING if _number(report.get(key))}
             entry.latest = {**entry.latest, "serving": known}
+
+    def uses(self, task: TaskId, attempt: int, report: Mapping[str, Any]) -> None:
+        """Note a ``usage`` frame of its agent, or the usage in an ``exited`` frame."""
+        entry = self._tasks.get(task)
+        if entry is None or entry.attempt != attempt:
+            return
+        known = {key: report[key] for key in _USAGE if _number(report.get(key))}
+        if isinstance(gpus := report.get("gpus"), list):
+            known["gpus"] = [
+                {key: gpu[key] for key in _GPU if _number(gpu.get(key))}
+                for gpu in gpus[:_MOST_GPUS]
+                if isinstance(gpu, Mapping)
+            ]
+        if "cpu_s" in known:
+            # That of its first process alone may be smaller.
+            known["cpu_s"] = max(known["cpu_s"], entry.usage.get("cpu_s", 0.0))
+        entry.usage = {**entry.usage, **known}
 
     def unwatch(self) -> None:
         """Detect no more stalls; the tasks' reports are kept."""
@@ -90,11 +134,32 @@ class Progress:
 
     def snapshot(self) -> dict[str, dict[str, Any]]:
         """The latest report of each task that made one, for the record."""
-        return {str(t): dict(p.latest) for t, p in self._tasks.items() if p.latest}
+        return {
+            str(task): {**entry.latest, **entry.usage}
+            for task, entry in self._tasks.items()
+            if entry.latest or entry.usage
+        }
+
+    def attempts(self) -> dict[str, int]:
+        """The current attempt of each task."""
+        return {str(task): entry.attempt for task, entry in self._tasks.items()}
+
+
+def metrics(report: Mapping[str, Any]) -> dict[str, float | None]:
+    """The metrics in a task's event; None for one that is no finite number."""
+    found = report.get("metrics")
+    if not isinstance(found, Mapping):
+        return {}
+    return {
+        str(name)[:_NAME_CHARS]: value if _number(value) else None
+        for name, value in list(found.items())[:_MOST_METRICS]
+    }
 
 
 def _number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return abs(value) < _MAX_NUMBER
 
 
 @dataclass(frozen=True, slots=True)

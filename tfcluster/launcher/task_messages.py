@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from tfcluster.exit_causes import cause_of_exit, looks_like_victim
 from tfcluster.launcher.end_order import EndOrder
 from tfcluster.launcher.job import Job
 from tfcluster.launcher.journal import Journal
-from tfcluster.launcher.progress import Answer, Progress
+from tfcluster.launcher.progress import Answer, Progress, metrics
 from tfcluster.launcher.run_output import RunOutput
 from tfcluster.launcher.trace_files import TraceFiles
 from tfcluster.lifecycle.types import (
@@ -21,6 +22,7 @@ from tfcluster.lifecycle.types import (
     TaskStarted,
     TaskUnstartable,
 )
+from tfcluster.record.metrics import EPOCH, EXCHANGES, exchange_totals
 from tfcluster.task_id import TaskId
 from tfcluster.wire import Frame, WireError, entries
 
@@ -35,13 +37,16 @@ _OF_TASKS = frozenset(
         "exited",
         "settled",
         "event",
+        "usage",
     ]
 )
 _MAX_TEXT = 300
+_MOST_TOTALS = 20
+_MOST_VERSIONS = 20
 _MAX_SAID = 1000
 _MAX_PHASE = 80
-_UNLIMITED = ("step", "serving", "trace")
-"""Only the latest of these are kept, so their number is not limited."""
+_UNLIMITED = ("step", "serving", "epoch", "exchanges", "trace")
+"""Of these only the latest is kept, or the record bounds their number."""
 
 
 Keep = Callable[[str, TaskId, Sequence[str], int], None]
@@ -139,6 +144,8 @@ class TaskFrames:
                 return [self._exited(key, frame, at_s)]
             case "settled":
                 return [TaskSettled(task, attempt)]
+            case "usage":
+                self.progress.uses(task, attempt, frame)
             case "event":
                 self._said(host, key, frame.get("event"), now)
         return []
@@ -160,6 +167,7 @@ class TaskFrames:
             cause = said
         facts = self._facts.setdefault(key, {})
         facts["seconds"] = frame.get("seconds")
+        self.progress.uses(task, attempt, frame)
         return TaskExited(
             task=task,
             attempt=attempt,
@@ -187,6 +195,21 @@ class TaskFrames:
                 self.progress.step(task, event, now)
             case "serving":
                 self.progress.serving(task, event)
+            case "epoch" if isinstance(event.get("epoch"), int):
+                epoch, said = event["epoch"], metrics(event)
+                step = self.progress.last_step(task)
+                keys = {"attempt": attempt, "step": step, "epoch": epoch}
+                self._journal.metrics(EPOCH, str(task), **keys, metrics=said)
+            case "exchanges":
+                totals = [asdict(each) for each in exchange_totals(event)][
+                    :_MOST_TOTALS
+                ]
+                keys = {"attempt": attempt, "totals": totals}
+                self._journal.metrics(EXCHANGES, str(task), **keys)
+            case "versions" if isinstance(event.get("versions"), dict):
+                known = list(event["versions"].items())[:_MOST_VERSIONS]
+                told = {str(n)[:_MAX_PHASE]: str(v)[:_MAX_PHASE] for n, v in known}
+                self._journal.event("versions", task=str(task), versions=told)
             case "phase":
                 phase = str(event.get("phase"))[:_MAX_PHASE]
                 self._journal.event(

@@ -44,6 +44,14 @@ def decode(lines: Iterable[bytes]) -> list[Event]:
     return events
 
 
+def mend(descriptor: int) -> bytes:
+    """What must precede the next line: a newline if a dead writer left half a line."""
+    size = os.lseek(descriptor, 0, os.SEEK_END)
+    if size and os.pread(descriptor, 1, size - 1) != b"\n":
+        return b"\n"
+    return b""
+
+
 def read_events(path: Path) -> list[Event]:
     """Every event so far; [] if there is no file."""
     return EventReader(path).read()

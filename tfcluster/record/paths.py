@@ -58,6 +58,10 @@ class RunPaths:
         return self.root / "progress.json"
 
     @property
+    def metrics(self) -> Path:
+        return self.root / "metrics.ndjson"
+
+    @property
     def report(self) -> Path:
         return self.root / "report.json"
 

@@ -7,13 +7,13 @@ malformed: a key that is missing or has another type counts as not given.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from tfcluster.record.run_status import (
     FailureView,
+    FitView,
     HostView,
     LauncherView,
     ResultsView,
@@ -21,9 +21,12 @@ from tfcluster.record.run_status import (
     ServingView,
     TaskView,
 )
+from tfcluster.record.values import Json, metric_values
+from tfcluster.record.values import integer as _integer
+from tfcluster.record.values import number as _number
+from tfcluster.record.values import objects as _objects
+from tfcluster.record.values import text as _text
 from tfcluster.states import RunState, TaskState
-
-Json = Mapping[str, Any]
 
 _State = TypeVar("_State", RunState, TaskState)
 
@@ -244,6 +247,22 @@ def _with_steps(task: TaskView, steps: Any) -> TaskView:
         steps_per_s=_number(steps, "steps_per_s"),
         wait_share=_number(steps, "wait_share"),
         serving=_serving(steps.get("serving")),
+        fit=_fit(steps),
+        metrics=metric_values(steps.get("metrics")),
+        rss_bytes=_integer(steps, "rss_bytes"),
+        cpu_s=_number(steps, "cpu_s"),
+    )
+
+
+def _fit(steps: Json) -> FitView | None:
+    epoch = _integer(steps, "epoch")
+    if epoch is None:
+        return None
+    return FitView(
+        epoch=epoch,
+        epochs=_integer(steps, "epochs"),
+        epoch_step=_integer(steps, "epoch_step"),
+        epoch_steps=_integer(steps, "epoch_steps"),
     )
 
 
@@ -265,36 +284,6 @@ def _launcher(event: Json) -> LauncherView | None:
     if pid is None or start_time is None or host is None or boot_id is None:
         return None
     return LauncherView(pid=pid, host=host, boot_id=boot_id, start_time=start_time)
-
-
-# --- reading malformed values --------------------------------------------------------
-
-
-def _text(source: Json, key: str) -> str | None:
-    value = source.get(key)
-    return value if isinstance(value, str) else None
-
-
-def _integer(source: Json, key: str) -> int | None:
-    value = source.get(key)
-    if isinstance(value, bool) or not isinstance(value, int):
-        return None
-    return value
-
-
-def _number(source: Json, key: str) -> float | None:
-    """A finite number (JSON has no others), or None."""
-    value = source.get(key)
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    return value if math.isfinite(value) else None
-
-
-def _objects(source: Json, key: str) -> list[Json]:
-    value = source.get(key)
-    if not isinstance(value, list):
-        return []
-    return [entry for entry in value if isinstance(entry, Mapping)]
 
 
 def _pairs(source: Json, key: str) -> tuple[tuple[str, str], ...]:

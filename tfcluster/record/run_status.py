@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tfcluster.states import RunState, TaskState
@@ -39,6 +39,34 @@ class ServingView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FitView:
+    """Where a task is in Keras' ``fit``; None: unknown."""
+
+    epoch: int
+    """Counted from 1."""
+    epochs: int | None = None
+    epoch_step: int | None = None
+    """How many steps of the epoch are done."""
+    epoch_steps: int | None = None
+
+    @property
+    def steps_left(self) -> int | None:
+        """How many steps the rest of ``fit`` has."""
+        if self.epochs is None or self.epoch_steps is None:
+            return None
+        done = (self.epoch - 1) * self.epoch_steps + (self.epoch_step or 0)
+        return max(0, self.epochs * self.epoch_steps - done)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "epoch": self.epoch,
+            "epochs": self.epochs,
+            "epoch_step": self.epoch_step,
+            "epoch_steps": self.epoch_steps,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TaskView:
     """One task; times are Unix times."""
 
@@ -64,6 +92,22 @@ class TaskView:
     serving: ServingView | None = None
     """Only for a ps that has variables."""
     log: str | None = None
+    fit: FitView | None = None
+    """Only in ``fit``."""
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
+    """Losses and metrics of this epoch so far; None: not a finite number."""
+    rss_bytes: int | None = None
+    """Resident memory of its processes."""
+    cpu_s: float | None = None
+    """CPU time of its processes."""
+
+    @property
+    def left_s(self) -> float | None:
+        """In how many seconds ``fit`` will end at this speed, validation apart."""
+        steps = self.fit.steps_left if self.fit else None
+        if self.state.final or steps is None or not self.steps_per_s:
+            return None
+        return steps / self.steps_per_s
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -83,6 +127,11 @@ class TaskView:
             "phase": self.phase,
             "cause": self.cause,
             "seconds": self.seconds,
+            "fit": self.fit.to_json() if self.fit else None,
+            "metrics": dict(self.metrics),
+            "left_s": None if self.left_s is None else round(self.left_s, 1),
+            "rss_bytes": self.rss_bytes,
+            "cpu_s": self.cpu_s,
         }
 
 

@@ -49,7 +49,7 @@ class Writer:
         self._closing = False
         try:
             self._descriptor = open_private(paths.events, os.O_RDWR | os.O_APPEND)
-            self._rest = _mend(self._descriptor)
+            self._rest = events.mend(self._descriptor)
         except OSError as error:
             raise ResourceError(
                 f"cannot write {paths.events}: {error.strerror}"
@@ -186,11 +186,3 @@ class Writer:
         line = events.encode(note)
         self._lines.append(line)
         self._waiting_bytes += len(line)
-
-
-def _mend(descriptor: int) -> bytes:
-    """What must precede the next line: a newline if a dead writer left half a line."""
-    size = os.lseek(descriptor, 0, os.SEEK_END)
-    if size and os.pread(descriptor, 1, size - 1) != b"\n":
-        return b"\n"
-    return b""

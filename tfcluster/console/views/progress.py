@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from tfcluster.console.sanitise import sanitise_word
 from tfcluster.console.text import clock, fold_tasks, plural
+from tfcluster.console.views.training import epoch_text, loss_text, step_text
 from tfcluster.host_patterns import fold
 from tfcluster.record.run_status import HostView, RunView, TaskView
 from tfcluster.states import TaskState
@@ -40,13 +41,21 @@ def starting(view: RunView, now_s: float) -> str:
 
 
 def running(view: RunView, now_s: float) -> str:
-    """``running 2:31  step 1200  41.5 steps/s  waiting 12 %  (slowest worker:2)``."""
+    """``running 2:31  step 1200  41.5 steps/s  waiting 12 %  (slowest worker:2)``.
+
+    In ``fit``: ``running 2:31  epoch 3/12  step 17/23  loss 0.312  41.5 steps/s  0:05
+    left``.
+    """
     since_s = view.since_s if view.since_s is not None else view.started_s
     parts = [f"running {clock(now_s - (since_s or now_s))}"]
     training = [task for task in view.tasks if task.step is not None]
     ended = [task for task in view.tasks if task.state.final]
     if training:
-        parts.append(f"step {min(task.step or 0 for task in training)}")
+        last = min(training, key=lambda task: task.step or 0)
+        parts += [f"epoch {epoch_text(last.fit)}"] if last.fit else []
+        parts.append(f"step {step_text(last)}")
+        loss = loss_text(training[0])
+        parts += [f"loss {loss}"] if loss else []
         paces = [t.steps_per_s for t in training if t.steps_per_s is not None]
         if paces:
             parts.append(f"{_rate_text(statistics.median(paces))} steps/s")
@@ -54,6 +63,8 @@ def running(view: RunView, now_s: float) -> str:
         if len(waits) > 1:
             parts.append(f"waiting {statistics.fmean(waits):.0%}".replace("%", " %"))
             parts += _slowest(training)
+        if left := [t.left_s for t in training if t.left_s is not None]:
+            parts.append(f"{clock(max(left))} left")
     elif phases := _phases(view.tasks):
         parts.append(phases)
     if ended:

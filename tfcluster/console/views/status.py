@@ -6,14 +6,28 @@ import time
 
 from tfcluster.console.sanitise import sanitise_word
 from tfcluster.console.style import PLAIN, Style
-from tfcluster.console.text import byte_size, duration, table
+from tfcluster.console.text import byte_size, clock, duration, table
 from tfcluster.console.views.failures import failure, how_it_ended
 from tfcluster.console.views.results import result_summary
+from tfcluster.console.views.training import epoch_text, loss_text, step_text
 from tfcluster.record.run_status import RunView, ServingView, TaskView
 from tfcluster.states import RunState, TaskState
 
-_HEADER = ("task", "state", "host", "pid", "step", "steps/s", "waiting", "end", "")
-_NUMBERS = (3, 4, 5, 6)
+_HEADER = (
+    "task",
+    "state",
+    "host",
+    "pid",
+    "epoch",
+    "step",
+    "steps/s",
+    "loss",
+    "waiting",
+    "left",
+    "end",
+    "",
+)
+_NUMBERS = range(3, 10)
 _STATE = 1
 
 
@@ -109,9 +123,12 @@ def _row(task: TaskView) -> tuple[str, ...]:
         str(task.state),
         sanitise_word(task.host or ""),
         str(task.pid or ""),
-        "" if task.step is None else str(task.step),
+        epoch_text(task.fit),
+        step_text(task),
         "" if task.steps_per_s is None else f"{task.steps_per_s:.1f}",
+        loss_text(task),
         "" if task.wait_share is None else f"{100 * task.wait_share:.0f} %",
+        "" if task.left_s is None else clock(task.left_s),
         how_it_ended(task.exit_code, task.signal),
         _remark(task),
     )

@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeVar
 
+from tfcluster.runtime.collective.exchange_totals import ExchangeTotals
 from tfcluster.runtime.collective.failure_reports import ExitReport, Position
 from tfcluster.runtime.collective.peer_monitor import PeerMonitor
 from tfcluster.runtime.collective.rank_divergence import Ending, compared_at_end
@@ -165,6 +166,8 @@ class Group:
         self._phase = _Phase(0, "", clock(), inside=False)
         self._graph: _Graph | None = None
         self._see: Callable[[str, float, float], None] | None = None
+        self.totals = ExchangeTotals()
+        """What this rank's exchanges have cost so far, by purpose."""
         self._foreign: str | None = None
         """The program's own error that has ended the group; None: an error of ours."""
         self.failure: CollectiveError | None = None
@@ -207,6 +210,14 @@ class Group:
     def waited_s(self) -> float:
         """Seconds this rank has spent waiting for other ranks so far."""
         return self._transport.waited_s - self._hidden_s
+
+    @property
+    def exchanged_bytes(self) -> int:
+        """The bytes of data that this rank has contributed to exchanges so far.
+
+        Without those that ops in graphs exchange.
+        """
+        return self._transport.exchanged_bytes
 
     def hide_wait(self, seconds: float) -> None:
         """Do not count this time as waited: the program was computing meanwhile."""
@@ -280,6 +291,7 @@ class Group:
             tracer = self.tracer
             waited_s = self._transport.waited_s if tracer is not None else 0.0
             arrived_s = 0.0
+            bytes_before = self._transport.exchanged_bytes
             refusal: CollectiveError | None = None
             try:
                 self.join()
@@ -312,6 +324,8 @@ class Group:
             finally:
                 ended_s = self._clock()
                 self._phase = _Phase(phase.number, phase.what, ended_s, inside=False)
+                nbytes = self._transport.exchanged_bytes - bytes_before
+                self.totals.add(phase.what, ended_s - phase.since, nbytes)
                 if self._see is not None:
                     self._see(phase.what, phase.since, ended_s)
                 if tracer is not None:

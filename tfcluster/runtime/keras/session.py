@@ -19,6 +19,7 @@ from typing import NoReturn, Protocol
 from tfcluster.runtime.collective import CollectiveError, Group, Signature
 from tfcluster.runtime.collective.buckets import DEFAULT_BYTES
 from tfcluster.runtime.collective.collectives import broadcast_bytes
+from tfcluster.runtime.collective.exchange_totals import ExchangeTotals
 from tfcluster.runtime.collective.gradient_mean import MeanOptions
 from tfcluster.runtime.collective.rounding import Residuals, Rounding
 from tfcluster.runtime.collective.transports.base import Array
@@ -218,6 +219,8 @@ class Session:
     """The shapes of weights, by id, whose gradients were computed but not applied."""
     waited_for_servers_s: Callable[[], float] = lambda: 0.0
     """Seconds spent waiting for ps tasks since the start."""
+    bytes_with_servers: Callable[[], int] = lambda: 0
+    """Bytes of arrays exchanged with ps tasks since the start."""
     retraced_step: Hashable = None
     """The step of ``fit`` that is running, if it is traced once more for trials."""
     trials: Trials | None = None
@@ -273,6 +276,16 @@ class Session:
     def waited_s(self) -> float:
         """Seconds spent waiting for other tasks since the start."""
         return self.group.waited_s + self.waited_for_servers_s()
+
+    @property
+    def exchanged_bytes(self) -> int:
+        """Bytes that this task has exchanged with others since the start."""
+        return self.group.exchanged_bytes + self.bytes_with_servers()
+
+    @property
+    def totals(self) -> ExchangeTotals:
+        """What the exchanges between ranks have cost so far, by purpose."""
+        return self.group.totals
 
     def mean_options(self, what: Hashable) -> MeanOptions:
         """How gradients are averaged; ``what`` identifies them in every trace."""

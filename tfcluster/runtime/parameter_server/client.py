@@ -131,6 +131,11 @@ class ParameterServerClient:
         return self._connections.waited_s
 
     @property
+    def exchanged_bytes(self) -> int:
+        """Bytes of arrays sent and received, in shared memory as well."""
+        return self._connections.exchanged_bytes
+
+    @property
     def sent_bytes(self) -> int:
         """Bytes sent over sockets, without those in shared memory."""
         return self._connections.sent_bytes

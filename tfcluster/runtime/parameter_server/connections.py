@@ -52,6 +52,8 @@ class Connections:
         self._failure: CollectiveError | None = None
         self.waited_s = 0.0
         self.sent_bytes = 0
+        self.exchanged_bytes = 0
+        """The bytes of arrays sent and received, in shared memory as well."""
         deadline = time.monotonic() + join_timeout_s
         try:
             for index, address in enumerate(addresses):
@@ -113,6 +115,8 @@ class Connections:
                 progress |= self._transfer(ps, sending, receiving[ps])
                 if receiving[ps].done:
                     answers[ps] = receiving.pop(ps).message()
+                    moved = requests[ps].size + answers[ps].size
+                    self.exchanged_bytes += moved
             if receiving and not progress:
                 self._wait(sending, receiving)
         return answers

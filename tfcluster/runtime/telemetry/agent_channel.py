@@ -15,8 +15,10 @@ import socket
 import stat
 import threading
 import time
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from tfcluster.runtime.telemetry.stack_dump import stacks_text
 from tfcluster.wire import Decoder, WireError, encode
@@ -24,9 +26,15 @@ from tfcluster.wire import Decoder, WireError, encode
 STEP_INTERVAL_S = 1.0
 """Minimal time between two reports of steps."""
 
+TOTALS_INTERVAL_S = 10.0
+"""Minimal time between two reports of what exchanges have cost."""
+
 _MAX_TEXT = 64 * 1024
+_MAX_NAME = 64
+_MAX_METRICS = 32
 _MAX_PENDING_BYTES = 256 * 1024
 _NEVER = -math.inf
+_Position = Callable[[], Mapping[str, object]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +57,31 @@ class Waiting:
         }
 
 
+class _Step(NamedTuple):
+    """The arguments of ``Reporter.step``; most steps never become an event."""
+
+    step: int
+    steps_per_s: float
+    wait_share: float
+    exchanged_bytes: int | None
+    position: _Position
+
+    def as_event(self) -> dict[str, object]:
+        event: dict[str, object] = {
+            "type": "step",
+            "step": int(self.step),
+            "steps_per_s": _finite(self.steps_per_s),
+            "wait_share": _finite(self.wait_share),
+        }
+        if self.exchanged_bytes is not None:
+            event["bytes"] = int(self.exchanged_bytes)
+        try:
+            return {**event, **self.position()}
+        except Exception:
+            # The program's metrics may be anything, and must not end it here.
+            return event
+
+
 class Reporter:
     """The task's end of its events socket; thread-safe. No method raises or blocks.
 
@@ -67,7 +100,13 @@ class Reporter:
         self._lock = threading.RLock()
         self._pending = bytearray()
         self._step_sent = _NEVER
-        self._step_held_back: dict[str, object] | None = None
+        self._step_held_back: _Step | None = None
+        self._epoch_sent = self._totals_sent = _NEVER
+        self._epoch_held_back: dict[str, object] | None = None
+        self.position: _Position = dict
+        """Keys for the next ``step`` event: where in ``fit`` the program is."""
+        self.totals: Callable[[], Sequence[Mapping[str, object]]] = tuple
+        """What exchanges have cost so far; for ``exchanges`` events."""
         self._waiting: Callable[[], Waiting | None] | None = None
         self._listening = False
         self._exchanged = False
@@ -76,26 +115,64 @@ class Reporter:
         """Report what the task does before it trains: ``joining``."""
         self._say({"type": "phase", "phase": _cut(text)})
 
-    def step(self, step: int, steps_per_s: float, wait_share: float) -> None:
+    def versions(self, versions: Mapping[str, str]) -> None:
+        """Report the versions of Python and of the libraries that train."""
+        self._say({"type": "versions", "versions": dict(versions)})
+
+    def step(
+        self,
+        step: int,
+        steps_per_s: float,
+        wait_share: float,
+        exchanged_bytes: int | None = None,
+    ) -> None:
         """Report ``step`` finished steps.
 
         ``wait_share`` is the fraction (0 to 1) of time spent waiting; it and
-        ``steps_per_s`` may be NaN. Held back until ``flush`` if the last report was
-        less than STEP_INTERVAL_S seconds ago.
+        ``steps_per_s`` may be NaN. ``exchanged_bytes`` is the total so far. Held back
+        until ``flush`` if the last report was less than STEP_INTERVAL_S seconds ago.
         """
-        event = {
-            "type": "step",
-            "step": int(step),
-            "steps_per_s": _finite(steps_per_s),
-            "wait_share": _finite(wait_share),
-        }
+        made = _Step(step, steps_per_s, wait_share, exchanged_bytes, self.position)
         now = self._clock()
         if now - self._step_sent < STEP_INTERVAL_S:
-            self._step_held_back = event
+            self._step_held_back = made
             return
         self._step_sent = now
         self._step_held_back = None
+        self._say(made.as_event())
+        if now - self._totals_sent >= TOTALS_INTERVAL_S:
+            self._totals_sent = now
+            self._say_totals()
+
+    def epoch(self, epoch: int, metrics: Mapping[str, object]) -> None:
+        """Report the end of an epoch, counted from 1, and its metrics.
+
+        If the last such report was less than STEP_INTERVAL_S seconds ago, it is held
+        back: until ``flush``, or until another one replaces it.
+        """
+        event = {"type": "epoch", "epoch": int(epoch), "metrics": numbers(metrics)}
+        now = self._clock()
+        if now - self._epoch_sent < STEP_INTERVAL_S:
+            self._epoch_held_back = event
+            return
+        self._epoch_sent = now
+        self._epoch_held_back = None
+        # A long validation may follow.
+        self._flush_step()
         self._say(event)
+
+    @contextmanager
+    def keeping_position(self) -> Iterator[None]:
+        """A context that may set ``position``; what it was before holds after it."""
+        before = self.position
+        try:
+            yield
+        finally:
+            self.position = before
+
+    def _say_totals(self) -> None:
+        if totals := list(self.totals()):
+            self._say({"type": "exchanges", "totals": totals})
 
     def serving(self, counts: Mapping[str, float]) -> None:
         """Report the statistics of a ps. The caller limits the rate."""
@@ -125,8 +202,10 @@ class Reporter:
             self._say({"type": "exchanged"}, always=True)
 
     def flush(self) -> None:
-        """Report the last step, if it was held back."""
-        held_back, self._step_held_back = self._step_held_back, None
+        """Report the last step and epoch, if they were held back."""
+        if self._flush_step():
+            self._say_totals()
+        held_back, self._epoch_held_back = self._epoch_held_back, None
         if held_back is not None:
             self._say(held_back)
 
@@ -141,6 +220,13 @@ class Reporter:
                 return
             with self._lock:
                 self._send_pending(connection)
+
+    def _flush_step(self) -> bool:
+        """Report the last step, if it was held back; returns whether it was."""
+        held_back, self._step_held_back = self._step_held_back, None
+        if held_back is not None:
+            self._say(held_back.as_event())
+        return held_back is not None
 
     def on_waiting(self, ask: Callable[[], Waiting | None]) -> None:
         """Have ``ask`` called, in another thread, when the agent requests stacks."""
@@ -171,7 +257,7 @@ class Reporter:
         self._lock = threading.RLock()
         self._waiting = None
         self._pending.clear()
-        self._step_held_back = None
+        self._step_held_back = self._epoch_held_back = None
         self._listening = self._exchanged = False
         if connection is not None:
             connection.close()
@@ -270,6 +356,21 @@ def claim(env: MutableMapping[str, str], pid: int) -> socket.socket | None:
         return None
     env["TFCLUSTER_EVENTS_OWNER"] = str(pid)
     return connection
+
+
+def numbers(metrics: Mapping[str, object]) -> dict[str, float | None]:
+    """The numbers among metrics, for an event; None for NaN and infinity."""
+    found: dict[str, float | None] = {}
+    for name, value in metrics.items():
+        if len(found) == _MAX_METRICS:
+            break
+        try:
+            number = float(value)  # type: ignore[arg-type]  # it may be anything
+        except (TypeError, ValueError):
+            continue
+        rounded = float(f"{number:.6g}")
+        found[str(name)[:_MAX_NAME]] = rounded if math.isfinite(rounded) else None
+    return found
 
 
 def _finite(number: float) -> float | None:

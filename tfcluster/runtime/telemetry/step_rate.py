@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,11 +15,40 @@ from tfcluster.runtime.telemetry.tracer import Tracer
 _WINDOW_S = 1.0
 
 
-class WaitTime(Protocol):
-    """An object that knows how many seconds this rank has waited for others."""
+_MOST_TOTALS = 12
+
+
+class Total(Protocol):
+    """What exchanges with one purpose have cost."""
+
+    count: int
+    seconds: float
+    bytes: int
+
+
+class Totals(Protocol):
+    """What the exchanges of a rank have cost so far, by purpose."""
+
+    def longest(self, most: int) -> Sequence[tuple[str, Total]]: ...
+
+
+class Exchanges(Protocol):
+    """An object that knows what the exchanges with other tasks have cost so far."""
 
     @property
-    def waited_s(self) -> float: ...
+    def waited_s(self) -> float:
+        """Seconds that this rank has waited for others."""
+        ...
+
+    @property
+    def exchanged_bytes(self) -> int:
+        """Bytes that it has exchanged."""
+        ...
+
+    @property
+    def totals(self) -> Totals:
+        """The exchanges between ranks, by purpose."""
+        ...
 
 
 class StepRate:
@@ -32,14 +61,15 @@ class StepRate:
     def __init__(
         self,
         reporter: Reporter,
-        waits: WaitTime,
+        exchanges: Exchanges,
         clock: Callable[[], float] = time.monotonic,
         *,
         tracer: Tracer | None = None,
     ) -> None:
         self._reporter = reporter
         self._tracer = tracer
-        self._waits = waits
+        self._exchanges = exchanges
+        reporter.totals = self._totals
         self._clock = clock
         self._steps: Counter[str] = Counter()
         self._window = _Window(clock(), 0, 0.0)
@@ -58,7 +88,7 @@ class StepRate:
         self._steps[optimizer] += 1
         if self.steps == before:
             return
-        now = _Window(self._clock(), self.steps, self._waits.waited_s)
+        now = _Window(self._clock(), self.steps, self._exchanges.waited_s)
         if not before:
             # The first step includes tracing and compilation, so it is not counted.
             self._window = now
@@ -66,9 +96,21 @@ class StepRate:
             self._rates = now.rates_since(self._window)
             if full:
                 self._window, self._is_first = now, False
-        self._reporter.step(self.steps, *self._rates)
+        self._reporter.step(self.steps, *self._rates, self._exchanges.exchanged_bytes)
         if self._tracer is not None:
             self._tracer.step(self.steps)
+
+    def _totals(self) -> list[dict[str, object]]:
+        """The exchanges that have taken most time, for an event."""
+        return [
+            {
+                "what": what,
+                "count": total.count,
+                "seconds": round(total.seconds, 3),
+                "bytes": total.bytes,
+            }
+            for what, total in self._exchanges.totals.longest(_MOST_TOTALS)
+        ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """The interface of transports, which move bytes between ranks. Knows no TensorFlow.
 
 Every rank has to make the same calls in the same order, which ``group`` ensures. A
-transport is used by one thread at a time, except for ``waiting_for``, ``waited_s`` and
-``interrupt``, which any thread may use.
+transport is used by one thread at a time, except for ``waiting_for``, ``waited_s``,
+``exchanged_bytes`` and ``interrupt``, which any thread may use.
 """
 
 from __future__ import annotations
@@ -75,6 +75,11 @@ class Transport(Protocol):
     @property
     def waiting_for(self) -> tuple[int, ...]:
         """The ranks that this one is waiting for right now."""
+        ...
+
+    @property
+    def exchanged_bytes(self) -> int:
+        """The bytes of data that this rank has contributed to operations so far."""
         ...
 
     def allreduce(

@@ -18,6 +18,7 @@ class DelegatingTransport(Generic[Host]):
     def __init__(self, host: Host) -> None:
         self._host = host
         self._elsewhere = False
+        self._elsewhere_bytes = 0
 
     @property
     def rank(self) -> int:
@@ -42,10 +43,16 @@ class DelegatingTransport(Generic[Host]):
             return tuple(rank for rank in range(self.size) if rank != self.rank)
         return self._host.waiting_for
 
+    @property
+    def exchanged_bytes(self) -> int:
+        """See ``Transport``; over ``host``, and what went elsewhere."""
+        return self._host.exchanged_bytes + self._elsewhere_bytes
+
     @contextmanager
-    def elsewhere(self) -> Iterator[None]:
-        """While a vector is reduced by other means than ``host``."""
+    def elsewhere(self, nbytes: int) -> Iterator[None]:
+        """While a vector of this size is reduced by other means than ``host``."""
         self._elsewhere = True
+        self._elsewhere_bytes += nbytes
         try:
             yield
         finally:

@@ -83,6 +83,7 @@ class HostTransport:
         self._sockets: PeerSockets | None = None
         self._local: ShmCollectives | None = None
         self._groups: Groups = ()
+        self._exchanged_bytes = 0
 
     @property
     def rank(self) -> int:
@@ -108,6 +109,11 @@ class HostTransport:
         """See ``Transport``; first the ranks of this host."""
         local = self._local.progress.waiting_for if self._local else ()
         return local or (self._sockets.waiting_for if self._sockets else ())
+
+    @property
+    def exchanged_bytes(self) -> int:
+        """See ``Transport``."""
+        return self._exchanged_bytes
 
     @property
     def sent_bytes(self) -> int:
@@ -138,6 +144,7 @@ class HostTransport:
             fill(buffer, source, scale)
             return
         self._joined()
+        self._exchanged_bytes += buffer.nbytes
         ufunc = UFUNCS[op]
         values = ScaledVector(buffer) if source is None else ScaledVector(source, scale)
         if self._local is None or len(self._groups) > 1:
@@ -160,7 +167,7 @@ class HostTransport:
 
     def _allreduce_directly(self, buffer: Array, ufunc: np.ufunc) -> None:
         """All-gather the vectors; every rank reduces them all, in rank order."""
-        gathered = self.allgather(buffer.tobytes())
+        gathered = self._gathered(buffer.tobytes())
         vectors = [np.frombuffer(data, buffer.dtype) for data in gathered]
         buffer[:] = vectors[0]
         for vector in vectors[1:]:
@@ -213,6 +220,7 @@ class HostTransport:
         if len(self._groups) < 2:
             self.allreduce(buffer, ReduceOp.SUM, source, scale * factor)
             return
+        self._exchanged_bytes += buffer.nbytes
         self._sum_by_hosts(
             buffer,
             np.add,
@@ -223,6 +231,10 @@ class HostTransport:
         )
 
     def allgather(self, data: bytes) -> list[bytes]:
+        self._exchanged_bytes += len(data)
+        return self._gathered(data)
+
+    def _gathered(self, data: bytes) -> list[bytes]:
         sockets = self._joined()
         if self._local is not None and len(self._groups) == 1:
             return self._local.allgather(data)
@@ -230,12 +242,14 @@ class HostTransport:
 
     def alltoall(self, parts: Sequence[bytes]) -> list[bytes]:
         """See ``Transport``; over TCP, also within a host."""
+        self._exchanged_bytes += sum(map(len, parts))
         return self._joined().swap(self.rank, parts, self._stall_timeout_s)
 
     def broadcast(self, data: bytes, root: int) -> bytes:
         """See ``Transport``; the root sends to every rank."""
         sockets = self._joined()
         if self.rank == root:
+            self._exchanged_bytes += len(data)
             message = framed(data)
             sources = [Outgoing(peer, message) for peer in sockets.peers]
             sockets.transfer(sources, [], self._stall_timeout_s)

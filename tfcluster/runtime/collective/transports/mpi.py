@@ -109,7 +109,7 @@ class MpiTransport(DelegatingTransport[Transport]):
             self._host.allreduce(buffer, op)
             return
         try:
-            with self.elsewhere():
+            with self.elsewhere(buffer.nbytes):
                 request = mpi.COMM_WORLD.Iallreduce(
                     mpi.IN_PLACE, buffer, getattr(mpi, _OPS[op])
                 )

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import functools
+import platform
 from collections.abc import Callable
+
+import keras
+import tensorflow as tf
 
 from tfcluster.model import Runtime, Strategy
 from tfcluster.runtime import process_group
@@ -53,6 +57,13 @@ def begin(context: Context) -> Session:
     needs ps tasks and there are none, and what ``process_group.join`` raises.
     """
     disable_autotune.install()
+    reporter().versions(
+        {
+            "Python": platform.python_version(),
+            "TensorFlow": tf.__version__,
+            "Keras": keras.__version__,
+        }
+    )
     if (
         context.strategy is Strategy.PARAMETER_SERVER
         and not context.options.synchronous
@@ -224,6 +235,7 @@ def _servers(context: Context, session: Session) -> Callable[[], ParameterServer
             stall_timeout_s=context.options.stall_timeout_s,
         )
         session.waited_for_servers_s = lambda: servers.waited_s
+        session.bytes_with_servers = lambda: servers.exchanged_bytes
         return servers
 
     return connect

@@ -17,6 +17,7 @@ from tfcluster.runtime.keras.checks.endless_epochs import warn_of_endless_epochs
 from tfcluster.runtime.keras.checks.shape_errors import ShapeErrors
 from tfcluster.runtime.keras.checks.unsupported_strategies import refuse_replicas
 from tfcluster.runtime.keras.session import Session
+from tfcluster.runtime.keras.train.fit_position import FitPosition
 from tfcluster.runtime.keras.train.injected_callbacks import with_callbacks
 from tfcluster.runtime.keras.train.xla_fallback import without_xla
 from tfcluster.runtime.keras.types import Callback, CallbackList, Layer, Model
@@ -133,12 +134,20 @@ class ModelMethods:
     ) -> object:
         call = MethodCall.of(original, model, args, kwargs)
         callbacks = call.arguments.get("callbacks")
-        change = self._policy.callbacks_of_fit
+
+        def change(callbacks: Sequence[Callback]) -> list[Callback]:
+            ours = self._policy.callbacks_of_fit(callbacks)
+            return [*ours, FitPosition(self._session.reporter)]
+
         call.arguments["callbacks"] = with_callbacks(callbacks, model, change)
         self._print_on_the_chief(call)
         warn_of_endless_epochs(self._session, call.arguments)
         self._policy.check_layers(model)
-        with self._entering(model, "fit"), self._policy.fitting():
+        with (
+            self._entering(model, "fit"),
+            self._policy.fitting(),
+            self._session.reporter.keeping_position(),
+        ):
             return call.run()
 
     def _evaluate(

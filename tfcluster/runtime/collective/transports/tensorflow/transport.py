@@ -206,7 +206,7 @@ class TensorFlowTransport(DelegatingTransport[HostTransport]):
         # TensorFlow then uses memory that it has already freed.
         limit = threading.Timer(self.stall_timeout_s, self._give_up)
         limit.daemon = True
-        with self.elsewhere():
+        with self.elsewhere(count):
             limit.start()
             try:
                 result: Array = act().numpy()

@@ -1,0 +1,54 @@
+"""Tests of the metrics that a run leaves in its record."""
+
+from __future__ import annotations
+
+import os
+
+from tests.launch.cluster import Cluster
+from tests.launch.test_progress import REPORT_STEPS
+from tfcluster.record.metrics import read_metrics
+from tfcluster.record.paths import RunPaths
+
+TRAIN = """
+where = dict(epoch=1, epochs=3, epoch_step=4, epoch_steps=9, metrics={'loss': 0.5})
+tell(type='step', step=4, steps_per_s=20.5, wait_share=0.25, bytes=700, **where)
+tell(type='epoch', epoch=1, metrics={'loss': 0.25, 'val_loss': None})
+tell(type='epoch', epoch='one')
+tell(type='exchanges', totals=[{'what': 'g', 'count': 2, 'bytes': 5}, 7])
+tell(type='exchanges', totals=None)
+tell(type='versions', versions={'Keras': '3', 4: None})
+tell(type='versions', versions='3')
+"""
+
+
+def test_what_tasks_report_is_in_the_metrics(cluster: Cluster) -> None:
+    running = cluster.python(REPORT_STEPS + TRAIN, count=2)
+    assert running.end() == 0
+    found = read_metrics(RunPaths(running.folder))
+    last = {each.task: each for each in found.samples}
+    assert sorted(last) == ["worker:0", "worker:1"]
+    sample = last["worker:1"]
+    assert (sample.step, sample.steps_per_s, sample.wait_share) == (4, 20.5, 0.25)
+    assert (sample.exchanged_bytes, sample.epoch) == (700, 1)
+    assert sample.metrics == {"loss": 0.5}
+    (epoch,) = (each for each in found.epochs if each.task == "worker:1")
+    assert (epoch.step, epoch.epoch) == (4, 1)
+    assert epoch.metrics == {"loss": 0.25, "val_loss": None}
+    assert sorted(found.exchanges) == ["worker:0", "worker:1"]
+    (told,) = running.found("versions", task="worker:0")
+    assert told["versions"] == {"Keras": "3", "4": "None"}
+    (machine,) = running.found("machine", host="localhost")
+    assert machine["cpus"] == len(os.sched_getaffinity(0))
+    assert (running.folder / "metrics.ndjson").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_plain_command_has_memory_and_cpu_time(cluster: Cluster) -> None:
+    code = "sum(range(4_000_000)); memory = bytearray(b'x') * (30 << 20)"
+    running = cluster.python(code)
+    assert running.end() == 0
+    *_, last = read_metrics(RunPaths(running.folder)).samples
+    assert last.cpu_s is not None
+    assert last.cpu_s > 0.02
+    assert last.max_rss_bytes is not None
+    assert last.max_rss_bytes > 30 << 20
+    assert last.step is None

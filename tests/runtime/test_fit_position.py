@@ -1,0 +1,48 @@
+"""Tests of what the agent learns about a ``fit``: epoch, step, losses, metrics."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.runtime.harness import told
+
+PROGRAM = Path(__file__).parent / "programs" / "fit_position.py"
+
+pytestmark = pytest.mark.tensorflow
+
+
+@pytest.fixture(scope="module")
+def events() -> dict[str, list[dict[str, Any]]]:
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM)], capture_output=True, text=True, check=True
+    )
+    return told(done.stdout, "EVENTS")[0]
+
+
+def test_steps_bear_epoch_step_loss_and_metrics(
+    events: dict[str, list[dict[str, Any]]],
+) -> None:
+    said = events["arrays"]
+    *steps, after = [event for event in said if event["type"] == "step"]
+    places = [
+        (e["epoch"], e["epochs"], e["epoch_step"], e["epoch_steps"]) for e in steps
+    ]
+    assert places == [(1, 2, 1, 2), (1, 2, 2, 2), (2, 2, 1, 2), (2, 2, 2, 2)]
+    assert all(event["metrics"] == {"loss": 0.0, "mae": 0.0} for event in steps)
+    assert "epoch" not in after
+    epochs = [event for event in said if event["type"] == "epoch"]
+    assert [event["epoch"] for event in epochs] == [1, 2]
+    assert sorted(epochs[-1]["metrics"]) == ["loss", "mae", "val_loss", "val_mae"]
+
+
+def test_the_number_of_steps_is_learnt_in_the_first_epoch(
+    events: dict[str, list[dict[str, Any]]],
+) -> None:
+    *steps, _ = [event for event in events["unknown"] if event["type"] == "step"]
+    known = [event.get("epoch_steps") for event in steps]
+    assert known == [None, None, None, 3, 3, 3]

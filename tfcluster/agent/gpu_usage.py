@@ -1,0 +1,117 @@
+"""Asks NVIDIA's management library (NVML) how busy the GPUs are, in a thread.
+
+The library comes with the driver. Loading it may take seconds, and a broken driver may
+never answer: nobody waits for it. https://docs.nvidia.com/deploy/nvml-api
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+
+TYPE_CHECKING = False  # as in typing, which takes long to import
+if TYPE_CHECKING:
+    from typing import Any
+
+_DRIVER = "/proc/driver/nvidia/version"
+_LIBRARY = "libnvidia-ml.so.1"
+_INTERVAL_S = 1.0
+_UUID_CHARS = 96
+
+
+class GpuUsage:
+    """The last known usage of this host's GPUs; empty where there are none."""
+
+    def __init__(self, driver: str = _DRIVER, library: str = _LIBRARY) -> None:
+        self._driver = driver
+        self._library = library
+        self._thread: threading.Thread | None = None
+        self.latest: list[dict[str, object]] = []
+
+    def start(self) -> None:
+        """Start the thread, if there is a driver."""
+        if self._thread is None and os.path.exists(self._driver):
+            self._thread = threading.Thread(
+                target=self._watch, name="nvml", daemon=True
+            )
+            self._thread.start()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait until the thread has found out that there is no library."""
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+
+    def of(self, visible: str | None) -> list[dict[str, object]]:
+        """The usage of the GPUs in CUDA_VISIBLE_DEVICES; of all if it is None."""
+        latest = self.latest
+        if visible is None:
+            return latest
+        wanted = [word.strip() for word in visible.split(",") if word.strip()]
+        return [
+            gpu
+            for word in wanted
+            for gpu in latest
+            if word == str(gpu["gpu"]) or _is_uuid_of(word, gpu)
+        ]
+
+    def _watch(self) -> None:
+        pause = threading.Event()
+        try:
+            nvml = _Nvml(self._library)
+            while (found := nvml.read()) is not None:
+                self.latest = found
+                pause.wait(_INTERVAL_S)
+        except (OSError, AttributeError):
+            self.latest = []  # no library, or an old one that lacks a function
+
+
+def _is_uuid_of(word: str, gpu: dict[str, object]) -> bool:
+    """CUDA accepts any beginning of a UUID."""
+    return word.startswith("GPU-") and str(gpu["uuid"]).startswith(word)
+
+
+class _Nvml:
+    """The few functions of the library that we need. Raises OSError."""
+
+    def __init__(self, library: str) -> None:
+        import ctypes  # only where there is a driver: it takes long to import
+
+        class Utilization(ctypes.Structure):
+            _fields_ = [("gpu", ctypes.c_uint), ("memory", ctypes.c_uint)]
+
+        class Memory(ctypes.Structure):
+            _fields_ = [
+                ("total", ctypes.c_ulonglong),
+                ("free", ctypes.c_ulonglong),
+                ("used", ctypes.c_ulonglong),
+            ]
+
+        self._c: Any = ctypes
+        self._utilization, self._memory = Utilization, Memory
+        self._nvml: Any = ctypes.CDLL(library)
+        if self._nvml.nvmlInit_v2() != 0:
+            raise OSError(f"{library} cannot be initialised")
+
+    def read(self) -> list[dict[str, object]] | None:
+        """The usage of every GPU; None if the driver does not answer any more."""
+        count = self._c.c_uint()
+        if self._nvml.nvmlDeviceGetCount_v2(self._c.byref(count)) != 0:
+            return None
+        return [gpu for n in range(count.value) if (gpu := self._gpu(n)) is not None]
+
+    def _gpu(self, number: int) -> dict[str, object] | None:
+        ref, handle = self._c.byref, self._c.c_void_p()
+        nvml = self._nvml
+        if nvml.nvmlDeviceGetHandleByIndex_v2(number, ref(handle)) != 0:
+            return None
+        uuid = self._c.create_string_buffer(_UUID_CHARS)
+        nvml.nvmlDeviceGetUUID(handle, uuid, _UUID_CHARS)
+        keys: dict[str, object] = {"gpu": number, "uuid": uuid.value.decode("ascii")}
+        # Neither is known of a GPU that is divided into instances (MIG).
+        busy, memory = self._utilization(), self._memory()
+        if nvml.nvmlDeviceGetUtilizationRates(handle, ref(busy)) == 0:
+            keys["busy"] = busy.gpu / 100
+        if nvml.nvmlDeviceGetMemoryInfo(handle, ref(memory)) == 0:
+            keys["memory_bytes"] = memory.used
+            keys["memory_total_bytes"] = memory.total
+        return keys

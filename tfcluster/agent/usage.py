@@ -1,0 +1,93 @@
+"""Measures what running tasks use: memory, CPU time, GPUs. Knows nothing of training.
+
+The next measurement is due after a second at first and later after ten; on a host with
+so many processes that one takes long, it is due later.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+
+from tfcluster.agent import proc
+from tfcluster.agent.constants import (
+    USAGE_COST_SHARE,
+    USAGE_FIRST_S,
+    USAGE_LOOKS,
+    USAGE_MAX_S,
+)
+from tfcluster.agent.gpu_usage import GpuUsage
+from tfcluster.agent.loop import Loop
+from tfcluster.agent.task import Task
+
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+class UsageReports:
+    """Reports the usage of every task that runs, again and again.
+
+    ``send`` gets a task and the keys of its ``usage`` frame.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        running: Callable[[], Iterable[Task]],
+        send: Callable[[Task, Mapping[str, object]], None],
+        base: Mapping[bytes, bytes],
+    ) -> None:
+        self._loop = loop
+        self._running = running
+        self._send = send
+        self._base = base
+        self._gpus = GpuUsage()
+        self._looks = 0
+        self._due = False
+
+    def begin(self) -> None:
+        """Measure from now on, as long as any task runs."""
+        if not self._due:
+            self._due = True
+            self._loop.later(USAGE_FIRST_S, self._look)
+
+    def _look(self) -> None:
+        self._due = False
+        tasks = list(self._running())
+        if not tasks:
+            return
+        self._gpus.start()
+        began = self._loop.now()
+        table = proc.snapshot()
+        for task in tasks:
+            leader = task.process_id
+            if leader is not None:
+                members = proc.family(table, [leader], [leader])
+                self._send(task, self._keys(task, members))
+        self._looks += 1
+        cost_s = self._loop.now() - began
+        self._due = True
+        self._loop.later(interval_s(self._looks, cost_s), self._look)
+
+    def _keys(self, task: Task, pids: Iterable[int]) -> dict[str, object]:
+        found = [used for pid in pids if (used := proc.usage(pid)) is not None]
+        keys: dict[str, object] = {
+            "rss_bytes": sum(used.rss_bytes for used in found),
+            "cpu_s": round(sum(used.cpu_s for used in found), 2),
+            "processes": len(found),
+        }
+        if gpus := self._gpus.of(self._visible(task)):
+            keys["gpus"] = gpus
+        return keys
+
+    def _visible(self, task: Task) -> str | None:
+        """The task's CUDA_VISIBLE_DEVICES; None if it is not set."""
+        if _VISIBLE in task.request.env:
+            return task.request.env[_VISIBLE]
+        found = self._base.get(_VISIBLE.encode())
+        return None if found is None else os.fsdecode(found)
+
+
+def interval_s(looks: int, cost_s: float) -> float:
+    """When the next measurement is due, in seconds; the last one took ``cost_s``."""
+    wanted_s = min(USAGE_MAX_S, USAGE_FIRST_S * max(1.0, looks / USAGE_LOOKS))
+    return max(wanted_s, cost_s / USAGE_COST_SHARE)

@@ -1,0 +1,189 @@
+"""The metrics of a run: what each task did and used, over time. One JSON line each.
+
+``docs/record.md`` describes the lines. A series, the lines of one type about one task,
+is halved when it has become long, so the record of an arbitrarily long run stays small
+and covers all of its time. Reading skips whatever is not valid.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tfcluster.record.events import Event, read_events
+from tfcluster.record.paths import RunPaths
+from tfcluster.record.values import integer, metric_values, number, objects, text
+
+SAMPLE, EPOCH, EXCHANGES = "sample", "epoch", "exchanges"
+
+_MOST_LINES = 40_000
+_MOST_OF_SERIES = 2000
+_FEWEST_OF_SERIES = 100
+_WHAT_CHARS = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuUse:
+    """One GPU that a task may use; None: the driver does not tell."""
+
+    gpu: int
+    busy: float | None = None
+    """Share of the time, 0..1, in which it computed."""
+    memory_bytes: int | None = None
+    memory_total_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """What a task was doing and using at a time; None: unknown."""
+
+    t: float
+    """Unix time."""
+    task: str
+    attempt: int = 0
+    step: int | None = None
+    steps_per_s: float | None = None
+    wait_share: float | None = None
+    exchanged_bytes: int | None = None
+    """Since the start of the attempt."""
+    epoch: int | None = None
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
+    """Of its rows in this epoch so far; None: not a finite number."""
+    rss_bytes: int | None = None
+    max_rss_bytes: int | None = None
+    """The largest so far of its first process, once the task has ended."""
+    cpu_s: float | None = None
+    gpus: tuple[GpuUse, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochEnd:
+    """The metrics of a whole epoch, validation included."""
+
+    t: float
+    task: str
+    attempt: int = 0
+    step: int | None = None
+    epoch: int
+    metrics: Mapping[str, float | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeTotal:
+    """What the exchanges of a task with one purpose have cost, in total."""
+
+    what: str
+    count: int
+    seconds: float
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """All metrics of a run, in the order of time."""
+
+    samples: tuple[Sample, ...] = ()
+    epochs: tuple[EpochEnd, ...] = ()
+    exchanges: Mapping[str, tuple[ExchangeTotal, ...]] = field(default_factory=dict)
+    """The latest totals of each task."""
+
+
+def read_metrics(paths: RunPaths) -> Metrics:
+    """The metrics of a run so far; empty if there is no file."""
+    return metrics_of(read_events(paths.metrics))
+
+
+def metrics_of(lines: Iterable[Mapping[str, Any]]) -> Metrics:
+    """The metrics in these lines."""
+    samples, epochs = [], []
+    exchanges: dict[str, tuple[ExchangeTotal, ...]] = {}
+    for line in lines:
+        task, t = text(line, "task"), number(line, "t")
+        if task is None or t is None:
+            continue
+        match line.get("type"):
+            case "sample":
+                samples.append(_sample(task, t, line))
+            case "epoch" if (epoch := integer(line, "epoch")) is not None:
+                epochs.append(
+                    EpochEnd(
+                        t=t,
+                        task=task,
+                        attempt=integer(line, "attempt") or 0,
+                        step=integer(line, "step"),
+                        epoch=epoch,
+                        metrics=metric_values(line.get("metrics")),
+                    )
+                )
+            case "exchanges":
+                exchanges[task] = tuple(exchange_totals(line))
+    return Metrics(tuple(samples), tuple(epochs), exchanges)
+
+
+def most_of_series(tasks: int) -> int:
+    """How many lines a series may have in a run with so many tasks."""
+    wanted = _MOST_LINES // max(tasks, 1)
+    return max(_FEWEST_OF_SERIES, min(_MOST_OF_SERIES, wanted))
+
+
+def series_of(line: Mapping[str, Any]) -> tuple[str, str]:
+    """The series that a line belongs to."""
+    return str(line.get("type")), str(line.get("task"))
+
+
+def thinned(lines: Sequence[Event], most: int) -> list[Event]:
+    """Every second line of the series that have more than ``most / 2`` lines.
+
+    The last line of each series is kept.
+    """
+    lengths = Counter(map(series_of, lines))
+    seen: Counter[tuple[str, str]] = Counter()
+    kept = []
+    for line in lines:
+        series = series_of(line)
+        seen[series] += 1
+        is_last = seen[series] == lengths[series]
+        if lengths[series] <= most // 2 or seen[series] % 2 or is_last:
+            kept.append(line)
+    return kept
+
+
+def exchange_totals(source: Mapping[str, Any]) -> list[ExchangeTotal]:
+    """The valid ones among ``totals``."""
+    return [
+        ExchangeTotal(
+            what=(text(entry, "what") or "?")[:_WHAT_CHARS],
+            count=integer(entry, "count") or 0,
+            seconds=number(entry, "seconds") or 0.0,
+            bytes=integer(entry, "bytes") or 0,
+        )
+        for entry in objects(source, "totals")
+    ]
+
+
+def _sample(task: str, t: float, line: Mapping[str, Any]) -> Sample:
+    return Sample(
+        t=t,
+        task=task,
+        attempt=integer(line, "attempt") or 0,
+        step=integer(line, "step"),
+        steps_per_s=number(line, "steps_per_s"),
+        wait_share=number(line, "wait_share"),
+        exchanged_bytes=integer(line, "bytes"),
+        epoch=integer(line, "epoch"),
+        metrics=metric_values(line.get("metrics")),
+        rss_bytes=integer(line, "rss_bytes"),
+        max_rss_bytes=integer(line, "max_rss_bytes"),
+        cpu_s=number(line, "cpu_s"),
+        gpus=tuple(
+            GpuUse(
+                gpu=integer(entry, "gpu") or 0,
+                busy=number(entry, "busy"),
+                memory_bytes=integer(entry, "memory_bytes"),
+                memory_total_bytes=integer(entry, "memory_total_bytes"),
+            )
+            for entry in objects(line, "gpus")
+        ),
+    )
