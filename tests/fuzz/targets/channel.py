@@ -27,13 +27,16 @@ from tfcluster.launcher.agent_connection import AgentConnection, Closed
 from tfcluster.launcher.job import Job
 from tfcluster.launcher.journal import Journal
 from tfcluster.launcher.run_output import RunOutput
+from tfcluster.launcher.trace_files import TraceFiles
 from tfcluster.placement import place
 from tfcluster.record import replay
+from tfcluster.record.metrics_writer import MetricsWriter
 from tfcluster.record.paths import create_run
 from tfcluster.record.writer import Writer
 from tfcluster.wire import PROTOCOL, Decoder, Frame, WireError, encode, parse
 
 _PORTION = 1 << 15
+_CLOSING_S = 10.0
 _NONCE = "00112233"
 
 
@@ -150,6 +153,14 @@ _FROM_AGENT: tuple[Frame, ...] = (
     },
     {"type": "exited", **_ABOUT, "code": None, "signal": "ABRT", "death": 1},
     {"type": "settled", **_ABOUT},
+    {
+        "type": "usage",
+        **_ABOUT,
+        "rss_bytes": 1000,
+        "cpu_s": 2.5,
+        "gpus": [{"busy": 0.5, "memory_bytes": 9}],
+    },
+    {"type": "clock", "asked_s": 1.5, "now_s": 2.5},
     {"type": "bye"},
 )
 _EVENTS: tuple[Frame, ...] = (
@@ -166,6 +177,20 @@ _EVENTS: tuple[Frame, ...] = (
     {"type": "warning", "text": "w"},
     {"type": "failure", "cause": "c"},
     {"type": "exchanged"},
+    {"type": "versions", "versions": {"tensorflow": "2.20.0"}},
+    {"type": "epoch", "epoch": 2, "metrics": {"loss": 0.5, "accuracy": None}},
+    {
+        "type": "exchanges",
+        "totals": [{"what": "gradients", "count": 3, "seconds": 0.5, "bytes": 9}],
+    },
+    {
+        "type": "trace",
+        "first": 1,
+        "last": 2,
+        "base_us": 5,
+        "names": ["step"],
+        "events": "[[0,0,1,2]]",
+    },
     {"type": "waiting", "for": [1], "what": "gradients", "since_s": 3.5},
     {"type": "stack", "text": "File x", "waiting": {"for": [1], "exchange": 3}},
 )
@@ -224,14 +249,26 @@ def _writer() -> Writer:
 def _to_launcher(data: bytes) -> None:
     """Frames of an agent, as the launcher's loop handles them."""
     job = _job()
-    journal = Journal(_writer(), {"run": job.run, "tasks": [], "hosts": []})
+    with TemporaryDirectory(dir=_folder().name) as folder:
+        paths = create_run(Path(folder), "fuzz", 1795169700.0)
+        metrics, traces = MetricsWriter(paths, 10), TraceFiles(paths, 1000)
+        try:
+            _handle(data, job, metrics, traces)
+        finally:
+            metrics.close(_CLOSING_S)
+            traces.close(_CLOSING_S)
+
+
+def _handle(data: bytes, job: Job, metrics: MetricsWriter, traces: TraceFiles) -> None:
+    plan = {"run": job.run, "tasks": [], "hosts": []}
+    journal = Journal(_writer(), metrics, plan)
     about_hosts = launcher_hosts.Hosts(job, _Unopened(), lambda item: None)
     latest = progress.Progress(10.0)
     for task in job.specs:
         latest.started(task, 0.0, reports=True)
     kept: list[object] = []
     about_tasks = task_messages.TaskFrames(
-        job, journal, _silent(), latest, lambda *words: kept.append(words)
+        job, journal, _silent(), latest, lambda *words: kept.append(words), traces
     )
     try:
         for line in wire.LineBuffer().feed(data + b"\n"):
@@ -241,7 +278,7 @@ def _to_launcher(data: bytes) -> None:
                     for event in about_tasks.received("h1", frame, 1.0):
                         asdict(event)
     finally:
-        journal.progress(latest.snapshot())
+        journal.progress(latest.snapshot(), latest.attempts())
         journal.view().to_json()
         progress.blame(job.specs, about_tasks.answers, job.ranks(), 10.0)
 
