@@ -682,7 +682,7 @@ def schema(name: str) -> int:
     """Print the JSON Schema of cluster.yaml, or of what a command prints as JSON.
 
     Editors check and complete cluster.yaml with it. Other NAMEs: status, status-all,
-    list, outcome (for on_end), plan, verify, doctor, stacks.
+    list, outcome (for on_end), plan, verify, doctor, stacks, fetch.
 
     \b
     tfcluster schema > cluster.schema.json

@@ -17,6 +17,9 @@ PARTS: dict[type, Any] = {
     documents.Task: STATUS["$defs"]["task"],
     documents.Serving: STATUS["$defs"]["serving"],
     documents.Host: STATUS["$defs"]["host"],
+    documents.Fit: STATUS["$defs"]["fit"],
+    documents.Results: STATUS["$defs"]["results"],
+    documents.File: STATUS["$defs"]["file"],
 }
 
 

@@ -69,6 +69,18 @@ def test_a_run_succeeds(cluster: Cluster) -> None:
     assert run.stop() == outcome  # it is over
 
 
+def test_the_report_of_a_run(cluster: Cluster) -> None:
+    run = _launch(cluster, "exit 9", settings=PLAIN)
+    run.wait(DEADLINE_S)
+    assert run.report() == Path(f"{run.id}-report.html")
+    page = run.report("page.html").read_text(encoding="utf-8")
+    assert page.startswith("<!DOCTYPE html>")
+    assert run.id in page
+    assert "exit code 9" in page
+    with pytest.raises(tfcluster.TfclusterError, match="there is no folder missing"):
+        run.report("missing/page.html")
+
+
 def test_the_first_failure_is_in_the_outcome(cluster: Cluster) -> None:
     run = _launch(cluster, "echo $TFCLUSTER_TASK; exit 9", settings=PLAIN)
     outcome = run.wait(DEADLINE_S)

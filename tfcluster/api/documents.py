@@ -32,6 +32,15 @@ class Serving(TypedDict):
     bytes: int
 
 
+class Fit(TypedDict):
+    """Where a task is in Keras' ``fit``."""
+
+    epoch: int
+    epochs: int | None
+    epoch_step: int | None
+    epoch_steps: int | None
+
+
 class Task(TypedDict):
     """One task."""
 
@@ -51,6 +60,11 @@ class Task(TypedDict):
     phase: str | None
     cause: str | None
     seconds: float | None
+    fit: Fit | None
+    metrics: dict[str, float | None]
+    left_s: float | None
+    rss_bytes: int | None
+    cpu_s: float | None
 
 
 class Host(TypedDict):
@@ -58,6 +72,32 @@ class Host(TypedDict):
 
     host: str
     state: Literal["pending", "starting", "ready", "failed", "lost", "closed"]
+    cause: str | None
+
+
+class File(TypedDict):
+    """Why a file did not come back."""
+
+    path: str
+    cause: str
+
+
+class Results(TypedDict):
+    """What came back from a host that does not share the workdir."""
+
+    host: str
+    state: Literal["fetched", "incomplete", "shared"]
+    folder: str | None
+    there: str | None
+    files: int
+    bytes: int
+    fetched: int
+    unchanged: int
+    sent_bytes: int
+    kept: list[File]
+    growing: list[File]
+    missed: list[File]
+    missed_count: int
     cause: str | None
 
 
@@ -88,3 +128,4 @@ class Status(TypedDict):
     swept: int
     notes: list[str]
     launcher: Launcher | None
+    results: list[Results]

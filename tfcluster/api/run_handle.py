@@ -135,6 +135,18 @@ class Run:
         stop(self.id, now=now, environ=self._environ, say=lambda text: None)
         return self.wait()
 
+    def report(self, file: str | os.PathLike[str] | None = None) -> Path:
+        """Write the report of ``tfcluster report``, one HTML file; returns its path.
+
+        The default is ``RUN-report.html`` in the current folder. The run need not be
+        over. Raises ConfigError without matplotlib (``pip install
+        'tfcluster[report]'``), ResourceError if the file cannot be written.
+        """
+        from tfcluster.commands.report import default_name, write_report
+
+        path = Path(default_name(self.id) if file is None else file)
+        return write_report(self.id, path, self._environ)
+
     def watch(self, *, refresh_s: float = 1.0) -> Outcome:
         """Show the run's state until it is over; returns as ``wait`` does.
 

@@ -35,6 +35,7 @@ from tfcluster.record.replay import results_view
 from tfcluster.record.requests import ask, withdraw
 from tfcluster.record.run_status import ResultsView, RunView
 from tfcluster.states import RunState
+from tfcluster.vocabulary import FORMAT_VERSION
 
 ASKED_S = 15.0
 """How long the launcher may take to see the request; the folder may be on NFS."""
@@ -42,7 +43,6 @@ _LOOK_S = 2.0
 """How often to look whether the launcher is still alive."""
 _POLL_S = 0.1
 _CLOSE_S = 2.0
-_SCHEMA = 1
 _LIKE_PATTERNS = frozenset("*?[/")
 
 
@@ -101,7 +101,12 @@ def _end(
     if as_json:
         hosts = [each.to_json() for each in found]
         folder = str(description.workdir)
-        given = {"schema": _SCHEMA, "run": paths.run, "folder": folder, "hosts": hosts}
+        given = {
+            "schema": FORMAT_VERSION,
+            "run": paths.run,
+            "folder": folder,
+            "hosts": hosts,
+        }
         put(json.dumps(given, indent=1) + "\n")
     incomplete = any(each.state == "incomplete" for each in found)
     return ExitCode.TASK_FAILED if incomplete else ExitCode.OK

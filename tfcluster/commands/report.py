@@ -28,19 +28,32 @@ def report(run: str | None, environ: Mapping[str, str], *, file: str | None) -> 
     if file == _STDOUT:
         put(html(name, environ))
         return ExitCode.OK
-    path = Path(file or f"{name}-report.html")
+    path = write_report(name, Path(file or default_name(name)), environ)
+    put(f"{path}\n")
+    say(sanitise(f"{name}: open it in a browser"))
+    return ExitCode.OK
+
+
+def default_name(run: str) -> str:
+    """The file that gets the report of a run unless the user names another one."""
+    return f"{run}-report.html"
+
+
+def write_report(run: str, path: Path, environ: Mapping[str, str]) -> Path:
+    """Write the report of a run to a file; returns its path.
+
+    Raises ConfigError without a run or matplotlib, ResourceError if it cannot write.
+    """
     if not path.parent.is_dir():  # known before all is drawn
         raise _unwritable(path, f"there is no folder {path.parent}")
     if path.is_dir():
         raise _unwritable(path, "it is a folder")
-    text = html(name, environ)
+    text = html(run, environ)
     try:
         _replace(path, text)
     except OSError as error:
         raise _unwritable(path, str(error.strerror)) from error
-    put(f"{path}\n")
-    say(sanitise(f"{name}: open it in a browser"))
-    return ExitCode.OK
+    return path
 
 
 def html(run: str | None, environ: Mapping[str, str]) -> str:
@@ -74,7 +87,7 @@ def html(run: str | None, environ: Mapping[str, str]) -> str:
 
 
 def _unwritable(path: Path, why: str) -> ResourceError:
-    return ResourceError(f"cannot write {path}: {why}", hint="-o names another file")
+    return ResourceError(f"cannot write {path}: {why}", hint="name another file")
 
 
 def _replace(path: Path, text: str) -> None:

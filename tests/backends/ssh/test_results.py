@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.backends.ssh.conftest import Site
+from tests.json_formats import assert_format
 from tests.launch.cluster import COMMAND, Running
 from tests.launch.machine import eventually
 
@@ -117,7 +118,9 @@ def test_results_of_a_failed_run_and_a_newer_file_here(project: Project) -> None
     assert "results from one: 0 files, 0 B; 1 unchanged" in run.err
     forced = project.fetch(run.run, "--force", "--json")
     assert forced.returncode == 0, forced.stderr
-    assert json.loads(forced.stdout)["hosts"][0]["fetched"] == 1
+    found = json.loads(forced.stdout)
+    assert_format("fetch", found)
+    assert found["hosts"][0]["fetched"] == 1
     assert project.files()["model.keras"] == "of there\n"
 
 
