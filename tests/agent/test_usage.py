@@ -7,6 +7,8 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -14,7 +16,9 @@ from tests.agent.client import Agent
 from tests.launch.machine import eventually
 from tfcluster.agent import proc
 from tfcluster.agent.gpu_usage import GpuUsage
-from tfcluster.agent.usage import interval_s
+from tfcluster.agent.loop import Loop
+from tfcluster.agent.task import Task
+from tfcluster.agent.usage import UsageReports, interval_s
 
 MIB = 1 << 20
 BUSY = """
@@ -55,6 +59,17 @@ def test_a_task_that_ends_at_once_has_a_usage(agent: Agent) -> None:
     exited = agent.wait("exited", task="worker:0")
     assert exited["max_rss_bytes"] > 60 * MIB
     assert exited["cpu_s"] >= 0.3
+
+
+def test_nothing_is_reported_of_a_task_that_has_ended_already() -> None:
+    sent: list[object] = []
+    with subprocess.Popen(["true"]) as ended:
+        os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)  # a zombie from now on
+        asked = SimpleNamespace(env={})
+        task = cast("Task", SimpleNamespace(process_id=ended.pid, request=asked))
+        loop = Loop()
+        UsageReports(loop, lambda: [task], lambda *said: sent.append(said), {})._look()
+    assert sent == []
 
 
 def test_usage_in_proc_is_parsed() -> None:

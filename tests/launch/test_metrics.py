@@ -30,7 +30,7 @@ def test_what_tasks_report_is_in_the_metrics(cluster: Cluster) -> None:
     sample = last["worker:1"]
     assert (sample.step, sample.steps_per_s, sample.wait_share) == (4, 20.5, 0.25)
     assert (sample.exchanged_bytes, sample.epoch) == (700, 1)
-    assert sample.metrics == {"loss": 0.5}
+    assert sample.metrics == {"loss": 0.25, "val_loss": None}
     (epoch,) = (each for each in found.epochs if each.task == "worker:1")
     assert (epoch.step, epoch.epoch) == (4, 1)
     assert epoch.metrics == {"loss": 0.25, "val_loss": None}

@@ -37,6 +37,8 @@ NEEDS = {
     },
     "nft": {"nft": "nftables"},
     "clock": {"faketime": "faketime"},
+    "browser": {"chromium": "chromium"},
+    "shells": {"zsh": "zsh", "fish": "fish"},
     "modules": {"/usr/share/modules/init/bash": "environment-modules"},
 }
 """For each group: packages, and a program or path that shows they are installed."""

@@ -62,7 +62,9 @@ class UsageReports:
             leader = task.process_id
             if leader is not None:
                 members = proc.family(table, [leader], [leader])
-                self._send(task, self._keys(task, members))
+                keys = self._keys(task, members)
+                if keys["rss_bytes"]:  # else all have ended, and wait to be reaped
+                    self._send(task, keys)
         self._looks += 1
         cost_s = self._loop.now() - began
         self._due = True

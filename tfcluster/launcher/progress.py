@@ -90,6 +90,17 @@ class Progress:
             entry.reports = True
         entry.latest = latest
 
+    def epoch(
+        self, task: TaskId, epoch: int, found: Mapping[str, float | None]
+    ) -> None:
+        """Note the metrics at the end of an epoch, which are those of all ranks' rows.
+
+        Those of the steps are of the rank's own rows.
+        """
+        entry = self._tasks.get(task)
+        if entry is not None and entry.latest.get("epoch") == epoch and found:
+            entry.latest = {**entry.latest, "metrics": dict(found)}
+
     def last_step(self, task: TaskId) -> int | None:
         """The number of steps that a task has reported."""
         entry = self._tasks.get(task)

@@ -200,6 +200,7 @@ class TaskFrames:
                 step = self.progress.last_step(task)
                 keys = {"attempt": attempt, "step": step, "epoch": epoch}
                 self._journal.metrics(EPOCH, str(task), **keys, metrics=said)
+                self.progress.epoch(task, epoch, said)
             case "exchanges":
                 totals = [asdict(each) for each in exchange_totals(event)][
                     :_MOST_TOTALS
