@@ -83,6 +83,23 @@ def _problem(call: list[str]) -> str | None:
     return None
 
 
+def test_the_tests_of_threats_exist() -> None:
+    table = (
+        (ROOT / "SECURITY.md").read_text(encoding="utf-8").partition("| threat |")[2]
+    )
+    rows = [line for line in table.splitlines() if line.startswith("| ")][1:]
+    assert len(rows) > 20
+    for row in rows:
+        *_, answers, _ = row.split("|")
+        file = ""
+        named = re.findall(r"`(?:(tests/[\w/]+\.py)::)?(test_\w+)`", answers)
+        assert named, row
+        for given, name in named:
+            file = given or file
+            text = (ROOT / file).read_text(encoding="utf-8")
+            assert f"def {name}(" in text, f"{file} has no {name}"
+
+
 @pytest.mark.parametrize("page", PAGES, ids=_named)
 def test_command_lines_exist(page: Path) -> None:
     problems = {

@@ -49,6 +49,25 @@ def test_the_first_process_gets_the_rank_and_the_next_one_after_it(
     assert not [frame for frame in agent.frames if frame["type"] == "event"]
 
 
+STRANGER = """
+import os, socket
+os.setuid(65534)
+line = socket.socket(socket.AF_UNIX)
+line.connect("\\0" + os.environ["TFCLUSTER_EVENTS_SOCKET"])
+try:
+    line.sendall(b'{"type": "claim", "command": "C"}\\n')
+    print("answer", line.recv(100))
+except OSError:
+    print("answer", b"")
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_another_user_cannot_claim_a_rank(agent: Agent) -> None:
+    agent.python("w:0", STRANGER)
+    assert agent.wait("exited", task="w:0")["tail"] == ["answer b''"]
+
+
 def test_what_has_exchanged_nothing_says_so(agent: Agent) -> None:
     agent.start("w:0", "true")
     assert agent.wait("exited", task="w:0")["exchanged"] is False

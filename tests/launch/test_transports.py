@@ -8,9 +8,11 @@ import pytest
 
 from tests.launch.cluster import Cluster
 from tests.launch.oracle import assert_nothing_left
+from tests.runtime.harness import told
 from tfcluster.isolated_import import PACKAGE_ROOT
 
 DIGITS = f"{PACKAGE_ROOT}/examples/digits.py"
+LISTENING = f"{PACKAGE_ROOT}/tests/runtime/programs/listening.py"
 
 
 def figures(cluster: Cluster, *options: str) -> list[str]:
@@ -30,3 +32,15 @@ def test_digits_over_tensorflow(cluster: Cluster) -> None:
     two = figures(cluster, "-n", "2", "--set", "runtime.transport=tensorflow")
     assert len(two) == 6
     assert two == figures(cluster, "-n", "1")
+
+
+@pytest.mark.slow
+@pytest.mark.tensorflow
+@pytest.mark.timeout(120)
+def test_ranks_on_one_host_listen_on_no_port(cluster: Cluster) -> None:
+    running = cluster.start("-n", "2", "--", "python", LISTENING)
+    assert running.end(timeout_s=100) == 0, running.err
+    for index in range(2):
+        found = told(running.text(f"worker:{index}"), "LISTENING")
+        assert found == [{"addresses": []}]
+    assert "may listen" not in running.err

@@ -11,6 +11,7 @@ import pytest
 
 from tests.backends.ssh.rig_launches import USER, RigCluster
 from tests.launch.oracle import assert_nothing_left
+from tests.runtime.harness import told
 from tests.testbed import Options, Testbed
 from tests.testbed.fixtures import Factory
 from tests.testbed.layout import REPOSITORY
@@ -60,6 +61,23 @@ def test_every_operation_on_ranks_of_several_hosts(
         failed = {name: text for name, text in found.items() if text != "ok"}
         assert not failed, f"worker:{index}: {failed}"
         assert len(found) > 20
+    assert_nothing_left(running)
+
+
+@pytest.mark.tensorflow
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("hosts", ["node1,node2"])
+def test_ranks_listen_on_no_port_once_they_train(
+    cluster: RigCluster, hosts: str
+) -> None:
+    where = ("-n", "2", "--hosts", hosts, "--set", "backend=ssh")
+    program = ("python", str(PROGRAMS / "listening.py"))
+    running = cluster.start(*where, *PATHS, "--", *program)
+    assert running.end(180) == 0, running.err
+    assert "may listen" not in running.err  # no TensorFlow server
+    for index in range(2):
+        found = told(running.text(f"worker:{index}"), "LISTENING")
+        assert found == [{"addresses": []}]
     assert_nothing_left(running)
 
 

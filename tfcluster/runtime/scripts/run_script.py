@@ -75,7 +75,7 @@ def run(program: Program) -> None:
         elif program.option == "-c":
             _put_first(import_folder(program))
             code = compile(program.target, "<string>", "exec", dont_inherit=True)
-            exec(code, main.__dict__)
+            exec(code, main.__dict__)  # noqa: S102 - the user's program
         else:
             _run_path(program, main)
     except SystemExit:
@@ -110,7 +110,7 @@ def _run_path(program: Program, main: ModuleType) -> None:
         )
         raise SystemExit(2) from None
     main.__dict__.update(__loader__=loader, __file__=path, __cached__=None)
-    exec(code, main.__dict__)
+    exec(code, main.__dict__)  # noqa: S102 - the user's program
 
 
 def _code(loader: SourceFileLoader | SourcelessFileLoader, path: str) -> CodeType:
