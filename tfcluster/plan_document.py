@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tfcluster.compose import TaskSpec, task_json
-from tfcluster.model import Allocation, Description, Secret
+from tfcluster.model import Allocation, Description, Requirements, Secret
 from tfcluster.task_id import TaskId
 from tfcluster.tfconfig import Cluster
 from tfcluster.vocabulary import FORMAT_VERSION
@@ -46,14 +46,24 @@ def plan_document(
         for host in allocation.hosts
     ]
     sync, setup = description.sync, description.setup
+    requirements = description.requirements
     return {
         "schema": FORMAT_VERSION,
         "name": description.name,
         "backend": description.backend,
         "sync": None if sync is None else sync.folder,
         "setup": None if setup is None else list(setup.lines),
+        "requirements": None if requirements is None else _environment(requirements),
         "hosts": hosts,
         "tasks": tasks,
+    }
+
+
+def _environment(requirements: Requirements) -> Json:
+    return {
+        "file": requirements.file,
+        "lines": [line for _, text in requirements.files for line in text.splitlines()],
+        "system_site_packages": requirements.system_site_packages,
     }
 
 

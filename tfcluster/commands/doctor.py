@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -34,9 +34,11 @@ from tfcluster.launcher.preparation import (
     prepare_frame,
     unprepared_cause,
 )
+from tfcluster.launcher.requirements_digest import requirements_digest
 from tfcluster.model import Description, Host
 from tfcluster.submit import scheduler_of
 from tfcluster.submit.scheduler import Scheduler
+from tfcluster.wire import Frame
 
 
 def doctor(
@@ -108,8 +110,6 @@ def _examine_here(
 def _requirements(prepared: Prepared, *, quick: bool) -> Requirements:
     description = prepared.description
     ports = description.ports
-    # A folder that is not copied yet does not exist on the hosts.
-    cwd = "/" if description.sync else str(description.workdir)
     return Requirements(
         python=description.python,
         workdir=None if description.sync else str(description.workdir),
@@ -117,12 +117,22 @@ def _requirements(prepared: Prepared, *, quick: bool) -> Requirements:
         imports=not quick,
         low=ports.low if ports else None,
         high=ports.high if ports else None,
-        prepare=prepare_frame(description, cwd=cwd, log="/dev/null")
-        if description.prepares_hosts
-        else None,
+        prepare=preparing(description),
+        say=lambda text: say(sanitise(text)),
         unprepared=partial(unprepared_cause, description),
         own_python=partial(changed_python, description),
     )
+
+
+def preparing(description: Description) -> Callable[[Host], Frame] | None:
+    """The request that prepares a host as a launch does; None: there is none."""
+    if not description.prepares_hosts:
+        return None
+    # A folder that is not copied yet does not exist on the hosts.
+    cwd = "/" if description.sync else str(description.workdir)
+    asked = description.requirements
+    digest = None if asked is None else requirements_digest(asked)
+    return partial(prepare_frame, description, cwd=cwd, log="/dev/null", digest=digest)
 
 
 def _answer(

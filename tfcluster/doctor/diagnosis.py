@@ -62,6 +62,9 @@ def _of_host(report: Report) -> Iterator[tuple[str, bool]]:
     facts = report.facts
     if _numbers(facts.get("python")) < OLDEST_PYTHON:
         yield f"Python {facts.get('python')} is older than 3.10", True
+    if facts.get("marked") is False:
+        text = "the command of 'python' removes variables from the environment"
+        yield f"{text} (leave out --cleanenv, --clearenv, env -i)", True
     tensorflow = _package(report, "tensorflow")
     if tensorflow is None:
         which = facts.get("executable") or "this Python"

@@ -1,0 +1,154 @@
+"""Reads requirements files so that they mean the same on hosts that lack them.
+
+Files that a requirements file names are included; paths in it that belong to the
+working directory are written relative to that of the host. Opens no file itself.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+WORKDIR = "${TFCLUSTER_WORKDIR}"
+"""Stands for the working directory on the host in the texts."""
+
+MAX_FILES = 50
+
+_OPTION = re.compile(
+    r"(?P<head>\s*(?P<option>-[rcfe]|--(?:requirement|constraint|find-links|editable))"
+    r"(?:\s+|\s*=\s*))(?P<value>[^\s#]+)(?P<rest>.*)"
+)
+_NESTED = ("-r", "--requirement", "-c", "--constraint")
+_LOCAL = re.compile(
+    r"(?P<head>\s*(?:[A-Za-z0-9][\w.\-]*(?:\[[^\]]*\])?\s*@\s*)?)"
+    r"(?P<value>(?:file://)?(?:\.{1,2}(?=[/\[\s;#]|$)|/)[^\s;#\[]*"
+    r"|(?![a-z+]+://)[^\s;#\[@=<>]+\.(?:whl|zip|tar\.gz|tar\.bz2))(?P<rest>.*)"
+)
+
+
+class RequirementsError(ValueError):
+    """A file that cannot be used."""
+
+
+@dataclass(slots=True)
+class Bundle:
+    """A requirements file, with everything that it refers to."""
+
+    files: list[tuple[str, str]] = field(default_factory=list)
+    """Names and texts; the first one is the file itself."""
+    local: list[Path] = field(default_factory=list)
+    """Packages and folders of packages to which it refers."""
+
+
+Read = Callable[[Path], str]
+
+
+def bundle(path: Path, workdir: Path, read: Read) -> Bundle:
+    """Read ``path`` and what it includes.
+
+    ``read`` returns a file's text. Raises RequirementsError, and what ``read`` raises.
+    """
+    return _Bundler(workdir, read).bundle(path)
+
+
+class _Bundler:
+    def __init__(self, workdir: Path, read: Read) -> None:
+        self._workdir = workdir
+        self._read = read
+        self._names: dict[Path, str] = {}
+        self._bundle = Bundle()
+
+    def bundle(self, path: Path) -> Bundle:
+        if path.name == "pyproject.toml":
+            text = dependencies(self._read(path))
+            self._bundle.files.append(("requirements.txt", text))
+        else:
+            self._include(path)
+        return self._bundle
+
+    def _include(self, path: Path) -> str:
+        """The name of the file in the bundle."""
+        if path in self._names:
+            return self._names[path]
+        number = len(self._names)
+        if number == MAX_FILES:
+            raise RequirementsError(f"more than {MAX_FILES} files include each other")
+        name = f"{number}-{path.name}" if number else path.name
+        self._names[path] = name
+        self._bundle.files.append((name, ""))
+        lines = self._read(path).splitlines()
+        text = "".join(f"{self._line(line, path.parent)}\n" for line in lines)
+        self._bundle.files[number] = (name, text)
+        return name
+
+    def _line(self, line: str, folder: Path) -> str:
+        option = _OPTION.fullmatch(line)
+        if option is not None:
+            value = option["value"]
+            if "://" in value or value.startswith("git+"):
+                return line
+            if option["option"] in _NESTED:
+                name = self._include(_absolute(value, folder))
+                return f"{option['head']}{name}{option['rest']}"
+            return f"{option['head']}{self._placed(value, folder)}{option['rest']}"
+        if line.lstrip().startswith(("-", "#")):
+            return line
+        local = _LOCAL.fullmatch(line)
+        if local is None:
+            return line
+        value = local["value"]
+        scheme = "file://" if value.startswith("file://") else ""
+        placed = self._placed(value.removeprefix(scheme), folder)
+        return f"{local['head']}{scheme}{placed}{local['rest']}"
+
+    def _placed(self, value: str, folder: Path) -> str:
+        """The path as the host finds it."""
+        bare, bracket, extras = value.partition("[")
+        path = _absolute(bare, folder)
+        self._bundle.local.append(path)
+        if path.is_relative_to(self._workdir):
+            below = path.relative_to(self._workdir).as_posix()
+            shown = WORKDIR if below == "." else f"{WORKDIR}/{below}"
+        else:
+            shown = str(path)
+        return f"{shown}{bracket}{extras}"
+
+
+def _absolute(text: str, folder: Path) -> Path:
+    parts: list[str] = []
+    for part in (folder / text).parts:
+        if part == "..":
+            parts = parts[:1] if len(parts) == 1 else parts[:-1]
+        else:
+            parts.append(part)
+    return Path(*parts)
+
+
+def dependencies(text: str) -> str:
+    """The dependencies of a pyproject.toml, one per line. Raises RequirementsError."""
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise RequirementsError(str(error)) from error
+    project: Any = document.get("project")
+    if not isinstance(project, dict):
+        raise RequirementsError("it has no [project] table")
+    if "dependencies" in (project.get("dynamic") or ()):
+        raise RequirementsError("its dependencies are dynamic: name a file with them")
+    return "".join(f"{line}\n" for line in _texts(project.get("dependencies") or ()))
+
+
+def _texts(values: Any) -> Iterator[str]:
+    for value in values:
+        if not isinstance(value, str):
+            raise RequirementsError("its dependencies are not a list of strings")
+        yield value

@@ -1,0 +1,32 @@
+"""Refuses commands for ``python`` that cannot work. Pure."""
+
+from __future__ import annotations
+
+import re
+from pathlib import PurePath
+
+from tfcluster.model import Interpreter
+
+_PYTHON = re.compile(r".*python[0-9.]*")
+_DAEMONS = ("docker", "podman", "nerdctl")
+_ELSEWHERE = ("ssh", "srun", "qrsh", "mpirun", "mpiexec")
+
+
+def wrapper_problem(words: Interpreter) -> tuple[str, str | None] | None:
+    """What is wrong with a command of several words, and a hint; None: nothing."""
+    program, interpreter = PurePath(words[0]).name, PurePath(words[-1]).name
+    if program in _DAEMONS:
+        return (
+            f"{program} starts Python below a process of its own, where tfcluster "
+            "can neither signal nor end it",
+            "use apptainer, enroot or bwrap",
+        )
+    if program in _ELSEWHERE:
+        message = f"{program} starts processes itself, which tfcluster does"
+        return message, "list hosts under 'hosts', or use 'backend'"
+    if not _PYTHON.fullmatch(interpreter):
+        message = f"the last word must be the interpreter, not {words[-1]!r}"
+        return message, 'like ["nice", "-n5", "python"]'
+    if any(word.startswith("~") for word in words):
+        return "'~' is not expanded in a command", "write ${HOME}"
+    return None
