@@ -212,6 +212,8 @@ class Requirements:
     """Names and texts of that file and those that it includes, as hosts get them."""
     local: tuple[Path, ...] = ()
     """Packages and folders of packages to which they refer, here."""
+    editable: tuple[Path, ...] = ()
+    """Packages that are imported from their own folders."""
     system_site_packages: bool = False
     """The packages of the interpreter below are visible, too."""
 

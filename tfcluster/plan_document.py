@@ -7,6 +7,7 @@ copied into each task's output without being parsed or built again.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,8 @@ from tfcluster.tfconfig import Cluster
 from tfcluster.vocabulary import FORMAT_VERSION
 
 Json = dict[str, Any]
+
+_CREDENTIALS = re.compile(r"://(?!git@)[^/@\s]+@")
 
 
 def plan_document(
@@ -53,16 +56,23 @@ def plan_document(
         "backend": description.backend,
         "sync": None if sync is None else sync.folder,
         "setup": None if setup is None else list(setup.lines),
-        "requirements": None if requirements is None else _environment(requirements),
+        "requirements": None
+        if requirements is None
+        else environment_json(requirements),
         "hosts": hosts,
         "tasks": tasks,
     }
 
 
-def _environment(requirements: Requirements) -> Json:
+def environment_json(requirements: Requirements) -> Json:
+    """What a plan shows of the packages, without passwords of indexes."""
     return {
         "file": requirements.file,
-        "lines": [line for _, text in requirements.files for line in text.splitlines()],
+        "lines": [
+            _CREDENTIALS.sub("://***@", line)
+            for _, text in requirements.files
+            for line in text.splitlines()
+        ],
         "system_site_packages": requirements.system_site_packages,
     }
 

@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -28,6 +29,10 @@ from tfcluster.agent.environments import (
 
 _WORKDIR = "${TFCLUSTER_WORKDIR}"
 _KEY_CHARS = 20
+_QUIET_S = 1.0
+"""Lines that a program prints sooner after another one are not told."""
+_USUAL = ("~/.local/bin", "~/.cargo/bin")
+"""Where uv's installers put it, which is often not on the PATH of an sshd."""
 # What an environment depends on, apart from the requirements. It refers to its base by
 # the path, which differs between a host and a container, or between two of them.
 _FACTS = """\
@@ -56,8 +61,11 @@ def main(argv: Sequence[str]) -> int:
         maker.answer(type="failed", cause=str(error))
         return 1
     except OSError as error:
-        where = f" {error.filename}" if error.filename else ""
-        cause = f"the environment could not be made:{where}: {error.strerror}"
+        where = error.filename or folder(os.environ)
+        cause = (
+            f"the environment cannot be made: {where}: {error.strerror} "
+            "(XDG_CACHE_HOME may name another folder for it)"
+        )
         maker.answer(type="failed", cause=cause)
         return 1
     return 0
@@ -72,6 +80,7 @@ class _Maker:
         self._system: bool = wanted["system_site_packages"]
         self._cwd: str = wanted["cwd"]
         self._answer = answer
+        self._locked = -1
 
     def answer(self, **frame: object) -> None:
         os.write(self._answer, json.dumps(frame).encode() + b"\n")
@@ -93,7 +102,11 @@ class _Maker:
             if not is_complete(home):
                 fcntl.flock(lock, fcntl.LOCK_UN)
                 self._lock(lock, fcntl.LOCK_EX, home)
+                # Programs inherit it: if this process is killed, they may still write.
+                self._locked = lock
                 self._make_locked(home, facts)
+                # Others may use it now, even if pip has left a process that lives on.
+                fcntl.flock(lock, fcntl.LOCK_SH)
             # Its age, for `tfcluster clean`, counts from the last use.
             os.utime(os.path.join(home, MARKER))
         finally:
@@ -104,6 +117,8 @@ class _Maker:
     def _key(self, facts: dict[str, Any]) -> str:
         base = [facts[key] for key in ("version", "machine", "libc", "path")]
         parts = [self._digest, base, self._python[:-1], self._system]
+        if any(_WORKDIR in text for _, text in self._files):
+            parts.append(self._cwd)  # an editable package stays there
         digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
         return digest[:_KEY_CHARS]
 
@@ -134,7 +149,7 @@ class _Maker:
     def _build(self, home: str, facts: dict[str, Any]) -> None:
         # uv sees neither a container's files nor the packages of the base.
         alone = len(self._python) == 1 and not self._system
-        uv = shutil.which("uv") if alone else None
+        uv = _find_uv() if alone else None
         python = os.path.join(home, "bin", "python")
         self._say(f"making the environment of {self._file} with {uv or 'venv and pip'}")
         if uv:
@@ -163,7 +178,7 @@ class _Maker:
     def _write_files(self, home: str) -> str:
         """Write the requirements files; returns the path of the main one."""
         where = os.path.join(home, "requirements")
-        os.mkdir(where)
+        os.mkdir(where, mode=0o700)  # addresses of indexes may have passwords
         for name, text in self._files:
             with open(os.path.join(where, name), "w") as stream:
                 stream.write(text.replace(_WORKDIR, self._cwd))
@@ -196,19 +211,28 @@ class _Maker:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 cwd=self._cwd,
+                pass_fds=(self._locked,),
             )
         except OSError as error:
             raise Failed(f"{argv[0]} cannot be started: {error.strerror}") from error
+        told_s = 0.0
         for line in process.stdout or ():
             sys.stdout.buffer.write(line)
             sys.stdout.flush()
-            if text := line.decode(errors="replace").strip():
+            text = line.decode(errors="replace").strip()
+            if text and time.monotonic() - told_s >= _QUIET_S:
+                told_s = time.monotonic()
                 self.answer(type="line", text=text[:200])
-        if process.wait() != 0:
-            raise Failed(
-                f"{self._file}: {_name(argv)} failed with exit status "
-                f"{process.returncode}"
-            )
+        if status := process.wait():
+            how = f"failed with exit status {status}"
+            if status < 0:
+                how = f"was killed by {signal.Signals(-status).name}"
+            raise Failed(f"{self._file}: {_name(argv)} {how}")
+
+
+def _find_uv() -> str | None:
+    usual = os.pathsep.join(map(os.path.expanduser, _USUAL))
+    return shutil.which("uv") or shutil.which("uv", path=usual)
 
 
 def _name(argv: Sequence[str]) -> str:

@@ -58,13 +58,15 @@ def try_lock(descriptor: int, kind: int) -> bool:
 
 
 def hold(home: str) -> int | None:
-    """Keep it from being removed while this process lives; None: impossible."""
-    try:
-        descriptor = open_lock(home)
-        fcntl.flock(descriptor, fcntl.LOCK_SH)
-    except OSError:
-        return None
-    return descriptor
+    """Keep it from being removed while this process lives; None: it is being removed.
+
+    Raises OSError.
+    """
+    descriptor = open_lock(home)
+    if try_lock(descriptor, fcntl.LOCK_SH) and is_complete(home):
+        return descriptor
+    os.close(descriptor)
+    return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,10 +144,20 @@ class Preparation:
         last = parse(lines[-1]) if lines else {"type": "", "cause": None}
         if last["type"] == "made":
             self._environment = str(last["python"])
-            self._held = hold(str(last["home"]))
+            self._hold(str(last["home"]))
         else:
             words = f"the maker of the environment ended early: {_words(status)}"
             self._failure = {"cause": last.get("cause") or words, "line": None}
+
+    def _hold(self, home: str) -> None:
+        try:
+            self._held = hold(home)
+        except OSError as error:
+            self._failure = {"cause": f"{home}: {error.strerror}", "line": None}
+            return
+        if self._held is None:
+            cause = f"{home} is being removed at this moment: launch again"
+            self._failure = {"cause": cause, "line": None}
 
     def _spawn(
         self,

@@ -63,7 +63,7 @@ def _refuse_files_to_copy(description: Description) -> None:
     requirements, workdir = description.requirements, description.workdir
     if requirements is None or description.sync is None:
         return
-    for local in requirements.local:
+    for local in (*requirements.local, *requirements.editable):
         if local.is_relative_to(workdir):
             message = (
                 f"{requirements.file} refers to {local}, which only a launch copies "

@@ -217,7 +217,9 @@ class _Describer:
         keys: Keys = ("requirements", "file")
         path, read = self._path(keys, given.file), partial(self._text_of, keys)
         try:
-            found = Bundle() if path is None else bundle(path, workdir, read)
+            found = Bundle()
+            if path is not None:
+                found = bundle(path, workdir, read, paths.exists)
         except RequirementsError as error:
             self._findings.error(keys, f"{given.file}: {error}")
             return None
@@ -225,6 +227,7 @@ class _Describer:
             file=given.file,
             files=tuple(found.files),
             local=tuple(dict.fromkeys(found.local)),
+            editable=tuple(dict.fromkeys(found.editable)),
             system_site_packages=given.system_site_packages,
         )
 

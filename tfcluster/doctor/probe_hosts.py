@@ -17,6 +17,7 @@ from tfcluster.doctor.probe import MARK
 from tfcluster.errors import ExitCode, TfclusterError
 from tfcluster.isolated_import import module_argv
 from tfcluster.launcher.agent_connection import (
+    HEARTBEAT_S,
     AgentConnection,
     Closed,
     Received,
@@ -122,6 +123,7 @@ class _Examination:
         self._connect_slots = threading.Semaphore(FAN_OUT)
         self._gone: set[str] = set()
         self._deadline = 0.0
+        self._pinged_s = time.monotonic()
 
     def run(self) -> dict[str, Report]:
         try:
@@ -183,14 +185,25 @@ class _Examination:
         """Handle the queue until every host is done or has an error."""
         self._deadline = time.monotonic() + patience_s
         while missing := [r for r in self._well() if not done(r)]:
+            self._ping()
             left_s = self._deadline - time.monotonic()
             try:
-                item = self._queue.get(timeout=max(0.0, left_s))
+                item = self._queue.get(timeout=min(max(0.0, left_s), HEARTBEAT_S))
             except Empty:
+                if time.monotonic() < self._deadline:
+                    continue
                 for report in missing:
                     report.error = f"{complaint} in {patience_s:g} s"
                 return
             self._take(item)
+
+    def _ping(self) -> None:
+        """Agents end if they hear nothing for too long."""
+        now = time.monotonic()
+        if now - self._pinged_s >= HEARTBEAT_S:
+            self._pinged_s = now
+            for contact in self._contacts.values():
+                contact.send({"type": "ping"})
 
     def _take(self, item: Post) -> None:
         if isinstance(item, Received):
