@@ -263,6 +263,13 @@ class Description:
         """Whether hosts have to do something before tasks can be started."""
         return self.setup is not None or self.requirements is not None
 
+    @property
+    def remedy(self) -> str:
+        """What to do if a package is missing on a host."""
+        if self.requirements is None:
+            return "install it there, or set 'python' to another interpreter"
+        return f"add it to {self.requirements.file}"
+
     def task_ids(self) -> tuple[TaskId, ...]:
         """Every task in listing order: ranks first, then ps, evaluator, data."""
         return tuple(

@@ -16,6 +16,7 @@ from tfcluster.model import Allocation, Description, Requirements, Secret
 from tfcluster.task_id import TaskId
 from tfcluster.tfconfig import Cluster
 from tfcluster.vocabulary import FORMAT_VERSION
+from tfcluster.wire import WORKDIR
 
 Json = dict[str, Any]
 
@@ -69,7 +70,7 @@ def environment_json(requirements: Requirements) -> Json:
     return {
         "file": requirements.file,
         "lines": [
-            _CREDENTIALS.sub("://***@", line)
+            _CREDENTIALS.sub("://***@", line.replace(WORKDIR, "."))
             for _, text in requirements.files
             for line in text.splitlines()
         ],

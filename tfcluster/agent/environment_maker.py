@@ -11,6 +11,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -26,9 +27,11 @@ from tfcluster.agent.environments import (
     open_lock,
     try_lock,
 )
+from tfcluster.wire import WORKDIR
 
-_WORKDIR = "${TFCLUSTER_WORKDIR}"
 _KEY_CHARS = 20
+_PIP = (22, 3)
+"""The first one that has the option --python."""
 _QUIET_S = 1.0
 """Lines that a program prints sooner after another one are not told."""
 _USUAL = ("~/.local/bin", "~/.cargo/bin")
@@ -37,10 +40,14 @@ _USUAL = ("~/.local/bin", "~/.cargo/bin")
 # the path, which differs between a host and a container, or between two of them.
 _FACTS = """\
 import json, os, platform, site, sys
+try:
+    from pip import __version__ as pip
+except ImportError:
+    pip = None
 print(json.dumps({
     "version": sys.version, "machine": platform.machine(),
     "libc": platform.libc_ver(), "path": os.path.realpath(sys.executable),
-    "executable": sys.executable,
+    "executable": sys.executable, "pip": pip,
     "inside": sys.prefix != sys.base_prefix, "packages": site.getsitepackages()}))
 """
 _PURELIB = "import sysconfig; print(sysconfig.get_paths()['purelib'])"
@@ -117,7 +124,7 @@ class _Maker:
     def _key(self, facts: dict[str, Any]) -> str:
         base = [facts[key] for key in ("version", "machine", "libc", "path")]
         parts = [self._digest, base, self._python[:-1], self._system]
-        if any(_WORKDIR in text for _, text in self._files):
+        if any(WORKDIR in text for _, text in self._files):
             parts.append(self._cwd)  # an editable package stays there
         digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
         return digest[:_KEY_CHARS]
@@ -157,13 +164,19 @@ class _Maker:
             self._run([uv, "venv", "--quiet", "--no-project", "--python", base, home])
             install = [uv, "pip", "install", "--python", python]
         else:
-            system = ["--system-site-packages"] if self._system else []
-            self._run([*self._python, "-m", "venv", *system, home])
+            # To install pip into each environment takes seconds, and Debian's Python
+            # needs a package for it.
+            lent = _is_newer(facts["pip"])
+            options = ["--without-pip"] if lent else []
+            options += ["--system-site-packages"] if self._system else []
+            self._run([*self._python, "-m", "venv", *options, home])
             inside = [*self._python[:-1], python]
             if self._system and facts["inside"]:
                 self._add_packages(inside, facts["packages"])
-            install = [*inside, "-m", "pip", "install", "--no-input"]
-            install.append("--disable-pip-version-check")
+            pip = [*inside, "-m", "pip"]
+            if lent:
+                pip = [*self._python, "-I", "-m", "pip", "--python", python]
+            install = [*pip, "--no-input", "--disable-pip-version-check", "install"]
         self._run([*install, "-r", self._write_files(home)])
         self._run([*self._python[:-1], python, "-c", "pass"])
 
@@ -181,7 +194,7 @@ class _Maker:
         os.mkdir(where, mode=0o700)  # addresses of indexes may have passwords
         for name, text in self._files:
             with open(os.path.join(where, name), "w") as stream:
-                stream.write(text.replace(_WORKDIR, self._cwd))
+                stream.write(text.replace(WORKDIR, self._cwd))
         return os.path.join(where, self._files[0][0])
 
     def _facts(self) -> dict[str, Any]:
@@ -228,6 +241,12 @@ class _Maker:
             if status < 0:
                 how = f"was killed by {signal.Signals(-status).name}"
             raise Failed(f"{self._file}: {_name(argv)} {how}")
+
+
+def _is_newer(pip: str | None) -> bool:
+    """Whether this pip can install into another interpreter's environment."""
+    numbers = re.match(r"(\d+)\.(\d+)", pip or "")
+    return numbers is not None and tuple(map(int, numbers.groups())) >= _PIP
 
 
 def _find_uv() -> str | None:

@@ -66,7 +66,7 @@ def doctor(
     requirements = _requirements(prepared, quick=quick)
     starter = backend.starter(description, environ)
     reports = examine(prepared.allocation.hosts, starter, requirements)
-    found = findings(reports, _wanted_gpus(prepared))
+    found = findings(reports, _wanted_gpus(prepared), prepared.description.remedy)
     return _answer(reports, found, environ, display, as_json=as_json)
 
 
@@ -92,7 +92,7 @@ def _examine_here(
         finding
         if finding.text.startswith("there is no ")
         else replace(finding, error=False)
-        for finding in findings(reports, {})
+        for finding in findings(reports, {}, description.remedy)
     ]
     program = scheduler.submit_argv(Path("job.sh"))[0]
     if shutil.which(program, path=environ.get("PATH")) is None:

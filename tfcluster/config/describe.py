@@ -24,7 +24,7 @@ from tfcluster.config.rules import groups, strategy
 from tfcluster.config.source import read_file
 from tfcluster.config.tree import Path as Keys
 from tfcluster.config.tree import Scalar, find, origins
-from tfcluster.config.wrappers import wrapper_problem
+from tfcluster.config.wrappers import name_problem, wrapper_problem
 from tfcluster.errors import ConfigError
 from tfcluster.file_patterns import pattern_problem
 
@@ -178,6 +178,9 @@ class _Describer:
         the last one may be a path in a container.
         """
         if given is None:
+            return None
+        if len(given) == 1 and (problem := name_problem(given[0])):
+            self._findings.error(keys, *problem)
             return None
         if len(given) == 1 and ("/" in given[0] or given[0].startswith("~")):
             path = self._path(keys, given[0])

@@ -303,9 +303,13 @@ Line = Annotated[str, AfterValidator(_one_line), Field(min_length=1)]
 
 def _interpreter(value: object) -> tuple[str, ...]:
     words: list[Any] = value if isinstance(value, list) else [value]
-    if not words or not all(isinstance(word, str) and word for word in words):
-        hint = 'like ["apptainer", "exec", "tf.sif", "python"]'
+    hint = 'like ["apptainer", "exec", "tf.sif", "python"]'
+    if not isinstance(value, str | list):
         raise unfit("a path, a name, or a command as a list of words", hint)
+    if not words:
+        raise refused("must not be an empty list", hint)
+    if not all(isinstance(word, str) and word for word in words):
+        raise refused("must be words, none of them empty: quote what is no text", hint)
     return tuple(_one_line(word) for word in words)
 
 

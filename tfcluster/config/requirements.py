@@ -16,13 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tfcluster.wire import WORKDIR
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
-
-WORKDIR = "${TFCLUSTER_WORKDIR}"
-"""Stands for the working directory on the host in the texts."""
 
 MAX_FILES = 50
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import PurePath
 
@@ -12,9 +13,20 @@ _DAEMONS = ("docker", "podman", "nerdctl")
 _ELSEWHERE = ("ssh", "srun", "qrsh", "mpirun", "mpiexec")
 
 
+def name_problem(name: str) -> tuple[str, str | None] | None:
+    """As ``wrapper_problem``, for text without a list."""
+    words = name.split()
+    if len(words) < 2 or "/" in words[-1] or not _PYTHON.fullmatch(words[-1]):
+        return None
+    return "a command must be a list of words", f"write {json.dumps(words)}"
+
+
 def wrapper_problem(words: Interpreter) -> tuple[str, str | None] | None:
     """What is wrong with a command of several words, and a hint; None: nothing."""
     program, interpreter = PurePath(words[0]).name, PurePath(words[-1]).name
+    if " " in program:
+        text = json.dumps([*words[0].split(), *words[1:]])
+        return f"{words[0]!r} is several words", f"write {text}"
     if program in _DAEMONS:
         return (
             f"{program} starts Python below a process of its own, where tfcluster "

@@ -37,6 +37,7 @@ from tfcluster.launcher.host_stages import (
     AGENT,
     CONNECT,
     COPY,
+    ENVIRONMENT,
     IMPORT,
     PREPARE,
     RESOLVE,
@@ -78,6 +79,8 @@ class _HostSide:
     """Identifies the machine, see ``_machine``; empty: unknown."""
     ports: list[int] | None = None
     preparing: bool = False
+    making: bool = False
+    """It makes its environment, which it did not find."""
     warm: set[str] = field(default_factory=set)
     """Keys of its warm interpreters, including those that are starting."""
     warming: set[str] = field(default_factory=set)
@@ -371,6 +374,9 @@ class Hosts:
                 self.files.synced(host, frame)
                 self._prepare(side)
             case "making":
+                if frame.get("text") and not side.making:
+                    side.making = True
+                    self._note(host, ENVIRONMENT, None)
                 return []
             case "prepared":
                 self._prepared(side, frame)
@@ -445,8 +451,8 @@ class Hosts:
         which = next((f"{shlex.join(python)} " for python in pythons if python), "")
         what = "has" if frame.get("unfit") is True else "cannot import TensorFlow:"
         cause = (
-            f"{which or 'Python '}{what} {frame.get('cause')} (install it there, or "
-            "set 'python' to another interpreter)"
+            f"{which or 'Python '}{what} {frame.get('cause')} "
+            f"({self._job.description.remedy})"
         )
         if frame.get("wrapper") == UNUSABLE and tail:
             cause, tail = tail[-1].removeprefix("tfcluster: "), ()
