@@ -30,8 +30,13 @@ def test_one_word_is_no_command(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("python", "words"),
     [
-        ("[]", "'python' must be a path, a name, or a command as a list of words"),
-        ("[nice, [python]]", "'python' must be a path, a name, or a command"),
+        ("{a: b}", "'python' must be a path, a name, or a command as a list of words"),
+        ("[]", "a command must not be an empty list"),
+        ("[nice, [python]]", "a command must be a list of words: text, and not empty"),
+        ("[nice, '', python]", "a command must be a list of words: text"),
+        ("[false, python]", "a command must be a list of words: text"),
+        ("nice -n5 python", 'a command must be a list of words (write ["nice", "-n5'),
+        ("[nice -n5, python]", '\'nice -n5\' is several words (write ["nice", "-n5'),
         ("[docker, run, tf, python]", "docker starts Python below a process of its"),
         ("[/usr/bin/srun, python]", "srun starts processes itself, which tfcluster"),
         ("[conda, run, -n, tf]", "the last word must be the interpreter, not 'tf'"),

@@ -18,6 +18,8 @@ from tests.launch.machine import eventually
 from tests.launch.oracle import assert_nothing_left
 from tests.launch.uv import installed_uv
 
+# Without a pip that it can lend, an environment gets its own, which takes long.
+PATIENCE_S = 2 * DEADLINE_S
 SHOW = "import demo, sys; print('demo', demo.VALUE, sys.prefix, flush=True)"
 CONFIG = """\
 command: python -c "{code}"
@@ -205,10 +207,10 @@ def test_packages_of_the_interpreter_below(cluster: Cluster, home: Path) -> None
     asked = "{file: requirements.txt, system_site_packages: true}"
     python = str(below / "bin" / "python")
     running = started(cluster, code, python=python, requirements=asked)
-    assert running.end() == 0, running.err
+    assert running.end(PATIENCE_S) == 0, running.err
     assert running.text("worker:0") == "1 5\n"
     alone = started(cluster, code, python=python)
-    assert alone.end() == 1
+    assert alone.end(PATIENCE_S) == 1
     assert "No module named 'shown'" in alone.text("worker:0")
 
 

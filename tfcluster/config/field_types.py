@@ -307,9 +307,10 @@ def _interpreter(value: object) -> tuple[str, ...]:
     if not isinstance(value, str | list):
         raise unfit("a path, a name, or a command as a list of words", hint)
     if not words:
-        raise refused("must not be an empty list", hint)
+        raise refused("a command must not be an empty list", hint)
     if not all(isinstance(word, str) and word for word in words):
-        raise refused("must be words, none of them empty: quote what is no text", hint)
+        message = "a command must be a list of words: text, and not empty"
+        raise refused(message, hint)
     return tuple(_one_line(word) for word in words)
 
 
