@@ -121,6 +121,7 @@ def test_a_wrong_command_line_is_found() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=_named)
 def test_yaml_loads(page: Path, tmp_path: Path) -> None:
+    (tmp_path / "requirements.txt").write_text("tensorflow\n")
     for text, _ in blocks(page, "yaml"):
         whole = text
         if not re.search("^command:", text, re.MULTILINE) and "command:" not in text:

@@ -6,7 +6,7 @@ import pytest
 
 from tfcluster.program import Program, parse
 
-PY = "/opt/venv/bin/python"
+PY = ("/opt/venv/bin/python",)
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_python_commands(
 ) -> None:
     words = command.split()
     parsed = parse(words, PY)
-    assert parsed.argv == (PY, *words[1:])
+    assert parsed.argv == (*PY, *words[1:])
     assert parsed.python == PY
     assert parsed.program == (program or ())
     assert parsed.options == (options or ())
@@ -49,12 +49,12 @@ def test_python_commands(
 
 def test_python3_is_the_same_word_as_python() -> None:
     assert parse(["python3", "-u", "a.py"], PY) == parse(["python", "-u", "a.py"], PY)
-    assert parse(["python3", "a.py"], PY).argv == (PY, "a.py")
+    assert parse(["python3", "a.py"], PY).argv == (*PY, "a.py")
 
 
 def test_only_the_plain_word_means_the_configured_interpreter() -> None:
-    assert parse(["python3.11", "a.py"], PY).python == "python3.11"
-    assert parse(["/usr/bin/python", "a.py"], PY).python == "/usr/bin/python"
+    assert parse(["python3.11", "a.py"], PY).python == ("python3.11",)
+    assert parse(["/usr/bin/python", "a.py"], PY).python == ("/usr/bin/python",)
 
 
 def test_other_commands_stay_as_they_are() -> None:

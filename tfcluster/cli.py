@@ -561,8 +561,14 @@ def list_runs(limit: int, as_json: bool) -> int:
     metavar="AGE",
     help="Remove what ended longer ago than this: 12h, 7d, 0s.",
 )
+@click.option(
+    "--environments",
+    is_flag=True,
+    help="Also remove this machine's environments of requirements files that were "
+    "not used for so long.",
+)
 @click.option("--dry-run", is_flag=True, help="Show what would be removed.")
-def clean(older_than: str, dry_run: bool) -> int:
+def clean(older_than: str, environments: bool, dry_run: bool) -> int:
     """Remove the records and logs of old runs, and old crash files.
 
     Prints what is removed. A run that is not over is never removed, nor one whose job
@@ -571,10 +577,13 @@ def clean(older_than: str, dry_run: bool) -> int:
     \b
     tfcluster clean
     tfcluster clean --older-than 30d --dry-run
+    tfcluster clean --environments
     """
     from tfcluster.commands import clean
 
-    return clean.clean(older_than, os.environ, dry_run=dry_run)
+    return clean.clean(
+        older_than, os.environ, environments=environments, dry_run=dry_run
+    )
 
 
 @cli.command()
@@ -612,6 +621,24 @@ def doctor(
         quick=quick,
         passed=passed,
     )
+
+
+@cli.command()
+@click.argument("config", metavar="CONFIG.yaml")
+@_SET
+@_PASS
+def setup(config: str, overrides: tuple[str, ...], passed: tuple[str, ...]) -> int:
+    """Run the setup lines and make the environment on all hosts, and start nothing.
+
+    A launch does that, too. Prints the interpreter that tasks have on each host. Exits
+    with 3 if a host cannot be reached, and with 4 if it cannot be set up.
+
+    \b
+    tfcluster setup cluster.yaml
+    """
+    from tfcluster.commands import setup
+
+    return setup.setup(config, overrides, os.environ, passed=passed)
 
 
 @cli.command(cls=_Launch)

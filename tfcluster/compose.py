@@ -14,7 +14,7 @@ from typing import Any
 
 from tfcluster import program
 from tfcluster.isolated_import import PACKAGE_ROOT, module_argv
-from tfcluster.model import Description, Runtime, Strategy
+from tfcluster.model import Description, Interpreter, Runtime, Strategy
 from tfcluster.placement import Place
 from tfcluster.program import Program
 from tfcluster.task_id import TaskId
@@ -23,6 +23,8 @@ from tfcluster.vocabulary import BUILT_IN_SERVERS, RANKED_TYPES
 
 BOOTSTRAP = "tfcluster.runtime.task.bootstrap"
 WARM = "tfcluster.runtime.warm.preloader"
+BELOW = "below-wrapper"
+"""Tells the bootstrap that a wrapper may have changed the environment."""
 
 UNKNOWN_PORT = "auto"
 """Stands for the port in a plan's addresses: agents choose ports when they start."""
@@ -46,7 +48,8 @@ class TaskSpec:
     """Arguments of the bootstrap; if empty, ``argv`` is executed as it is."""
     warm: str | None
     """Key of the warm interpreter that forks the task; None: it is executed."""
-    python: str | None
+    python: Interpreter
+    """Empty: the command is not known to be Python."""
     options: tuple[str, ...]
     cwd: str
     server: bool
@@ -87,17 +90,19 @@ class TaskSpec:
         found = {**_local_ranks_env(place), **_gpus_env(place)}
         return replace(self, place=place, own_env={**self.own_env, **found})
 
-    def under(self, python: str) -> TaskSpec:
+    def under(self, python: Interpreter) -> TaskSpec:
         """The same task under another interpreter."""
-        return replace(self, argv=(python, *self.argv[1:]), python=python)
+        rest = self.argv[len(self.python) :]
+        return replace(self, argv=(*python, *rest), python=python)
 
     def cold_argv(self, root: str = PACKAGE_ROOT) -> tuple[str, ...]:
         """The argv that starts it without a warm interpreter."""
         plain = self.strategy is Strategy.NONE and not self.server
-        if plain or not self.arguments or self.python is None:
+        if plain or not self.arguments or not self.python:
             return self.argv
+        words = self.arguments if len(self.python) == 1 else (BELOW, *self.arguments)
         return module_argv(
-            self.python, BOOTSTRAP, *self.arguments, options=self.options, root=root
+            self.python, BOOTSTRAP, *words, options=self.options, root=root
         )
 
 
@@ -106,7 +111,7 @@ class WarmSpec:
     """One warm interpreter of a host."""
 
     key: str
-    python: str
+    python: Interpreter
     env: Mapping[str, str]
     cwd: str
 
@@ -142,7 +147,7 @@ class _Group:
     """Everything that the tasks of one type share."""
 
     program: Program
-    python: str
+    python: Interpreter
     """The interpreter that a leading ``python`` of a command stands for."""
     server: bool
     warm: str | None
@@ -159,7 +164,7 @@ class _Group:
         server = group.server or kind in BUILT_IN_SERVERS
         if server:
             parsed = Program(
-                argv=(python, "-m", BOOTSTRAP, "server"),
+                argv=(*python, "-m", BOOTSTRAP, "server"),
                 python=python,
                 program=("server",),
             )
@@ -211,10 +216,10 @@ class _Group:
             # Hosts may keep their interpreters in different places.
             parsed = replace(
                 parsed,
-                argv=(place.host.python, *parsed.argv[1:]),
+                argv=(*place.host.python, *parsed.argv[len(parsed.python) :]),
                 python=place.host.python,
             )
-            warm = None if warm is None else f"{place.host.python} {warm}"
+            warm = None if warm is None else f"{json.dumps(place.host.python)} {warm}"
         if filters:
             own["TFCLUSTER_DEVICE_FILTERS"] = json.dumps(filters)
         return TaskSpec(
@@ -271,7 +276,7 @@ def warm_specs(specs: Iterable[TaskSpec]) -> tuple[WarmSpec, ...]:
     """The warm interpreters that fork these tasks, which are those of one host."""
     found: dict[str, WarmSpec] = {}
     for spec in specs:
-        if spec.warm is not None and spec.python is not None:
+        if spec.warm is not None and spec.python:
             found.setdefault(
                 spec.warm,
                 WarmSpec(

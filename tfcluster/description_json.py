@@ -38,6 +38,8 @@ def from_plain(kind: Any, value: Any) -> Any:
         (kind,) = (one for one in arguments if one is not type(None))
         return from_plain(kind, value)
     if origin is tuple:
+        # An older version knew only one word where there is a list now.
+        value = [value] if isinstance(value, str) else value
         _require(list, value)
         return tuple(from_plain(arguments[0], item) for item in value)
     if origin is not None:  # a mapping

@@ -18,7 +18,7 @@ Python below a task's command imports the hook at its start."""
 
 # `-c` puts '' on sys.path, the working directory; it is removed first, so that nothing
 # is imported from there by accident.
-_LOAD = """\
+_SOURCE = """\
 import sys
 sys.path[:] = [p for p in sys.path if p]
 import importlib, importlib.util
@@ -29,17 +29,26 @@ spec = importlib.util.spec_from_file_location(
     submodule_search_locations=[root + "/tfcluster"])
 package = importlib.util.module_from_spec(spec)
 sys.modules["tfcluster"] = package
-spec.loader.exec_module(package)
+try:
+    spec.loader.exec_module(package)
+except FileNotFoundError:
+    sys.exit("tfcluster: " + root + " is not visible here: if Python runs in a "
+             "container, bind this folder into it")
 sys.exit(importlib.import_module(module).main(sys.argv[1:]))
 """
+# One line, because some wrappers of interpreters pass on no argument with a newline.
+_LOAD = f"exec({_SOURCE!r})"
 
 
 def module_argv(
-    python: str,
+    python: tuple[str, ...],
     module: str,
     *args: str,
     options: Sequence[str] = (),
     root: str = PACKAGE_ROOT,
 ) -> tuple[str, ...]:
-    """The argv that runs ``module.main(args)`` of this package under ``python``."""
-    return (python, *options, "-c", _LOAD, root, module, *args)
+    """The argv that runs ``module.main(args)`` of this package under ``python``.
+
+    ``python`` is a command whose last word is the interpreter.
+    """
+    return (*python, *options, "-c", _LOAD, root, module, *args)

@@ -13,6 +13,9 @@ from pathlib import Path
 from tfcluster.task_id import TaskId
 from tfcluster.vocabulary import TASK_TYPES
 
+Interpreter = tuple[str, ...]
+"""How Python is started: a path or a name, or a command whose last word is one."""
+
 
 class Strategy(str, Enum):
     """How the training tasks work together."""
@@ -103,7 +106,7 @@ class HostEntry:
     address: str | None = None
     user: str | None = None
     port: int | None = None
-    python: str | None = None
+    python: Interpreter | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,6 +203,22 @@ class Setup:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Requirements:
+    """The packages of an environment that is made on hosts that lack it."""
+
+    file: str
+    """The name in the configuration."""
+    files: tuple[tuple[str, str], ...]
+    """Names and texts of that file and those that it includes, as hosts get them."""
+    local: tuple[Path, ...] = ()
+    """Packages and folders of packages to which they refer, here."""
+    editable: tuple[Path, ...] = ()
+    """Packages that are imported from their own folders."""
+    system_site_packages: bool = False
+    """The packages of the interpreter below are visible, too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Description:
     """A checked cluster.yaml, with every default filled in and every path absolute."""
 
@@ -210,7 +229,7 @@ class Description:
     backend: str
     command: tuple[str, ...]
     workdir: Path
-    python: str
+    python: Interpreter
     """The interpreter on the hosts that a command's leading ``python`` stands for."""
     env: Mapping[str, str]
     secrets: Mapping[str, Secret]
@@ -233,6 +252,7 @@ class Description:
     on_end: tuple[str, ...] = ()
     """The command that gets the outcome when the run is over; empty: none."""
     setup: Setup | None = None
+    requirements: Requirements | None = None
     source: str = "<command line>"
     """The name of the configuration in messages."""
     origins: Mapping[str, str] = field(default_factory=dict)
@@ -241,7 +261,14 @@ class Description:
     @property
     def prepares_hosts(self) -> bool:
         """Whether hosts have to do something before tasks can be started."""
-        return self.setup is not None
+        return self.setup is not None or self.requirements is not None
+
+    @property
+    def remedy(self) -> str:
+        """What to do if a package is missing on a host."""
+        if self.requirements is None:
+            return "install it there, or set 'python' to another interpreter"
+        return f"add it to {self.requirements.file}"
 
     def task_ids(self) -> tuple[TaskId, ...]:
         """Every task in listing order: ranks first, then ps, evaluator, data."""
@@ -264,7 +291,7 @@ class Host:
     """How many tasks it takes; None: any number."""
     gpus: tuple[str, ...] | None = None
     """Device names for CUDA_VISIBLE_DEVICES; None: unknown, do not set it."""
-    python: str | None = None
+    python: Interpreter | None = None
     """The host's own interpreter; None: that of the Description."""
 
     @property

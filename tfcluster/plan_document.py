@@ -7,16 +7,20 @@ copied into each task's output without being parsed or built again.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tfcluster.compose import TaskSpec, task_json
-from tfcluster.model import Allocation, Description, Secret
+from tfcluster.model import Allocation, Description, Requirements, Secret
 from tfcluster.task_id import TaskId
 from tfcluster.tfconfig import Cluster
 from tfcluster.vocabulary import FORMAT_VERSION
+from tfcluster.wire import WORKDIR
 
 Json = dict[str, Any]
+
+_CREDENTIALS = re.compile(r"://(?!git@)[^/@\s]+@")
 
 
 def plan_document(
@@ -46,14 +50,31 @@ def plan_document(
         for host in allocation.hosts
     ]
     sync, setup = description.sync, description.setup
+    requirements = description.requirements
     return {
         "schema": FORMAT_VERSION,
         "name": description.name,
         "backend": description.backend,
         "sync": None if sync is None else sync.folder,
         "setup": None if setup is None else list(setup.lines),
+        "requirements": None
+        if requirements is None
+        else environment_json(requirements),
         "hosts": hosts,
         "tasks": tasks,
+    }
+
+
+def environment_json(requirements: Requirements) -> Json:
+    """What a plan shows of the packages, without passwords of indexes."""
+    return {
+        "file": requirements.file,
+        "lines": [
+            _CREDENTIALS.sub("://***@", line.replace(WORKDIR, "."))
+            for _, text in requirements.files
+            for line in text.splitlines()
+        ],
+        "system_site_packages": requirements.system_site_packages,
     }
 
 

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
+from tfcluster.model import Interpreter
+
 _PYTHON = re.compile(r"python(\d(\.\d+)?)?")
 # python(1): flags may be joined (-uB); the last letter of a word may take a value,
 # which is the rest of that word or the next word.
@@ -27,7 +29,8 @@ class Program:
     """
 
     argv: tuple[str, ...]
-    python: str | None = None
+    python: Interpreter = ()
+    """Empty: the command is not known to be Python."""
     options: tuple[str, ...] = ()
     program: tuple[str, ...] = ()
 
@@ -42,13 +45,13 @@ class Program:
         return self.injectable and set(self.options) <= {"-u"}
 
 
-def parse(command: Sequence[str], python: str) -> Program:
+def parse(command: Sequence[str], python: Interpreter) -> Program:
     """Parse a command; the argument replaces a leading ``python`` or ``python3``."""
     head, rest = command[0], list(command[1:])
     if not _PYTHON.fullmatch(PurePath(head).name):
         return Program(argv=tuple(command))
-    interpreter = python if head in ("python", "python3") else head
-    opaque = Program(argv=(interpreter, *rest), python=interpreter)
+    interpreter = python if head in ("python", "python3") else (head,)
+    opaque = Program(argv=(*interpreter, *rest), python=interpreter)
     options: list[str] = []
     while rest and rest[0].startswith("-") and rest[0] not in ("-", "-m", "-c"):
         option = _OPTION.fullmatch(rest.pop(0))

@@ -20,6 +20,14 @@ MAX_DEPTH = 100
 """Deeper values could be parsed, but neither printed nor encoded again."""
 _MAX_DIGITS = 100
 """A float can hold any number of so many digits, at least nearly."""
+UNFORKABLE, UNUSABLE = "unforkable", "unusable"
+BLAMES_WRAPPER = {78: UNFORKABLE, 79: UNUSABLE}
+"""Exit codes of a warm interpreter that cannot work as its wrapper has started it:
+tasks cannot be forked from it, or cannot be run at all."""
+
+WORKDIR = "${TFCLUSTER_WORKDIR}"
+"""Stands for the host's working directory in the texts of requirements."""
+
 PROTOCOL = 1
 
 Frame = dict[str, "Any"]

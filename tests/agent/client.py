@@ -41,7 +41,7 @@ class Agent:
         self.frames: list[Frame] = []
         self._decoder = Decoder()
         self.ended = False
-        argv = module_argv(PYTHON, "tfcluster.agent", options=("-I", "-S"))
+        argv = module_argv((PYTHON,), "tfcluster.agent", options=("-I", "-S"))
         self.process = subprocess.Popen(
             [*prefix, *argv],
             stdin=subprocess.PIPE,

@@ -36,7 +36,7 @@ OPEN = {
 def ship(home: Path, data: bytes) -> subprocess.CompletedProcess[bytes]:
     frames = encode(OPEN) + encode({"type": "close", "grace_s": 0})
     return subprocess.run(
-        agent_argv(sys.executable),
+        agent_argv((sys.executable,)),
         input=data + frames,
         env={"HOME": str(home)},
         cwd="/",
@@ -125,7 +125,7 @@ def test_a_channel_that_ends_early_ends_the_program(
 ) -> None:
     data = parcel().data
     done = subprocess.run(
-        agent_argv(sys.executable),
+        agent_argv((sys.executable,)),
         input=data[: int(len(data) * share)],
         env={"HOME": str(tmp_path)},
         capture_output=True,
@@ -188,4 +188,26 @@ def imported(source: bytes) -> Iterator[str]:
 
 @pytest.mark.parametrize("character", "'\"`!$\\\n#")
 def test_every_shell_passes_the_first_words_on_unharmed(character: str) -> None:
-    assert all(character not in word for word in agent_argv("python3"))
+    assert all(character not in word for word in agent_argv(("python3",)))
+
+
+def test_an_agent_runs_outside_of_a_command(tmp_path: Path) -> None:
+    """With the first Python of the host itself that is new enough."""
+    old, new = tmp_path / "old", tmp_path / "new"
+    for folder, code in ((old, "exit 1"), (new, f'exec {sys.executable} "$@"')):
+        folder.mkdir()
+        (folder / "python3").write_text(f"#!/bin/sh\n{code}\n")
+        (folder / "python3").chmod(0o755)
+    argv = [*agent_argv(("container", "exec", "python"))[:-1], "/no/such/python"]
+    code = "import sys; print(sys.stdin.readline())\0"
+
+    def started(folder: Path) -> subprocess.CompletedProcess[str]:
+        env, given = {"PATH": str(folder)}, code + "read\n"
+        return subprocess.run(
+            argv, env=env, input=given, capture_output=True, text=True, check=False
+        )
+
+    assert started(new).stdout.strip() == "read"
+    refused = started(old)
+    assert refused.returncode == 1
+    assert "no python3 of version 3.10 or newer is on the PATH" in refused.stderr

@@ -124,7 +124,7 @@ def test_flags_alone(tmp_path: Path) -> None:
     assert description.tasks == {"worker": TaskGroup(count=2)}
     assert (description.name, description.named) == ("train", False)
     assert description.workdir == tmp_path
-    assert description.python == "/usr/bin/python3"
+    assert description.python == ("/usr/bin/python3",)
     assert description.source == "command line"
     assert description.origins == {"command": "command line", "tasks.worker": "-n"}
 

@@ -74,7 +74,7 @@ def test_every_key_of_the_contract(tmp_path: Path) -> None:
     assert description.backend == "local"
     assert description.command == ("python", "train.py", "--epochs", "3")
     assert description.workdir == tmp_path
-    assert description.python == "/opt/venv/bin/python"
+    assert description.python == ("/opt/venv/bin/python",)
     assert description.env == {"OMP_NUM_THREADS": "1"}
     assert description.secrets == {
         "WANDB_API_KEY": Secret(file=Path("/home/a/.wandb")),
@@ -96,7 +96,7 @@ def test_every_key_of_the_contract(tmp_path: Path) -> None:
         address="10.0.0.7",
         user="a",
         port=22,
-        python="python3",
+        python=("python3",),
     )
     assert description.ssh == Ssh(
         user="a",
@@ -138,7 +138,7 @@ def test_defaults(tmp_path: Path) -> None:
     assert (description.name, description.named) == ("cluster", False)
     assert description.backend == "local"
     assert description.workdir == tmp_path
-    assert description.python == "/usr/bin/python3"
+    assert description.python == ("/usr/bin/python3",)
     assert description.runtime == Runtime()
     assert description.hosts == ()
     assert description.ssh == Ssh()
@@ -336,7 +336,7 @@ def test_where_files_are_copied_to(written: str, folder: str, tmp_path: Path) ->
 )
 def test_python(written: str, python: str, tmp_path: Path) -> None:
     description = loaded(tmp_path, f"{SMALLEST}python: {written}\n").description
-    assert description.python == python.format(folder=tmp_path)
+    assert description.python == (python.format(folder=tmp_path),)
 
 
 def test_the_path_is_shown_as_given_and_its_folder_is_the_workdir(

@@ -35,7 +35,10 @@ def report(name: str = "h1", **facts: Any) -> Report:
 
 def said(*reports: Report, gpus: int = 0) -> list[str]:
     by_name = {r.host.name: r for r in reports}
-    return [str(f) for f in findings(by_name, dict.fromkeys(by_name, gpus))]
+    return [str(f) for f in findings(by_name, dict.fromkeys(by_name, gpus), REMEDY)]
+
+
+REMEDY = "install it there, or set 'python' to another interpreter"
 
 
 def test_healthy_hosts_have_no_findings() -> None:
@@ -108,7 +111,7 @@ def test_names_that_mean_something_else_on_one_host() -> None:
 def test_table_and_json_have_every_host() -> None:
     reports = {"h1": report(), "h2": Report(Host(name="h2", address="h2"), error="no")}
     assert [row[0] for row in rows(reports)] == ["h1", "h2"]
-    known = to_json(reports, findings(reports, {}))
+    known = to_json(reports, findings(reports, {}, REMEDY))
     assert [h["error"] for h in known["hosts"]] == [None, "no"]
     assert known["findings"] == [{"host": "h2", "text": "no", "error": True}]
 

@@ -86,9 +86,16 @@ def test_requests(
     word: str, words: list[str], env: dict[str, str | None], seconds: float
 ) -> None:
     about = {"argv": words, "env": env, "cwd": word, "log": word, "prepend": {}}
-    warm = wire.parse(wire.encode({"type": "warm", "key": word, **about}))
-    assert frames.parse_request(warm) == frames.Warm(
-        key=word, argv=tuple(words), env=env, cwd=word, log=word, prepend={}
+    sent = {"type": "warm", "key": word, "wrapped": True, **about}
+    warm = frames.parse_request(wire.parse(wire.encode(sent)))
+    assert warm == frames.Warm(
+        key=word,
+        argv=tuple(words),
+        env=env,
+        cwd=word,
+        log=word,
+        prepend={},
+        wrapped=True,
     )
     stop = {"type": "stop", "tasks": words, "grace_s": seconds, "signal": "INT"}
     parsed = frames.parse_request(wire.parse(wire.encode(stop)))

@@ -11,7 +11,7 @@ from tfcluster.program import parse
 
 
 def judge(folder: Path, *words: str) -> bool:
-    return uses_tensorflow(parse(["python", *words], "python"), folder)
+    return uses_tensorflow(parse(["python", *words], ("python",)), folder)
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def describe(tasks: dict[str, int | TaskGroup], **given: Any) -> Description:
         "backend": "local",
         "command": ("python", "train.py"),
         "workdir": Path("/data/project"),
-        "python": "/opt/venv/bin/python",
+        "python": ("/opt/venv/bin/python",),
         "env": {},
         "secrets": {},
         "runtime": Runtime(),

@@ -167,7 +167,7 @@ class WarmInterpreter:
         fd = str(theirs.fileno())
         with log.open("wb") as out:
             self.process = subprocess.Popen(
-                module_argv(sys.executable, "tfcluster.runtime.warm.preloader", fd),
+                module_argv((sys.executable,), "tfcluster.runtime.warm.preloader", fd),
                 pass_fds=[theirs.fileno()],
                 env=dict(env),
                 stdin=subprocess.DEVNULL,
@@ -220,7 +220,7 @@ def start_cold(
     ours, theirs = socket.socketpair()
     with theirs:
         process = subprocess.Popen(
-            module_argv(sys.executable, "tfcluster.runtime.task.bootstrap", *argv),
+            module_argv((sys.executable,), "tfcluster.runtime.task.bootstrap", *argv),
             pass_fds=[theirs.fileno()],
             env={**os.environ, **(env or {}), "TFCLUSTER_EVENTS": str(theirs.fileno())},
             cwd=cwd,

@@ -113,6 +113,7 @@ class Prepare:
     env: Mapping[str, str | None]
     cwd: str
     log: str
+    environment: Mapping[str, Any] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +124,7 @@ class Warm:
     cwd: str
     log: str
     prepend: Mapping[str, str]
+    wrapped: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +222,13 @@ class _Keys:
     def flag(self, key: str) -> bool:
         return self.get(key, bool, "true or false")
 
+    def optional_flag(self, key: str) -> bool:
+        return self._frame.get(key) is not None and self.flag(key)
+
+    def optional_object(self, key: str) -> Mapping[str, Any] | None:
+        found = self._frame.get(key)
+        return None if found is None else self.get(key, dict, "an object")
+
     def optional_whole(self, key: str) -> int | None:
         return None if self._frame.get(key) is None else self.whole(key)
 
@@ -315,6 +324,7 @@ def _prepare(keys: _Keys) -> Prepare:
         env=keys.env("env"),
         cwd=keys.text("cwd"),
         log=keys.text("log"),
+        environment=keys.optional_object("environment"),
     )
 
 
@@ -326,6 +336,7 @@ def _warm(keys: _Keys) -> Warm:
         cwd=keys.text("cwd"),
         log=keys.text("log"),
         prepend=keys.folders("prepend"),
+        wrapped=keys.optional_flag("wrapped"),
     )
 
 

@@ -1,6 +1,6 @@
-"""Prepares the host before anything is imported: runs the setup lines.
+"""Prepares the host before anything is imported: runs setup lines, makes environments.
 
-What they change in the environment becomes that of every process that is started later.
+What the lines change becomes the environment of every process that is started later.
 Knows neither tasks nor warm interpreters.
 """
 
@@ -10,6 +10,7 @@ import os
 import signal
 from collections.abc import Callable
 
+from tfcluster.agent.environments import hold, maker_argv
 from tfcluster.agent.frames import Prepare
 from tfcluster.agent.light_dataclasses import dataclass
 from tfcluster.agent.login_shell import (
@@ -28,9 +29,12 @@ from tfcluster.agent.spawn import (
 )
 from tfcluster.agent.task import signal_name
 from tfcluster.agent.tasks import RunServices
+from tfcluster.wire import encode, parse
 
 _MARKS = b"TFCLUSTER_"
 _MAX_ANSWER_BYTES = 8 << 20
+_LOOK_S = 1.0
+_LINE_S = 15.0
 
 
 @dataclass(eq=False)
@@ -55,6 +59,13 @@ class Preparation:
         self._step: _Step | None = None
         self._failure: dict[str, object] | None = None
         self._python: str | None = None
+        self._environment: str | None = None
+        self._next: Callable[[], None] | None = None
+        self._of = "setup"
+        self._read_bytes = 0
+        self._told = 0.0
+        self._held: int | None = None
+        """A descriptor by which the environment is not removed while we live."""
 
     def start(self, request: Prepare) -> None:
         """Begin; `prepared` or `unprepared` is reported at the end."""
@@ -65,8 +76,9 @@ class Preparation:
         self._run_lines(request)
 
     def _run_lines(self, request: Prepare) -> None:
+        self._next = self._make_environment
         if request.setup is None:
-            self._done()
+            self._make_environment()
             return
         lines, answer = _file(shell_input(request.setup)), _file(b"")
         argv = shell_argv(lines, answer)
@@ -85,6 +97,67 @@ class Preparation:
                 base.clear()
                 base.update({**env, **marks})
                 self._python = python
+
+    def _make_environment(self) -> None:
+        """Find the environment of these requirements, or make it."""
+        self._next, self._of = self._done, "environment"
+        request = self._request
+        if request is None or request.environment is None:
+            self._done()
+            return
+        wanted = {**request.environment, "cwd": request.cwd}
+        if self._python is not None and not wanted.get("configured"):
+            wanted["python"] = [self._python]
+        given, answer = _file(encode(wanted)), _file(b"")
+        try:
+            argv = maker_argv(given, answer)
+            self._spawn(request, argv, answer, given, self._environment_ended)
+        finally:
+            os.close(given)
+        if self._step is not None:
+            self._look(self._step)
+
+    def _look(self, step: _Step) -> None:
+        """Report what is new, and in any case that the maker is still at work."""
+        if self._step is not step or step.status is not None or step.closed:
+            return
+        self._shared.reports.send("making", text=None)
+        self._tell(os.pread(step.answer, _MAX_ANSWER_BYTES, 0))
+        self._shared.loop.later(_LOOK_S, lambda: self._look(step))
+
+    def _tell(self, answer: bytes) -> None:
+        """Report what the maker does, and now and then a line of pip's."""
+        lines = answer[self._read_bytes :].splitlines(keepends=True)
+        whole = [line for line in lines if line.endswith(b"\n")]
+        self._read_bytes += sum(map(len, whole))
+        frames, now = [parse(line) for line in whole], self._shared.loop.now()
+        last = next((f for f in reversed(frames) if f["type"] == "line"), None)
+        for frame in frames:
+            due = frame is last and now - self._told >= _LINE_S
+            if frame["type"] == "say" or due:
+                self._told = now
+                self._shared.reports.send("making", text=frame.get("text"))
+
+    def _environment_ended(self, answer: bytes, status: int) -> None:
+        self._tell(answer)
+        lines = answer.splitlines()
+        last = parse(lines[-1]) if lines else {"type": "", "cause": None}
+        if last["type"] == "made":
+            self._environment = str(last["python"])
+            self._hold(str(last["home"]))
+        else:
+            words = f"the maker of the environment ended early: {_words(status)}"
+            self._failure = {"cause": last.get("cause") or words, "line": None}
+
+    def _hold(self, home: str) -> None:
+        try:
+            self._held = hold(home)
+        except OSError as error:
+            self._failure = {"cause": f"{home}: {error.strerror}", "line": None}
+            return
+        if self._held is None:
+            cause = f"{home} is being removed at this moment: launch again"
+            self._failure = {"cause": cause, "line": None}
 
     def _spawn(
         self,
@@ -133,15 +206,20 @@ class Preparation:
         if step.closed:
             return
         if self._failure is not None:
-            self._shared.reports.send("unprepared", **self._failure, tail=tail)
-        else:
-            self._done()
+            self._shared.reports.send(
+                "unprepared", **self._failure, of=self._of, tail=tail
+            )
+        elif self._next is not None:
+            self._next()
 
     def _done(self) -> None:
-        self._shared.reports.send("prepared", python=self._python)
+        self._shared.reports.send(
+            "prepared", python=self._python, environment=self._environment
+        )
 
     def _fail(self, cause: str) -> None:
-        self._shared.reports.send("unprepared", cause=cause, line=None, tail=[])
+        keys = {"cause": cause, "line": None, "of": self._of}
+        self._shared.reports.send("unprepared", **keys, tail=[])
 
     def close(self) -> None:
         """End what is running; nothing of it is needed any more."""

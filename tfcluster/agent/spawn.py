@@ -38,7 +38,7 @@ class SpawnError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What to execute: in a session of its own, with stdin from /dev/null."""
+    """What to execute: in a session of its own."""
 
     argv: Sequence[str]
     env: Environment
@@ -68,7 +68,9 @@ def with_folders_first(
     return found
 
 
-def spawn(program: Program, output: int, *inherited: int) -> int:
+def spawn(
+    program: Program, output: int, *inherited: int, stdin: int = subprocess.DEVNULL
+) -> int:
     """Start it with ``output`` as stdout and stderr. Returns its pid.
 
     The caller must reap it. The descriptors ``inherited`` keep their numbers in the new
@@ -83,7 +85,7 @@ def spawn(program: Program, output: int, *inherited: int) -> int:
                 [raw(word) for word in program.argv],
                 env=program.env,
                 cwd=raw(program.cwd),
-                stdin=subprocess.DEVNULL,
+                stdin=stdin,
                 stdout=output,
                 stderr=output,
                 pass_fds=inherited,

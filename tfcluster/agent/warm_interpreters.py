@@ -9,12 +9,14 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 from tfcluster.agent.children import Children
-from tfcluster.agent.constants import EVENT_BYTES
+from tfcluster.agent.constants import CLOSE_LOOK_S, EVENT_BYTES
 from tfcluster.agent.frames import Start, Warm
 from tfcluster.agent.light_dataclasses import dataclass, field
 from tfcluster.agent.signals import send_group
@@ -27,11 +29,20 @@ from tfcluster.agent.spawn import (
 )
 from tfcluster.agent.task import Task, signal_name
 from tfcluster.agent.tasks import Ends, RunServices, Tasks
-from tfcluster.wire import Frame, LineBuffer, WireError, encode, parse
+from tfcluster.wire import (
+    BLAMES_WRAPPER,
+    UNFORKABLE,
+    Frame,
+    LineBuffer,
+    WireError,
+    encode,
+    parse,
+)
 
 _READ_BYTES = 64 << 10
 _WRITE_AGAIN_S = 0.02
 _END_S = 0.5  # from its end of file to its exit
+_WRAPPER_END_S = 3.0
 _CAUSE_CHARS = 1000
 
 
@@ -65,6 +76,21 @@ class _Interpreter:
     @property
     def alive(self) -> bool:
         return self.status is None and self.end.fileno() >= 0
+
+    @property
+    def serves_wrapped(self) -> bool:
+        """Whether it runs below a wrapper and owes no fork."""
+        idle = self.ready and not self.unwritten and not self.asked
+        return self.request.wrapped and idle
+
+    @property
+    def blames_wrapper(self) -> str | None:
+        """``unforkable`` or ``unusable`` if it has ended because of its wrapper."""
+        if self.status is None or self.ready or not self.request.wrapped:
+            return None
+        if not os.WIFEXITED(self.status):
+            return None
+        return BLAMES_WRAPPER.get(os.WEXITSTATUS(self.status))
 
 
 class WarmInterpreters:
@@ -104,14 +130,20 @@ class WarmInterpreters:
             raise SpawnError(f"no pipes: {error.strerror}", error.errno or 0) from error
         stream = next(self._shared.streams)
         self._shared.capture.add(stream, read_end, request.log, source=None)
-        argv = (*request.argv, str(theirs.fileno()))
+        words = [str(theirs.fileno())]
+        if request.wrapped:
+            words.append(str(os.getpid()))
+        argv = (*request.argv, *words)
         base = self._shared.base
         env = with_folders_first(base, request.env, request.prepend)
         program = Program(argv, environment(base, env), request.cwd)
         began = self._shared.loop.now()
         interpreter = _Interpreter(request, stream, began, ours)
         try:
-            interpreter.pid = spawn(program, write_end, theirs.fileno())
+            number = theirs.fileno()
+            # A wrapper may close descriptors, but hardly ever its standard input.
+            stdin = number if request.wrapped else subprocess.DEVNULL
+            interpreter.pid = spawn(program, write_end, number, stdin=stdin)
         except SpawnError:
             ours.close()
             self._shared.capture.drop(stream)
@@ -176,17 +208,37 @@ class WarmInterpreters:
                     interpreter.unfit or _words(interpreter.status),
                     tail,
                     unfit=interpreter.unfit is not None,
+                    wrapper=interpreter.blames_wrapper,
                 )
 
     def close(self) -> None:
         """End all interpreters; their tasks continue."""
         for interpreter in self._interpreters.values():
-            if interpreter.status is None and not interpreter.closed:
-                interpreter.closed = True
-                self._close(interpreter)
-                # An interpreter that is still importing would notice that only later.
-                send_group(interpreter.pid, signal.SIGTERM)
-                self._fail_all(interpreter, "is being closed")
+            if interpreter.serves_wrapped:
+                self._close_after_tasks(interpreter)
+            else:
+                self._end(interpreter)
+
+    def _close_after_tasks(self, interpreter: _Interpreter) -> None:
+        """A container may need its first process: its end can unmount the image."""
+        if self._tasks.over:
+            self._end(interpreter)
+        else:
+            again = partial(self._close_after_tasks, interpreter)
+            self._shared.loop.later(CLOSE_LOOK_S, again)
+
+    def _end(self, interpreter: _Interpreter) -> None:
+        if interpreter.status is not None or interpreter.closed:
+            return
+        interpreter.closed = True
+        self._close(interpreter)
+        if interpreter.serves_wrapped:
+            # It ends by itself, and its wrapper after it, which may clean up then.
+            self._shared.loop.later(_WRAPPER_END_S, lambda: self._kill(interpreter))
+        else:
+            # An interpreter that is still importing would notice that only later.
+            send_group(interpreter.pid, signal.SIGTERM)
+        self._fail_all(interpreter, "is being closed")
 
     @property
     def over(self) -> bool:
@@ -300,9 +352,21 @@ class WarmInterpreters:
             interpreter.end.close()
 
     def _cold(
-        self, key: str, cause: str, tail: list[str], *, unfit: bool = False
+        self,
+        key: str,
+        cause: str,
+        tail: list[str],
+        *,
+        unfit: bool = False,
+        wrapper: str | None = None,
     ) -> None:
-        self._shared.reports.send("cold", key=key, cause=cause, tail=tail, unfit=unfit)
+        if wrapper == UNFORKABLE:
+            why = tail[-1] if tail else "its wrapper does not permit forks"
+            why = why.removeprefix("tfcluster: ")
+            text = f"tasks are started one by one, which takes longer: {why}"
+            self._shared.reports.send("note", text=text)
+        keys = {"unfit": unfit, "wrapper": wrapper}
+        self._shared.reports.send("cold", key=key, cause=cause, tail=tail, **keys)
 
 
 def _words(status: int) -> str:

@@ -88,7 +88,7 @@ def _started(
     reading, writing = os.pipe()
     try:
         process = subprocess.Popen(
-            module_argv(sys.executable, _PROCESS, str(writing)),
+            module_argv((sys.executable,), _PROCESS, str(writing)),
             stdin=subprocess.PIPE,
             stdout=said,
             stderr=said,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
+import sys
 import tarfile
 import threading
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from tfcluster.isolated_import import PACKAGE_ROOT
+from tfcluster.model import Interpreter
 
 # Reads up to the first NUL, byte by byte so that it reads nothing beyond. Exits when
 # the channel ends, with code 10 as the agent does, or when nothing arrives in time. Has
@@ -26,6 +28,16 @@ _PATIENCE_S = 120
 _FIRST = (
     f"import os;import _signal;_signal.alarm({_PATIENCE_S});"
     "exec(bytes().join(iter(lambda:os.read(0,1)or os._exit(10),bytes(1))))"
+)
+
+# Becomes the first Python that is new enough. Its words are the program for Python, and
+# the interpreter that runs this, which the host may have at the same place.
+_OUTSIDE = (
+    'for python in "$2" python3 python3.14 python3.13 python3.12 python3.11 python3.10;'
+    ' do if "$python" -I -S -c "import sys; sys.exit(sys.version_info < (3, 10))"'
+    ' </dev/null >/dev/null 2>&1; then exec "$python" -I -S -c "$1"; fi; done;'
+    ' echo "no python3 of version 3.10 or newer is on the PATH of the host itself:'
+    " tfcluster starts with it, and starts the command of 'python' later\" >&2; exit 1"
 )
 
 OLDEST_PYTHON = (3, 10)
@@ -168,9 +180,15 @@ class AgentBundle:
     digest: str
 
 
-def agent_argv(python: str) -> tuple[str, ...]:
-    """The argv of a process that becomes an agent once a parcel is sent to it."""
-    return (python, "-I", "-S", "-c", _FIRST)
+def agent_argv(python: Interpreter) -> tuple[str, ...]:
+    """The argv of a process that becomes an agent once a parcel is sent to it.
+
+    The agent runs outside of the command that ``python`` may be: it has to see all
+    processes of its host, and a container may hide them.
+    """
+    if len(python) == 1:
+        return (*python, "-I", "-S", "-c", _FIRST)
+    return ("/bin/sh", "-c", _OUTSIDE, "tfcluster", _FIRST, sys.executable)
 
 
 def parcel() -> AgentBundle:

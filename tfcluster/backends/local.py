@@ -116,7 +116,7 @@ class ProcessChannel:
 
 def agent_argv() -> tuple[str, ...]:
     """The argv of an agent on this machine, from this copy of the package."""
-    return module_argv(sys.executable, "tfcluster.agent", options=("-I", "-S"))
+    return module_argv((sys.executable,), "tfcluster.agent", options=("-I", "-S"))
 
 
 class LocalBackend:

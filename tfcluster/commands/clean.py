@@ -1,4 +1,4 @@
-"""The command ``clean``: remove the records of old runs, and old crash files."""
+"""The command ``clean``: remove old runs' records, crash files and environments."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import contextlib
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
+from tfcluster.agent.environments import environments as environments_of
+from tfcluster.agent.environments import remove as remove_environment
 from tfcluster.commands.record_query import one_run
 from tfcluster.console.output import put, say
 from tfcluster.console.sanitise import sanitise
@@ -27,11 +30,18 @@ from tfcluster.record.removal import (
 class _Total:
     runs: int = 0
     crash_files: int = 0
+    environments: int = 0
     bytes: int = 0
     failed: bool = False
 
 
-def clean(older_than: str, environ: Mapping[str, str], *, dry_run: bool) -> int:
+def clean(
+    older_than: str,
+    environ: Mapping[str, str],
+    *,
+    environments: bool = False,
+    dry_run: bool,
+) -> int:
     """Remove what ended longer ago than ``older_than``; says what it removes and keeps.
 
     Returns an exit code. Raises ConfigError if ``older_than`` is not a duration.
@@ -67,11 +77,14 @@ def clean(older_than: str, environ: Mapping[str, str], *, dry_run: bool) -> int:
             total.crash_files += 1
             total.bytes += size
             put(sanitise(f"{path.name}  ({byte_size(size)})") + "\n")
+    if environments:
+        _clean_environments(now_s, age_s, environ, total, dry_run=dry_run)
     verb = "would remove" if dry_run else "removed"
-    say(
-        f"{verb} {plural(total.runs, 'run')} and "
-        f"{plural(total.crash_files, 'crash file')}, {byte_size(total.bytes)}"
-    )
+    found = [plural(total.runs, "run"), plural(total.crash_files, "crash file")]
+    if environments:
+        found.append(plural(total.environments, "environment"))
+    *most, last = found
+    say(f"{verb} {', '.join(most)} and {last}, {byte_size(total.bytes)}")
     return ExitCode.RESOURCES if total.failed else ExitCode.OK
 
 
@@ -105,6 +118,31 @@ def _clean_run(
         sanitise(f"{paths.run}  ({view.state}, ended {ago} ago, {byte_size(size)})")
         + "\n"
     )
+
+
+def _clean_environments(
+    now_s: float,
+    age_s: float,
+    environ: Mapping[str, str],
+    total: _Total,
+    *,
+    dry_run: bool,
+) -> None:
+    """Remove environments on this machine that no launch has used for so long."""
+    for found in environments_of(environ):
+        unused_s = now_s - found.used_s
+        if unused_s < age_s:
+            continue
+        with _reported(total):
+            size = size_of(Path(found.home))
+            if not dry_run and not remove_environment(found.home):
+                say(sanitise(f"kept {found.home}: it is in use"))
+                continue
+            total.environments += 1
+            total.bytes += size
+            ago = duration(max(0.0, unused_s))
+            said = f"{found.home}  (used {ago} ago, {byte_size(size)})"
+            put(sanitise(said) + "\n")
 
 
 def _why_kept(paths: RunPaths, environ: Mapping[str, str]) -> str | None:

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -34,9 +34,11 @@ from tfcluster.launcher.preparation import (
     prepare_frame,
     unprepared_cause,
 )
+from tfcluster.launcher.requirements_digest import requirements_digest
 from tfcluster.model import Description, Host
 from tfcluster.submit import scheduler_of
 from tfcluster.submit.scheduler import Scheduler
+from tfcluster.wire import Frame
 
 
 def doctor(
@@ -64,7 +66,7 @@ def doctor(
     requirements = _requirements(prepared, quick=quick)
     starter = backend.starter(description, environ)
     reports = examine(prepared.allocation.hosts, starter, requirements)
-    found = findings(reports, _wanted_gpus(prepared))
+    found = findings(reports, _wanted_gpus(prepared), prepared.description.remedy)
     return _answer(reports, found, environ, display, as_json=as_json)
 
 
@@ -90,7 +92,7 @@ def _examine_here(
         finding
         if finding.text.startswith("there is no ")
         else replace(finding, error=False)
-        for finding in findings(reports, {})
+        for finding in findings(reports, {}, description.remedy)
     ]
     program = scheduler.submit_argv(Path("job.sh"))[0]
     if shutil.which(program, path=environ.get("PATH")) is None:
@@ -108,8 +110,6 @@ def _examine_here(
 def _requirements(prepared: Prepared, *, quick: bool) -> Requirements:
     description = prepared.description
     ports = description.ports
-    # A folder that is not copied yet does not exist on the hosts.
-    cwd = "/" if description.sync else str(description.workdir)
     return Requirements(
         python=description.python,
         workdir=None if description.sync else str(description.workdir),
@@ -117,12 +117,22 @@ def _requirements(prepared: Prepared, *, quick: bool) -> Requirements:
         imports=not quick,
         low=ports.low if ports else None,
         high=ports.high if ports else None,
-        prepare=prepare_frame(description, cwd=cwd, log="/dev/null")
-        if description.prepares_hosts
-        else None,
+        prepare=preparing(description),
+        say=lambda text: say(sanitise(text)),
         unprepared=partial(unprepared_cause, description),
         own_python=partial(changed_python, description),
     )
+
+
+def preparing(description: Description) -> Callable[[Host], Frame] | None:
+    """The request that prepares a host as a launch does; None: there is none."""
+    if not description.prepares_hosts:
+        return None
+    # A folder that is not copied yet does not exist on the hosts.
+    cwd = "/" if description.sync else str(description.workdir)
+    asked = description.requirements
+    digest = None if asked is None else requirements_digest(asked)
+    return partial(prepare_frame, description, cwd=cwd, log="/dev/null", digest=digest)
 
 
 def _answer(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 from tfcluster.console.output import put, say
 from tfcluster.console.sanitise import sanitise
 from tfcluster.errors import ConfigError, Problem, StartError
+from tfcluster.model import Interpreter
 from tfcluster.record.launched import launched
 from tfcluster.record.load_run import read_run
 from tfcluster.record.paths import find, state_dir
@@ -56,9 +58,10 @@ def tensorboard(
     put(f"{folder}\n")
     argv = _tensorboard(description.python, environ)
     if argv is None:
+        interpreter = shlex.join(description.python)
         raise StartError(
             "TensorBoard is not installed",
-            hint=f"{description.python} -m pip install tensorboard; or elsewhere: "
+            hint=f"{interpreter} -m pip install tensorboard; or elsewhere: "
             f"tensorboard --logdir {folder}",
         )
     argv += ["--logdir", str(folder)]
@@ -100,12 +103,12 @@ def _written_by(view: RunView, workdir: Path) -> Iterator[Path]:
                 break
 
 
-def _tensorboard(python: str, environ: Mapping[str, str]) -> list[str] | None:
+def _tensorboard(python: Interpreter, environ: Mapping[str, str]) -> list[str] | None:
     """The argv that starts it; None if it is not installed."""
-    for interpreter in (python, sys.executable):
+    for interpreter in (python, (sys.executable,)):
         try:
             done = subprocess.run(
-                [interpreter, "-c", _HAS],
+                [*interpreter, "-c", _HAS],
                 env=dict(environ),
                 cwd="/",
                 capture_output=True,
@@ -114,6 +117,6 @@ def _tensorboard(python: str, environ: Mapping[str, str]) -> list[str] | None:
         except OSError:
             continue
         if done.returncode == 0:
-            return [interpreter, "-m", "tensorboard.main"]
+            return [*interpreter, "-m", "tensorboard.main"]
     program = shutil.which("tensorboard", path=environ.get("PATH"))
     return [program] if program else None

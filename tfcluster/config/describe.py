@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path, PurePosixPath
 
 from tfcluster import model
@@ -18,10 +19,12 @@ from tfcluster.config.diagnostics import Findings, Report
 from tfcluster.config.hosts import host_entries
 from tfcluster.config.interpolation import FillError, fill
 from tfcluster.config.models import Cluster, SecretSource, Task
+from tfcluster.config.requirements import Bundle, RequirementsError, bundle
 from tfcluster.config.rules import groups, strategy
 from tfcluster.config.source import read_file
 from tfcluster.config.tree import Path as Keys
 from tfcluster.config.tree import Scalar, find, origins
+from tfcluster.config.wrappers import name_problem, wrapper_problem
 from tfcluster.errors import ConfigError
 from tfcluster.file_patterns import pattern_problem
 
@@ -36,6 +39,7 @@ class Setting:
     stem: str
     """The name if none is given."""
     python: str
+    """The interpreter if none is given."""
     arguments: tuple[str, ...] = ()
 
 
@@ -53,17 +57,18 @@ class _Describer:
         self._setting = setting
 
     def description(self) -> model.Description:
-        cluster, setting = self._cluster, self._setting
+        cluster, setting, workdir = self._cluster, self._setting, self._workdir()
         return model.Description(
             name=cluster.name or setting.stem,
             named=cluster.name is not None,
             backend=cluster.backend,
             command=self._command(("command",), cluster.command) or (),
-            workdir=self._workdir(),
+            workdir=workdir,
             sync=self._sync(),
             results=self._results(),
-            python=self._python(("python",), cluster.python) or setting.python,
+            python=self._python(("python",), cluster.python) or (setting.python,),
             setup=self._setup(),
+            requirements=self._requirements(workdir),
             env=self._env(("env",), cluster.env),
             secrets={
                 name: self._secret(name, source)
@@ -164,12 +169,26 @@ class _Describer:
             self._findings.error(keys, str(error))
             return None
 
-    def _python(self, keys: Keys, text: str | None) -> str | None:
-        """A bare name is looked up on the hosts; anything else is a path."""
-        if text is None or not ("/" in text or text.startswith("~")):
-            return text if text is None else self._fill(keys, text)
-        path = self._path(keys, text)
-        return None if path is None else str(path)
+    def _python(
+        self, keys: Keys, given: model.Interpreter | None
+    ) -> model.Interpreter | None:
+        """A path or a name, or a command whose last word is one.
+
+        A bare name is looked up on the hosts. In a command, paths stay as they are:
+        the last one may be a path in a container.
+        """
+        if given is None:
+            return None
+        if len(given) == 1 and (problem := name_problem(given[0])):
+            self._findings.error(keys, *problem)
+            return None
+        if len(given) == 1 and ("/" in given[0] or given[0].startswith("~")):
+            path = self._path(keys, given[0])
+            return None if path is None else (str(path),)
+        words = tuple(self._fill(keys, word) for word in given)
+        if len(words) > 1 and (problem := wrapper_problem(words)):
+            self._findings.error(keys, *problem)
+        return words
 
     def _workdir(self) -> Path:
         keys: Keys = ("workdir", "path")
@@ -194,11 +213,33 @@ class _Describer:
         lines = text.replace("\r\n", "\n").removesuffix("\n").split("\n")
         return model.Setup(lines=tuple(lines), file=given)
 
+    def _requirements(self, workdir: Path) -> model.Requirements | None:
+        given = self._cluster.requirements
+        if given is None:
+            return None
+        keys: Keys = ("requirements", "file")
+        path, read = self._path(keys, given.file), partial(self._text_of, keys)
+        try:
+            found = Bundle()
+            if path is not None:
+                found = bundle(path, workdir, read, paths.exists)
+        except RequirementsError as error:
+            self._findings.error(keys, f"{given.file}: {error}")
+            return None
+        return model.Requirements(
+            file=given.file,
+            files=tuple(found.files),
+            local=tuple(dict.fromkeys(found.local)),
+            editable=tuple(dict.fromkeys(found.editable)),
+            system_site_packages=given.system_site_packages,
+        )
+
     def _text(self, keys: Keys, name: str, hint: str) -> str:
         """The text of a file that the configuration names; problems are noted."""
         path = self._path(keys, name)
-        if path is None:
-            return ""
+        return "" if path is None else self._text_of(keys, path, hint)
+
+    def _text_of(self, keys: Keys, path: Path, hint: str | None = None) -> str:
         if not paths.exists(path):
             self._findings.error(keys, f"{str(path)!r} does not exist", hint)
             return ""

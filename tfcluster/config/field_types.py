@@ -301,6 +301,38 @@ def _one_line(text: str) -> str:
 Line = Annotated[str, AfterValidator(_one_line), Field(min_length=1)]
 
 
+def _interpreter(value: object) -> tuple[str, ...]:
+    words: list[Any] = value if isinstance(value, list) else [value]
+    hint = 'like ["apptainer", "exec", "tf.sif", "python"]'
+    if not isinstance(value, str | list):
+        raise unfit("a path, a name, or a command as a list of words", hint)
+    if not words:
+        raise refused("a command must not be an empty list", hint)
+    if not all(isinstance(word, str) and word for word in words):
+        message = "a command must be a list of words: text, and not empty"
+        raise refused(message, hint)
+    return tuple(_one_line(word) for word in words)
+
+
+Interpreter = Annotated[
+    tuple[str, ...],
+    PlainValidator(_interpreter),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string", "minLength": 1},
+                {
+                    "type": "array",
+                    "minItems": 1,
+                    "items": {"type": "string", "minLength": 1},
+                },
+            ]
+        }
+    ),
+]
+"""A path or a name, or a command of several words that ends with one."""
+
+
 Name = Annotated[
     str,
     Matching(

@@ -369,8 +369,8 @@ class HostItem(_Section):
         field_types.Port | None, Field(default=None, description="Port of its sshd.")
     ]
     python: Annotated[
-        field_types.Line | None,
-        Field(default=None, description="Its Python interpreter."),
+        field_types.Interpreter | None,
+        Field(default=None, description="Its Python interpreter, or a command."),
     ]
 
 
@@ -492,6 +492,27 @@ class Restart(_Section):
     ]
 
 
+class Requirements(_Section):
+    """An environment that is made on hosts that lack it. Plain text is the file."""
+
+    file: Annotated[
+        field_types.Line,
+        Field(description="A requirements.txt or a pyproject.toml."),
+    ]
+    system_site_packages: Annotated[
+        bool,
+        Field(
+            default=False,
+            description="The packages of the interpreter below are visible, too.",
+        ),
+    ]
+
+
+Environment = Annotated[
+    Requirements, field_types.Shorthand("file", {"type": "string", "minLength": 1})
+]
+
+
 class Cluster(_Section):
     """A TensorFlow cluster and what runs on it, as `tfcluster launch` reads it."""
 
@@ -524,10 +545,11 @@ class Cluster(_Section):
         ),
     ]
     python: Annotated[
-        field_types.Line | None,
+        field_types.Interpreter | None,
         Field(
             default=None,
-            description="Interpreter on the hosts for a leading `python`.",
+            description="Interpreter on the hosts for a leading `python`: a path, a "
+            "name, or a command that starts it.",
         ),
     ]
     setup: Annotated[
@@ -536,6 +558,14 @@ class Cluster(_Section):
             default=None,
             description="Lines for bash, or a file with them: run once on each host, "
             "in its login environment, before anything is imported.",
+        ),
+    ]
+    requirements: Annotated[
+        Environment | None,
+        Field(
+            default=None,
+            description="Packages of an environment that is made on hosts that lack "
+            "it: a requirements.txt or a pyproject.toml, relative to this file.",
         ),
     ]
     env: Annotated[

@@ -38,8 +38,11 @@ class Finding:
         return f"{self.host}: {'error' if self.error else 'warning'}: {self.text}"
 
 
-def findings(reports: Mapping[str, Report], gpus: Mapping[str, int]) -> list[Finding]:
-    """All problems. ``gpus`` is how many a launch needs on each host."""
+def findings(
+    reports: Mapping[str, Report], gpus: Mapping[str, int], remedy: str
+) -> list[Finding]:
+    """All problems. ``gpus`` is how many a launch needs on each host; ``remedy`` says
+    what to do if a package is missing."""
     found: list[Finding] = []
     for name, report in reports.items():
         if report.error is not None:
@@ -51,22 +54,24 @@ def findings(reports: Mapping[str, Report], gpus: Mapping[str, int]) -> list[Fin
                 "no address at which the other hosts can reach it; give it an 'address'"
             )
             found.append(Finding(name, text))
-        found += [Finding(name, *finding) for finding in _of_host(report)]
+        found += [Finding(name, *finding) for finding in _of_host(report, remedy)]
         found += [
             Finding(name, *finding) for finding in _gpus(report, gpus.get(name, 0))
         ]
     return found + _differences(reports)
 
 
-def _of_host(report: Report) -> Iterator[tuple[str, bool]]:
+def _of_host(report: Report, remedy: str) -> Iterator[tuple[str, bool]]:
     facts = report.facts
     if _numbers(facts.get("python")) < OLDEST_PYTHON:
         yield f"Python {facts.get('python')} is older than 3.10", True
+    if facts.get("marked") is False:
+        text = "the command of 'python' removes variables from the environment"
+        yield f"{text} (leave out --cleanenv, --clearenv, env -i)", True
     tensorflow = _package(report, "tensorflow")
     if tensorflow is None:
         which = facts.get("executable") or "this Python"
-        hint = "install it there, or set 'python' to another interpreter"
-        yield f"TensorFlow is not installed for {which} ({hint})", True
+        yield f"TensorFlow is not installed for {which} ({remedy})", True
     for package in OLDEST:
         if problem := too_old(package, _package(report, package)):
             yield problem, True

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 MARK = "tfcluster-fact "
+MARKED_BY = "TFCLUSTER_RUN"
 PACKAGES = ("tensorflow", "keras", "protobuf", "numpy")
 CONNECT_S = 3.0
 IMPORT_S = 60.0
@@ -46,6 +47,7 @@ def _facts(wanted: dict[str, Any]) -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "clock", time.time
     yield "python", platform.python_version
     yield "executable", lambda: sys.executable
+    yield "marked", lambda: MARKED_BY in os.environ
     yield "packages", packages
     yield "peers", lambda: connect_all(wanted["peers"])
     yield "names", lambda: resolve_all([name for name, _, _ in wanted["peers"]])

@@ -17,6 +17,7 @@ from tfcluster.doctor.probe import MARK
 from tfcluster.errors import ExitCode, TfclusterError
 from tfcluster.isolated_import import module_argv
 from tfcluster.launcher.agent_connection import (
+    HEARTBEAT_S,
     AgentConnection,
     Closed,
     Received,
@@ -25,7 +26,7 @@ from tfcluster.launcher.agent_connection import (
 from tfcluster.launcher.cleanup import FAN_OUT
 from tfcluster.launcher.clocks import certain_lead
 from tfcluster.launcher.host_address import choose_address, resolve
-from tfcluster.model import Host
+from tfcluster.model import Host, Interpreter
 from tfcluster.wire import Frame, entries, loads
 
 GREETING_S = 30.0
@@ -45,19 +46,23 @@ _TASK = "doctor"
 class Requirements:
     """What a launch needs on the hosts."""
 
-    python: str
+    python: Interpreter
     workdir: str | None
     """None: it will be copied to the hosts."""
     scripts: tuple[str, ...]
     imports: bool
     low: int | None = None
     high: int | None = None
-    prepare: Mapping[str, Any] | None = None
+    prepare: Callable[[Host], Mapping[str, Any]] | None = None
     """The request that prepares a host; None: nothing has to be done."""
+    probes: bool = True
+    """Whether hosts are examined once they are prepared."""
     unprepared: Callable[[Frame], str] = lambda frame: str(frame.get("cause"))
     """Why a host could not be prepared, from its answer."""
-    own_python: Callable[[Host, Frame], str | None] = lambda host, frame: None
+    own_python: Callable[[Host, Frame], Interpreter | None] = lambda host, frame: None
     """The interpreter that a host has after its preparation."""
+    say: Callable[[str], None] = lambda text: None
+    """Told what a host does that takes long."""
 
 
 @dataclass(slots=True)
@@ -71,7 +76,7 @@ class Report:
     """The error is that the host cannot be reached or is not trusted."""
     address: str = ""
     port: int | None = None
-    python: str | None = None
+    python: Interpreter | None = None
     """The interpreter after the preparation; None: as configured."""
     prepared: bool = False
     facts: dict[str, Any] = field(default_factory=dict)
@@ -117,6 +122,8 @@ class _Examination:
         self._alone = len(hosts) == 1
         self._connect_slots = threading.Semaphore(FAN_OUT)
         self._gone: set[str] = set()
+        self._deadline = 0.0
+        self._pinged_s = time.monotonic()
 
     def run(self) -> dict[str, Report]:
         try:
@@ -128,10 +135,12 @@ class _Examination:
             self._until(lambda r: r.port is not None, patience_s, "no answer")
             if self._requirements.prepare is not None:
                 for report in self._well():
-                    request = dict(self._requirements.prepare)
+                    request = dict(self._requirements.prepare(report.host))
                     self._contacts[report.host.name].send(request)
-                complaint = "the setup lines have not ended"
+                complaint = "the preparation has not ended"
                 self._until(lambda r: r.prepared, PREPARING_S, complaint)
+            if not self._requirements.probes:
+                return self._reports
             ring = [report for report in self._well() if report.address]
             tried = {
                 report.host.name: [ring[n] for n in peers_to_probe(number, len(ring))]
@@ -174,15 +183,27 @@ class _Examination:
 
     def _until(self, done: Any, patience_s: float, complaint: str) -> None:
         """Handle the queue until every host is done or has an error."""
-        deadline = time.monotonic() + patience_s
+        self._deadline = time.monotonic() + patience_s
         while missing := [r for r in self._well() if not done(r)]:
+            self._ping()
+            left_s = self._deadline - time.monotonic()
             try:
-                item = self._queue.get(timeout=max(0.0, deadline - time.monotonic()))
+                item = self._queue.get(timeout=min(max(0.0, left_s), HEARTBEAT_S))
             except Empty:
+                if time.monotonic() < self._deadline:
+                    continue
                 for report in missing:
                     report.error = f"{complaint} in {patience_s:g} s"
                 return
             self._take(item)
+
+    def _ping(self) -> None:
+        """Agents end if they hear nothing for too long."""
+        now = time.monotonic()
+        if now - self._pinged_s >= HEARTBEAT_S:
+            self._pinged_s = now
+            for contact in self._contacts.values():
+                contact.send({"type": "ping"})
 
     def _take(self, item: Post) -> None:
         if isinstance(item, Received):
@@ -218,6 +239,11 @@ class _Examination:
                     report.error = str(frame.get("cause") or "no port is free")
                 else:
                     report.port = ports[0]
+            case "making":
+                # As long as pip runs, it may take any time.
+                self._deadline = time.monotonic() + PREPARING_S
+                if text := frame.get("text"):
+                    self._requirements.say(f"{report.host.name}: {text}")
             case "prepared":
                 report.prepared = True
                 own = self._requirements.own_python

@@ -43,6 +43,7 @@ from tfcluster.launcher.stall_detector import StallDetector
 from tfcluster.launcher.task_messages import TaskFrames
 from tfcluster.launcher.trace_files import TraceFiles
 from tfcluster.lifecycle import begin, step
+from tfcluster.lifecycle.transitions import START
 from tfcluster.lifecycle.types import (
     Action,
     ClearDeadline,
@@ -240,6 +241,8 @@ class Driver:
                 events = self._tasks.received(item.host, item.frame, time.monotonic())
         except WireError as error:
             return [HostLost(item.host, f"its agent violated the protocol: {error}")]
+        if item.frame["type"] == "making":
+            self._making(item.host, item.frame.get("text"))
         if item.frame["type"] == "hello":
             self._journal.event("machine", host=item.host, **_machine(item.frame))
             if self._job.description.runtime.trace:
@@ -257,6 +260,14 @@ class Driver:
         if measured.says_more_than(self._clocks.get(item.host)):
             self._clocks[item.host] = measured
             self._journal.event("clock", host=item.host, **asdict(measured))
+
+    def _making(self, host: str, text: object) -> None:
+        """A host makes an environment, which may take longer than anything else."""
+        if START in self._deadlines:
+            later = time.monotonic() + self._job.description.start_timeout_s
+            self._deadlines[START] = later
+        if isinstance(text, str):
+            self._say(f"{host}: {text}")
 
     def _importing(self, host: str) -> None:
         """Record that the host's tasks wait for TensorFlow to be imported."""

@@ -13,6 +13,7 @@ RESOLVE = "resolve the name"
 AGENT = "start the agent"
 COPY = "copy files"
 PREPARE = "set-up lines"
+ENVIRONMENT = "make the environment"
 IMPORT = "import TensorFlow"
 
 Note = Callable[[str, str, float | None], None]

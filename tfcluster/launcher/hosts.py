@@ -6,10 +6,12 @@ to the driver.
 
 from __future__ import annotations
 
+import shlex
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import islice
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -35,6 +37,7 @@ from tfcluster.launcher.host_stages import (
     AGENT,
     CONNECT,
     COPY,
+    ENVIRONMENT,
     IMPORT,
     PREPARE,
     RESOLVE,
@@ -43,11 +46,19 @@ from tfcluster.launcher.host_stages import (
 )
 from tfcluster.launcher.job import Item, Job, search_paths, warm_env
 from tfcluster.launcher.preparation import changed_python, prepare_frame, unprepared
+from tfcluster.launcher.requirements_digest import requirements_digest
 from tfcluster.launcher.workdir_sender import WorkdirSender
 from tfcluster.lifecycle.types import Event, HostClosed, HostFailed, HostLost, HostReady
-from tfcluster.model import Host, Strategy
+from tfcluster.model import Host, Interpreter, Strategy
 from tfcluster.task_id import TaskId
-from tfcluster.wire import PROTOCOL, Frame, WireError, entries
+from tfcluster.wire import (
+    PROTOCOL,
+    UNFORKABLE,
+    UNUSABLE,
+    Frame,
+    WireError,
+    entries,
+)
 
 
 @dataclass(slots=True)
@@ -68,6 +79,8 @@ class _HostSide:
     """Identifies the machine, see ``_machine``; empty: unknown."""
     ports: list[int] | None = None
     preparing: bool = False
+    making: bool = False
+    """It makes its environment, which it did not find."""
     warm: set[str] = field(default_factory=set)
     """Keys of its warm interpreters, including those that are starting."""
     warming: set[str] = field(default_factory=set)
@@ -166,7 +179,15 @@ class Hosts:
         self._note(name, PREPARE, None)
         cwd = self.files.cwd(name, str(description.workdir))
         log = str(self._job.logs / f"setup-{name}.log")
-        self.send(name, prepare_frame(description, cwd=cwd, log=log))
+        digest = self._digest
+        frame = prepare_frame(description, side.host, cwd=cwd, log=log, digest=digest)
+        self.send(name, frame)
+
+    @cached_property
+    def _digest(self) -> str | None:
+        """Identifies the requirements; None: there are none."""
+        requirements = self._job.description.requirements
+        return None if requirements is None else requirements_digest(requirements)
 
     def _warm(self, side: _HostSide) -> None:
         specs = self._job.on_host(side.host)
@@ -186,6 +207,7 @@ class Hosts:
                     "cwd": self.files.cwd(side.host.name, warm.cwd),
                     "log": str(self._job.logs / f"warm-{side.host.name}-{number}.log"),
                     "prepend": search_paths(self._job, side.package),
+                    "wrapped": len(warm.python) > 1,
                 },
             )
 
@@ -351,6 +373,11 @@ class Hosts:
             case "synced":
                 self.files.synced(host, frame)
                 self._prepare(side)
+            case "making":
+                if frame.get("text") and not side.making:
+                    side.making = True
+                    self._note(host, ENVIRONMENT, None)
+                return []
             case "prepared":
                 self._prepared(side, frame)
             case "unprepared":
@@ -416,16 +443,19 @@ class Hosts:
         side.warming.discard(key)
         side.warm.discard(key)
         strategy = self._job.description.runtime.strategy
-        if side.ready or strategy is Strategy.NONE:
+        unforkable = frame.get("wrapper") == UNFORKABLE
+        if side.ready or strategy is Strategy.NONE or unforkable:
             return self._ready(side)
         tail = tuple(str(line) for line in entries(frame, "tail"))
         pythons = {s.python for s in self._job.on_host(side.host) if s.warm == key}
-        which = next((f"{python} " for python in pythons if python), "")
+        which = next((f"{shlex.join(python)} " for python in pythons if python), "")
         what = "has" if frame.get("unfit") is True else "cannot import TensorFlow:"
         cause = (
-            f"{which or 'Python '}{what} {frame.get('cause')} (install it there, or "
-            "set 'python' to another interpreter)"
+            f"{which or 'Python '}{what} {frame.get('cause')} "
+            f"({self._job.description.remedy})"
         )
+        if frame.get("wrapper") == UNUSABLE and tail:
+            cause, tail = tail[-1].removeprefix("tfcluster: "), ()
         return [HostFailed(side.host.name, cause, ExitCode.START, tail)]
 
     def _ready(self, side: _HostSide) -> list[Event]:
@@ -446,7 +476,7 @@ class Hosts:
         """The address at which other hosts reach each host."""
         return {name: side.address for name, side in self._sides.items()}
 
-    def pythons(self) -> dict[str, str]:
+    def pythons(self) -> dict[str, Interpreter]:
         """The interpreter of each host where its preparation has changed it."""
         return dict(self._job.pythons)
 

@@ -24,7 +24,7 @@ from tfcluster.launcher.agent_connection import (
 from tfcluster.launcher.interrupts import Interrupt
 from tfcluster.launcher.workdir_listing import Listing
 from tfcluster.lifecycle.types import Plan, Role
-from tfcluster.model import Allocation, Description, Host, Strategy
+from tfcluster.model import Allocation, Description, Host, Interpreter, Strategy
 from tfcluster.placement import place_again, share_machines
 from tfcluster.task_id import TaskId
 
@@ -58,23 +58,24 @@ class Job:
     """Tasks that the run continues without, as they were."""
     machines: Mapping[str, str] = field(default_factory=dict)
     """Host names that share a machine -> one name of that machine."""
-    pythons: Mapping[str, str] = field(default_factory=dict)
+    pythons: Mapping[str, Interpreter] = field(default_factory=dict)
     """Host -> the interpreter there, if its preparation has led to another one."""
 
     def on_host(self, host: Host) -> tuple[TaskSpec, ...]:
         """The tasks of a host, in listing order."""
         return tuple(s for s in self.specs.values() if s.place.host.name == host.name)
 
-    def with_python(self, host: str, python: str) -> Job:
+    def with_python(self, host: str, python: Interpreter) -> Job:
         """The same job with this interpreter for a leading ``python`` on a host."""
         return self._with_pythons({**self.pythons, host: python})
 
-    def _with_pythons(self, pythons: Mapping[str, str]) -> Job:
+    def _with_pythons(self, pythons: Mapping[str, Interpreter]) -> Job:
         usual = self.description.python
         known = {usual, *self.pythons.values()}
         specs = {
             task: spec.under(pythons[spec.place.host.name])
-            if spec.place.host.name in pythons and spec.python in known
+            if spec.place.host.name in pythons
+            and (spec.python in known or spec.python == spec.place.host.python)
             else spec
             for task, spec in self.specs.items()
         }

@@ -113,6 +113,13 @@ class Replay:
                 since_s=_number(event, "t"),
             )
 
+    def _on_stage(self, event: Json) -> None:
+        known = self._hosts.get(_text(event, "host") or "")
+        if known is not None and known.state == "starting":
+            self._hosts[known.host] = replace(
+                known, stage=_text(event, "stage"), since_s=_number(event, "t")
+            )
+
     def _on_task(self, event: Json) -> None:
         name = _text(event, "task")
         if name is None:
@@ -185,6 +192,7 @@ class Replay:
 _HANDLERS = {
     "run": Replay._on_run,
     "host": Replay._on_host,
+    "stage": Replay._on_stage,
     "task": Replay._on_task,
     "failure": Replay._on_failure,
     "state": Replay._on_state,

@@ -142,6 +142,8 @@ class HostView:
     """pending | starting | ready | failed | lost | closed"""
     cause: str | None = None
     since_s: float | None = None
+    stage: str | None = None
+    """The stage of its start, see ``launcher.host_stages``."""
 
     def to_json(self) -> dict[str, Any]:
         return {"host": self.host, "state": self.state, "cause": self.cause}

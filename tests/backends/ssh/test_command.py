@@ -71,7 +71,7 @@ def test_any_words(shell: str, words: list[bytes], tmp_path: Path) -> None:
 
 
 def test_the_agents_own_line_is_legible() -> None:
-    line = remote_command(agent_argv("/opt/venv/bin/python")).decode()
+    line = remote_command(agent_argv(("/opt/venv/bin/python",))).decode()
     assert line.startswith("exec /opt/venv/bin/python -I -S -c 'import os;")
 
 

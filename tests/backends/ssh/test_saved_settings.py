@@ -20,7 +20,7 @@ def _described() -> Any:
         {"worker": 2},
         backend="ssh",
         hosts=(
-            HostEntry(host="a", port=7, user="u", slots=2, gpus=1, python="/p"),
+            HostEntry(host="a", port=7, user="u", slots=2, gpus=1, python=("/p", "x")),
             HostEntry(host="a", port=8),
             HostEntry(host="b", address="10.0.0.2"),
         ),

@@ -21,7 +21,7 @@ from tfcluster.backends.sge.programs import find_program
 from tfcluster.backends.sge.qmaster import Qmaster
 from tfcluster.backends.sge.qrsh import QrshChannel, qrsh_argv, shielded
 from tfcluster.errors import ExitCode, StartError
-from tfcluster.model import Allocation, Description, Host
+from tfcluster.model import Allocation, Description, Host, Interpreter
 
 _SWEEP_S = 5.0
 
@@ -93,7 +93,7 @@ class _JobStarter:
     own: tuple[str, ...]
     """The names of this host."""
     qrsh: str
-    python: str
+    python: Interpreter
 
     def start_agent(self, host: Host) -> Channel:
         if is_one_of(host.name, self.own):

@@ -22,7 +22,7 @@ from tfcluster.backends.slurm.variables import (
     require_one_launcher,
 )
 from tfcluster.errors import ExitCode, StartError
-from tfcluster.model import Allocation, Description, Host
+from tfcluster.model import Allocation, Description, Host, Interpreter
 
 _ASK_S = 90.0
 
@@ -76,7 +76,7 @@ class SlurmBackend:
 
 @dataclass(frozen=True, slots=True)
 class _SrunStarter:
-    python: str
+    python: Interpreter
     groups: Mapping[str, int | None]
     env: Mapping[str, str]
 

@@ -6,6 +6,7 @@ import contextlib
 import glob
 import os
 import pwd
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,7 @@ from tfcluster.backends.ssh.route import Route, Sources, route
 from tfcluster.backends.ssh.saved_settings import SavedSettings
 from tfcluster.errors import HostError, StartError
 from tfcluster.host_list import host_names, listed_hosts
-from tfcluster.model import Allocation, Description, Host, HostEntry
+from tfcluster.model import Allocation, Description, Host, HostEntry, Interpreter
 
 _SYSTEM_CONFIG = Path("/etc/ssh/ssh_config")
 
@@ -58,7 +59,7 @@ class SshStarter:
     routes: Mapping[str, Route]
     sources: Sources
     """For the routes of hosts that a scheduler has named."""
-    python: str
+    python: Interpreter
     connections: Connections
 
     def start_agent(self, host: Host) -> SshChannel:
@@ -74,7 +75,7 @@ class SshStarter:
         except (paramiko.SSHException, EOFError, OSError) as error:
             transport.close()
             raise errors.no_session(way, str(error)) from error
-        channel = SshChannel(host.name, python, session, transport.close)
+        channel = SshChannel(host.name, shlex.join(python), session, transport.close)
         # If this fails, reading from the channel tells why.
         with contextlib.suppress(OSError):
             channel.write(parcel().data)
@@ -95,7 +96,7 @@ def _starter(memory: SavedSettings, env: Mapping[str, str]) -> SshStarter:
     return SshStarter(routes, sources, memory.python, Connections())
 
 
-def _command(host: str, python: str) -> bytes:
+def _command(host: str, python: Interpreter) -> bytes:
     try:
         return remote_command(agent_argv(python))
     except ValueError as error:

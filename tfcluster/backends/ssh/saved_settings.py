@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tfcluster.errors import ContactLostError
-from tfcluster.model import Description, HostEntry, Ssh
+from tfcluster.model import Description, HostEntry, Interpreter, Ssh
 
 _PATHS = ("identity_file", "config_file", "known_hosts")
 
@@ -22,7 +22,7 @@ class SavedSettings:
 
     hosts: tuple[HostEntry, ...]
     ssh: Ssh
-    python: str
+    python: Interpreter
     timeout_given: bool
     """``connect_timeout`` was configured, so it takes precedence."""
 
@@ -54,9 +54,9 @@ class SavedSettings:
             for key in _PATHS:
                 ssh[key] = None if ssh[key] is None else Path(ssh[key])
             return cls(
-                tuple(HostEntry(**entry) for entry in found["hosts"]),
+                tuple(map(_host, found["hosts"])),
                 Ssh(**ssh),
-                str(found["python"]),
+                _interpreter(found["python"]),
                 bool(found["timeout_given"]),
             )
         except (KeyError, TypeError, ValueError) as error:
@@ -64,3 +64,14 @@ class SavedSettings:
                 "the record does not say how to reach the hosts",
                 hint="their agents stop everything when their lease ends",
             ) from error
+
+
+def _host(entry: Mapping[str, Any]) -> HostEntry:
+    python = entry["python"]
+    own = None if python is None else _interpreter(python)
+    return HostEntry(**{**entry, "python": own})
+
+
+def _interpreter(value: Any) -> Interpreter:
+    """Older versions saved a path or a name as text."""
+    return (value,) if isinstance(value, str) else tuple(map(str, value))

@@ -48,6 +48,10 @@ def plan(
     if setup := document.get("setup"):
         title = "setup, by bash on each host"
         lines += _section(title, list(map(_word, setup)), style)
+    if requirements := document.get("requirements"):
+        title = f"environment of {_word(requirements.get('file'))}, made on each host "
+        title += "that lacks it; its Python runs the tasks"
+        lines += _section(title, _packages(requirements), style)
     for kind, group in _groups(tasks).items():
         title = f"{_word(kind)}: {plural(len(group), 'task')}"
         lines += _section(title, _group(group if full else _plain(group)), style)
@@ -55,6 +59,16 @@ def plan(
     if origins:
         rows = [(_word(key), _word(place)) for key, place in origins.items()]
         lines += _section("where values came from", table(rows), style)
+    return lines
+
+
+def _packages(requirements: Json) -> list[str]:
+    packages = [line for line in requirements.get("lines") or () if line.strip()]
+    lines = list(map(_word, packages[:_NAMED]))
+    if len(packages) > _NAMED:
+        lines.append(f"and {plural(len(packages) - _NAMED, 'more line')}")
+    if requirements.get("system_site_packages"):
+        lines.append("and the packages of the Python below")
     return lines
 
 

@@ -117,7 +117,17 @@ def _doing(task: TaskView) -> str:
     return task.phase or str(task.state)
 
 
+_STAGES = {
+    "copy files": "copying files",
+    "set-up lines": "running set-up lines",
+    "make the environment": "making the environment",
+    "import TensorFlow": "importing tensorflow",
+}
+
+
 def _host_doing(host: HostView) -> str:
+    if host.state == "starting" and host.stage in _STAGES:
+        return _STAGES[host.stage]
     return {"pending": "not asked yet", "starting": "connecting"}.get(
         host.state, host.state
     )

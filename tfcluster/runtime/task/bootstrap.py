@@ -20,8 +20,12 @@ from tfcluster.runtime.scripts import program_kind
 from tfcluster.runtime.scripts.run_script import Program, parse, run
 from tfcluster.runtime.task import injection
 from tfcluster.runtime.task.import_hook import around_import
+from tfcluster.runtime.task.wrapped_environment import lost_variables
 from tfcluster.runtime.telemetry.agent_channel import reporter
 from tfcluster.runtime.telemetry.exit_cause import cause
+
+BELOW_WRAPPER = "below-wrapper"
+"""The first argument if a wrapper, which may change the environment, was used."""
 
 USAGE = "usage: bootstrap run SCRIPT|-m MODULE|-c CODE [ARG...] | server"
 
@@ -34,6 +38,10 @@ def main(argv: Sequence[str]) -> int | None:
     Raises SystemExit for wrong arguments and an environment that contradicts itself.
     Exceptions of the user's program are passed on, so that Python exits as usual.
     """
+    if argv[:1] == [BELOW_WRAPPER]:
+        argv = argv[1:]
+        if problem := lost_variables(os.environ):
+            sys.exit(f"tfcluster: {problem}")
     program = parse(argv[1:]) if argv and argv[0] == "run" else None
     if program is None and list(argv) != ["server"]:
         sys.exit(USAGE)

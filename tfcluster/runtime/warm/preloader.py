@@ -24,6 +24,7 @@ from tfcluster.runtime.task import bootstrap
 from tfcluster.runtime.telemetry.agent_channel import reporter
 from tfcluster.runtime.warm.compatibility import late_variable, shadowed_module
 from tfcluster.runtime.warm.fork import ForkRequest, fork_task
+from tfcluster.runtime.warm.wrapper import below_wrapper
 from tfcluster.versions import imported_too_old
 from tfcluster.wire import Decoder, Frame, encode
 
@@ -34,10 +35,15 @@ _FDS_OF_A_FORK = 2
 def main(argv: Sequence[str]) -> int | None:
     """Serve the agent on the socket with descriptor ``argv[0]``, until it disconnects.
 
+    ``argv[1]`` is the agent's pid if this interpreter was started by a wrapper.
+
     Also returns in every forked task when its program has ended, so that a task exits
     like any Python process.
     """
-    agent = socket.socket(fileno=int(argv[0]))
+    if len(argv) > 1:
+        agent = below_wrapper(int(argv[0]), int(argv[1]))
+    else:
+        agent = socket.socket(fileno=int(argv[0]))
     agent.set_inheritable(False)
     set_title("tfcluster: warm", "tfcluster-warm")
     fresh_env = dict(os.environ)
@@ -154,7 +160,9 @@ def start_cold(argv: Sequence[str], env: Mapping[str, str | None]) -> NoReturn:
     events = os.environ["TFCLUSTER_EVENTS"]
     os.set_inheritable(int(events), True)
     cold_env = {name: value for name, value in env.items() if value is not None}
-    cold_argv = module_argv(sys.executable, "tfcluster.runtime.task.bootstrap", *argv)
+    cold_argv = module_argv(
+        (sys.executable,), "tfcluster.runtime.task.bootstrap", *argv
+    )
     os.execve(sys.executable, cold_argv, cold_env | {"TFCLUSTER_EVENTS": events})
 
 

@@ -1,0 +1,261 @@
+"""Makes the environment of a requirements file, once for each content and interpreter.
+
+Runs as a process of its own: ``REQUEST ANSWER``, two descriptors. Reads a frame with
+what is wanted. Answers with frames ``say``, which tell what it does, and at last with
+``made`` or ``failed``. Whatever pip prints goes to its own output.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from tfcluster.agent.environments import (
+    MARKER,
+    folder,
+    is_complete,
+    open_lock,
+    try_lock,
+)
+from tfcluster.wire import WORKDIR
+
+_KEY_CHARS = 20
+_PIP = (22, 3)
+"""The first one that has the option --python."""
+_QUIET_S = 1.0
+"""Lines that a program prints sooner after another one are not told."""
+_USUAL = ("~/.local/bin", "~/.cargo/bin")
+"""Where uv's installers put it, which is often not on the PATH of an sshd."""
+# What an environment depends on, apart from the requirements. It refers to its base by
+# the path, which differs between a host and a container, or between two of them.
+_FACTS = """\
+import json, os, platform, site, sys
+try:
+    from pip import __version__ as pip
+except ImportError:
+    pip = None
+print(json.dumps({
+    "version": sys.version, "machine": platform.machine(),
+    "libc": platform.libc_ver(), "path": os.path.realpath(sys.executable),
+    "executable": sys.executable, "pip": pip,
+    "inside": sys.prefix != sys.base_prefix, "packages": site.getsitepackages()}))
+"""
+_PURELIB = "import sysconfig; print(sysconfig.get_paths()['purelib'])"
+
+
+class Failed(Exception):
+    """It could not be made; the message says why."""
+
+
+def main(argv: Sequence[str]) -> int:
+    request, answer = map(int, argv)
+    size = os.fstat(request).st_size
+    wanted: dict[str, Any] = json.loads(os.pread(request, size, 0))
+    maker = _Maker(wanted, answer)
+    try:
+        maker.make()
+    except Failed as error:
+        maker.answer(type="failed", cause=str(error))
+        return 1
+    except OSError as error:
+        where = error.filename or folder(os.environ)
+        cause = (
+            f"the environment cannot be made: {where}: {error.strerror} "
+            "(XDG_CACHE_HOME may name another folder for it)"
+        )
+        maker.answer(type="failed", cause=cause)
+        return 1
+    return 0
+
+
+class _Maker:
+    def __init__(self, wanted: dict[str, Any], answer: int) -> None:
+        self._file: str = wanted["file"]
+        self._files: list[tuple[str, str]] = wanted["files"]
+        self._digest: str = wanted["digest"]
+        self._python: list[str] = wanted["python"]
+        self._system: bool = wanted["system_site_packages"]
+        self._cwd: str = wanted["cwd"]
+        self._answer = answer
+        self._locked = -1
+
+    def answer(self, **frame: object) -> None:
+        os.write(self._answer, json.dumps(frame).encode() + b"\n")
+
+    def _say(self, text: str) -> None:
+        self.answer(type="say", text=text)
+        sys.stdout.write(f"{text}\n")
+        sys.stdout.flush()
+
+    def make(self) -> None:
+        """Find it or make it, and answer. Raises Failed or OSError."""
+        facts = self._facts()
+        where = folder(os.environ)
+        os.makedirs(where, mode=0o700, exist_ok=True)
+        home = os.path.join(where, self._key(facts))
+        lock = open_lock(home)
+        try:
+            self._lock(lock, fcntl.LOCK_SH, home)
+            if not is_complete(home):
+                fcntl.flock(lock, fcntl.LOCK_UN)
+                self._lock(lock, fcntl.LOCK_EX, home)
+                # Programs inherit it: if this process is killed, they may still write.
+                self._locked = lock
+                self._make_locked(home, facts)
+                # Others may use it now, even if pip has left a process that lives on.
+                fcntl.flock(lock, fcntl.LOCK_SH)
+            # Its age, for `tfcluster clean`, counts from the last use.
+            os.utime(os.path.join(home, MARKER))
+        finally:
+            os.close(lock)
+        python = os.path.join(home, "bin", "python")
+        self.answer(type="made", python=python, home=home)
+
+    def _key(self, facts: dict[str, Any]) -> str:
+        base = [facts[key] for key in ("version", "machine", "libc", "path")]
+        parts = [self._digest, base, self._python[:-1], self._system]
+        if any(WORKDIR in text for _, text in self._files):
+            parts.append(self._cwd)  # an editable package stays there
+        digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+        return digest[:_KEY_CHARS]
+
+    def _lock(self, lock: int, kind: int, home: str) -> None:
+        if not try_lock(lock, kind):
+            self._say(f"waiting for another launch, which makes {home}")
+            fcntl.flock(lock, kind)
+
+    def _make_locked(self, home: str, facts: dict[str, Any]) -> None:
+        if is_complete(home):
+            return  # another one was faster
+        # What a maker that was killed has left may be anything.
+        shutil.rmtree(home, ignore_errors=True)
+        began = time.monotonic()
+        try:
+            self._build(home, facts)
+        except BaseException:
+            shutil.rmtree(home, ignore_errors=True)
+            raise
+        marker = os.path.join(home, MARKER)
+        with open(f"{marker}.new", "w") as stream:
+            json.dump({"file": self._file, "python": self._python, **facts}, stream)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.rename(f"{marker}.new", marker)
+        self._say(f"made {home} in {time.monotonic() - began:.0f} s")
+
+    def _build(self, home: str, facts: dict[str, Any]) -> None:
+        # uv sees neither a container's files nor the packages of the base.
+        alone = len(self._python) == 1 and not self._system
+        uv = _find_uv() if alone else None
+        python = os.path.join(home, "bin", "python")
+        self._say(f"making the environment of {self._file} with {uv or 'venv and pip'}")
+        if uv:
+            base = facts["executable"]
+            self._run([uv, "venv", "--quiet", "--no-project", "--python", base, home])
+            install = [uv, "pip", "install", "--python", python]
+        else:
+            # To install pip into each environment takes seconds, and Debian's Python
+            # needs a package for it.
+            lent = _is_newer(facts["pip"])
+            options = ["--without-pip"] if lent else []
+            options += ["--system-site-packages"] if self._system else []
+            self._run([*self._python, "-m", "venv", *options, home])
+            inside = [*self._python[:-1], python]
+            if self._system and facts["inside"]:
+                self._add_packages(inside, facts["packages"])
+            pip = [*inside, "-m", "pip"]
+            if lent:
+                pip = [*self._python, "-I", "-m", "pip", "--python", python]
+            install = [*pip, "--no-input", "--disable-pip-version-check", "install"]
+        self._run([*install, "-r", self._write_files(home)])
+        self._run([*self._python[:-1], python, "-c", "pass"])
+
+    def _add_packages(self, python: Sequence[str], packages: Sequence[str]) -> None:
+        """Make those of a base visible that is a virtual environment itself: venv would
+        take its base's."""
+        shown = self._output([*python, "-c", _PURELIB])
+        lines = [f"import site; site.addsitedir({path!r})\n" for path in packages]
+        with open(os.path.join(shown, "tfcluster-base.pth"), "w") as stream:
+            stream.writelines(lines)
+
+    def _write_files(self, home: str) -> str:
+        """Write the requirements files; returns the path of the main one."""
+        where = os.path.join(home, "requirements")
+        os.mkdir(where, mode=0o700)  # addresses of indexes may have passwords
+        for name, text in self._files:
+            with open(os.path.join(where, name), "w") as stream:
+                stream.write(text.replace(WORKDIR, self._cwd))
+        return os.path.join(where, self._files[0][0])
+
+    def _facts(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(
+            self._output([*self._python, "-I", "-c", f"exec({_FACTS!r})"])
+        )
+        return found
+
+    def _output(self, argv: Sequence[str]) -> str:
+        try:
+            done = subprocess.run(
+                argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=True
+            )
+        except OSError as error:
+            raise Failed(f"{argv[0]} cannot be started: {error.strerror}") from error
+        except subprocess.CalledProcessError as error:
+            words = " ".join(self._python)
+            raise Failed(f"{words} failed: exit status {error.returncode}") from error
+        return done.stdout.decode(errors="surrogateescape").strip()
+
+    def _run(self, argv: Sequence[str]) -> None:
+        """Run a program to its end, and tell now and then what it prints."""
+        try:
+            process = subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                cwd=self._cwd,
+                pass_fds=(self._locked,),
+            )
+        except OSError as error:
+            raise Failed(f"{argv[0]} cannot be started: {error.strerror}") from error
+        told_s = 0.0
+        for line in process.stdout or ():
+            sys.stdout.buffer.write(line)
+            sys.stdout.flush()
+            text = line.decode(errors="replace").strip()
+            if text and time.monotonic() - told_s >= _QUIET_S:
+                told_s = time.monotonic()
+                self.answer(type="line", text=text[:200])
+        if status := process.wait():
+            how = f"failed with exit status {status}"
+            if status < 0:
+                how = f"was killed by {signal.Signals(-status).name}"
+            raise Failed(f"{self._file}: {_name(argv)} {how}")
+
+
+def _is_newer(pip: str | None) -> bool:
+    """Whether this pip can install into another interpreter's environment."""
+    numbers = re.match(r"(\d+)\.(\d+)", pip or "")
+    return numbers is not None and tuple(map(int, numbers.groups())) >= _PIP
+
+
+def _find_uv() -> str | None:
+    usual = os.pathsep.join(map(os.path.expanduser, _USUAL))
+    return shutil.which("uv") or shutil.which("uv", path=usual)
+
+
+def _name(argv: Sequence[str]) -> str:
+    """What a command is for people: ``pip install``, ``venv``."""
+    if "install" in argv:
+        return "uv pip install" if argv[1] == "pip" else "pip install"
+    return "venv" if "venv" in argv else "the environment's Python"
