@@ -20,6 +20,7 @@ from benchmarks import (
     trace,
     training,
     transports,
+    warm,
 )
 
 for benchmark in (
@@ -27,6 +28,7 @@ for benchmark in (
     commands,
     planning,
     restart,
+    warm,
     first_allreduce,
     chatter,
     collective,

@@ -22,7 +22,8 @@ ROOT = Path(tfcluster.__file__).parent
 # The layers, lowest first, one per line. Members may import from lower layers and from
 # their own package; they may import from each other only if the line ends in "+".
 LAYERS = [
-    "errors states vocabulary wire isolated_import process_title versions durations",
+    "errors states vocabulary wire isolated_import process_title versions durations "
+    "import_variables",
     "schemas",
     "host_patterns task_id file_patterns",
     "model",
@@ -127,9 +128,16 @@ RUNTIME_MAY_IMPORT = {
     "isolated_import",
     "process_title",
     "versions",
+    "import_variables",
 }
 # The agent is shipped to hosts that have only Python.
-AGENT_MAY_IMPORT = {"agent", "process_title", "wire"}
+AGENT_MAY_IMPORT = {
+    "agent",
+    "process_title",
+    "wire",
+    "isolated_import",
+    "import_variables",
+}
 
 
 @functools.cache

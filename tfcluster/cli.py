@@ -641,6 +641,54 @@ def setup(config: str, overrides: tuple[str, ...], passed: tuple[str, ...]) -> i
     return setup.setup(config, overrides, os.environ, passed=passed)
 
 
+@cli.command()
+@click.argument("config", metavar="[CONFIG.yaml]", required=False)
+@_SET
+@_PASS
+@click.option(
+    "--keep",
+    default="30m",
+    show_default=True,
+    metavar="TIME",
+    help="End them this long after their last use; at most 7d.",
+)
+@click.option("--list", "listing", is_flag=True, help="List those that are kept.")
+@click.option("--stop", is_flag=True, help="End all, or those that CONFIG keeps.")
+@_JSON
+def warm(
+    config: str | None,
+    overrides: tuple[str, ...],
+    passed: tuple[str, ...],
+    keep: str,
+    listing: bool,
+    stop: bool,
+    as_json: bool,
+) -> int:
+    """Keep interpreters running on the hosts, with TensorFlow imported.
+
+    The next launches fork their tasks from them and start faster, if interpreter,
+    packages and environment are the same; launch -v says why not. The interpreters
+    end by themselves.
+
+    \b
+    tfcluster warm cluster.yaml --keep 2h     keep one on each host of the file
+    tfcluster warm --list                     age, memory, when they end
+    tfcluster warm --stop                     end them now
+    tfcluster warm --stop cluster.yaml        only those of this file
+    """
+    from tfcluster.commands import warm
+
+    options = warm.Options(
+        keep=keep,
+        overrides=overrides,
+        passed=passed,
+        listing=listing,
+        stop=stop,
+        as_json=as_json,
+    )
+    return warm.warm(config, options, os.environ)
+
+
 @cli.command(cls=_Launch)
 @click.argument(
     "words",

@@ -167,3 +167,8 @@ class Decoder:
         for line in self._lines.feed(data):
             if line:
                 yield parse(line)
+
+    @property
+    def rest(self) -> bytes:
+        """The beginning of a frame that is not complete yet."""
+        return self._lines.rest

@@ -16,9 +16,14 @@ from contextlib import suppress
 
 from tfcluster.agent import exit_codes
 from tfcluster.agent.constants import OPEN_FILES
+from tfcluster.agent.proc import Process
 from tfcluster.agent.signals import adopt_orphans
 from tfcluster.agent.sweep import clear_away, sweep
 from tfcluster.process_title import set_title
+
+TYPE_CHECKING = False  # as in typing, which takes long to import
+if TYPE_CHECKING:
+    from typing import NoReturn
 
 FORWARDED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
 AWAITED = (*FORWARDED, signal.SIGCHLD)
@@ -26,6 +31,7 @@ IGNORED = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTSTP)
 
 _RUN = b"run "
 _CLEAN = b"clean"
+_KEPT = b"kept "
 
 
 class GuardSocket:
@@ -52,6 +58,10 @@ class GuardSocket:
     def send_run(self, run: str) -> None:
         self._write(_RUN + run.encode("utf-8", "surrogateescape"))
 
+    def send_kept(self, process: Process) -> None:
+        """This descendant of ours outlives the run."""
+        self._write(_KEPT + f"{process.pid} {process.start_time}".encode())
+
     def send_clean(self) -> None:
         """Everything is stopped, and the exit that follows is intended."""
         self._write(_CLEAN)
@@ -74,14 +84,15 @@ def guarded(serve: Callable[[GuardSocket], int]) -> int:
     agent = os.fork()
     if agent == 0:
         ours.close()
-        _become_agent(serve, GuardSocket(theirs, guard))
+        become_agent(serve, GuardSocket(theirs, guard))
     theirs.close()
-    return _watch(agent, ours)
+    return watch(agent, ours)
 
 
-def _become_agent(
+def become_agent(
     serve: Callable[[GuardSocket], int], guard_socket: GuardSocket
-) -> None:
+) -> NoReturn:
+    """Run ``serve`` and exit with what it returns."""
     code = exit_codes.FAULT
     set_title("tfcluster: agent", "tfcluster-agent")
     try:
@@ -111,7 +122,11 @@ def _raise_open_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def _watch(agent: int, guard_socket: socket.socket) -> int:
+def watch(agent: int, guard_socket: socket.socket) -> int:
+    """Wait for the agent, a child, and clean up after it. Returns the exit code.
+
+    All signals of ``AWAITED`` must be blocked.
+    """
     set_title("tfcluster: guard", "tfcluster-guard")
     _own_session()
     for signum in IGNORED:
@@ -122,10 +137,10 @@ def _watch(agent: int, guard_socket: socket.socket) -> int:
     os.dup2(null, 1)
     os.close(null)
     status = _wait_for(agent)
-    run, clean = _heard(guard_socket)
+    run, clean, kept = _heard(guard_socket)
     if clean and os.WIFEXITED(status):
         return os.WEXITSTATUS(status)
-    killed = sweep(run)
+    killed = sweep(run, kept=kept)
     clear_away(run)
     sys.stderr.write(
         f"tfcluster: the agent {_words(status)}; {len(killed)} processes were killed\n"
@@ -135,15 +150,14 @@ def _watch(agent: int, guard_socket: socket.socket) -> int:
 
 def _wait_for(agent: int) -> int:
     """Forward signals until the agent ends. Returns its wait status."""
-    while True:
+    while (status := _reap(agent)) is None:
         # All of these stay blocked: a handler could run too late, after the guard has
         # begun to wait for its children.
         signum = signal.sigwait(AWAITED)
         if signum != signal.SIGCHLD:
             # Only we reap the agent, so its pid cannot have been reused.
             os.kill(agent, signum)
-        elif (status := _reap(agent)) is not None:
-            return status
+    return status
 
 
 def _reap(agent: int) -> int | None:
@@ -154,8 +168,9 @@ def _reap(agent: int) -> int | None:
             return status if pid else None
 
 
-def _heard(guard_socket: socket.socket) -> tuple[str | None, bool]:
+def _heard(guard_socket: socket.socket) -> tuple[str | None, bool, list[Process]]:
     run, clean, data = None, False, b""
+    kept = []
     guard_socket.setblocking(False)
     with suppress(OSError):
         while part := guard_socket.recv(4096):
@@ -163,8 +178,11 @@ def _heard(guard_socket: socket.socket) -> tuple[str | None, bool]:
     for line in data.split(b"\n")[:-1]:
         if line.startswith(_RUN):
             run = line[len(_RUN) :].decode("utf-8", "surrogateescape")
+        if line.startswith(_KEPT):
+            pid, start = map(int, line[len(_KEPT) :].split())
+            kept.append(Process(pid, "", "S", 0, pid, pid, start))
         clean = clean or line == _CLEAN
-    return run, clean
+    return run, clean, kept
 
 
 def _words(status: int) -> str:

@@ -20,7 +20,7 @@ Environment = Mapping[bytes, bytes]
 
 # Read before the agent has handlers of its own. Some schedulers send warning signals to
 # every process of a job; agents are started there with these signals ignored.
-_IGNORED_AT_START = tuple(
+IGNORED_AT_START = tuple(
     number
     for number in (signal.SIGUSR1, signal.SIGUSR2)
     if signal.getsignal(number) is signal.SIG_IGN
@@ -80,7 +80,7 @@ def spawn(
     if not program.argv or not program.argv[0]:
         raise SpawnError("the command is empty")
     try:
-        with _ignoring(_IGNORED_AT_START):
+        with _ignoring(IGNORED_AT_START):
             process = subprocess.Popen(
                 [raw(word) for word in program.argv],
                 env=program.env,

@@ -11,7 +11,7 @@ import signal
 import socket
 import subprocess
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 
@@ -38,6 +38,10 @@ from tfcluster.wire import (
     encode,
     parse,
 )
+
+TYPE_CHECKING = False  # as in typing, which takes long to import
+if TYPE_CHECKING:
+    from tfcluster.agent.kept.servers import Servers
 
 _READ_BYTES = 64 << 10
 _WRITE_AGAIN_S = 0.02
@@ -72,6 +76,8 @@ class _Interpreter:
     asked: dict[int, _Request] = field(default_factory=dict)
     writing: bool = False
     closed: bool = False  # by us
+    kept: Mapping[str, object] | None = None
+    """What is known of the kept interpreter from which it was forked, if it was."""
 
     @property
     def alive(self) -> bool:
@@ -96,10 +102,17 @@ class _Interpreter:
 class WarmInterpreters:
     """All warm interpreters of this host, by key."""
 
-    def __init__(self, shared: RunServices, tasks: Tasks, children: Children) -> None:
+    def __init__(
+        self,
+        shared: RunServices,
+        tasks: Tasks,
+        children: Children,
+        servers: Servers | None = None,
+    ) -> None:
         self._shared = shared
         self._tasks = tasks
         self._children = children
+        self._servers = servers
         self._interpreters: dict[str, _Interpreter] = {}
         self._requests = 0
         self.on_begun: Callable[[Task], None] = lambda task: None
@@ -130,17 +143,20 @@ class WarmInterpreters:
             raise SpawnError(f"no pipes: {error.strerror}", error.errno or 0) from error
         stream = next(self._shared.streams)
         self._shared.capture.add(stream, read_end, request.log, source=None)
-        words = [str(theirs.fileno())]
-        if request.wrapped:
-            words.append(str(os.getpid()))
-        argv = (*request.argv, *words)
         base = self._shared.base
         env = with_folders_first(base, request.env, request.prepend)
-        program = Program(argv, environment(base, env), request.cwd)
+        program = Program(request.argv, environment(base, env), request.cwd)
         began = self._shared.loop.now()
         interpreter = _Interpreter(request, stream, began, ours)
         try:
+            if self._lend(interpreter, program, write_end):
+                ours.close()
+                return interpreter
             number = theirs.fileno()
+            words = [str(number)]
+            if request.wrapped:
+                words.append(str(os.getpid()))
+            program = Program((*request.argv, *words), program.env, request.cwd)
             # A wrapper may close descriptors, but hardly ever its standard input.
             stdin = number if request.wrapped else subprocess.DEVNULL
             interpreter.pid = spawn(program, write_end, number, stdin=stdin)
@@ -152,6 +168,17 @@ class WarmInterpreters:
             os.close(write_end)
             theirs.close()
         return interpreter
+
+    def _lend(self, interpreter: _Interpreter, program: Program, output: int) -> bool:
+        """Use a fork of a kept interpreter, if there is one that fits."""
+        if self._servers is None or interpreter.request.wrapped:
+            return False
+        server = self._servers.take(program, output)
+        if server is None:
+            return False
+        interpreter.end, interpreter.pid = server.end, server.pid
+        interpreter.kept = self._servers.kept
+        return True
 
     def fork(self, request: Start) -> None:
         """Fork a task once the imports are done. A failure is reported."""
@@ -312,8 +339,8 @@ class WarmInterpreters:
         if kind == "ready" and not interpreter.ready:
             interpreter.ready = True
             seconds = round(self._shared.loop.now() - interpreter.began, 3)
-            key = interpreter.request.key
-            self._shared.reports.send("warmed", key=key, seconds=seconds)
+            key, kept = interpreter.request.key, interpreter.kept
+            self._shared.reports.send("warmed", key=key, seconds=seconds, kept=kept)
             self._write(interpreter)
         elif kind == "unfit":
             interpreter.unfit = str(frame.get("cause"))[:_CAUSE_CHARS]

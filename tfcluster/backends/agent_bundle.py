@@ -47,6 +47,7 @@ SHIPPED = (
     "agent",
     "doctor/__init__.py",
     "doctor/probe.py",
+    "import_variables.py",
     "isolated_import.py",
     "model.py",
     "task_id.py",

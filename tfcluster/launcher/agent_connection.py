@@ -8,7 +8,7 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 
@@ -165,11 +165,13 @@ def open_agent(
     post: Callable[[Received | Closed], None],
     *,
     witness: str | None = None,
+    warm: Sequence[Frame] = (),
 ) -> AgentConnection:
     """Start an agent and send it ``open``. Raises HostError or StartError.
 
     ``witness`` is the path of a file of this run. The agent tells whether it sees it,
-    that is, whether the host shares our files.
+    that is, whether the host shares our files. ``warm``: the warm interpreters that we
+    expect to need; the agent may take kept ones.
     """
     nonce = secrets.token_hex(16)
     contact = AgentConnection(host.name, starter.start_agent(host), nonce, post)
@@ -184,6 +186,7 @@ def open_agent(
             "heartbeat_s": HEARTBEAT_S,
             "grace_s": grace_s,
             "witness": witness,
+            "warm": list(warm),
         }
     )
     return contact

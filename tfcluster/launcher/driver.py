@@ -32,6 +32,7 @@ from tfcluster.launcher.hosts import Hosts
 from tfcluster.launcher.interrupts import Interrupt
 from tfcluster.launcher.job import Item, Job, search_paths, start_env
 from tfcluster.launcher.journal import Journal
+from tfcluster.launcher.kept_interpreters import taken_lines
 from tfcluster.launcher.machines import machine_warnings
 from tfcluster.launcher.progress import Progress
 from tfcluster.launcher.remote_log_copies import LogCopies
@@ -387,6 +388,8 @@ class Driver:
                 return
             for warning in machine_warnings(machines):
                 self._say(warning)
+            for line in taken_lines(hosts.kept()):
+                self._say(line)
         cluster = cluster_of(list(self._job.specs.values()), ports)
         try:
             cluster.require_fit(tasks)

@@ -45,6 +45,7 @@ from tfcluster.launcher.host_stages import (
     not_noted,
 )
 from tfcluster.launcher.job import Item, Job, search_paths, warm_env
+from tfcluster.launcher.kept_interpreters import hints
 from tfcluster.launcher.preparation import changed_python, prepare_frame, unprepared
 from tfcluster.launcher.requirements_digest import requirements_digest
 from tfcluster.launcher.workdir_sender import WorkdirSender
@@ -84,6 +85,8 @@ class _HostSide:
     warm: set[str] = field(default_factory=set)
     """Keys of its warm interpreters, including those that are starting."""
     warming: set[str] = field(default_factory=set)
+    kept: dict[str, Any] | None = None
+    """What is known of the kept interpreter that it took, if it did."""
     ready: bool = False
     failed: bool = False
     """It was noted as a host that cannot be made ready."""
@@ -144,6 +147,7 @@ class Hosts:
                     grace_s,
                     self._post,
                     witness=str(self._job.witness),
+                    warm=hints(self._job, host),
                 )
             except TfclusterError as error:
                 self._post(Unopened(host.name, error))
@@ -366,6 +370,8 @@ class Hosts:
                 side.ports = ports
             case "warmed":
                 side.warming.discard(_key(frame))
+                if isinstance(frame.get("kept"), dict):
+                    side.kept = frame["kept"]
             case "cold":
                 return self._cold(side, frame)
             case "wants":
@@ -491,6 +497,11 @@ class Hosts:
             if side.machine:
                 names.setdefault(side.machine, []).append(name)
         return {name: same[0] for same in names.values() if same[1:] for name in same}
+
+    def kept(self) -> dict[str, dict[str, Any]]:
+        """Host -> the kept interpreter that it took, where there was one."""
+        sides = self._sides.items()
+        return {name: side.kept for name, side in sides if side.kept is not None}
 
     def shares_files(self, host: str) -> bool:
         """Whether logs that are written there are visible here."""

@@ -37,8 +37,8 @@ class RunOutput:
         self._screen = screen
         self._display = display
         self._job = job
-        everything = display.everything or is_debugging(environ)
-        self._echo = Echo(self._has_gpus, everything=everything)
+        self._everything = display.everything or is_debugging(environ)
+        self._echo = Echo(self._has_gpus, everything=self._everything)
         self._next_live_s = 0.0
 
     @classmethod
@@ -102,6 +102,11 @@ class RunOutput:
 
     def say(self, text: str) -> None:
         self._screen.say(text)
+
+    def detail(self, text: str) -> None:
+        """Say what is usually left out."""
+        if self._everything:
+            self._screen.say(text)
 
     def live(
         self,

@@ -97,7 +97,8 @@ class TaskFrames:
         """
         match frame["type"]:
             case "note":
-                self._note(_of_host(host, _text(frame, "text")))
+                detail = frame.get("detail") is True
+                self._note(_of_host(host, _text(frame, "text")), detail=detail)
                 return [AgentAskedToStop(host)] if frame.get("signal") == "TERM" else []
             case "swept":
                 self._swept(host, frame)
@@ -261,9 +262,12 @@ class TaskFrames:
         if count:
             self._show.say(f"{host}: swept {count} leftover processes")
 
-    def _note(self, text: str) -> None:
+    def _note(self, text: str, *, detail: bool = False) -> None:
         self._journal.event("note", text=text)
-        self._show.say(text)
+        if detail:
+            self._show.detail(text)
+        else:
+            self._show.say(text)
 
     def _task(self, host: str, frame: Frame) -> TaskId:
         try:

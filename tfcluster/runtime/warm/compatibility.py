@@ -10,25 +10,7 @@ import os
 from collections.abc import Container, Mapping
 from pathlib import Path
 
-_READ_EARLY = (
-    "PYTHON",
-    "LD_",
-    "GLIBC_",
-    "MALLOC_",
-    "LC_",
-    "LANG",
-    "OMP_",
-    "GOMP_",
-    "KMP_",
-    "MKL_",
-    "OPENBLAS_",
-    "KERAS_",
-    "TF_",
-)
-"""Prefixes of the environment variables that are read only at the start."""
-
-_READ_LATE = frozenset({"TF_CONFIG", "TF_GRPC_REUSE_PORT"})
-_READ_EARLY_NAMES = frozenset({"TZ", "TMPDIR", "HOME"})
+from tfcluster.import_variables import is_read_early
 
 
 def late_variable(
@@ -36,8 +18,7 @@ def late_variable(
 ) -> str | None:
     """Why ``changes`` come too late for this interpreter; None if they do not."""
     for name, value in changes.items():
-        early = name in _READ_EARLY_NAMES or name.startswith(_READ_EARLY)
-        if early and name not in _READ_LATE and environ.get(name) != value:
+        if is_read_early(name) and environ.get(name) != value:
             return f"{name} is read only once, at the start"
     return None
 

@@ -11,7 +11,7 @@ import random
 import signal
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,7 +40,7 @@ def fork_task(request: ForkRequest) -> int | None:
     subreaper. Raises OSError if the task cannot be started.
     """
     report, writer = os.pipe()
-    middle = _fork()
+    middle = fork()
     if middle == 0:
         os.close(report)
         if _fork_on(writer, request):
@@ -61,7 +61,7 @@ def _fork_on(writer: int, request: ForkRequest) -> bool:
     """In the middle process: fork the task and exit. Returns True in the task only."""
     middle_ended, middle_lives = os.pipe()
     try:
-        child = _fork()
+        child = fork()
         if child:
             os.write(writer, encode({"type": "pid", "pid": child}))
             os._exit(0)
@@ -76,7 +76,8 @@ def _fork_on(writer: int, request: ForkRequest) -> bool:
     return True
 
 
-def _fork() -> int:
+def fork() -> int:
+    """As os.fork."""
     # Python 3.12 warns of forks with threads. Here they are OpenBLAS's, which stops and
     # restarts its threads around a fork.
     with warnings.catch_warnings():
@@ -88,7 +89,7 @@ def _become_task(request: ForkRequest, *, keep: int) -> None:
     os.setsid()
     os.chdir(request.cwd)
     _take_descriptors(request, keep)
-    _default_signals()
+    default_signals(_ignored_warnings())
     for name, value in request.env.items():
         if value is None:
             os.environ.pop(name, None)
@@ -111,22 +112,21 @@ def _take_descriptors(request: ForkRequest, keep: int) -> None:
     os.closerange(start, os.sysconf("SC_OPEN_MAX"))
 
 
-def _default_signals() -> None:
-    """Reset signal handlers to those of a new Python process.
-
-    SIGUSR1 and SIGUSR2, by which schedulers warn, stay ignored if they are.
-    """
-    kept = [signal.SIGKILL, signal.SIGSTOP]
-    for warning in (signal.SIGUSR1, signal.SIGUSR2):
-        if signal.getsignal(warning) is signal.SIG_IGN:
-            kept.append(warning)
-    for number in signal.valid_signals():
+def default_signals(kept: Collection[int]) -> None:
+    """Reset signal handlers, except those of ``kept``, to those of a new process."""
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         if number not in kept:
             signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def _ignored_warnings() -> set[int]:
+    """SIGUSR1 and SIGUSR2, by which schedulers warn, stay ignored if they are."""
+    warned = (signal.SIGUSR1, signal.SIGUSR2)
+    return {number for number in warned if signal.getsignal(number) is signal.SIG_IGN}
 
 
 def _renew_module_state() -> None:

@@ -55,12 +55,24 @@ def main(argv: Sequence[str]) -> int | None:
 def import_tensorflow(agent: socket.socket) -> None:
     """Import TensorFlow and Keras, and report that to the agent."""
     _say(agent, {"type": "phase", "phase": "importing tensorflow"})
-    backend = os.environ.get("KERAS_BACKEND", "tensorflow")
-    if backend != "tensorflow" and os.environ.get("TFCLUSTER_STRATEGY") != "none":
+    require_keras_backend(os.environ)
+    seconds = import_libraries()
+    require_known_versions(agent, os.environ)
+    _say(agent, {"type": "ready", "seconds": seconds})
+
+
+def require_keras_backend(environ: Mapping[str, str]) -> None:
+    """Exit if Keras would use another backend than TensorFlow, which cannot train."""
+    backend = environ.get("KERAS_BACKEND", "tensorflow")
+    if backend != "tensorflow" and environ.get("TFCLUSTER_STRATEGY") != "none":
         sys.exit(
             f"tfcluster: KERAS_BACKEND is {backend!r} in this host's environment: "
             "tfcluster can distribute only Keras's 'tensorflow' backend"
         )
+
+
+def import_libraries() -> float:
+    """Import what tasks need, once. Returns how many seconds that took."""
     bootstrap.quieten_tensorflow()
     start = time.monotonic()
     # Objects of an import stay alive. Collecting during it only costs time, and later
@@ -68,16 +80,15 @@ def import_tensorflow(agent: socket.socket) -> None:
     gc.disable()
     for library in bootstrap.LIBRARIES:
         importlib.import_module(library)
-    _require_known_versions(agent)
     gc.freeze()
     gc.enable()
-    _say(agent, {"type": "ready", "seconds": round(time.monotonic() - start, 3)})
+    return round(time.monotonic() - start, 3)
 
 
-def _require_known_versions(agent: socket.socket) -> None:
+def require_known_versions(agent: socket.socket, environ: Mapping[str, str]) -> None:
     """Exit if TensorFlow or Keras is too old, before any task starts."""
     problem = imported_too_old()
-    if problem and os.environ.get("TFCLUSTER_STRATEGY") != "none":
+    if problem and environ.get("TFCLUSTER_STRATEGY") != "none":
         _say(agent, {"type": "unfit", "cause": problem})
         sys.exit(f"tfcluster: {problem}")
 

@@ -1,0 +1,46 @@
+"""Entry points of the guard and the agent that descend from a kept interpreter.
+
+It has forked them, and they have executed this. Descriptors are in their arguments.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+
+from tfcluster.agent.guard import GuardSocket, become_agent, watch
+from tfcluster.agent.kept.leash import NewEnd, Server, say_code
+from tfcluster.agent.signals import adopt_orphans
+
+
+def main(argv: Sequence[str]) -> int:
+    role, words = argv[0], argv[1:]
+    return _guard(*words) if role == "guard" else _agent(*words)
+
+
+def _guard(agent: str, leash: str, end: str) -> int:
+    adopt_orphans()
+    code = watch(int(agent), _inherited(end))
+    say_code(int(leash), code)
+    return code
+
+
+def _agent(guard: str, leash: str, end: str, *servers: str) -> int:
+    from tfcluster.agent.supervisor import serve
+
+    pairs = (word.split(":") for word in servers)
+    forks = [Server(int(pid), _inherited(fd)) for pid, fd in pairs]
+    leash_end = _inherited(leash)
+
+    def supervise(guard_socket: GuardSocket) -> int:
+        code = serve(guard_socket, NewEnd(leash_end, forks))
+        say_code(leash_end.fileno(), code)
+        return code
+
+    become_agent(supervise, GuardSocket(_inherited(end), int(guard)))
+
+
+def _inherited(word: str) -> socket.socket:
+    end = socket.socket(fileno=int(word))
+    end.set_inheritable(False)
+    return end
