@@ -121,7 +121,9 @@ class RowTerms:
         paths = self._paths(recording.ops, targets, self._leaves)
         if paths is not None:
             numbers = _in_orders(paths, targets, self._leaves)
-            self._judge(user_line(), _coarsest(paths), np.asarray(numbers))
+            in_loop = self._session.share is None
+            found = np.asarray(numbers)
+            self._judge(user_line(), _coarsest(paths), found, in_loop=in_loop)
 
     def _look_in_graph(self, targets: Sequence[Tensor]) -> None:
         graph = tf.compat.v1.get_default_graph()
@@ -132,12 +134,13 @@ class RowTerms:
         if paths is None:
             return
         where, dtype = user_line(), _coarsest(paths)
+        in_loop = self._session.share is None
         checked = _Check()
         # The graph keeps the object alive, and with it the count of its steps.
         attached(graph, "_tfcluster_checks", list[_Check]).append(checked)
 
         def judge(numbers: Array) -> np.bool_:
-            return np.bool_(self._judge(where, dtype, numbers))
+            return np.bool_(self._judge(where, dtype, numbers, in_loop=in_loop))
 
         def look() -> Tensor:
             numbers = _in_orders(paths, targets, leaves)
@@ -188,12 +191,13 @@ class RowTerms:
         known = [path for path in paths if path is not None]
         return known if len(known) == len(paths) and any(known) else None
 
-    def _judge(self, where: str, dtype: str, numbers: Array) -> bool:
+    def _judge(self, where: str, dtype: str, numbers: Array, *, in_loop: bool) -> bool:
         """Judge a loss by its values for four orders; return whether the check ends."""
         session = self._session
         loop = session.loop
         # In a trial one rank has its rows twice, from which it could not tell.
-        if not session.inside_keras and (not loop.divided or loop.share.trial):
+        in_loop = in_loop and not session.inside_keras
+        if in_loop and (not loop.divided or loop.share.trial):
             return False
         if has_row_terms(*numbers.tolist(), tolerance=TOLERANCES[dtype]):
             return False
