@@ -12,13 +12,10 @@ from tests.runtime.written import Values, Written
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(600)]
 
-SHARDS = 6
-SIZES = (1, 2, *(pytest.param(size, marks=pytest.mark.slow) for size in (3, 6)))
-TRAINED = (
-    "fit",
-    "own_step",
-    "own_loss",
-    "eagerly",
+SHARDS = 4
+SIZES = (2, *(pytest.param(size, marks=pytest.mark.slow) for size in (3, 4)))
+TRAINED = ("fit", "own_step", "own_loss", "eagerly")
+WITH_MORE = (
     "clips",
     "two_updates",
     "accumulates",

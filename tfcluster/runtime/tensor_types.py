@@ -229,6 +229,9 @@ class Operation(Protocol):
         ...
 
     @property
+    def traceback(self) -> Any: ...
+
+    @property
     def name(self) -> str: ...
 
     @property

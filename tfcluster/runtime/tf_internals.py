@@ -495,15 +495,23 @@ def graph_for_threads(
     return enter
 
 
-def converted(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function`` as AutoGraph converts that of a ``tf.function``."""
+def conversion() -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A function that converts others like AutoGraph that of a ``tf.function``.
+
+    It does so wherever it is called; AutoGraph must be enabled here.
+    """
     import tensorflow as tf
 
     autograph = tf.__internal__.autograph
-    found: Callable[..., Any] = autograph.tf_convert(
-        function, autograph.control_status_ctx(), user_requested=True
-    )
-    return found
+    here = autograph.control_status_ctx()
+
+    def converted(function: Callable[..., Any]) -> Callable[..., Any]:
+        found: Callable[..., Any] = autograph.tf_convert(
+            function, here, user_requested=True
+        )
+        return found
+
+    return converted
 
 
 def as_called_here(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -517,13 +525,16 @@ def as_called_here(function: Callable[..., Any]) -> Callable[..., Any]:
     return found
 
 
-def user_frames() -> list[Frame]:
+def user_frames(operation: Operation | None = None) -> list[Frame]:
     """The frames of the current call stack, the innermost last.
 
-    A frame of code that AutoGraph has generated refers to the original source.
+    A frame of code that AutoGraph has generated refers to the original source. With
+    ``operation``, they are those of the call that has added it to its graph.
     """
     from tensorflow.python.util import tf_stack
 
+    if operation is not None:
+        return list(operation.traceback.get_user_frames())
     return list(tf_stack.extract_stack().get_user_frames())
 
 

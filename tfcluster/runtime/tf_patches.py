@@ -138,14 +138,22 @@ CONDITIONAL = Patch(
     (in_keras("train.shard_steps.ShardSteps._conditional", "runtime.shards"),),
     "conditionals that run once for all shards",
 )
+# TensorFlow replaces the methods that add in ResourceVariable. Variables that a graph
+# makes are of another class.
 ASSIGNMENTS = tuple(
     Patch(
-        "tensorflow.python.ops.resource_variable_ops.ResourceVariable",
+        f"tensorflow.python.ops.resource_variable_ops.{kind}",
         name,
         (in_keras("state.assign_hook.AssignHook._assign_raw", "runtime.shards"),),
         "variables that a step sets once for all shards",
     )
-    for name in ("assign", "assign_add", "assign_sub")
+    for kind, name in (
+        ("BaseResourceVariable", "assign"),
+        ("BaseResourceVariable", "assign_add"),
+        ("BaseResourceVariable", "assign_sub"),
+        ("ResourceVariable", "assign_add"),
+        ("ResourceVariable", "assign_sub"),
+    )
 )
 
 _RECORD_CLIP = in_keras(

@@ -97,7 +97,7 @@ def case_own_loss():
 
 class Clips(OwnStep):
     def train_step(self, batch):
-        x, y = batch
+        x, y, _ = keras.utils.unpack_x_y_sample_weight(batch)
         with tf.GradientTape() as tape:
             loss = self.compute_loss(x, y, self(x, training=True))
         gradients = tape.gradient(loss, self.trainable_variables)

@@ -58,6 +58,9 @@ BY_ROWS = "gradients by rows"
 OF_ALL_ROWS = "code that got the rows of all ranks"
 """For ``Session.within``: a loss or a metric sees the whole batch."""
 
+OF_A_CHECK = "a check of a shard"
+"""For ``Session.within``: operations that one shard alone adds to the step."""
+
 MOST_TRIALS = 100
 """Stop after this many trial batches, since each costs time."""
 

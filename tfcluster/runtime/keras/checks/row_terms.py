@@ -41,7 +41,7 @@ from tfcluster.runtime.keras.checks.rounding import TOLERANCES
 from tfcluster.runtime.keras.checks.types import TensorKey
 from tfcluster.runtime.keras.graph_order import exchange_in_order
 from tfcluster.runtime.keras.program_lines import user_line
-from tfcluster.runtime.keras.session import Session
+from tfcluster.runtime.keras.session import OF_A_CHECK, Session
 from tfcluster.runtime.tensor_types import Leaf, Nest, Tensor
 
 _MOST_RECORDED = 100_000
@@ -151,7 +151,8 @@ class RowTerms:
         share = self._session.share
         undivided = False if share is None else share.undivided
         due = self._steps.due(checked) & tf.logical_not(undivided)
-        tf.cond(due, lambda: tf.group(look()), lambda: tf.no_op())
+        with self._session.once(OF_A_CHECK):
+            tf.cond(due, lambda: tf.group(look()), lambda: tf.no_op())
 
     def known_ops(self, number: Tensor) -> tuple[Sequence[Op], Sequence[Tensor]] | None:
         """The operations that led to ``number``, and the batch's tensors, at least one.

@@ -56,6 +56,7 @@ class ShardFunctions:
         self._steps = steps
         self._rows = rows
         self._results = results
+        self._converted = tf_internals.conversion()
         self._known: weakref.WeakKeyDictionary[Function, _Known] = (
             weakref.WeakKeyDictionary()
         )
@@ -78,7 +79,7 @@ class ShardFunctions:
             if tf.executing_eagerly():
                 return original(function, *args, **kwargs)
             # In the graph of the step, where shards can wait for each other.
-            return tf_internals.converted(function.python_function)(*args, **kwargs)
+            return self._converted(function.python_function)(*args, **kwargs)
         if session.inside_keras or session.share or not tf.executing_eagerly():
             return original(function, *args, **kwargs)
         places = self._rows.of(_leaves(args, kwargs))
@@ -128,11 +129,13 @@ class ShardFunctions:
         ) -> Nest:
             called = reference()
             assert called is not None
-            run = tf_internals.converted(called.python_function)
+            run = self._converted(called.python_function)
             leaves = _leaves(args, kwargs)
 
             def of_shard(part: ShardPart) -> Nest:
-                share = replace(part.share, data=part.data)
+                # The rows of one shard show whether a loss is a mean over rows.
+                data = part.data if part is parts[0] else None
+                share = replace(part.share, data=data)
                 own = [*leaves]
                 for place, rows in zip(places, tf.nest.flatten(part.data), strict=True):
                     own[place] = rows

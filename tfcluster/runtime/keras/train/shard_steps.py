@@ -36,7 +36,8 @@ from tfcluster.runtime.keras.batches.batch_slicing import (
     twice,
 )
 from tfcluster.runtime.keras.graph_order import exchange_in_order
-from tfcluster.runtime.keras.session import TRIAL_RANK, Session, Share
+from tfcluster.runtime.keras.program_lines import user_line
+from tfcluster.runtime.keras.session import OF_A_CHECK, TRIAL_RANK, Session, Share
 from tfcluster.runtime.keras.state.shard_state import ShardState, graph_now
 from tfcluster.runtime.keras.tf_variables import is_ours, raw
 from tfcluster.runtime.keras.train.gradient_allreduce import Target, Watch
@@ -287,6 +288,7 @@ class ShardSteps:
             session.current_shard is None
             or session.plain_step
             or session.within("update_state")
+            or session.within(OF_A_CHECK)
             or internals.call_context() is not None
             or graph_now() is None
             or self._step is None
@@ -450,9 +452,9 @@ class ShardSteps:
                     and not self._state.has_seen(handle)
                 ):
                     self._session.refuse(
-                        "a training step sets a tf.Variable of the program "
-                        f"({operation.name}). With runtime.shards, every shard would "
-                        f"set it once more. {_WITHOUT}"
+                        f"{user_line(operation)}: a training step sets a tf.Variable "
+                        f"of the program ({operation.name}). With runtime.shards, "
+                        f"every shard would set it once more. {_WITHOUT}"
                     )
 
 

@@ -100,9 +100,13 @@ def _divided(
         _warn_if_undivided(session, model, data, parts[0].share.undivided)
 
         def of_shard(part: ShardPart) -> Logs:
-            share = replace(part.share, data=part.data) if numbers else part.share
-            if numbers and tf.executing_eagerly() and not share.undivided:
-                checks.row_terms.begin_batch(part.data, f"{model.name} {id(model)}")
+            # The rows of one shard show whether a loss is a mean over rows.
+            if not numbers or part is not parts[0]:
+                share = part.share
+            else:
+                share = replace(part.share, data=part.data)
+                if tf.executing_eagerly() and not share.undivided:
+                    checks.row_terms.begin_batch(part.data, f"{model.name} {id(model)}")
             try:
                 with session.stepping(share, plain=plain, shard=part.shard):
                     return step(part.data)
