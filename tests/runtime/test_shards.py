@@ -10,7 +10,7 @@ import pytest
 from tests.runtime.ranks import Job, Jobs
 from tests.runtime.written import Values, Written
 
-pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(900)]
 
 SHARDS = 4
 SIZES = (2, *(pytest.param(size, marks=pytest.mark.slow) for size in (3, 4)))
@@ -24,6 +24,7 @@ WITH_MORE = (
     "on_batch",
     "loop",
     "loop_of_adversaries",
+    "loop_with_noise",
     "undivided_loop",
 )
 REFUSED = {
@@ -32,7 +33,9 @@ REFUSED = {
     "counted_rows": "sets",
     "applied_by_its_loss": "within a conditional",
     "loop_that_sums": "grow with the number of rows in a batch",
-    "loop_of_similarities": "?",
+    "loop_of_similarities": "this loss is not a mean over the rows",
+    "loop_that_adds_up": "is a sum over the rows of a batch",
+    "loop_with_the_largest": "this function returns is not a mean over the rows",
     "loop_that_counts": "that depends on the rows of the batch",
     "step_that_sums": "grow with the number of rows in a batch",
     "eager_step": "cannot run eagerly",
@@ -59,10 +62,16 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Written:
         return Job(name, size, "shards.py", (str(folder / name), *cases), env)
 
     jobs = [
-        *(job(f"trained-{size}", size, SHARDS, *TRAINED) for size in (1, 2, 3, 6)),
+        *(job(f"trained-{size}", size, SHARDS, *TRAINED) for size in (1, 2, 3, 4)),
+        *(
+            job(f"{case}-{size}", size, SHARDS, case)
+            for case in WITH_MORE
+            for size in (1, 2, 3, 4)
+        ),
+        *(job(f"tiny-{size}", size, 8, "tiny") for size in (1, 6, 8)),
         job("refused", 1, SHARDS, *REFUSED),
     ]
-    return Written(folder, Jobs(folder, jobs, timeout_s=300))
+    return Written(folder, Jobs(folder, jobs, timeout_s=800))
 
 
 def assert_same_bits(one: Values, other: Values, *, beside: str = "history_") -> None:
@@ -80,6 +89,25 @@ def test_the_bits_are_those_of_one_rank(found: Written, case: str, size: int) ->
         assert_same_bits(rank, alone)
         for key in alone:
             np.testing.assert_allclose(rank[key], alone[key], rtol=1e-5, err_msg=key)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", WITH_MORE)
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_steps_and_loops_of_the_program_have_the_same_bits(
+    found: Written, case: str, size: int
+) -> None:
+    (alone,) = found.of(f"{case}-1", case)
+    for rank in found.of(f"{case}-{size}", case):
+        assert_same_bits(rank, alone)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [6, 8])
+def test_many_ranks_have_the_same_bits(found: Written, size: int) -> None:
+    (alone,) = found.of("tiny-1", "tiny")
+    for rank in found.of(f"tiny-{size}", "tiny"):
+        assert_same_bits(rank, alone)
 
 
 @pytest.mark.slow

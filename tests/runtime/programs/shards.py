@@ -46,6 +46,12 @@ def case_fit():
     return {**state_of(model), **results(model, history)}
 
 
+def case_tiny():
+    model = compiled(classifier(), keras.optimizers.SGD(0.1, momentum=0.9))
+    model.fit(*data(40), batch_size=20, epochs=1, verbose=0)
+    return results(model)
+
+
 class OwnStep(keras.Model):
     """Logs a number that no metric keeps."""
 
@@ -358,6 +364,37 @@ def case_loop_of_adversaries():
     return {**found, "losses": np.array(losses)}
 
 
+def case_loop_with_noise():
+    """The loop draws a number for each row; numpy's numbers are not followed."""
+    model = classifier()
+    optimizer = keras.optimizers.Adam(0.02)
+    loss_of = keras.losses.SparseCategoricalCrossentropy()
+    sizes = {}
+
+    @tf.function
+    def step(x, y, noise):
+        with tf.GradientTape() as tape:
+            loss = loss_of(y, model(x + noise, training=True))
+        sizes[step] = x.shape[0]
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(
+            zip(gradients, model.trainable_variables, strict=True)
+        )
+        return loss
+
+    by_numpy = tf.function(step.python_function)
+    rng = np.random.default_rng(0)
+    found = []
+    for x, y in batches(*data(64)):
+        noise = tf.random.normal(x.shape, stddev=0.1)
+        loss = float(step(x, y, noise))
+        divided = sizes[step]
+        numbers = rng.normal(size=x.shape).astype("float32")
+        other = float(by_numpy(x, y, numbers))
+        found.append([loss, other, divided or 0, sizes[step] or 0])
+    return {**results(model), "found": np.array(found)}
+
+
 def case_undivided_loop():
     """A tape in the loop itself: all ranks compute the whole batch."""
     model = classifier(keras.layers.Dropout(0.2))
@@ -496,6 +533,17 @@ def case_loop_of_similarities():
         return tf.reduce_mean(tf.nn.log_softmax(10.0 * logits) ** 2)
 
     return looped(loss_of)
+
+
+def case_loop_that_adds_up():
+    def right(loss, predictions):
+        return loss, tf.reduce_sum(predictions[:, 0])
+
+    return looped(own_loss, right)
+
+
+def case_loop_with_the_largest():
+    return looped(own_loss, lambda loss, predictions: tf.reduce_max(predictions))
 
 
 def case_loop_that_counts():

@@ -102,6 +102,12 @@ class RowTerms:
             self._look(_flat(target))
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def look_at_results(self, numbers: Sequence[Tensor]) -> None:
+        """Check numbers that a function of the program returns, in its graph."""
+        for number in numbers:
+            self._look_in_graph([number], "a number that this function returns")
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def _look(self, targets: Sequence[Tensor]) -> None:
         targets = [target for target in targets if isinstance(target, tf.Tensor)]
         if not targets or not all(target.dtype.is_floating for target in targets):
@@ -123,9 +129,12 @@ class RowTerms:
             numbers = _in_orders(paths, targets, self._leaves)
             in_loop = self._session.share is None
             found = np.asarray(numbers)
-            self._judge(user_line(), _coarsest(paths), found, in_loop=in_loop)
+            what = f"{user_line()}: this loss"
+            self._judge(what, _coarsest(paths), found, in_loop=in_loop)
 
-    def _look_in_graph(self, targets: Sequence[Tensor]) -> None:
+    def _look_in_graph(
+        self, targets: Sequence[Tensor], what: str = "this loss"
+    ) -> None:
         graph = tf.compat.v1.get_default_graph()
         leaves = self._leaves_in(graph)
         if not leaves:
@@ -140,7 +149,8 @@ class RowTerms:
         attached(graph, "_tfcluster_checks", list[_Check]).append(checked)
 
         def judge(numbers: Array) -> np.bool_:
-            return np.bool_(self._judge(where, dtype, numbers, in_loop=in_loop))
+            found = self._judge(f"{where}: {what}", dtype, numbers, in_loop=in_loop)
+            return np.bool_(found)
 
         def look() -> Tensor:
             numbers = _in_orders(paths, targets, leaves)
@@ -192,7 +202,7 @@ class RowTerms:
         known = [path for path in paths if path is not None]
         return known if len(known) == len(paths) and any(known) else None
 
-    def _judge(self, where: str, dtype: str, numbers: Array, *, in_loop: bool) -> bool:
+    def _judge(self, what: str, dtype: str, numbers: Array, *, in_loop: bool) -> bool:
         """Judge a loss by its values for four orders; return whether the check ends."""
         session = self._session
         loop = session.loop
@@ -203,7 +213,7 @@ class RowTerms:
         if has_row_terms(*numbers.tolist(), tolerance=TOLERANCES[dtype]):
             return False
         session.differs(
-            f"{where}: this loss is not a mean over the rows of a batch: its rows "
+            f"{what} is not a mean over the rows of a batch: its rows "
             "share a divisor or a statistic, as in a mean over a mask, a Dice loss, a "
             "contrastive loss, or a layer that looks at the whole batch. Each rank "
             "computes it from its own rows, so the result differs from that of one "

@@ -1,6 +1,7 @@
 """Which tensors of a custom loop have the rows of the batch that it has got.
 
-They are the batch itself, and what the loop computes from it eagerly. It is for
+They are the batch itself, what the loop computes from it eagerly, and random numbers
+that it draws for as many rows, like the noise for a GAN. It is for
 ``runtime.shards``, where a loop gets whole batches, and its functions divide them.
 """
 
@@ -18,6 +19,9 @@ from tfcluster.runtime.tensor_types import Nest, Tensor
 
 _MOST = 10_000
 """The most tensors that are remembered of a batch: a program may keep its last one."""
+
+
+_RANDOM = ("Random", "StatelessRandom", "TruncatedNormal", "StatelessTruncatedNormal")
 
 
 class LoopRows:
@@ -46,16 +50,15 @@ class LoopRows:
     def of(self, tensors: Sequence[Any]) -> list[int]:
         """The places of those of ``tensors`` that have the rows of one batch.
 
-        Empty if there are none, or if they may have other rows.
+        Empty if there are none, or if these or others of ``tensors`` may have other
+        rows: then the function has to get all of them.
         """
         for batch in self._batches.values():
             places = [i for i, each in enumerate(tensors) if batch.has(each)]
             if places and not batch.is_kept:
-                leaves = [tensors[place] for place in places]
-                fits = all(map(has_rows, leaves)) and all(
-                    leaf.shape[0] == batch.rows for leaf in leaves
-                )
-                return places if fits else []
+                fits = all(batch.has_rows(tensors[place]) for place in places)
+                others = [t for i, t in enumerate(tensors) if i not in places]
+                return places if fits and not any(map(batch.has_rows, others)) else []
         return []
 
     def _begin(self, key: int, data: Nest) -> None:
@@ -87,7 +90,8 @@ class _Batch:
     def has(self, tensor: Any) -> bool:
         return id(tensor) in self._known
 
-    def _has_rows(self, tensor: Tensor) -> bool:
+    def has_rows(self, tensor: Any) -> bool:
+        """Whether a tensor or an array has as many rows as the batch."""
         return has_rows(tensor) and bool(tensor.shape[0] == self.rows)
 
     def __call__(
@@ -102,10 +106,11 @@ class _Batch:
         """TensorFlow calls this after each operation that it executes eagerly."""
         if graph is not None or len(self._known) >= _MOST:
             return
+        name = kind.decode() if isinstance(kind, bytes) else kind
         known = [tensor for tensor in inputs if self.has(tensor)]
         if known:
-            name = kind.decode() if isinstance(kind, bytes) else kind
-            self.is_kept |= name.startswith("Assign") and any(
-                map(self._has_rows, known)
-            )
+            self.is_kept |= name.startswith("Assign") and any(map(self.has_rows, known))
             self._known.update((id(output), output) for output in outputs)
+        elif name.startswith(_RANDOM):
+            # Numbers that are drawn for the rows of the batch: one for each row.
+            self._known.update((id(o), o) for o in outputs if self.has_rows(o))

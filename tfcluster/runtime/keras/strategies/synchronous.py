@@ -86,7 +86,7 @@ def install(
         shard_steps = ShardSteps(session, shard_state, row_terms.end_batch)
         shard_steps.install()
         assert loop_rows is not None
-        results = ShardResults(session, shard_steps)
+        results = ShardResults(session, shard_steps, row_terms)
         ShardFunctions(session, shard_steps, loop_rows, results).install()
         shards = ShardUpdate(session, shard_steps, tape_gradients, divergence_check)
     AssignHook(

@@ -141,18 +141,20 @@ class ShardFunctions:
                     own[place] = rows
                 theirs, named = tf.nest.pack_sequence_as((args, kwargs), own)
                 with session.stepping(share, shard=part.shard):
-                    return run(*theirs, **named)
+                    result = run(*theirs, **named)
+                    if part is parts[0]:
+                        self._results.look(result)
+                    return result
+
+            def merged(found: Sequence[Nest]) -> Nest:
+                if trial is not None:
+                    self._results.compare(found[0], found[-1])
+                return self._results.merged(found[: len(parts)], parts)
 
             parts = steps.parts([leaves[place] for place in places])
             trial = steps.trial(parts[0]) if tries else None
             with session.stepping(steps.share(parts)):
-                return steps.run(
-                    parts,
-                    trial,
-                    [],
-                    of_shard,
-                    lambda found: self._results.merged(found, parts),
-                )
+                return steps.run(parts, trial, [], of_shard, merged)
 
         by_shards.__name__ = f"{function.name}_by_shards"
         return tf.function(by_shards, autograph=False)

@@ -16,12 +16,17 @@ import tensorflow as tf
 
 from tfcluster.runtime.collective import Signature, tensor_words
 from tfcluster.runtime.collective.ragged_collectives import allgatherv
+from tfcluster.runtime.keras.checks.row_terms import RowTerms
 from tfcluster.runtime.keras.graph_order import exchange_in_order
+from tfcluster.runtime.keras.program_lines import user_line
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.train.gradient_allreduce import Target
 from tfcluster.runtime.keras.train.shard_exchange import ShardGradients, exchange_shards
 from tfcluster.runtime.keras.train.shard_steps import ShardPart, ShardSteps
 from tfcluster.runtime.tensor_types import Array, DType, Nest, Tensor
+
+_NEAR = 0.05
+"""How near to 2 a sum over rows grows if each of them comes twice."""
 
 _ADVICE = (
     "Return a number that is a mean over the rows, a tensor with one entry for each "
@@ -41,9 +46,47 @@ class _Number:
 class ShardResults:
     """Merges the results of a function."""
 
-    def __init__(self, session: Session, steps: ShardSteps) -> None:
+    def __init__(
+        self, session: Session, steps: ShardSteps, row_terms: RowTerms
+    ) -> None:
         self._session = session
         self._steps = steps
+        self._row_terms = row_terms
+
+    def look(self, found: Nest) -> None:
+        """Check that numbers among the results for one shard are means over its rows.
+
+        It ends the step, or warns, if they are not: see ``Session.differs``.
+        """
+        self._row_terms.look_at_results(self._numbers(found))
+
+    def compare(self, once: Nest, repeated: Nest) -> None:
+        """Check the same with the results for these rows and for each of them twice."""
+        pairs = list(zip(self._numbers(once), self._numbers(repeated), strict=False))
+        if not pairs:
+            return
+        where = user_line()
+
+        def judge(*numbers: Array) -> np.bool_:
+            for one, two in zip(numbers[0::2], numbers[1::2], strict=True):
+                if one and abs(float(two) / float(one) - 2.0) < _NEAR:
+                    self._session.differs(
+                        f"{where}: a number that a tf.function returns is a sum over "
+                        "the rows of a batch. With runtime.shards, the function runs "
+                        "once for each shard, and the loop gets the mean of what it "
+                        f"returns. {_ADVICE}"
+                    )
+            return np.bool_(True)
+
+        exchange_in_order(judge, [each for pair in pairs for each in pair], tf.bool)
+
+    def _numbers(self, found: Nest) -> list[Tensor]:
+        """The floating numbers among the results that depend on a shard's rows."""
+        return [
+            each
+            for each in tf.nest.flatten(found, expand_composites=True)
+            if _is_number(each) and self._steps.depends([each])
+        ]
 
     def merged(self, found: Sequence[Nest], parts: Sequence[ShardPart]) -> Nest:
         """The result for the whole batch; ``found`` has those for ``parts``.
@@ -64,7 +107,7 @@ class ShardResults:
                 continue
             if self._are_rows(values, parts):
                 results[place] = self._joined(values, parts)
-            elif values[0].dtype.is_floating and values[0].shape.rank == 0:
+            elif _is_number(values[0]):
                 numbers.append(place)
             else:
                 self._refuse(
@@ -80,7 +123,7 @@ class ShardResults:
         """Whether a result is the same for all shards."""
         if all(map(tf.is_tensor, values)):
             return not self._steps.depends(values)
-        if all(value is values[0] or value == values[0] for value in values[1:]):
+        if all(value is values[0] or _equal(value, values[0]) for value in values[1:]):
             return True
         return self._refuse("a value that is another one for each shard of a batch")
 
@@ -138,6 +181,17 @@ class ShardResults:
             f"a tf.function that trains in a loop returns {what}. With runtime.shards "
             f"it runs once for each shard. {_ADVICE}"
         )
+
+
+def _is_number(value: Any) -> bool:
+    return bool(
+        tf.is_tensor(value) and value.dtype.is_floating and value.shape.rank == 0
+    )
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Whether two values of Python or numpy are equal."""
+    return type(one) is type(other) and bool(np.all(one == other))
 
 
 def _rows_of(part: ShardPart) -> Tensor:

@@ -155,7 +155,8 @@ class ShardSteps:
         """``merged`` of what ``step`` returns for each part; all run in lockstep.
 
         Called within ``Session.stepping`` of the share of all parts. ``trial`` is one
-        more part, which does not count. ``state`` has variables that layers may set.
+        more part, the last, which does not count. ``state`` has variables that layers
+        may set.
         Raises CollectiveError if the step does what cannot be done shard by shard, and
         what ``step`` and ``exchange_shards`` raise.
         """
@@ -181,7 +182,7 @@ class ShardSteps:
         try:
             found = lockstep.run(names, [partial(step, part) for part in chosen])
             self._combine_state()
-            return merged(found[: len(parts)])
+            return merged(found)
         except Unlike:
             self._session.refuse(
                 "a training step computes or applies other gradients for one shard of "

@@ -116,7 +116,9 @@ def _divided(
         trial = shards.trial(parts[0]) if checks.trial_steps.is_trying else None
         with session.stepping(shards.share(parts), plain=plain):
             state = model.non_trainable_variables
-            logs = shards.run(parts, trial, state, of_shard, list)
+            logs = shards.run(
+                parts, trial, state, of_shard, lambda found: found[: len(parts)]
+            )
         checks.add_loss_check.look(model, parts[0].data, parts[0].share.undivided)
         rows = [part.share.rows for part in parts]
         found: Logs = checks.metrics.of_shards(model, logs, rows)
