@@ -229,6 +229,9 @@ class Operation(Protocol):
         ...
 
     @property
+    def traceback(self) -> Any: ...
+
+    @property
     def name(self) -> str: ...
 
     @property
@@ -254,6 +257,12 @@ class Graph(Protocol):
     """A ``tf.Graph``; ``captures`` has those of a ``tf.function`` only."""
 
     seed: int | None
+    _variable_creator_stack: list[tuple[int, Callable[..., Any]]]
+    """Of the thread that asks."""
+
+    def switch_to_thread_local(self) -> None:
+        """Keep scopes for each thread from now on."""
+        ...
 
     @property
     def captures(self) -> Sequence[tuple[Tensor, Tensor]]:

@@ -98,9 +98,11 @@ FUNCTION_CALL = Patch(
     (
         in_keras("train.xla_fallback.XlaFallback._call", EACH),
         Handler("exchange.error_translation._call", "tfcluster is used", True),
+        in_keras("train.shard_functions.ShardFunctions._call", "runtime.shards"),
         in_keras("graph_steps.GraphSteps._call", "transport: tensorflow"),
     ),
-    "functions without XLA, unchanged errors of an exchange, exchanges in graphs",
+    "functions without XLA, unchanged errors of an exchange, exchanges in graphs, "
+    "functions of loops that compute a batch by shards",
 )
 SCATTER_ADD = Patch(
     "tensorflow.python.ops.resource_variable_ops.BaseResourceVariable",
@@ -128,6 +130,30 @@ ONE_CONTEXT_INITIALIZED = Patch(
     ),
     "start of TensorFlow's server at the first op",
     how="object's dict",
+)
+
+CONDITIONAL = Patch(
+    "tensorflow.python.ops.cond",
+    "cond",
+    (in_keras("train.shard_steps.ShardSteps._conditional", "runtime.shards"),),
+    "conditionals that run once for all shards",
+)
+# TensorFlow replaces the methods that add in ResourceVariable. Variables that a graph
+# makes are of another class.
+ASSIGNMENTS = tuple(
+    Patch(
+        f"tensorflow.python.ops.resource_variable_ops.{kind}",
+        name,
+        (in_keras("state.assign_hook.AssignHook._assign_raw", "runtime.shards"),),
+        "variables that a step sets once for all shards",
+    )
+    for kind, name in (
+        ("BaseResourceVariable", "assign"),
+        ("BaseResourceVariable", "assign_add"),
+        ("BaseResourceVariable", "assign_sub"),
+        ("ResourceVariable", "assign_add"),
+        ("ResourceVariable", "assign_sub"),
+    )
 )
 
 _RECORD_CLIP = in_keras(
@@ -252,7 +278,10 @@ DATASET_SAVE = Patch(
 ONE_ITERATOR_CLASS = Patch(
     "tensorflow.data.Iterator",
     "__class__",
-    (in_keras("data.dataset_iteration._watched", IN_STEP),),
+    (
+        in_keras("data.dataset_iteration._watched", IN_STEP),
+        in_keras("data.loop_rows.LoopRows.watched", "runtime.shards"),
+    ),
     "detection of the end of a batch in a loop",
     how="object",
 )
@@ -354,6 +383,7 @@ STRATEGIES_OF_ONE_HOST = tuple(
 
 PATCHES = (
     *(each for each in list(vars().values()) if isinstance(each, Patch)),
+    *ASSIGNMENTS,
     *DRAWS_BY_PARAMETERS,
     *STRATEGIES_OF_CLUSTERS,
     *STRATEGIES_OF_ONE_HOST,

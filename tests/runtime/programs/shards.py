@@ -46,6 +46,12 @@ def case_fit():
     return {**state_of(model), **results(model, history)}
 
 
+def case_tiny():
+    model = compiled(classifier(), keras.optimizers.SGD(0.1, momentum=0.9))
+    model.fit(*data(40), batch_size=20, epochs=1, verbose=0)
+    return results(model)
+
+
 class OwnStep(keras.Model):
     """Logs a number that no metric keeps."""
 
@@ -92,29 +98,324 @@ def case_own_loss():
     return {**state_of(model), **results(model, history)}
 
 
+# --- steps that do more than apply the gradients --------------------------------------
+
+
+class Clips(OwnStep):
+    def train_step(self, batch):
+        x, y, _ = keras.utils.unpack_x_y_sample_weight(batch)
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        gradients, _ = tf.clip_by_global_norm(gradients, 0.1)
+        self.optimizer.apply_gradients(
+            zip(gradients, self.trainable_variables, strict=True)
+        )
+        return {"loss": loss}
+
+
+def trained(model, **kwargs):
+    """Trains a model on rows whose last batch is smaller than the others."""
+    history = model.fit(*data(), batch_size=16, epochs=2, **kwargs)
+    return {**state_of(model), **results(model, history)}
+
+
+def case_clips():
+    """The program clips the gradient of the whole batch."""
+    return trained(with_step(Clips))
+
+
+class Twice(OwnStep):
+    """Applies gradients, and uses the new weights."""
+
+    def train_step(self, batch):
+        super().train_step(batch)
+        logs = super().train_step(batch)
+        return {**logs, "largest": tf.reduce_max(self.trainable_variables[0])}
+
+
+def case_two_updates():
+    return trained(with_step(Twice))
+
+
+class Accumulates(OwnStep):
+    """Adds gradients up, and applies them in every third step; counts its steps."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.steps = tf.Variable(0, trainable=False)
+        self.slow = self.add_weight(shape=(6, 8), trainable=False, name="slow")
+        self.sums = [
+            tf.Variable(tf.zeros(v.shape), trainable=False)
+            for v in self.trainable_variables
+        ]
+
+    def train_step(self, batch):
+        x, y = batch
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        for total, gradient in zip(self.sums, gradients, strict=True):
+            total.assign_add(gradient / (1.0 + tf.norm(gradient)))
+        self.steps.assign_add(1)
+        tf.cond(self.steps % 3 == 0, self.apply, lambda: None)
+        self.slow.assign(0.9 * self.slow + 0.1 * self.trainable_variables[0])
+        return {"loss": loss}
+
+    def apply(self):
+        sums = [total.read_value() / 3.0 for total in self.sums]
+        self.optimizer.apply(sums, self.trainable_variables)
+        for total in self.sums:
+            total.assign(tf.zeros_like(total))
+
+
+def case_accumulates():
+    model = with_step(Accumulates)
+    found = trained(model)
+    sums = {f"sum{i}": total.numpy() for i, total in enumerate(model.sums)}
+    return {**found, **sums, "steps": model.steps.numpy()}
+
+
+class Adversaries(keras.Model):
+    """A GAN with a penalty of gradients and two optimizers; one critic has two steps.
+
+    Its networks have dropout and batch normalization.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.generator = keras.Sequential(
+            [
+                keras.Input((4,)),
+                keras.layers.Dense(8),
+                keras.layers.BatchNormalization(),
+                keras.layers.LeakyReLU(),
+                keras.layers.Dense(6),
+            ]
+        )
+        self.critic = keras.Sequential(
+            [
+                keras.Input((6,)),
+                keras.layers.Dense(8, activation="tanh"),
+                keras.layers.Dropout(0.2),
+                keras.layers.Dense(1),
+            ]
+        )
+        self.critic_loss = keras.metrics.Mean(name="critic_loss")
+        self.seeds = keras.random.SeedGenerator(3)
+        self.critic_optimizer = keras.optimizers.Adam(0.01)
+
+    def noise(self, batch):
+        return keras.random.normal((tf.shape(batch)[0], 4), seed=self.seeds)
+
+    def train_step(self, batch):
+        for _ in range(2):
+            fake = self.generator(self.noise(batch), training=True)
+            with tf.GradientTape() as tape:
+                with tf.GradientTape() as inner:
+                    mixed = 0.5 * (batch + fake)
+                    inner.watch(mixed)
+                    score = self.critic(mixed, training=True)
+                slopes = inner.gradient(score, mixed)
+                slopes = tf.sqrt(tf.reduce_sum(slopes**2, axis=1) + 1e-6)
+                loss = tf.reduce_mean(
+                    self.critic(fake, training=True)
+                    - self.critic(batch, training=True)
+                    + 10.0 * tf.reshape((slopes - 1.0) ** 2, (-1, 1))
+                )
+            weights = self.critic.trainable_variables
+            gradients = tape.gradient(loss, weights)
+            self.critic_optimizer.apply_gradients(zip(gradients, weights, strict=True))
+            self.critic_loss.update_state(loss)
+        with tf.GradientTape() as tape:
+            fake = self.generator(self.noise(batch), training=True)
+            loss = -tf.reduce_mean(self.critic(fake, training=True))
+        weights = self.generator.trainable_variables
+        gradients = tape.gradient(loss, weights)
+        gradients = [tf.clip_by_norm(gradient, 1.0) for gradient in gradients]
+        self.optimizer.apply_gradients(zip(gradients, weights, strict=True))
+        return {"critic_loss": self.critic_loss.result(), "loss": loss}
+
+
+def case_adversaries():
+    model = Adversaries()
+    model.compile(keras.optimizers.Adam(0.01))
+    history = model.fit(data()[0], batch_size=16, epochs=2)
+    found = {**state_of(model), **results(model, history)}
+    slots = model.critic_optimizer.variables
+    return {**found, **{f"slot{i}": slot.numpy() for i, slot in enumerate(slots)}}
+
+
+class Sharp(OwnStep):
+    """The gradient at perturbed weights (SAM)."""
+
+    def gradient(self, batch):
+        x, y = batch
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True))
+        return loss, tape.gradient(loss, self.trainable_variables)
+
+    def train_step(self, batch):
+        loss, gradients = self.gradient(batch)
+        scale = 0.05 / tf.linalg.global_norm(gradients)
+        for weight, gradient in zip(self.trainable_variables, gradients, strict=True):
+            weight.assign_add(gradient * scale)
+        _, sharp = self.gradient(batch)
+        for weight, gradient in zip(self.trainable_variables, gradients, strict=True):
+            weight.assign_sub(gradient * scale)
+        self.optimizer.apply(sharp, self.trainable_variables)
+        return {"loss": loss}
+
+
+def case_sharp():
+    return trained(with_step(Sharp))
+
+
+# --- loops ----------------------------------------------------------------------------
+
+
+def batches(*arrays, size=16):
+    return tf.data.Dataset.from_tensor_slices(arrays).batch(size)
+
+
 def case_loop():
-    model = classifier()
-    optimizer = keras.optimizers.SGD(0.1)
-    optimizer.build(model.trainable_variables)
-    x, y = data()
+    """The function clips, and returns all sorts of things; the last batch is small."""
+    model = classifier(keras.layers.BatchNormalization(), keras.layers.Dropout(0.2))
+    optimizer = keras.optimizers.Adam(0.02)
     loss_of = keras.losses.SparseCategoricalCrossentropy()
+    accuracy = keras.metrics.SparseCategoricalAccuracy()
+    steps = tf.Variable(0, trainable=False)
 
     @tf.function
-    def step(x, y):
+    def gradients_of(x, y):
         with tf.GradientTape() as tape:
-            loss = loss_of(y, model(x, training=True))
-        gradients = tape.gradient(loss, model.trainable_variables)
-        gradients, _ = tf.clip_by_global_norm(gradients, 0.1)
+            predictions = model(x, training=True)
+            loss = loss_of(y, predictions)
+        return loss, predictions, tape.gradient(loss, model.trainable_variables)
+
+    @tf.function
+    def step(batch, rate=1.0):
+        loss, predictions, gradients = gradients_of(*batch)
+        gradients, norm = tf.clip_by_global_norm(gradients, 0.1 * rate)
         optimizer.apply_gradients(
             zip(gradients, model.trainable_variables, strict=True)
         )
+        steps.assign_add(1)
+        accuracy.update_state(batch[1], predictions)
+        if steps % 2 == 0:
+            steps.assign_add(10)
+        return {"loss": loss, "norm": norm, "predictions": predictions}
 
-    def train():
-        for _ in range(2):
-            for batch in tf.data.Dataset.from_tensor_slices((x, y)).batch(16):
-                step(*batch)
+    found, losses = [], []
+    for _ in range(2):
+        for x, y in batches(*data()):
+            result = step((tf.cast(x, tf.float32) / 2.0, y), rate=0.5)
+            found.append(result["predictions"].numpy())
+            losses.append([float(result["loss"]), float(result["norm"])])
+    optimizer_state = {f"o{i}": v.numpy() for i, v in enumerate(optimizer.variables)}
+    return {
+        **results(model),
+        **optimizer_state,
+        "predictions": np.concatenate(found),
+        "losses": np.array(losses),
+        "steps": steps.numpy(),
+        "history_accuracy": np.array(float(accuracy.result())),
+    }
 
-    return {**raised_by(train), **results(model)}
+
+def case_loop_of_adversaries():
+    """A function for each network, with an optimizer of its own."""
+    networks = Adversaries()
+    critic, generator = networks.critic, networks.generator
+    of_critic, of_generator = (keras.optimizers.RMSprop(0.01) for _ in range(2))
+
+    @tf.function
+    def train_critic(real):
+        fake = generator(networks.noise(real), training=True)
+        with tf.GradientTape() as tape:
+            scores = critic(real, training=True), critic(fake, training=True)
+            loss = tf.reduce_mean(tf.nn.relu(1.0 - scores[0]) + tf.nn.relu(scores[1]))
+        gradients = tape.gradient(loss, critic.trainable_variables)
+        of_critic.apply_gradients(
+            zip(gradients, critic.trainable_variables, strict=True)
+        )
+        for weight in critic.trainable_variables:
+            weight.assign(tf.clip_by_value(weight, -0.3, 0.3))
+        return loss
+
+    @tf.function
+    def train_generator(real):
+        with tf.GradientTape() as tape:
+            fake = generator(networks.noise(real), training=True)
+            loss = -tf.reduce_mean(critic(fake, training=True))
+        gradients = tape.gradient(loss, generator.trainable_variables)
+        of_generator.apply_gradients(
+            zip(gradients, generator.trainable_variables, strict=True)
+        )
+        return loss
+
+    losses = [
+        [float(train_critic(real)), float(train_generator(real))]
+        for _ in range(2)
+        for real in batches(data()[0]).map(lambda x: x)
+    ]
+    weights = [*critic.variables, *generator.variables]
+    found = {f"v{i}": each.numpy() for i, each in enumerate(weights)}
+    return {**found, "losses": np.array(losses)}
+
+
+def case_loop_with_noise():
+    """The loop draws a number for each row; numpy's numbers are not followed."""
+    model = classifier()
+    optimizer = keras.optimizers.Adam(0.02)
+    loss_of = keras.losses.SparseCategoricalCrossentropy()
+    sizes = {}
+
+    @tf.function
+    def step(x, y, noise):
+        with tf.GradientTape() as tape:
+            loss = loss_of(y, model(x + noise, training=True))
+        sizes[step] = x.shape[0]
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(
+            zip(gradients, model.trainable_variables, strict=True)
+        )
+        return loss
+
+    by_numpy = tf.function(step.python_function)
+    rng = np.random.default_rng(0)
+    found = []
+    for x, y in batches(*data(64)):
+        noise = tf.random.normal(x.shape, stddev=0.1)
+        loss = float(step(x, y, noise))
+        divided = sizes[step]
+        numbers = rng.normal(size=x.shape).astype("float32")
+        other = float(by_numpy(x, y, numbers))
+        found.append([loss, other, divided or 0, sizes[step] or 0])
+    return {**results(model), "found": np.array(found)}
+
+
+def case_undivided_loop():
+    """A tape in the loop itself: all ranks compute the whole batch."""
+    model = classifier(keras.layers.Dropout(0.2))
+    optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+    loss_of = keras.losses.SparseCategoricalCrossentropy()
+    for x, y in batches(*data()):
+        with tf.GradientTape() as tape:
+            loss = loss_of(y, model(x, training=True))
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(
+            zip(gradients, model.trainable_variables, strict=True)
+        )
+    return results(model)
+
+
+def case_on_batch():
+    model = with_step(Clips)
+    x, y = data()
+    for start in range(0, len(x), 16):
+        model.train_on_batch(x[start : start + 16], y[start : start + 16])
+    return state_of(model)
 
 
 # --- refused ------------------------------------------------------------------------
@@ -127,55 +428,62 @@ def refused(model, y=None, rows=50):
     )
 
 
-class Clips(OwnStep):
+class Scales(OwnStep):
     def train_step(self, batch):
         x, y = batch
         with tf.GradientTape() as tape:
             loss = self.compute_loss(x, y, self(x, training=True))
         gradients = tape.gradient(loss, self.trainable_variables)
-        gradients, _ = tf.clip_by_global_norm(gradients, 0.1)
-        self.optimizer.apply_gradients(
-            zip(gradients, self.trainable_variables, strict=True)
-        )
+        gradients = [gradient * loss for gradient in gradients]
+        self.optimizer.apply(gradients, self.trainable_variables)
         return {"loss": loss}
 
 
-def case_changed_gradients():
-    return refused(with_step(Clips))
+def case_scaled_by_the_loss():
+    return refused(with_step(Scales))
 
 
-class Twice(OwnStep):
-    def train_step(self, batch):
-        super().train_step(batch)
-        return super().train_step(batch)
-
-
-def case_two_updates():
-    return refused(with_step(Twice))
-
-
-class UsesNewWeights(OwnStep):
-    def train_step(self, batch):
-        logs = super().train_step(batch)
-        return {**logs, "largest": tf.reduce_max(self.trainable_variables[0])}
-
-
-def case_new_weights():
-    return refused(with_step(UsesNewWeights))
-
-
-class Counts(OwnStep):
+class Keeps(OwnStep):
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self.steps = tf.Variable(0, trainable=False)
+        self.last = tf.Variable(0.0, trainable=False)
 
     def train_step(self, batch):
-        self.steps.assign_add(1)
-        return super().train_step(batch)
+        logs = super().train_step(batch)
+        self.last.assign(logs["loss"])
+        return logs
 
 
-def case_counted_steps():
-    return refused(with_step(Counts))
+def case_kept_loss():
+    return refused(with_step(Keeps))
+
+
+class CountsRows(Keeps):
+    def train_step(self, batch):
+        self.last.assign_add(tf.cast(tf.shape(batch[0])[0], tf.float32))
+        return OwnStep.train_step(self, batch)
+
+
+def case_counted_rows():
+    return refused(with_step(CountsRows))
+
+
+class AppliesLater(OwnStep):
+    def train_step(self, batch):
+        x, y = batch
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True))
+        gradients = tape.gradient(loss, self.trainable_variables)
+
+        def apply():
+            self.optimizer.apply(gradients, self.trainable_variables)
+
+        tf.cond(loss > 0.0, apply, lambda: None)
+        return {"loss": loss}
+
+
+def case_applied_by_its_loss():
+    return refused(with_step(AppliesLater))
 
 
 class Sums(OwnStep):
@@ -192,6 +500,57 @@ def case_eager_step():
     model = with_step(OwnStep)
     model.run_eagerly = True
     return refused(model)
+
+
+def looped(loss_of, result_of=lambda loss, predictions: loss):
+    """A loop whose function uses this loss and returns that result."""
+    model = classifier()
+    optimizer = keras.optimizers.SGD(0.1)
+
+    @tf.function
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            predictions = model(x, training=True)
+            loss = loss_of(y, predictions)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply(gradients, model.trainable_variables)
+        return result_of(loss, predictions)
+
+    def train():
+        for x, y in batches(*data(), size=25):
+            step(x, y)
+
+    return raised_by(train)
+
+
+def case_loop_that_sums():
+    return looped(sum_of_squares)
+
+
+def case_loop_of_similarities():
+    def loss_of(y, predictions):
+        logits = tf.matmul(predictions, predictions, transpose_b=True)
+        return tf.reduce_mean(tf.nn.log_softmax(10.0 * logits) ** 2)
+
+    return looped(loss_of)
+
+
+def case_loop_that_adds_up():
+    def right(loss, predictions):
+        return loss, tf.reduce_sum(predictions[:, 0])
+
+    return looped(own_loss, right)
+
+
+def case_loop_with_the_largest():
+    return looped(own_loss, lambda loss, predictions: tf.reduce_max(predictions))
+
+
+def case_loop_that_counts():
+    def count(loss, predictions):
+        return tf.math.count_nonzero(predictions[:, 0] > 0.5)
+
+    return looped(own_loss, count)
 
 
 def sum_of_squares(y_true, y_pred):

@@ -78,6 +78,40 @@ def mean_of_shards(
     return means, gathered
 
 
+def of_the_chief(
+    group: Group,
+    dense: Sequence[Array],
+    sparse: Sequence[Slices],
+    *,
+    signature: Signature,
+    check: Check | None = None,
+) -> tuple[list[Array], list[Slices]]:
+    """The chief's gradients, of a batch that every rank has computed as a whole.
+
+    Arguments and results are like those of ``mean_of_shards``, for one shard. Raises
+    what ``Group.exchange`` and ``check.compared`` raise.
+    """
+    arrays = [*dense, *(a for each in sparse for a in (each.values, each.indices))]
+    with group.exchange(signature, 1.0, check.note if check else b"") as call:
+        found = [_from_the_chief(call.transport, array) for array in arrays]
+    if check:
+        check.compared(call.notes)
+    count = len(dense)
+    pairs = zip(found[count::2], found[count + 1 :: 2], strict=True)
+    slices = [
+        Slices(values, indices, each.rows)
+        for (values, indices), each in zip(pairs, sparse, strict=True)
+    ]
+    return found[:count], slices
+
+
+def _from_the_chief(transport: Transport, array: Array) -> Array:
+    """The chief's array; its first dimension may be another than that of ``array``."""
+    sent = np.ascontiguousarray(array).tobytes() if transport.rank == 0 else b""
+    found = np.frombuffer(transport.broadcast(sent, 0), array.dtype)
+    return found.reshape((-1, *array.shape[1:]) if array.ndim else ()).copy()
+
+
 def _means(
     call: CollectiveCall,
     shards: int,

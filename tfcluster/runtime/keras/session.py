@@ -9,7 +9,7 @@ import sys
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -34,6 +34,21 @@ from tfcluster.runtime.tensor_types import Flag, Nest, Number, Weight
 _SUSPICIOUS_APPLIES = 3
 """Warn after this many undivided batches in a row: a loop's first is never divided."""
 
+_SAME = (
+    "every rank computed the same gradient: the data is not divided. The result is "
+    "right, but no faster than on one machine. Batches are divided in model.fit and in "
+)
+_UNDIVIDED = (
+    f"{_SAME}loops over a batched tf.data.Dataset: write the loop as `for x, y in "
+    "tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH):`, outside of a "
+    "tf.function"
+)
+_UNDIVIDED_SHARDS = (
+    f"{_SAME}functions of loops: with runtime.shards, write the loop as `for x, y in "
+    "tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH): step(x, y)`, with a "
+    "tf.function `step` that computes the gradients"
+)
+
 TRIAL_RANK = 1
 """The rank that gets the chief's rows in a trial, each of them twice."""
 
@@ -42,6 +57,9 @@ BY_ROWS = "gradients by rows"
 
 OF_ALL_ROWS = "code that got the rows of all ranks"
 """For ``Session.within``: a loss or a metric sees the whole batch."""
+
+OF_A_CHECK = "a check of a shard"
+"""For ``Session.within``: operations that one shard alone adds to the step."""
 
 MOST_TRIALS = 100
 """Stop after this many trial batches, since each costs time."""
@@ -207,6 +225,8 @@ class Session:
     """Whether each rank adds to its gradients what rounding took from the last."""
     applies: int = 0
     """The number of gradients exchanged so far."""
+    exchanges: int = 0
+    """The number of exchanges of gradients that were traced, or ran eagerly."""
     optimizer_names: OptimizerNames = field(default_factory=OptimizerNames)
     """The optimizers' names in messages and on ps tasks, equal on all ranks."""
     hooked: dict[int, weakref.ref[Variable]] = field(default_factory=dict)
@@ -232,13 +252,10 @@ class Session:
     settle: Callable[[str], None] = lambda what: None
     """The strategy's ``settle``: makes the weights equal before they are used."""
 
-    undivided = (
-        "every rank computed the same gradient: the data is not divided. The result is "
-        "right, but no faster than on one machine. Batches are divided in model.fit "
-        "and in loops over a batched tf.data.Dataset: write the loop as `for x, y in "
-        "tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH):`, outside of a "
-        "tf.function"
-    )
+    @property
+    def undivided(self) -> str:
+        """The warning that a loop is not divided."""
+        return _UNDIVIDED_SHARDS if self.shards else _UNDIVIDED
 
     def __post_init__(self) -> None:
         self._entered = 0
@@ -383,6 +400,14 @@ class Session:
             span(self.group.tracer, CHECKPOINTS, what.removeprefix("end of ")),
         ):
             yield
+
+    def marks(self) -> dict[str, bool]:
+        """The marks of this thread, for ``set_marks`` in another one."""
+        return dict(vars(self._local))
+
+    def set_marks(self, marks: Mapping[str, bool]) -> None:
+        """Mark this thread like another one."""
+        vars(self._local).update(marks)
 
     def take(self, what: str) -> bool:
         """Whether this thread is inside ``once(what)``. Removes the mark."""

@@ -41,7 +41,7 @@ from tfcluster.runtime.keras.checks.rounding import TOLERANCES
 from tfcluster.runtime.keras.checks.types import TensorKey
 from tfcluster.runtime.keras.graph_order import exchange_in_order
 from tfcluster.runtime.keras.program_lines import user_line
-from tfcluster.runtime.keras.session import Session
+from tfcluster.runtime.keras.session import OF_A_CHECK, Session
 from tfcluster.runtime.tensor_types import Leaf, Nest, Tensor
 
 _MOST_RECORDED = 100_000
@@ -102,6 +102,12 @@ class RowTerms:
             self._look(_flat(target))
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def look_at_results(self, numbers: Sequence[Tensor]) -> None:
+        """Check numbers that a function of the program returns, in its graph."""
+        for number in numbers:
+            self._look_in_graph([number], "a number that this function returns")
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def _look(self, targets: Sequence[Tensor]) -> None:
         targets = [target for target in targets if isinstance(target, tf.Tensor)]
         if not targets or not all(target.dtype.is_floating for target in targets):
@@ -121,9 +127,14 @@ class RowTerms:
         paths = self._paths(recording.ops, targets, self._leaves)
         if paths is not None:
             numbers = _in_orders(paths, targets, self._leaves)
-            self._judge(user_line(), _coarsest(paths), np.asarray(numbers))
+            in_loop = self._session.share is None
+            found = np.asarray(numbers)
+            what = f"{user_line()}: this loss"
+            self._judge(what, _coarsest(paths), found, in_loop=in_loop)
 
-    def _look_in_graph(self, targets: Sequence[Tensor]) -> None:
+    def _look_in_graph(
+        self, targets: Sequence[Tensor], what: str = "this loss"
+    ) -> None:
         graph = tf.compat.v1.get_default_graph()
         leaves = self._leaves_in(graph)
         if not leaves:
@@ -132,12 +143,14 @@ class RowTerms:
         if paths is None:
             return
         where, dtype = user_line(), _coarsest(paths)
+        in_loop = self._session.share is None
         checked = _Check()
         # The graph keeps the object alive, and with it the count of its steps.
         attached(graph, "_tfcluster_checks", list[_Check]).append(checked)
 
         def judge(numbers: Array) -> np.bool_:
-            return np.bool_(self._judge(where, dtype, numbers))
+            found = self._judge(f"{where}: {what}", dtype, numbers, in_loop=in_loop)
+            return np.bool_(found)
 
         def look() -> Tensor:
             numbers = _in_orders(paths, targets, leaves)
@@ -148,7 +161,8 @@ class RowTerms:
         share = self._session.share
         undivided = False if share is None else share.undivided
         due = self._steps.due(checked) & tf.logical_not(undivided)
-        tf.cond(due, lambda: tf.group(look()), lambda: tf.no_op())
+        with self._session.once(OF_A_CHECK):
+            tf.cond(due, lambda: tf.group(look()), lambda: tf.no_op())
 
     def known_ops(self, number: Tensor) -> tuple[Sequence[Op], Sequence[Tensor]] | None:
         """The operations that led to ``number``, and the batch's tensors, at least one.
@@ -188,17 +202,18 @@ class RowTerms:
         known = [path for path in paths if path is not None]
         return known if len(known) == len(paths) and any(known) else None
 
-    def _judge(self, where: str, dtype: str, numbers: Array) -> bool:
+    def _judge(self, what: str, dtype: str, numbers: Array, *, in_loop: bool) -> bool:
         """Judge a loss by its values for four orders; return whether the check ends."""
         session = self._session
         loop = session.loop
         # In a trial one rank has its rows twice, from which it could not tell.
-        if not session.inside_keras and (not loop.divided or loop.share.trial):
+        in_loop = in_loop and not session.inside_keras
+        if in_loop and (not loop.divided or loop.share.trial):
             return False
         if has_row_terms(*numbers.tolist(), tolerance=TOLERANCES[dtype]):
             return False
         session.differs(
-            f"{where}: this loss is not a mean over the rows of a batch: its rows "
+            f"{what} is not a mean over the rows of a batch: its rows "
             "share a divisor or a statistic, as in a mean over a mask, a Dice loss, a "
             "contrastive loss, or a layer that looks at the whole batch. Each rank "
             "computes it from its own rows, so the result differs from that of one "

@@ -27,6 +27,7 @@ from tfcluster.runtime.keras.batches.batch_slicing import (
 from tfcluster.runtime.keras.checks.row_terms import RowTerms
 from tfcluster.runtime.keras.data.graph_share import GraphShare
 from tfcluster.runtime.keras.data.loop_datasets import on_demand, serves_a_loop
+from tfcluster.runtime.keras.data.loop_rows import LoopRows
 from tfcluster.runtime.keras.program_lines import user_line
 from tfcluster.runtime.keras.session import (
     MOST_TRIALS,
@@ -46,9 +47,13 @@ from tfcluster.runtime.tensor_types import (
 class DatasetIteration:
     """The hook on ``Dataset.__iter__``, and the share of the last batch it yielded."""
 
-    def __init__(self, session: Session, row_terms: RowTerms) -> None:
+    def __init__(
+        self, session: Session, row_terms: RowTerms, loop_rows: LoopRows | None = None
+    ) -> None:
+        """``loop_rows`` gets the batches if functions of loops divide them."""
         self._session = session
         self._row_terms = row_terms
+        self._loop_rows = loop_rows
         self._undivided = Share.undivided_batch(counts=session.loop.share.counts)
         """The share of what every rank computes as a whole."""
         self.trained = GraphShare(self._undivided)
@@ -103,6 +108,8 @@ class DatasetIteration:
         session = self._session
         if not session.divides or not serves_a_loop(session, dataset):
             return original(dataset)
+        if self._loop_rows is not None:
+            return self._loop_rows.watched(original(dataset))
         dataset_pass = DatasetPass(session, self, _batches_in(dataset))
         iterator = original(_divided(dataset, dataset_pass))
         return _watched(iterator, session, self._row_terms, dataset_pass)

@@ -9,6 +9,7 @@ import functools
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import keras
@@ -54,8 +55,10 @@ class Metrics:
         self._state = state
         self._layer_state = layer_state
         self._numbers = numbers
-        self._recorded: list[Recorded] = []
-        """One per step that is being called, the innermost last."""
+        self._recorded: ContextVar[Recorded | None] = ContextVar(
+            "recorded", default=None
+        )
+        """That of the innermost step that is being called."""
         self._steps: weakref.WeakKeyDictionary[Model, dict[str, StepLogs]] = (
             weakref.WeakKeyDictionary()
         )
@@ -154,8 +157,9 @@ class Metrics:
                 result = _snapshot(original(metric, *args, **kwargs))
         else:
             result = original(metric, *args, **kwargs)
-        if self._recorded:
-            self._recorded[-1].add(metric, result)
+        recorded = self._recorded.get()
+        if recorded is not None:
+            recorded.add(metric, result)
         return result
 
     def _merges_at_once(self) -> bool:
@@ -211,11 +215,12 @@ class Metrics:
             share = self._session.share
             if share is None:
                 return step(data)
-            self._recorded.append(Recorded())
+            recorded = Recorded()
+            token = self._recorded.set(recorded)
             try:
                 logs = step(data)
             finally:
-                recorded = self._recorded.pop()
+                self._recorded.reset(token)
             self._layer_state.end_of_step()
             if isinstance(logs, Mapping):
                 self._note(reference(), name, logs, recorded, share.rows)

@@ -2,14 +2,16 @@
 
 Every shard begins with the values before the step: its layers draw the same random
 numbers on any number of ranks, and moving averages do not follow one shard after the
-other. Afterwards a moving average becomes the mean over the shards; the state of a seed
-generator is the same after each shard.
+other. A shard that waits for the others keeps its own values. When the shards'
+gradients are combined, a moving average becomes the mean over the shards; the state of
+a seed generator is the same after each shard.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any, NoReturn
 
 import tensorflow as tf
 
@@ -19,6 +21,7 @@ from tfcluster.runtime.keras.state.moving_statistics import MovingStatistics
 from tfcluster.runtime.keras.tf_variables import have_values, raw
 from tfcluster.runtime.keras.types import Variable
 from tfcluster.runtime.tensor_types import Graph, Tensor
+from tfcluster.runtime.tensor_types import Variable as TfVariable
 from tfcluster.runtime.tensors import name_of
 
 _ADVICE = (
@@ -32,131 +35,158 @@ class _Step:
 
     graph: Graph | None
     """The graph of the step; None: it runs eagerly."""
-    variables: dict[int, Variable] = field(default_factory=dict)
+    shards: int
+    """The number of shards that count."""
+    values: list[dict[int, Tensor]]
+    """For each shard that waits, the values of the variables that it has set."""
+    variables: dict[int, Any] = field(default_factory=dict)
     before: dict[int, Tensor] = field(default_factory=dict)
-    """The values before the step, by the variable's id."""
+    """The values before the step, or since the shards were last combined, by the
+    variable's id."""
     assigned: set[int] = field(default_factory=set)
     """The variables that the shard being computed has set."""
     seen: set[int] = field(default_factory=set)
     """The ids of the handles of all variables of Keras that have been set."""
-    after: list[dict[int, Tensor]] = field(default_factory=list)
-    """For each shard, the values of the variables that it has set."""
 
 
 class ShardState:
-    """Restores variables after each shard, and keeps what each shard has set them to.
+    """Gives each shard its own values of the variables that it sets.
 
-    ``begin``, ``end_of_shard`` for each shard, and ``finish`` are called in this order.
+    ``begin`` is called first. ``enter`` and ``leave`` are called whenever a shard has
+    its turn. ``combine`` is called when all shards wait, and ``finish`` in the end.
     """
 
     def __init__(self, session: Session, layer_state: MovingStatistics) -> None:
         self._session = session
         self._layer_state = layer_state
         self._step: _Step | None = None
+        self.touched = False
+        """Whether a layer or a metric has set a variable since this was last set."""
 
-    def begin(self, variables: Iterable[Variable]) -> None:
-        """Begin a step of a model with these variables that are not trained."""
-        step = self._step = _Step(graph_now())
+    def begin(self, variables: Iterable[Variable], shards: int, *, trial: bool) -> None:
+        """Begin a step of a model with these variables that are not trained.
+
+        ``trial``: one more shard, the last, does not count.
+        """
+        step = self._step = _Step(
+            graph_now(), shards, [{} for _ in range(shards + trial)]
+        )
         for variable in variables:
             if not _is_of_metric(variable) and have_values([variable]):
                 self._remember(step, variable)
 
-    def assigned(self, variable: Variable) -> None:
+    def is_of_library(self, variable: Variable) -> bool:
         """Record that ``variable`` is about to be set, while a shard is computed.
 
-        Raises CollectiveError if code of the program does it: what it makes of the rows
-        is not known.
+        Returns whether a layer or a metric of Keras's does it, not the program. Raises
+        CollectiveError if a layer of the program does: what it makes of the rows is not
+        known.
         """
         step = self._step
         if step is None or internals.in_stateless_scope():
-            return
-        step.seen.add(id(raw(variable).handle))
+            return True
         if self._session.within("update_state") or _is_of_metric(variable):
-            return
+            self.touched = True
+            step.seen.add(id(raw(variable).handle))
+            return True
         if variable.name != internals.SEED_STATE:
             layer = self._layer_state.innermost_layer()
             if internals.call_context() is None or layer is None:
-                self._refuse(variable, "the program's own step")
-            elif not internals.is_of_keras(type(layer)):
-                self._refuse(variable, f"the program's own layer {layer.name}")
+                return False
+            if not internals.is_of_keras(type(layer)):
+                self.refuse(variable, f"the program's own layer {layer.name}")
+        self.touched = True
+        step.seen.add(id(raw(variable).handle))
         if id(variable) not in step.before:
             if step.graph is not graph_now():
-                self._refuse(variable, "a conditional or a loop")
+                self.refuse(variable, "a conditional or a loop")
             self._remember(step, variable)
         step.assigned.add(id(variable))
+        return True
 
-    def end_of_shard(self, *, counts: bool = True) -> None:
-        """Restore the variables. Without ``counts``, forget what the shard has set."""
-        step = self._step
-        assert step is not None
-        found = {}
-        for place in step.before:
-            if place in step.assigned:
-                variable = raw(step.variables[place])
-                found[place] = tf.identity(tf.convert_to_tensor(variable))
-                variable.assign(step.before[place])
+    def enter(self, shard: int) -> None:
+        """Give the variables the values that this shard has set."""
+        step = self._known()
+        for place, value in step.values[shard].items():
+            raw(step.variables[place]).assign(value)
+
+    def leave(self, shard: int) -> None:
+        """Keep the values that this shard has set, and restore those before."""
+        step = self._known()
+        own = step.values[shard]
+        for place in [
+            place for place in step.before if place in step.assigned | {*own}
+        ]:
+            variable = raw(step.variables[place])
+            own[place] = tf.identity(tf.convert_to_tensor(variable))
+            variable.assign(step.before[place])
         step.assigned.clear()
-        if counts:
-            step.after.append(found)
 
     def averages(self) -> tuple[list[Variable], list[list[Tensor]]]:
         """The variables whose mean over the shards is to be taken, and their values.
 
-        The second result has, for each shard, a tensor for each variable, of its shape.
+        The second result has, for each shard that counts, a tensor for each variable,
+        of its shape.
         """
-        step = self._step
-        assert step is not None
+        step = self._known()
+        own = step.values[: step.shards]
         places = [place for place in step.before if self._is_average(step, place)]
         values = [
-            [after.get(place, step.before[place]) for place in places]
-            for after in step.after
+            [after.get(place, step.before[place]) for place in places] for after in own
         ]
         return [step.variables[place] for place in places], values
 
-    def finish(self, means: Sequence[Tensor]) -> None:
-        """Set the variables: those of ``averages`` to ``means``, others as set last."""
-        step = self._step
-        assert step is not None
+    def combine(self, means: Sequence[Tensor]) -> list[Variable]:
+        """Set the variables: those of ``averages`` to ``means``, others as set last.
+
+        All shards go on with these values. Returns the variables.
+        """
+        step = self._known()
         averaged, _ = self.averages()
-        for variable, mean in zip(averaged, means, strict=True):
+        new = {id(each): mean for each, mean in zip(averaged, means, strict=True)}
+        for after in step.values[: step.shards]:
+            new = {**after, **new}
+        for place, value in new.items():
             # Not by Keras's assign, which would look like an assignment of the program.
-            raw(variable).assign(mean)
-        known = {id(variable) for variable in averaged}
-        last = {place: value for after in step.after for place, value in after.items()}
-        for place, value in last.items():
-            if place not in known:
-                raw(step.variables[place]).assign(value)
+            raw(step.variables[place]).assign(value)
+            step.before[place] = tf.identity(value)
+        for after in step.values:
+            after.clear()
+        return [step.variables[place] for place in new]
+
+    def finish(self) -> None:
+        """End the step; the shards have been combined."""
         self._step = None
 
-    def finish_without_gradients(self) -> None:
-        """Like ``finish``, of a step that applies no gradients.
-
-        Raises CollectiveError if the mean of a variable would have to be taken.
-        """
-        if self.averages()[0]:
-            self._session.refuse(
-                "a training step sets variables but applies no gradients. Run the job "
-                "without runtime.shards"
-            )
-        self.finish([])
+    def changed_by_program(self, variable: Variable | TfVariable) -> None:
+        """Record that the program has set a variable, once for all shards."""
+        step = self._known()
+        step.seen.add(id(raw(variable).handle))
+        if id(variable) in step.before:
+            self._remember(step, variable)
 
     def has_seen(self, handle: Tensor) -> bool:
         """Whether Keras has set the variable with this handle in the current step."""
         return self._step is not None and id(handle) in self._step.seen
 
+    def _known(self) -> _Step:
+        assert self._step is not None
+        return self._step
+
     def _is_average(self, step: _Step, place: int) -> bool:
         variable = step.variables[place]
         return (
-            any(place in after for after in step.after)
+            any(place in after for after in step.values[: step.shards])
             and not variable.trainable
             and bool(tf.as_dtype(variable.dtype).is_floating)
         )
 
-    def _remember(self, step: _Step, variable: Variable) -> None:
+    def _remember(self, step: _Step, variable: Variable | TfVariable) -> None:
         step.variables[id(variable)] = variable
         step.before[id(variable)] = tf.identity(tf.convert_to_tensor(raw(variable)))
 
-    def _refuse(self, variable: Variable, who: str) -> None:
+    def refuse(self, variable: Variable | TfVariable, who: str) -> NoReturn:
+        """Raise CollectiveError: ``who`` sets ``variable`` from a shard's rows."""
         self._session.refuse(
             f"{who} sets {name_of(variable)} in a training step. With runtime.shards, "
             f"every shard would set it once more. {_ADVICE}"

@@ -15,6 +15,7 @@ from tfcluster.runtime.keras.checks.shape_errors import ShapeErrors
 from tfcluster.runtime.keras.checks.trial_steps import TrialSteps
 from tfcluster.runtime.keras.checks.unsupported_strategies import refuse_strategies
 from tfcluster.runtime.keras.data.dataset_iteration import DatasetIteration
+from tfcluster.runtime.keras.data.loop_rows import LoopRows
 from tfcluster.runtime.keras.losses.loss_rescaling import LossRescaling
 from tfcluster.runtime.keras.losses.whole_batch import WholeBatch
 from tfcluster.runtime.keras.losses.whole_batch_losses import WholeBatchLosses
@@ -35,6 +36,8 @@ from tfcluster.runtime.keras.train.initial_broadcast import InitialBroadcast
 from tfcluster.runtime.keras.train.injected_callbacks import InjectedCallbacks
 from tfcluster.runtime.keras.train.model_methods import ModelMethods
 from tfcluster.runtime.keras.train.optimizer_hook import OptimizerHook
+from tfcluster.runtime.keras.train.shard_functions import ShardFunctions
+from tfcluster.runtime.keras.train.shard_results import ShardResults
 from tfcluster.runtime.keras.train.shard_steps import ShardSteps
 from tfcluster.runtime.keras.train.shard_update import ShardUpdate
 from tfcluster.runtime.keras.train.sharded_steps import StepChecks
@@ -62,7 +65,8 @@ def install(
     holds = Holds()
     row_terms = RowTerms(session, holds)
     shape_errors = ShapeErrors(session)
-    iteration = DatasetIteration(session, row_terms)
+    loop_rows = None if session.shards is None else LoopRows()
+    iteration = DatasetIteration(session, row_terms, loop_rows)
     whole_batch = WholeBatch(session, holds)
     whole_batch.install()
     losses = WholeBatchLosses(session, whole_batch, holds)
@@ -71,21 +75,29 @@ def install(
     saving = ChiefOnlySaving(session)
     callbacks = InjectedCallbacks(session, initial_broadcast, metrics, saving)
     shard_state = ShardState(session, layer_state)
-    AssignHook(session, layer_state, metric_state, iteration, shard_state).install()
     layer_state.install()
     session.settle = update.settle
     own_exchanges = OwnExchanges(session, session.rank, session.size)
     own_exchanges.install()
-    shard_steps = None
+    shard_steps = shards = None
     if session.shards is not None:
         assert tape_gradients is not None
-        shard_steps = ShardSteps(session, shard_state, tape_gradients)
+        assert divergence_check is not None
+        shard_steps = ShardSteps(session, shard_state, row_terms.end_batch)
+        shard_steps.install()
+        assert loop_rows is not None
+        results = ShardResults(session, shard_steps, row_terms)
+        ShardFunctions(session, shard_steps, loop_rows, results).install()
+        shards = ShardUpdate(session, shard_steps, tape_gradients, divergence_check)
+    AssignHook(
+        session, layer_state, metric_state, iteration, shard_state, shard_steps
+    ).install()
     optimizers = OptimizerHook(
-        session, initial_broadcast, layer_state, update, own_exchanges, shard_steps
+        session, initial_broadcast, layer_state, update, own_exchanges, shards
     )
     optimizers.install(before_loss_scale)
     if tape_gradients is not None:
-        tape_gradients.install(optimizers.state_of)
+        tape_gradients.install(optimizers.state_of, shard_steps)
     XlaFallback(session, shape_errors).install()
     SyncBatchNorm(session, holds, iteration).install()
     RnnStates(session, whole_batch).install()
@@ -103,18 +115,13 @@ def install(
     shape_errors.install()
     trial_steps = TrialSteps(session)
     trial_steps.install()
-    shards = None
-    if shard_steps is not None:
-        assert divergence_check is not None
-        shards = ShardUpdate(
-            session, shard_steps, shard_state, divergence_check, optimizers, metrics
-        )
     checks = StepChecks(
         InputConsistency(session),
         AddLossCheck(session),
         trial_steps,
         row_terms,
-        shards,
+        metrics,
+        shard_steps,
     )
     policy = SynchronousTraining(session, initial_broadcast, metrics, callbacks, checks)
     ModelMethods(session, policy, shape_errors).install()

@@ -20,7 +20,7 @@ from tfcluster.runtime.collective.gradient_mean import (
     Means,
     mean_of,
 )
-from tfcluster.runtime.collective.shard_sums import mean_of_shards
+from tfcluster.runtime.collective.shard_sums import of_the_chief
 from tfcluster.runtime.collective.sparse import Slices
 from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.exchange.tensor_list import Kind, TensorList
@@ -162,12 +162,11 @@ class AllreduceStep:
         """See ``tensor_list.Combine``."""
         now = self._now(context)
         if self._session.shards is not None:
-            found, slices = mean_of_shards(
+            # Every rank has computed all rows: see ``shard_functions``.
+            found, slices = of_the_chief(
                 self._session.group,
-                self._session.shards,
-                [dense],
-                [self._counted(sparse)],
-                weights=[now.weight],
+                dense,
+                sparse,
                 signature=self._signature(now.name),
                 check=now.check,
             )

@@ -8,6 +8,7 @@ machine. The strategy decides what happens to the gradients; see ``gradient_upda
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import keras
 import tensorflow as tf
@@ -25,7 +26,8 @@ from tfcluster.runtime.keras.train.initial_broadcast import (
     InitialBroadcast,
     related_variables,
 )
-from tfcluster.runtime.keras.train.shard_steps import Applied, ShardSteps
+from tfcluster.runtime.keras.train.shard_steps import Given
+from tfcluster.runtime.keras.train.shard_update import ShardUpdate
 from tfcluster.runtime.keras.types import Optimizer, Variable
 from tfcluster.runtime.tensor_types import Gradient
 
@@ -40,14 +42,14 @@ class OptimizerHook:
         layer_state: MovingStatistics,
         update: GradientUpdate,
         own_exchanges: OwnExchanges,
-        shard_steps: ShardSteps | None = None,
+        shards: ShardUpdate | None = None,
     ) -> None:
         self._session = session
         self._initial_broadcast = initial_broadcast
         self._layer_state = layer_state
         self._update = update
         self._own_exchanges = own_exchanges
-        self._shard_steps = shard_steps
+        self._shards = shards
         self._before_loss_scale: Callable[[list[Gradient]], list[Gradient]] = list
         self._related = ObjectMap[tuple[list[int], list[Variable]]]()
         """By the first trained variable."""
@@ -76,7 +78,7 @@ class OptimizerHook:
         grads: Sequence[Gradient],
         trainable_variables: Sequence[Variable] | None = None,
     ) -> Variable:
-        grads = list(grads)
+        grads, given = list(grads), trainable_variables
         if self._exchanged_by_the_program(grads):
             return original(optimizer, grads, trainable_variables)
         if not grads or self._session.within("apply"):
@@ -85,14 +87,9 @@ class OptimizerHook:
             variables = built(optimizer, trainable_variables)
             if variables is None:
                 return original(optimizer, grads, trainable_variables)
-            if (
-                self._session.current_shard is not None
-                and self._shard_steps is not None
-            ):
-                self._keep_shard(
-                    original, optimizer, grads, trainable_variables, variables
-                )
-                return optimizer.iterations
+            if self._session.current_shard is not None:
+                apply = partial(original, optimizer, trainable_variables=given)
+                return self._apply_once(optimizer, grads, variables, apply)
             state = self._state(optimizer, variables)
             own = self._before(optimizer, grads, variables, state)
             if own is None:
@@ -102,32 +99,23 @@ class OptimizerHook:
             return result
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
-    def _keep_shard(
+    def _apply_once(
         self,
-        original: Callable[..., Variable],
         optimizer: Optimizer,
         grads: list[Gradient],
-        trainable_variables: Sequence[Variable] | None,
         variables: list[Variable],
-    ) -> None:
-        def apply(means: list[Gradient]) -> object:
-            return original(optimizer, means, trainable_variables)
+        apply: Callable[[list[Gradient]], Variable],
+    ) -> Variable:
+        """Apply the mean of all shards' gradients, once; each shard calls this."""
+        shards = self._shards
+        assert shards is not None
 
-        assert self._shard_steps is not None
-        self._shard_steps.keep(optimizer, grads, variables, apply)
+        def act(given: list[Given]) -> Variable:
+            with self._session.once("apply"):
+                self._state(optimizer, variables)
+                return apply(shards.gradients(optimizer, given))
 
-    def apply_shards(
-        self,
-        applied: Applied,
-        exchange: Callable[[Applied], list[Gradient]],
-    ) -> None:
-        """Apply the mean of all shards' gradients, which ``exchange`` returns, once.
-
-        Raises what ``exchange`` and ``state_of`` raise.
-        """
-        with self._session.once("apply"):
-            self._state(applied.optimizer, applied.variables)
-            applied.apply(exchange(applied))
+        return shards.apply_once(optimizer, Given(grads, variables), act)
 
     def _apply_loss_scaled(
         self,

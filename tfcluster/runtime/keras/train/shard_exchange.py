@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import tensorflow as tf
 
@@ -17,9 +18,9 @@ from tfcluster.runtime.exchange.tensor_list import Kind, TensorList, flattened
 from tfcluster.runtime.exchange.wire_format import widened
 from tfcluster.runtime.keras.graph_order import exchange_in_order
 from tfcluster.runtime.keras.session import Session
-from tfcluster.runtime.keras.train.gradient_allreduce import Watch
+from tfcluster.runtime.keras.train.gradient_allreduce import Target, Watch
 from tfcluster.runtime.keras.types import Variable
-from tfcluster.runtime.tensor_types import Gradient, Tensor, Weight
+from tfcluster.runtime.tensor_types import DType, Gradient, Tensor, Weight
 from tfcluster.runtime.tensors import name_of
 
 
@@ -35,31 +36,43 @@ class ShardGradients:
     """The values of the variables that layers have set, of floating dtypes."""
 
 
+class Named(Protocol):
+    """A variable that layers have set, or another number of each shard."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def dtype(self) -> DType: ...
+
+    @property
+    def shape(self) -> Sequence[int]: ...
+
+
 def exchange_shards(
     session: Session,
-    name: str,
+    target: Target,
     computed: Sequence[ShardGradients],
     variables: Sequence[Variable],
-    state: Sequence[Variable],
+    state: Sequence[Named],
     watch: Watch | None = None,
 ) -> tuple[list[Gradient], list[Tensor]]:
     """The mean of all ranks' shards, by rows: of gradients, and of layers' variables.
 
-    ``computed`` has this rank's shards in their order, and ``name`` is that of the
-    optimizer. The results have the shapes and dtypes of what was computed; an entry
-    that is None for all shards stays None. ``watch`` compares the ranks. Their bits do
-    not depend on the number of ranks: see ``mean_of_shards``, and for errors
-    ``gradient_allreduce.exchange``.
+    ``computed`` has this rank's shards in their order. The results have the shapes and
+    dtypes of what was computed; an entry that is None for all shards stays None.
+    ``watch`` compares the ranks. Their bits do not depend on the number of ranks: see
+    ``mean_of_shards``, and for errors ``gradient_allreduce.exchange``.
     """
     first = computed[0]
-    if all(gradient is None for gradient in first.gradients):
+    if all(gradient is None for gradient in first.gradients) and not first.state:
         return list(first.gradients), list(first.state)
     lists = [TensorList.of([*each.gradients, *each.state]) for each in computed]
     if len({each.kinds for each in lists}) > 1:
         session.refuse(
-            f"the gradients for {name} are not of the same kinds for all shards of a "
-            "batch: some are None or tf.IndexedSlices where others are tensors. Run "
-            "the job without runtime.shards"
+            f"the gradients for {target.name()} are not of the same kinds for all "
+            "shards of a batch: some are None or tf.IndexedSlices where others are "
+            "tensors. Run the job without runtime.shards"
         )
     words = [
         Kind.of(gradient).words(
@@ -70,9 +83,7 @@ def exchange_shards(
         for variable, gradient in zip(variables, first.gradients, strict=True)
     ]
     words += [tensor_words(name_of(v), v.dtype, v.shape) for v in state]
-    signature = Signature(
-        f"gradients of {name} in {session.shards} shards", tuple(words)
-    )
+    signatures: dict[str, Signature] = {}
     shape = lists[0]
     dense, summed = shape.dense_count, shape.summed_count
     wires = [[widened(each) for each in one.flat[dense:summed]] for one in lists]
@@ -92,17 +103,23 @@ def exchange_shards(
             lists[i].unflattened(rest[i * each : (i + 1) * each]) for i in range(count)
         ]
         assert session.shards is not None
+        name = target.name()
+        if name not in signatures:
+            signatures[name] = Signature(
+                f"gradients of {name} in {session.shards} shards", tuple(words)
+            )
         means, slices = mean_of_shards(
             session.group,
             session.shards,
             [arrays for arrays, _ in found],
             [slices for _, slices in found],
             weights=weights,
-            signature=signature,
+            signature=signatures[name],
             check=watch.look(*looked) if watch else None,
         )
         session.last_rows = sum(weights)
-        session.applied(name, in_loop=False)
+        if variables:
+            session.applied(name, in_loop=False, step=target.step)
         return flattened(means, slices)
 
     results = tf.nest.flatten(

@@ -1,41 +1,50 @@
 """Compute a training step shard by shard, with the same bits on any number of ranks.
 
 Every batch is divided into a fixed number of shards (``runtime.shards``), and each rank
-has some of them. It runs the model's step once for each of its shards, so each gradient
-is computed from the same rows in tensors of the same shapes on any rank. What reaches
-the optimizer is kept. In the end the gradients of all shards are added up in a fixed
-order, and the optimizer applies their mean once.
+has some of them. It runs the model's step once for each of its shards, in lockstep: so
+each gradient is computed from the same rows in tensors of the same shapes on any rank.
+Where a tape returns gradients of weights, or where the optimizer gets them, the shards
+wait for each other, and the gradients of all shards are added up in a fixed order. From
+there on all have the gradient of the whole batch, and what the step makes of it happens
+once: an optimizer applies it, or a variable is set.
 
-So the step of a shard must not depend on the other shards, nor on the new weights: what
-would depend on them is refused.
+What would depend on the rows of one shard there is refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, TypeVar
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from tfcluster.runtime import tf_internals
+from tfcluster.runtime import tf_internals, tf_patches
 from tfcluster.runtime.collective import CollectiveError
 from tfcluster.runtime.collective.shard_tree import shard_bounds
 from tfcluster.runtime.keras import internals
 from tfcluster.runtime.keras.batches.batch_slicing import (
     Part,
+    common_rows,
+    has_dense_rows,
     has_rows,
     take_part,
     twice,
 )
 from tfcluster.runtime.keras.graph_order import exchange_in_order
-from tfcluster.runtime.keras.session import TRIAL_RANK, Session, Share
+from tfcluster.runtime.keras.program_lines import user_line
+from tfcluster.runtime.keras.session import OF_A_CHECK, TRIAL_RANK, Session, Share
 from tfcluster.runtime.keras.state.shard_state import ShardState, graph_now
 from tfcluster.runtime.keras.tf_variables import is_ours, raw
-from tfcluster.runtime.keras.train.shard_exchange import ShardGradients
-from tfcluster.runtime.keras.train.tape_gradients import TapeGradients
-from tfcluster.runtime.keras.types import Layer, Model, Optimizer, Variable
+from tfcluster.runtime.keras.train.gradient_allreduce import Target, Watch
+from tfcluster.runtime.keras.train.lockstep import Lockstep, Unlike
+from tfcluster.runtime.keras.train.shard_dependence import ShardDependence
+from tfcluster.runtime.keras.train.shard_exchange import ShardGradients, exchange_shards
+from tfcluster.runtime.keras.types import Layer, Model, Variable
 from tfcluster.runtime.tensor_types import (
     Array,
     Gradient,
@@ -45,7 +54,11 @@ from tfcluster.runtime.tensor_types import (
     Tensor,
     Weight,
 )
+from tfcluster.runtime.tensor_types import Variable as TfVariable
 from tfcluster.runtime.tensors import is_sparse
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 _WITHOUT = "Run the job without runtime.shards"
 
@@ -58,24 +71,11 @@ class ShardPart(Part):
 
 
 @dataclass(frozen=True, slots=True)
-class Applied:
-    """What the steps of a rank's shards have given to an optimizer."""
+class Given:
+    """What the step of a shard has computed."""
 
-    optimizer: Optimizer
-    variables: list[Variable]
-    apply: Callable[[list[Gradient]], object]
-    """Calls the optimizer with the gradients that it is to apply."""
-    gradients: list[ShardGradients]
-
-
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """A call of an optimizer by the step of one shard."""
-
-    optimizer: Optimizer
     gradients: list[Gradient]
     variables: list[Variable]
-    apply: Callable[[list[Gradient]], object]
 
 
 @dataclass(slots=True)
@@ -83,131 +83,129 @@ class _Step:
     """The step that is being traced or that runs eagerly."""
 
     graph: Graph | None
-    kept: _Call | None = None
-    """The call by the shard being computed."""
-    calls: list[_Call | None] = field(default_factory=list)
-    shares: list[Share] = field(default_factory=list)
-    operations: int = 0
-    """How many operations the graph had when the shard being computed began."""
-    after_call: int = 0
-    """How many it had when that shard called the optimizer."""
+    shares: list[Share]
+    """Those of the shards that count."""
+    lockstep: Lockstep
+    dependence: ShardDependence | None
+    """None: it runs eagerly."""
+    looked: int
+    """How many operations of the graph have been checked."""
+    is_alone: bool = False
+    """Whether one shard acts for all of them."""
+    changed: list[Variable | TfVariable] = field(default_factory=list)
+    """The variables that it has set."""
 
 
 class ShardSteps:
-    """Keeps what the steps of a rank's shards compute, until all have ended."""
+    """Runs the steps of a rank's shards, and lets them wait for each other."""
 
     def __init__(
-        self, session: Session, state: ShardState, tape_gradients: TapeGradients
+        self,
+        session: Session,
+        state: ShardState,
+        before_waiting: Callable[[], None] = lambda: None,
     ) -> None:
+        """``before_waiting()`` is called in the thread of a shard that waits."""
         self._session = session
         self._state = state
-        self._tape_gradients = tape_gradients
+        self._before_waiting = before_waiting
         self._step: _Step | None = None
 
-    def begin(self, model: Model, data: Nest, *, plain: bool) -> list[ShardPart]:
-        """Begin a step of ``model``; returns this rank's shards of ``data``, in order.
+    def install(self) -> None:
+        """Install the hook on conditionals in TensorFlow, once per process."""
+        tf_patches.TABLE.install({tf_patches.CONDITIONAL: self._conditional})
 
-        ``plain``: the step is Keras's own. Raises CollectiveError if the step cannot be
-        computed shard by shard, as far as that is known before.
-        """
+    # --- the whole step ---------------------------------------------------------------
+
+    def parts(self, data: Nest) -> list[ShardPart]:
+        """This rank's shards of ``data``, in order."""
         session = self._session
         assert session.shards is not None
-        require_one_thread(session)
-        self._check_model(model, plain=plain)
-        self._step = _Step(graph_now())
-        self._state.begin(model.non_trainable_variables)
         numbers = range(*shard_bounds(session.shards, session.rank, session.size))
         parts = [(take_part(data, each, session.shards), each) for each in numbers]
-        return [ShardPart(part.data, part.share, shard) for part, shard in parts]
+        found = [ShardPart(part.data, part.share, shard) for part, shard in parts]
+        if tf.executing_eagerly():
+            return found
+        hides = not _has_equal_shards(data, session.shards)
+        return [_dependent(part, hides_rows=hides) for part in found]
 
-    def begin_shard(self) -> None:
-        """Called before the step of each shard."""
-        step = self._step
-        assert step is not None
-        step.operations = _count(step.graph)
+    def check(self, model: Model, *, plain: bool) -> None:
+        """Raise CollectiveError if a step of ``model`` cannot be divided.
 
-    def end_shard(self, share: Share) -> None:
-        """Called after the step of each shard, with the shard's share of the batch.
-
-        Raises CollectiveError if the step has used weights that are not updated yet, or
-        has set variables in a way that ``ShardState`` cannot undo.
+        ``plain``: the step is Keras's own.
         """
-        step = self._step
-        assert step is not None
-        if step.graph is not None:
-            self._check_operations(step, step.graph)
-        step.calls.append(step.kept)
-        step.shares.append(share)
-        step.kept = None
-        self._state.end_of_shard()
+        require_one_thread(self._session)
+        for layer in internals.layers_of(model):
+            self._check_layer(layer)
+        if not plain and tf.executing_eagerly():
+            raise CollectiveError(
+                "with runtime.shards, a train_step of the program, or an optimizer of "
+                "its own, cannot run eagerly: what it does besides computing gradients "
+                "cannot be checked. Remove run_eagerly=True"
+            )
 
-    def keep(
+    def run(
         self,
-        optimizer: Optimizer,
-        gradients: list[Gradient],
-        variables: list[Variable],
-        apply: Callable[[list[Gradient]], object],
-    ) -> None:
-        """Keep the gradients that the step of a shard gives to ``optimizer``.
+        parts: Sequence[ShardPart],
+        trial: ShardPart | None,
+        state: Sequence[Variable],
+        step: Callable[[ShardPart], T],
+        merged: Callable[[list[T]], R],
+    ) -> R:
+        """``merged`` of what ``step`` returns for each part; all run in lockstep.
 
-        Raises CollectiveError if the step calls an optimizer twice, in a conditional,
-        or with changed gradients.
+        Called within ``Session.stepping`` of the share of all parts. ``trial`` is one
+        more part, the last, which does not count. ``state`` has variables that layers
+        may set.
+        Raises CollectiveError if the step does what cannot be done shard by shard, and
+        what ``step`` and ``exchange_shards`` raise.
         """
-        step, name = self._step, self._session.optimizer_names.of(optimizer)
-        if step is None:
-            return
-        if step.kept is not None:
+        graph = graph_now()
+        chosen = [*parts] if trial is None else [*parts, trial]
+        dependence = None
+        if graph is not None:
+            dependence = ShardDependence(graph)
+            dependence.begin_with(leaf for part in chosen for leaf in _tensors_of(part))
+        lockstep = Lockstep(self._inside(graph), self._enter, self._leave)
+        self._state.begin(state, len(parts), trial=trial is not None)
+        self._step = _Step(
+            graph,
+            [part.share for part in parts],
+            lockstep,
+            dependence,
+            0 if graph is None else len(graph.get_operations()),
+        )
+        names = [f"shard {part.shard}" for part in parts]
+        if trial is not None:
+            names.append("shard of a trial")
+        step = tf_internals.as_called_here(step)
+        try:
+            found = lockstep.run(names, [partial(step, part) for part in chosen])
+            self._combine_state()
+            return merged(found)
+        except Unlike:
             self._session.refuse(
-                "a training step applies gradients more than once, as that of a GAN "
-                "does. With runtime.shards, gradients are applied after the step has "
-                f"run for all shards, so it must do so once. {_WITHOUT}"
+                "a training step computes or applies other gradients for one shard of "
+                f"a batch than for another. {_WITHOUT}"
             )
-        if step.graph is not graph_now():
-            self._session.refuse(
-                f"a training step applies gradients for {name} within a conditional, a "
-                "loop or a tf.function of its own. With runtime.shards, the step "
-                f"itself must do so. {_WITHOUT}"
-            )
-        changed = self._tape_gradients.first_changed(gradients, variables)
-        if changed is not None:
-            self._session.refuse(
-                f"the program changes the gradient of {changed} before {name} applies "
-                "it. With runtime.shards, the step sees the gradient of one shard, not "
-                "that of the batch. Have the optimizer do it (clipnorm, "
-                "global_clipnorm, clipvalue), or run the job without runtime.shards"
-            )
-        step.kept = _Call(optimizer, gradients, variables, apply)
-        step.after_call = _count(step.graph)
+        finally:
+            self._state.finish()
+            self._step = None
 
-    def finish(self) -> Applied | None:
-        """End the step; returns what its shards gave to the optimizer, if anything.
+    def share(self, parts: Sequence[Part]) -> Share:
+        """The share of all shards of this rank together."""
+        first = parts[0].share
+        rows: Weight = first.rows
+        counts = first.counts
+        for part in parts[1:]:
+            rows = rows + part.share.rows
+            counts = tf.logical_or(counts, part.share.counts)
+        return replace(first, rows=rows, counts=counts)
 
-        Raises CollectiveError if not all shards used the same optimizer and variables.
-        """
-        step = self._step
-        assert step is not None
-        self._step = None
-        calls = [call for call in step.calls if call is not None]
-        kinds = {(id(c.optimizer), *map(id, c.variables)) for c in calls}
-        if len(kinds) > 1 or len(calls) not in (0, len(step.calls)):
-            self._session.refuse(
-                "a training step applies other gradients for one shard than for "
-                f"another. {_WITHOUT}"
-            )
-        if not calls:
-            return None
-        _, values = self._state.averages()
-        computed = [
-            ShardGradients(share.rows, call.gradients, state)
-            for share, call, state in zip(step.shares, calls, values, strict=True)
-        ]
-        first = calls[0]
-        return Applied(first.optimizer, first.variables, first.apply, computed)
-
-    def begin_trial(self, part: ShardPart) -> ShardPart:
+    def trial(self, part: ShardPart) -> ShardPart:
         """A part with each row of a rank's first shard twice, which does not count.
 
-        Its gradient shows whether the loss is a mean over the rows.
+        Its gradients show whether the loss is a mean over the rows.
         """
         share = part.share
         rows = share.rows
@@ -223,53 +221,215 @@ class ShardSteps:
         )
         return ShardPart(data, repeated, TRIAL_RANK)
 
-    def end_trial(self) -> None:
-        """Compare the gradient of the trial with that of this rank's first shard."""
-        step, trials = self._step, self._session.trials
-        assert step is not None
-        call, first = step.kept, step.calls[0]
-        step.kept = None
-        self._state.end_of_shard(counts=False)
-        if call is None or first is None or trials is None:
-            return
-        name = self._session.optimizer_names.of(call.optimizer)
-        pairs = [
-            (_judgeable(repeated), _judgeable(once))
-            for repeated, once in zip(call.gradients, first.gradients, strict=True)
-            if repeated is not None and once is not None
+    # --- called in the step of a shard ------------------------------------------------
+
+    def together(
+        self, kind: tuple[object, ...], given: T, act: Callable[[list[T]], Any]
+    ) -> Any:
+        """``act`` of what all shards have given, at the same place of their steps.
+
+        The trial's comes last, if there is one. ``kind`` says what they do. Raises
+        CollectiveError within a conditional, a loop or another function.
+        """
+        step = self._known()
+        self.require_graph(str(kind[0]))
+        self._before_waiting()
+        return step.lockstep.together(kind, given, act)
+
+    def require_graph(self, what: str) -> None:
+        """Raise CollectiveError unless the step itself does ``what``."""
+        if self._known().graph is not graph_now():
+            self._session.refuse(
+                f"a training step {what} within a conditional, a loop or a function of "
+                "its own that depends on the rows of the batch. With runtime.shards, "
+                f"the step itself must do so. {_WITHOUT}"
+            )
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether one shard acts for all: what it does, happens once."""
+        return self._step is not None and self._step.is_alone
+
+    def set_once(
+        self, variable: Variable | TfVariable, value: Any, assign: Callable[[Any], T]
+    ) -> T:
+        """``assign(value)`` once for all shards: the program sets ``variable``.
+
+        Raises CollectiveError if the value depends on the rows of one shard.
+        """
+        step = self._known()
+        if step.is_alone:
+            step.changed.append(variable)
+            return assign(value)
+
+        def act(given: list[Any]) -> T:
+            if self.depends([_tensor(given[0])]):
+                self._state.refuse(variable, "the program's own step")
+            result = assign(given[0])
+            self._state.changed_by_program(variable)
+            return result
+
+        found: T = self.together(("sets a variable", id(variable)), value, act)
+        return found
+
+    def depends(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether any of these tensors may depend on the rows of one shard."""
+        step = self._known()
+        if step.dependence is None:
+            return True
+        return any(map(step.dependence.is_dependent, tensors))
+
+    def _conditional(self, original: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """``tf.cond``: it runs once for all shards if it does not depend on their rows.
+
+        So its branches may apply gradients and set variables.
+        """
+        session = self._session
+        if (
+            session.current_shard is None
+            or session.plain_step
+            or session.within("update_state")
+            or session.within(OF_A_CHECK)
+            or internals.call_context() is not None
+            or graph_now() is None
+            or self._step is None
+            or self._step.graph is not graph_now()
+        ):
+            return original(*args, **kwargs)
+        self._before_waiting()
+        shared: list[T] | None = self._step.lockstep.alone(
+            ("decides",), lambda: self._tried(partial(original, *args, **kwargs))
+        )
+        return original(*args, **kwargs) if shared is None else shared[0]
+
+    def _tried(self, run: Callable[[], T]) -> list[T] | None:
+        """The result of a conditional of the first shard, if it is right for all."""
+        step = self._known()
+        assert step.graph is not None
+        assert step.dependence is not None
+        step.dependence.follow()
+        before = len(step.graph.get_operations())
+        step.is_alone, step.changed = True, []
+        self._state.touched = False
+        try:
+            result = run()
+        finally:
+            step.is_alone = False
+        operations = step.graph.get_operations()[before:]
+        inputs = [tensor for each in operations for tensor in each.inputs]
+        common = not self._state.touched and not self.depends(inputs)
+        if step.changed and not common:
+            self._session.refuse(
+                "a training step applies gradients or sets variables within a "
+                "conditional that depends on the rows of the batch. With "
+                "runtime.shards, the step knows the rows of one shard only. "
+                f"{_WITHOUT}"
+            )
+        for variable in step.changed:
+            self._state.changed_by_program(variable)
+        return [result] if common else None
+
+    # --- called by the main thread while all shards wait ------------------------------
+
+    def combined(
+        self,
+        target: Target,
+        given: Sequence[Given],
+        watch: Watch | None,
+    ) -> list[Gradient]:
+        """The mean of all ranks' shards; layers' variables are combined along with it.
+
+        Raises what ``exchange_shards`` and ``Trials.judge_repeated`` raise.
+        """
+        step = self._known()
+        counted = given[: len(step.shares)]
+        if len(given) > len(counted):
+            self._judge(target, given[-1], given[0])
+        averaged, values = self._state.averages()
+        computed = [
+            ShardGradients(share.rows, each.gradients, state)
+            for share, each, state in zip(step.shares, counted, values, strict=True)
         ]
-        share = step.shares[0]
+        means, state = exchange_shards(
+            self._session, target, computed, counted[0].variables, averaged, watch
+        )
+        self._set_state(state)
+        return means
+
+    def _combine_state(self) -> None:
+        """Combine what layers have set since the last gradient."""
+        averaged, _ = self._state.averages()
+        if averaged:
+            step = self._known()
+            empty = [Given([], []) for _ in step.shares]
+            self.combined(Target.of("variables of layers"), empty, None)
+        else:
+            self._set_state([])
+
+    def _set_state(self, means: Sequence[Tensor]) -> None:
+        step = self._known()
+        changed = self._state.combine(means)
+        if step.dependence is not None:
+            step.dependence.forget(map(raw, changed))
+
+    def _judge(self, target: Target, repeated: Given, once: Given) -> None:
+        """Compare the gradient of the trial with that of this rank's first shard."""
+        trials = self._session.trials
+        if trials is None:
+            return
+        pairs = [
+            (_judgeable(one), _judgeable(other))
+            for one, other in zip(repeated.gradients, once.gradients, strict=True)
+            if one is not None and other is not None
+        ]
+        share = self._known().shares[0]
         counts = tf.cast(share.counts, tf.bool) & ~tf.cast(share.undivided, tf.bool)
 
         def judge(counts: np.bool_, *arrays: Array) -> np.bool_:
             given = arrays if counts else [np.zeros_like(array) for array in arrays]
+            name = target.name()
             return np.bool_(trials.judge_repeated(name, given[0::2], given[1::2]))
 
         exchange_in_order(
             judge, [counts, *(tensor for pair in pairs for tensor in pair)], tf.bool
         )
 
-    def share(self, parts: Sequence[Part]) -> Share:
-        """The share of all shards of this rank together."""
-        first = parts[0].share
-        rows: Weight = first.rows
-        counts = first.counts
-        for part in parts[1:]:
-            rows = rows + part.share.rows
-            counts = tf.logical_or(counts, part.share.counts)
-        return replace(first, rows=rows, counts=counts)
+    # ----------------------------------------------------------------------------------
 
-    # --- what cannot be computed shard by shard ---------------------------------------
+    def _known(self) -> _Step:
+        assert self._step is not None
+        return self._step
 
-    def _check_model(self, model: Model, *, plain: bool) -> None:
-        for layer in internals.layers_of(model):
-            self._check_layer(layer)
-        if not plain and tf.executing_eagerly():
-            raise CollectiveError(
-                "with runtime.shards, a train_step of the program, or an optimizer of "
-                "its own, cannot run eagerly: what it does after it has applied the "
-                "gradients cannot be checked. Remove run_eagerly=True"
-            )
+    def _inside(
+        self, graph: Graph | None
+    ) -> Callable[[], AbstractContextManager[object]]:
+        """What the threads of shards take over from this one."""
+        session = self._session
+        enter_graph = tf_internals.graph_for_threads(graph)
+        keras_state, marks = internals.thread_state(), session.marks()
+
+        @contextmanager
+        def inside() -> Iterator[None]:
+            internals.set_thread_state(keras_state)
+            session.set_marks(marks)
+            with enter_graph():
+                yield
+
+        return inside
+
+    def _enter(self, shard: int) -> None:
+        step = self._known()
+        self._state.enter(shard)
+        if step.graph is not None and step.dependence is not None:
+            step.dependence.skip()
+            step.looked = len(step.graph.get_operations())
+
+    def _leave(self, shard: int) -> None:
+        step = self._known()
+        if step.graph is not None and step.dependence is not None:
+            step.dependence.follow()
+            self._check_operations(step, step.graph)
+        self._state.leave(shard)
 
     def _check_layer(self, layer: Layer) -> None:
         if isinstance(layer, keras.layers.RNN) and layer.stateful:
@@ -279,34 +439,70 @@ class ShardSteps:
             )
 
     def _check_operations(self, step: _Step, graph: Graph) -> None:
-        """Refuse a step that needs the new weights, or sets variables unnoticed."""
+        """Refuse a step that sets variables unnoticed."""
         outer = {id(inner): handle for handle, inner in graph.captures}
-        trained: set[int] = set()
-        if step.kept is not None:
-            trained = {id(raw(each).handle) for each in step.kept.variables}
         operations = graph.get_operations()
-        for place in range(step.operations, len(operations)):
-            operation = operations[place]
+        for operation in operations[step.looked :]:
             for tensor in operation.inputs:
                 handle = outer.get(id(tensor))
                 if tensor.dtype != tf.resource or handle is None:
                     continue
-                if place >= step.after_call and id(handle) in trained:
-                    self._session.refuse(
-                        "a training step uses weights after it has applied their "
-                        "gradients. With runtime.shards, gradients are applied after "
-                        f"the step has run for all shards. {_WITHOUT}"
-                    )
                 if (
                     tf_internals.may_write(operation, tensor)
                     and not is_ours(handle)
                     and not self._state.has_seen(handle)
                 ):
                     self._session.refuse(
-                        "a training step sets a tf.Variable of the program "
-                        f"({operation.name}). With runtime.shards, every shard would "
-                        f"set it once more. {_WITHOUT}"
+                        f"{user_line(operation)}: a training step sets a tf.Variable "
+                        f"of the program ({operation.name}). With runtime.shards, "
+                        f"every shard would set it once more. {_WITHOUT}"
                     )
+
+
+def _has_equal_shards(data: Nest, shards: int) -> bool:
+    """Whether all shards are known to have the same number of rows, at least one."""
+    leaves = [leaf for leaf in tf.nest.flatten(data) if has_rows(leaf)]
+    if not leaves:
+        return True
+    batch, common = common_rows(leaves)
+    return isinstance(batch, int) and common is True and batch % shards == 0 < batch
+
+
+def _dependent(part: ShardPart, *, hides_rows: bool) -> ShardPart:
+    """The same part of a batch, as tensors that were made for it alone.
+
+    ``hides_rows``: their number of rows is not known to the program, because it is that
+    of a shard, and shards differ.
+    """
+
+    def own(leaf: Any) -> Any:
+        if not has_rows(leaf):
+            return leaf
+        if not has_dense_rows(leaf):
+            return tf.nest.map_structure(tf.identity, leaf, expand_composites=True)
+        leaf = tf.convert_to_tensor(leaf)
+        if hides_rows and leaf.shape.rank:
+            return tf.compat.v1.placeholder_with_default(leaf, [None, *leaf.shape[1:]])
+        return tf.identity(leaf)
+
+    first = tf.identity(tf.cast(part.share.first, tf.int64))
+    share = replace(part.share, first=first)
+    return ShardPart(tf.nest.map_structure(own, part.data), share, part.shard)
+
+
+def _tensor(value: Any) -> Any:
+    """A tensor of a graph; of a number or an array, a constant."""
+    return tf.convert_to_tensor(
+        raw(value) if isinstance(value, keras.Variable) else value
+    )
+
+
+def _tensors_of(part: ShardPart) -> Iterator[Any]:
+    for leaf in tf.nest.flatten(part.data, expand_composites=True):
+        if tf.is_tensor(leaf):
+            yield leaf
+    if tf.is_tensor(part.share.first):
+        yield part.share.first
 
 
 def _judgeable(gradient: Tensor | IndexedSlices) -> Tensor:
@@ -317,10 +513,6 @@ def _judgeable(gradient: Tensor | IndexedSlices) -> Tensor:
     if is_sparse(gradient):
         return tf.reduce_sum(gradient.values, axis=0, keepdims=True)
     return gradient
-
-
-def _count(graph: Graph | None) -> int:
-    return 0 if graph is None else len(graph.get_operations())
 
 
 def compute_alike(session: Session) -> None:

@@ -1,80 +1,93 @@
-"""A training step that a rank computes shard by shard, from its batch to its logs."""
+"""How an optimizer applies the gradients of a step that ranks compute by shards."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
 
-import tensorflow as tf
-
 from tfcluster.runtime.keras.checks.divergence_check import DivergenceCheck
-from tfcluster.runtime.keras.metrics.metrics import Metrics
-from tfcluster.runtime.keras.metrics.step_logs import Value
 from tfcluster.runtime.keras.session import Session
-from tfcluster.runtime.keras.state.shard_state import ShardState
-from tfcluster.runtime.keras.train.optimizer_hook import OptimizerHook
-from tfcluster.runtime.keras.train.shard_exchange import exchange_shards
-from tfcluster.runtime.keras.train.shard_steps import Applied, ShardPart, ShardSteps
-from tfcluster.runtime.keras.types import Model, Optimizer
-from tfcluster.runtime.tensor_types import Gradient
+from tfcluster.runtime.keras.train.gradient_allreduce import Target
+from tfcluster.runtime.keras.train.shard_steps import Given, ShardSteps
+from tfcluster.runtime.keras.train.tape_gradients import TapeGradients
+from tfcluster.runtime.keras.types import Optimizer, Variable
+from tfcluster.runtime.tensor_types import Gradient, IndexedSlices, Tensor
+from tfcluster.runtime.tensors import is_sparse, name_of
 
 
 class ShardUpdate:
-    """Averages the gradients of all shards and has the optimizer apply them."""
+    """Averages those gradients that no tape has averaged, and has them applied once."""
 
     def __init__(
         self,
         session: Session,
         steps: ShardSteps,
-        state: ShardState,
+        tape_gradients: TapeGradients,
         divergence_check: DivergenceCheck,
-        optimizers: OptimizerHook,
-        metrics: Metrics,
     ) -> None:
         self.steps = steps
         self._session = session
-        self._state = state
+        self._tape_gradients = tape_gradients
         self._divergence_check = divergence_check
-        self._optimizers = optimizers
-        self._metrics = metrics
 
-    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
-    def finish(
+    def apply_once(
         self,
-        model: Model,
-        parts: Sequence[ShardPart],
-        logs: Sequence[Value],
-        *,
-        plain: bool,
-    ) -> Value:
-        """End the step of ``parts``, which returned ``logs``; returns the step's logs.
+        optimizer: Optimizer,
+        given: Given,
+        act: Callable[[list[Given]], Variable],
+    ) -> Variable:
+        """``act`` once, with what the steps of all shards give to ``optimizer``.
 
-        All ranks must call it at the end of the same step. Raises what
-        ``exchange_shards`` raises.
+        Each shard calls it. Raises CollectiveError if one of them gives its own
+        gradients within a conditional.
         """
-        share = self.steps.share(parts)
-        applied = self.steps.finish()
-        with self._session.stepping(share, plain=plain):
-            if applied is not None:
-                self._optimizers.apply_shards(applied, self._exchanged)
-            else:
-                self._state.finish_without_gradients()
-        rows = [part.share.rows for part in parts]
-        return self._metrics.of_shards(model, logs, rows)
+        if self.steps.is_alone:
+            return act([given])
+        ids = [id(variable) for variable in given.variables]
+        kind = ("applies gradients", id(optimizer), *ids)
+        found: Variable = self.steps.together(kind, given, act)
+        return found
 
-    def _exchanged(self, applied: Applied) -> list[Gradient]:
-        session, optimizer = self._session, applied.optimizer
-        name = session.optimizer_names.of(optimizer)
-        averaged, _ = self._state.averages()
-        first = applied.gradients[0].gradients
-        pairs = zip(applied.variables, first, strict=True)
-        trained = [variable for variable, gradient in pairs if gradient is not None]
+    def gradients(self, optimizer: Optimizer, given: Sequence[Given]) -> list[Gradient]:
+        """The gradients of the whole batch that ``optimizer`` is to apply.
+
+        Raises CollectiveError if the program has made them depend on one shard, and
+        what ``ShardSteps.combined`` raises.
+        """
+        found, variables = list(given[0].gradients), given[0].variables
+        own = self._tape_gradients.still_to_exchange(optimizer, found, variables)
+        name = self._session.optimizer_names.of(optimizer)
+        for gradient, variable, is_own in zip(found, variables, own, strict=True):
+            if gradient is None or is_own or self.steps.is_alone:
+                continue
+            if self.steps.depends(_tensors(gradient)):
+                self._session.refuse(
+                    f"the gradient of {name_of(variable)} that {name} applies is "
+                    "changed by a number that depends on the rows of the batch, such "
+                    "as the loss. With runtime.shards, the step knows that number of "
+                    "one shard only. Run the job without runtime.shards"
+                )
+        chosen = [place for place, is_own in enumerate(own) if is_own]
+        if not chosen:
+            return found
+        if self.steps.is_alone:
+            self.steps.require_graph("applies gradients")
+        each = [
+            Given([one.gradients[i] for i in chosen], [variables[i] for i in chosen])
+            for one in given
+        ]
+        trained = [variables[i] for i in chosen if found[i] is not None]
         watch = self._divergence_check.watch(_owner(name, optimizer), name, trained)
-        means, state = exchange_shards(
-            session, name, applied.gradients, applied.variables, averaged, watch
-        )
-        self._state.finish(state)
-        return means
+        means = self.steps.combined(Target.of(name), each, watch)
+        for place, mean in zip(chosen, means, strict=True):
+            found[place] = mean
+        return found
+
+
+def _tensors(gradient: Tensor | IndexedSlices) -> list[Tensor]:
+    if is_sparse(gradient):
+        return [gradient.values, gradient.indices]
+    return [gradient]
 
 
 def _owner(

@@ -18,8 +18,9 @@ from tfcluster.runtime.keras.checks.add_loss_check import AddLossCheck
 from tfcluster.runtime.keras.checks.input_consistency import InputConsistency
 from tfcluster.runtime.keras.checks.row_terms import RowTerms
 from tfcluster.runtime.keras.checks.trial_steps import TrialSteps, has_own_step
+from tfcluster.runtime.keras.metrics.metrics import Metrics
 from tfcluster.runtime.keras.session import Session, Share
-from tfcluster.runtime.keras.train.shard_update import ShardUpdate
+from tfcluster.runtime.keras.train.shard_steps import ShardPart, ShardSteps
 from tfcluster.runtime.keras.types import Logs, Model
 from tfcluster.runtime.tensor_types import Nest, Tensor
 
@@ -38,7 +39,8 @@ class StepChecks:
     add_loss_check: AddLossCheck
     trial_steps: TrialSteps
     row_terms: RowTerms
-    shards: ShardUpdate | None = None
+    metrics: Metrics
+    shards: ShardSteps | None = None
     """Set if ranks compute their rows shard by shard."""
 
 
@@ -90,28 +92,37 @@ def _divided(
             checks.add_loss_check.look(model, part.data, part.share.undivided)
         return result
 
-    def by_shards(data: Nest, shards: ShardUpdate) -> Logs:
+    def by_shards(data: Nest, shards: ShardSteps) -> Logs:
         plain = _is_plain(model, step)
         numbers = _computes_numbers(model, step, trains=True)
-        parts = shards.steps.begin(model, data, plain=plain)
+        shards.check(model, plain=plain)
+        parts = shards.parts(data)
         _warn_if_undivided(session, model, data, parts[0].share.undivided)
-        logs = []
-        for part in parts:
-            share = replace(part.share, data=part.data) if numbers else part.share
-            if numbers and tf.executing_eagerly() and not share.undivided:
-                checks.row_terms.begin_batch(part.data, f"{model.name} {id(model)}")
-            shards.steps.begin_shard()
-            with session.stepping(share, plain=plain, shard=part.shard):
-                logs.append(step(part.data))
-                shards.steps.end_shard(part.share)
-            checks.row_terms.end_batch()
-        if checks.trial_steps.is_trying:
-            repeated = shards.steps.begin_trial(parts[0])
-            with session.stepping(repeated.share, plain=plain, shard=repeated.shard):
-                step(repeated.data)
-                shards.steps.end_trial()
+
+        def of_shard(part: ShardPart) -> Logs:
+            # The rows of one shard show whether a loss is a mean over rows.
+            if not numbers or part is not parts[0]:
+                share = part.share
+            else:
+                share = replace(part.share, data=part.data)
+                if tf.executing_eagerly() and not share.undivided:
+                    checks.row_terms.begin_batch(part.data, f"{model.name} {id(model)}")
+            try:
+                with session.stepping(share, plain=plain, shard=part.shard):
+                    return step(part.data)
+            finally:
+                checks.row_terms.end_batch()
+
+        trial = shards.trial(parts[0]) if checks.trial_steps.is_trying else None
+        with session.stepping(shards.share(parts), plain=plain):
+            state = model.non_trainable_variables
+            logs = shards.run(
+                parts, trial, state, of_shard, lambda found: found[: len(parts)]
+            )
         checks.add_loss_check.look(model, parts[0].data, parts[0].share.undivided)
-        return shards.finish(model, parts, logs, plain=plain)
+        rows = [part.share.rows for part in parts]
+        found: Logs = checks.metrics.of_shards(model, logs, rows)
+        return found
 
     setattr(divided_step, _MARK, True)
     return divided_step

@@ -30,6 +30,7 @@ from tfcluster.runtime.keras.session import BY_ROWS, Session
 from tfcluster.runtime.keras.tf_variables import raw
 from tfcluster.runtime.keras.train.gradient_allreduce import Target
 from tfcluster.runtime.keras.train.gradient_exchange import exchange
+from tfcluster.runtime.keras.train.shard_steps import Given, ShardSteps
 from tfcluster.runtime.keras.types import Optimizer, Tape, Variable
 from tfcluster.runtime.keras.unique_names import UniqueNames
 from tfcluster.runtime.tensor_types import (
@@ -81,6 +82,7 @@ class TapeGradients:
         divergence_check: DivergenceCheck | None = None,
     ) -> None:
         self._session = session
+        self._shard_steps: ShardSteps | None = None
         self._divergence_check = divergence_check
         self._averages_state = averages_state
         self._names = session.optimizer_names
@@ -93,12 +95,18 @@ class TapeGradients:
         self._calls: dict[int, int] = {}
         self._state_of: Callable[[list[Variable]], list[Variable]] = lambda _: []
 
-    def install(self, state_of: Callable[[list[Variable]], list[Variable]]) -> None:
+    def install(
+        self,
+        state_of: Callable[[list[Variable]], list[Variable]],
+        shard_steps: ShardSteps | None = None,
+    ) -> None:
         """Install the hooks.
 
         ``state_of`` makes variables equal on all ranks and returns their layers' state.
+        ``shard_steps`` is set if ranks compute their rows shard by shard.
         """
         self._state_of = state_of
+        self._shard_steps = shard_steps
         patches.TABLE.install({patches.OPTIMIZER_BUILD: self._build})
         tf_patches.TABLE.install(
             {
@@ -135,7 +143,10 @@ class TapeGradients:
         if not registered or self._stay_local(gradients):
             self._remember(variables, gradients, exchanged=False)
             return result
-        averaged = self._exchanged(variables, gradients)
+        if self._session.current_shard is not None:
+            averaged = self._of_all_shards(variables, gradients)
+        else:
+            averaged = self._exchanged(variables, gradients)
         self._remember(variables, averaged, exchanged=True)
         for place, gradient in zip(places, averaged, strict=True):
             found[place] = gradient
@@ -208,8 +219,6 @@ class TapeGradients:
         share = session.share
         if share is not None and (share.alone or session.plain_step):
             return True
-        if session.current_shard is not None:
-            return True
         if session.within(BY_ROWS):
             return True
         tensors = [_tensor_of(g) for g in gradients if g is not None]
@@ -226,6 +235,32 @@ class TapeGradients:
     def _exchanged(
         self, variables: list[Variable], gradients: Sequence[Gradient]
     ) -> list[Gradient]:
+        target, state, watch = self._prepared(variables, gradients)
+        return exchange(self._session, target, gradients, variables, state, watch)
+
+    def _of_all_shards(
+        self, variables: list[Variable], gradients: Sequence[Gradient]
+    ) -> list[Gradient]:
+        """The mean over all shards of the batch; each of them calls this."""
+        steps = self._shard_steps
+        assert steps is not None
+
+        def act(given: list[Given]) -> list[Gradient]:
+            target, _, watch = self._prepared(variables, given[0].gradients)
+            return steps.combined(target, given, watch)
+
+        ids = [id(raw(variable)) for variable in variables]
+        found: list[Gradient] = steps.together(
+            ("computes gradients of weights", *ids),
+            Given(list(gradients), variables),
+            act,
+        )
+        return found
+
+    def _prepared(
+        self, variables: list[Variable], gradients: Sequence[Gradient]
+    ) -> tuple[Target, list[Variable], Watch | None]:
+        """What an exchange of gradients needs: see ``gradient_allreduce.exchange``."""
         key, names = self._group(variables)
         # How many gradients of these variables were computed since the last was
         # applied. For example, a step that computes two of them is still one step.
@@ -241,8 +276,7 @@ class TapeGradients:
             state = []
         pairs = zip(variables, gradients, strict=True)
         trained = [variable for variable, gradient in pairs if gradient is not None]
-        watch = self._watch(key, variables, trained)
-        return exchange(self._session, target, gradients, variables, state, watch)
+        return target, state, self._watch(key, variables, trained)
 
     def _watch(
         self, key: str, variables: list[Variable], trained: list[Variable]
@@ -369,25 +403,6 @@ class TapeGradients:
                 return True
         return False
 
-    def first_changed(
-        self, gradients: Sequence[Gradient], variables: Sequence[Variable]
-    ) -> str | None:
-        """The name of a variable whose gradient is not what a tape returned last.
-
-        None if there is none. ``gradients`` are tensors, IndexedSlices or None, one for
-        each of ``variables``.
-        """
-        for gradient, variable in zip(gradients, variables, strict=True):
-            origin = self._origins.get(raw(variable))
-            if gradient is not None and (
-                origin is None
-                or origin.by_rows
-                or origin.graph != _graph()
-                or not _is(origin.gradient, gradient)
-            ):
-                return name_of(variable)
-        return None
-
     def _refuse_changed(
         self,
         optimizer: Optimizer,
@@ -403,7 +418,7 @@ class TapeGradients:
         if in_loop and not session.loop.divided:
             return  # All ranks have the same gradient.
         name, path = self._names.of(optimizer), name_of(variable)
-        if origin.graph != _graph():
+        if origin.graph != _graph() and session.current_shard is None:
             session.warn(
                 f"the gradient of {path} reaches {name} through a tf.function. If the "
                 "program changes it before (clips it by its norm, adds noise), each "
