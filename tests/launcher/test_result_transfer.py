@@ -138,6 +138,30 @@ def test_nonsense_ends_the_fetch(tmp_path: Path, frame: Frame) -> None:
     assert "violated the protocol" in (trial.outcome.cause or "")
 
 
+def test_a_file_that_has_no_room_here_is_not_begun(tmp_path: Path) -> None:
+    answer = host(b"weights")
+    rows = listed(["a.keras", 1 << 60, 1, 0o644], ["b.keras", 7, 1, 0o644])
+    trial = Trial(
+        tmp_path, lambda asked: [rows] if asked["type"] == "list" else answer(asked)
+    )
+    trial.transfer.run()
+    ((path, cause),) = trial.outcome.missed.named
+    assert path == "a.keras"
+    assert "are free in" in cause
+    assert trial.files() == ["b.keras"]
+
+
+def test_a_file_that_cannot_be_read_there_leaves_nothing_here(tmp_path: Path) -> None:
+    answer = host(b"weights")
+    gone: list[Frame] = [{"type": "unread", "cause": "it is gone"}]
+    trial = Trial(
+        tmp_path, lambda asked: gone if asked["type"] == "read" else answer(asked)
+    )
+    trial.transfer.run()
+    assert trial.outcome.missed.named == [("a.keras", "it is gone")]
+    assert trial.files() == []
+
+
 def test_a_list_without_an_end(tmp_path: Path) -> None:
     frame = {**listed(["a.keras", 1, 1, 0o644]), "last": False}
     trial = Trial(tmp_path, lambda asked: [frame] * 12_000)

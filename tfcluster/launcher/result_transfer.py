@@ -324,6 +324,7 @@ class HostTransfer:
             self._returned(remote, original, digest)
             outcome.unchanged += 1
             return True
+        partial.check_room(remote.size)
         partial.begin(base if offset else None, offset)
         start = outcome.done_bytes
         outcome.done_bytes = start + offset
