@@ -128,6 +128,23 @@ def test_a_list_names_what_matches_and_what_cannot_be_sent(host: Host) -> None:
     assert not said["shared"]
 
 
+def test_a_folder_that_cannot_be_read_does_not_hide_the_others(host: Host) -> None:
+    (host.folder / "b.keras").write_text("")
+    # The path of the deepest one is longer than any that can be opened.
+    at = os.open(host.folder, os.O_DIRECTORY)
+    for _ in range(17):
+        os.mkdir("x" * 250, dir_fd=at)
+        inner = os.open("x" * 250, os.O_DIRECTORY, dir_fd=at)
+        os.close(at)
+        at = inner
+    os.close(at)
+    said = host.list("*.keras")
+    assert [row[0] for row in said["files"]] == ["b.keras"]
+    ((folder, cause),) = said["refused"]
+    assert folder.startswith("xxx")
+    assert cause == "this folder cannot be read: File name too long"
+
+
 def test_a_host_that_sees_the_same_files_says_so(host: Host) -> None:
     (host.folder / "a.keras").write_text("")
     seen = [[str(host.folder), host.folder.stat().st_ino]]

@@ -92,6 +92,15 @@ def test_a_run_without_recorded_steps(cluster: Cluster) -> None:
     assert rows["task"][0]["args"]["exit_code"] == 3
 
 
+def test_a_traced_run_that_recorded_nothing(cluster: Cluster) -> None:
+    """The hint is not to do what has been done."""
+    assert cluster.bash("true", "--trace").end() == 0
+    done = cluster.command("trace")
+    assert done.returncode == 0, done.stderr
+    assert "have recorded nothing" in done.stderr
+    assert "--trace" not in done.stderr
+
+
 def test_a_file_that_cannot_be_written(cluster: Cluster) -> None:
     assert cluster.bash("true").end() == 0
     done = cluster.command("trace", "-o", "no/such/folder.json")

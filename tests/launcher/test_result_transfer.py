@@ -99,7 +99,15 @@ def test_a_wrong_digest_is_tried_twice_and_leaves_nothing(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    "path", ["../a.keras", "/tmp/a.keras", "train.py", ".git/a.keras", "a/../b.keras"]
+    "path",
+    [
+        "../a.keras",
+        "/tmp/a.keras",
+        "train.py",
+        ".git/a.keras",
+        "a/../b.keras",
+        "results-by-host/h2/a.keras",
+    ],
 )
 def test_names_that_nobody_asked_for_are_refused_by_name(
     tmp_path: Path, path: str
@@ -117,6 +125,10 @@ def test_names_that_nobody_asked_for_are_refused_by_name(
         listed(["a.keras", -1, 1, 0o644]),
         listed(["a.keras", "1", 1, 0o644]),
         listed(["a.keras"]),
+        listed(["a.keras", 1 << 63, 1, 0o644]),
+        listed(["a.keras", 1, 1 << 63, 0o644]),
+        listed(["a.keras", 1, 1, -1]),
+        listed(["a.keras", 1, 1, 1 << 70]),
         {**listed(), "refused": [3]},
     ],
 )
@@ -124,6 +136,37 @@ def test_nonsense_ends_the_fetch(tmp_path: Path, frame: Frame) -> None:
     trial = Trial(tmp_path, lambda asked: [frame])
     trial.transfer.run()
     assert "violated the protocol" in (trial.outcome.cause or "")
+
+
+def test_a_file_that_has_no_room_here_is_not_begun(tmp_path: Path) -> None:
+    answer = host(b"weights")
+    rows = listed(["a.keras", 1 << 60, 1, 0o644], ["b.keras", 7, 1, 0o644])
+    trial = Trial(
+        tmp_path, lambda asked: [rows] if asked["type"] == "list" else answer(asked)
+    )
+    trial.transfer.run()
+    ((path, cause),) = trial.outcome.missed.named
+    assert path == "a.keras"
+    assert "are free in" in cause
+    assert trial.files() == ["b.keras"]
+
+
+def test_a_file_that_cannot_be_read_there_leaves_nothing_here(tmp_path: Path) -> None:
+    answer = host(b"weights")
+    gone: list[Frame] = [{"type": "unread", "cause": "it is gone"}]
+    trial = Trial(
+        tmp_path, lambda asked: gone if asked["type"] == "read" else answer(asked)
+    )
+    trial.transfer.run()
+    assert trial.outcome.missed.named == [("a.keras", "it is gone")]
+    assert trial.files() == []
+
+
+def test_a_list_without_an_end(tmp_path: Path) -> None:
+    frame = {**listed(["a.keras", 1, 1, 0o644]), "last": False}
+    trial = Trial(tmp_path, lambda asked: [frame] * 12_000)
+    trial.transfer.run()
+    assert trial.outcome.cause == "its agent lists too many files"
 
 
 def test_a_host_that_sends_too_much(tmp_path: Path) -> None:

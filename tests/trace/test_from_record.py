@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.trace.rules import Trace
+from tfcluster.trace.chrome import pieces
 from tfcluster.trace.from_record import host_items, launcher_items, task_items
-from tfcluster.trace.spans import Item, Moment, Span
+from tfcluster.trace.spans import Item, Moment, Process, Span
 
 NOW_US = 100_000_000
 
@@ -140,3 +142,15 @@ def test_reports_of_one_stall_are_one_span() -> None:
         ("waits in gradients", 240.0, 300.0),
     ]
     assert items[0].args == {"for ranks": [1]}
+
+
+def test_a_clock_that_was_set_back_gives_no_negative_times() -> None:
+    events = [
+        _task(20.0, "starting"),
+        _task(18.0, "running"),
+        _task(12.0, "failed"),
+        _at(11.0, "failure", task="worker:0"),
+        _at(13.0, "waiting", task="worker:0", since_s=1e305, what="x"),
+    ]
+    items = tuple(task_items(events, "worker:0", NOW_US))
+    Trace("".join(pieces([Process("worker:0", items)], 12_000_000, {})))

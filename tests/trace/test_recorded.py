@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
 from tfcluster.runtime.telemetry.tracer import Event, encoded
 from tfcluster.trace.host_clock import HostClock
 from tfcluster.trace.recorded import recorded
@@ -97,6 +99,26 @@ def test_torn_and_wrong_lines_are_left_out() -> None:
         _line(_event(1), host="h2"),
     ]
     assert len(_read(*wrong, good)) == 1
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        "[0,1,1e400,5,1]",
+        "[0,1,-9000000,5,1]",  # before the host's clock began
+        f"[0,1,{10**400},5,1]",
+        "[0,1,0,-5,1]",
+        "[0,1,0,0.5,1]",
+        "[0,1,0,5,NaN]",
+        "[0,1,0,5,[2]]",
+        "[0,1,0,5,1,1,Infinity,0]",
+        "[" * 100_000,
+    ],
+)
+def test_numbers_that_no_task_measures_are_left_out(row: str) -> None:
+    good = _line(_event(0))
+    assert len(_read(_line(_event(1), events=f"[{row}]"), good)) == 1
+    assert _read(b"[" * 100_000, good) == _read(good)
 
 
 def test_times_keep_their_order_when_they_are_rounded() -> None:

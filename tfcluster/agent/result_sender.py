@@ -334,8 +334,8 @@ class _Reading:
 def walk(root: bytes, patterns: Sequence[str]) -> Iterator[list[Found]]:
     """The files below ``root`` that match, a few at a time, in a fixed order.
 
-    Folders are not followed through links. Raises OSError if one cannot be read, unless
-    it has just vanished.
+    Folders are not followed through links. One that cannot be read is among the found.
+    Raises OSError if ``root`` cannot be read.
     """
     folders = [b""]
     while folders:
@@ -346,9 +346,13 @@ def walk(root: bytes, patterns: Sequence[str]) -> Iterator[list[Found]]:
         try:
             with os.scandir(os.path.join(root, below)) as entries:
                 listed = sorted(entries, key=lambda entry: entry.name)
-        except FileNotFoundError:
+        except OSError as error:
             if not below:
                 raise
+            if not isinstance(error, FileNotFoundError):  # else it has just vanished
+                text = below.decode("utf-8", "surrogateescape")
+                cause = f"this folder cannot be read: {error.strerror}"
+                yield [Found(text, 0, 0, 0, cause)]
             continue
         for entry in listed:
             path = os.path.join(below, entry.name)

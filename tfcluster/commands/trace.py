@@ -9,8 +9,9 @@ from pathlib import Path
 
 from tfcluster.console.output import put, say
 from tfcluster.console.sanitise import sanitise
-from tfcluster.errors import ExitCode, ResourceError
+from tfcluster.errors import ConfigError, ExitCode, ResourceError
 from tfcluster.record.events import read_events
+from tfcluster.record.launched import launched
 from tfcluster.record.load_run import read_run
 from tfcluster.record.paths import RunPaths, find, state_dir
 from tfcluster.record.run_status import RunView
@@ -27,9 +28,13 @@ from tfcluster.trace.recorded import recorded
 from tfcluster.trace.spans import Process
 
 _SCHEMA = 1
-_HINT = (
+_NOT_TRACED = (
     "its tasks have recorded no steps: `tfcluster launch --trace`, or runtime: "
     "{trace: true}, shows steps and exchanges"
+)
+_NOTHING_YET = (
+    "its tasks have recorded nothing: they have not trained yet, or train without "
+    "tfcluster (strategy: none, or TensorFlow 1)"
 )
 
 
@@ -43,7 +48,7 @@ def trace(run: str | None, environ: Mapping[str, str], *, output: str | None) ->
     view = read_run(paths, now_s=time.time())
     text = _text(paths, view, events)
     if not any(_lines(paths, task.task) for task in view.tasks):
-        say(f"{paths.run}: {_HINT}")
+        say(f"{paths.run}: {_NOTHING_YET if _is_traced(paths) else _NOT_TRACED}")
     if output == "-":
         for piece in text:
             put(piece)
@@ -59,6 +64,14 @@ def trace(run: str | None, environ: Mapping[str, str], *, output: str | None) ->
     put(f"{sanitise(os.fspath(file))}\n")
     say("open it in https://ui.perfetto.dev or chrome://tracing")
     return ExitCode.OK
+
+
+def _is_traced(paths: RunPaths) -> bool:
+    """Whether the run was launched to record steps, as far as its record tells."""
+    try:
+        return launched(paths).runtime.trace
+    except ConfigError:
+        return False
 
 
 def _text(paths: RunPaths, view: RunView, events: Events) -> Iterator[str]:

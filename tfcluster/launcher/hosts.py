@@ -67,6 +67,8 @@ class _HostSide:
     """What the launcher knows about one host."""
 
     host: Host
+    connecting_s: float | None = None
+    """When its turn came to be connected to (Unix time); set by another thread."""
     contact: AgentConnection | None = None
     resolved: tuple[str, ...] = ()
     package: str = PACKAGE_ROOT
@@ -138,7 +140,7 @@ class Hosts:
                 host = waiting.get_nowait()
             except Empty:
                 return
-            began_s = time.time()
+            began_s = self._sides[host.name].connecting_s = time.time()
             try:
                 contact = open_agent(
                     self._starter,
@@ -292,6 +294,8 @@ class Hosts:
             if side.gone or side.contact is not None:
                 return []
             side.gone = True
+            if side.connecting_s is not None:
+                self._note(item.host, CONNECT, side.connecting_s)
             if side.closing:
                 return [HostClosed(item.host)]
             error = item.error

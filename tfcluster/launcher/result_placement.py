@@ -19,12 +19,15 @@ from types import TracebackType
 
 from tfcluster.agent.os_encoding import local_path, raw
 from tfcluster.agent.workdir_patterns import BY_HOST
+from tfcluster.console.text import byte_size
 from tfcluster.record.fetched import Copy, FetchedFiles
 
 READ_BYTES = 1 << 20
 _PARTIAL = ".tfcluster-part-"
 _SAFE_MODE = 0o755
 """Others never get the right to write to what comes from a host."""
+_KEPT_FREE = 100
+"""One part in so many of the disk stays free, for the run's record among others."""
 _UNSAFE = re.compile(r"[^A-Za-z0-9._:@-]")
 
 
@@ -242,7 +245,17 @@ class Partial:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        os.close(self._fd)
+        try:
+            if os.fstat(self._fd).st_size == 0:
+                self._remove_own()
+        finally:
+            os.close(self._fd)
+
+    def _remove_own(self) -> None:
+        """Remove the file, unless it is in place and another fetch has begun one."""
+        with contextlib.suppress(FileNotFoundError):
+            if self.path.stat().st_ino == os.fstat(self._fd).st_ino:
+                self.path.unlink()
 
     def fileno(self) -> int:
         return self._fd
@@ -258,6 +271,20 @@ class Partial:
             self.hash.update(data)
             tick()
         return self.hash.hexdigest()
+
+    def check_room(self, size: int) -> None:
+        """Raises PlacementError if the disk has no room for a file of ``size`` bytes.
+
+        A host may list any size, and a full disk would also harm the run's record.
+        """
+        disk = os.fstatvfs(self._fd)
+        kept = disk.f_blocks * disk.f_frsize // _KEPT_FREE
+        free = max(0, disk.f_bavail * disk.f_frsize - kept)
+        if size - os.fstat(self._fd).st_size > free:
+            raise PlacementError(
+                f"it has {byte_size(size)}, and only {byte_size(free)} are free in "
+                f"{self.path.parent}"
+            )
 
     def begin(self, base: Path | None, offset: int) -> None:
         """Continue at ``offset``: what is before it is in ``base``; None: it is here.

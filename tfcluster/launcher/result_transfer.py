@@ -20,7 +20,12 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from tfcluster.agent.constants import RESULT_FILES, RESULT_PIECE_BYTES
-from tfcluster.agent.workdir_patterns import is_inside, is_never, is_wanted
+from tfcluster.agent.workdir_patterns import (
+    BY_HOST,
+    is_inside,
+    is_never,
+    is_wanted,
+)
 from tfcluster.launcher.result_placement import (
     READ_BYTES,
     Choice,
@@ -36,6 +41,10 @@ STALL_S = 30.0
 SHOWN = 20
 """How many files are named in each list of an outcome; the rest is counted."""
 _LOOK_S = 0.25
+_MOST_LISTED = RESULT_FILES + 1000
+"""Rows and empty frames of a list: an agent that violates the protocol is stopped."""
+_MOST_MODE = 0o7777
+_INT64 = 1 << 63
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _QUICK_S, _SLOW_S = 0.2, 0.6
 _MAX_WINDOW = 32
@@ -214,19 +223,22 @@ class HostTransfer:
             }
         )
         found: dict[str, Remote] = {}
+        listed = 0
         while True:
             frame = self._receive(number, "listed", "unlisted")
             if frame["type"] == "unlisted":
                 raise _Ended(str(frame.get("cause")))
             self._outcome.shared = frame.get("shared") is True
             self._outcome.folder = str(frame.get("folder"))
-            for remote in _rows(frame):
+            rows = _rows(frame)
+            listed += max(len(rows), 1)
+            if listed > _MOST_LISTED:
+                raise _Ended("its agent lists too many files")
+            for remote in rows:
                 if problem := self._problem(remote.path):
                     self._outcome.missed.add(remote.path, problem)
                 else:
                     found[remote.path] = remote
-            if len(found) > RESULT_FILES:
-                raise _Ended("its agent lists too many files")
             for path, cause in _pairs(frame):
                 self._outcome.missed.add(path, cause)
             if frame.get("last") is True:
@@ -239,7 +251,9 @@ class HostTransfer:
     def _problem(self, path: str) -> str | None:
         if not is_inside(path):
             return "its name leads out of the working directory"
-        if is_never(path) or not is_wanted(path, self._wanted.patterns):
+        # A host must not send what came from another one, either.
+        never = is_never(path) or BY_HOST in path.split("/")
+        if never or not is_wanted(path, self._wanted.patterns):
             return "nobody has asked for it"
         return None
 
@@ -310,6 +324,7 @@ class HostTransfer:
             self._returned(remote, original, digest)
             outcome.unchanged += 1
             return True
+        partial.check_room(remote.size)
         partial.begin(base if offset else None, offset)
         start = outcome.done_bytes
         outcome.done_bytes = start + offset
@@ -441,9 +456,16 @@ def _rows(frame: Frame) -> list[Remote]:
     rows = frame.get("files")
     for row in rows if isinstance(rows, list) else []:
         kinds = list(map(type, row)) if isinstance(row, list) else []
-        if kinds != [str, int, int, int] or row[1] < 0:
+        if kinds != [str, int, int, int]:
             raise _Ended("its agent violated the protocol: a row of a list")
-        found.append(Remote(*row))
+        remote = Remote(*row)
+        if (
+            not 0 <= remote.size < _INT64
+            or not -_INT64 <= remote.mtime_ns < _INT64
+            or not 0 <= remote.mode <= _MOST_MODE
+        ):
+            raise _Ended("its agent violated the protocol: a number in a list")
+        found.append(remote)
     return found
 
 

@@ -7,6 +7,8 @@ it had arrived. A file here that no longer looks so was changed by somebody.
 from __future__ import annotations
 
 import threading
+import time
+from contextlib import suppress
 from dataclasses import astuple, dataclass
 from typing import Any
 
@@ -14,6 +16,8 @@ from tfcluster.record.files import read_json, replace_json
 from tfcluster.record.paths import RunPaths
 
 _SCHEMA = 1
+SAVE_S = 2.0
+"""What a killed process has fetched before may be forgotten for so long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +34,19 @@ class Copy:
 
 
 class FetchedFiles:
-    """The memory of one run, by path below the workdir. For several threads."""
+    """The memory of one run, by path below the workdir. For several threads.
 
-    def __init__(self, paths: RunPaths) -> None:
+    Saved every ``save_s`` seconds: a file here that is not remembered looks as if
+    somebody had changed it once it grows on its host.
+    """
+
+    def __init__(self, paths: RunPaths, save_s: float = SAVE_S) -> None:
         self._path = paths.fetched
         self._lock = threading.Lock()
-        self._copies = _parsed((read_json(self._path) or {}).get("files"))
+        self._copies = self._saved()
+        self._own: dict[str, Copy] = {}
+        self._save_s = save_s
+        self._saved_s = time.monotonic()
 
     def get(self, path: str) -> Copy | None:
         with self._lock:
@@ -43,14 +54,24 @@ class FetchedFiles:
 
     def put(self, path: str, copy: Copy) -> None:
         with self._lock:
-            self._copies[path] = copy
+            self._copies[path] = self._own[path] = copy
+            due = time.monotonic() - self._saved_s >= self._save_s
+        if due:
+            # If this fails, files are compared by their content next time.
+            with suppress(OSError):
+                self.save()
 
     def save(self) -> None:
-        """Write what is known. Raises OSError."""
+        """Write what is known, also from another process meanwhile. Raises OSError."""
         with self._lock:
-            files = {path: list(astuple(copy)) for path, copy in self._copies.items()}
+            self._saved_s = time.monotonic()
+            copies = {**self._saved(), **self._own}
+            files = {path: list(astuple(copy)) for path, copy in copies.items()}
             value = {"schema": _SCHEMA, "files": files}
             replace_json(self._path, value, durable=False)
+
+    def _saved(self) -> dict[str, Copy]:
+        return _parsed((read_json(self._path) or {}).get("files"))
 
 
 def _parsed(found: Any) -> dict[str, Copy]:

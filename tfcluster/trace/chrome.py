@@ -15,7 +15,7 @@ from tfcluster.trace.spans import Moment, Process, Span, lanes
 def pieces(
     processes: Iterable[Process], start_us: int, facts: Mapping[str, object]
 ) -> Iterator[str]:
-    """The text of the file. Times become relative to ``start_us``.
+    """The text of the file. Times become relative to ``start_us``; none is before it.
 
     ``facts`` are shown with the trace as a whole.
     """
@@ -45,8 +45,8 @@ def _events(process: Process, pid: int, start_us: int) -> Iterator[dict[str, Any
                 "name": span.name,
                 "cat": row,
                 "ph": "X",
-                "ts": span.began_us - start_us,
-                "dur": span.ended_us - span.began_us,
+                "ts": max(span.began_us, start_us) - start_us,
+                "dur": max(span.ended_us, start_us) - max(span.began_us, start_us),
                 "pid": pid,
                 "tid": tid,
                 "args": span.args,
@@ -57,7 +57,7 @@ def _events(process: Process, pid: int, start_us: int) -> Iterator[dict[str, Any
                 "cat": row,
                 "ph": "i",
                 "s": "t",
-                "ts": moment.at_us - start_us,
+                "ts": max(moment.at_us, start_us) - start_us,
                 "pid": pid,
                 "tid": threads[row, 0],
                 "args": moment.args,

@@ -71,7 +71,8 @@ def task_items(events: Events, task: str, now_us: int) -> list[Item]:
 def _attempt_items(events: Events, attempt: int, now_us: int) -> Iterable[Item]:
     began_us = next(_us(event) for event in events if _is_start(event))
     last = next((e for e in events if e.get("state") in _FINAL), None)
-    ended_us = now_us if last is None else _us(last)
+    # The launcher's clock may have been set back meanwhile.
+    ended_us = max(began_us, now_us if last is None else _us(last))
     keys = ("state", "exit_code", "signal", "cause", "pid")
     known = {key: event[key] for event in events for key in keys if key in event}
     yield Span(TASK, f"attempt {attempt}", began_us, ended_us, known)
@@ -83,7 +84,7 @@ def _attempt_items(events: Events, attempt: int, now_us: int) -> Iterable[Item]:
         states, [*states[1:], ("", ended_us)], strict=True
     ):
         if state in names:
-            yield Span(TASK, names[state], at_us, until_us)
+            yield Span(TASK, names[state], at_us, max(at_us, until_us))
     for event in events:
         if event.get("phase") and _us(event) >= began_us:
             yield Moment(TASK, str(event["phase"]), _us(event))
@@ -100,7 +101,8 @@ def _stalls(events: Events) -> Iterable[Item]:
         if event.get("type") != "waiting" or not isinstance(since_s, int | float):
             continue
         ended_us = _us(event)
-        began_us = ended_us - int(since_s * 1e6)
+        # A task may say anything; nothing lasts longer than since the epoch.
+        began_us = ended_us - int(min(max(since_s, 0.0), event["t"]) * 1e6)
         args = {"for ranks": event.get("for") or []}
         name = f"waits in {event.get('what')}"
         if last is not None and began_us >= last.ended_us:

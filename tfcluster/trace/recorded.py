@@ -6,14 +6,16 @@ left out.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from tfcluster.trace.host_clock import HostClock
 from tfcluster.trace.spans import Item, Moment, Span
+from tfcluster.wire import loads
 
 _STEPS = "steps"
+_MOST = 1 << 53
+"""Viewers read numbers as doubles, which are not exact above this."""
 
 
 def recorded(lines: Iterable[bytes], clocks: dict[str, HostClock]) -> Iterator[Item]:
@@ -21,8 +23,9 @@ def recorded(lines: Iterable[bytes], clocks: dict[str, HostClock]) -> Iterator[I
     expected: tuple[object, int] = None, 0
     for line in lines:
         try:
-            batch = json.loads(line)
-            attempt, first, last = batch["attempt"], batch["first"], batch["last"]
+            batch = loads(line)
+            attempt = batch["attempt"]
+            first, last = _whole(batch["first"]), _whole(batch["last"])
             clock = clocks.get(batch["host"])
             items = [] if clock is None else list(_items(batch, clock))
             missing = first - expected[1] if expected[0] == attempt else 0
@@ -36,16 +39,24 @@ def recorded(lines: Iterable[bytes], clocks: dict[str, HostClock]) -> Iterator[I
 
 
 def _items(batch: dict[str, Any], clock: HostClock) -> Iterator[Span]:
-    names, base_us = batch["names"], batch["base_us"]
-    for row, name, began_us, duration_us, *rest in json.loads(batch["events"]):
-        began_us += base_us
+    names, base_us = [str(each) for each in batch["names"]], batch["base_us"]
+    for row, name, after_us, duration_us, *rest in loads(batch["events"].encode()):
+        # An event that contains the first one began before it.
+        began_us = _whole(base_us + after_us)
         yield Span(
-            str(names[row]),
-            str(names[name]),
+            names[_whole(row)],
+            names[_whole(name)],
             clock.ours_us(began_us),
-            clock.ours_us(began_us + duration_us),
-            _args(str(names[row]), [str(each) for each in names], *rest),
+            clock.ours_us(began_us + _whole(duration_us)),
+            _args(names[row], names, *map(_whole, rest)),
         )
+
+
+def _whole(value: Any) -> int:
+    """``value`` if it is a number that a task may send. Raises ValueError."""
+    if type(value) is not int or not 0 <= value < _MOST:
+        raise ValueError(value)
+    return value
 
 
 def _args(

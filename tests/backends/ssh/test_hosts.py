@@ -274,6 +274,9 @@ def test_all_hosts_that_fail_are_reported(site: Site) -> None:
     said = _failed(run, 3)
     assert "refused the connection" in said
     assert "no-such-name.invalid does not resolve" in said
+    # The trace shows that they did not wait for their turn until they failed.
+    stages = {(event["host"], event["stage"]) for event in run.found("stage")}
+    assert {("gone", "connect"), ("lost", "connect")} <= stages
 
 
 @contextmanager
