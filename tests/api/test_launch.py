@@ -328,3 +328,74 @@ def test_errors_survive_the_way_to_the_program(
     again = from_plain(to_plain(error))
     assert type(again) is type(error)
     assert (again.lines(), again.exit_code) == (error.lines(), error.exit_code)
+
+
+def test_a_program_that_ignores_and_blocks_signals_stops_its_run(
+    cluster: Cluster,
+) -> None:
+    """As one does that was started with ``&`` in a script, or with nohup."""
+    text = f"""
+    import signal
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGINT])
+    {LAUNCHES}
+    next(run.logs(follow=True))
+    print(run.stop().state)
+    """
+    assert _said(cluster, text) == ["stopped"]
+
+
+def test_a_forked_process_waits_for_the_run_of_its_parent(cluster: Cluster) -> None:
+    text = f"""
+    import os, pathlib
+    {LAUNCHES}
+    next(run.logs(follow=True))
+    if not os.fork():
+        try:
+            run.wait(timeout_s=0)
+        except TimeoutError as error:
+            print(error.args[0].partition(" ")[2], flush=True)
+        pathlib.Path("go").touch()
+        print(run.watch(refresh_s=0.05).state, run.stop().state, flush=True)
+        os._exit(0)
+    os.wait()
+    """
+    said = _said(cluster, text)
+    assert said[0] == "is not over after 0 s"
+    assert said[-1] == "succeeded succeeded"
+
+
+def test_a_program_without_standard_streams_launches(cluster: Cluster) -> None:
+    text = f"""
+    import os, pathlib
+    for number in range(3):
+        os.close(number)
+    {LAUNCHES}
+    next(run.logs(follow=True))
+    pathlib.Path("ended").write_text(run.stop().state)
+    """
+    _said(cluster, text)
+    assert (cluster.folder / "ended").read_text() == "stopped"
+
+
+LAUNCHES = f"""
+    import tfcluster
+    run = tfcluster.launch(
+        command=["bash", "-c", {WAITS!r}], workers=1, settings={PLAIN!r}
+    )
+"""
+
+
+def _said(cluster: Cluster, text: str) -> list[str]:
+    """The lines that a program prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(text)],
+        env={**cluster.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        cwd=cluster.folder,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
