@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import tfcluster
@@ -165,11 +166,54 @@ def test_misuse_is_reported_all_at_once(cluster: Cluster) -> None:
         "hosts",
         "settings['env']",
     ]
+    with pytest.raises(tfcluster.ConfigError) as caught:
+        tfcluster.launch(
+            config=1,  # type: ignore[arg-type]  # that is the test, as below
+            command="echo 'a",
+            hosts=[1],  # type: ignore[list-item]
+            name=7,  # type: ignore[arg-type]
+            arguments="--epochs 3",
+            settings={5: 1},  # type: ignore[dict-item]
+            environ={"A": 5},  # type: ignore[dict-item]
+        )
+    assert [problem.where for problem in caught.value.problems] == [
+        "launch",
+        "hosts",
+        "config",
+        "command",
+        "hosts",
+        "name",
+        "arguments",
+        "settings",
+        "environ",
+    ]
+    settings = {"env": {"A": object()}, "grace": "long"}
+    with pytest.raises(tfcluster.ConfigError) as caught:
+        tfcluster.launch(command="true", workers=-1, name="a/b", settings=settings)
+    assert len(caught.value.problems) == 4
     for given in ({}, {"config": "a.yaml", "command": "true"}, {"command": "true"}):
         with pytest.raises(tfcluster.ConfigError):
             tfcluster.launch(**given)  # type: ignore[arg-type]  # that is the test
     with pytest.raises(tfcluster.ConfigError, match="no runs yet"):
         tfcluster.attach(environ=cluster.environ)
+
+
+def test_a_folder_that_is_gone(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = cluster.folder / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(tfcluster.ConfigError, match=r"directory: .*no longer exists"):
+        _launch(cluster, "true")
+
+
+def test_numbers_of_numpy_are_settings(cluster: Cluster) -> None:
+    settings = {**PLAIN, "tasks.worker": np.int64(2), "env": {"A": np.str_("b")}}
+    run = _launch(cluster, "echo $A", settings=settings)
+    run.wait(DEADLINE_S).check()
+    assert list(run.logs()) == ["b", "b"]
 
 
 def test_a_wrong_task_is_refused(cluster: Cluster) -> None:
