@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import tfcluster
@@ -165,11 +166,54 @@ def test_misuse_is_reported_all_at_once(cluster: Cluster) -> None:
         "hosts",
         "settings['env']",
     ]
+    with pytest.raises(tfcluster.ConfigError) as caught:
+        tfcluster.launch(
+            config=1,  # type: ignore[arg-type]  # that is the test, as below
+            command="echo 'a",
+            hosts=[1],  # type: ignore[list-item]
+            name=7,  # type: ignore[arg-type]
+            arguments="--epochs 3",
+            settings={5: 1},  # type: ignore[dict-item]
+            environ={"A": 5},  # type: ignore[dict-item]
+        )
+    assert [problem.where for problem in caught.value.problems] == [
+        "launch",
+        "hosts",
+        "config",
+        "command",
+        "hosts",
+        "name",
+        "arguments",
+        "settings",
+        "environ",
+    ]
+    settings = {"env": {"A": object()}, "grace": "long"}
+    with pytest.raises(tfcluster.ConfigError) as caught:
+        tfcluster.launch(command="true", workers=-1, name="a/b", settings=settings)
+    assert len(caught.value.problems) == 4
     for given in ({}, {"config": "a.yaml", "command": "true"}, {"command": "true"}):
         with pytest.raises(tfcluster.ConfigError):
             tfcluster.launch(**given)  # type: ignore[arg-type]  # that is the test
     with pytest.raises(tfcluster.ConfigError, match="no runs yet"):
         tfcluster.attach(environ=cluster.environ)
+
+
+def test_a_folder_that_is_gone(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = cluster.folder / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(tfcluster.ConfigError, match=r"directory: .*no longer exists"):
+        _launch(cluster, "true")
+
+
+def test_numbers_of_numpy_are_settings(cluster: Cluster) -> None:
+    settings = {**PLAIN, "tasks.worker": np.int64(2), "env": {"A": np.str_("b")}}
+    run = _launch(cluster, "echo $A", settings=settings)
+    run.wait(DEADLINE_S).check()
+    assert list(run.logs()) == ["b", "b"]
 
 
 def test_a_wrong_task_is_refused(cluster: Cluster) -> None:
@@ -328,3 +372,74 @@ def test_errors_survive_the_way_to_the_program(
     again = from_plain(to_plain(error))
     assert type(again) is type(error)
     assert (again.lines(), again.exit_code) == (error.lines(), error.exit_code)
+
+
+def test_a_program_that_ignores_and_blocks_signals_stops_its_run(
+    cluster: Cluster,
+) -> None:
+    """As one does that was started with ``&`` in a script, or with nohup."""
+    text = f"""
+    import signal
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGINT])
+    {LAUNCHES}
+    next(run.logs(follow=True))
+    print(run.stop().state)
+    """
+    assert _said(cluster, text) == ["stopped"]
+
+
+def test_a_forked_process_waits_for_the_run_of_its_parent(cluster: Cluster) -> None:
+    text = f"""
+    import os, pathlib
+    {LAUNCHES}
+    next(run.logs(follow=True))
+    if not os.fork():
+        try:
+            run.wait(timeout_s=0)
+        except TimeoutError as error:
+            print(error.args[0].partition(" ")[2], flush=True)
+        pathlib.Path("go").touch()
+        print(run.watch(refresh_s=0.05).state, run.stop().state, flush=True)
+        os._exit(0)
+    os.wait()
+    """
+    said = _said(cluster, text)
+    assert said[0] == "is not over after 0 s"
+    assert said[-1] == "succeeded succeeded"
+
+
+def test_a_program_without_standard_streams_launches(cluster: Cluster) -> None:
+    text = f"""
+    import os, pathlib
+    for number in range(3):
+        os.close(number)
+    {LAUNCHES}
+    next(run.logs(follow=True))
+    pathlib.Path("ended").write_text(run.stop().state)
+    """
+    _said(cluster, text)
+    assert (cluster.folder / "ended").read_text() == "stopped"
+
+
+LAUNCHES = f"""
+    import tfcluster
+    run = tfcluster.launch(
+        command=["bash", "-c", {WAITS!r}], workers=1, settings={PLAIN!r}
+    )
+"""
+
+
+def _said(cluster: Cluster, text: str) -> list[str]:
+    """The lines that a program prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(text)],
+        env={**cluster.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        cwd=cluster.folder,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()

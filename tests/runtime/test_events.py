@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.runtime.harness import start_cold
@@ -148,9 +149,16 @@ def test_what_exchanges_cost_is_told_now_and_then(pair: Pair) -> None:
     assert kinds.count("exchanges") == 2
 
 
+class Odd:
+    def __float__(self) -> float:
+        raise RuntimeError
+
+
 def test_only_numbers_are_metrics() -> None:
     found = numbers({"a": 1, "b": 0.123456789, "c": float("inf"), "d": [1], "e": None})
     assert found == {"a": 1.0, "b": 0.123457, "c": None}
+    odd = {"f": 10**400, "g": Odd(), "h": np.array([1.0]), "i": np.float32(2)}
+    assert numbers(odd) == {"i": 2.0}
     assert len(numbers({str(number): number for number in range(100)})) == 32
 
 

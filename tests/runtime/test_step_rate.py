@@ -82,3 +82,22 @@ def test_the_rate_of_a_short_run_excludes_the_first_step() -> None:
         ours.shutdown(socket.SHUT_WR)
         *_, last = [json.loads(line) for line in theirs.makefile()]
     assert (last["step"], last["steps_per_s"]) == (24, 40.0)
+
+
+def test_models_that_are_trained_one_after_another_continue_the_count() -> None:
+    """And the time in which the second one is compiled is not counted."""
+    ours, theirs = socket.socketpair()
+    clock = Clock()
+    reporter = Reporter(ours, clock)
+    group = Group(HostTransport(Member(0, 1, TOKEN), ["127.0.0.1:1"]))
+    step_rate = StepRate(reporter, group, clock)
+    for optimizer in ("one", "other"):
+        clock.now += 60.0
+        for _ in range(4):
+            step_rate.applied(optimizer)
+            clock.now += 2.0
+    with ours, theirs:
+        ours.shutdown(socket.SHUT_WR)
+        events = [json.loads(line) for line in theirs.makefile()]
+    assert [event["step"] for event in events] == [1, 2, 3, 4, 5, 6, 7]
+    assert [event["steps_per_s"] for event in events] == [None, *[0.5] * 6]

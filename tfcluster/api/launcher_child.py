@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
@@ -23,10 +24,11 @@ _SHOWN_LINES = 10
 
 
 class LauncherChild:
-    """The launcher of a run, as a child of this process."""
+    """The launcher of a run, as a child of the process that made this object."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
+        self._parent = os.getpid()
         self._ended = threading.Event()
         # It also takes the exit status if nobody waits for the run.
         threading.Thread(
@@ -36,6 +38,11 @@ class LauncherChild:
     def _watch(self) -> None:
         self._process.wait()
         self._ended.set()
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether we are its parent: not in a process that was forked from that."""
+        return os.getpid() == self._parent
 
     def wait(self, timeout_s: float | None) -> bool:
         """Wait for its end; False if it has not ended by then."""
@@ -85,7 +92,7 @@ def _started(
     asked: Mapping[str, Any], environ: Mapping[str, str], said: IO[bytes]
 ) -> tuple[subprocess.Popen[bytes], IO[bytes]]:
     """The process, and the pipe on which it answers."""
-    reading, writing = os.pipe()
+    reading, writing = _pipe()
     try:
         process = subprocess.Popen(
             module_argv((sys.executable,), _PROCESS, str(writing)),
@@ -111,6 +118,15 @@ def _started(
     except BrokenPipeError:
         pass  # it has ended: what it said tells why
     return process, os.fdopen(reading, "rb")
+
+
+def _pipe() -> tuple[int, int]:
+    """A pipe above the standard descriptors, which the program may have closed."""
+    low = os.pipe()
+    first, second = (fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, 3) for each in low)
+    for each in low:
+        os.close(each)
+    return first, second
 
 
 def _died(code: int, said: bytes) -> ResourceError:

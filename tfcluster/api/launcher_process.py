@@ -30,6 +30,7 @@ from tfcluster.record.paths import RunPaths
 
 def main(argv: Sequence[str]) -> int:
     """Launch and return the run's exit code. ``argv``: the descriptor of the pipe."""
+    _hear_signals()
     answer = _Answer(int(argv[0]))
     asked: dict[str, Any] = json.loads(sys.stdin.buffer.read())
     parent, detach = int(asked["parent"]), bool(asked["detach"])
@@ -55,6 +56,13 @@ def main(argv: Sequence[str]) -> int:
     finally:
         if asked["scratch"] is not None and os.getppid() != parent:
             shutil.rmtree(asked["scratch"], ignore_errors=True)
+
+
+def _hear_signals() -> None:
+    """The program may ignore or block what stops a run; its children inherit that."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class _Answer:

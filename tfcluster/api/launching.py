@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import shlex
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -12,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tfcluster import config as configuration
-from tfcluster.api import launcher_child
+from tfcluster.api import launch_arguments, launcher_child
 from tfcluster.api.run_handle import Run, known_run
 from tfcluster.errors import ConfigError, Problem
 from tfcluster.model import Description
@@ -87,6 +85,9 @@ def begin(
 
     ``usual_name`` is the name of a run that is given none, which others may have, too.
     """
+    wrong = launch_arguments.problems({"config": config, "environ": environ, **given})
+    if wrong:
+        raise ConfigError(wrong)
     known = dict(os.environ if environ is None else environ)
     _refuse_recursion(known)
     description = _described(config, known, **given)
@@ -126,88 +127,48 @@ def _described(
     wanted = dict(settings or {})
     if backend is not None:
         wanted["backend"] = backend
-    overrides, problems = _overrides(wanted)
-    problems = [
-        *_misused(config, command, workers, hosts, arguments),
-        *problems,
-    ]
+    overrides, problems = launch_arguments.overrides(wanted)
+    try:
+        if config is not None:
+            counts = {"tasks.worker": workers, "tasks.ps": ps}
+            overrides += [f"{key}={n}" for key, n in counts.items() if n is not None]
+            loaded = configuration.load(
+                config,
+                overrides=overrides,
+                name=name,
+                arguments=arguments,
+                environ=environ,
+            )
+        else:
+            loaded = configuration.from_command(
+                launch_arguments.words(command or ()),
+                count=workers or 0,
+                ps=ps or 0,
+                hosts=hosts
+                if hosts is None or isinstance(hosts, str)
+                else ",".join(hosts),
+                overrides=overrides,
+                name=name,
+                environ=environ,
+                cwd=_folder(),
+            )
+    except ConfigError as error:
+        raise ConfigError([*problems, *error.problems]) from None
     if problems:
         raise ConfigError(problems)
-    if config is not None:
-        counts = {"tasks.worker": workers, "tasks.ps": ps}
-        overrides += [f"{key}={n}" for key, n in counts.items() if n is not None]
-        loaded = configuration.load(
-            config,
-            overrides=overrides,
-            name=name,
-            arguments=arguments,
-            environ=environ,
-        )
-    else:
-        words = shlex.split(command) if isinstance(command, str) else command
-        loaded = configuration.from_command(
-            [str(word) for word in words or ()],
-            count=workers or 0,
-            ps=ps or 0,
-            hosts=hosts if hosts is None or isinstance(hosts, str) else ",".join(hosts),
-            overrides=overrides,
-            name=name,
-            environ=environ,
-            cwd=Path.cwd(),
-        )
     for problem in loaded.warnings:
         warnings.warn(str(problem), stacklevel=_CALLER)
     return loaded.description
 
 
-def _misused(
-    config: object,
-    command: object,
-    workers: int | None,
-    hosts: object,
-    arguments: Sequence[str],
-) -> list[Problem]:
-    """What does not fit together; the place of a problem is the argument."""
-    problems = []
-    if (config is None) == (command is None):
-        what = (
-            "both a file and a command" if config is not None else "nothing to launch"
-        )
-        hint = 'launch("cluster.yaml"), or launch(command=["python", "train.py"], ...)'
-        problems.append(Problem("launch", what, hint))
-    elif config is None and workers is None:
-        hint = 'launch(command=["python", "train.py"], workers=4)'
-        problems.append(Problem("workers", "is missing: how many run it?", hint))
-    if config is not None and hosts is not None:
-        hint = 'settings={"hosts": ["node1", "node2"]}'
-        problems.append(Problem("hosts", "is for a command, not for a file", hint))
-    if config is None and arguments:
-        hint = "append them to the command"
-        problems.append(Problem("arguments", "are for a file's command", hint))
-    return problems
-
-
-def _overrides(settings: Mapping[str, Any]) -> tuple[list[str], list[Problem]]:
-    """``KEY=VALUE`` as for ``--set``: JSON is YAML."""
-    texts, problems = [], []
-    for key, value in settings.items():
-        if "env" in key.split(".")[:-1] and value is not None:
-            texts.append(f"{key}={value}")
-            continue
-        try:
-            text = json.dumps(value, ensure_ascii=False, default=_path)
-        except (TypeError, ValueError) as error:
-            hint = "a number, a text, a list or a dictionary"
-            problems.append(Problem(f"settings[{key!r}]", str(error), hint))
-        else:
-            texts.append(f"{key}={text}")
-    return texts, problems
-
-
-def _path(value: object) -> str:
-    if isinstance(value, os.PathLike):
-        return os.fsdecode(os.fspath(value))
-    raise TypeError(f"{type(value).__name__} is no value of a configuration")
+def _folder() -> Path:
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        what = "no longer exists"
+        hint = "os.chdir() to one that does"
+        problem = Problem("the current directory", what, hint)
+        raise ConfigError([problem]) from None
 
 
 def _refuse_recursion(environ: Mapping[str, str]) -> None:

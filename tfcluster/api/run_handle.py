@@ -52,8 +52,14 @@ class Run:
     ) -> None:
         self._environ = dict(os.environ if environ is None else environ)
         self._paths = find(state_dir(self._environ), run)
-        self._child = child
+        self._launched = child
         self._never = threading.Event()
+
+    @property
+    def _child(self) -> LauncherChild | None:
+        """Our child, if its end can be waited for; else only the record tells."""
+        child = self._launched
+        return child if child is not None and child.is_ours else None
 
     @property
     def id(self) -> str:
@@ -84,7 +90,8 @@ class Run:
         continues then, as it does if Ctrl-C interrupts the wait.
         """
         until = None if timeout_s is None else time.monotonic() + timeout_s
-        if self._child is not None and not self._child.wait(timeout_s):
+        child = self._child
+        if child is not None and not child.wait(timeout_s):
             raise self._still_runs(timeout_s)
         while True:
             outcome = self._outcome()
@@ -204,18 +211,19 @@ class Run:
 
     def _pause(self, seconds: float) -> None:
         """Wait, but not longer than the launcher lives."""
-        if self._child is not None:
-            self._child.wait(seconds)
+        if (child := self._child) is not None:
+            child.wait(seconds)
         else:
             self._never.wait(seconds)
 
     def _await_launcher(self) -> None:
         """Wait until a run that has just begun can be stopped."""
         until = time.monotonic() + _BEGINNING_S
-        while self._child is not None and time.monotonic() < until:
+        child = self._child
+        while child is not None and time.monotonic() < until:
             view = self._view()
             begun = view.launcher is not None or self._paths.job.exists()
-            if begun or view.state.final or self._child.wait(_POLL_S / 5):
+            if begun or view.state.final or child.wait(_POLL_S / 5):
                 return
 
     def _still_runs(self, timeout_s: float | None) -> TimeoutError:

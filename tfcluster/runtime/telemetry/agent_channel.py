@@ -365,8 +365,11 @@ def numbers(metrics: Mapping[str, object]) -> dict[str, float | None]:
         if len(found) == _MAX_METRICS:
             break
         try:
+            if getattr(value, "shape", ()) != ():
+                continue  # NumPy warns of an array as a number
             number = float(value)  # type: ignore[arg-type]  # it may be anything
-        except (TypeError, ValueError):
+        except Exception:
+            # The program's callbacks put into the logs what they like.
             continue
         rounded = float(f"{number:.6g}")
         found[str(name)[:_MAX_NAME]] = rounded if math.isfinite(rounded) else None

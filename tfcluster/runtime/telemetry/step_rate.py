@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -52,9 +51,11 @@ class Exchanges(Protocol):
 
 
 class StepRate:
-    """Counts steps per optimizer; the step count is that of the most used optimizer.
+    """Counts steps: a step has begun when an optimizer is used again.
 
-    ``clock`` returns seconds. Rates are averages over about a second. Each step is also
+    So the two optimizers of a GAN make one step together, and models that are trained
+    one after another continue the count; each may miss its first step in it. ``clock``
+    returns seconds. Rates are averages over about a second. Each step is also
     recorded by the ``tracer``, if there is one.
     """
 
@@ -71,7 +72,10 @@ class StepRate:
         self._exchanges = exchanges
         reporter.totals = self._totals
         self._clock = clock
-        self._steps: Counter[str] = Counter()
+        self._steps = 0
+        self._used: set[str] = set()
+        """All optimizers so far."""
+        self._used_in_step: set[str] = set()
         self._window = _Window(clock(), 0, 0.0)
         self._is_first = True
         """Whether this is the first window, whose rate is reported while it fills."""
@@ -80,25 +84,32 @@ class StepRate:
     @property
     def steps(self) -> int:
         """Number of training steps that this rank has done."""
-        return max(self._steps.values(), default=0)
+        return self._steps
 
     def applied(self, optimizer: str) -> None:
         """Count a step: ``optimizer`` was given a gradient from all ranks."""
-        before = self.steps
-        self._steps[optimizer] += 1
-        if self.steps == before:
+        begins = not self._used_in_step or optimizer in self._used_in_step
+        if begins:
+            self._steps += 1
+            self._used_in_step.clear()
+        self._used_in_step.add(optimizer)
+        is_new = optimizer not in self._used
+        self._used.add(optimizer)
+        if not begins and not is_new:
             return
-        now = _Window(self._clock(), self.steps, self._exchanges.waited_s)
-        if not before:
-            # The first step includes tracing and compilation, so it is not counted.
+        now = _Window(self._clock(), self._steps, self._exchanges.waited_s)
+        if is_new:
+            # Its first step includes tracing and compilation, so it is not counted.
             self._window = now
         elif (full := now.time_s - self._window.time_s >= _WINDOW_S) or self._is_first:
             self._rates = now.rates_since(self._window)
             if full:
                 self._window, self._is_first = now, False
-        self._reporter.step(self.steps, *self._rates, self._exchanges.exchanged_bytes)
+        if not begins:
+            return
+        self._reporter.step(self._steps, *self._rates, self._exchanges.exchanged_bytes)
         if self._tracer is not None:
-            self._tracer.step(self.steps)
+            self._tracer.step(self._steps)
 
     def _totals(self) -> list[dict[str, object]]:
         """The exchanges that have taken most time, for an event."""
