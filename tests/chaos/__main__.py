@@ -33,9 +33,7 @@ def main(words: Sequence[str]) -> int:
     possible = [s for s in SITES if given.site in (None, s) and _possible(s)]
     if not possible:
         return 2
-    wanted = Wanted(
-        hosts=given.hosts, site=given.site, fault=given.fault, program=given.program
-    )
+    wanted = _wanted(given)
     seed = SystemRandom().randrange(10**6) if given.seed is None else given.seed
     try:
         trials = [draw(seed + n, wanted, possible) for n in range(given.trials)]
@@ -49,6 +47,18 @@ def main(words: Sequence[str]) -> int:
         _say("interrupted: this is the table so far\n", sys.stderr)
     _print(results)
     return 1 if any(result.violations for result in results) else 0
+
+
+def wanted_by(words: Sequence[str]) -> tuple[int, Wanted]:
+    """The first seed, and what else the words of a command ask for."""
+    given = _parser().parse_args(words)
+    return given.seed, _wanted(given)
+
+
+def _wanted(given: argparse.Namespace) -> Wanted:
+    return Wanted(
+        hosts=given.hosts, site=given.site, fault=given.fault, program=given.program
+    )
 
 
 def _parser() -> argparse.ArgumentParser:

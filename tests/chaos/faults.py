@@ -95,6 +95,7 @@ def _faults(site: str) -> tuple[Fault, ...]:
         ),
         Fault(name="kill-follower", sites=JOBS, blame=Blame.NOBODY),
         Fault(name="kill-session", sites=(SSH,), blame=Blame.HOST, phases=_ANY_TIME),
+        Fault(name="kill-monitor", sites=(SSH,), blame=Blame.PERHAPS_HOST),
         Fault(name="kill-step", sites=JOBS, blame=Blame.HOST),
         Fault(name="kill-listener", sites=(SSH,), blame=Blame.NOBODY, pause_s=brief),
         Fault(name="stop-task", blame=Blame.NOBODY, pause_s=_BRIEF),

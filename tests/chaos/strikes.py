@@ -177,7 +177,10 @@ def _pids(victims: str, scene: Scene) -> list[int]:
         "guard": roles.guards,
         "agent": roles.agents,
         "child": roles.others[:1],
-        "session": roles.sessions[:1],
+        # The user's process of sshd holds the connection; its parent, which is root's,
+        # is needed for little once the user has logged in.
+        "session": sorted(roles.sessions)[-1:],
+        "monitor": sorted(roles.sessions)[:1],
     }[victims]
 
 
