@@ -19,7 +19,7 @@ help:
 	@echo "make docs      build the site in site/"
 	@echo "make package   build the packages in dist/, install the wheel, train from it"
 	@echo "make compat    the runtime's tests with five versions of TensorFlow and Keras"
-	@echo "make chaos     200 trials of killing things at random times"
+	@echo "make chaos     faults at random times, on this machine and rigs (TRIALS=200 HOSTS=4)"
 	@echo "make fuzz      mutated inputs for every parser, for an hour (MINUTES=60)"
 	@echo "make bench     benchmarks beside their peers (installs those too)"
 
@@ -55,8 +55,11 @@ package: $(VENV)/.ready-test $(VENV)/.ready-package
 compat: $(VENV)/.ready-test
 	$(BIN)/python -m tests.compat
 
+TRIALS ?= 200
+HOSTS ?= 4
+
 chaos: $(VENV)/.ready-test
-	TFCLUSTER_CHAOS_TRIALS=200 $(BIN)/python -m pytest -m chaos -p no:cacheprovider
+	$(BIN)/python -m tests.chaos --trials $(TRIALS) --hosts $(HOSTS)
 
 MINUTES ?= 60
 

@@ -191,6 +191,13 @@ class Host:
             service.stop()
             service.start(self.where())
 
+    def restart_dead_services(self) -> None:
+        """Start the daemons again that somebody has killed."""
+        for service in self._services:
+            if not service.alive:
+                service.stop()
+                service.start(self.where())
+
     def reap(self) -> None:
         """Wait for the ``nsenter`` processes that led into the ended host."""
         for service in self._services:
@@ -222,4 +229,5 @@ class Host:
         self.firewall.open()
         if self.filesystem.repair():
             self._restart_services()
+        self.restart_dead_services()
         self.sshd.repair()

@@ -127,7 +127,11 @@ class HostProcesses:
 
 
 def host_processes(host: Host) -> HostProcesses:
-    found = host.processes()
+    return by_role(host.processes())
+
+
+def by_role(found: Sequence[Process]) -> HostProcesses:
+    """Tell the processes of a run on one host apart."""
     guards = [process.pid for process in found if _has(process, _GUARD)]
     agents = [process.pid for process in found if _has(process, _AGENT)]
     pids = {*guards, *agents}

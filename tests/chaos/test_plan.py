@@ -1,0 +1,51 @@
+"""A seed gives the same trial, however it is asked for."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+
+from tests.chaos.__main__ import wanted_by
+from tests.chaos.faults import JOBS, SITES, faults
+from tests.chaos.plan import Wanted, draw
+
+
+def test_the_command_of_a_trial_repeats_it() -> None:
+    for seed in range(300):
+        trial = draw(seed, Wanted(hosts=3))
+        first, again = wanted_by(shlex.split(trial.command)[3:])
+        assert first == seed
+        assert draw(seed, again) == trial
+
+
+def test_every_fault_of_every_site_is_drawn() -> None:
+    drawn = {
+        (trial.site, trial.fault.name)
+        for trial in (draw(seed, Wanted()) for seed in range(3000))
+    }
+    assert drawn == {(site, name) for site in SITES for name in faults(site)}
+
+
+def test_a_share_of_the_trials_train() -> None:
+    trials = [draw(seed, Wanted()) for seed in range(2000)]
+    training = [trial for trial in trials if trial.program != "stub"]
+    assert 100 < len(training) < 300
+    assert all(trial.fault.for_training for trial in training)
+    assert {trial.phase for trial in training} == {"running"}
+
+
+def test_a_second_fault_follows_only_kills() -> None:
+    seconds = [
+        trial
+        for trial in (draw(seed, Wanted()) for seed in range(2000))
+        if trial.second is not None
+    ]
+    assert seconds
+    assert all(trial.fault.kills for trial in seconds)
+    assert {trial.site for trial in seconds} > set(JOBS)
+
+
+def test_a_fault_that_no_site_has_is_refused() -> None:
+    with pytest.raises(ValueError, match="no site here"):
+        draw(0, Wanted(fault="cut-host"), ["local"])
