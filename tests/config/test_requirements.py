@@ -122,6 +122,8 @@ def test_the_dependencies_of_a_project(tmp_path: Path) -> None:
         ),
         ("[project]\ndependencies = [1]\n", "pyproject.toml: its dependencies are not"),
         ("[project]\ndependencies = 'a'\n", "pyproject.toml: its dependencies are not"),
+        (f"x = {'[' * 9999}", "pyproject.toml: its values are nested too deep"),
+        (f"x = {'1' * 9999}", "pyproject.toml: Exceeds the limit"),
         ("project = 1\n", "pyproject.toml: it has no [project] table"),
     ],
 )

@@ -14,13 +14,23 @@ from zipfile import ZipFile
 import pytest
 
 from tests.launch.cluster import DEADLINE_S, Cluster, Running
-from tests.launch.machine import eventually
+from tests.launch.machine import agent_of, children, eventually
 from tests.launch.oracle import assert_nothing_left
 from tests.launch.uv import installed_uv
 
 # Without a pip that it can lend, an environment gets its own, which takes long.
 PATIENCE_S = 2 * DEADLINE_S
 SHOW = "import demo, sys; print('demo', demo.VALUE, sys.prefix, flush=True)"
+LONG = "setup: [sleep 5]\n"
+# Agents that end after 2 s without a word from the launcher.
+IMPATIENT = """\
+from tfcluster.cli import main
+from tfcluster.doctor import probe_hosts
+from tfcluster.launcher import agent_connection
+agent_connection.LEASE_S = 2.0
+probe_hosts.HEARTBEAT_S = 0.5
+main()
+"""
 CONFIG = """\
 command: python -c "{code}"
 python: {python}
@@ -70,6 +80,10 @@ def config(cluster: Cluster, code: str = SHOW, **keys: str) -> str:
 
 def started(cluster: Cluster, code: str = SHOW, **keys: str) -> Running:
     return cluster.start(config(cluster, code, **keys))
+
+
+def command_line(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text()
 
 
 def made(home: Path) -> list[Path]:
@@ -157,18 +171,7 @@ def test_a_package_that_does_not_exist(cluster: Cluster, home: Path) -> None:
 @pytest.mark.slow
 def test_a_half_made_one_is_never_used(cluster: Cluster, home: Path) -> None:
     """Ctrl-C ends pip, and nobody uses what it has left."""
-    source = cluster.folder / "slow"
-    source.mkdir()
-    building = cluster.folder / "building"
-    (source / "pyproject.toml").write_text(
-        '[build-system]\nrequires = []\nbuild-backend = "backend"\n'
-        'backend-path = ["."]\n[project]\nname = "demo"\nversion = "2"\n'
-    )
-    (source / "backend.py").write_text(
-        f"import time\nopen({str(building)!r}, 'w').close()\ntime.sleep(600)\n"
-    )
-    text = "--no-index\n--find-links wheels\n./slow\n"
-    (cluster.folder / "requirements.txt").write_text(text)
+    building = slow_package(cluster)
     running = started(cluster)
     eventually(building.exists, lambda: running.err, DEADLINE_S)
     running.signal(signal.SIGINT)
@@ -183,6 +186,58 @@ def test_a_half_made_one_is_never_used(cluster: Cluster, home: Path) -> None:
     assert not (half / "rest").exists()
     again.signal(signal.SIGINT)
     assert again.end() == 130
+
+
+SLOW_PROJECT = """\
+[build-system]
+requires = []
+build-backend = "backend"
+backend-path = ["."]
+[project]
+name = "demo"
+version = "2"
+"""
+
+
+def slow_package(cluster: Cluster) -> Path:
+    """Requirements whose installation does not end; the file exists once it runs."""
+    source, building = cluster.folder / "slow", cluster.folder / "building"
+    source.mkdir()
+    (source / "pyproject.toml").write_text(SLOW_PROJECT)
+    (source / "backend.py").write_text(
+        f"import time\nopen({str(building)!r}, 'w').close()\ntime.sleep(600)\n"
+    )
+    text = "--no-index\n--find-links wheels\n./slow\n"
+    (cluster.folder / "requirements.txt").write_text(text)
+    return building
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("whom", ["launcher", "agent"])
+def test_a_kill_ends_pip(cluster: Cluster, home: Path, whom: str) -> None:
+    building = slow_package(cluster)
+    running = started(cluster)
+    eventually(building.exists, lambda: running.err, DEADLINE_S)
+    _, agent = agent_of(running.process.pid)
+    os.kill(running.process.pid if whom == "launcher" else agent, signal.SIGKILL)
+    assert running.end() == (-signal.SIGKILL if whom == "launcher" else 4)
+    assert_nothing_left(running, report=whom == "agent")
+    assert made(home) == []
+
+
+@pytest.mark.slow
+def test_a_maker_that_is_killed(cluster: Cluster, home: Path) -> None:
+    """For example for its memory; its pip must not go on."""
+    building = slow_package(cluster)
+    running = started(cluster)
+    eventually(building.exists, lambda: running.err, DEADLINE_S)
+    _, agent = agent_of(running.process.pid)
+    (maker,) = (p for p in children(agent) if "environment_maker" in command_line(p))
+    os.kill(maker, signal.SIGKILL)
+    assert running.end() == 4
+    assert "the maker of the environment ended early: killed by SIGKILL" in running.err
+    assert_nothing_left(running)
+    assert made(home) == []
 
 
 @pytest.mark.slow
@@ -254,3 +309,13 @@ def test_uv_makes_it_where_it_is_there(
     assert f"making the environment of pyproject.toml with {folder}/uv" in running.err
     (environment,) = made(home)
     assert running.text("worker:1") == f"demo 1 {environment}\n"
+
+
+def test_agents_are_kept_while_hosts_are_set_up(cluster: Cluster) -> None:
+    """``setup`` is as patient as pip: an agent that hears nothing would end."""
+    path = cluster.file(f"command: python x.py\ntasks: {{worker: 1}}\n{LONG}")
+    argv = [sys.executable, "-c", IMPATIENT, "setup", path]
+    done = subprocess.run(
+        argv, env=cluster.environ, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 import yaml
 
+from tests.launch.test_requirements import wheel
 from tests.submit.sge_site import USER, Site, site_on
 from tests.testbed import Testbed, packages
 
@@ -61,6 +62,38 @@ def test_tasks_have_what_the_lines_have_loaded(site: Site, backend: str) -> None
     assert [words for _, words in seen] == ["loaded module"] * 2, said
     hosts = {task["host"].partition(".")[0] for task in site.status()["tasks"]}
     assert {host for host, _ in seen} == hosts
+    site.nothing_is_left()
+
+
+def test_hosts_make_an_environment_together(site: Site) -> None:
+    """Over SSH; the hosts share the cache, so that one of them makes it."""
+    wheel(site.folder / "wheels")
+    text = "--no-index\n--find-links wheels\ndemo\n"
+    site.write(site.folder / "requirements.txt", text)
+    _write(
+        site,
+        setup=["true"],
+        command="python -c 'import demo, sys; print(demo.VALUE, sys.prefix)'",
+        python=sys.executable,
+        env={"XDG_CACHE_HOME": str(site.folder / "cache")},
+        requirements="requirements.txt",
+    )
+    given = ("cluster.yaml", "--set", "backend=ssh")
+    code, said = site.finish(site.start("setup", *given), 200.0)
+    assert code == 0, said
+    assert said.count("making the environment of requirements.txt") == 1
+    (made,) = site.folder.glob("cache/tfcluster/environments/*/bin/python")
+    assert said.count(f"  {made}\n") == 2
+    code, said = site.finish(site.start("launch", *given), 120.0)
+    assert code == 0, said
+    assert "making" not in said
+    logs = site.state.glob("runs/*/logs/worker-*.log")
+    assert {p.read_text() for p in logs} == {f"1 {made.parent.parent}\n"}
+    site.write(site.folder / "requirements.txt", f"{text}nosuch\n")
+    code, said = site.finish(site.start("launch", *given), 120.0)
+    assert code == 4, said
+    assert "requirements.txt: pip install failed with exit status 1" in said
+    assert "No matching distribution found for nosuch" in said
     site.nothing_is_left()
 
 

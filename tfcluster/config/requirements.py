@@ -163,8 +163,10 @@ def dependencies(text: str) -> list[str]:
     """The dependencies of a pyproject.toml. Raises RequirementsError."""
     try:
         document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # bad TOML, or a number with thousands of digits
         raise RequirementsError(str(error)) from error
+    except RecursionError as error:
+        raise RequirementsError("its values are nested too deep") from error
     project: Any = document.get("project")
     if not isinstance(project, dict):
         raise RequirementsError("it has no [project] table")

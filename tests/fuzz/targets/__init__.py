@@ -12,6 +12,7 @@ from tests.fuzz.targets import (
     parameter_server,
     ranks,
     record,
+    requirements,
     schedulers,
     ssh,
     workdir,
@@ -30,6 +31,7 @@ def targets() -> dict[str, Target]:
         ssh,
         schedulers,
         configuration,
+        requirements,
         workdir,
     )
     return {target.name: target for module in modules for target in module.TARGETS}
