@@ -23,7 +23,7 @@ from tfcluster.runtime.keras.train.shard_results import ShardResults
 from tfcluster.runtime.keras.train.shard_steps import (
     ShardPart,
     ShardSteps,
-    require_one_thread,
+    require_alike,
 )
 from tfcluster.runtime.tensor_types import Nest
 from tfcluster.runtime.tf_internals import Function
@@ -100,7 +100,7 @@ class ShardFunctions:
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> object:
-        require_one_thread(self._session)
+        require_alike(self._session)
         trials = self._session.trials
         if trials is None or known.trials >= MOST_TRIALS:
             known.is_tried = True

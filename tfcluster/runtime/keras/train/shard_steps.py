@@ -60,6 +60,9 @@ from tfcluster.runtime.tensors import is_sparse
 T = TypeVar("T")
 R = TypeVar("R")
 
+_AS_WRITTEN = "disable_meta_optimizer"
+"""TensorFlow's option that graphs are not rewritten before they run."""
+
 _WITHOUT = "Run the job without runtime.shards"
 
 
@@ -90,6 +93,8 @@ class _Step:
     """None: it runs eagerly."""
     looked: int
     """How many operations of the graph have been checked."""
+    of_checks: set[str] = field(default_factory=set)
+    """The names of operations of our own checks."""
     is_alone: bool = False
     """Whether one shard acts for all of them."""
     changed: list[Variable | TfVariable] = field(default_factory=list)
@@ -134,7 +139,7 @@ class ShardSteps:
 
         ``plain``: the step is Keras's own.
         """
-        require_one_thread(self._session)
+        require_alike(self._session)
         for layer in internals.layers_of(model):
             self._check_layer(layer)
         if not plain and tf.executing_eagerly():
@@ -289,13 +294,18 @@ class ShardSteps:
             session.current_shard is None
             or session.plain_step
             or session.within("update_state")
-            or session.within(OF_A_CHECK)
             or internals.call_context() is not None
             or graph_now() is None
             or self._step is None
             or self._step.graph is not graph_now()
         ):
             return original(*args, **kwargs)
+        if session.within(OF_A_CHECK):
+            before = len(self._step.graph.get_operations())
+            checked = original(*args, **kwargs)
+            added = self._step.graph.get_operations()[before:]
+            self._step.of_checks.update(operation.name for operation in added)
+            return checked
         self._before_waiting()
         shared: list[T] | None = self._step.lockstep.alone(
             ("decides",), lambda: self._tried(partial(original, *args, **kwargs))
@@ -443,6 +453,8 @@ class ShardSteps:
         outer = {id(inner): handle for handle, inner in graph.captures}
         operations = graph.get_operations()
         for operation in operations[step.looked :]:
+            if operation.name in step.of_checks:
+                continue
             for tensor in operation.inputs:
                 handle = outer.get(id(tensor))
                 if tensor.dtype != tf.resource or handle is None:
@@ -535,10 +547,18 @@ def compute_alike(session: Session) -> None:
             "used TensorFlow before it imports Keras. Import Keras first"
         ) from error
     tf.config.experimental.enable_op_determinism()
+    # What it makes of a shard's operations depends on the other shards in the graph.
+    tf.config.optimizer.set_experimental_options({_AS_WRITTEN: True})
 
 
-def require_one_thread(session: Session) -> None:
-    """Raise CollectiveError unless TensorFlow computes each operation on one thread."""
+def require_alike(session: Session) -> None:
+    """Raise CollectiveError if the program has undone ``compute_alike``."""
+    if not tf.config.optimizer.get_experimental_options().get(_AS_WRITTEN):
+        session.refuse(
+            "runtime.shards needs graphs that run as they are written, but the program "
+            "has switched TensorFlow's graph optimizer on. Remove "
+            f"{_AS_WRITTEN} from tf.config.optimizer.set_experimental_options"
+        )
     threads = tf.config.threading.get_intra_op_parallelism_threads()
     if threads != 1:
         session.refuse(
