@@ -14,12 +14,13 @@ from tests.console.test_sanitise import HOSTILE
 from tests.time_limits import allow_s
 from tfcluster.console.sanitise import sanitise
 from tfcluster.console.style import Style
-from tfcluster.console.views import failures, outcome, plan, progress, status
+from tfcluster.console.views import failures, outcome, plan, progress, results, status
 from tfcluster.record.replay import replay
 from tfcluster.record.run_status import (
     FailureView,
     FitView,
     HostView,
+    ResultsView,
     RunView,
     TaskView,
 )
@@ -622,3 +623,10 @@ def test_views_show_replayed_runs() -> None:
         "waiting for 3 of 3 hosts: node[1-2],gpu7 not asked yet"
     )
     assert len(status.status(view, T)) == 7
+
+
+def test_patterns_that_match_nothing_are_said_to() -> None:
+    view = ResultsView(host="node1", state="fetched", there="/home/a/digits")
+    assert results.result_lines(view) == [
+        "results from node1: no file in /home/a/digits matches"
+    ]

@@ -25,4 +25,6 @@ def test_a_run_without_results_needs_patterns(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "it has no 'results' (name patterns" in done.stderr
     assert cluster.command("fetch", "*.keras").returncode == 0
-    assert cluster.command("fetch", "nothing").returncode == 2
+    file = cluster.command("fetch", "model.keras")
+    assert file.returncode == 2
+    assert f"a file: `tfcluster fetch {run.run} model.keras`" in file.stderr

@@ -120,14 +120,19 @@ def _split(
     state = state_dir(environ)
     try:
         paths, patterns = find(state, words[0] if words else None), tuple(words[1:])
-    except ConfigError:
-        if not words or not _LIKE_PATTERNS & set(words[0]):
+    except ConfigError as error:
+        if not words:
             raise
-        paths, patterns = find(state, None), tuple(words)
+        newest = find(state, None)
+        if not _LIKE_PATTERNS & set(words[0]):
+            problem, *_ = error.problems
+            hint = f"{problem.hint}; a file: `tfcluster fetch {newest.run} {words[0]}`"
+            raise ConfigError([problem._replace(hint=hint)]) from error
+        paths, patterns = newest, tuple(words)
     problems = [
-        Problem("PATTERN", f"{pattern!r} {problem}", 'for example "*.keras" or logs/')
+        Problem("PATTERN", f"{pattern!r} {wrong}", 'for example "*.keras" or logs/')
         for pattern in patterns
-        if (problem := pattern_problem(pattern))
+        if (wrong := pattern_problem(pattern))
     ]
     if problems:
         raise ConfigError(problems)

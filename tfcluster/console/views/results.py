@@ -18,7 +18,10 @@ def result_lines(view: ResultsView) -> list[str]:
     if view.state == "shared":
         return [f"{host} shares the working directory: nothing to fetch"]
     lines = []
-    if view.cause is None or view.fetched or view.unchanged:
+    if view.cause is None and not view.files and not view.missed_count:
+        there = sanitise_word(view.there or "its working directory")
+        lines.append(f"results from {host}: no file in {there} matches")
+    elif view.cause is None or view.fetched or view.unchanged:
         lines.append(f"results from {host}: {_counts(view)}")
     if view.cause is not None:
         why = sanitise_word(view.cause)
