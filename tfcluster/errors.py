@@ -82,6 +82,9 @@ class ConfigError(TfclusterError):
         self.problems = tuple(problems)
         super().__init__("\n".join(map(str, self.problems)))
 
+    def __reduce__(self) -> tuple[type[ConfigError], tuple[tuple[Problem, ...]]]:
+        return type(self), (self.problems,)
+
     def lines(self) -> list[str]:
         return [str(problem) for problem in self.problems]
 

@@ -147,7 +147,8 @@ def test_a_result_that_cannot_be_had(
         (lambda work: work.outer(), "is defined within a function"),
         (lambda work: work.Trainer().fit, "is not a function of a module"),
         (lambda work: work.first, "is not what the name twice means in api_work"),
-        (lambda work: functools.partial(work.where, 1), "is not"),
+        (lambda work: functools.partial(work.where, 1), "partial: .*is no function"),
+        (lambda work: work.Trainer(), "Trainer: .*is no function"),
     ],
 )
 def test_functions_that_ranks_cannot_import(
@@ -169,6 +170,8 @@ def test_arguments_are_checked_before_anything_starts(
         run(work.where, model=object())
     with pytest.raises(tfcluster.ConfigError, match="also given as arguments"):
         run(work.where, 1, args=(2,))
+    with pytest.raises(tfcluster.ConfigError, match="has key, also given as"):
+        run(work.where, kwargs={"key": 1}, key=2)
     assert cluster.run_ids() == []
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import os
+import pickle
+import shutil
 import signal
 import subprocess
 import sys
@@ -96,6 +99,34 @@ def test_the_first_failure_is_in_the_outcome(cluster: Cluster) -> None:
         f"{run.id} failed: worker:0 on localhost: exited with code 9\n    worker:0"
     )
     assert caught.value.exit_code == 9
+
+
+def test_what_a_run_gives_can_be_copied_and_sent_to_processes(
+    cluster: Cluster,
+) -> None:
+    """And what its task wrote cannot control the terminal."""
+    run = _launch(cluster, "printf 'a\\033]0;b\\n'; exit 3")
+    outcome = run.wait(DEADLINE_S)
+    again = pickle.loads(pickle.dumps(outcome))
+    assert (again, again.status) == (3, outcome.status)
+    (line,) = run.logs()
+    assert copy.deepcopy(line).task == "worker:0"
+    with pytest.raises(tfcluster.RunFailedError) as caught:
+        outcome.check()
+    error = pickle.loads(pickle.dumps(caught.value))
+    assert (error.lines(), error.exit_code) == (caught.value.lines(), 3)
+    assert error.message.endswith("a\\x1b]0;b")
+    with pytest.raises(tfcluster.ConfigError) as wrong:
+        tfcluster.launch()
+    assert pickle.loads(pickle.dumps(wrong.value)).lines() == wrong.value.lines()
+
+
+def test_a_run_without_its_record_can_be_shown(cluster: Cluster) -> None:
+    run = _launch(cluster, "true")
+    run.wait(DEADLINE_S)
+    shutil.rmtree(run.folder)
+    assert repr(run) == f"<tfcluster.Run {run.id}: its record was removed>"
+    assert "its record was removed" in run._repr_html_()
 
 
 def test_a_block_stops_its_run(cluster: Cluster) -> None:

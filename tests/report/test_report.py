@@ -180,6 +180,10 @@ def test_values_of_variables_are_left_out_wherever_they_are() -> None:
         "env": {"A": "(left out)"},
         "tasks": [{"env": {"B": "(left out)"}, "count": 3}],
     }
+    told = {"env.A": "--set env.A=1", "tasks": "-n", "name": "a.yaml:1:1"}
+    assert without_values({"origins": told}) == {
+        "origins": {"env.A": "--set env.A", "tasks": "-n", "name": "a.yaml:1:1"}
+    }
 
 
 # --- the command ---------------------------------------------------------------------

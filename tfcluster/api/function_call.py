@@ -139,6 +139,9 @@ def run(
     if arguments and args:
         hint = "give them once"
         raise ConfigError([Problem("args", "are also given as arguments", hint)])
+    if twice := sorted((kwargs or {}).keys() & keywords.keys()):
+        what = f"has {', '.join(twice)}, also given as a keyword"
+        raise ConfigError([Problem("kwargs", what, "give it once")])
     given, named = tuple(arguments or args), {**(kwargs or {}), **keywords}
     source = locate(function)
     require_fitting(function, given, named)
@@ -237,5 +240,6 @@ def _result(folder: Path, rank: int, handle: Run) -> Any:
     except FileNotFoundError:
         raise ResourceError(
             f"rank {rank} has left no result in {folder}",
-            hint=f"its host must see that folder; `tfcluster logs {handle.id}`",
+            hint="either the function has ended its process (sys.exit), or its host "
+            f"does not see that folder; `tfcluster logs {handle.id}`",
         ) from None

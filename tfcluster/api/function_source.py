@@ -42,6 +42,9 @@ def locate(function: Callable[..., Any]) -> FunctionSource:
     if "<locals>" in name:
         what = "is defined within a function: ranks cannot import it"
         raise _refused(name, what, "move it to the level of its module")
+    if not hasattr(function, "__qualname__"):
+        hint = "give a function of a module, and its arguments after it"
+        raise _refused(name, "an object of this type is no function", hint)
     if "." in name or not callable(function):
         what = "is not a function of a module: ranks cannot import it"
         raise _refused(name, what, "give a function that is defined at module level")

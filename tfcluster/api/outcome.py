@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import cast
 
 from tfcluster.api.documents import Failure, Status
+from tfcluster.console.sanitise import sanitise_word, settle
 from tfcluster.errors import ExitCode, TfclusterError
 
 _SHOWN_LINES = 10
@@ -24,6 +25,9 @@ class Outcome(int):
         outcome = super().__new__(cls, status["exit_code"] or 0)
         outcome.status = status
         return outcome
+
+    def __reduce__(self) -> tuple[type[Outcome], tuple[Status]]:
+        return Outcome, (self.status,)
 
     @property
     def exit_code(self) -> int:
@@ -78,6 +82,9 @@ class RunFailedError(TfclusterError):
         # A program may end with a code that has no name.
         self.exit_code = cast("ExitCode", int(outcome) or int(ExitCode.TASK_FAILED))
 
+    def __reduce__(self) -> tuple[type[RunFailedError], tuple[Outcome]]:
+        return RunFailedError, (self.outcome,)
+
 
 def _words(outcome: Outcome) -> list[str]:
     failure = outcome.first_failure
@@ -85,9 +92,12 @@ def _words(outcome: Outcome) -> list[str]:
         why = f": {outcome.cause}" if outcome.cause else ""
         return [f"{outcome.run} {_ended(outcome)}{why}"]
     place = " on ".join(filter(None, (failure["task"], failure["host"])))
-    lines = [f"{outcome.run} {_ended(outcome)}: {place}: {failure['cause']}"]
+    cause = sanitise_word(failure["cause"])
     tail = failure["log_tail"][-_SHOWN_LINES:]
-    return [*lines, *(f"    {line}" for line in tail)]
+    return [
+        f"{outcome.run} {_ended(outcome)}: {place}: {cause}",
+        *(f"    {sanitise_word(settle(line))}" for line in tail),
+    ]
 
 
 def _ended(outcome: Outcome) -> str:

@@ -17,6 +17,7 @@ from tfcluster.api.outcome import Outcome
 from tfcluster.commands.record_query import follow_logs, log_files, one_run
 from tfcluster.console.sanitise import sanitise, settle
 from tfcluster.console.views.status import status as status_view
+from tfcluster.errors import ConfigError
 from tfcluster.record.logs import follow as follow_files
 from tfcluster.record.paths import RunPaths, find, state_dir
 from tfcluster.record.run_status import RunView
@@ -36,6 +37,9 @@ class LogLine(str):
         line = super().__new__(cls, text)
         line.task = task
         return line
+
+    def __reduce__(self) -> tuple[type[LogLine], tuple[str, str]]:
+        return LogLine, (str(self), self.task)
 
 
 class Run:
@@ -185,11 +189,18 @@ class Run:
             self.stop()
 
     def __repr__(self) -> str:
-        return f"<tfcluster.Run {self.id}: {self._view().state}>"
+        try:
+            state = str(self._view().state)
+        except ConfigError:
+            state = "its record was removed"
+        return f"<tfcluster.Run {self.id}: {state}>"
 
     def _repr_html_(self) -> str:
         """What a notebook shows for a run as the last value of a cell."""
-        lines = status_view(self._view(), time.time())
+        try:
+            lines = status_view(self._view(), time.time())
+        except ConfigError:
+            lines = [repr(self)]
         return f"<pre>{html.escape(chr(10).join(lines))}</pre>"
 
     def _view(self) -> RunView:

@@ -321,6 +321,9 @@ def without_values(settings: Any) -> Any:
         return {
             key: dict.fromkeys(value, _HIDDEN)
             if key in ("env", "secrets") and isinstance(value, Mapping)
+            # "--set env.TOKEN=..." is where a value came from.
+            else {name: str(place).partition("=")[0] for name, place in value.items()}
+            if key == "origins" and isinstance(value, Mapping)
             else without_values(value)
             for key, value in settings.items()
         }
