@@ -65,6 +65,16 @@ def test_nothing_but_the_cache_is_left_and_it_is_private(tmp_path: Path) -> None
         assert path.stat().st_mode & 0o077 == 0
 
 
+def test_the_patience_ends_when_all_has_arrived(tmp_path: Path) -> None:
+    """A timer that was left would kill the guard, and end the run after two minutes."""
+    begin = b"sys.exit(main([]))"
+    tell = b"import signal; print(signal.getitimer(signal.ITIMER_REAL)); sys.exit()"
+    data = parcel().data
+    assert data.count(begin) == 1
+    done = ship(tmp_path, data.replace(begin, tell))
+    assert done.stdout == b"(0.0, 0.0)\n", done.stderr
+
+
 def _cached(home: Path) -> Path:
     (found,) = (home / ".cache" / "tfcluster").iterdir()
     return found

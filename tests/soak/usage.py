@@ -120,7 +120,7 @@ def _middle(known: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
 
 def table(found: Sequence[Row]) -> list[str]:
-    cells = [("", "", "first tenth", "last tenth", "")]
+    cells: list[tuple[str, ...]] = [("", "", "first tenth", "last tenth", "")]
     for row in found:
         numbers = (row.first, row.last)
         in_bytes = row.what in ("memory", "size")
