@@ -14,6 +14,7 @@ from tfcluster.compose import TaskSpec, task_json
 from tfcluster.model import Allocation, Description, Secret
 from tfcluster.task_id import TaskId
 from tfcluster.tfconfig import Cluster
+from tfcluster.transport_choice import Choice, chosen_transport
 from tfcluster.vocabulary import FORMAT_VERSION
 
 Json = dict[str, Any]
@@ -26,8 +27,12 @@ def plan_document(
     *,
     logs: str,
     ports: Mapping[TaskId, int] | None = None,
+    transport: Choice | None = None,
 ) -> Json:
-    """The plan without TF_CONFIG, secrets masked. ``logs`` is the log folder."""
+    """The plan without TF_CONFIG, secrets masked. ``logs`` is the log folder.
+
+    ``transport`` defaults to what the places of ``specs`` say.
+    """
     known = ports or {}
     hidden = {name: _hidden(secret) for name, secret in description.secrets.items()}
     tasks = []
@@ -46,12 +51,16 @@ def plan_document(
         for host in allocation.hosts
     ]
     sync, setup = description.sync, description.setup
+    if transport is None:
+        places = [spec.place for spec in specs]
+        transport = chosen_transport(description.runtime, places)
     return {
         "schema": FORMAT_VERSION,
         "name": description.name,
         "backend": description.backend,
         "sync": None if sync is None else sync.folder,
         "setup": None if setup is None else list(setup.lines),
+        "transport": {"name": transport.transport, "reason": transport.reason},
         "hosts": hosts,
         "tasks": tasks,
     }

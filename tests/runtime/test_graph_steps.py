@@ -48,6 +48,12 @@ if keras_jobs.EVERYTHING:
     }
 CASES = {theme: sorted({*DEFAULT[theme], *SLOW[theme]}) for theme in THEMES}
 """The most telling; TFCLUSTER_TEST_ALL_SIZES=1 runs all."""
+GPUS = {
+    "auto": [["a 0"], ["a 1"], ["b 0"]],
+    "auto_shared": [["a 0"], ["b 0"], ["a 0"]],
+    "auto_lacking": [["a 0"], ["a 1"], []],
+}
+"""What ranks say of their GPUs, by job."""
 KILLED = ("killed", "killed_in_a_step")
 
 
@@ -68,6 +74,9 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Ranks]:
     for deed in deeds:
         stall = {"stall_timeout_s": STALL_S} if deed.startswith("late") else {}
         found.append(Job(deed, 3, PROGRAM, (deed,), environment(**stall)))
+    for name, gpus in GPUS.items():
+        auto = environment(transport="auto") | {"TFCLUSTER_OWN_GPUS": "1"}
+        found.append(Job(name, 3, PROGRAM, ("auto", json.dumps(gpus)), auto))
     return Jobs(tmp_path_factory.mktemp("deeds"), found, timeout_s=150)
 
 
@@ -158,6 +167,42 @@ def test_a_step_contains_collective_ops_and_no_python(
         assert len(set(keys[-1])) == len(keys[-1])
         assert rank["weights"] == ranks[0]["weights"]
     assert sorted(keys[0]) == sorted(keys[1]) == sorted(keys[2])
+
+
+def test_auto_is_tensorflow_if_each_rank_has_a_gpu(jobs: Mapping[str, Ranks]) -> None:
+    for rank in said(jobs, "auto", [0, 0, 0]):
+        assert rank["uses_ops"] is True
+        assert rank["own"].startswith("/job:"), rank["own"]
+        kinds = {kind for kind, *_ in rank["ops"]}
+        assert kinds == {"CollectiveGatherV2", "CollectiveReduceV2"}
+        # A second CPU stands for the GPU.
+        places = {device[-1] for kind, device, *_ in rank["ops"] if "Reduce" in kind}
+        assert "1" in places
+
+
+@pytest.mark.parametrize(
+    ("deed", "why"),
+    [
+        ("auto_lacking", "rank 2 has no GPU that TensorFlow can use"),
+        pytest.param(
+            "auto_shared",
+            "rank 0 and rank 2 share GPU 0 of a",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_auto_is_host_if_a_rank_has_no_gpu_to_itself(
+    jobs: Mapping[str, Ranks], deed: str, why: str
+) -> None:
+    ranks = said(jobs, deed, [0, 0, 0])
+    (expected,) = {tuple(rank["weights"]) for rank in said(jobs, "placed", [0, 0, 0])}
+    for rank in ranks:
+        assert rank["uses_ops"] is False
+        # No server of TensorFlow has started.
+        assert rank["own"].startswith("/job:localhost/"), rank["own"]
+        assert "Collective" not in str(rank["ops"])
+        assert rank["why"] == why
+        assert rank["weights"] == pytest.approx(expected, rel=1e-5, abs=1e-6)
 
 
 @pytest.mark.slow

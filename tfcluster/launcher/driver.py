@@ -376,6 +376,9 @@ class Driver:
                 return
             for warning in machine_warnings(machines):
                 self._say(warning)
+            if any(spec.has_own_gpu for spec in self._job.specs.values()):
+                choice = self._job.transport
+                self._say(f"transport: {choice.transport}, because {choice.reason}")
         cluster = cluster_of(list(self._job.specs.values()), ports)
         try:
             cluster.require_fit(tasks)

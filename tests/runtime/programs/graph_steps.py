@@ -3,10 +3,11 @@
 """Steps of ``fit`` whose gradients are exchanged in the graph; the last line is JSON.
 
     graph_steps.py DEED
+    graph_steps.py auto GPUS
 
-DEED: placed, placed_apart, killed, killed_in_a_step, late, late_in_a_step, frozen,
-own_error, unlike_data or diverging. The last rank does something that the others do
-not, in the fourth step.
+GPUS is JSON: the GPUs that each rank says it has. DEED: placed, placed_apart, killed,
+killed_in_a_step, late, late_in_a_step, frozen, own_error, unlike_data or diverging. The
+last rank does something that the others do not, in the fourth step.
 """
 
 import faulthandler
@@ -24,6 +25,9 @@ import tensorflow as tf
 
 import tfcluster.runtime as tfc
 from tfcluster.runtime import process_group
+from tfcluster.runtime.collective.transports.tensorflow import (
+    transport as tensorflow_transport,
+)
 
 RANK = int(os.environ["TFCLUSTER_RANK"])
 SIZE = int(os.environ["TFCLUSTER_SIZE"])
@@ -178,6 +182,18 @@ def placed_apart():
 
     transport._agreed_groups = groups
     placed()
+
+
+def auto():
+    """``placed``, or ``placed_apart`` if the ranks agree to use TensorFlow's ops."""
+    seen = json.loads(sys.argv[2])[RANK]
+    tensorflow_transport.visible_gpus = lambda: tuple(seen)
+    transport: Any = process_group.group().transport
+    agreed = transport._agreed_on_ops
+    transport._agreed_on_ops = lambda: found.setdefault("uses_ops", agreed())
+    transport._unless = lambda why: found.update(why=why)
+    placed_apart()
+    found["own"] = tf.constant(0.0).device
 
 
 def function_in(function):

@@ -48,6 +48,8 @@ def plan(
     if setup := document.get("setup"):
         title = "setup, by bash on each host"
         lines += _section(title, list(map(_word, setup)), style)
+    if known := _transport(document.get("transport")):
+        lines += _section("transport between ranks", [known], style)
     for kind, group in _groups(tasks).items():
         title = f"{_word(kind)}: {plural(len(group), 'task')}"
         lines += _section(title, _group(group if full else _plain(group)), style)
@@ -60,6 +62,13 @@ def plan(
 
 def _section(title: str, lines: Sequence[str], style: Style) -> list[str]:
     return ["", style.bold(title), *(f"  {line}" for line in lines)] if lines else []
+
+
+def _transport(found: object) -> str:
+    """The transport that ``auto`` stands for; empty if that is not known yet."""
+    if not isinstance(found, Mapping) or found.get("name") == "auto":
+        return ""
+    return f"{_word(found.get('name'))}: {_word(found.get('reason'))}"
 
 
 def _hosts(hosts: Sequence[Json]) -> list[str]:

@@ -124,6 +124,11 @@ class GraphSteps:
         ).start()
 
     @property
+    def uses_ops(self) -> bool:
+        """Whether the transport has any ops; see ``TensorFlowTransport.uses_ops``."""
+        return self._transport.uses_ops
+
+    @property
     def collectives(self) -> GraphCollectives:
         """The ops. The first call is an exchange of all ranks.
 
