@@ -28,18 +28,36 @@ pytestmark = MARKS
 
 PROGRAM = "graph_steps.py"
 STALL_S = 4
-THEMES = {"inputs": 3, "models": 2, "optimizers": 3}
+THEMES = {
+    "inputs": 3,
+    "models": 2,
+    "optimizers": 3,
+    "loops": 3,
+    "changed_gradients": 2,
+}
 """The themes of ``programs/cases`` that run here, and on how many ranks."""
 DEFAULT = {
     "inputs": [],
     "models": ["embedding", "batch_normalization_of_all_rows"],
     "optimizers": [],
+    "loops": ["tape_graph", "gan"],
+    "changed_gradients": [],
 }
 """The cases of the default tier."""
 SLOW = {
     "inputs": ["fit", "batches_of_one"],
     "models": ["frozen", "several_steps_per_execution", "own_train_step"],
     "optimizers": ["clipped", "averaged_weights", "mixed_precision"],
+    "loops": [
+        "tape_with_batch_normalization",
+        "tape_in_one_function",
+        "tape_builds_its_model",
+        "tape_compiled_by_xla",
+        "two_optimizers",
+        "several_batches_in_a_step",
+        "on_batch",
+    ],
+    "changed_gradients": ["clipped_by_global_norm_in_a_graph", "with_noise"],
 }
 if keras_jobs.EVERYTHING:
     SLOW = {
@@ -66,7 +84,15 @@ def environment(**options: object) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Ranks]:
     deeds = [
-        *("placed", "placed_apart", *KILLED, "frozen", "own_error", "diverging"),
+        *(
+            "placed",
+            "placed_apart",
+            "loops",
+            *KILLED,
+            "frozen",
+            "own_error",
+            "diverging",
+        ),
         "unlike_data",
         *("late", "late_in_a_step"),
     ]
@@ -163,10 +189,42 @@ def test_a_step_contains_collective_ops_and_no_python(
         buckets = places.count(("CollectiveReduceV2", str(device)))
         assert len(places) - 1 == (buckets + 2 if device else buckets)
         assert buckets >= (4 if device else 6), places
-        keys.append([key for _, _, key, _ in rank["ops"]])
+        keys.append([key for _, _, key, *_ in rank["ops"]])
         assert len(set(keys[-1])) == len(keys[-1])
         assert rank["weights"] == ranks[0]["weights"]
     assert sorted(keys[0]) == sorted(keys[1]) == sorted(keys[2])
+
+
+def test_a_step_of_a_loop_contains_no_python_either(jobs: Mapping[str, Ranks]) -> None:
+    for rank in said(jobs, "loops", [0, 0, 0]):
+        kinds = set(rank["called"]["kinds"])
+        assert kinds == {"CollectiveGatherV2", "CollectiveReduceV2"}
+
+
+def test_a_function_that_cannot_exchange_in_its_graph_says_so_and_is_right(
+    jobs: Mapping[str, Ranks],
+) -> None:
+    ranks = said(jobs, "loops", [0, 0, 0])
+    for rank in ranks:
+        assert "PyFunc" in str(rank["concrete"]["kinds"])
+        assert "Collective" not in str(rank["concrete"]["kinds"])
+        expected = pytest.approx(rank["called"]["weights"], rel=1e-4, abs=1e-6)
+        assert rank["concrete"]["weights"] == expected
+        assert rank["concrete"]["weights"] == ranks[0]["concrete"]["weights"]
+    (chief, *_) = jobs["loops"].outputs
+    said_once = "exchanges its gradients through Python and host memory"
+    assert chief.count(said_once) == 1, chief
+    assert "get_concrete_function" in chief
+
+
+def test_a_program_may_catch_an_error_of_its_own_step(
+    jobs: Mapping[str, Ranks],
+) -> None:
+    ranks = said(jobs, "loops", [0, 0, 0])
+    for rank in ranks:
+        assert rank["failing"]["failed"] == 2
+        assert rank["failing"]["weights"] == ranks[0]["failing"]["weights"]
+        assert rank["failing"]["weights"] != rank["called"]["weights"]
 
 
 def test_auto_is_tensorflow_if_each_rank_has_a_gpu(jobs: Mapping[str, Ranks]) -> None:
@@ -210,7 +268,9 @@ def test_buckets_begin_before_the_backward_pass_ends(
     jobs: Mapping[str, Ranks],
 ) -> None:
     for rank in said(jobs, "placed_apart", [0, 0, 0]):
-        buckets = [passed for _, device, _, passed in rank["ops"] if device[-1] == "1"]
+        buckets = [
+            passed for _, device, _, passed, _ in rank["ops"] if device[-1] == "1"
+        ]
         # The first one waits for the gradients of the last layer only.
         assert min(buckets) < max(buckets) / 2, buckets
 

@@ -229,6 +229,8 @@ class Session:
     """Set if the transport may exchange gradients by ops of the step's graph."""
     has_divided: bool = False
     """Whether a step of this call of ``fit`` got only a part of its batch."""
+    graph_loop_share: Callable[[], Share] | None = None
+    """Returns ``loop.share`` for graphs: scalars that are read when the graph runs."""
     settle: Callable[[str], None] = lambda what: None
     """The strategy's ``settle``: makes the weights equal before they are used."""
 

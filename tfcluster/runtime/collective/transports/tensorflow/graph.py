@@ -124,7 +124,8 @@ class GraphCollectives:
 
     def counts(self) -> tuple[tuple[int, int], ...]:
         """The counts of each kind of ops; see ``OrderedOps.counts``."""
-        return self.buckets.counts(), self.forward.counts()
+        # Not built by a generator: Python's collector may see half of such a tuple.
+        return self.contexts.counts(), self.buckets.counts(), self.forward.counts()
 
 
 def counter() -> Variable:
@@ -135,6 +136,21 @@ def counter() -> Variable:
 def real() -> Variable:
     """A new variable for a number, a scalar of dtype float64 on the CPU."""
     return _variable(0.0, tf.float64, "CPU:0")
+
+
+def vector(dtype: tf.DType) -> Variable:
+    """A new variable for vectors of any length, on the CPU; empty at first."""
+    plain = tf.variable_creator_scope(tf_internals.plain_variable)
+    with tf.init_scope(), plain, tf.device("CPU:0"):
+        found: Variable = tf.Variable(
+            tf.zeros([0], dtype), trainable=False, dtype=dtype, shape=[None]
+        )
+    return found
+
+
+def assign(variable: Variable, value: Tensor) -> object:
+    """Set one of these variables; like ``increment``."""
+    return tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
 
 
 def increment(variable: Variable, by: Tensor | None = None) -> object:
