@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -40,7 +41,7 @@ DEFAULT = {
     "inputs": [],
     "models": ["embedding", "batch_normalization_of_all_rows"],
     "optimizers": [],
-    "loops": ["tape_graph", "gan"],
+    "loops": ["tape_builds_its_model"],
     "changed_gradients": [],
 }
 """The cases of the default tier."""
@@ -51,7 +52,7 @@ SLOW = {
     "loops": [
         "tape_with_batch_normalization",
         "tape_in_one_function",
-        "tape_builds_its_model",
+        "gan",
         "tape_compiled_by_xla",
         "two_optimizers",
         "several_batches_in_a_step",
@@ -72,6 +73,11 @@ GPUS = {
     "auto_lacking": [["a 0"], ["a 1"], []],
 }
 """What ranks say of their GPUs, by job."""
+HALVES: dict[str, tuple[Any, float]] = {
+    "fp16": (np.float16, 2.0**-11),
+    "bf16": (ml_dtypes.bfloat16, 2.0**-8),
+}
+"""By compression: the dtype, and the largest relative error of rounding once."""
 KILLED = ("killed", "killed_in_a_step")
 
 
@@ -100,6 +106,9 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Ranks]:
     for deed in deeds:
         stall = {"stall_timeout_s": STALL_S} if deed.startswith("late") else {}
         found.append(Job(deed, 3, PROGRAM, (deed,), environment(**stall)))
+    for name in HALVES:
+        rounding = environment(compression=name)
+        found.append(Job(name, 3, PROGRAM, ("rounded",), rounding))
     for name, gpus in GPUS.items():
         auto = environment(transport="auto") | {"TFCLUSTER_OWN_GPUS": "1"}
         found.append(Job(name, 3, PROGRAM, ("auto", json.dumps(gpus)), auto))
@@ -225,6 +234,31 @@ def test_a_program_may_catch_an_error_of_its_own_step(
         assert rank["failing"]["failed"] == 2
         assert rank["failing"]["weights"] == ranks[0]["failing"]["weights"]
         assert rank["failing"]["weights"] != rank["called"]["weights"]
+
+
+@pytest.mark.parametrize(
+    "compression", [pytest.param("fp16", marks=pytest.mark.slow), "bf16"]
+)
+def test_compressed_gradients_are_sent_in_two_bytes_and_summed_in_four(
+    jobs: Mapping[str, Ranks], compression: str
+) -> None:
+    dtype, error = HALVES[compression]
+    ranks = said(jobs, compression, [0, 0, 0])
+    for rank in ranks:
+        assert rank["means"] == ranks[0]["means"]
+        assert rank["kinds"] == ["CollectiveAllToAllV2", "CollectiveGatherV2"]
+        means, wide = map(np.array, rank["means"])
+        exact = np.array(rank["exact"])
+        for found, expected in (means, exact), (wide, exact[2:9]):
+            # The sums are rounded last.
+            np.testing.assert_array_equal(found.astype(dtype).astype(float), found)
+            if compression == "fp16" and len(found) > 7:
+                assert found[1] == np.inf
+                found, expected = np.delete(found, 1), np.delete(expected, 1)
+            largest = 3.0  # A rank's own mean may be larger than that of all.
+            np.testing.assert_allclose(found, expected, 2 * error, largest * error)
+        # They are not rounded to fewer bits either.
+        assert np.abs(means[2:] - exact[2:]).mean() < error
 
 
 def test_auto_is_tensorflow_if_each_rank_has_a_gpu(jobs: Mapping[str, Ranks]) -> None:

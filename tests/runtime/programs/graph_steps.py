@@ -6,8 +6,8 @@
     graph_steps.py auto GPUS
 
 GPUS is JSON: the GPUs that each rank says it has. DEED: placed, placed_apart, loops,
-killed, killed_in_a_step, late, late_in_a_step, frozen, own_error, unlike_data or
-diverging. The last rank does something that the others do not, in the fourth step.
+rounded, killed, killed_in_a_step, late, late_in_a_step, frozen, own_error, unlike_data
+or diverging. The last rank does something that the others do not, in the fourth step.
 """
 
 import faulthandler
@@ -230,6 +230,35 @@ def loops():
     train("called", lambda step: step)
     train("concrete", lambda step: step.get_concrete_function())
     train("failing", lambda step: step, fails=(5, 6))
+
+
+def rounded():
+    """Two steps of a loop whose gradients are the means of rows."""
+    draw = np.random.default_rng(5)
+    x = draw.normal(size=(10, 1001)).astype("float32")  # No multiple of the ranks.
+    x[:, 0], x[:, 1] = 0.0, 3e5  # fp16 has no such number.
+    weights = keras.Variable(np.zeros(1001), dtype="float32")
+    wide = keras.Variable(np.zeros(7), dtype="float64")
+    optimizer = keras.optimizers.SGD(1.0)
+    optimizer.build([weights, wide])
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 1001])])
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.linalg.matvec(x, weights))
+            some = tf.cast(x[:, 2:9], tf.float64)
+            more = tf.reduce_mean(tf.linalg.matvec(some, wide.value))
+            loss += tf.cast(more, tf.float32)
+        optimizer.apply(tape.gradient(loss, [weights, wide]), [weights, wide])
+
+    for batch in tf.data.Dataset.from_tensor_slices(np.tile(x, [2, 1])).batch(10):
+        weights.assign(np.zeros(1001))
+        wide.assign(np.zeros(7))
+        step(batch)  # The second batch is divided.
+    ops = list(ops_of(step))
+    found["kinds"] = sorted({op[0] for op in ops if "Collective" in op[0]})
+    found["means"] = (-weights.numpy()).tolist(), (-wide.numpy()).tolist()
+    found["exact"] = x.mean(0, dtype="float64").tolist()
 
 
 def auto():

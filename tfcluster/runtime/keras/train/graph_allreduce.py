@@ -3,9 +3,10 @@
 Neither Python nor the host's memory is involved: see ``graph_steps``. The ops are, in
 this order on all ranks: a small all-gather of every rank's rows and the digest of its
 signature, on CPUs; those of the slices' indices; one all-reduce for each bucket of
-gradients, beginning with the last variables, whose gradients a backward pass computes
-first; and those of the slices' values. A bucket begins when its gradients are there, so
-all but the last overlap with the backward pass.
+gradients (with compression an all-to-all and an all-gather), beginning with the last
+variables, whose gradients a backward pass computes first; and those of the slices'
+values. A bucket begins when its gradients are there, so all but the last overlap with
+the backward pass.
 """
 
 from __future__ import annotations
@@ -16,17 +17,14 @@ from dataclasses import dataclass, replace
 
 import tensorflow as tf
 
-from tfcluster.runtime.collective import ReduceOp, Signature
+from tfcluster.runtime.collective import Signature
 from tfcluster.runtime.collective.buckets import Item, by_size
 from tfcluster.runtime.collective.collectives import allgather_bytes
 from tfcluster.runtime.collective.transports.tensorflow import graph
 from tfcluster.runtime.collective.transports.tensorflow.graph import GraphCollectives
 from tfcluster.runtime.exchange.tensor_list import TensorList
 from tfcluster.runtime.exchange.wire_format import (
-    Reduction,
     WireTensor,
-    compression_named,
-    to_wire,
     uncompressed,
     widened,
 )
@@ -57,6 +55,8 @@ _WIDE = {
     tf.float64: tf.float64,
 }
 """The dtypes in which gradients are summed, by their own."""
+_HALVES = {"fp16": tf.float16, "bf16": tf.bfloat16}
+"""The dtypes in which gradients are sent, by ``runtime.compression``."""
 _MOST_CODES = (1 << 63) - 1
 _ITERATES = ("IteratorGetNext", "OptionalGetValue")
 """The beginnings of the types of ops that take elements of datasets."""
@@ -187,6 +187,8 @@ class _Context:
 
     share: Tensor
     """This rank's fraction of all rows: a scalar of dtype float64, 0..1."""
+    shares: Tensor
+    """Those of all ranks in TensorFlow's order."""
     times: Tensor
     """How often this rank's slices count, likewise."""
     order: Tensor
@@ -212,6 +214,7 @@ class _Step:
         self._watch = watch
         self._chiefs_count = chiefs_count
         self._bucket_bytes = session.bucket_bytes
+        self._half: DType | None = _HALVES.get(context().options.compression)
         self._ops: GraphCollectives = steps.collectives
         self._objects = tf.convert_to_tensor(steps.objects)
         digest = self._digest()
@@ -254,7 +257,8 @@ class _Step:
         dense = wires[: tensors.dense_count]
         # A backward pass computes the gradients of the last variables first.
         order = [*reversed(range(gradients)), *range(gradients, len(dense))]
-        means = self._reduced(told, [dense[i].tensor for i in order])
+        rounded = [i < gradients and self._is_rounded(dense[i].tensor) for i in order]
+        means = self._reduced(told, [dense[i].tensor for i in order], rounded)
         by_place = dict(zip(order, means, strict=True))
         found = [wire.restored(by_place[i]) for i, wire in enumerate(dense)]
         sparse = zip(wires[len(dense) :], rows, strict=True)
@@ -268,14 +272,9 @@ class _Step:
         return result
 
     def _wire_tensors(self, tensors: TensorList, gradients: int) -> list[WireTensor]:
-        compressed = Reduction(
-            ReduceOp.AVERAGE,
-            compression=compression_named(context().options.compression),
-        )
         flat = tensors.flat
         return [
-            *(to_wire(t, compressed, "gradients") for t in flat[:gradients]),
-            *map(uncompressed, flat[gradients : tensors.dense_count]),
+            *map(uncompressed, flat[: tensors.dense_count]),
             *map(widened, flat[tensors.dense_count : tensors.summed_count]),
         ]
 
@@ -341,7 +340,8 @@ class _Step:
             fraction = tf.math.divide_no_nan(rows, tf.reduce_sum(weights))
             graph.assign(self._kept.rows, rows)
             order = tf.argsort(table[:, 0])
-            return _Context(fraction, self._times(share), order)
+            shares = tf.math.divide_no_nan(weights, tf.reduce_sum(weights))
+            return _Context(fraction, shares, self._times(share), order)
 
     def _weight(self, share: Share) -> Tensor:
         if self._chiefs_count:
@@ -363,30 +363,52 @@ class _Step:
 
     # --- dense gradients --------------------------------------------------------------
 
-    def _reduced(self, told: _Context, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """The averages of tensors, in the same order."""
-        items = [Item(_wide(t.dtype).name, _nbytes(t)) for t in tensors]
+    def _is_rounded(self, tensor: Tensor) -> bool:
+        """Whether a gradient is sent in two bytes, and sums of it are rounded."""
+        return self._half is not None and tensor.dtype.size > self._half.size
+
+    def _reduced(
+        self, told: _Context, tensors: Sequence[Tensor], rounded: Sequence[bool]
+    ) -> list[Tensor]:
+        """The averages of tensors, in the same order; some are rounded."""
+        items = [
+            Item(f"{_wide(t.dtype).name}{' rounded' * is_rounded}", _nbytes(t))
+            for t, is_rounded in zip(tensors, rounded, strict=True)
+        ]
         found: dict[int, Tensor] = {}
         for number, bucket in enumerate(by_size(items, self._bucket_bytes)):
             chosen = [tensors[i] for i in bucket]
-            means = self._bucket(told, chosen, ("bucket", number))
+            half = self._half if rounded[bucket[0]] else None
+            means = self._bucket(told, chosen, ("bucket", number), half)
             found |= zip(bucket, means, strict=True)
         return [found[i] for i in range(len(tensors))]
 
     def _bucket(
-        self, told: _Context, tensors: Sequence[Tensor], words: tuple[object, ...]
+        self,
+        told: _Context,
+        tensors: Sequence[Tensor],
+        words: tuple[object, ...],
+        half: DType | None,
     ) -> list[Tensor]:
-        """The averages of tensors that are summed in one dtype."""
+        """The averages of tensors that are summed in one dtype; sent as ``half``."""
         devices = self._ops.buckets.devices
-        dtype = _wide(tensors[0].dtype)
+        dtype = _wide(tensors[0].dtype) if half is None else tf.float32
         with tf.device(devices.own):
             flat = [tf.reshape(tf.cast(t, dtype), [-1]) for t in tensors]
             packed = flat[0] if len(flat) == 1 else tf.concat(flat, 0)
             if packed.shape.num_elements() == 0:
                 return list(tensors)
+            words = (*self._key, *words)
             # 0 times NaN is 0 here: a rank without rows contributes nothing.
-            part = tf.math.multiply_no_nan(packed, tf.cast(told.share, dtype))
-            total = self._ops.buckets.all_reduce(part, (*self._key, *words), packed)
+            if half is None:
+                part = tf.math.multiply_no_nan(packed, tf.cast(told.share, dtype))
+                total = self._ops.buckets.all_reduce(part, words, packed)
+            else:
+                shares = tf.cast(told.shares, dtype)
+                place = told.order[self._ops.rank]
+                total = self._ops.buckets.rounded_sum(
+                    packed, shares, place, half, words
+                )
             sizes = [_size(each) for each in flat]
             means = [total] if len(flat) == 1 else tf.split(total, sizes)
             return [
@@ -432,7 +454,8 @@ class _Step:
         target = self._target
         # Some ranks may learn the name of an optimizer earlier than others.
         known = target.step if target.name() == target.step else ""
-        what = f"{known} {self._bucket_bytes} {self._chiefs_count}"
+        options = f"{self._bucket_bytes} {context().options.compression}"
+        what = f"{known} {options} {self._chiefs_count}"
         digest = Signature(what, self._words).digest
         return hashlib.sha256(digest).digest()[: 8 * _DIGESTS]
 
