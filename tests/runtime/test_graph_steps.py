@@ -67,6 +67,7 @@ if keras_jobs.EVERYTHING:
     }
 CASES = {theme: sorted({*DEFAULT[theme], *SLOW[theme]}) for theme in THEMES}
 """The most telling; TFCLUSTER_TEST_ALL_SIZES=1 runs all."""
+SUMS = ["loop_that_sums", "step_that_sums"]
 GPUS = {
     "auto": [["a 0"], ["a 1"], ["b 0"]],
     "auto_shared": [["a 0"], ["b 0"], ["a 0"]],
@@ -127,6 +128,8 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Jobs]:
             words = (str(folder / name), *chosen)
             script = f"cases/{theme}.py"
             found.append(Job(name, size, script, words, environment()))
+    words = (str(folder / "sums"), *SUMS)
+    found.append(Job("sums", 2, "cases/sums.py", words, environment()))
     return folder, Jobs(folder, found, keras_jobs.LIMIT_S, must_succeed=True)
 
 
@@ -172,6 +175,17 @@ def test_ranks_train_what_one_process_trains(
     assert_equal_on_all_ranks(ranks)
     tolerance = 2e-2 if case in HALF_PRECISION else None
     assert_equal_to_one(outcomes.alone(case), ranks[0], tolerance=tolerance)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", SUMS)
+def test_sums_over_rows_are_refused(cases: tuple[Path, Jobs], case: str) -> None:
+    folder, jobs = cases
+    assert jobs["sums"]
+    for rank in range(2):
+        raised = str(np.load(folder / f"sums-{rank}.npz")[f"{case}/raised"])
+        assert raised.startswith("CollectiveError: the gradients for sgd"), raised
+        assert "grow with the number of rows in a batch" in raised
 
 
 @pytest.mark.parametrize(
